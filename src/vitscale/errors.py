@@ -1,0 +1,55 @@
+"""What failed, the bad value, the valid ones, and what to do next: one message, no traceback."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+_LONGEST_VALUE = 80
+
+
+class VitscaleError(Exception):
+    """Something the user can act on. The command line prints it and exits with `exit_code`."""
+
+    exit_code = 2
+
+
+class RequestError(VitscaleError):
+    """The request was wrong: nothing was started, nothing was written (exit code 2)."""
+
+
+class StoreError(VitscaleError):
+    """A results folder cannot be used as asked (exit code 2)."""
+
+
+def shown(value: object) -> str:
+    """`value` as it stands in a message: quoted, on one line, at most 80 characters of it."""
+    text = value if isinstance(value, str) else repr(value)
+    if len(text) > _LONGEST_VALUE:
+        text = f"{text[: _LONGEST_VALUE - 3]}... ({len(text):,} characters)"
+    printable = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return f"'{printable}'" if isinstance(value, str) else printable
+
+
+def explain(what: str, *, valid: Iterable[object] = (), next_step: str = "") -> str:
+    """Puts a message together: `what` failed (with the bad value in it), the valid values, the next step."""
+    parts = [what.rstrip(".") + "."]
+    choices = [str(choice) for choice in valid]
+    if choices:
+        parts.append(f"Valid: {', '.join(choices)}.")
+    if next_step:
+        parts.append(next_step.rstrip(".") + ".")
+    return " ".join(parts)
+
+
+def nearest(bad: str, valid: Sequence[str]) -> str:
+    """`" Did you mean 'x'?"` for the valid name closest to `bad`, or an empty string."""
+    close = difflib.get_close_matches(bad[:_LONGEST_VALUE], valid, n=1, cutoff=0.6)
+    return f" Did you mean '{close[0]}'?" if close else ""
+
+
+def unknown(kind: str, bad: object, valid: Iterable[str], next_step: str = "") -> RequestError:
+    """An error for a name that is not among the valid ones, with the nearest suggested."""
+    names = sorted(valid)
+    hint = nearest(bad, names) if isinstance(bad, str) else ""
+    return RequestError(explain(f"unknown {kind} {shown(bad)}", valid=names, next_step=next_step) + hint)

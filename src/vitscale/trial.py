@@ -1,0 +1,152 @@
+"""One point of a study: what is trained, on what, by which engine, on how many ranks; its arithmetic and identity.
+
+A trial is resolved: no "auto", no default left to the machine it runs on. Two trials with the same identity are the
+same experiment, so a result may stand on several curves but is measured once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from fractions import Fraction
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from vitscale.model_spec import ModelSpec
+
+Mode = Literal["strong-micro", "strong-global", "weak"]
+Precision = Literal["fp32", "bf16", "bf16-params", "fp16"]
+Device = Literal["cpu", "cuda"]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+
+MODES: tuple[Mode, ...] = ("strong-micro", "strong-global", "weak")
+
+
+class Spec(BaseModel):
+    """Base of everything a user may write down: immutable, and no unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class DataSpec(Spec):
+    """Which images, and how much of them.
+
+    `root`, `download`, `verify`, `md5` and `workers` say how the images are found and fed; they change nothing in what is
+    computed, so they stay out of a trial's identity (what was really read is recorded as a fingerprint of its content).
+    """
+
+    name: str
+    root: str | None = None
+    download: bool = False
+    verify: bool = True
+    md5: str | None = None
+    fraction: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Share of the training images used."""
+    held_out: float = Field(default=0.2, gt=0.0, lt=1.0)
+    """Share kept for evaluation, where a dataset has no split of its own."""
+    samples: int = Field(default=4096, ge=2, le=10_000_000)
+    """Training images of the synthetic dataset; `held_out` of as many again are made for evaluation."""
+    classes: int = Field(default=10, ge=2, le=100_000)
+    """Classes of the synthetic dataset."""
+    source_size: int = Field(default=32, ge=4, le=2048)
+    """Side in pixels at which synthetic images are made and folder images are stored."""
+    augment: bool = True
+    """Random shift and horizontal flip of training images, on the device."""
+    workers: int = Field(default=0, ge=0, le=256)
+    """Threads per rank that prepare batches ahead; 0 prepares them between steps."""
+
+
+class TrainSpec(Spec):
+    """How it is trained. Applied alike by every engine."""
+
+    engine: str
+    precision: Precision
+    device: Device
+    micro_batch: int = Field(ge=1)
+    """Images per rank per micro-step."""
+    grad_accum: int = Field(default=1, ge=1)
+    """Micro-steps per optimizer step."""
+    epochs: int | None = Field(default=None, ge=1)
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    learning_rate: float = Field(default=1e-3, gt=0.0)
+    weight_decay: float = Field(default=0.05, ge=0.0)
+    momentum: float = Field(default=0.9, ge=0.0, lt=1.0)
+    """Of SGD."""
+    gradient_clipping: float = Field(default=0.0, ge=0.0)
+    """Largest global L2 norm of the gradient; 0 does not clip."""
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    """DeepSpeed only."""
+    deepspeed_config: dict[str, Any] | None = None
+    """The user's own DeepSpeed configuration, as read; null where there is none."""
+    drop_last: bool = False
+    seed: Seed = 0
+
+
+class WindowSpec(Spec):
+    """How long a run is and which of its steps count."""
+
+    steps: int | None = Field(default=None, ge=1)
+    """Optimizer steps after warm-up; null where the run is as long as `train.epochs`."""
+    warmup_steps: int = Field(default=3, ge=0)
+    """First optimizer steps, kept in the record but marked and left out of every figure."""
+    evaluate: bool = True
+    """Measure held-out loss and accuracy after each epoch, outside every timing window."""
+
+
+class World(Spec):
+    """Nodes x ranks per node, and the threads each rank computes with."""
+
+    nodes: int = Field(default=1, ge=1)
+    ranks_per_node: int = Field(ge=1)
+    threads_per_rank: int = Field(ge=1)
+
+    @property
+    def size(self) -> int:
+        """Ranks in all."""
+        return self.nodes * self.ranks_per_node
+
+
+class Trial(Spec):
+    """One point: everything that decides its result."""
+
+    model: ModelSpec
+    data: DataSpec
+    train: TrainSpec
+    world: World
+    window: WindowSpec
+    launcher: str
+
+    @property
+    def global_batch(self) -> int:
+        """Images per optimizer step: ranks x micro-batch x accumulation."""
+        return self.world.size * self.train.micro_batch * self.train.grad_accum
+
+    def identity(self) -> str:
+        """12 hexadecimal digits of SHA-256 over all that affects the result."""
+        content = self.model_dump(mode="json")
+        for key in ("root", "download", "verify", "md5", "workers"):
+            del content["data"][key]
+        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+def samples_used(dataset_samples: int, fraction: float) -> int:
+    """Training images used: `ceil(D * fraction)`, exact (0.1 * 3 of 50,000 is 15,000, not 15,001)."""
+    return math.ceil(dataset_samples * Fraction(str(fraction)))
+
+
+def steps_per_epoch(samples: int, world_size: int, micro_batch: int, grad_accum: int, drop_last: bool) -> int:
+    """Optimizer steps in an epoch of `samples` images (already a fraction of the dataset).
+
+    `ceil(ceil(samples / N) / micro_batch)` micro-steps per rank, grouped by accumulation; nested ceilings collapse, so this
+    is `ceil(samples / (N * micro_batch * A))`. With `drop_last` the incomplete last step is left out.
+    """
+    global_batch = world_size * micro_batch * grad_accum
+    return samples // global_batch if drop_last else -(-samples // global_batch)
+
+
+def exact_fraction(per_rank: float, world_size: int) -> float:
+    """`per_rank * world_size` without binary dust: 0.1 * 3 is 0.3."""
+    return float(Fraction(str(per_rank)) * world_size)

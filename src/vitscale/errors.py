@@ -13,6 +13,10 @@ class VitscaleError(Exception):
 
     exit_code = 2
 
+    def __init__(self, message: str) -> None:
+        # Whatever a value, a path or a library's message carried in: no escape sequence reaches the terminal.
+        super().__init__(printable(message))
+
 
 class RequestError(VitscaleError):
     """The request was wrong: nothing was started, nothing was written (exit code 2)."""
@@ -22,13 +26,28 @@ class StoreError(VitscaleError):
     """A results folder cannot be used as asked (exit code 2)."""
 
 
+def printable(text: str) -> str:
+    """`text` with everything that is neither printable nor a line break escaped: control and bidirectional characters,
+    lone surrogates.
+    """
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
 def shown(value: object) -> str:
-    """`value` as it stands in a message: quoted, on one line, at most 80 characters of it."""
-    text = value if isinstance(value, str) else repr(value)
-    if len(text) > _LONGEST_VALUE:
-        text = f"{text[: _LONGEST_VALUE - 3]}... ({len(text):,} characters)"
-    printable = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return f"'{printable}'" if isinstance(value, str) else printable
+    """`value` as it stands in a message: quoted, on one line, at most 80 characters of it (both ends of a longer one).
+
+    Lists and tables too large or too deep to be written out are named by their type.
+    """
+    try:
+        text = value if isinstance(value, str) else repr(value)
+    except (ValueError, RecursionError):  # an int of more than 4,300 digits; nesting
+        return f"({type(value).__name__} too large to show)"
+    whole = len(text)
+    if whole > _LONGEST_VALUE:
+        text = f"{text[: _LONGEST_VALUE - 30]}...{text[-27:]}"
+    line = printable(text).replace("\n", "\\n")
+    quoted = f"'{line}'" if isinstance(value, str) else line
+    return f"{quoted} ({whole:,} characters)" if whole > _LONGEST_VALUE else quoted
 
 
 def explain(what: str, *, valid: Iterable[object] = (), next_step: str = "") -> str:

@@ -1,7 +1,7 @@
 """One point of a study: what is trained, on what, by which engine, on how many ranks; its arithmetic and identity.
 
-A trial is resolved: no "auto", no default left to the machine it runs on. Two trials with the same identity are the
-same experiment, so a result may stand on several curves but is measured once.
+A trial is resolved: no "auto", no default left to the machine it runs on. Two trials with the same identity are
+the same experiment, so a result may stand on several curves but is measured once.
 """
 
 from __future__ import annotations
@@ -21,20 +21,30 @@ Precision = Literal["fp32", "bf16", "bf16-params", "fp16"]
 Device = Literal["cpu", "cuda"]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 
-MODES: tuple[Mode, ...] = ("strong-micro", "strong-global", "weak")
+ZeroStage = Annotated[int, Field(ge=0, le=3)]
+BatchCount = Annotated[int, Field(ge=1, le=1_000_000)]
+EpochCount = Annotated[int, Field(ge=1, le=1_000_000)]
+StepCount = Annotated[int, Field(ge=1, le=1_000_000_000)]
+WarmupCount = Annotated[int, Field(ge=0, le=1_000_000)]
+
+HOW_FOUND = ("root", "download", "verify", "md5")
+"""Fields of `DataSpec` that say how the images are found, and change nothing in what is computed from them."""
+
+ENGINES = ("none", "ddp", "deepspeed")
+"""What makes training distributed; `vitscale.engines` holds one file for each."""
 
 
 class Spec(BaseModel):
     """Base of everything a user may write down: immutable, and no unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
 
 class DataSpec(Spec):
     """Which images, and how much of them.
 
-    `root`, `download`, `verify`, `md5` and `workers` say how the images are found and fed; they change nothing in what is
-    computed, so they stay out of a trial's identity (what was really read is recorded as a fingerprint of its content).
+    The fields in `HOW_FOUND` stay out of a trial's identity: what was really read is recorded as a fingerprint of its
+    content.
     """
 
     name: str
@@ -64,19 +74,20 @@ class TrainSpec(Spec):
     engine: str
     precision: Precision
     device: Device
-    micro_batch: int = Field(ge=1)
+    micro_batch: BatchCount
     """Images per rank per micro-step."""
-    grad_accum: int = Field(default=1, ge=1)
+    grad_accum: BatchCount = 1
     """Micro-steps per optimizer step."""
-    epochs: int | None = Field(default=None, ge=1)
-    optimizer: Literal["adamw", "sgd"] = "adamw"
+    epochs: EpochCount | None = None
+    optimizer: Literal["adamw", "sgd", "deepspeed_config"] = "adamw"
+    """deepspeed_config: the one that the user's own file describes."""
     learning_rate: float = Field(default=1e-3, gt=0.0)
     weight_decay: float = Field(default=0.05, ge=0.0)
     momentum: float = Field(default=0.9, ge=0.0, lt=1.0)
     """Of SGD."""
     gradient_clipping: float = Field(default=0.0, ge=0.0)
     """Largest global L2 norm of the gradient; 0 does not clip."""
-    zero_stage: Literal[0, 1, 2, 3] = 0
+    zero_stage: ZeroStage = 0
     """DeepSpeed only."""
     deepspeed_config: dict[str, Any] | None = None
     """The user's own DeepSpeed configuration, as read; null where there is none."""
@@ -87,9 +98,9 @@ class TrainSpec(Spec):
 class WindowSpec(Spec):
     """How long a run is and which of its steps count."""
 
-    steps: int | None = Field(default=None, ge=1)
+    steps: StepCount | None = None
     """Optimizer steps after warm-up; null where the run is as long as `train.epochs`."""
-    warmup_steps: int = Field(default=3, ge=0)
+    warmup_steps: WarmupCount = 3
     """First optimizer steps, kept in the record but marked and left out of every figure."""
     evaluate: bool = True
     """Measure held-out loss and accuracy after each epoch, outside every timing window."""
@@ -126,7 +137,7 @@ class Trial(Spec):
     def identity(self) -> str:
         """12 hexadecimal digits of SHA-256 over all that affects the result."""
         content = self.model_dump(mode="json")
-        for key in ("root", "download", "verify", "md5", "workers"):
+        for key in HOW_FOUND:
             del content["data"][key]
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
@@ -134,19 +145,24 @@ class Trial(Spec):
 
 def samples_used(dataset_samples: int, fraction: float) -> int:
     """Training images used: `ceil(D * fraction)`, exact (0.1 * 3 of 50,000 is 15,000, not 15,001)."""
-    return math.ceil(dataset_samples * Fraction(str(fraction)))
+    return math.ceil(dataset_samples * exact(fraction))
 
 
 def steps_per_epoch(samples: int, world_size: int, micro_batch: int, grad_accum: int, drop_last: bool) -> int:
     """Optimizer steps in an epoch of `samples` images (already a fraction of the dataset).
 
-    `ceil(ceil(samples / N) / micro_batch)` micro-steps per rank, grouped by accumulation; nested ceilings collapse, so this
-    is `ceil(samples / (N * micro_batch * A))`. With `drop_last` the incomplete last step is left out.
+    `ceil(ceil(samples / N) / micro_batch)` micro-steps per rank, grouped by accumulation; nested ceilings collapse,
+    so this is `ceil(samples / (N * micro_batch * A))`. With `drop_last` the incomplete last step is left out.
     """
     global_batch = world_size * micro_batch * grad_accum
     return samples // global_batch if drop_last else -(-samples // global_batch)
 
 
-def exact_fraction(per_rank: float, world_size: int) -> float:
-    """`per_rank * world_size` without binary dust: 0.1 * 3 is 0.3."""
-    return float(Fraction(str(per_rank)) * world_size)
+def exact(share: float) -> Fraction:
+    """The rational number a share was meant to be: 0.3 is 3/10, the float nearest to 5/7 is 5/7, 0.1 * 3 is 3/10.
+
+    It is the simplest one within a few rounding errors: a share of exactly 15,000 images must not become 15,001 by
+    `ceil`.
+    """
+    candidates = (Fraction(share).limit_denominator(10**digits) for digits in range(1, 16))
+    return next((c for c in candidates if math.isclose(c, share, rel_tol=1e-14)), Fraction(share))

@@ -1,0 +1,31 @@
+# The two commands: `make demo` and `make test`. `make install` and `make check` are parts of them.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test check install clean
+
+demo: install
+	$(BIN)/vitscale run examples/quickstart.toml -o demo/results
+	$(BIN)/vitscale report demo/results -o demo/report.html
+
+test: install check
+	$(BIN)/python -m pytest
+
+check: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt tools/check_torch_build.py
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python tools/check_torch_build.py constraints.txt
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) demo build dist

@@ -1,0 +1,5 @@
+"""`python -m vitscale`."""
+
+from vitscale.cli import main
+
+main()

@@ -1,0 +1,88 @@
+"""Analysis: records in, results out. Pure: no I/O, no charts, no torch.
+
+statistics    intervals, ratios, comparisons over runs
+runs          the figures of one run
+environments  whether two runs may be combined
+trials        the figures of one trial over its runs
+scaling       speedup and efficiency along a curve
+comparisons   curve against curve at equal rank count
+quality       can this be trusted? what to do?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from vitscale.analysis.comparisons import CurveComparison, compare_curves
+from vitscale.analysis.quality import Verdict, verdicts
+from vitscale.analysis.scaling import CurveResult, Point, scale
+from vitscale.analysis.statistics import Interval
+from vitscale.analysis.trials import TrialResult, summarise
+from vitscale.record import Results, Run, StudyRecord
+
+__all__ = [
+    "Analysis",
+    "CurveComparison",
+    "CurveResult",
+    "Interval",
+    "Point",
+    "TrialResult",
+    "Verdict",
+    "analyse",
+]
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """All that a results folder says."""
+
+    study: StudyRecord
+    trials: Mapping[str, TrialResult]
+    """By identity, in the order of the curves; each trial once."""
+    curves: tuple[CurveResult, ...]
+    comparisons: tuple[CurveComparison, ...]
+    verdicts: tuple[Verdict, ...]
+    problems: tuple[str, ...]
+    """What of the records could not be used, and why."""
+
+    def curve_of(self, trial_id: str) -> tuple[CurveResult, Point] | None:
+        """The first curve that holds a trial, and its place there."""
+        return next(
+            ((curve, point) for curve in self.curves for point in curve.points if point.trial_id == trial_id),
+            None,
+        )
+
+
+def analyse(results: Results, *, combine_unlike: bool = False) -> Analysis:
+    """Works out every figure of a study.
+
+    Args:
+        results: the records.
+        combine_unlike: combine runs although they ran on unlike devices or under other library versions. Without it
+            they stay apart, and a verdict says so.
+    """
+    study = results.study
+    runs: dict[str, list[Run]] = {}
+    for run in results.runs:
+        runs.setdefault(run.header.trial_id, []).append(run)
+    on_curves = [point.trial_id for curve in study.curves for point in sorted(curve.points, key=lambda p: p.gpus)]
+    trials = {
+        trial_id: summarise(trial_id, study.trials[trial_id], runs.get(trial_id, []), combine_unlike)
+        for trial_id in dict.fromkeys([*on_curves, *study.trials])
+        if trial_id in study.trials
+    }
+    known = [
+        curve.model_copy(update={"points": tuple(point for point in curve.points if point.trial_id in trials)})
+        for curve in study.curves
+    ]
+    curves = tuple(scale(curve, trials, combine_unlike) for curve in known if curve.points)
+    notes = [note for trial in trials.values() for run in trial.runs for note in run.notes]
+    return Analysis(
+        study=study,
+        trials=trials,
+        curves=curves,
+        comparisons=compare_curves(curves, trials, combine_unlike),
+        verdicts=verdicts(list(trials.values()), curves, study.repeats),
+        problems=(*results.problems, *notes),
+    )

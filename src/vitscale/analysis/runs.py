@@ -1,0 +1,186 @@
+"""The figures of one run, from the raw values of its ranks.
+
+An optimizer step takes as long as its slowest rank. Warm-up steps are in no figure.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from vitscale.analysis.statistics import quantile
+from vitscale.record import ModelLine, PhaseLine, RankRecord, Run, StepLine
+from vitscale.trial import Trial, samples_used, steps_per_epoch
+
+PHASES: tuple[str, ...] = ("launch", "imports", "data", "model", "engine", "first_step")
+"""Parts of the start-up, in order."""
+
+EpochSource = Literal["measured", "extrapolated"]
+
+
+@dataclass(frozen=True)
+class EpochFigures:
+    """One epoch, reduced over ranks. Accuracy is a share in [0, 1]."""
+
+    epoch: int
+    seconds: float | None
+    complete: bool
+    train_loss: float | None
+    train_accuracy: float | None
+    held_out_loss: float | None
+    held_out_accuracy: float | None
+
+
+@dataclass(frozen=True)
+class RunFigures:
+    """What one completed run says. None where its record does not tell."""
+
+    run: str
+    """Trial and repeat, for messages."""
+    timed_steps: int
+    step_seconds: float | None
+    """Median over the timed steps of the slowest rank's seconds."""
+    step_seconds_p95: float | None
+    step_seconds_p99: float | None
+    images_per_second: float | None
+    """Real images of all ranks in the timed steps / the seconds of those steps."""
+    epoch_seconds: float | None
+    epoch_seconds_source: EpochSource | None
+    training_seconds: float | None
+    """All steps but the first, which belongs to the start-up; warm-up included."""
+    startup: Mapping[str, float]
+    """Phase to the seconds of its slowest rank."""
+    epochs: tuple[EpochFigures, ...]
+    loss_by_step: tuple[tuple[int, float | None], ...]
+    """Step number and the mean loss over ranks; None where it was not finite."""
+    peak_bytes: int | None
+    """Of the rank that needed most."""
+    model: ModelLine | None
+    notes: tuple[str, ...]
+    """What the record lacks."""
+
+    @property
+    def startup_seconds(self) -> float | None:
+        """Sum of the phases."""
+        return sum(self.startup.values()) if self.startup else None
+
+
+def figures(run: Run) -> RunFigures:
+    """Works out the figures of one run from its record."""
+    header = run.header
+    name = f"{header.trial_id} repeat {header.repeat}"
+    notes: list[str] = []
+    steps = _common_steps(run.ranks, header.trial.world.size, notes)
+    timed = [lines for lines in steps.values() if not any(line.warmup for line in lines)]
+    slowest = [max(line.seconds for line in lines) for lines in timed]
+    total = sum(slowest)
+    if total <= 0:
+        notes.append("no timed step that all ranks recorded")
+        slowest = []
+    images = sum(line.images for lines in timed for line in lines)
+    model = next((rank.model for rank in run.ranks if rank.model is not None), None)
+    epochs = _epochs(run.ranks)
+    epoch_seconds, source = _epoch_seconds(header.trial, model, run.ranks, epochs, slowest)
+    startup = _startup(run.ranks)
+    if missing := [phase for phase in PHASES if phase not in startup]:
+        notes.append(f"start-up lacks {', '.join(missing)}")
+    after_first = [max(line.seconds for line in lines) for lines in list(steps.values())[1:]]
+    return RunFigures(
+        run=name,
+        timed_steps=len(slowest),
+        step_seconds=_cost(statistics.median(slowest)) if slowest else None,
+        step_seconds_p95=quantile(slowest, 0.95) if slowest else None,
+        step_seconds_p99=quantile(slowest, 0.99) if slowest else None,
+        images_per_second=_cost(images / total) if slowest else None,
+        epoch_seconds=_cost(epoch_seconds),
+        epoch_seconds_source=source if _cost(epoch_seconds) else None,
+        training_seconds=sum(after_first) if after_first else None,
+        startup=startup,
+        epochs=epochs,
+        loss_by_step=tuple((step, _mean([line.loss for line in lines])) for step, lines in steps.items()),
+        peak_bytes=max((e.peak_bytes for r in run.ranks for e in r.epochs if e.peak_bytes is not None), default=None),
+        model=model,
+        notes=tuple(f"{name}: {note}" for note in notes),
+    )
+
+
+def _common_steps(ranks: Sequence[RankRecord], world_size: int, notes: list[str]) -> dict[int, tuple[StepLine, ...]]:
+    """Step number to one line per rank, in order, for the steps that every rank of the world recorded."""
+    present = {rank.rank for rank in ranks}
+    if absent := [rank for rank in range(world_size) if rank not in present]:
+        notes.append(f"no record of {'rank' if len(absent) == 1 else 'ranks'} {', '.join(map(str, absent))}")
+        return {}
+    by_rank = [{line.step: line for line in rank.steps} for rank in ranks]
+    common = set(by_rank[0]).intersection(*by_rank[1:])
+    most = max(len(lines) for lines in by_rank)
+    if any(len(lines) != len(common) for lines in by_rank):
+        notes.append(f"ranks disagree in their steps: only the {len(common)} of {most} that all recorded count")
+    return {step: tuple(lines[step] for lines in by_rank) for step in sorted(common)}
+
+
+def _epochs(ranks: Iterable[RankRecord]) -> tuple[EpochFigures, ...]:
+    """Each epoch once: its figures are the same on every rank, its seconds are the slowest rank's."""
+    lines = [line for rank in ranks for line in rank.epochs]
+    found = []
+    for number in sorted({line.epoch for line in lines}):
+        same = [line for line in lines if line.epoch == number]
+        first = same[0]
+        found.append(
+            EpochFigures(
+                epoch=number,
+                seconds=max(line.seconds for line in same),
+                complete=all(line.complete for line in same),
+                train_loss=_finite(first.train_loss),
+                train_accuracy=_finite(first.train_accuracy),
+                held_out_loss=_finite(first.held_out_loss),
+                held_out_accuracy=_finite(first.held_out_accuracy),
+            )
+        )
+    return tuple(found)
+
+
+def _epoch_seconds(
+    trial: Trial,
+    model: ModelLine | None,
+    ranks: Sequence[RankRecord],
+    epochs: Sequence[EpochFigures],
+    slowest: Sequence[float],
+) -> tuple[float | None, EpochSource | None]:
+    """Median of the complete epochs without a warm-up step; else steps per epoch x mean timed step."""
+    warm = {line.epoch for rank in ranks for line in rank.steps if line.warmup}
+    measured = [e.seconds for e in epochs if e.complete and e.epoch not in warm and e.seconds]
+    if measured:
+        return statistics.median(measured), "measured"
+    if model is None or not slowest:
+        return None, None
+    samples = samples_used(model.train_samples, trial.data.fraction)
+    train = trial.train
+    steps = steps_per_epoch(samples, trial.world.size, train.micro_batch, train.grad_accum, train.drop_last)
+    return (steps * statistics.fmean(slowest), "extrapolated") if steps else (None, None)
+
+
+def _startup(ranks: Sequence[RankRecord]) -> dict[str, float]:
+    def seconds(phases: Iterable[PhaseLine], name: str) -> float | None:
+        found = [phase.seconds for phase in phases if phase.name == name]
+        return sum(found) if found else None
+
+    by_phase = {name: [s for rank in ranks if (s := seconds(rank.phases, name)) is not None] for name in PHASES}
+    return {name: max(found) for name, found in by_phase.items() if found}
+
+
+def _cost(value: float | None) -> float | None:
+    """What statistics can work with: positive and finite. Records are input, and may hold anything."""
+    return value if value is not None and math.isfinite(value) and value > 0 else None
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """The mean, or None as soon as one value is unknown or not finite."""
+    known = [value for value in map(_finite, values) if value is not None]
+    return statistics.fmean(known) if values and len(known) == len(values) else None

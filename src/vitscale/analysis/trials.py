@@ -1,0 +1,180 @@
+"""One trial: its outcome, and its figures over all its completed runs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from vitscale.analysis import runs
+from vitscale.analysis.environments import Surroundings, differences, largest_like_group, surroundings
+from vitscale.analysis.runs import EpochFigures, EpochSource, RunFigures
+from vitscale.analysis.statistics import Interval, interval
+from vitscale.record import OutcomeKind, Run
+from vitscale.trial import Trial
+
+NOT_RUN_YET = "not run yet"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One run that did not complete."""
+
+    repeat: int
+    kind: OutcomeKind
+    reason: str
+    rank: int | None
+    detail: str
+    """The guilty rank's traceback, or the end of the log."""
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """A trial and what its runs say of it. None where that is unknown."""
+
+    trial_id: str
+    trial: Trial
+    outcome: OutcomeKind | None
+    """None: it has no run yet."""
+    reason: str
+    runs: tuple[RunFigures, ...]
+    """Of the completed runs that were combined."""
+    records: tuple[Run, ...]
+    """The same runs as they were recorded."""
+    runs_done: int
+    """Runs with an outcome of any kind."""
+    left_out: tuple[str, ...]
+    """Why completed runs were not combined with the others."""
+    failures: tuple[Failure, ...]
+    surroundings: Surroundings | None
+    step_seconds: Interval | None
+    images_per_second: Interval | None
+    epoch_seconds: Interval | None
+    epoch_seconds_source: EpochSource | None
+    startup: Mapping[str, float]
+    """Phase to seconds, median over runs."""
+    startup_seconds: float | None
+    epochs: tuple[EpochFigures, ...]
+    """Mean over runs."""
+    loss_by_step: tuple[tuple[int, float | None], ...]
+    """Mean over runs."""
+    peak_bytes: int | None
+
+    @property
+    def epoch_costs(self) -> list[float]:
+        """Epoch seconds of each run that tells them: the cost from which speedup and efficiency come."""
+        return [run.epoch_seconds for run in self.runs if run.epoch_seconds is not None]
+
+    def median_of(self, figure: Callable[[RunFigures], float | None]) -> float | None:
+        """Median over runs of one figure, or None where no run has it."""
+        return _median([figure(run) for run in self.runs])
+
+    @property
+    def model_name(self) -> str:
+        """The model, as the user named it."""
+        model = self.trial.model
+        return model.name or model.hf or model.factory or "unnamed"
+
+
+def summarise(trial_id: str, trial: Trial, all_runs: Sequence[Run], combine_unlike: bool) -> TrialResult:
+    """Puts the runs of one trial together. Runs from unlike surroundings stay apart unless `combine_unlike`."""
+    completed = [run for run in all_runs if run.outcome.kind == "completed"]
+    used = completed if combine_unlike else largest_like_group(completed)
+    around = surroundings(used[0]) if used else None
+    left_out = [
+        f"repeat {run.header.repeat}: {'; '.join(differences(around, surroundings(run)))}"
+        for run in completed
+        if run not in used
+    ]
+    figures = tuple(runs.figures(run) for run in used)
+    outcome, reason = _outcome(all_runs)
+    sources = {figure.epoch_seconds_source for figure in figures if figure.epoch_seconds_source is not None}
+    return TrialResult(
+        trial_id=trial_id,
+        trial=trial,
+        outcome=outcome,
+        reason=reason,
+        runs=figures,
+        records=tuple(used),
+        runs_done=len(all_runs),
+        left_out=tuple(left_out),
+        failures=tuple(
+            Failure(r.header.repeat, r.outcome.kind, r.outcome.reason, r.outcome.rank, r.outcome.detail)
+            for r in all_runs
+            if r.outcome.kind != "completed"
+        ),
+        surroundings=around,
+        step_seconds=_interval([figure.step_seconds for figure in figures]),
+        images_per_second=_interval([figure.images_per_second for figure in figures]),
+        epoch_seconds=_interval([figure.epoch_seconds for figure in figures]),
+        epoch_seconds_source="extrapolated" if "extrapolated" in sources else next(iter(sources), None),
+        startup=_startup(figures),
+        startup_seconds=_median([figure.startup_seconds for figure in figures]),
+        epochs=_mean_epochs(figures),
+        loss_by_step=_mean_losses(figures),
+        peak_bytes=max((figure.peak_bytes for figure in figures if figure.peak_bytes is not None), default=None),
+    )
+
+
+def _outcome(all_runs: Sequence[Run]) -> tuple[OutcomeKind | None, str]:
+    """Completed as soon as one run is; else as the last run ended; None where there is none."""
+    if not all_runs:
+        return None, NOT_RUN_YET
+    in_time = sorted(all_runs, key=lambda run: run.outcome.started_unix_seconds)
+    failed = [run.outcome for run in in_time if run.outcome.kind != "completed"]
+    if len(failed) == len(all_runs):
+        return failed[-1].kind, failed[-1].reason
+    if not failed:
+        return "completed", ""
+    kinds = sorted({outcome.kind for outcome in failed})
+    return "completed", (
+        f"{len(failed)} of {len(all_runs)} repeats ended in {' and '.join(kinds)}: {failed[-1].reason}"
+    )
+
+
+def _interval(values: Sequence[float | None]) -> Interval | None:
+    known = [value for value in values if value is not None]
+    return interval(known) if known else None
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def _startup(figures: Sequence[RunFigures]) -> dict[str, float]:
+    by_phase = {phase: _median([figure.startup.get(phase) for figure in figures]) for phase in runs.PHASES}
+    return {phase: seconds for phase, seconds in by_phase.items() if seconds is not None}
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """None as soon as one run has no finite value: a mean of the others would hide that it diverged."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if values and len(known) == len(values) else None
+
+
+def _mean_epochs(figures: Sequence[RunFigures]) -> tuple[EpochFigures, ...]:
+    numbers = sorted({epoch.epoch for figure in figures for epoch in figure.epochs})
+    found = []
+    for number in numbers:
+        same = [epoch for figure in figures for epoch in figure.epochs if epoch.epoch == number]
+        found.append(
+            EpochFigures(
+                epoch=number,
+                seconds=_median([epoch.seconds for epoch in same]),
+                complete=all(epoch.complete for epoch in same),
+                train_loss=_mean([epoch.train_loss for epoch in same]),
+                train_accuracy=_mean([epoch.train_accuracy for epoch in same]),
+                held_out_loss=_mean([epoch.held_out_loss for epoch in same]),
+                held_out_accuracy=_mean([epoch.held_out_accuracy for epoch in same]),
+            )
+        )
+    return tuple(found)
+
+
+def _mean_losses(figures: Sequence[RunFigures]) -> tuple[tuple[int, float | None], ...]:
+    by_step: dict[int, list[float | None]] = {}
+    for figure in figures:
+        for step, loss in figure.loss_by_step:
+            by_step.setdefault(step, []).append(loss)
+    return tuple((step, _mean(by_step[step])) for step in sorted(by_step))

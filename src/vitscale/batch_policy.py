@@ -1,0 +1,61 @@
+"""The three batch policies: how batch and data follow the rank count. Arithmetic, and what does not divide."""
+
+from __future__ import annotations
+
+from vitscale.errors import RequestError, explain
+from vitscale.study import Study, TrainSection
+from vitscale.trial import Mode, exact
+
+
+def batch_of(mode: Mode, train: TrainSection, world_size: int, smallest_world: int) -> tuple[int, int]:
+    """Micro-batch and accumulation of one trial under a batch policy.
+
+    strong-micro and weak keep both. strong-global keeps `global_batch` = N x micro-batch x accumulation: as N grows
+    first the accumulation shrinks, then the micro-batch, which never exceeds `train.micro_batch`.
+
+    Raises:
+        RequestError: the micro-batch is missing, or the global batch does not divide over the ranks.
+    """
+    if train.micro_batch is None:
+        raise RequestError(explain("train.micro_batch is missing", next_step="Add micro_batch = 64 to [train]"))
+    if mode != "strong-global":
+        return train.micro_batch, train.grad_accum
+    global_batch = train.global_batch or smallest_world * train.micro_batch * train.grad_accum
+    if global_batch % world_size:
+        nearby = sorted({global_batch // world_size * world_size, -(-global_batch // world_size) * world_size} - {0})
+        raise RequestError(
+            explain(
+                f"a global batch of {global_batch} does not divide over {world_size} ranks",
+                valid=[f"train.global_batch = {size}" for size in nearby],
+                next_step=f"Or leave {world_size} out of scaling.gpus",
+            )
+        )
+    share = global_batch // world_size
+    # The largest micro-batch that divides the rank's share needs the fewest micro-steps.
+    micro_batch = next(b for b in range(min(train.micro_batch, share), 0, -1) if share % b == 0)
+    return micro_batch, share // micro_batch
+
+
+def fraction_of(study: Study, world_size: int) -> float:
+    """Share of the training images used on `world_size` ranks: grows with them under weak scaling, exactly.
+
+    Raises:
+        RequestError: weak scaling would need more images than there are.
+    """
+    if study.scaling.mode != "weak":
+        return study.data.fraction
+    per_gpu = study.scaling.fraction_per_gpu
+    if per_gpu is None:
+        share = exact(study.data.fraction) * world_size / max(study.scaling.gpus)
+    else:
+        share = exact(per_gpu) * world_size
+    if share > 1:
+        raise RequestError(
+            explain(
+                f"weak scaling with scaling.fraction_per_gpu = {per_gpu} needs {float(share):g} of the training images "
+                f"at {world_size} ranks",
+                valid=[f"scaling.fraction_per_gpu <= 1/{max(study.scaling.gpus)}"],
+                next_step="Use a smaller share per rank, or fewer ranks",
+            )
+        )
+    return float(share)

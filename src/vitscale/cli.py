@@ -1,0 +1,141 @@
+"""The command line: each verb is a paragraph that calls one function.
+
+Exit codes: 0 done; 1 some trials failed (they are listed); 2 the request was wrong (nothing was started);
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from vitscale import __version__
+from vitscale.errors import VitscaleError, unknown
+
+app = typer.Typer(
+    name="vitscale",
+    help="How will my vision transformer scale, where does the time go, and what should I rent?",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    add_completion=False,
+)
+
+StudyArgument = Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.", show_default=False)]
+ResultsArgument = Annotated[Path, typer.Argument(metavar="RESULTS", help="A results folder.", show_default=False)]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+FORMATS = ("html", "png", "svg", "pdf", "csv", "md", "json")
+
+
+@app.command()
+def plan(study: StudyArgument, json: JsonOption = False) -> None:
+    """What would run: trials, order of magnitude, exact commands. Starts nothing and writes nothing."""
+    from vitscale import runner
+    from vitscale.runner.preview import preview_json, preview_table
+
+    planned = runner.plan(study)
+    if json:
+        sys.stdout.write(preview_json(planned) + "\n")
+    else:
+        for part in preview_table(planned):
+            Console().print(part, highlight=False, soft_wrap=isinstance(part, str))
+
+
+@app.command()
+def run(
+    study: StudyArgument,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="RESULTS", help="Results folder.  [default: results/NAME]")
+    ] = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Do runs again that did not complete.")] = False,
+    allow_version_change: Annotated[
+        bool, typer.Option("--allow-version-change", help="Go on under other library versions than before.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Run what is not done yet. The same command again resumes."""
+    from vitscale import analysis, report, runner, store
+
+    planned = runner.plan(study)
+    results = output or Path("results") / planned.record.name
+    console = Console(stderr=json)
+    for note in planned.expansion.notes:
+        console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+    options = runner.Options(retry_failed=retry_failed, allow_version_change=allow_version_change)
+    done = runner.run(planned, results, options, console)
+    found = analysis.analyse(store.load(results))
+    if json:
+        sys.stdout.write(report.to_json(found) + "\n")
+    else:
+        console.print(report.terminal_table(found))
+        if not done.done_now:
+            console.print("Nothing to do: every run of this study has its outcome.", highlight=False)
+        console.print(f"Report: vitscale report {results}", markup=False, highlight=False, soft_wrap=True)
+    if done.failures:
+        console.print(
+            f"{len(done.failures)} of {len(done.outcomes)} runs did not complete. After mending the cause: "
+            "the same command with --retry-failed.",
+            highlight=False,
+            soft_wrap=True,
+        )
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    results: ResultsArgument,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", metavar="PATH", help="File to write; for several formats or pictures, a folder."
+        ),
+    ] = None,
+    formats: Annotated[
+        str, typer.Option("--format", metavar="LIST", help=f"Comma-separated: {', '.join(FORMATS)}.")
+    ] = "html",
+    json: JsonOption = False,
+) -> None:
+    """Tables, figures and one self-contained HTML page."""
+    from vitscale import analysis, report, store
+
+    wanted = _formats("json" if json else formats)
+    found = analysis.analyse(store.load(results))
+    console = Console(stderr=bool({"md", "json"} & set(wanted)) and output is None)
+    if wanted == ["html"]:
+        console.print(report.terminal_table(found))
+    for path in report.write(found, results, wanted, output):
+        console.print(str(path), markup=False, highlight=False, soft_wrap=True)
+
+
+def _formats(text: str) -> list[str]:
+    wanted = list(dict.fromkeys(part.strip().lower() for part in text.split(",")))
+    for name in wanted:
+        if name not in FORMATS:
+            raise unknown("format", name, FORMATS)
+    return wanted
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    if version:
+        sys.stdout.write(f"vitscale {__version__}\n")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point: a user's mistake is one message and an exit code, never a traceback."""
+    try:
+        app()
+    except VitscaleError as error:
+        Console(stderr=True).print(f"vitscale: {error}", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,8 @@
+"""Which image goes to which rank and step, its way into memory, and what is done to it on the device."""
+
+from vitscale.datasets.batches import Batch, Batches
+from vitscale.datasets.loss import slot_loss
+from vitscale.datasets.order import EpochOrder, Slot
+from vitscale.datasets.preprocess import Preprocess
+
+__all__ = ["Batch", "Batches", "EpochOrder", "Preprocess", "Slot", "slot_loss"]

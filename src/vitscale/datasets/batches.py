@@ -1,0 +1,96 @@
+"""One rank's batches of an epoch, in order, read ahead by threads or not at all."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from vitscale.datasets.order import EpochOrder
+from vitscale.sources.base import Split
+
+# Batches per thread that wait to be taken or are being made: one in the making, one ready.
+_AHEAD_PER_WORKER = 2
+
+
+class Batch(NamedTuple):
+    """One slot's images on the host, pinned if asked for; see `Slot` for weights and counts."""
+
+    images: Tensor
+    """uint8 [n, H, W, 3]."""
+    labels: Tensor
+    """int64 [n]."""
+    ids: Tensor
+    """int64 [n]."""
+    weights: Tensor
+    """float32 [n], 0 for padding."""
+    real: int
+    step_real: int
+
+
+class Batches(Iterator[Batch]):
+    """Iterates over an epoch: all micro-steps of step 0, then of step 1, and so on.
+
+    With `workers` = 0 each batch is read when it is asked for, in the calling thread. With more, that many threads
+    read ahead (numpy's copying and torch's pinning leave Python free), at most two batches each; order is kept. What
+    a thread raises is raised by `next` at that batch, with the thread's traceback. Use it in a `with` statement:
+    `close` ends the threads, and nothing is left to read after it.
+    """
+
+    def __init__(self, split: Split, order: EpochOrder, *, rank: int, workers: int = 0, pin: bool = False) -> None:
+        """`pin` puts batches in page-locked memory, for copies to a CUDA device that do not block."""
+        self._split, self._order, self._rank, self._pin = split, order, rank, pin
+        self._places = ((step, micro) for step in range(order.steps) for micro in range(order.grad_accum))
+        self._ahead: deque[Future[Batch]] = deque()
+        self._limit = workers * _AHEAD_PER_WORKER
+        self._pool = ThreadPoolExecutor(workers, "vitscale-batches") if workers else None
+
+    def __enter__(self) -> Self:
+        self._read_ahead()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __next__(self) -> Batch:
+        if self._pool is None:
+            return self._read(*next(self._places))
+        self._read_ahead()
+        if not self._ahead:
+            raise StopIteration
+        batch = self._ahead.popleft().result()
+        self._read_ahead()
+        return batch
+
+    def close(self) -> None:
+        """Ends the threads, waiting for what they are reading; may be called again."""
+        self._places = ((0, 0) for _ in ())
+        self._ahead.clear()
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _read_ahead(self) -> None:
+        while self._pool is not None and len(self._ahead) < self._limit:
+            place = next(self._places, None)
+            if place is None:
+                return
+            self._ahead.append(self._pool.submit(self._read, *place))
+
+    def _read(self, step: int, micro_step: int) -> Batch:
+        slot = self._order.slot(step, micro_step, self._rank)
+        tensors = (
+            torch.from_numpy(self._split.take(slot.ids)),
+            torch.from_numpy(self._split.labels[slot.ids]),
+            torch.from_numpy(slot.ids),
+            torch.from_numpy(slot.weights),
+        )
+        if self._pin:
+            tensors = tuple(tensor.pin_memory() for tensor in tensors)  # type: ignore[assignment]
+        return Batch(*tensors, slot.real, slot.step_real)

@@ -1,0 +1,102 @@
+"""From stored uint8 images to what a model takes, on the device: the one place for every dataset.
+
+Images travel as uint8 at their stored size (an image of CIFAR is 3 kB, at 224 pixels in fp32 it is 602 kB).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from vitscale.datasets.hashing import uniform_integers
+from vitscale.datasets.streams import Purpose, stream
+
+
+class Statistics(NamedTuple):
+    """Mean and standard deviation of each channel of images scaled to 0..1."""
+
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+IMAGENET = Statistics((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+STATISTICS: dict[str, Statistics] = {
+    "cifar10": Statistics((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": Statistics((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "digits": Statistics((0.3053, 0.3053, 0.3053), (0.3760, 0.3760, 0.3760)),
+}
+"""Of the training images, as published or computed; any other dataset takes ImageNet's."""
+
+# A mirrored digit is another sign, so digits are not flipped.
+_NOT_FLIPPED = frozenset({"digits"})
+
+
+class Preprocess:
+    """Augments, scales and normalises a batch on its device.
+
+    What happens to an image depends on the seed, the epoch and the image's id alone: not on the batch it is in, the
+    rank or the device.
+    """
+
+    def __init__(self, dataset: str, image_size: int, *, augment: bool, seed: int, flip: bool | None = None) -> None:
+        """`image_size` is the model's, in pixels; `flip` None flips where a mirrored image is still of its class."""
+        self.image_size, self.augment, self.seed = image_size, augment, seed
+        self.flip = dataset not in _NOT_FLIPPED if flip is None else flip
+        self.statistics = STATISTICS.get(dataset, IMAGENET)
+        self._scale_and_offset: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, images: Tensor, ids: Tensor, *, epoch: int, training: bool) -> Tensor:
+        """Images ready for the model: float32 `[n, 3, image_size, image_size]`.
+
+        Args:
+            images: uint8 `[n, H, W, 3]`.
+            ids: int64 `[n]`, on the same device: each image's place in its split.
+            epoch: from 0; draws other random numbers in each epoch.
+            training: whether to augment, if this object augments at all.
+        """
+        if training and self.augment:
+            images = self._augmented(images, ids, epoch)
+        scale, offset = self._normalisation(images.device)
+        # Before resizing: it is linear, so the result is the same, and stored images are mostly the smaller ones.
+        pixels = images.permute(0, 3, 1, 2).float() * scale + offset
+        size = (self.image_size, self.image_size)
+        if pixels.shape[2:] != size:
+            pixels = interpolate(pixels, size=size, mode="bilinear", antialias=True, align_corners=False)
+        return pixels.contiguous()
+
+    def _augmented(self, images: Tensor, ids: Tensor, epoch: int) -> Tensor:
+        """Moves each image by up to 1/8 of its side along each axis, black coming in, and mirrors every other one.
+
+        As usual on CIFAR since He et al. (2016), "Deep residual learning", section 4.2: 32 pixels are moved by up to 4.
+        """
+        _, height, width, _ = images.shape
+        rows, inside_rows = _shifted(ids, stream(Purpose.SHIFT_ROWS, self.seed, epoch), height)
+        columns, inside_columns = _shifted(ids, stream(Purpose.SHIFT_COLUMNS, self.seed, epoch), width)
+        if self.flip:
+            mirrored = uniform_integers(ids, stream(Purpose.MIRROR, self.seed, epoch), 2).bool()[:, None]
+            columns = torch.where(mirrored, columns.flip(1), columns)
+            inside_columns = torch.where(mirrored, inside_columns.flip(1), inside_columns)
+        image = torch.arange(len(images), device=images.device)[:, None, None]
+        inside = inside_rows[:, :, None] & inside_columns[:, None, :]
+        return images[image, rows[:, :, None], columns[:, None, :]] * inside[..., None]
+
+    def _normalisation(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """`scale` and `offset` with `(x / 255 - mean) / std = x * scale + offset`; copied once per device."""
+        if device not in self._scale_and_offset:
+            mean, std = (torch.tensor(v, dtype=torch.float64).view(1, 3, 1, 1) for v in self.statistics)
+            self._scale_and_offset[device] = (
+                (1 / (255 * std)).to(device, torch.float32),
+                (-mean / std).to(device, torch.float32),
+            )
+        return self._scale_and_offset[device]
+
+
+def _shifted(ids: Tensor, number: int, side: int) -> tuple[Tensor, Tensor]:
+    """For each image the pixel to read at each place along one axis, and whether it lies inside: both `[n, side]`."""
+    reach = side // 8
+    shift = uniform_integers(ids, number, 2 * reach + 1) - reach
+    source = torch.arange(side, device=ids.device) + shift[:, None]
+    return source.clamp(0, side - 1), (source >= 0) & (source < side)

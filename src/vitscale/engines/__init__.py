@@ -1,0 +1,46 @@
+"""Engines: what makes training distributed. One file each; the table below is the whole list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from vitscale.engines.base import Engine
+from vitscale.trial import Trial
+
+
+def _plain() -> type[Engine]:
+    from vitscale.engines.plain import PlainEngine
+
+    return PlainEngine
+
+
+def _ddp() -> type[Engine]:
+    from vitscale.engines.ddp import DdpEngine
+
+    return DdpEngine
+
+
+def _deepspeed() -> type[Engine]:
+    from vitscale.engines.deepspeed import DeepSpeedEngine
+
+    return DeepSpeedEngine
+
+
+ENGINES: dict[str, Callable[[], type[Engine]]] = {"none": _plain, "ddp": _ddp, "deepspeed": _deepspeed}
+"""Each loads its file when named, and no other: DeepSpeed takes seconds to import."""
+
+
+def preload(name: str, device_type: str) -> None:
+    """Imports an engine's libraries now, so that their seconds count as imports."""
+    ENGINES[name]().preload(device_type)
+
+
+def build(model: nn.Module, trial: Trial, device: torch.device) -> Engine:
+    """Wraps `model` as the trial's engine does."""
+    return ENGINES[trial.train.engine]()(model, trial, device)
+
+
+__all__ = ["ENGINES", "Engine", "build", "preload"]

@@ -1,0 +1,123 @@
+"""DeepSpeed, through its own engine. Its configuration is the user's file, completed; every default that would make
+it differ from the other engines is written out."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitscale.engines.base import Engine, LossOf, optimizer_of
+from vitscale.models import logits_of
+from vitscale.trial import Trial
+
+
+def configuration(trial: Trial) -> dict[str, Any]:
+    """The dictionary given to `deepspeed.initialize`.
+
+    What the user's file says stays, except the batch sizes and the clipping, which the study has already been held
+    against. What neither says:
+
+    - `gradient_clipping`: always written out, for DeepSpeed's default was 0.0 and became 1.0 in 2026;
+    - bf16 is `torch_autocast` (fp32 weights), as on the other engines: `bf16.enabled` would be another precision;
+    - the throughput timer is off: it synchronises the device on every step (DeepSpeed's `timers.throughput`).
+    """
+    train = trial.train
+    config: dict[str, Any] = _without_auto(
+        copy.deepcopy(train.deepspeed_config or {}),
+        {"lr": train.learning_rate, "weight_decay": train.weight_decay},
+    )
+    config["train_batch_size"] = trial.global_batch
+    config["train_micro_batch_size_per_gpu"] = train.micro_batch
+    config["gradient_accumulation_steps"] = train.grad_accum
+    config["gradient_clipping"] = train.gradient_clipping
+    config.setdefault("zero_optimization", {})["stage"] = train.zero_stage
+    if train.precision == "bf16":
+        config["torch_autocast"] = {"dtype": "bfloat16"} | config.get("torch_autocast", {}) | {"enabled": True}
+    config.setdefault("timers", {}).setdefault("throughput", {}).setdefault("enabled", False)
+    config.setdefault("steps_per_print", 2**31 - 1)
+    # The optimizers are torch's own; DeepSpeed asks for a declaration that this is meant.
+    config.setdefault("zero_allow_untested_optimizer", True)
+    return config
+
+
+def _without_auto(value: Any, known: dict[str, float]) -> Any:
+    """Replaces the Hugging Face integration's "auto" by the study's value, or leaves the key to DeepSpeed's default."""
+    if not isinstance(value, dict):
+        return value
+    kept = {key: known[key] if item == "auto" and key in known else item for key, item in value.items()}
+    return {key: _without_auto(item, known) for key, item in kept.items() if item != "auto"}
+
+
+class DeepSpeedEngine(Engine):
+    """ZeRO at the trial's stage."""
+
+    def __init__(self, model: nn.Module, trial: Trial, device: torch.device) -> None:
+        """The wrap order of DeepSpeed.
+
+        1. to the device: at stages 0 to 2 DeepSpeed flattens the parameters where they are;
+        2. the optimizer on the model's own parameters: DeepSpeed wraps it;
+        3. `initialize` adopts the process group that exists and sets the hooks.
+        """
+        deepspeed = _quiet_import(device.type)
+        model = model.to(device)
+        own_optimizer = trial.train.optimizer == "deepspeed_config"
+        optimizer = None if own_optimizer else optimizer_of(model, trial.train)
+        self.engine, *_ = deepspeed.initialize(
+            model=model, optimizer=optimizer, config=configuration(trial), dist_init_required=False
+        )
+        self.gradient_dtype = str(self.engine.communication_data_type).removeprefix("torch.")
+        # Autocast converts by itself; weights that are bf16 or fp16 need images of their own dtype.
+        self.input_dtype = {"bf16-params": torch.bfloat16, "fp16": torch.float16}.get(
+            trial.train.precision, torch.float32
+        )
+
+    @staticmethod
+    def preload(device_type: str) -> None:
+        """DeepSpeed itself."""
+        _quiet_import(device_type)
+
+    def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool) -> tuple[Tensor, Tensor]:  # noqa: D102
+        self.engine.set_gradient_accumulation_boundary(last)
+        logits = logits_of(self.engine(images.to(self.input_dtype)))
+        loss = loss_of(logits.float())
+        # DeepSpeed divides by the accumulation itself.
+        self.engine.backward(loss)
+        if not last:
+            self.engine.step()  # counts the micro-step; updates nothing before the boundary
+        return loss.detach(), logits.detach()
+
+    def step(self) -> None:  # noqa: D102
+        self.engine.step()
+
+    def evaluate(self, images: Tensor) -> Tensor:  # noqa: D102
+        self.engine.eval()
+        with torch.no_grad():
+            logits: Tensor = logits_of(self.engine(images.to(self.input_dtype))).float()
+        self.engine.train()
+        return logits
+
+    @property
+    def module(self) -> nn.Module:  # noqa: D102
+        model: nn.Module = self.engine.module
+        return model
+
+
+def _quiet_import(device_type: str) -> Any:
+    """Imports DeepSpeed with its log at warnings, and without compiling what training never calls.
+
+    The accelerator is chosen by a variable before the import, which fixes it for the process.
+    """
+    os.environ["DS_ACCELERATOR"] = device_type
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    import deepspeed
+
+    for handler in logging.getLogger("DeepSpeed").handlers:
+        handler.setLevel(logging.WARNING)
+    # On CPU DeepSpeed would compile a shared-memory kernel with g++ (a minute) that only its inference all-reduce uses.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return deepspeed

@@ -1,0 +1,233 @@
+"""From a study to its trials: "auto" resolved, batch sizes worked out, curves laid through them.
+
+Trials that several curves share (strong-micro and strong-global at one rank) exist once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitscale import deepspeed_config, model_spec
+from vitscale.batch_policy import batch_of, fraction_of
+from vitscale.errors import RequestError, explain, shown, unknown
+from vitscale.hardware import Machine
+from vitscale.model_spec import ModelSpec
+from vitscale.record import Curve, CurvePoint
+from vitscale.resolution import device_of, precision_of, threads_of, with_deepspeed_config
+from vitscale.sources import Summary
+from vitscale.study import Study
+from vitscale.study_file import StudyFile
+from vitscale.text_file import beside
+from vitscale.trial import (
+    ENGINES,
+    DataSpec,
+    TrainSpec,
+    Trial,
+    WindowSpec,
+    World,
+    samples_used,
+    steps_per_epoch,
+)
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """All that a study asks for, on this machine and this data."""
+
+    curves: tuple[Curve, ...]
+    trials: dict[str, Trial]
+    fingerprints: dict[str, str]
+    """Trial identity to the fingerprint of its data."""
+    train_samples: dict[str, int]
+    """Trial identity to the images in its whole training split."""
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Settled:
+    """One point of the sweep with all settled that needs no data; its model still lacks the class count."""
+
+    labels: dict[str, Any]
+    study: Study
+    data: DataSpec
+    model: ModelSpec
+    worlds: tuple[tuple[TrainSpec, World, float], ...]
+    """With the share of the training images that each uses."""
+
+
+def expand(file: StudyFile, machine: Machine, check_data: Callable[[DataSpec], Summary]) -> Expansion:
+    """Every trial of a study.
+
+    Data come last: they may have to be downloaded, which a mistake elsewhere should not have to wait for.
+
+    Args:
+        file: the study.
+        machine: the machine it will run on.
+        check_data: finds and verifies a dataset (`vitscale.sources.check`); called once per different dataset.
+
+    Raises:
+        RequestError: the study asks for something that cannot be, with the value and the next step.
+    """
+    _refuse_idle_fields(file)
+    points = [_settled(file.path, labels, study, by_hand, machine) for labels, study, by_hand in file.points()]
+    summaries: dict[DataSpec, Summary] = {}
+    curves: list[Curve] = []
+    trials: dict[str, Trial] = {}
+    fingerprints: dict[str, str] = {}
+    train_samples: dict[str, int] = {}
+    for point in points:
+        if point.data not in summaries:
+            summaries[point.data] = check_data(point.data)
+        summary = summaries[point.data]
+        on_curve = []
+        for train, world, fraction in point.worlds:
+            trial = _trial(point, train, world, fraction, summary)
+            identity = trial.identity()
+            trials[identity] = trial
+            fingerprints[identity] = summary.fingerprint
+            train_samples[identity] = summary.train_samples
+            on_curve.append(CurvePoint(gpus=world.size, trial_id=identity))
+        labels = {field: value for field, value in point.labels.items() if field != "scaling.mode"}
+        curves.append(Curve(mode=point.study.scaling.mode, labels=labels, points=tuple(on_curve)))
+    notes = dict.fromkeys(note for summary in summaries.values() for note in summary.notes)
+    return Expansion(tuple(curves), trials, fingerprints, train_samples, tuple(notes))
+
+
+def _refuse_idle_fields(file: StudyFile) -> None:
+    """A field of one batch policy alone must have a curve of that policy to act on."""
+    study, modes = file.study, file.modes
+    for field, value, mode in (
+        ("train.global_batch", study.train.global_batch, "strong-global"),
+        ("scaling.fraction_per_gpu", study.scaling.fraction_per_gpu, "weak"),
+    ):
+        given = field in study.sweep or value is not None
+        if given and mode not in modes:
+            said = f"{field} = {value}" if value is not None else f"sweep.'{field}'"
+            raise RequestError(
+                explain(
+                    f"{said} has no meaning under scaling.mode = {', '.join(shown(m) for m in modes)}",
+                    next_step=f'Remove it, or set scaling.mode = "{mode}"',
+                )
+            )
+        if field in study.sweep and set(modes) != {mode}:
+            raise RequestError(
+                explain(
+                    f"sweep.'{field}' varies nothing under other batch policies than {mode}",
+                    next_step="Split the study",
+                )
+            )
+
+
+def _settled(path: Path, labels: dict[str, Any], study: Study, by_hand: frozenset[str], machine: Machine) -> _Settled:
+    ranks = _rank_counts(study)
+    study, config = with_deepspeed_config(path, study, by_hand)
+    if config is None and study.train.zero_stage and study.train.engine != "deepspeed":
+        raise RequestError(
+            explain(
+                f"train.zero_stage = {study.train.zero_stage} has no meaning under train.engine = "
+                f"{shown(study.train.engine)}",
+                next_step='Use train.engine = "deepspeed"',
+            )
+        )
+    _check_length_is_said(study)
+    device = device_of(study, machine)
+    precision = precision_of(study, device, machine, config)
+    threads = threads_of(study, device, machine)
+    kept = study.train.model_dump(exclude={"precision", "device", "micro_batch", "grad_accum", "global_batch"})
+    kept |= {"precision": precision, "device": device, "deepspeed_config": config}
+    if config is not None and "train.optimizer" in deepspeed_config.fixed_fields(config):
+        kept["optimizer"] = "deepspeed_config"
+    worlds = []
+    for gpus in ranks:
+        micro_batch, grad_accum = batch_of(study.scaling.mode, study.train, gpus, min(study.scaling.gpus))
+        if config is not None:
+            sizes = (gpus * micro_batch * grad_accum, micro_batch, grad_accum)
+            values = dict(zip(deepspeed_config.BATCH_KEYS, sizes, strict=True))
+            deepspeed_config.check_batch(config, study.scaling.mode, values)
+        train = TrainSpec(**kept, micro_batch=micro_batch, grad_accum=grad_accum)
+        worlds.append((train, World(ranks_per_node=gpus, threads_per_rank=threads), fraction_of(study, gpus)))
+    data = study.data
+    if data.root is not None:
+        data = data.model_copy(update={"root": str(beside(path, data.root))})
+    model = _located_model(path, study.model)
+    model_spec.resolve(model, 1)  # whatever the class count, the rest must be right
+    return _Settled(labels, study, data, model, tuple(worlds))
+
+
+def _rank_counts(study: Study) -> list[int]:
+    gpus = sorted(set(study.scaling.gpus))
+    if study.train.engine not in ENGINES:
+        raise unknown("engine", study.train.engine, ENGINES, next_step="Correct train.engine")
+    if study.train.engine != "none":
+        return gpus
+    if 1 not in gpus:
+        raise RequestError(
+            explain(
+                f"train.engine = 'none' trains on one rank, but scaling.gpus is {shown(gpus)}",
+                next_step="Add 1 to scaling.gpus, or use ddp or deepspeed",
+            )
+        )
+    return [1]
+
+
+def _located_model(study_path: Path, model: ModelSpec) -> ModelSpec:
+    """`hf` as an absolute path where it names a folder beside the study file, else as it is: a name on the hub."""
+    if not model.hf:
+        return model
+    folder = beside(study_path, model.hf)
+    try:
+        return model.model_copy(update={"hf": str(folder)}) if folder.is_dir() else model
+    except OSError:  # a name too long for a file is no folder
+        return model
+
+
+def _trial(point: _Settled, train: TrainSpec, world: World, fraction: float, summary: Summary) -> Trial:
+    study = point.study
+    measure = study.measure
+    trial = Trial(
+        model=model_spec.resolve(point.model, len(summary.classes)),
+        data=point.data.model_copy(update={"fraction": fraction}),
+        train=train,
+        world=world,
+        window=WindowSpec(steps=measure.steps, warmup_steps=measure.warmup_steps, evaluate=measure.evaluate),
+        launcher=study.launch.launcher,
+    )
+    _check_length(trial, summary)
+    return trial
+
+
+def _check_length_is_said(study: Study) -> None:
+    if (study.train.epochs is None) == (study.measure.steps is None):
+        both = "both are given" if study.train.epochs is not None else "neither is given"
+        raise RequestError(
+            explain(
+                f"a run's length is train.epochs or measure.steps, and {both}",
+                next_step="Give one: epochs = 3 under [train], or steps = 50 under [measure]",
+            )
+        )
+
+
+def _check_length(trial: Trial, summary: Summary) -> None:
+    """A run must have at least one step that counts."""
+    train, window = trial.train, trial.window
+    images = samples_used(summary.train_samples, trial.data.fraction)
+    steps = steps_per_epoch(images, trial.world.size, train.micro_batch, train.grad_accum, train.drop_last)
+    if steps == 0:
+        raise RequestError(
+            explain(
+                f"{images} training images do not fill one global batch of {trial.global_batch}, and train.drop_last "
+                "leaves incomplete ones out",
+                next_step="Use a smaller train.micro_batch, fewer ranks, or drop_last = false",
+            )
+        )
+    if train.epochs is not None and steps * train.epochs <= window.warmup_steps:
+        raise RequestError(
+            explain(
+                f"{train.epochs} epoch(s) of {steps} step(s) on {trial.world.size} rank(s) are all warm-up "
+                f"(measure.warmup_steps = {window.warmup_steps})",
+                next_step="Train more epochs, or warm up for fewer steps",
+            )
+        )

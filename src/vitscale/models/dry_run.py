@@ -1,0 +1,44 @@
+"""A forward and backward pass without computing anything: which parameters does a model really use?"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from vitscale.errors import RequestError, explain, shown
+from vitscale.model_spec import ModelSpec
+
+
+def freeze_unused(model: nn.Module, spec: ModelSpec) -> None:
+    """Freezes the parameters that get no gradient from the logits.
+
+    DDP stops in the second step where a parameter never becomes ready, and the alternative, `find_unused_parameters`,
+    walks the graph in every step. The pass runs on meta tensors: shapes only, no memory and no time. A model that
+    cannot run so (its forward reads values) is left as it is.
+
+    Raises `RequestError` where the logits are not `[b, spec.num_classes]`.
+    """
+    stand_ins = {
+        name: torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]
+    }
+    images = torch.empty(2, 3, spec.image_size, spec.image_size, device="meta")
+    try:
+        output = functional_call(model, stand_ins, (images,))
+        logits = output if isinstance(output, torch.Tensor) else output.logits
+        wanted = {name: stand_ins[name] for name, p in model.named_parameters() if p.requires_grad}
+        gradients = torch.autograd.grad(logits.sum(), list(wanted.values()), allow_unused=True)
+    except Exception:  # whatever a foreign forward does not like about meta tensors
+        return
+    if logits.shape != (2, spec.num_classes):
+        raise RequestError(
+            explain(
+                f"the model {shown(spec.hf)} gives logits of shape {tuple(logits.shape)} for 2 images",
+                valid=[(2, spec.num_classes)],
+            )
+        )
+    unused = {name for name, gradient in zip(wanted, gradients, strict=True) if gradient is None}
+    for name, parameter in model.named_parameters():
+        if name in unused:
+            parameter.requires_grad_(False)

@@ -1,0 +1,92 @@
+"""Any image-classification configuration of the Hugging Face hub or of a local folder, with random weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from vitscale.errors import RequestError, explain, shown
+from vitscale.hf_config import hf_shape, read_config
+from vitscale.model_spec import ModelSpec
+from vitscale.models.dry_run import freeze_unused
+from vitscale.models.quiet import quiet_transformers
+
+
+def build_hf(spec: ModelSpec) -> nn.Module:
+    """The architecture that `spec.hf` describes, at the spec's image size and class count.
+
+    No code from the folder or the hub is run, and no weights are read. Parameters that classification does not use
+    (DINOv2's mask token) are frozen, for DDP waits for the gradient of every other one.
+    """
+    transformers = quiet_transformers()
+    config = _configuration(transformers, spec)
+    try:
+        model: nn.Module = transformers.AutoModelForImageClassification.from_config(
+            config,
+            # Both written out: the configuration itself may ask for 16-bit weights or name a kernel to be downloaded.
+            dtype=torch.float32,
+            attn_implementation=_attention(transformers, config),
+            trust_remote_code=False,
+        )
+    except Exception as error:  # a foreign configuration fails inside the library, with errors of any type
+        raise _refused(spec, "describes no model that can be built", error) from error
+    freeze_unused(model, spec)
+    return model
+
+
+def _configuration(transformers: Any, spec: ModelSpec) -> Any:
+    hf = spec.hf or ""
+    local = read_config(hf) is not None
+    if local and (shape := hf_shape(hf)) is not None:
+        changed = [key for key, value in shape.fields().items() if getattr(spec, key) != value]
+        if changed:
+            raise RequestError(
+                explain(
+                    f"config.json of model.hf {shown(hf)} differs from the planned model in {', '.join(changed)}",
+                    next_step="Run the study again, so that it is planned with the file as it is now",
+                )
+            )
+    try:
+        config = transformers.AutoConfig.from_pretrained(
+            str(Path(hf).expanduser()) if local else hf, trust_remote_code=False
+        )
+        config.num_labels = spec.num_classes
+        vision = getattr(config, "vision_config", config)
+        if hasattr(vision, "image_size"):
+            vision.image_size = spec.image_size
+        channels = getattr(vision, "num_channels", 3)
+    except Exception as error:  # as above, and whatever the network brings
+        raise _refused(spec, "cannot be loaded", error) from error
+    if channels != 3:
+        raise RequestError(explain(f"model.hf {shown(hf)} takes {shown(channels)} channels", valid=["3"]))
+    return config
+
+
+def _attention(transformers: Any, config: Any) -> str:
+    """PyTorch's fused attention where the architecture has it.
+
+    Of several classes for one type the first is taken, which is the plain one: DeiT's other has a second classifier
+    that is there for distillation.
+    """
+    mapping = transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+    if type(config) not in mapping:
+        return "eager"  # from_config refuses it and lists the types there are
+    model_class = mapping[type(config)]
+    if isinstance(model_class, tuple):
+        model_class = model_class[0]
+    config.architectures = [model_class.__name__]
+    return "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
+
+
+def _refused(spec: ModelSpec, what: str, error: Exception) -> RequestError:
+    reason = " ".join(str(error).split())[:300] or type(error).__name__
+    return RequestError(
+        explain(
+            f"model.hf {shown(spec.hf)} {what}: {reason}",
+            next_step="Name an image-classification configuration: a local folder, or a model of the hub where there "
+            "is a network",
+        )
+    )

@@ -1,0 +1,1 @@
+"""Probes: each measures one quantity around steps."""

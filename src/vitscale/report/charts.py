@@ -1,0 +1,26 @@
+"""The charts: one Vega-Lite definition each, from which the page and every picture are drawn.
+
+Only charts with data are made. Points are joined only within a curve; nothing is drawn beyond what was measured but
+the ideal.
+"""
+
+from __future__ import annotations
+
+from vitscale.analysis import Analysis
+from vitscale.report.chart_data import QUANTITIES
+from vitscale.report.figure import Figure
+from vitscale.report.scaling_charts import scaling_figure
+from vitscale.report.training_charts import startup_figure, training_figures
+
+
+def figures(analysis: Analysis) -> list[Figure]:
+    """All charts that have data, by batch policy; the start-up last."""
+    found: list[Figure] = []
+    measured = [c for c in analysis.curves if any(analysis.trials[point.trial_id].runs for point in c.points)]
+    for mode in dict.fromkeys(curve.mode for curve in measured):
+        curves = [curve for curve in measured if curve.mode == mode]
+        found += [figure for quantity in QUANTITIES if (figure := scaling_figure(analysis, mode, curves, quantity))]
+        found += training_figures(analysis, mode, curves)
+    if start := startup_figure(analysis):
+        found.append(start)
+    return found

@@ -1,0 +1,195 @@
+"""The report as data: JSON, whose form is a contract with a version, and the same trials as CSV.
+
+Versions of the JSON:
+  1  first version.
+
+Unknown is null (an empty cell in CSV), never 0 and never NaN. Times are seconds, sizes bytes, shares in [0, 1].
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from typing import Any
+
+from vitscale.analysis import Analysis, CurveComparison, CurveResult, Interval, Point, TrialResult
+from vitscale.report import words
+
+VERSION = 1
+
+
+def to_json(analysis: Analysis) -> str:
+    """The whole analysis as strict JSON, one object per trial."""
+    content = {
+        "version": VERSION,
+        "study": {
+            "name": analysis.study.name,
+            "repeats": analysis.study.repeats,
+            "versions": analysis.study.versions,
+        },
+        "trials": trial_rows(analysis),
+        "curves": [_curve(curve) for curve in analysis.curves],
+        "comparisons": [_comparison(one) for one in analysis.comparisons],
+        "verdicts": [
+            {
+                "kind": verdict.kind,
+                "level": verdict.level,
+                "message": verdict.message,
+                "advice": verdict.advice,
+                "trials": list(verdict.trials),
+            }
+            for verdict in analysis.verdicts
+        ],
+        "problems": list(analysis.problems),
+    }
+    return json.dumps(_strict(content), indent=1, allow_nan=False) + "\n"
+
+
+def to_csv(analysis: Analysis) -> str:
+    """One line per trial: what is one value in the JSON, without its lists and objects."""
+    rows = [_strict(row) for row in trial_rows(analysis)]
+    columns = [key for key in (rows[0] if rows else {}) if key not in _NESTED]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([_csv_cell(row[column]) for column in columns] for row in rows)
+    return text.getvalue()
+
+
+_NESTED = ("modes", "startup", "epochs")
+
+
+def trial_rows(analysis: Analysis) -> list[dict[str, Any]]:
+    """One object per trial, failed ones too, with the same keys in the same order."""
+    return [_trial(analysis, trial) for trial in analysis.trials.values()]
+
+
+def _trial(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
+    trial = result.trial
+    modes = [c.mode for c in analysis.curves if any(point.trial_id == result.trial_id for point in c.points)]
+    curve, point = analysis.curve_of(result.trial_id) or (None, None)
+    model = next((run.model for run in result.runs if run.model is not None), None)
+    last = result.epochs[-1] if result.epochs else None
+    return {
+        "trial": result.trial_id,
+        "outcome": result.outcome,
+        "reason": result.reason or None,
+        "model": result.model_name,
+        "image_size": trial.model.image_size,
+        "parameters": model.parameters if model else None,
+        "dataset": trial.data.name,
+        "fraction": trial.data.fraction,
+        "engine": trial.train.engine,
+        "zero_stage": trial.train.zero_stage if trial.train.engine == "deepspeed" else None,
+        "launcher": trial.launcher,
+        "device": trial.train.device,
+        "device_name": " and ".join(result.surroundings.devices) if result.surroundings else None,
+        "mode": modes[0] if modes else None,
+        "modes": list(dict.fromkeys(modes)),
+        "curve": curve.name if curve else None,
+        "nodes": trial.world.nodes,
+        "gpus": trial.world.size,
+        "threads_per_rank": trial.world.threads_per_rank,
+        "micro_batch": trial.train.micro_batch,
+        "grad_accum": trial.train.grad_accum,
+        "global_batch": trial.global_batch,
+        "precision": trial.train.precision,
+        "repeats": len(result.runs),
+        "timed_steps": min((run.timed_steps for run in result.runs), default=None),
+        **_interval("step_seconds", result.step_seconds),
+        "step_seconds_p95": result.median_of(lambda run: run.step_seconds_p95),
+        "step_seconds_p99": result.median_of(lambda run: run.step_seconds_p99),
+        **_interval("images_per_second", result.images_per_second),
+        **_interval("epoch_seconds", result.epoch_seconds),
+        "epoch_seconds_source": result.epoch_seconds_source,
+        "baseline": curve.baseline.trial_id if curve and curve.baseline else None,
+        **_scaling(point),
+        "startup_seconds": result.startup_seconds,
+        "startup": dict(result.startup),
+        "loss": last.train_loss if last else None,
+        "accuracy": last.train_accuracy if last else None,
+        "held_out_loss": last.held_out_loss if last else None,
+        "held_out_accuracy": last.held_out_accuracy if last else None,
+        "epochs": [
+            {
+                "epoch": epoch.epoch,
+                "complete": epoch.complete,
+                "seconds": epoch.seconds,
+                "loss": epoch.train_loss,
+                "accuracy": epoch.train_accuracy,
+                "held_out_loss": epoch.held_out_loss,
+                "held_out_accuracy": epoch.held_out_accuracy,
+            }
+            for epoch in result.epochs
+        ],
+        "peak_bytes": result.peak_bytes,
+        "gradient_dtype": model.gradient_dtype if model else None,
+        "synchronised_timing": model.synchronised_timing if model else None,
+    }
+
+
+def _curve(curve: CurveResult) -> dict[str, Any]:
+    return {
+        "name": curve.name,
+        "mode": curve.mode,
+        "labels": dict(curve.labels),
+        "baseline": curve.baseline.trial_id if curve.baseline else None,
+        "baseline_gpus": curve.baseline.gpus if curve.baseline else None,
+        "plain": curve.plain_trial,
+        "points": [{"gpus": p.gpus, "trial": p.trial_id, **_scaling(p)} for p in curve.points],
+    }
+
+
+def _scaling(point: Point | None) -> dict[str, float | None]:
+    return {
+        **_interval("speedup", point.speedup if point else None),
+        **_interval("efficiency", point.efficiency if point else None),
+        **_interval("speedup_over_plain", point.speedup_over_plain if point else None),
+        **_interval("efficiency_over_plain", point.efficiency_over_plain if point else None),
+    }
+
+
+def _comparison(one: CurveComparison) -> dict[str, Any]:
+    return {
+        "mode": one.mode,
+        "gpus": one.gpus,
+        "field": one.field,
+        "first": one.first,
+        "second": one.second,
+        "first_trial": one.first_trial,
+        "second_trial": one.second_trial,
+        "quantity": "epoch_seconds",
+        "times_as_fast": one.result.ratio,
+        "times_as_fast_low": one.result.low,
+        "times_as_fast_high": one.result.high,
+        "verdict": one.result.verdict,
+        "sentence": words.comparison(one),
+    }
+
+
+def _interval(name: str, interval: Interval | None) -> dict[str, float | None]:
+    return {
+        name: interval.centre if interval else None,
+        f"{name}_low": interval.low if interval else None,
+        f"{name}_high": interval.high if interval else None,
+    }
+
+
+def _strict(value: Any) -> Any:
+    """`value` with every number that JSON does not know (NaN, infinity) as null, at any depth."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(item) for item in value]
+    return value
+
+
+def _csv_cell(value: Any) -> Any:
+    """Text that a spreadsheet would take for a formula gets a leading apostrophe (OWASP, "CSV Injection")."""
+    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return f"'{value}"
+    return value

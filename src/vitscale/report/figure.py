@@ -1,0 +1,53 @@
+"""What a chart is to the rest of the report, and what all charts share: colours, shapes, legends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+
+from vitscale.report.style import SERIES_COLOURS, SERIES_SHAPES
+from vitscale.trial import Mode
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart, the section it belongs to, and what it says in words."""
+
+    name: str
+    """Also the file's name, without its ending."""
+    mode: Mode | None
+    title: str
+    spec: dict[str, Any]
+    """Vega-Lite, without a theme."""
+    text: tuple[str, ...]
+    wide: bool = False
+
+
+def finished(
+    name: str, mode: Mode | None, title: str, chart: alt.TopLevelMixin, text: Sequence[str], wide: bool = False
+) -> Figure:
+    """The figure of a chart: its theme taken off, what it says put in for those who cannot see it."""
+    spec: dict[str, Any] = chart.to_dict()
+    spec.pop("config", None)
+    spec["description"] = f"{title}{f', {mode}' if mode else ''}. " + "; ".join(text[:12])
+    return Figure(name, mode, title, spec, tuple(text), wide)
+
+
+def colour_of(names: Sequence[str]) -> alt.Color:
+    """Each curve's colour, by its place among `names`."""
+    colours = [SERIES_COLOURS[place % len(SERIES_COLOURS)] for place in range(len(names))]
+    return alt.Color("series:N", scale=alt.Scale(domain=list(names), range=colours), legend=_legend(names))
+
+
+def shape_of(names: Sequence[str]) -> alt.Shape:
+    """Each curve's shape, by its place among `names`."""
+    shapes = [SERIES_SHAPES[place % len(SERIES_SHAPES)] for place in range(len(names))]
+    return alt.Shape("series:N", scale=alt.Scale(domain=list(names), range=shapes), legend=_legend(names))
+
+
+def _legend(names: Sequence[str]) -> alt.Legend:
+    longest = max(len(name) for name in names)
+    return alt.Legend(title=None, orient="top", columns=3 if longest < 20 else 1, symbolOpacity=1)

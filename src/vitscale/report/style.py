@@ -1,0 +1,56 @@
+"""How charts look: colours that colour-blind readers can tell apart, shapes that survive greyscale, two themes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Okabe & Ito, "Color Universal Design" (2008), without black and yellow, which vanish on a dark or a light page.
+SERIES_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C", "#9467BD")
+# One shape fewer than colours: together they tell 56 series apart before a pair comes again.
+SERIES_SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
+# Cividis (Nunez, Anderton & Renslow, PLOS ONE 2018): lightness rises evenly, so that greyscale keeps the order.
+ORDERED_COLOURS = ("#2c4a7c", "#575d6d", "#7d7c78", "#a59c74", "#d3c164", "#fee838")
+IDEAL_COLOUR = "#8a8f98"
+SOLID, DASHED = [1, 0], [5, 4]
+
+
+def theme(text: str, muted: str, grid: str, background: str) -> dict[str, Any]:
+    """A Vega-Lite configuration from four colours."""
+    return {
+        "background": background,
+        "font": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif",
+        "view": {"stroke": None},
+        "axis": {
+            "labelColor": muted,
+            "titleColor": text,
+            "titleFontWeight": 500,
+            "titleFontSize": 12,
+            "labelFontSize": 11,
+            "gridColor": grid,
+            "domainColor": muted,
+            "tickColor": muted,
+            "titlePadding": 8,
+        },
+        "legend": {
+            "labelColor": text,
+            "titleColor": muted,
+            "titleFontWeight": 500,
+            "labelFontSize": 12,
+            "labelLimit": 260,
+            "symbolSize": 80,
+        },
+        "title": {
+            "color": text,
+            "subtitleColor": muted,
+            "anchor": "start",
+            "fontSize": 14,
+            "fontWeight": 600,
+            "subtitleFontSize": 12,
+            "offset": 10,
+        },
+        "header": {"labelColor": text, "labelFontSize": 12, "labelFontWeight": 500, "title": None},
+    }
+
+
+LIGHT = theme("#1c2430", "#5b6573", "#e6e9ee", "#ffffff")
+DARK = theme("#e6e9ee", "#a3adba", "#2b333e", "transparent")

@@ -1,0 +1,150 @@
+"""The scaling tables, one per batch policy, as text: what Markdown, the terminal and the page lay out alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from vitscale.analysis import Analysis, CurveResult, Interval, Point
+from vitscale.analysis.trials import NOT_RUN_YET, TrialResult
+from vitscale.report import words
+from vitscale.report.words import UNKNOWN, number
+from vitscale.trial import Mode
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A figure as text, and its interval as text or nothing."""
+
+    text: str
+    bounds: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.bounds})" if self.bounds else self.text
+
+
+@dataclass(frozen=True)
+class Row:
+    """One trial on a curve."""
+
+    curve: str
+    curve_place: int
+    """Which curve of the table: names are for readers, and need not differ."""
+    gpus: int
+    trial_id: str
+    outcome: str
+    """Empty where it completed."""
+    is_baseline: bool
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class ModeTable:
+    """All curves of one batch policy."""
+
+    mode: Mode
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    baselines: tuple[str, ...]
+    """Sentences with each curve's baseline in absolute terms."""
+
+
+def mode_tables(analysis: Analysis) -> tuple[ModeTable, ...]:
+    """The tables of a study, in the order of its curves."""
+    modes = dict.fromkeys(curve.mode for curve in analysis.curves)
+    return tuple(_mode_table(analysis, mode) for mode in modes)
+
+
+def _mode_table(analysis: Analysis, mode: Mode) -> ModeTable:
+    curves = [curve for curve in analysis.curves if curve.mode == mode]
+    trials = [analysis.trials[point.trial_id] for curve in curves for point in curve.points]
+
+    def unit(figure: Callable[[TrialResult], Interval | None]) -> words.Unit:
+        return words.time_unit(i.centre for trial in trials if (i := figure(trial)) is not None)
+
+    step, epoch = unit(lambda trial: trial.step_seconds), unit(lambda trial: trial.epoch_seconds)
+    with_plain = any(curve.plain_trial is not None for curve in curves)
+    columns = [
+        "ranks", "global batch", "runs", f"step ({step.sign})", f"epoch ({epoch.sign})", "images/s", "speedup",
+        "efficiency", *(["eff. over plain"] if with_plain else []), "start-up (s)", "memory", "held-out accuracy",
+    ]  # fmt: skip
+    rows = []
+    for place, curve in enumerate(curves):
+        for point in curve.points:
+            trial = analysis.trials[point.trial_id]
+            train = trial.trial.train
+            batch = f"{trial.trial.global_batch:,} = {point.gpus} x {train.micro_batch}"
+            batch += f" x {train.grad_accum}" if train.grad_accum > 1 else ""
+            accuracy = trial.epochs[-1].held_out_accuracy if trial.epochs else None
+            cells = [
+                Cell(f"{point.gpus:,}"),
+                Cell(batch),
+                Cell(str(len(trial.runs))),
+                _time_cell(trial.step_seconds, step),
+                _time_cell(trial.epoch_seconds, epoch, "~" if trial.epoch_seconds_source == "extrapolated" else ""),
+                _cell(trial.images_per_second, number),
+                _cell(point.speedup, words.share),
+                _cell(point.efficiency, words.share),
+                *([_cell(point.efficiency_over_plain, words.share)] if with_plain else []),
+                Cell(number(trial.startup_seconds)),
+                Cell(words.bytes_text(trial.peak_bytes)),
+                Cell(UNKNOWN if accuracy is None else f"{accuracy:.1%}"),
+            ]
+            outcome = "" if trial.outcome == "completed" else trial.outcome or NOT_RUN_YET
+            base = curve.baseline is not None and curve.baseline.gpus == point.gpus
+            rows.append(Row(curve.name, place, point.gpus, point.trial_id, outcome, base, tuple(cells)))
+    return ModeTable(mode, tuple(columns), tuple(rows), tuple(_baseline(analysis, curve) for curve in curves))
+
+
+def _time_cell(interval: Interval | None, unit: words.Unit, sign: str = "") -> Cell:
+    cell = _cell(interval.times(unit.per_second) if interval else None, number)
+    return Cell(sign + cell.text, cell.bounds) if interval else cell
+
+
+def _cell(interval: Interval | None, text: Callable[[float], str]) -> Cell:
+    if interval is None:
+        return Cell(UNKNOWN)
+    if interval.low is None or interval.high is None or interval.low == interval.high:
+        return Cell(text(interval.centre))
+    return Cell(text(interval.centre), f"{text(interval.low)}{words.DASH}{text(interval.high)}")
+
+
+def _baseline(analysis: Analysis, curve: CurveResult) -> str:
+    base: Point | None = curve.baseline
+    if base is None:
+        return f"{curve.name}: no baseline, for no trial of it has completed."
+    trial = analysis.trials[base.trial_id]
+    epoch = trial.epoch_seconds
+    seconds = words.seconds(epoch.centre if epoch else None)
+    text = f"{curve.name}: the baseline is {words.ranks(base.gpus)}, {seconds} an epoch"
+    if epoch and epoch.low is not None:
+        text += f" (95 % interval {words.seconds(epoch.low)} to {words.seconds(epoch.high)})"
+    text += f", {trial.epoch_seconds_source}" if trial.epoch_seconds_source else ""
+    plain = analysis.trials[curve.plain_trial].epoch_seconds if curve.plain_trial else None
+    if plain and curve.plain_trial != base.trial_id:
+        text += f"; without a distributed wrapper {words.seconds(plain.centre)}"
+    return text + "."
+
+
+def failure_lines(analysis: Analysis) -> list[str]:
+    """One line for each trial that has a run that did not complete, or no run."""
+    return [
+        f"{trial_title(analysis, trial)}: {trial.outcome or 'unfinished'}: {trial.reason}"
+        for trial in analysis.trials.values()
+        if trial.outcome != "completed" or trial.failures
+    ]
+
+
+def trial_label(analysis: Analysis, result: TrialResult) -> str:
+    """A trial in a few words: its curve, ranks and batch."""
+    trial = result.trial
+    curve, _ = analysis.curve_of(result.trial_id) or (None, None)
+    batch = f"micro-batch {trial.train.micro_batch}"
+    batch += f" x {trial.train.grad_accum}" if trial.train.grad_accum > 1 else ""
+    fraction = f", {trial.data.fraction:.4g} of the images" if trial.data.fraction < 1 else ""
+    return f"{curve.name if curve else trial.train.engine}, {words.ranks(trial.world.size)}, {batch}{fraction}"
+
+
+def trial_title(analysis: Analysis, result: TrialResult) -> str:
+    """A trial in a few words, with its identity."""
+    return f"{trial_label(analysis, result)} ({result.trial_id})"

@@ -1,0 +1,159 @@
+"""What a study leaves open, settled by the user's DeepSpeed file and by the machine; and whether it fits there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from vitscale import deepspeed_config
+from vitscale.errors import RequestError, explain, shown
+from vitscale.hardware import Machine
+from vitscale.study import Study, TrainSection
+from vitscale.text_file import beside
+from vitscale.trial import Device, Precision
+from vitscale.wording import wrong_value
+
+
+def with_deepspeed_config(
+    study_path: Path, study: Study, by_hand: frozenset[str]
+) -> tuple[Study, dict[str, Any] | None]:
+    """Reads the user's DeepSpeed file, if there is one, and takes over what it fixes and the study leaves open.
+
+    Args:
+        study_path: the study file; a relative path in it starts there.
+        study: one point of the sweep.
+        by_hand: the dotted fields that the study sets.
+
+    Raises:
+        RequestError: the file cannot be used, or contradicts the study.
+    """
+    train = study.train
+    if train.deepspeed_config is None:
+        return study, None
+    if train.engine != "deepspeed":
+        raise RequestError(
+            explain(
+                f"train.deepspeed_config is set, but train.engine is {shown(train.engine)}",
+                next_step='Use train.engine = "deepspeed", or remove train.deepspeed_config',
+            )
+        )
+    config = deepspeed_config.read(beside(study_path, train.deepspeed_config))
+    values = train.model_dump()
+    set_by_hand = {f"train.{key}": value for key, value in values.items() if f"train.{key}" in by_hand}
+    wrong = deepspeed_config.contradictions(config, set_by_hand)
+    if wrong:
+        raise RequestError(
+            explain(
+                "; ".join(wrong), next_step="Let one of the two decide: what the DeepSpeed file fixes cannot be varied"
+            )
+        )
+    fixed = deepspeed_config.fixed_fields(config)
+    fixed.pop("train.optimizer", None)  # built by DeepSpeed as the file describes it
+    sizes = deepspeed_config.batch_values(config)
+    fixed |= {
+        "train.micro_batch": sizes.get("train_micro_batch_size_per_gpu"),
+        "train.grad_accum": sizes.get("gradient_accumulation_steps"),
+        "train.global_batch": sizes.get("train_batch_size") if study.scaling.mode == "strong-global" else None,
+    }
+    adopted = {
+        field.removeprefix("train."): value
+        for field, value in fixed.items()
+        if value is not None and field not in by_hand
+    }
+    try:
+        # Validated again, for these values are the user's too.
+        new_train = TrainSection.model_validate(values | adopted, strict=True)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        raise RequestError(
+            "taken from the DeepSpeed configuration: " + wrong_value(problem, next_step="Correct it there")
+        ) from None
+    return study.model_copy(update={"train": new_train}), config
+
+
+def device_of(study: Study, machine: Machine) -> Device:
+    """cuda where there is a GPU, unless the study says.
+
+    Raises:
+        RequestError: it says cuda, and there is none.
+    """
+    if study.train.device == "auto":
+        return "cuda" if machine.gpus else "cpu"
+    if study.train.device == "cuda" and not machine.gpus:
+        raise RequestError(
+            explain(
+                "train.device is 'cuda', but this machine offers no GPU",
+                valid=["cpu", "auto"],
+                next_step="Check nvidia-smi and CUDA_VISIBLE_DEVICES if it should have one",
+            )
+        )
+    return study.train.device
+
+
+def precision_of(study: Study, device: Device, machine: Machine, config: dict[str, Any] | None) -> Precision:
+    """bf16 where `device` is fast at it, unless the study or its DeepSpeed file (`config`) says.
+
+    Raises:
+        RequestError: a precision that only a DeepSpeed file can switch on, without one that does; fp16 on CPU.
+    """
+    precision = study.train.precision
+    if precision == "auto":
+        return "bf16" if machine.fast_bf16(device) else "fp32"
+    by_file = deepspeed_config.fixed_fields(config or {}).get("train.precision")
+    if precision in ("bf16-params", "fp16") and by_file != precision:
+        section = "bf16" if precision == "bf16-params" else "fp16"
+        raise RequestError(
+            explain(
+                f"train.precision is {shown(precision)}",
+                valid=["fp32", "bf16", "auto"],
+                next_step=f'It comes from your own DeepSpeed file: "{section}": {{"enabled": true}}, named by '
+                "train.deepspeed_config",
+            )
+        )
+    if precision == "fp16" and device == "cpu":
+        raise RequestError(
+            explain(
+                "fp16 training needs a GPU, and this trial computes on the CPU",
+                valid=["fp32", "bf16"],
+                next_step="Take fp16 out of the DeepSpeed file, or run on a machine with a GPU",
+            )
+        )
+    return precision
+
+
+def threads_of(study: Study, device: Device, machine: Machine) -> int:
+    """Threads per rank, equal along the curve.
+
+    The curve's largest world decides, also for the plain baseline on one rank, so that all curves compute alike.
+
+    Raises:
+        RequestError: the largest world needs more cores or GPUs than there are, and sharing them was not asked for.
+    """
+    ranks = max(study.scaling.gpus)
+    threads = study.launch.threads_per_rank or max(1, machine.cores // ranks)
+    if study.launch.oversubscribe:
+        return threads
+    largest = 1 if study.train.engine == "none" else ranks
+    named = f"{largest} rank{'s' if largest > 1 else ''}"
+    if device == "cuda" and largest > len(machine.gpus):
+        _refuse(f"{named} need {largest} GPUs, and this machine offers {len(machine.gpus)}", len(machine.gpus))
+    if largest * threads > machine.cores:
+        each = f" of {threads} threads" if threads > 1 else ""
+        quota = machine.cpu_quota_cores
+        counted = f" (a cgroup quota of {quota:g} cores counts)" if quota is not None else ""
+        offered = f"this machine offers {machine.cores}{counted}"
+        _refuse(f"{named}{each} need {largest * threads} cores, and {offered}", machine.cores // threads)
+    return threads
+
+
+def _refuse(what: str, fitting_ranks: int) -> None:
+    fitting = f"scaling.gpus up to {fitting_ranks}" if fitting_ranks else "fewer launch.threads_per_rank"
+    raise RequestError(
+        explain(
+            what,
+            valid=[fitting],
+            next_step="Or set launch.oversubscribe = true to share them, which says nothing about scaling",
+        )
+    )

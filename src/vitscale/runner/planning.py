@@ -1,0 +1,171 @@
+"""What a study asks for, worked out before anything starts: trials, their order, the state of a results folder."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from vitscale import sources
+from vitscale.errors import StoreError, explain, shown, unknown
+from vitscale.expansion import Expansion, expand
+from vitscale.hardware import Machine, this_machine
+from vitscale.launchers import LAUNCHERS, launcher_for
+from vitscale.record import StudyRecord
+from vitscale.store import RunIndex, read_study
+from vitscale.study import MeasureSection
+from vitscale.study_file import StudyFile
+from vitscale.trial import DataSpec
+
+_VERSIONED = ("vitscale", "torch", "deepspeed", "transformers", "numpy")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run that is to be done."""
+
+    trial_id: str
+    repeat: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A study, ready to run."""
+
+    record: StudyRecord
+    expansion: Expansion
+    measure: MeasureSection
+    tasks: tuple[Task, ...]
+    """All runs of the study in their random order, done or not."""
+
+
+def plan(
+    path: Path, machine: Machine | None = None, check_data: Callable[[DataSpec], sources.Summary] = sources.check
+) -> Plan:
+    """Reads and checks a study against this machine and its data; starts nothing and writes nothing.
+
+    Raises:
+        RequestError: the study, the data or the machine do not allow it.
+    """
+    file = StudyFile.read(path)
+    for _, point, _ in file.points():
+        if point.launch.launcher not in LAUNCHERS:
+            raise unknown("launcher", point.launch.launcher, LAUNCHERS, next_step="Correct launch.launcher")
+    expansion = expand(file, machine or this_machine(), check_data)
+    for trial in expansion.trials.values():
+        launcher_for(trial)
+    measure = file.study.measure
+    tasks = [Task(trial_id, repeat) for trial_id in expansion.trials for repeat in range(measure.repeats)]
+    # Seeded, so that a study resumed keeps the order it began with; random, so that drift favours nobody.
+    random.Random(measure.order_seed).shuffle(tasks)  # noqa: S311 - an order, not a secret
+    record = StudyRecord(
+        name=file.study.name,
+        text=file.text,
+        repeats=measure.repeats,
+        curves=expansion.curves,
+        trials=expansion.trials,
+        versions=installed_versions(),
+        dataset_fingerprints=expansion.fingerprints,
+    )
+    return Plan(record, expansion, measure, tuple(tasks))
+
+
+def installed_versions() -> dict[str, str | None]:
+    """Versions of the libraries that decide a result, without importing them."""
+    versions: dict[str, str | None] = {}
+    for name in _VERSIONED:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = None
+    return versions
+
+
+def check_folder(results: Path, record: StudyRecord, *, allow_version_change: bool) -> None:
+    """Whether `results` may hold this study: a new folder, an empty one, or one that already holds it.
+
+    Raises:
+        StoreError: it is no folder, holds something else or another study, or was begun under other versions or data.
+    """
+    entries = _entries(results)
+    if not entries:
+        return
+    held = read_study(results)
+    if held is None:
+        # A driver that died before it wrote study.json leaves its lock, and at most a hidden draft.
+        foreign = [name for name in entries if name != "lock" and not name.startswith(".")]
+        if foreign:
+            raise StoreError(
+                explain(
+                    f"{shown(str(results))} is not empty and holds no results of vitscale (it has {shown(foreign[0])}, "
+                    "but no study.json)",
+                    next_step="Give a new folder with -o",
+                )
+            )
+        return
+    _refuse_another_study(results, held, record)
+    changed = [
+        f"{name} {held.versions.get(name) or 'absent'} -> {version or 'absent'}"
+        for name, version in record.versions.items()
+        if held.versions.get(name) != version
+    ]
+    if changed and not allow_version_change and RunIndex(results).finished:
+        raise StoreError(
+            explain(
+                f"{shown(str(results))} was begun under other library versions: {', '.join(changed)}",
+                next_step="Install those versions, begin a new folder with -o, or mix them on purpose with "
+                "--allow-version-change",
+            )
+        )
+
+
+def _entries(results: Path) -> list[str] | None:
+    """Names in the folder; None where nothing is there yet."""
+    try:
+        return sorted(path.name for path in results.iterdir())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:  # a file, a name too long, a NUL in it, no permission
+        reason = (isinstance(error, OSError) and error.strerror) or "no such path"
+        raise StoreError(
+            explain(
+                f"{shown(str(results))} cannot be a results folder: {reason}", next_step="Give another folder with -o"
+            )
+        ) from None
+
+
+def _refuse_another_study(results: Path, held: StudyRecord, record: StudyRecord) -> None:
+    common = set(held.trials) & set(record.trials)
+    if held.name != record.name or not common:
+        what = shown(held.name) if held.name != record.name else f"other trials under the name {shown(held.name)}"
+        raise StoreError(
+            explain(
+                f"{shown(str(results))} holds another study: {what}",
+                next_step=f"Give the results of {shown(record.name)} a folder of their own with -o",
+            )
+        )
+    for trial_id in common:
+        before, now = held.dataset_fingerprints.get(trial_id), record.dataset_fingerprints.get(trial_id)
+        if before != now:
+            raise StoreError(
+                explain(
+                    f"the data of trial {trial_id} has changed since these results were begun "
+                    f"(fingerprint {before}, now {now})",
+                    next_step="Restore the data, or begin a new folder with -o",
+                )
+            )
+
+
+def outstanding(plan: Plan, index: RunIndex, *, retry_failed: bool) -> list[Task]:
+    """The runs still to be done: those without an outcome, and those whose cause lay outside the trial."""
+
+    def done(task: Task) -> bool:
+        finished = index.finished.get((task.trial_id, task.repeat))
+        if finished is None:
+            return False
+        outcome = finished[1]
+        return outcome.kind == "completed" or not (outcome.external or retry_failed)
+
+    return [task for task in plan.tasks if not done(task)]

@@ -1,0 +1,110 @@
+"""What a user sees while a study runs: a live line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from vitscale.record import Outcome
+from vitscale.trial import Trial
+
+_PLAIN_LINE_SECONDS = 30.0
+
+
+def describe(trial: Trial) -> str:
+    """A trial in one short phrase."""
+    accumulation = f" x{trial.train.grad_accum}" if trial.train.grad_accum > 1 else ""
+    share = f", {trial.data.fraction:.3g} of the data" if trial.data.fraction < 1 else ""
+    what = trial.model.name or trial.model.hf or trial.model.factory or "model"
+    ranks = f"{trial.world.size} rank{'s' if trial.world.size > 1 else ''}"
+    return f"{what} {trial.train.engine}, {ranks}, batch {trial.train.micro_batch}{accumulation}{share}"
+
+
+def duration(seconds: float) -> str:
+    """`75` as "1:15"."""
+    whole = round(seconds)
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+
+
+class StudyProgress:
+    """Which run of how many, the step rate, the time left.
+
+    Time left is the mean duration of the runs done in this call times the runs left; before the first has ended it is
+    unknown and said to be.
+    """
+
+    def __init__(self, console: Console, runs: int) -> None:
+        self._console = console
+        self._runs = runs
+        self._done = 0
+        self._spent_seconds = 0.0
+        self._live: Progress | None = None
+        if console.is_terminal:
+            self._live = Progress(
+                BarColumn(bar_width=20),
+                MofNCompleteColumn(),
+                TextColumn("{task.description}"),
+                TimeElapsedColumn(),
+                console=console,
+            )
+            self._bar = self._live.add_task("", total=runs)
+
+    def __enter__(self) -> StudyProgress:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def _say(self, text: str) -> None:
+        (self._live.console if self._live else self._console).print(escape(text), soft_wrap=True, highlight=False)
+
+    def _left(self) -> str:
+        if not self._done:
+            return "time left unknown yet"
+        return f"about {duration(self._spent_seconds / self._done * (self._runs - self._done))} left"
+
+    def begin(self, trial: Trial, repeat: int) -> Callable[[int], None]:
+        """Announces a run; returns what is to be called with the number of steps it has done."""
+        what = f"run {self._done + 1} of {self._runs}: {describe(trial)}, repeat {repeat + 1}"
+        first: tuple[float, int] | None = None
+        spoken = time.monotonic()
+        if self._live:
+            self._live.update(self._bar, description=escape(f"{what}: starting; {self._left()}"))
+        else:
+            self._say(f"{what}; {self._left()}")
+
+        def on_steps(steps: int) -> None:
+            nonlocal first, spoken
+            now = time.monotonic()
+            if not steps:
+                return
+            if first is None:
+                first = (now, steps)
+            rate = (steps - first[1]) / (now - first[0]) if now > first[0] and steps > first[1] else None
+            text = f"step {steps}" + (f", {rate:.3g} steps/s" if rate else "")
+            if self._live:
+                self._live.update(self._bar, description=escape(f"{what}: {text}; {self._left()}"))
+            elif now - spoken >= _PLAIN_LINE_SECONDS:
+                spoken = now
+                self._say(f"  {text}")
+
+        return on_steps
+
+    def end(self, trial: Trial, outcome: Outcome) -> None:
+        """A run has ended."""
+        self._done += 1
+        self._spent_seconds += outcome.wall_seconds
+        if outcome.kind != "completed":
+            self._say(f"  {outcome.kind}: {describe(trial)}: {outcome.reason}")
+        elif not self._live:
+            self._say(f"  completed in {duration(outcome.wall_seconds)}")
+        if self._live:
+            self._live.update(self._bar, completed=self._done)

@@ -1,0 +1,1 @@
+"""Schedulers: where a launcher's command runs."""

@@ -1,0 +1,266 @@
+"""CIFAR-10 and CIFAR-100 from the official python-version archives, packed or unpacked."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitscale.errors import RequestError, explain, shown
+from vitscale.sources.archive import read_members
+from vitscale.sources.base import Dataset, Images, Labels, Summary
+from vitscale.sources.cache import Room, cached, in_memory
+from vitscale.sources.cifar_layout import CIFAR10, CIFAR100, HELD_OUT_SAMPLES, IMAGE_SHAPE, Layout
+from vitscale.sources.cifar_layout import MOST_ARCHIVE_BYTES as MOST_BYTES
+from vitscale.sources.download import fetch
+from vitscale.sources.paths import default_cache_root, kind_of, reason, root_of
+from vitscale.sources.restricted_pickle import read_pickle
+from vitscale.trial import DataSpec
+
+_LONGEST_CLASS_NAME = 100
+
+
+@dataclass(frozen=True)
+class _Files:
+    """Where a dataset was found and what its checksums say."""
+
+    fingerprint: str
+    is_official: bool
+    notes: tuple[str, ...]
+    read: Callable[[], Mapping[str, bytes]]
+    """Contents by file name (without folder)."""
+
+
+@dataclass(frozen=True)
+class Cifar:
+    """The datasets `cifar10` and `cifar100`."""
+
+    layout: Layout
+
+    def check(self, spec: DataSpec) -> Summary:
+        """Checksums alone where the files are the official ones, otherwise every file is read and verified."""
+        files = self._find(spec)
+        if files.is_official:
+            layout = self.layout
+            return Summary(
+                train_samples=layout.train_samples,
+                held_out_samples=HELD_OUT_SAMPLES,
+                classes=layout.classes,
+                image_shape=IMAGE_SHAPE,
+                fingerprint=files.fingerprint,
+                notes=files.notes,
+            )
+        return in_memory(partial(_decode, self.layout, files)).dataset(files.fingerprint, files.notes).summary
+
+    def load(self, spec: DataSpec, cache_root: Path) -> Dataset:
+        """See `Source.load`."""
+        files = self._find(spec)
+        build = partial(_decode, self.layout, files)
+        decoded = cached(cache_root, f"{self.layout.name}-{files.fingerprint}", build) or in_memory(build)
+        return decoded.dataset(files.fingerprint, files.notes)
+
+    def _find(self, spec: DataSpec) -> _Files:
+        expected_md5 = _md5_of(spec)
+        path = self._locate(spec)
+        if kind_of(path) == "folder":
+            if expected_md5 is not None:
+                raise RequestError(
+                    explain(
+                        f"data.md5 is the checksum of an archive, but {shown(str(path))} is an unpacked folder",
+                        next_step=f"Remove md5, or point data.root at {self.layout.archive}",
+                    )
+                )
+            return _unpacked(self.layout, path)
+        return _archive(self.layout, path, expected_md5, spec.verify)
+
+    def _locate(self, spec: DataSpec) -> Path:
+        """The archive or the unpacked folder, downloaded first where that is asked for and neither is there."""
+        layout = self.layout
+        root = root_of(spec) or default_cache_root() / "archives"
+        names_archive = root.name.endswith((".tar.gz", ".tgz"))
+        kind = kind_of(root)
+        if kind == "file":
+            return root
+        if kind == "other":
+            raise RequestError(
+                explain(f"data.root {shown(str(root))} is neither a file nor a folder", next_step=self._how())
+            )
+        if kind == "folder":
+            if kind_of(root / layout.archive) == "file":
+                return root / layout.archive
+            for folder in (root, root / layout.folder):
+                if any(kind_of(folder / name) for name in layout.files):
+                    return folder
+        if spec.download:
+            target = root if names_archive else root / layout.archive
+            md5 = _md5_of(spec) or (layout.archive_md5 if spec.verify else None)
+            fetch(layout.url, target, md5=md5, most_bytes=MOST_BYTES)
+            return target
+        raise RequestError(explain(self._missing(spec, root, kind is None), next_step=self._how()))
+
+    def _missing(self, spec: DataSpec, root: Path, is_absent: bool) -> str:
+        layout = self.layout
+        if not spec.root:
+            return f"the dataset '{layout.name}' needs data.root: the folder its archive is in"
+        if is_absent:
+            return f"data.root {shown(str(root))} does not exist"
+        for other in (CIFAR10, CIFAR100):
+            seen = (root / other.archive, root / other.folder, *(root / name for name in other.train_files))
+            if other.name != layout.name and any(map(kind_of, seen)):
+                return f"data.root {shown(str(root))} holds {other.name}, but data.name is '{layout.name}'"
+        return f"data.root {shown(str(root))} holds neither {layout.archive} nor {layout.folder}"
+
+    def _how(self) -> str:
+        layout = self.layout
+        return (
+            f"Set data.root to {layout.archive}, to the unpacked {layout.folder}, or to the folder of either, "
+            f"or set data.download = true; the archive is at {layout.url}"
+        )
+
+
+def _md5_of(spec: DataSpec) -> str | None:
+    if spec.md5 is None:
+        return None
+    if not re.fullmatch("[0-9a-fA-F]{32}", spec.md5):
+        raise RequestError(
+            explain(
+                f"data.md5 {shown(spec.md5)} is not an MD5 checksum",
+                valid=["32 hexadecimal digits"],
+                next_step="Write down what md5sum prints for the archive",
+            )
+        )
+    return spec.md5.lower()
+
+
+def _file_md5(path: Path) -> str:
+    """Of a file of at most `MOST_BYTES`."""
+    try:
+        if (size := path.stat().st_size) > MOST_BYTES:
+            raise RequestError(
+                explain(
+                    f"{shown(str(path))} has {size:,} bytes, more than any CIFAR file ({MOST_BYTES:,} at most)",
+                    next_step="Point data.root at the CIFAR archive",
+                )
+            )
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> RequestError:
+    return RequestError(explain(f"cannot read {shown(str(path))}: {reason(error)}"))
+
+
+def _archive(layout: Layout, path: Path, expected_md5: str | None, verify: bool) -> _Files:
+    found = _file_md5(path)
+    if expected_md5 is not None and found != expected_md5:
+        raise RequestError(
+            explain(
+                f"{shown(str(path))} has the MD5 {found}, but data.md5 is {expected_md5}",
+                next_step="Get the archive again, or correct md5",
+            )
+        )
+    is_official = found == layout.archive_md5
+    if not is_official and expected_md5 is None and verify:
+        raise RequestError(
+            explain(
+                f"{shown(str(path))} has the MD5 {found}, but the official {layout.archive} has "
+                f"{layout.archive_md5}: it is truncated, corrupt or another archive",
+                next_step=f"Get it again from {layout.url}; for an archive of your own set "
+                f'data.md5 = "{found}" or data.verify = false',
+            )
+        )
+    notes = () if is_official else (f"not the official {layout.archive}: its MD5 is {found}",)
+
+    def read() -> Mapping[str, bytes]:
+        wanted = {f"{layout.folder}/{name}": name for name in layout.files}
+        return {wanted[name]: content for name, content in read_members(path, wanted, MOST_BYTES).items()}
+
+    return _Files(found, is_official, notes, read)
+
+
+def _unpacked(layout: Layout, folder: Path) -> _Files:
+    """Files that the user unpacked (or made) may differ from the official ones: a note, no refusal."""
+    missing = [name for name in layout.files if kind_of(folder / name) != "file"]
+    if missing:
+        raise RequestError(
+            explain(
+                f"the folder {shown(str(folder))} lacks {', '.join(missing)}",
+                next_step=f"Unpack {layout.archive} again",
+            )
+        )
+    found = {name: _file_md5(folder / name) for name in layout.files}
+    differing = [name for name, md5 in layout.files.items() if found[name] != md5]
+    fingerprint = layout.archive_md5  # the same content as the archive
+    notes: tuple[str, ...] = ()
+    if differing:
+        listing = "".join(f"{md5}  {name}\n" for name, md5 in sorted(found.items()))
+        fingerprint = hashlib.sha256(listing.encode()).hexdigest()
+        notes = (f"not the official files: the MD5 of {', '.join(differing)} differs",)
+
+    def read() -> Mapping[str, bytes]:
+        try:
+            return {name: (folder / name).read_bytes() for name in layout.files}
+        except OSError as error:
+            raise _unreadable(folder, error) from None
+
+    return _Files(fingerprint, not differing, notes, read)
+
+
+def _decode(layout: Layout, files: _Files, room: Room) -> tuple[str, ...]:
+    """Reads and verifies every file, and fills both splits."""
+    contents = files.read()
+    classes = _class_names(layout, contents[layout.meta_file[0]])
+    for split, names in (("train", layout.train_files), ("held_out", layout.held_out_files)):
+        batches = [_batch(layout, name, contents[name], len(classes)) for name in names]
+        images, labels = room(split, sum(len(batch[1]) for batch in batches), IMAGE_SHAPE)
+        np.concatenate([batch[0] for batch in batches], out=images)
+        np.concatenate([batch[1] for batch in batches], out=labels)
+    return classes
+
+
+def _batch(layout: Layout, name: str, content: bytes, classes: int) -> tuple[Images, Labels]:
+    """Images uint8 `[n, 32, 32, 3]` and labels int64 `[n]` of one file."""
+    entries = read_pickle(content, name)
+    data = entries.get("data")
+    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072:
+        raise _malformed(name, "'data' is not a uint8 array of [images, 3072]")
+    labels = _labels(name, layout.label_key, entries.get(layout.label_key))
+    if len(labels) != len(data) or not len(data):
+        raise _malformed(name, f"it has {len(data):,} images and {len(labels):,} labels")
+    if labels.min() < 0 or labels.max() >= classes:
+        raise _malformed(name, f"it has labels outside 0 to {classes - 1}")
+    # A row is the red, then the green, then the blue plane of an image.
+    return data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
+
+
+def _labels(name: str, key: str, value: Any) -> Labels:
+    if isinstance(value, list) and all(type(label) is int for label in value):
+        return np.array(value, dtype=np.int64)
+    if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "iu":
+        return value.astype(np.int64)
+    raise _malformed(name, f"'{key}' is not a list of integers")
+
+
+def _class_names(layout: Layout, content: bytes) -> tuple[str, ...]:
+    name, key = layout.meta_file[0], layout.class_names_key
+    names = read_pickle(content, name).get(key)
+    if not isinstance(names, list) or len(names) != len(layout.classes):
+        raise _malformed(name, f"'{key}' is not a list of {len(layout.classes)} names")
+    texts = [item.decode("latin-1") if isinstance(item, bytes) else item for item in names]
+    if not all(isinstance(text, str) and 0 < len(text) <= _LONGEST_CLASS_NAME for text in texts):
+        raise _malformed(name, f"'{key}' holds something else than names")
+    return tuple(texts)
+
+
+def _malformed(name: str, what: str) -> RequestError:
+    return RequestError(
+        explain(f"the CIFAR file {name} is malformed: {what}", next_step="Get the official archive again")
+    )

@@ -1,0 +1,75 @@
+"""scikit-learn's handwritten digits: 1,797 real images of 8 x 8 pixels that need no download."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from vitscale.errors import RequestError, explain
+from vitscale.sources.base import Dataset, Images, Labels, Summary, refuse_archive_keys, unused_root_notes
+from vitscale.sources.cache import Room, cached, in_memory
+from vitscale.sources.split import held_out_count, split_ids
+from vitscale.trial import DataSpec
+
+_SAMPLES, _SIDE = 1797, 8
+_CLASSES = tuple(str(digit) for digit in range(10))
+_SHA256 = "0b7e9c3202d7bcd255d6a19a238d3743bf5e320ba74812a6679958a017c55382"
+"""Of the uint8 images `[1797, 8, 8]` (0 to 255), then the labels as little-endian int64."""
+
+
+class Digits:
+    """The dataset `digits`, split once and for all by `held_out`."""
+
+    def check(self, spec: DataSpec) -> Summary:
+        """Only looks whether scikit-learn is there: importing it takes longer than the rest of a plan."""
+        refuse_archive_keys(spec)
+        if importlib.util.find_spec("sklearn") is None:
+            raise RequestError(
+                explain("the dataset 'digits' needs scikit-learn", next_step="Run pip install scikit-learn")
+            )
+        held_out = held_out_count(_SAMPLES, len(_CLASSES), spec.held_out)
+        return Summary(
+            train_samples=_SAMPLES - held_out,
+            held_out_samples=held_out,
+            classes=_CLASSES,
+            image_shape=(_SIDE, _SIDE, 3),
+            fingerprint=_SHA256,
+            notes=unused_root_notes(spec),
+        )
+
+    def load(self, spec: DataSpec, cache_root: Path) -> Dataset:
+        """Through the cache, so that only the first rank imports scikit-learn."""
+        summary = self.check(spec)
+        build = partial(_build, spec.held_out)
+        decoded = cached(cache_root, f"digits-{_SHA256[:12]}-{spec.held_out}", build) or in_memory(build)
+        return Dataset(summary, decoded.train, decoded.held_out)
+
+
+def _build(held_out: float, room: Room) -> tuple[str, ...]:
+    grey, labels = _read()
+    for split, ids in zip(("train", "held_out"), split_ids(labels, held_out), strict=True):
+        images, split_labels = room(split, len(ids), (_SIDE, _SIDE, 3))
+        images[:] = grey[ids, :, :, None]
+        split_labels[:] = labels[ids]
+    return _CLASSES
+
+
+def _read() -> tuple[Images, Labels]:
+    """Images uint8 `[1797, 8, 8]`, the original 0..16 scaled to 0..255 and rounded, and their labels."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    grey = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
+    labels = bunch.target.astype(np.int64)
+    if hashlib.sha256(grey.tobytes() + labels.astype("<i8").tobytes()).hexdigest() != _SHA256:
+        raise RequestError(
+            explain(
+                "scikit-learn's digits are not the images that 'digits' stands for",
+                next_step="Reinstall scikit-learn",
+            )
+        )
+    return grey, labels

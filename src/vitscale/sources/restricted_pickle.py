@@ -1,0 +1,283 @@
+"""Reads the pickles CIFAR comes in without ever unpickling: nothing that a file names is looked up or called.
+
+The standard library splits the file into opcodes; this module gives a meaning only to those that build dicts,
+lists, tuples, strings, integers and numpy arrays of a few integer types. A name such as `numpy.ndarray` becomes a
+symbol that the rules below understand, and any other name is refused; so are the text opcodes of protocol 0, since
+the official files are of protocol 2. Work and memory are bounded by the size of the file and by `_MOST_OPCODES`,
+never by a number that stands in it.
+"""
+
+from __future__ import annotations
+
+import pickletools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitscale.errors import RequestError, explain, shown
+
+_MOST_OPCODES = 1_000_000
+"""CIFAR-100's training file has about 250,000."""
+_INTEGER_TYPES = ("u1", "i4", "i8")
+
+_SYMBOLS = {
+    ("numpy.core.multiarray", "_reconstruct"): "empty array",
+    ("numpy._core.multiarray", "_reconstruct"): "empty array",
+    ("numpy.core.numeric", "_frombuffer"): "whole array",
+    ("numpy._core.numeric", "_frombuffer"): "whole array",
+    ("numpy", "ndarray"): "array type",
+    ("numpy", "dtype"): "element type",
+    ("_codecs", "encode"): "encode",
+    ("__builtin__", "bytes"): "no bytes",  # how Python 3 writes b"" in protocol 2
+}
+"""Every name that CIFAR files contain, as written by Python 2 and 3 and by numpy 1 and 2."""
+
+
+@dataclass(frozen=True)
+class _Symbol:
+    meaning: str
+
+
+@dataclass
+class _ElementType:
+    dtype: np.dtype[Any]
+
+
+@dataclass
+class _Array:
+    values: NDArray[Any] | None
+
+
+class _Refused(Exception):
+    """Something that no CIFAR file contains."""
+
+
+def read_pickle(content: bytes, name: str) -> dict[str, Any]:
+    """The dictionary in `content`; keys are str, values int, str, bytes, list, tuple, dict or integer arrays.
+
+    Strings of Python 2 come as bytes. Raises `RequestError`, naming the file `name`, for anything else: a name
+    outside the few that CIFAR needs, a foreign opcode, or damage.
+    """
+    try:
+        return _as_result(_Machine().run(content))
+    except _Refused as refusal:
+        raise RequestError(
+            explain(
+                f"{name} was refused, and nothing in it was executed: it contains {refusal}, which no CIFAR file does",
+                next_step="Get the official archive again, from a source you trust",
+            )
+        ) from None
+    except (ValueError, IndexError, KeyError, OverflowError, RecursionError) as error:
+        raise RequestError(
+            explain(
+                f"{name} is damaged or not a CIFAR file ({shown(str(error))})",
+                next_step="Get the official archive again",
+            )
+        ) from None
+
+
+def _as_result(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError("not a dictionary")
+    result = {}
+    for key, item in value.items():
+        text = key.decode("latin-1") if isinstance(key, bytes) else key
+        if not isinstance(text, str):
+            raise ValueError("a key that is not a string")
+        result[text] = item.values if isinstance(item, _Array) else item
+    return result
+
+
+class _Machine:
+    """The pickle machine, reduced to data. A stack of stacks: a mark opens a new one."""
+
+    def __init__(self) -> None:
+        self.stacks: list[list[Any]] = [[]]
+        self.memo: dict[int, Any] = {}
+
+    def run(self, content: bytes) -> object:
+        for count, (opcode, argument, _) in enumerate(pickletools.genops(content)):
+            if count == _MOST_OPCODES:
+                raise _Refused(f"more than {_MOST_OPCODES:,} instructions")
+            if opcode.name == "STOP":
+                break
+            if opcode.name in _LITERALS:
+                self.push(_LITERALS[opcode.name](argument))
+            elif opcode.name in _ACTIONS:
+                _ACTIONS[opcode.name](self, argument)
+            elif opcode.name not in ("PROTO", "FRAME"):
+                raise _Refused(f"the instruction {opcode.name}")
+        return self.pop()
+
+    def push(self, value: object) -> None:
+        self.stacks[-1].append(value)
+
+    def pop(self) -> Any:
+        return self.stacks[-1].pop()
+
+    def last(self) -> Any:
+        return self.stacks[-1][-1]
+
+    def pop_to_mark(self) -> list[Any]:
+        if len(self.stacks) == 1:
+            raise ValueError("no mark")
+        return self.stacks.pop()
+
+    def push_tuple(self, size: int) -> None:
+        items = [self.pop() for _ in range(size)]
+        self.push(tuple(reversed(items)))
+
+    def push_symbol(self, module: object, name: object) -> None:
+        if not isinstance(module, str) or not isinstance(name, str):
+            raise ValueError("a name that is not a string")
+        if (module, name) not in _SYMBOLS:
+            raise _Refused(f"the name {shown(f'{module}.{name}')}")
+        self.push(_Symbol(_SYMBOLS[module, name]))
+
+    def stack_global(self) -> None:
+        name, module = self.pop(), self.pop()
+        self.push_symbol(module, name)
+
+    def append(self, items: list[Any]) -> None:
+        target = self.last()
+        if not isinstance(target, list):
+            raise ValueError("items for something that is not a list")
+        target.extend(items)
+
+    def set_items(self, items: list[Any]) -> None:
+        target = self.last()
+        if not isinstance(target, dict) or len(items) % 2:
+            raise ValueError("items for something that is not a dictionary")
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            # Only flat keys: hashing a tuple nested a million deep would overflow the stack of C.
+            if not isinstance(key, (str, bytes, int)):
+                raise _Refused(f"a dictionary key of the type {type(key).__name__}")
+            target[key] = value
+
+    def reduce(self) -> None:
+        arguments, symbol = self.pop(), self.pop()
+        if not isinstance(symbol, _Symbol) or not isinstance(arguments, tuple):
+            raise _Refused("a call of something that is not a name")
+        self.push(_apply(symbol.meaning, arguments))
+
+    def build(self) -> None:
+        state, target = self.pop(), self.last()
+        if isinstance(target, _ElementType):
+            target.dtype = _with_byte_order(target.dtype, state)
+        elif isinstance(target, _Array):
+            _fill(target, state)
+        else:
+            raise _Refused("a state for something that is neither array nor element type")
+
+
+def _apply(meaning: str, arguments: tuple[Any, ...]) -> object:
+    match meaning, arguments:
+        case "empty array", (_Symbol("array type"), (0,), b"b" | "b"):
+            return _Array(None)
+        case "whole array", (bytes() | bytearray() as content, _ElementType() as element, shape, "C" | "F" as order):
+            return _Array(_shaped(bytes(content), element.dtype, shape, order == "F"))
+        case "element type", (code, _, _):
+            return _element_type(_text(code))
+        case "encode", (str() as text, "latin1" | "latin-1"):
+            return text.encode("latin-1")
+        case "no bytes", ():
+            return b""
+    raise _Refused(f"a call of {meaning!r} with other arguments than usual")
+
+
+def _element_type(code: str) -> _ElementType:
+    if code not in _INTEGER_TYPES:
+        raise _Refused(f"an array of the type {shown(code)}")
+    return _ElementType(np.dtype(code))
+
+
+def _with_byte_order(dtype: np.dtype[Any], state: object) -> np.dtype[Any]:
+    match state:
+        case (3, b">" | ">", None, None, None, -1, -1, 0):
+            return dtype.newbyteorder(">")
+        case (3, b"|" | b"<" | "|" | "<", None, None, None, -1, -1, 0):
+            return dtype.newbyteorder("<")
+    raise _Refused("an element type that is not a plain integer")
+
+
+def _fill(array: _Array, state: object) -> None:
+    match state:
+        case (1, shape, _ElementType() as element, is_fortran, bytes() as content):
+            array.values = _shaped(content, element.dtype, shape, bool(is_fortran))
+        case _:
+            raise _Refused("an array with another state than usual")
+
+
+def _shaped(content: bytes, dtype: np.dtype[Any], shape: object, is_fortran: bool) -> NDArray[Any]:
+    if not isinstance(shape, tuple) or len(shape) > 4 or not all(type(n) is int and n >= 0 for n in shape):
+        raise ValueError("an array without a proper shape")
+    # Both raise ValueError where the content does not fit; neither allocates.
+    return np.frombuffer(content, dtype=dtype).reshape(shape, order="F" if is_fortran else "C")
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.decode("latin-1")
+    if isinstance(value, str):
+        return value
+    raise ValueError("not a string")
+
+
+def _python2_string(argument: str) -> bytes:
+    return argument.encode("latin-1")  # pickletools hands the bytes over as text in this encoding
+
+
+def _integer(argument: int) -> int:
+    if not -(2**63) <= argument < 2**63:
+        raise _Refused("an integer of more than 64 bits")
+    return argument
+
+
+def _same(argument: Any) -> Any:
+    return argument
+
+
+_LITERALS: dict[str, Callable[[Any], object]] = {
+    **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1", "LONG4"), _integer),
+    **dict.fromkeys(("BINSTRING", "SHORT_BINSTRING"), _python2_string),
+    **dict.fromkeys(("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"), _same),
+    **dict.fromkeys(("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"), _same),
+    "NONE": lambda _: None,
+    "NEWTRUE": lambda _: True,
+    "NEWFALSE": lambda _: False,
+    "EMPTY_LIST": lambda _: [],
+    "EMPTY_DICT": lambda _: {},
+    "EMPTY_TUPLE": lambda _: (),
+}
+
+
+def _memoize(machine: _Machine, index: int) -> None:
+    machine.memo[index] = machine.last()
+
+
+def _global(machine: _Machine, argument: str) -> None:
+    module, _, name = argument.partition(" ")
+    machine.push_symbol(module, name)
+
+
+_ACTIONS: dict[str, Callable[[_Machine, Any], None]] = {
+    "MARK": lambda machine, _: machine.stacks.append([]),
+    "TUPLE": lambda machine, _: machine.push(tuple(machine.pop_to_mark())),
+    "TUPLE1": lambda machine, _: machine.push_tuple(1),
+    "TUPLE2": lambda machine, _: machine.push_tuple(2),
+    "TUPLE3": lambda machine, _: machine.push_tuple(3),
+    "APPEND": lambda machine, _: machine.append([machine.pop()]),
+    "APPENDS": lambda machine, _: machine.append(machine.pop_to_mark()),
+    "SETITEM": lambda machine, _: machine.set_items([machine.pop(), machine.pop()][::-1]),
+    "SETITEMS": lambda machine, _: machine.set_items(machine.pop_to_mark()),
+    **dict.fromkeys(("BINPUT", "LONG_BINPUT"), _memoize),
+    "MEMOIZE": lambda machine, _: machine.memo.__setitem__(len(machine.memo), machine.last()),
+    **dict.fromkeys(("BINGET", "LONG_BINGET"), lambda machine, key: machine.push(machine.memo[key])),
+    "GLOBAL": _global,
+    "STACK_GLOBAL": lambda machine, _: machine.stack_global(),
+    "REDUCE": lambda machine, _: machine.reduce(),
+    "BUILD": lambda machine, _: machine.build(),
+}

@@ -1,0 +1,92 @@
+"""Learnable images of any number and size, each made from its id alone: no memory, no cache, no files."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitscale.sources.base import (
+    Dataset,
+    Images,
+    Labels,
+    Summary,
+    refuse_archive_keys,
+    require_ids,
+    unused_root_notes,
+)
+from vitscale.sources.mixing import Words, mix64
+from vitscale.trial import DataSpec
+
+_VERSION = 1
+_GRID = 4
+"""A class is a pattern of `_GRID x _GRID` coloured squares."""
+_PATTERN_STREAM, _TRAIN_STREAM, _HELD_OUT_STREAM = 10, 11, 12
+
+
+@dataclass(frozen=True, eq=False)
+class SyntheticSplit:
+    """Image `i` is the pattern of class `i % classes` (values 64 to 191) plus uniform noise (-64 to 63)."""
+
+    labels: Labels
+    side: int
+    stream: int
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, ids: Labels) -> Images:
+        """Makes the images; see `Split.take`."""
+        require_ids(ids, len(self))
+        used, position = np.unique(self.labels[ids], return_inverse=True)
+        squares = 64 + (_noise(used, _GRID * _GRID * 3, _PATTERN_STREAM) >> 1)
+        squares = squares.reshape(-1, _GRID, _GRID, 3)
+        nearest = np.arange(self.side) * _GRID // self.side
+        patterns = squares[:, nearest[:, None], nearest]
+        noise = _noise(ids, self.side * self.side * 3, self.stream).reshape(-1, self.side, self.side, 3)
+        # 0 to 254: uint8 arithmetic wraps in between (191 + 127) and comes out right.
+        return patterns[position] + (noise >> 1) - np.uint8(64)
+
+
+def _noise(ids: Labels, count: int, stream: int) -> NDArray[np.uint8]:
+    """Uniform bytes `[len(ids), count]`, a row for each id."""
+    words = -(-count // 8)
+    positions: Words = np.add.outer(ids.astype(np.uint64) * np.uint64(words), np.arange(words, dtype=np.uint64))
+    return mix64(positions, stream).astype("<u8").view(np.uint8)[:, :count]
+
+
+def _held_out_samples(spec: DataSpec) -> int:
+    return math.ceil(spec.samples * Fraction(str(spec.held_out)))
+
+
+class Synthetic:
+    """The dataset `synthetic`: `samples`, `classes` and `source_size` decide everything."""
+
+    def check(self, spec: DataSpec) -> Summary:
+        """Needs nothing but the numbers in `spec`."""
+        refuse_archive_keys(spec)
+        recipe = f"synthetic {_VERSION} {spec.samples} {spec.classes} {spec.source_size} {spec.held_out}"
+        return Summary(
+            train_samples=spec.samples,
+            held_out_samples=_held_out_samples(spec),
+            classes=tuple(f"class {number}" for number in range(spec.classes)),
+            image_shape=(spec.source_size, spec.source_size, 3),
+            fingerprint=hashlib.sha256(recipe.encode()).hexdigest(),
+            notes=unused_root_notes(spec),
+        )
+
+    def load(self, spec: DataSpec, cache_root: Path) -> Dataset:  # noqa: ARG002  one signature for every source
+        """Makes only the labels; images are made when taken."""
+        summary = self.check(spec)
+        train = np.arange(summary.train_samples, dtype=np.int64) % spec.classes
+        held_out = np.arange(summary.held_out_samples, dtype=np.int64) % spec.classes
+        return Dataset(
+            summary,
+            SyntheticSplit(train, spec.source_size, _TRAIN_STREAM),
+            SyntheticSplit(held_out, spec.source_size, _HELD_OUT_STREAM),
+        )

@@ -1,0 +1,32 @@
+"""The results folder: crash-safe writes, strict reads, one driver at a time.
+
+    RESULTS/
+      study.json                        what the study is; replaced whole
+      lock                              held by the driver (a kernel lock: free again when it dies, however it dies)
+      runs/TRIAL-rREPEAT-aATTEMPT/
+        trial.json                      what this run was to do
+        log.txt                         what the launcher and the ranks printed
+        rank-K.jsonl                    one line per event of rank K, appended by that rank alone
+        outcome.json                    written last: a run without one was interrupted, and does not count
+
+A crash at any instant leaves each file whole or plainly incomplete: whole files appear by rename, lines are cut off
+at most at the end. Every attempt has a folder of its own, so nothing of two attempts can mix.
+"""
+
+from vitscale.store.rank_log import RankLog
+from vitscale.store.reading import RunIndex, load, read_rank, read_ranks, read_study
+from vitscale.store.writing import locked, new_run_folder, write_outcome, write_study, write_whole
+
+__all__ = [
+    "RankLog",
+    "RunIndex",
+    "load",
+    "locked",
+    "new_run_folder",
+    "read_rank",
+    "read_ranks",
+    "read_study",
+    "write_outcome",
+    "write_study",
+    "write_whole",
+]

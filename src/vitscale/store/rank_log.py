@@ -1,0 +1,99 @@
+"""One rank's record, appended line by line by a thread of its own so that training never waits for the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+from pathlib import Path
+
+from vitscale.record import ErrorLine, Line
+
+_FLUSH_SECONDS = 0.2
+
+
+class RankLog:
+    """Appends lines to rank-K.jsonl. `write` only puts the line on a queue.
+
+    Lines are written whole, in one system call per batch, so a crash cuts off at most the last one. When the disk is
+    full the thread stops and `failure` says so; `check` raises it in the training thread. For the last word
+    (`end_with`) there is the room that `new_run_folder` has kept.
+    """
+
+    def __init__(self, run_folder: Path, rank: int) -> None:
+        self.path = run_folder / f"rank-{rank}.jsonl"
+        self.failure: Exception | None = None
+        self._queue: queue.SimpleQueue[Line | None] = queue.SimpleQueue()
+        self._reserve = run_folder / f".rank-{rank}.reserve"
+        # O_EXCL: a second rank that takes itself for rank K is a broken launch, and must not mix its lines in.
+        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+        self._thread = threading.Thread(target=self._drain, name="rank-log", daemon=True)
+        self._thread.start()
+
+    def write(self, line: Line) -> None:
+        """Queues one line; returns at once."""
+        self._queue.put(line)
+
+    def check(self) -> None:
+        """Raises what ended the writing thread, if anything did."""
+        if self.failure is not None:
+            raise self.failure
+
+    def close(self) -> None:
+        """Writes what is queued, forces it to disk and raises what went wrong.
+
+        Raises:
+            OSError: a line could not be written (disk full, quota, read-only).
+        """
+        self._stop()
+        self.check()
+        os.fsync(self._file)
+        os.close(self._file)
+        self._reserve.unlink(missing_ok=True)
+
+    def end_with(self, error: ErrorLine) -> None:
+        """Writes what is queued, then why this rank ends, in the room kept for it should the disk be full.
+
+        Raises nothing for a disk that takes not even that: this is called where nobody is left to act on it.
+        """
+        self._stop()
+        # A line the full disk cut off must not swallow this one.
+        newline = "\n" if self.failure is not None else ""
+        # Messages name paths, and a path may hold bytes that are no UTF-8 (lone surrogates in Python).
+        text = {key: _writable(value) for key, value in error if isinstance(value, str)}
+        line = error.model_copy(update=text).model_dump_json()
+        with contextlib.suppress(OSError):
+            self._reserve.unlink(missing_ok=True)
+            self._append(f"{newline}{line}\n".encode())
+            os.fsync(self._file)
+        os.close(self._file)
+
+    def _stop(self) -> None:
+        self._queue.put(None)
+        self._thread.join()
+
+    def _drain(self) -> None:
+        last = False
+        while not last:
+            batch = [self._queue.get()]
+            # Gather what comes within a moment: one write for many short steps.
+            if batch[-1] is not None and self._queue.empty():
+                threading.Event().wait(_FLUSH_SECONDS)
+            while not self._queue.empty():
+                batch.append(self._queue.get())
+            last = None in batch
+            try:
+                text = "".join(line.model_dump_json() + "\n" for line in batch if line is not None)
+                self._append(text.encode())
+            except Exception as error:  # disk full, a value that cannot be written: `check` raises it
+                self.failure = error
+                return
+
+    def _append(self, data: bytes) -> None:
+        while data:
+            data = data[os.write(self._file, data) :]
+
+
+def _writable(text: str) -> str:
+    return text.encode("utf-8", errors="backslashreplace").decode()

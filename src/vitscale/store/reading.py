@@ -1,0 +1,191 @@
+"""Reads a results folder: strictly, naming what it leaves out and why."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from vitscale.errors import StoreError, explain, printable, shown
+from vitscale.record import (
+    FORMAT,
+    LINE,
+    EndLine,
+    EpochLine,
+    ErrorLine,
+    Line,
+    ModelLine,
+    Outcome,
+    PhaseLine,
+    RankRecord,
+    Record,
+    Results,
+    Run,
+    RunHeader,
+    StartLine,
+    StepLine,
+    StudyRecord,
+)
+
+_RUN_FOLDER = re.compile(r"(?P<trial>[0-9a-f]{12})-r(?P<repeat>\d{1,6})-a(?P<attempt>\d{1,6})")
+_RANK_FILE = re.compile(r"rank-(\d{1,6})\.jsonl")
+
+Model = TypeVar("Model", bound=BaseModel)
+Kind = TypeVar("Kind", bound=Record)
+
+
+def _read_json(path: Path, model: type[Model]) -> Model:
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text)
+        if isinstance(content, dict) and isinstance(content.get("format"), int) and content["format"] > FORMAT:
+            raise StoreError(
+                explain(
+                    f"{path} has record format {content['format']}, newer than this vitscale's {FORMAT}",
+                    next_step="Update vitscale to read it",
+                )
+            )
+        return model.model_validate_json(text)
+    except (OSError, RecursionError, ValueError) as error:  # ValueError: not UTF-8, not JSON, not the model
+        raise StoreError(f"{path} cannot be read: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "content"
+        return printable(f"{place[:80]}: {first['msg']}")
+    return printable(str(error)).splitlines()[0][:200] if str(error) else type(error).__name__
+
+
+def read_study(results: Path) -> StudyRecord | None:
+    """The study that `results` holds, or None where there is none yet.
+
+    Raises:
+        StoreError: study.json is there but cannot be read.
+    """
+    path = results / "study.json"
+    try:
+        held = path.exists()
+    except OSError as error:  # a name too long, a folder that may not be entered
+        raise StoreError(explain(f"{shown(str(results))} cannot be read: {error.strerror}")) from None
+    return _read_json(path, StudyRecord) if held else None
+
+
+def read_rank(path: Path) -> RankRecord:
+    """Reads one rank's lines. A line that is broken, or cut off by a crash, is named and left out."""
+    lines: list[Line] = []
+    broken: list[str] = []
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, start=1):
+            if not raw.endswith(b"\n"):
+                broken.append(f"{path.parent.name}/{path.name}:{number}: cut off")
+                break
+            if not raw.strip():
+                continue  # ends a line that a full disk had cut off
+            try:
+                lines.append(_finite(LINE.validate_json(raw)))
+            except ValueError as error:
+                broken.append(f"{path.parent.name}/{path.name}:{number}: {_first_line(error)}")
+
+    def last_of(kind: type[Kind]) -> Kind | None:
+        return next((line for line in reversed(lines) if isinstance(line, kind)), None)
+
+    match = _RANK_FILE.fullmatch(path.name)
+    return RankRecord(
+        rank=int(match[1]) if match else 0,
+        start=last_of(StartLine),
+        model=last_of(ModelLine),
+        phases=tuple(line for line in lines if isinstance(line, PhaseLine)),
+        steps=tuple(line for line in lines if isinstance(line, StepLine)),
+        epochs=tuple(line for line in lines if isinstance(line, EpochLine)),
+        error=last_of(ErrorLine),
+        ended=last_of(EndLine) is not None,
+        broken=tuple(broken),
+    )
+
+
+def _finite(line: Line) -> Line:
+    """Refuses NaN and infinity, which are no JSON, and which this program writes as null."""
+    for key, value in line:
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{key}: {value} is no number")
+    return line
+
+
+def read_ranks(folder: Path) -> tuple[RankRecord, ...]:
+    """The records of all ranks of one run, by rank."""
+    files = [path for path in folder.iterdir() if _RANK_FILE.fullmatch(path.name)]
+    return tuple(sorted((read_rank(path) for path in files), key=lambda record: record.rank))
+
+
+class RunIndex:
+    """What is in `runs/`, by trial and repeat, from the folders' names and outcomes alone (no rank files are read)."""
+
+    def __init__(self, results: Path) -> None:
+        self.attempts: dict[tuple[str, int], int] = {}
+        """Highest attempt number in use, finished or not."""
+        self.finished: dict[tuple[str, int], tuple[Path, Outcome]] = {}
+        """The last attempt that has an outcome."""
+        self.problems: list[str] = []
+        runs = results / "runs"
+        folders = sorted(runs.iterdir()) if runs.is_dir() else []
+        newest: dict[tuple[str, int], int] = {}
+        for folder in folders:
+            match = _RUN_FOLDER.fullmatch(folder.name)
+            if match is None:
+                self.problems.append(f"runs/{folder.name} is no run of vitscale: left out")
+                continue
+            key, attempt = (match["trial"], int(match["repeat"])), int(match["attempt"])
+            self.attempts[key] = max(attempt, self.attempts.get(key, -1))
+            if attempt < newest.get(key, -1) or not (folder / "outcome.json").exists():
+                continue
+            try:
+                self.finished[key] = (folder, _read_json(folder / "outcome.json", Outcome))
+                newest[key] = attempt
+            except StoreError as error:
+                self.problems.append(f"{error}: left out")
+
+
+def load(results: Path) -> Results:
+    """Reads a results folder back.
+
+    Only runs of trials of the present study count; what is left out is named in `problems`.
+
+    Raises:
+        StoreError: the folder does not exist, cannot be read or holds no study.
+    """
+    study = read_study(results)
+    if study is None:
+        raise StoreError(
+            explain(
+                f"{shown(str(results))} holds no results of vitscale (study.json is missing)",
+                next_step="Give the folder that `vitscale run STUDY.toml -o FOLDER` wrote to",
+            )
+        )
+    index = RunIndex(results)
+    problems = list(index.problems)
+    runs = []
+    for (trial_id, repeat), (folder, outcome) in sorted(index.finished.items()):
+        if trial_id not in study.trials:
+            problems.append(f"runs/{folder.name} belongs to an earlier form of this study: left out")
+            continue
+        try:
+            header = _read_json(folder / "trial.json", RunHeader)
+            ranks = read_ranks(folder)
+        except (StoreError, OSError) as error:
+            problems.append(f"{error}: run left out")
+            continue
+        if (header.trial_id, header.repeat) != (trial_id, repeat):
+            problems.append(f"runs/{folder.name}/trial.json is of another run ({header.trial_id}): run left out")
+            continue
+        problems += [f"{line}: line left out" for record in ranks for line in record.broken]
+        runs.append(Run(header=header, outcome=outcome, ranks=ranks))
+    interrupted = sum(1 for key in index.attempts if key not in index.finished and key[0] in study.trials)
+    if interrupted:
+        problems.append(f"{interrupted} run(s) were interrupted; `vitscale run` does them again")
+    return Results(study=study, runs=tuple(runs), problems=tuple(problems))

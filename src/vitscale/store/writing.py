@@ -1,0 +1,98 @@
+"""Writes to the results folder: whole files by rename, one driver by a kernel lock."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from vitscale.errors import StoreError, explain, shown
+from vitscale.record import Outcome, RunHeader, StudyRecord
+
+_OUTCOME_BYTES = 256 * 1024
+_LAST_WORD_BYTES = 64 * 1024
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replaces `path` by `text` so that a crash leaves the old content or the new, never a mixture."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    try:
+        with draft.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def locked(results: Path) -> Iterator[None]:
+    """Holds the folder's kernel lock; a second driver is refused. The lock goes with the process, even on SIGKILL.
+
+    Raises:
+        StoreError: another `vitscale run` holds it.
+    """
+    with (results / "lock").open("a+", encoding="ascii", errors="replace") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read(32).strip()
+            who = f" (process {holder})" if holder.isdigit() else ""
+            raise StoreError(
+                explain(
+                    f"another `vitscale run`{who} is writing to {shown(str(results))}",
+                    next_step="Wait for it, stop it with Ctrl-C, or give this study a folder of its own with -o",
+                )
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def write_study(results: Path, study: StudyRecord) -> None:
+    """Writes study.json whole."""
+    write_whole(results / "study.json", study.model_dump_json(indent=1))
+
+
+def new_run_folder(results: Path, header: RunHeader) -> Path:
+    """Makes the folder of one attempt, with its header, and keeps room for the last words should the disk fill up: the
+    run's outcome and one error of each rank.
+
+    Raises:
+        OSError: the folder exists, or there is no room.
+    """
+    folder = results / "runs" / f"{header.trial_id}-r{header.repeat}-a{header.attempt}"
+    folder.mkdir(parents=True)
+    _sync_folder(folder.parent)
+    _reserve(folder / ".reserve", _OUTCOME_BYTES)
+    for rank in range(header.trial.world.size):
+        _reserve(folder / f".rank-{rank}.reserve", _LAST_WORD_BYTES)
+    write_whole(folder / "trial.json", header.model_dump_json(indent=1))
+    return folder
+
+
+def _reserve(path: Path, size: int) -> None:
+    with path.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, size)
+
+
+def write_outcome(folder: Path, outcome: Outcome) -> None:
+    """Ends a run: gives the reserved room back first, so that a full disk cannot keep the outcome from being told."""
+    for reserve in folder.glob(".*reserve"):
+        reserve.unlink(missing_ok=True)
+    write_whole(folder / "outcome.json", outcome.model_dump_json(indent=1))

@@ -1,0 +1,183 @@
+"""Reads the study file: every point of its sweep validated, every mistake in it one message."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from vitscale.errors import RequestError, explain, nearest, shown
+from vitscale.model_spec import ModelSpec
+from vitscale.study import LaunchSection, MeasureSection, ScalingSection, Study, TrainSection
+from vitscale.text_file import read_text
+from vitscale.trial import HOW_FOUND, DataSpec, Mode
+from vitscale.wording import wrong_value
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+_MOST_RUNS = 20_000
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+# tomllib takes quadratic time over dotted keys; no study has one of more than two parts.
+_KEY_CHAIN = re.compile(r"""(?<![\w"'.-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){20}""")
+
+
+class StudyFile:
+    """A study as it was read: its text, its raw values, and the validated whole."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        self.path = path
+        self.text = text
+        self.raw = _toml(path, text)
+        self.study = _validated(path, self.raw)
+
+    @classmethod
+    def read(cls, path: Path) -> StudyFile:
+        """Reads and validates one study file, every point of its sweep included.
+
+        Raises:
+            RequestError: with the file's name, the bad value, the valid ones and the next step.
+        """
+        text = read_text(
+            path,
+            "study file",
+            next_step='Give a TOML file with name = "...", [model], [data], [train] and [scaling]; '
+            "see examples/quickstart.toml",
+        )
+        try:
+            file = cls(path, text)
+            for _ in file.points():
+                pass
+        except RecursionError:
+            raise _nested_too_deeply(path) from None
+        return file
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        """The batch policies the study holds, in its order."""
+        swept = self.study.sweep.get("scaling.mode")
+        return tuple(mode for mode in swept if mode in get_args(Mode)) if swept else (self.study.scaling.mode,)
+
+    def points(self) -> Iterator[tuple[dict[str, Any], Study, frozenset[str]]]:
+        """Each point of the sweep: the swept values, the study with them put in, and the dotted fields set by hand."""
+        study, sweep = self.study, self.study.sweep
+        for field, values in sweep.items():
+            self._check_swept(field, values)
+        runs = math.prod(len(values) for values in sweep.values()) * len(study.scaling.gpus) * study.measure.repeats
+        if runs > _MOST_RUNS:
+            raise self._error(
+                f"points of the sweep x rank counts x repeats make {runs:,} runs",
+                valid=[f"at most {_MOST_RUNS:,}"],
+                next_step="Split the study",
+            )
+        for combination in itertools.product(*sweep.values()):
+            labels = dict(zip(sweep, combination, strict=True))
+            raw = copy.deepcopy(self.raw)
+            for field, value in labels.items():
+                section, _, key = field.partition(".")
+                raw.setdefault(section, {})[key] = value
+            by_hand = frozenset(
+                f"{section}.{key}" for section, keys in raw.items() if isinstance(keys, dict) for key in keys
+            )
+            yield labels, _validated(self.path, raw), by_hand
+
+    def _check_swept(self, field: str, values: list[Any]) -> None:
+        named = f"sweep.{shown(field)}"
+        if field not in SWEEPABLE:
+            raise self._error(f"{named} is no field that can be swept", valid=SWEEPABLE, hint=nearest(field, SWEEPABLE))
+        if not values:
+            raise self._error(f"{named} is an empty list", next_step="Give at least one value")
+        if any(value in values[:place] for place, value in enumerate(values)):
+            raise self._error(f"{named} holds a value twice: {shown(values)}", next_step="Name each value once")
+
+    def _error(self, what: str, *, valid: list[str] | None = None, next_step: str = "", hint: str = "") -> RequestError:
+        message = explain(f"{shown(str(self.path))}: {what}", valid=valid or [], next_step=next_step)
+        return RequestError(message + hint)
+
+
+_SECTIONS: dict[str, type[BaseModel]] = {
+    "model": ModelSpec,
+    "data": DataSpec,
+    "train": TrainSection,
+    "scaling": ScalingSection,
+    "launch": LaunchSection,
+    "measure": MeasureSection,
+}
+
+# Not what leaves a trial the same: where images are found, and what the machine is allowed.
+SWEEPABLE = sorted(
+    {f"{section}.{key}" for section in ("model", "data", "train", "launch") for key in _SECTIONS[section].model_fields}
+    - {f"data.{key}" for key in HOW_FOUND}
+    - {"launch.oversubscribe"}
+    | {"scaling.mode"}
+)
+"""The dotted fields that [sweep] may vary."""
+
+
+def _toml(path: Path, text: str) -> dict[str, Any]:
+    if _KEY_CHAIN.search(text):
+        raise _nested_too_deeply(path)
+    try:
+        return tomllib.loads(text)
+    except ValueError as error:  # tomllib.TOMLDecodeError, and an int of more digits than Python reads
+        raise RequestError(
+            explain(
+                f"study file {shown(str(path))} is not TOML: {error}",
+                next_step="Strings need quotes, lists brackets; see examples/quickstart.toml",
+            )
+        ) from None
+
+
+def _nested_too_deeply(path: Path) -> RequestError:
+    return RequestError(
+        explain(
+            f"study file {shown(str(path))} is nested too deeply",
+            next_step="A study has sections with one key = value per line; see examples/quickstart.toml",
+        )
+    )
+
+
+def _validated(path: Path, raw: Mapping[str, Any]) -> Study:
+    try:
+        # Strict: "64" is no number and 1 is not true.
+        study = Study.model_validate(raw, strict=True)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+        messages = [_message(problem) for problem in problems[:5]]
+        more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
+        raise RequestError(f"{shown(str(path))}: " + " ".join(messages) + more) from None
+    if not _NAME.fullmatch(study.name):
+        raise RequestError(
+            explain(
+                f"{shown(str(path))}: name is {shown(study.name)}",
+                next_step="Use 1 to 100 letters, digits, '.', '_' or '-', starting with a letter or digit",
+            )
+        )
+    return study
+
+
+def _message(problem: ErrorDetails) -> str:
+    """One problem: an unknown key with the valid ones and where it belongs, or a wrong value."""
+    *outer, last = (str(part) for part in problem["loc"])
+    section = outer[0] if outer else ""
+    if problem["type"] == "extra_forbidden":
+        valid = sorted(_SECTIONS[section].model_fields if section else Study.model_fields)
+        homes = [f"[{name}]" for name, model in _SECTIONS.items() if last in model.model_fields]
+        return explain(
+            f"unknown key {shown(last)} {f'in [{section}]' if section else 'at the top level'}",
+            valid=valid,
+            next_step=f"It belongs in {' or '.join(homes)}" if homes else "",
+        ) + nearest(last, valid)
+    if problem["type"] == "missing":
+        next_step = 'Add name = "..."' + (f" in [{section}]" if section else "")
+        return wrong_value(problem, next_step=next_step if last == "name" else f'Add [{last}] with name = "..."')
+    if problem["type"] in ("model_type", "dict_type"):
+        return wrong_value(problem, next_step=f"Write [{last}] on a line of its own, then one key = value per line")
+    return wrong_value(problem, next_step=f"Correct it in [{section}]" if section else "Correct it at the top")

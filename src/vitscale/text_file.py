@@ -1,0 +1,45 @@
+"""Reads a text file that a user names: bounded, and every way it can be unreadable is one message."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vitscale.errors import RequestError, explain, shown
+
+_LARGEST_BYTES = 1 << 20
+
+
+def read_text(path: Path, what: str, *, next_step: str) -> str:
+    """The UTF-8 text of `path`, at most 1 MiB: an endless file is not read to its end.
+
+    Raises:
+        RequestError: `what` ("study file") is missing, unreadable, too large, empty or no text; with `next_step`.
+    """
+    named = f"{what} {shown(str(path))}"
+    try:
+        with path.open("rb") as file:
+            content = file.read(_LARGEST_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a NUL or a lone surrogate in the path
+        reason = (isinstance(error, OSError) and error.strerror) or "no such path"
+        raise RequestError(explain(f"{named} cannot be read: {reason}", next_step=next_step)) from None
+    if len(content) > _LARGEST_BYTES:
+        raise RequestError(explain(f"{named} is larger than 1 MiB", next_step=next_step))
+    if not content.strip():
+        raise RequestError(explain(f"{named} is empty", next_step=next_step))
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            explain(f"{named} is not text (byte {error.start} is not UTF-8)", next_step=next_step)
+        ) from None
+
+
+def beside(file: Path, named: str) -> Path:
+    """The path that `file` means by `named`: `~` is the home folder, a relative one starts at the folder of `file`."""
+    try:
+        path = Path(named).expanduser()
+    except RuntimeError as error:  # "~nobody/data" where there is no such user
+        raise RequestError(
+            explain(f"the path {shown(named)} in {shown(str(file))} cannot be used: {error}", next_step="Write it out")
+        ) from None
+    return path if path.is_absolute() else (file.parent / path).absolute()

@@ -1,0 +1,48 @@
+"""The process group: how the ranks of one run find each other."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import HashStore  # where torch's own stubs declare it
+
+from vitscale.worker.place import Place
+
+
+def device_of(kind: str, place: Place) -> torch.device:
+    """This rank's device."""
+    if kind == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def join(engine: str, place: Place, device: torch.device) -> str | None:
+    """Joins the group of all ranks and returns its backend; the engine "none" has none."""
+    if engine == "none":
+        return None
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    if "MASTER_ADDR" in os.environ:
+        dist.init_process_group(backend, device_id=device if backend == "nccl" else None)
+    else:
+        # One rank without a launcher: nobody to meet, so no port is opened. DeepSpeed insists on the variable.
+        os.environ.setdefault("LOCAL_RANK", str(place.local_rank))
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+    return backend
+
+
+def barrier() -> None:
+    """Waits for all ranks."""
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def total(values: Tensor) -> Tensor:
+    """`values` [n] summed over all ranks."""
+    if dist.is_initialized():
+        dist.all_reduce(values)
+    return values

@@ -1,0 +1,90 @@
+"""A rank's work from the first import of torch to the last step: everything is built in the order start-up is told."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from vitscale import engines, models, sources
+from vitscale.deepspeed_config import synchronised
+from vitscale.record import FORMAT, ModelLine, PhaseLine, RunHeader, StartLine
+from vitscale.store import RankLog
+from vitscale.worker import group
+from vitscale.worker.place import Place
+from vitscale.worker.surroundings import environment
+from vitscale.worker.training import Training
+
+
+def train(header: RunHeader, place: Place, log: RankLog, began: float) -> Training:
+    """Builds, trains, and returns what must not be taken apart before the process ends.
+
+    Args:
+        header: what this run is to do.
+        place: this rank.
+        log: where it records.
+        began: `time.perf_counter()` before torch was imported.
+    """
+    trial = header.trial
+    engines.preload(trial.train.engine, trial.train.device)
+    models.preload(trial.model)
+    torch.set_num_threads(trial.world.threads_per_rank)
+    laps = _Laps(log, began)
+    laps.end("imports")
+
+    device = group.device_of(trial.train.device, place)
+    dataset = sources.load(trial.data)
+    if dataset.summary.fingerprint != header.dataset_fingerprint:
+        raise RuntimeError(
+            f"the data has changed since the study was started: its fingerprint is {dataset.summary.fingerprint}, "
+            f"and was {header.dataset_fingerprint}"
+        )
+    laps.end("data")
+
+    # The same weights on every rank, and in every repeat.
+    torch.manual_seed(trial.train.seed)
+    model = models.build(trial.model)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    laps.end("model")
+
+    backend = group.join(trial.train.engine, place, device)
+    engine = engines.build(model, trial, device)
+    laps.end("engine")
+
+    log.write(
+        StartLine(
+            format=FORMAT,
+            trial=header.trial_id,
+            rank=place.rank,
+            world_size=place.world_size,
+            environment=environment(device, backend),
+        )
+    )
+    log.write(
+        ModelLine(
+            parameters=parameters,
+            gradient_dtype=engine.gradient_dtype,
+            synchronised_timing=synchronised(trial.train.deepspeed_config),
+            dataset_fingerprint=dataset.summary.fingerprint,
+            train_samples=dataset.summary.train_samples,
+            held_out_samples=dataset.summary.held_out_samples,
+        )
+    )
+    training = Training(trial, place, dataset, engine, device, log)
+    training.run()
+    # Nobody leaves while another rank still talks to it.
+    group.barrier()
+    return training
+
+
+class _Laps:
+    """Writes each phase of start-up when it ends."""
+
+    def __init__(self, log: RankLog, began: float) -> None:
+        self._log = log
+        self._last = began
+
+    def end(self, name: str) -> None:
+        now = time.perf_counter()
+        self._log.write(PhaseLine.model_validate({"name": name, "seconds": now - self._last}))
+        self._last = now

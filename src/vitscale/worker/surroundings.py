@@ -1,0 +1,88 @@
+"""The environment of a rank, as it finds it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from vitscale.hardware import cpu_quota_cores, visible_gpus
+from vitscale.record import Device, Environment
+
+_SETTINGS = ("NCCL_", "GLOO_", "OMP_", "MKL_", "KMP_", "CUDA_", "TORCH_", "PYTORCH_", "DS_", "HF_HUB_OFFLINE")
+VERSIONED = ("vitscale", "torch", "deepspeed", "transformers", "numpy")
+
+
+def environment(device: torch.device, backend: str | None) -> Environment:
+    """Host, device, cores, versions and settings of this process."""
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    for name in VERSIONED:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = None
+    if device.type == "cuda":
+        versions["cuda"] = torch.version.cuda
+        versions["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+    return Environment(
+        host=socket.gethostname(),
+        device=_device(device),
+        cores_allowed=tuple(sorted(os.sched_getaffinity(0))),
+        threads=torch.get_num_threads(),
+        cpu_quota_cores=cpu_quota_cores(),
+        versions=versions,
+        backend=backend,
+        settings={key: value for key, value in sorted(os.environ.items()) if key.startswith(_SETTINGS)},
+        git_revision=_git_revision(Path.cwd()),
+    )
+
+
+def _device(device: torch.device) -> Device:
+    if device.type == "cpu":
+        return Device(
+            type="cpu", name=_cpu_name(), memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        )
+    properties = torch.cuda.get_device_properties(device)
+    uuid = f"GPU-{properties.uuid}"
+    known = next((gpu for gpu in visible_gpus() if gpu.uuid == uuid), None)
+    return Device(
+        type="cuda",
+        name=properties.name,
+        memory_bytes=properties.total_memory,
+        driver=known.driver if known else None,
+        sm_clock_mhz=known.sm_clock_mhz if known else None,
+        uuid=uuid,
+    )
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.machine()
+
+
+def _git_revision(folder: Path) -> str | None:
+    git = shutil.which("git")
+    if git is None:
+        return None
+    try:
+        answers = [
+            subprocess.run(
+                [git, "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=True
+            ).stdout.strip()
+            for arguments in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
+        ]
+    except (OSError, subprocess.SubprocessError):
+        return None
+    revision, changes = answers
+    return f"{revision}+changes" if changes else revision

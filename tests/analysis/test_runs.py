@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import pytest
+
+from results_factory import (
+    PHASE_SECONDS,
+    STARTUP_SECONDS,
+    TRAIN_SAMPLES,
+    make_rank,
+    make_run,
+    make_trial,
+    steady_run,
+)
+from vitscale.analysis.runs import figures
+
+# Two ranks, micro-batch 4, accumulation 2: a global batch of 16 images, 8 per rank. One warm-up step, then four timed.
+TWO_RANKS = make_trial("ddp", 2, micro_batch=4, grad_accum=2)
+RANK_0 = [9.0, 0.50, 0.25, 0.50, 0.25]
+RANK_1 = [9.5, 0.25, 0.75, 0.25, 0.50]
+# The slowest rank of each timed step: 0.50, 0.75, 0.50, 0.50: sum 2.25, median 0.50, mean 0.5625.
+
+
+def two_rank_run(rank_0: list[float] = RANK_0, rank_1: list[float] = RANK_1, **fields: object):  # type: ignore[no-untyped-def]
+    ranks = [make_rank(TWO_RANKS, rank, steps, warmup=1, **fields) for rank, steps in enumerate([rank_0, rank_1])]  # type: ignore[arg-type]
+    return figures(make_run(TWO_RANKS, ranks))
+
+
+def test_throughput_by_hand_at_two_ranks_with_accumulation_two() -> None:
+    # 4 steps x 16 images / 2.25 s. optimum-benchmark divides the volume of all steps by the mean step: 64 / 0.5625 =
+    # 113.8 images/s, four times too much; and without the world size 8 images a step would give half of ours.
+    found = two_rank_run()
+    assert found.images_per_second == pytest.approx(64 / 2.25)
+    assert found.images_per_second != pytest.approx(64 / 0.5625)
+    assert found.images_per_second != pytest.approx(32 / 2.25)
+
+
+def test_a_step_takes_as_long_as_its_slowest_rank_and_warm_up_counts_nowhere() -> None:
+    found = two_rank_run()
+    assert found.step_seconds == pytest.approx(0.50)
+    assert found.timed_steps == 4
+    assert found.step_seconds_p95 == pytest.approx(0.5 + 0.25 * 0.85)  # place 2.85 of 0.5, 0.5, 0.5, 0.75
+    assert found.step_seconds_p99 == pytest.approx(0.5 + 0.25 * 0.97)
+
+
+def test_padding_is_in_no_throughput() -> None:
+    # The last step held 3 real images per rank instead of 8.
+    lines = [make_rank(TWO_RANKS, rank, steps, warmup=1) for rank, steps in enumerate([RANK_0, RANK_1])]
+    short = [
+        rank.model_copy(update={"steps": (*rank.steps[:-1], rank.steps[-1].model_copy(update={"images": 3}))})
+        for rank in lines
+    ]
+    assert figures(make_run(TWO_RANKS, short)).images_per_second == pytest.approx((3 * 16 + 6) / 2.25)
+
+
+def test_epoch_seconds_are_measured_where_an_epoch_is_free_of_warm_up() -> None:
+    # Epoch 0 holds the warm-up step; epochs 1 and 2 take 2.0 and 3.0 s on the slowest rank.
+    trial = make_trial("ddp", 1, warmup_steps=1)
+    run = make_run(trial, [make_rank(trial, 0, [5.0, 5.0, 1.0, 1.0, 1.5, 1.5], warmup=1, steps_in_epoch=2)])
+    found = figures(run)
+    assert (found.epoch_seconds, found.epoch_seconds_source) == (2.5, "measured")
+
+
+def test_epoch_seconds_take_the_slowest_rank() -> None:
+    ranks = [
+        make_rank(TWO_RANKS, rank, [9.0, s, s, s], warmup=1, steps_in_epoch=1) for rank, s in enumerate([1.0, 2.0])
+    ]
+    assert figures(make_run(TWO_RANKS, ranks)).epoch_seconds == 2.0
+
+
+def test_epoch_seconds_are_extrapolated_where_no_epoch_is_whole() -> None:
+    # 1,024 images, global batch 16: 64 steps, of a mean 0.5625 s. All five steps are in epoch 0, with the warm-up.
+    found = two_rank_run()
+    assert found.epoch_seconds == pytest.approx(TRAIN_SAMPLES / 16 * 0.5625)
+    assert found.epoch_seconds_source == "extrapolated"
+
+
+def test_an_epoch_that_the_run_cut_short_is_not_measured() -> None:
+    # Six steps of one second, four to an epoch: epoch 0 has the warm-up, epoch 1 only two of its four steps.
+    trial = make_trial("ddp", 1)
+    found = figures(make_run(trial, [make_rank(trial, 0, [1.0] * 6, warmup=1, steps_in_epoch=4)]))
+    assert (found.epoch_seconds, found.epoch_seconds_source) == (128.0, "extrapolated")
+
+
+@pytest.mark.parametrize(("drop_last", "steps"), [(False, 63), (True, 62)])
+def test_extrapolation_rounds_steps_as_the_run_does(drop_last: bool, steps: int) -> None:
+    trial = make_trial("ddp", 1, drop_last=drop_last)
+    run = make_run(trial, [make_rank(trial, 0, [1.0] * 4, warmup=1, model={"train_samples": 500})])
+    assert figures(run).epoch_seconds == steps
+
+
+def test_startup_is_the_sum_over_phases_of_the_slowest_rank() -> None:
+    slow_import = dict(PHASE_SECONDS) | {"imports": 4.0}
+    ranks = [
+        make_rank(TWO_RANKS, 0, [1.0, 1.0], phases=slow_import),
+        make_rank(TWO_RANKS, 1, [1.0, 1.0], phases=dict(PHASE_SECONDS) | {"model": 1.0}),
+    ]
+    found = figures(make_run(TWO_RANKS, ranks))
+    assert found.startup == dict(PHASE_SECONDS) | {"imports": 4.0, "model": 1.0}
+    assert found.startup_seconds == STARTUP_SECONDS + 1.0 + 0.5
+
+
+def test_a_truncated_rank_leaves_the_steps_that_all_ranks_have_and_says_so() -> None:
+    found = two_rank_run(rank_1=RANK_1[:3])
+    assert found.timed_steps == 2
+    assert found.images_per_second == pytest.approx(32 / 1.25)
+    assert any("only the 3 of 5 that all recorded count" in note for note in found.notes)
+
+
+def test_steps_are_matched_by_number_not_by_place() -> None:
+    ranks = [make_rank(TWO_RANKS, rank, steps, warmup=1) for rank, steps in enumerate([RANK_0, RANK_1])]
+    ranks[1] = ranks[1].model_copy(update={"steps": (*ranks[1].steps[:2], *ranks[1].steps[3:])})  # step 2 is lost
+    found = figures(make_run(TWO_RANKS, ranks))
+    assert found.timed_steps == 3
+    assert found.images_per_second == pytest.approx(48 / 1.5)
+
+
+def test_without_one_ranks_record_nothing_is_claimed() -> None:
+    found = figures(make_run(TWO_RANKS, [make_rank(TWO_RANKS, 0, RANK_0, warmup=1)]))
+    assert (found.step_seconds, found.images_per_second) == (None, None)
+    assert any("no record of rank 1" in note for note in found.notes)
+
+
+def test_a_run_of_warm_up_alone_has_no_figures() -> None:
+    found = two_rank_run(RANK_0[:1], RANK_1[:1])
+    assert (found.step_seconds, found.images_per_second, found.epoch_seconds) == (None, None, None)
+    assert any("no timed step" in note for note in found.notes)
+
+
+def test_loss_is_the_mean_over_ranks_and_unknown_where_one_diverged() -> None:
+    ranks = [
+        make_rank(TWO_RANKS, 0, [1.0] * 3, losses=[2.0, 1.0, 0.5]),
+        make_rank(TWO_RANKS, 1, [1.0] * 3, losses=[4.0, None, 1.5]),
+    ]
+    assert figures(make_run(TWO_RANKS, ranks)).loss_by_step == ((0, 3.0), (1, None), (2, 1.0))
+
+
+def test_a_loss_that_is_not_a_number_is_unknown() -> None:
+    rank = make_rank(make_trial(), 0, [1.0, 1.0], losses=[float("nan"), float("inf")])
+    found = figures(make_run(make_trial(), [rank]))
+    assert found.loss_by_step == ((0, None), (1, None))
+    assert found.epochs[0].train_loss is None
+
+
+def test_memory_is_that_of_the_rank_that_needed_most() -> None:
+    assert two_rank_run().peak_bytes == 501_000_000
+
+
+def test_epochs_carry_train_and_held_out_figures() -> None:
+    epochs = figures(steady_run(make_trial(epochs=3), 0.1)).epochs
+    assert [epoch.epoch for epoch in epochs] == [0, 1, 2]
+    assert [epoch.train_accuracy for epoch in epochs] == pytest.approx([0.4, 0.55, 0.7])
+    assert [epoch.held_out_accuracy for epoch in epochs] == pytest.approx([0.35, 0.5, 0.65])
+
+
+def test_a_record_of_absurd_times_is_no_error() -> None:
+    found = figures(make_run(make_trial(), [make_rank(make_trial(), 0, [1e300] * 4)]))
+    assert found.images_per_second == pytest.approx(8e-300)
+    assert figures(make_run(make_trial(), [make_rank(make_trial(), 0, [0.0] * 4)])).step_seconds is None

@@ -1,0 +1,75 @@
+"""Starts the real command line, and finds what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+TINY_MODEL = """
+[model]
+name = "vit-ti16"
+image_size = 16
+patch_size = 8
+layers = 2
+hidden_size = 32
+heads = 2
+mlp_size = 64
+"""
+"""Trains in milliseconds: what is tested is everything around it."""
+
+
+def vitscale(*arguments: str | Path, cwd: Path | None = None, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    """Runs `vitscale ARGUMENTS` to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "vitscale", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=timeout,
+        check=False,
+        env=os.environ | {"COLUMNS": "120"},
+    )
+
+
+def start(*command: str | Path, cwd: Path, **environment: str) -> subprocess.Popen[str]:
+    """Starts a command and returns at once."""
+    return subprocess.Popen(
+        list(map(str, command)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=cwd,
+        env=os.environ | environment,
+    )
+
+
+def processes_naming(text: Path | str) -> list[psutil.Process]:
+    """Processes with `text` in their command line: ranks and launchers name their run's folder there."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            named = any(str(text) in part for part in process.cmdline())
+            if named and process.status() != psutil.STATUS_ZOMBIE and process.pid != os.getpid():
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue
+    return found
+
+
+def until(condition: Callable[[], object], seconds: float = 120) -> None:
+    """Returns as soon as `condition` holds; fails when it does not within `seconds`."""
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, f"still not true after {seconds} s: {condition}"
+        time.sleep(0.02)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file below `folder` with its content."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}

@@ -1,0 +1,34 @@
+"""Real processes for tests: waiting for what they do, never for a span of time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+PATIENCE_SECONDS = 60.0
+"""Longer than anything waited for takes on a busy machine; reached only where a test fails."""
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    """Returns as soon as `condition` holds."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < end, f"waited in vain until {what}"
+        time.sleep(0.01)
+
+
+def pid_in(path: Path) -> int:
+    """The process id that another process writes to `path`, whole."""
+    wait_until(lambda: path.exists() and path.read_text().endswith("\n"), f"{path.name} is written")
+    return int(path.read_text())
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; a zombie does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from results_factory import one_curve
+from vitscale.analysis import analyse
+from vitscale.errors import RequestError
+from vitscale.report import write
+
+SMALL = analyse(one_curve({1: [0.1]}))
+
+
+def test_files_go_into_the_results_folder(tmp_path: Path) -> None:
+    written = write(SMALL, tmp_path, ["html", "csv", "svg"], None)
+    assert written[:2] == [tmp_path / "report.html", tmp_path / "trials.csv"]
+    assert {path.parent for path in written[2:]} == {tmp_path / "figures"}
+    assert all(path.stat().st_size for path in written)
+
+
+@pytest.mark.parametrize(("kind", "starts"), [("md", "# example"), ("json", "{")])
+def test_md_and_json_go_to_standard_output(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, starts: str
+) -> None:
+    assert write(SMALL, tmp_path, [kind], None) == []
+    assert capsys.readouterr().out.startswith(starts)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_text_goes_to_the_file_that_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "new" / "mine.json"
+    assert write(SMALL, tmp_path, ["json"], target) == [target]
+    assert json.loads(target.read_text(encoding="utf-8"))["version"] == 1
+    assert capsys.readouterr().out == ""
+
+
+def test_several_forms_go_into_the_folder_that_is_named(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    written = write(SMALL, tmp_path, ["md", "json", "png"], target)
+    assert written[:2] == [target / "report.md", target / "report.json"]
+    assert {path.parent for path in written} == {target}
+
+
+def test_what_cannot_be_written_is_one_message(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way", encoding="utf-8")
+    with pytest.raises(RequestError, match="cannot be written"):
+        write(SMALL, tmp_path, ["html"], tmp_path / "file" / "report.html")
+    with pytest.raises(RequestError, match="unknown format 'docx'"):
+        write(SMALL, tmp_path, ["docx"], None)
+
+
+def test_drawing_libraries_and_torch_are_not_loaded_until_something_is_drawn() -> None:
+    code = (
+        "import sys, vitscale.analysis, vitscale.report; "
+        "sys.exit(', '.join({'torch', 'altair', 'vl_convert', 'scipy', 'pandas', 'polars'} & set(sys.modules)) or 0)"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (answer.returncode, answer.stderr) == (0, "")

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import html.parser
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from results_factory import failed_run, make_curve, make_environment, make_results, make_trial, rich_study, steady_run
+from vitscale.analysis import analyse
+from vitscale.record import Device, Results
+from vitscale.report import write_html
+from vitscale.report.charts import figures
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+MARKER = "vitscaleattack"
+HOSTILE = (
+    f"</script></style></pre></title><script>document.title='{MARKER}'</script>"
+    f"<img src=x onerror=\"document.title='{MARKER}'\"> <!-- ]]> '\"`&amp; {{{{7*7}}}} \u2028 ☃ \U0001f9ea</textarea>"
+)
+
+
+class Elements(html.parser.HTMLParser):
+    """Tags with their attributes, and the text outside scripts and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.ids: list[str] = []
+        self._raw = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._raw = tag in ("script", "style")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._raw = False
+
+    def handle_data(self, data: str) -> None:
+        if not self._raw:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def page_of(results: Results, folder: Path) -> str:
+    write_html(analyse(results), folder / "report.html")
+    return (folder / "report.html").read_text(encoding="utf-8")
+
+
+def dom(path: Path, profile: Path) -> str:
+    """The page's DOM after its scripts have run in Chromium, without a network."""
+    if CHROMIUM is None:
+        pytest.skip("Chromium is not installed: the page is not rendered")
+    answer = subprocess.run(
+        [
+            CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+            "--disable-background-networking", "--disable-component-update", "--disable-sync",
+            "--disable-dev-shm-usage", "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={profile}",
+            "--window-size=1200,3000", "--virtual-time-budget=20000", "--dump-dom", path.as_uri(),
+        ],
+        capture_output=True, text=True, timeout=240, check=True,
+    )  # fmt: skip
+    return answer.stdout
+
+
+def hostile_study() -> Results:
+    """Hostile text wherever a user or a record could have put it."""
+    trial = make_trial("ddp", 1, model="vit-ti16")
+    trial = trial.model_copy(update={"model": trial.model.model_copy(update={"name": None, "hf": HOSTILE})})
+    failing = trial.model_copy(
+        update={"launcher": HOSTILE, "world": trial.world.model_copy(update={"ranks_per_node": 2})}
+    )
+    environment = make_environment(
+        host=HOSTILE,
+        device=Device(type="cpu", name=HOSTILE),
+        versions={HOSTILE: HOSTILE},
+        settings={"NCCL_" + HOSTILE: HOSTILE},
+        git_revision=HOSTILE,
+    )
+    runs = [steady_run(trial, 0.1, repeat, environments=[environment]) for repeat in range(2)]
+    runs.append(failed_run(failing, "failed", HOSTILE, HOSTILE))
+    curve = make_curve([trial, failing]).model_copy(update={"labels": {"model.hf": HOSTILE, HOSTILE: HOSTILE}})
+    return make_results([(curve, [trial, failing])], runs, name=HOSTILE, text=HOSTILE, problems=[HOSTILE])
+
+
+def test_the_page_holds_findings_verdicts_failures_environment_and_the_study(tmp_path: Path) -> None:
+    text = Elements(page_of(rich_study(), tmp_path)).text
+    for expected in (
+        "20 of 23 trials completed, 2 did not complete, 1 not run yet",
+        "8 ranks are 7.01x as fast as 1 (efficiency 0.88; 95 % interval",
+        "Set repeats = 3 or more under [measure]",
+        "the baseline is 1 rank, 12.8 s an epoch",
+        "rank 0 ran out of memory: 11.2 GiB asked for, 3.1 GiB free",
+        'File "worker.py", line 88, in main',
+        "Example CPU",
+        "torch 2.13.0",
+        '"train.engine" = ["ddp", "deepspeed", "none"]',
+    ):
+        assert expected in text
+
+
+def test_every_chart_has_a_place_with_words_for_those_who_cannot_see_it(tmp_path: Path) -> None:
+    tags = Elements(page_of(rich_study(), tmp_path)).tags
+    places = {attrs["data-chart"]: attrs for _, attrs in tags if "data-chart" in attrs}
+    assert set(places) == {figure.name for figure in figures(analyse(rich_study()))}
+    assert all(attrs["role"] == "img" and attrs["aria-label"] for attrs in places.values())
+
+
+def references(text: str) -> list[str]:
+    """What a browser would load: attributes that name a resource, and url() or @import in styles."""
+    found = []
+    for _tag, attrs in Elements(text).tags:
+        found += [str(attrs[key]) for key in ("src", "href", "srcset", "data", "action", "poster") if key in attrs]
+    for style in re.findall(r"<style>(.*?)</style>", text, re.DOTALL):
+        found += re.findall(r"url\([^)]*\)|@import[^;]*", style)
+    return found
+
+
+def test_nothing_is_loaded_from_anywhere(tmp_path: Path) -> None:
+    text = page_of(rich_study(), tmp_path)
+    assert references(text)
+    assert all(reference.startswith("#") for reference in references(text))
+    policy = next(attrs for _, attrs in Elements(text).tags if attrs.get("http-equiv") == "Content-Security-Policy")
+    assert str(policy["content"]).startswith("default-src 'none'; script-src 'sha256-")
+
+
+def test_text_of_users_stays_text(tmp_path: Path) -> None:
+    text = page_of(hostile_study(), tmp_path)
+    elements = Elements(text)
+    assert [tag for tag, _ in elements.tags].count("script") == 3  # the data, the library, ours
+    assert "img" not in [tag for tag, _ in elements.tags]
+    assert not [key for _, attrs in elements.tags for key in attrs if key.startswith("on")]
+    assert text.count("</title>") == text.count("</style>") == 1
+    assert elements.text.count(f"document.title='{MARKER}'") >= 8
+    assert "{{7*7}}" in elements.text
+
+
+def test_a_study_without_runs_says_that_there_is_nothing_to_draw(tmp_path: Path) -> None:
+    trial = make_trial()
+    text = page_of(make_results([(make_curve([trial]), [trial])], []), tmp_path)
+    assert "No chart: no trial of this section has completed" in text
+    assert "nothing can be said about scaling" in text
+    assert len(text) < 50_000  # without charts there is no library in it either
+
+
+def test_the_same_records_give_the_same_page(tmp_path: Path) -> None:
+    assert page_of(rich_study(), tmp_path) == page_of(rich_study(), tmp_path)
+
+
+def chart_places(tree: str) -> dict[str, str]:
+    """Chart name to what the browser has put into its place."""
+    parts = re.split(r'data-chart="([^"]*)"', tree)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def drawn_marks(tree: str) -> dict[str, int]:
+    """Chart name to the number of points and bars really drawn."""
+    return {
+        name: len(re.findall(r'aria-roledescription="(?:point|bar)"', place))
+        for name, place in chart_places(tree).items()
+    }
+
+
+def test_chromium_draws_every_chart_of_the_page(tmp_path: Path) -> None:
+    page_of(rich_study(), tmp_path)
+    tree = dom(tmp_path / "report.html", tmp_path / "profile")
+    marks: dict[str, Any] = drawn_marks(tree)
+    assert len(marks) == 19
+    assert all("<svg" in place.partition("<details")[0] for place in chart_places(tree).values())
+    assert marks["strong-micro-speedup"] == 8  # 4 of ddp, 3 of deepspeed (one OOM), 1 plain
+    assert marks["weak-epoch-seconds"] == 7
+    assert marks["start-up"] == 20 * 6
+    assert not [
+        name for name, place in chart_places(tree).items() if "could not be drawn" in place.partition("<details")[0]
+    ]
+
+
+def test_chromium_runs_nothing_that_a_user_wrote(tmp_path: Path) -> None:
+    page_of(hostile_study(), tmp_path)
+    tree = dom(tmp_path / "report.html", tmp_path / "profile")
+    title = re.search(r"<title>(.*?)</title>", tree, re.DOTALL)
+    assert title is not None
+    assert title[1] != MARKER
+    assert title[1].startswith("&lt;/script&gt;")
+    assert "<img" not in re.sub(r"<script.*?</script>", "", tree, flags=re.DOTALL)
+    assert drawn_marks(tree)["strong-micro-epoch-seconds"] == 1

@@ -1,0 +1,64 @@
+"""Models that go wrong on rank 1 in the middle of training, each in its own way."""
+
+import os
+import signal
+import sys
+import time
+
+import torch
+from torch import nn
+
+STEPS_BEFORE = 3
+
+
+class Misbehaving(nn.Module):
+    """A linear classifier whose forward calls `act` on rank 1 after a few steps."""
+
+    def __init__(self, num_classes: int, image_size: int, act) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3 * image_size * image_size, num_classes)
+        self.calls = 0
+        self.act = act
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.calls += 1
+            if self.calls > STEPS_BEFORE and os.environ.get("RANK") == "1":
+                self.act()
+        return self.linear(images.flatten(1))
+
+
+def _raise() -> None:
+    raise ValueError("the sensor on rank 1 reads nonsense")
+
+
+def _out_of_memory() -> None:
+    torch.empty(1 << 60)
+
+
+def well(num_classes: int, image_size: int) -> nn.Module:
+    return Misbehaving(num_classes, image_size, lambda: None)
+
+
+def raises(num_classes: int, image_size: int) -> nn.Module:
+    return Misbehaving(num_classes, image_size, _raise)
+
+
+def out_of_memory(num_classes: int, image_size: int) -> nn.Module:
+    return Misbehaving(num_classes, image_size, _out_of_memory)
+
+
+def exits_early(num_classes: int, image_size: int) -> nn.Module:
+    return Misbehaving(num_classes, image_size, lambda: os._exit(0))
+
+
+def killed(num_classes: int, image_size: int) -> nn.Module:
+    return Misbehaving(num_classes, image_size, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def hangs(num_classes: int, image_size: int) -> nn.Module:
+    return Misbehaving(num_classes, image_size, lambda: time.sleep(3600))
+
+
+def sys_exit(num_classes: int, image_size: int) -> nn.Module:
+    return Misbehaving(num_classes, image_size, lambda: sys.exit(3))

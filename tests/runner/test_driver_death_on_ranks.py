@@ -1,0 +1,59 @@
+"""SIGKILL of the driver under real ranks, one of them stuck: all end within 10 seconds, and the study resumes."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from driving import processes_naming, start, until, vitscale
+
+from vitscale import store
+
+pytestmark = pytest.mark.ranks
+
+STUDY = """
+name = "driver-death"
+[model]
+factory = "misbehaving:{model}"
+image_size = 8
+[data]
+name = "digits"
+[train]
+engine = "ddp"
+precision = "fp32"
+micro_batch = 32
+[scaling]
+gpus = [2]
+[measure]
+steps = 20
+repeats = 1
+evaluate = false
+"""
+
+
+def test_ranks_end_with_their_driver_and_the_study_resumes(tmp_path: Path) -> None:
+    shutil.copy(Path(__file__).with_name("misbehaving.py"), tmp_path)
+    (tmp_path / "study.toml").write_text(STUDY.format(model="hangs"))
+    results = tmp_path / "results"
+    driver = start(sys.executable, "-m", "vitscale", "run", "study.toml", "-o", "results", cwd=tmp_path)
+    # Rank 1 sleeps inside its forward, rank 0 waits for it inside a collective.
+    until(lambda: any(b'"kind":"step"' in path.read_bytes() for path in results.glob("runs/*/rank-1.jsonl")))
+    assert len(processes_naming(results)) >= 3
+    driver.kill()
+    driver.communicate()
+    until(lambda: not processes_naming(results), seconds=10)
+    (attempt,) = results.glob("runs/*")
+    assert not (attempt / "outcome.json").exists()
+
+    # The same results, resumed: that run was never finished, so it is done again, beside what is left of the first.
+    study = (tmp_path / "study.toml").read_text()
+    (tmp_path / "misbehaving.py").write_text(
+        (tmp_path / "misbehaving.py").read_text().replace("time.sleep(3600)", "None")
+    )
+    assert "hangs" in study
+    answer = vitscale("run", "study.toml", "-o", "results", cwd=tmp_path)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    (run,) = store.load(results).runs
+    assert (run.outcome.kind, run.header.attempt) == ("completed", 1)

@@ -1,0 +1,104 @@
+"""Real ranks that go wrong: one outcome each, with the true reason; the study goes on; no process is left."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from driving import processes_naming, vitscale
+
+from vitscale import store
+from vitscale.record import Outcome
+
+pytestmark = pytest.mark.ranks
+
+STUDY = """
+name = "faults"
+[model]
+factory = "misbehaving:well"
+image_size = 8
+[data]
+name = "digits"
+[train]
+engine = "ddp"
+precision = "fp32"
+micro_batch = 32
+[scaling]
+gpus = [2]
+[sweep]
+"model.factory" = [
+    "misbehaving:raises", "misbehaving:out_of_memory", "misbehaving:exits_early", "misbehaving:killed",
+    "misbehaving:hangs", "misbehaving:well",
+]
+[measure]
+steps = 40
+warmup_steps = 1
+repeats = 1
+hang_seconds = 20
+evaluate = false
+"""
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("faults")
+    (where / "study.toml").write_text(STUDY)
+    shutil.copy(Path(__file__).with_name("misbehaving.py"), where)
+    answer = vitscale("run", "study.toml", "-o", "results", cwd=where)
+    assert answer.returncode == 1, answer.stdout + answer.stderr
+    assert "Traceback" not in answer.stderr
+    (where / "stdout").write_text(answer.stdout)
+    return where
+
+
+@pytest.fixture(scope="module")
+def outcomes(study: Path) -> dict[str, Outcome]:
+    return {
+        str(run.header.trial.model.factory).partition(":")[2]: run.outcome
+        for run in store.load(study / "results").runs
+    }
+
+
+def test_each_run_has_one_outcome_and_the_study_went_on(outcomes: dict[str, Outcome]) -> None:
+    assert {name: outcome.kind for name, outcome in outcomes.items()} == {
+        "raises": "failed",
+        "out_of_memory": "oom",
+        "exits_early": "failed",
+        "killed": "failed",
+        "hangs": "hang",
+        "well": "completed",
+    }
+
+
+def test_the_guilty_rank_and_its_traceback_are_told(outcomes: dict[str, Outcome]) -> None:
+    raised = outcomes["raises"]
+    assert raised.reason == "rank 1 raised ValueError: the sensor on rank 1 reads nonsense"
+    assert raised.rank == 1
+    assert "misbehaving.py" in raised.detail
+    assert outcomes["out_of_memory"].rank == 1
+    killed = outcomes["killed"]
+    assert (killed.rank, killed.reason) == (1, "rank 1 was ended by SIGKILL without a word")
+    assert "rank 1" in outcomes["exits_early"].reason or outcomes["exits_early"].rank == 1
+    assert "20 s" in outcomes["hangs"].reason
+
+
+def test_no_process_is_left(study: Path, outcomes: dict[str, Outcome]) -> None:
+    assert processes_naming(study / "results") == []
+
+
+def test_the_report_lists_failures_with_their_reasons(study: Path, outcomes: dict[str, Outcome]) -> None:
+    answer = vitscale("report", study / "results", "--format", "json")
+    trials = {t["model"].partition(":")[2]: t for t in json.loads(answer.stdout)["trials"]}
+    assert trials["raises"]["outcome"] == "failed"
+    assert "nonsense" in trials["raises"]["reason"]
+    assert trials["raises"]["step_seconds"] is None
+    assert trials["well"]["outcome"] == "completed"
+    assert "failed: " in (study / "stdout").read_text()
+
+
+def test_failed_runs_are_kept_unless_a_retry_is_asked_for(study: Path, outcomes: dict[str, Outcome]) -> None:
+    again = vitscale("run", "study.toml", "-o", "results", cwd=study)
+    assert again.returncode == 1
+    assert "Nothing to do" in again.stdout

@@ -1,0 +1,135 @@
+"""The driver killed at random moments: nothing lost, nothing doubled, nothing mixed, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from driving import TINY_MODEL, processes_naming, start, tree, until
+
+from vitscale import store
+
+KILLS = 60
+STUDY = f"""
+name = "kills"
+{TINY_MODEL}
+[data]
+name = "digits"
+[train]
+precision = "fp32"
+micro_batch = 8
+[scaling]
+gpus = [1, 2]
+[sweep]
+"train.seed" = [0, 1, 2]
+[launch]
+launcher = "record-only"
+[measure]
+steps = 20
+repeats = 2
+"""
+RUNS = 12
+DRIVER = [sys.executable, str(Path(__file__).with_name("record_only.py")), "cli"]
+
+
+def finished_runs(results: Path) -> dict[str, dict[str, bytes]]:
+    """Every run that has its outcome, with the content of all its files."""
+    return {path.parent.name: tree(path.parent) for path in results.glob("runs/*/outcome.json")}
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    (tmp_path / "study.toml").write_text(STUDY)
+    return tmp_path
+
+
+def run(study: Path) -> subprocess.Popen[str]:
+    return start(*DRIVER, "run", "study.toml", "-o", "results", cwd=study)
+
+
+def check_whole(results: Path) -> None:
+    """Each file is whole, or plainly incomplete."""
+    for path in results.rglob("*.json"):
+        if not path.name.startswith("."):
+            json.loads(path.read_text())
+    for path in results.glob("runs/*/rank-*.jsonl"):
+        record = store.read_rank(path)
+        assert all(line.endswith("cut off") for line in record.broken)
+
+
+def test_many_kills_lose_double_and_mix_nothing(study: Path) -> None:
+    """Seeded SIGKILLs of the driver, until the study is through; what was finished once is never touched again."""
+    random_moments = random.Random(20260221)
+    results = study / "results"
+    kept: dict[str, dict[str, bytes]] = {}
+    for _ in range(KILLS):
+        driver = run(study)
+        try:
+            driver.wait(timeout=random_moments.uniform(0.3, 2.2))
+        except subprocess.TimeoutExpired:
+            driver.kill()
+        driver.communicate()
+        until(lambda: not processes_naming(results), seconds=10)
+        if not results.exists():
+            continue
+        check_whole(results)
+        now = finished_runs(results)
+        assert {name: now[name] for name in kept} == kept
+        kept = now
+        if len(kept) == RUNS:
+            # Through: begin anew, so that all kills fall into a study under way.
+            assert run(study).wait() == 0
+            assert finished_runs(results) == kept
+            loaded = store.load(results)
+            assert len(loaded.runs) == RUNS
+            assert len({(r.header.trial_id, r.header.repeat) for r in loaded.runs}) == RUNS
+            for one in loaded.runs:
+                mark = int(one.header.trial_id, 16) % 1_000_000 + one.header.repeat
+                assert one.outcome.kind == "completed"
+                assert [r.rank for r in one.ranks] == list(range(one.header.trial.world.size))
+                for record in one.ranks:
+                    assert [(s.step, s.images) for s in record.steps] == [(n, mark) for n in range(20)]
+            results.rename(study / f"through-{len(list(study.glob('through-*')))}")
+            kept = {}
+    assert list(study.glob("through-*")), "no study came through: the kills fall too early to prove anything"
+    assert run(study).wait() == 0
+    assert len(store.load(results).runs) == RUNS
+
+
+def test_two_drivers_on_one_folder(study: Path) -> None:
+    first = run(study)
+    results = study / "results"
+    until(lambda: list(results.glob("runs/*/rank-0.jsonl")))
+    second = run(study)
+    output, _ = second.communicate()
+    assert second.returncode == 2
+    assert f"another `vitscale run` (process {first.pid})" in output
+    first.kill()
+    first.communicate()
+    third = run(study)
+    third.communicate()
+    assert third.returncode == 0
+    assert len(store.load(results).runs) == RUNS
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_interrupts_end_all_ranks_and_say_how_to_go_on(study: Path, number: signal.Signals) -> None:
+    driver = run(study)
+    results = study / "results"
+    until(lambda: list(results.glob("runs/*/rank-0.jsonl")))
+    os.kill(driver.pid, number)
+    output, _ = driver.communicate()
+    assert driver.returncode == 130
+    assert "Run the same command again" in output
+    assert "Traceback" not in output
+    assert processes_naming(results) == []
+    again = run(study)
+    again.communicate()
+    assert again.returncode == 0
+    assert len(store.load(results).runs) == RUNS

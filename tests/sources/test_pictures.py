@@ -1,0 +1,164 @@
+"""One image: the right pixels come out, a broken one is named, a hostile one costs nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import struct
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from vitscale.errors import RequestError
+from vitscale.sources.pictures import EXTENSIONS, decode_square, in_threads, verify_picture
+
+
+def noise(height: int, width: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3)).astype(np.uint8))
+
+
+def saved(path: Path, image: Image.Image) -> str:
+    image.save(path)
+    return str(path)
+
+
+@pytest.mark.parametrize(("height", "width"), [(16, 16), (16, 30), (40, 16)])
+def test_an_image_of_the_right_short_side_is_cropped_exactly(tmp_path: Path, height: int, width: int) -> None:
+    image = noise(height, width)
+    top, left = (height - 16) // 2, (width - 16) // 2
+    expected = np.asarray(image)[top : top + 16, left : left + 16]
+    np.testing.assert_array_equal(decode_square(saved(tmp_path / "x.png", image), 16), expected)
+
+
+def test_scaling_down_averages(tmp_path: Path) -> None:
+    """A board of black and white pixels becomes grey: without antialiasing it would be black or white."""
+    board = ((np.indices((64, 64)).sum(axis=0) % 2) * 255).astype(np.uint8)
+    small = decode_square(saved(tmp_path / "x.png", Image.fromarray(board)), 8)
+    assert abs(small.astype(int) - 127.5).max() < 4
+
+
+@pytest.mark.parametrize("extension", sorted(EXTENSIONS))
+def test_every_format_is_read(tmp_path: Path, extension: str) -> None:
+    path = saved(tmp_path / f"x{extension}", Image.new("L" if extension == ".pgm" else "RGB", (20, 30), 200))
+    verify_picture(path)
+    pixels = decode_square(path, 8)
+    assert pixels.shape == (8, 8, 3)
+    assert pixels.dtype == np.uint8
+    colour = (200, 200, 200) if extension == ".pgm" else (200, 0, 0)
+    assert abs(pixels.astype(int) - colour).max() <= 2
+
+
+@pytest.mark.parametrize(
+    ("image", "colour"),
+    [
+        (Image.new("L", (9, 9), 77), (77, 77, 77)),
+        (Image.new("1", (9, 9), 1), (255, 255, 255)),
+        (Image.new("RGBA", (9, 9), (10, 20, 30, 255)), (10, 20, 30)),
+        (Image.new("RGB", (9, 9), (10, 20, 30)).quantize(), (10, 20, 30)),
+        (Image.fromarray(np.full((9, 9), 0x8000, np.uint16)), (128, 128, 128)),
+    ],
+    ids=["grey", "bits", "alpha", "palette", "16 bits"],
+)
+def test_every_mode_becomes_rgb(tmp_path: Path, image: Image.Image, colour: tuple[int, int, int]) -> None:
+    assert (decode_square(saved(tmp_path / "x.png", image), 4) == colour).all()
+
+
+@pytest.mark.parametrize("extension", [".jpg", ".png"])
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.95])
+def test_a_truncated_image_is_found_before_it_is_decoded(tmp_path: Path, extension: str, share: float) -> None:
+    path = Path(saved(tmp_path / f"x{extension}", noise(200, 200)))
+    content = path.read_bytes()
+    verify_picture(str(path))
+    path.write_bytes(content[: int(len(content) * share)])
+    for action in (lambda: verify_picture(str(path)), lambda: decode_square(str(path), 8)):
+        with pytest.raises(RequestError, match=rf"{path}' is broken"):
+            action()
+
+
+@pytest.mark.parametrize("extension", [".jpg", ".png"])
+def test_other_data_after_the_end_is_no_damage(tmp_path: Path, extension: str) -> None:
+    path = Path(saved(tmp_path / f"x{extension}", noise(50, 50)))
+    path.write_bytes(path.read_bytes() + b"\0" * 20_000)
+    verify_picture(str(path))
+
+
+def png_claiming(width: int, height: int) -> bytes:
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    data = zlib.compress(b"\0" * 1000)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("side", [10_001, 100_000, 2**31 - 1])
+def test_a_decompression_bomb_is_refused_in_one_message(tmp_path: Path, side: int) -> None:
+    path = tmp_path / "bomb.png"
+    path.write_bytes(png_claiming(side, side))
+    program = f"""if True:
+        from vitscale.errors import RequestError
+        from vitscale.sources.pictures import decode_square, verify_picture
+        for action in (lambda: verify_picture({str(path)!r}), lambda: decode_square({str(path)!r}, 8)):
+            try:
+                action()
+            except RequestError as error:
+                print(error)
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr == ""  # no warning of Pillow's beside our message
+    assert done.stdout.count("bomb.png' is broken") == 2
+
+
+def test_a_very_long_image_is_not_scaled_as_a_whole(tmp_path: Path) -> None:
+    assert decode_square(saved(tmp_path / "x.png", Image.new("L", (90_000, 1))), 64).shape == (64, 64, 3)
+
+
+def test_formats_that_start_programs_are_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.jpg"
+    Image.new("RGB", (8, 8)).save(path, format="EPS")
+    with pytest.raises(RequestError, match="not an image that can be read"):
+        verify_picture(str(path))
+
+
+def test_what_is_missing_or_a_folder_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "absent.png"):
+        with pytest.raises(RequestError, match="is broken"):
+            verify_picture(str(path))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(data=st.data())
+def test_a_damaged_image_raises_nothing_but_a_request_error(tmp_path: Path, data: st.DataObject) -> None:
+    extension = data.draw(st.sampled_from([".jpg", ".png", ".bmp", ".gif", ".webp", ".tif", ".ppm"]))
+    buffer = io.BytesIO()
+    noise(9, 12).save(buffer, format=EXTENSIONS[extension])
+    content = bytearray(buffer.getvalue())
+    for position in data.draw(st.lists(st.integers(0, len(content) - 1), min_size=1, max_size=4)):
+        content[position] = data.draw(st.integers(0, 255))
+    path = tmp_path / f"x{extension}"
+    path.write_bytes(content)
+    with contextlib.suppress(RequestError):
+        verify_picture(str(path))
+        assert decode_square(str(path), 4).shape == (4, 4, 3)
+
+
+def test_threads_keep_the_order_and_stop_at_the_first_failure() -> None:
+    assert list(in_threads(lambda number: number * 2, range(10_000))) == list(range(0, 20_000, 2))
+    seen: list[int] = []
+
+    def fail_at_5(number: int) -> None:
+        seen.append(number)
+        if number == 5:
+            raise ValueError("five")
+
+    with pytest.raises(ValueError, match="five"):
+        list(in_threads(fail_at_5, range(1_000_000)))
+    assert len(seen) <= 4096

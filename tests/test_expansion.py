@@ -1,0 +1,329 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from study_factory import EIGHT_CORES, expanded, summary, write_study
+
+from vitscale.errors import RequestError
+from vitscale.expansion import Expansion, expand
+from vitscale.sources import Summary
+from vitscale.study_file import StudyFile
+from vitscale.trial import DataSpec, Trial
+
+
+def points(found: Expansion) -> list[tuple[str, dict[str, Any], list[int]]]:
+    """Each curve with the ranks of its points."""
+    return [(curve.mode, curve.labels, [point.gpus for point in curve.points]) for curve in found.curves]
+
+
+def trials_of(found: Expansion, mode: str) -> list[Trial]:
+    (curve,) = (curve for curve in found.curves if curve.mode == mode)
+    return [found.trials[point.trial_id] for point in curve.points]
+
+
+def refusal(folder: Path, changes: dict[str, dict[str, Any]]) -> str:
+    with pytest.raises(RequestError) as caught:
+        expanded(folder, changes)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 1000
+    return str(caught.value)
+
+
+def test_a_plain_study_is_one_curve(tmp_path: Path) -> None:
+    found = expanded(tmp_path)
+    assert points(found) == [("strong-micro", {}, [1, 2])]
+    one, two = trials_of(found, "strong-micro")
+    assert (one.world.size, two.world.size) == (1, 2)
+    assert (one.train.micro_batch, two.train.micro_batch) == (32, 32)
+    assert one.model.num_classes == 10
+    assert (one.train.precision, one.train.device, one.launcher) == ("fp32", "cpu", "torchrun")
+
+
+def test_rank_counts_are_sorted_and_each_once(tmp_path: Path) -> None:
+    assert points(expanded(tmp_path, {"scaling": {"gpus": [4, 1, 2, 1]}})) == [("strong-micro", {}, [1, 2, 4])]
+
+
+def test_the_strong_policies_share_their_smallest_trial_and_weak_does_not(tmp_path: Path) -> None:
+    sweep = {"scaling.mode": ["strong-micro", "strong-global", "weak"]}
+    found = expanded(tmp_path, {"sweep": sweep})
+    micro, strong, weak = (trials_of(found, mode) for mode in sweep["scaling.mode"])
+    assert micro[0].identity() == strong[0].identity() != weak[0].identity()
+    assert [t.train.micro_batch for t in strong] == [32, 16]
+    assert [t.data.fraction for t in weak] == [0.5, 1.0]
+    # Of six points four are different: at the largest world weak scaling is strong-micro.
+    assert len(found.trials) == 4
+    assert micro[1].identity() == weak[1].identity()
+    # The mode is what a curve is, and no label.
+    assert all(curve.labels == {} for curve in found.curves)
+
+
+def test_curves_are_labelled_by_what_is_swept(tmp_path: Path) -> None:
+    found = expanded(tmp_path, {"sweep": {"train.engine": ["ddp", "deepspeed"], "train.micro_batch": [8, 16]}})
+    assert points(found) == [
+        ("strong-micro", {"train.engine": engine, "train.micro_batch": size}, [1, 2])
+        for engine in ("ddp", "deepspeed")
+        for size in (8, 16)
+    ]
+
+
+def test_the_plain_engine_adds_its_one_rank_point_alone(tmp_path: Path) -> None:
+    found = expanded(tmp_path, {"sweep": {"train.engine": ["none", "ddp"]}})
+    assert points(found) == [
+        ("strong-micro", {"train.engine": "none"}, [1]),
+        ("strong-micro", {"train.engine": "ddp"}, [1, 2]),
+    ]
+    # It computes with the threads of a rank of the largest world.
+    assert {trial.world.threads_per_rank for trial in found.trials.values()} == {4}
+
+
+def test_the_plain_engine_without_one_rank_is_refused(tmp_path: Path) -> None:
+    assert "Add 1 to scaling.gpus" in refusal(tmp_path, {"train": {"engine": "none"}, "scaling": {"gpus": [2, 4]}})
+
+
+def test_what_is_known_of_the_data_goes_with_each_trial(tmp_path: Path) -> None:
+    found = expanded(tmp_path)
+    assert set(found.fingerprints) == set(found.train_samples) == set(found.trials)
+    assert set(found.train_samples.values()) == {1437}
+    assert set(found.fingerprints.values()) == {"f" * 16}
+
+
+def test_each_dataset_is_checked_once_and_its_notes_are_told_once(tmp_path: Path) -> None:
+    asked = []
+
+    def check(spec: DataSpec) -> Summary:
+        asked.append(spec.name)
+        plain = summary()
+        return Summary(plain.train_samples, 1, plain.classes, plain.image_shape, spec.name, (f"about {spec.name}", "both"))
+
+    sweep = {"train.engine": ["ddp", "deepspeed"], "data.name": ["digits", "synthetic"]}
+    file = StudyFile.read(write_study(tmp_path, {"sweep": sweep}))
+    found = expand(file, EIGHT_CORES, check)
+    assert sorted(asked) == ["digits", "synthetic"]
+    assert found.notes == ("about digits", "both", "about synthetic")
+    assert {found.fingerprints[t] == found.trials[t].data.name for t in found.trials} == {True}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"train": {"engine": "dpd"}},
+        {"train": {"micro_batch": None}},
+        {"train": {"epochs": None}},
+        {"train": {"zero_stage": 1}},
+        {"train": {"device": "cuda"}},
+        {"train": {"precision": "fp16"}},
+        {"scaling": {"gpus": [9]}},
+        {"scaling": {"mode": "strong-global", "gpus": [1, 3]}},
+        {"scaling": {"mode": "weak", "fraction_per_gpu": 0.9}},
+        {"model": {"name": "vit-x"}},
+        {"model": {"image_size": 33}},
+        {"sweep": {"train.engine": ["ddp", "dpd"]}},
+    ],
+)
+def test_data_are_asked_for_only_when_all_else_is_right(tmp_path: Path, changes: dict[str, dict[str, Any]]) -> None:
+    """They may have to be downloaded."""
+
+    def check(_: DataSpec) -> Summary:
+        raise AssertionError("the data were asked for")
+
+    file = StudyFile.read(write_study(tmp_path, changes))
+    with pytest.raises(RequestError):
+        expand(file, EIGHT_CORES, check)
+
+
+# --- paths ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_relative_root_starts_at_the_study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    for root, expected in (
+        ("images", f"{tmp_path}/images"),
+        ("/abs", "/abs"),
+        ("~/images", "/home/someone/images"),
+    ):
+        (trial, _) = expanded(tmp_path, {"data": {"root": root}}).trials.values()
+        assert trial.data.root == expected
+
+
+def test_a_home_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    message = refusal(tmp_path, {"data": {"root": "~nosuchuser/x"}})
+    assert "the path '~nosuchuser/x'" in message
+    assert "Write it out" in message
+
+
+def test_hf_is_a_folder_beside_the_study_or_else_a_name(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    shape = '{"model_type": "vit", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, '
+    (folder / "config.json").write_text(shape + '"intermediate_size": 128, "image_size": 32, "patch_size": 8}')
+    plain = {"name": None, "patch_size": None}
+    (trial, _) = expanded(tmp_path, {"model": {**plain, "hf": "model"}}).trials.values()
+    assert (trial.model.hf, trial.model.hidden_size) == (str(folder), 64)
+
+
+@pytest.mark.parametrize("hf", ["a" * 200_000, "a/b\u0000", "", "~nosuchuser/x", "a\u001b[2J"])
+def test_a_model_that_is_neither_is_refused_in_one_message(tmp_path: Path, hf: str) -> None:
+    refusal(tmp_path, {"model": {"name": None, "patch_size": None, "hf": hf}})
+
+
+# --- what is refused -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"train": {"engine": "dpd"}}, "unknown engine 'dpd'. Valid: ddp, deepspeed, none. Correct train.engine."),
+        ({"train": {"epochs": None}}, "train.epochs or measure.steps, and neither is given. Give one: epochs = 3"),
+        ({"measure": {"steps": 5}}, "and both are given"),
+        ({"train": {"zero_stage": 2}}, "train.zero_stage = 2 has no meaning under train.engine = 'ddp'"),
+        ({"train": {"micro_batch": None}}, "train.micro_batch is missing"),
+        ({"train": {"global_batch": 64}}, "train.global_batch = 64 has no meaning under scaling.mode = 'strong-micro'"),
+        ({"scaling": {"fraction_per_gpu": 0.1}}, "scaling.fraction_per_gpu = 0.1 has no meaning under scaling.mode"),
+        (
+            {"sweep": {"train.global_batch": [32, 64], "scaling.mode": ["strong-global", "weak"]}},
+            "varies nothing under other batch policies than strong-global",
+        ),
+        ({"sweep": {"train.global_batch": [32, 64]}}, "sweep.'train.global_batch' has no meaning under scaling.mode"),
+        ({"train": {"drop_last": True, "micro_batch": 1000, "epochs": 9}}, "1437 training images do not fill one global batch of 2000"),
+        ({"train": {"epochs": 1, "micro_batch": 512}}, "1 epoch(s) of 3 step(s) on 1 rank(s) are all warm-up"),
+        ({"model": {"num_classes": 9}}, "model.num_classes = 9 is fewer than the dataset's 10 classes"),
+        ({"scaling": {"gpus": [1, 16]}}, "16 ranks need 16 cores, and this machine offers 8"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused(tmp_path: Path, changes: dict[str, dict[str, Any]], said: str) -> None:
+    assert said in refusal(tmp_path, changes)
+
+
+def test_a_swept_global_batch_makes_a_curve_each(tmp_path: Path) -> None:
+    changes = {"scaling": {"mode": "strong-global"}, "sweep": {"train.global_batch": [32, 128]}}
+    found = expanded(tmp_path, changes)
+    batches = [[found.trials[point.trial_id].global_batch for point in curve.points] for curve in found.curves]
+    assert batches == [[32, 32], [128, 128]]
+
+
+def test_a_run_may_be_as_long_as_its_steps_whatever_the_warm_up(tmp_path: Path) -> None:
+    found = expanded(tmp_path, {"train": {"epochs": None}, "measure": {"steps": 1, "warmup_steps": 100}})
+    assert len(found.trials) == 2
+
+
+# --- the user's own DeepSpeed file ---------------------------------------------------------------------------------
+
+
+def with_file(
+    folder: Path, config: str, train: dict[str, Any] | None = None, scaling: dict[str, Any] | None = None
+) -> dict[str, dict[str, Any]]:
+    (folder / "ds.json").write_text(config)
+    return {
+        "train": {"engine": "deepspeed", "deepspeed_config": "ds.json"} | (train or {}),
+        "scaling": scaling or {},
+    }
+
+
+PUBLISHED = """{
+  "train_batch_size": 32, "gradient_accumulation_steps": 1, "micro_batch_per_gpu": 16,
+  "fp16": {"enabled": false}, "zero_optimization": {"stage": 0}, "wall_clock_breakdown": true,
+  "prescale_gradients": false, "pipeline": {"pipe_partitioned": false}, "pin_memory": true
+}"""
+"""Appendix B of arXiv 2602.21081; `micro_batch_per_gpu` is no key of DeepSpeed's."""
+
+
+def test_the_published_study_s_file_is_accepted(tmp_path: Path) -> None:
+    scaling = {"mode": "strong-global", "gpus": [2]}
+    (trial,) = expanded(tmp_path, with_file(tmp_path, PUBLISHED, {"micro_batch": 16}, scaling)).trials.values()
+    assert (trial.train.micro_batch, trial.train.grad_accum, trial.global_batch) == (16, 1, 32)
+    assert trial.train.deepspeed_config is not None
+    assert trial.train.deepspeed_config["micro_batch_per_gpu"] == 16
+    assert (trial.train.precision, trial.train.optimizer) == ("fp32", "adamw")
+
+
+def test_the_published_study_s_file_under_strong_micro_names_the_keys_to_remove(tmp_path: Path) -> None:
+    message = refusal(tmp_path, with_file(tmp_path, PUBLISHED, {"micro_batch": 16}))
+    assert "train_batch_size is 32, but under scaling.mode = 'strong-micro' the global batch follows" in message
+    assert "Remove train_batch_size, gradient_accumulation_steps from the file" in message
+
+
+def test_a_batch_that_does_not_fit_names_both_values(tmp_path: Path) -> None:
+    """On one rank a global batch of 32 in micro-batches of 16 takes two micro-steps, and the file says one."""
+    scaling = {"mode": "strong-global", "gpus": [1, 2]}
+    message = refusal(tmp_path, with_file(tmp_path, PUBLISHED, {"micro_batch": 16}, scaling))
+    assert "gradient_accumulation_steps is 1 in the file but 2 in the study" in message
+
+
+def test_what_the_study_leaves_open_is_taken_from_the_file(tmp_path: Path) -> None:
+    config = """{
+      "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 3, "gradient_clipping": 0.5,
+      "zero_optimization": {"stage": 1}, "bf16": {"enabled": true},
+      "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "weight_decay": "auto", "betas": [0.9, 0.95]}}
+    }"""
+    found = expanded(tmp_path, with_file(tmp_path, config, {"micro_batch": None}))
+    train = next(iter(found.trials.values())).train
+    assert (train.micro_batch, train.grad_accum, train.gradient_clipping) == (4, 3, 0.5)
+    assert (train.zero_stage, train.precision) == (1, "bf16-params")
+    assert (train.optimizer, train.learning_rate, train.weight_decay) == ("deepspeed_config", 0.01, 0.05)
+
+
+def test_auto_in_the_file_leaves_everything_to_the_study(tmp_path: Path) -> None:
+    config = """{
+      "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
+      "gradient_clipping": "auto", "zero_optimization": {"stage": "auto"}, "bf16": {"enabled": "auto"},
+      "fp16": {"enabled": "auto"}, "optimizer": {"type": "AdamW", "params": "auto"}
+    }"""
+    train = next(iter(expanded(tmp_path, with_file(tmp_path, config)).trials.values())).train
+    assert (train.micro_batch, train.gradient_clipping, train.zero_stage, train.precision) == (32, 0.0, 0, "fp32")
+
+
+def test_a_global_batch_in_the_file_alone_is_that_of_strong_global(tmp_path: Path) -> None:
+    scaling = {"mode": "strong-global", "gpus": [1, 2, 4]}
+    found = expanded(tmp_path, with_file(tmp_path, '{"train_batch_size": 64}', scaling=scaling))
+    assert [(t.train.micro_batch, t.train.grad_accum) for t in found.trials.values()] == [(32, 2), (32, 1), (16, 1)]
+
+
+@pytest.mark.parametrize("mode", ["strong-micro", "weak"])
+def test_a_fitting_micro_batch_in_the_file_is_accepted(tmp_path: Path, mode: str) -> None:
+    found = expanded(tmp_path, with_file(tmp_path, '{"train_micro_batch_size_per_gpu": 32}', scaling={"mode": mode}))
+    assert len(found.trials) == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "train", "said"),
+    [
+        ('{"train_micro_batch_size_per_gpu": 8}', {}, "train_micro_batch_size_per_gpu is 8 in the file but 32 in the study"),
+        (
+            '{"gradient_clipping": 1.0}', {"gradient_clipping": 0.5},
+            "train.gradient_clipping is 0.5 in the study but 1.0 in the DeepSpeed configuration",
+        ),
+        ('{"zero_optimization": {"stage": 3}}', {"zero_stage": 1}, "train.zero_stage is 1 in the study but 3"),
+        ('{"bf16": {"enabled": true}}', {"precision": "bf16"}, "train.precision is 'bf16' in the study but 'bf16-params'"),
+        ('{"torch_autocast": {"enabled": false}}', {"precision": "bf16"}, "is 'bf16' in the study but 'fp32'"),
+        (
+            '{"optimizer": {"type": "Adam", "params": {"lr": 0.1}}}', {"learning_rate": 0.2},
+            "train.learning_rate is 0.2 in the study but 0.1",
+        ),
+        ('{"optimizer": {"type": "Lamb"}}', {"optimizer": "sgd"}, "train.optimizer is 'sgd' in the study but 'Lamb'"),
+        ('{"optimizer": {"type": "Adam"}}', {"learning_rate": 0.2}, 'leaves lr to DeepSpeed (say "lr": "auto" there'),
+        ('{"train_batch_size": 64}', {}, "Remove train_batch_size from the file (or set to \"auto\")"),
+        ('{"fp16": {"enabled": true}}', {}, "fp16 training needs a GPU"),
+        ("{}", {"precision": "bf16-params"}, 'It comes from your own DeepSpeed file: "bf16": {"enabled": true}'),
+        ("{}", {"engine": "ddp"}, "train.deepspeed_config is set, but train.engine is 'ddp'"),
+        ('{"train_micro_batch_size_per_gpu": 100000000}', {"micro_batch": None}, "should be at most 1000000"),
+    ],
+)  # fmt: skip
+def test_a_contradiction_names_both_values(tmp_path: Path, config: str, train: dict[str, Any], said: str) -> None:
+    assert said in refusal(tmp_path, with_file(tmp_path, config, train))
+
+
+def test_an_optimizer_of_the_same_kind_is_no_contradiction(tmp_path: Path) -> None:
+    config = '{"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}'
+    found = expanded(tmp_path, with_file(tmp_path, config, {"optimizer": "adamw", "learning_rate": 0.2}))
+    assert {t.train.learning_rate for t in found.trials.values()} == {0.2}
+
+
+def test_the_file_s_content_is_part_of_a_trial_and_its_layout_is_not(tmp_path: Path) -> None:
+    def identities(config: str) -> set[str]:
+        return set(expanded(tmp_path, with_file(tmp_path, config)).trials)
+
+    first = identities('{"pin_memory": true, "steps_per_print": 5}')
+    assert identities('{\n "steps_per_print": 5,\n "pin_memory": true}') == first
+    assert not identities('{"pin_memory": false, "steps_per_print": 5}') & first

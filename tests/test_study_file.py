@@ -1,0 +1,381 @@
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from study_factory import toml, write_study
+
+from vitscale.errors import RequestError
+from vitscale.study_file import SWEEPABLE, StudyFile
+
+
+def refusal(path: Path) -> str:
+    """The one message that reading `path` ends in: short, printable, on one line."""
+    with pytest.raises(RequestError) as caught:
+        StudyFile.read(path)
+    message = str(caught.value)
+    assert message.isprintable()
+    assert len(message) < 1500
+    return message
+
+
+def refusal_of(folder: Path, content: str | bytes) -> str:
+    path = folder / "study.toml"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return refusal(path)
+
+
+def test_a_study_is_read_with_its_defaults(tmp_path: Path) -> None:
+    file = StudyFile.read(write_study(tmp_path))
+    study = file.study
+    assert study.name == "example"
+    assert study.scaling.gpus == (1, 2)
+    assert (study.train.engine, study.train.precision, study.train.gradient_clipping) == ("ddp", "auto", 0.0)
+    assert (study.measure.repeats, study.measure.warmup_steps) == (3, 3)
+    assert file.text == (tmp_path / "study.toml").read_text()
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_bytes(b"\xef\xbb\xbf" + toml().encode())
+    assert StudyFile.read(tmp_path / "study.toml").study.name == "example"
+
+
+# --- files that are no study ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is empty"),
+        (b" \n\t\n ", "is empty"),
+        (b"\x00\x01\x02\xff\xfe", "is not text (byte 3 is not UTF-8)"),
+        (b"name = 'x'\x00", "is not TOML"),
+        (b"hello", "is not TOML"),
+        (b"name = cifar", "is not TOML"),
+        (b"[model", "is not TOML"),
+        (b"name = 'a'\nname = 'b'", "is not TOML"),
+        (b"[model]\n[model]", "is not TOML"),
+        (b"x = " + b"9" * 5000, "is not TOML"),
+        (b"#" * (1 << 20) + b"#", "is larger than 1 MiB"),
+        (b"x = " + b"[" * 100_000, "is nested too deeply"),
+        (b"a." * 100_000 + b"a = 1", "is nested too deeply"),
+        (b"'a' . \"b\" ." * 20 + b"a = 1", "is nested too deeply"),
+        (b'{"name": "x"}', "is not TOML"),
+    ],
+)
+def test_what_is_no_toml_is_named_in_one_message(tmp_path: Path, content: bytes, said: str) -> None:
+    message = refusal_of(tmp_path, content)
+    assert said in message
+    assert "study.toml" in message
+    assert "examples/quickstart.toml" in message
+
+
+def test_nesting_that_only_later_steps_stumble_over_is_refused_too(tmp_path: Path) -> None:
+    deep = "[" * 300 + "]" * 300
+    message = refusal_of(tmp_path, toml() + f'[sweep]\n"train.engine" = [{deep}]\n')
+    assert "nested too deeply" in message or "train.engine is" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("missing.toml", "No such file"),
+        (".", "Is a directory"),
+        ("/dev/zero", "larger than 1 MiB"),
+        ("a" * 200_000, "File name too long"),
+        ("nul\x00byte", "no such path"),
+        ("\ud800", "no such path"),
+        ("\x1b[31m.toml", "No such file"),
+    ],
+)
+def test_a_path_that_cannot_be_read_is_named(tmp_path: Path, name: str, said: str) -> None:
+    assert said in refusal(tmp_path / name)
+
+
+def test_a_pipe_is_read_as_a_shell_gives_it(tmp_path: Path) -> None:
+    """`vitscale plan <(generate)` names a pipe."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_text(toml()))
+    writer.start()
+    assert StudyFile.read(pipe).study.name == "example"
+    writer.join()
+
+
+# --- keys and values -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "suggestion"),
+    [
+        ("model", "image_sise", "image_size"),
+        ("data", "nam", "name"),
+        ("train", "micro_bach", "micro_batch"),
+        ("scaling", "gpu", "gpus"),
+        ("launch", "treads_per_rank", "threads_per_rank"),
+        ("measure", "repeat", "repeats"),
+    ],
+)
+def test_an_unknown_key_is_named_with_the_nearest(tmp_path: Path, section: str, key: str, suggestion: str) -> None:
+    message = refusal(write_study(tmp_path, {section: {key: 1}}))
+    assert f"unknown key '{key}' in [{section}]" in message
+    assert f"Did you mean '{suggestion}'?" in message
+
+
+def test_an_unknown_section_is_named_with_the_nearest(tmp_path: Path) -> None:
+    message = refusal(write_study(tmp_path, {"messure": {"steps": 1}}))
+    assert "unknown key 'messure' at the top level" in message
+    assert "Did you mean 'measure'?" in message
+
+
+def test_a_key_in_the_wrong_section_is_sent_to_the_right_one(tmp_path: Path) -> None:
+    assert "It belongs in [train]" in refusal(write_study(tmp_path, {"measure": {"epochs": 3}}))
+    assert "It belongs in [train]" in refusal_of(tmp_path, "micro_batch = 3\n" + toml())
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "said"),
+    [
+        ("train", "micro_batch", "64", "train.micro_batch is '64', but should be a whole number. Write it without quotes."),
+        ("train", "micro_batch", 64.0, "train.micro_batch is 64.0, but should be a whole number. Correct it in [train]."),
+        ("train", "micro_batch", True, "should be a whole number"),
+        ("train", "micro_batch", 0, "train.micro_batch is 0, but should be at least 1"),
+        ("train", "micro_batch", -3, "should be at least 1"),
+        ("train", "micro_batch", 10**400, "should be at most 1000000"),
+        ("train", "epochs", [3], "train.epochs is [3], but should be a whole number"),
+        ("train", "drop_last", 1, "train.drop_last is 1, but should be true or false"),
+        ("train", "drop_last", "yes", "Write it without quotes"),
+        ("train", "learning_rate", -0.1, "should be greater than 0"),
+        ("train", "momentum", 1.0, "should be less than 1"),
+        ("train", "gradient_clipping", "auto", "should be a number"),
+        ("train", "zero_stage", 4, "should be at most 3"),
+        ("train", "zero_stage", True, "should be a whole number"),
+        ("train", "seed", 2**31, "should be less than 2147483648"),
+        ("train", "engine", 5, "train.engine is 5, but should be text in quotes"),
+        ("train", "deepspeed_config", {"a": 1}, "should be text in quotes"),
+        ("train", "precision", "fp8", "should be 'fp32', 'bf16', 'bf16-params', 'fp16' or 'auto'"),
+        ("train", "precision", "bf-16", "Did you mean 'bf16'?"),
+        ("train", "device", "gpu", "should be 'cpu', 'cuda' or 'auto'"),
+        ("scaling", "mode", "strong", "should be 'strong-micro', 'strong-global' or 'weak'"),
+        ("scaling", "gpus", 4, "scaling.gpus is 4, but should be a list"),
+        ("scaling", "gpus", [], "scaling.gpus is [], but should be a list of at least 1"),
+        ("scaling", "gpus", [1, 0], "scaling.gpus.1 is 0, but should be at least 1"),
+        ("scaling", "gpus", [1, "2"], "Write it without quotes"),
+        ("scaling", "gpus", [1.5], "should be a whole number"),
+        ("scaling", "gpus", list(range(1, 1002)), "should be a list of at most 1000"),
+        ("scaling", "fraction_per_gpu", 1.5, "should be at most 1"),
+        ("data", "fraction", 0.0, "should be greater than 0"),
+        ("data", "root", 7, "should be text in quotes"),
+        ("launch", "threads_per_rank", 0, "should be at least 1"),
+        ("measure", "repeats", 0, "should be at least 1"),
+        ("measure", "hang_seconds", 0.0, "should be greater than 0"),
+        ("model", "image_size", "224", "model.image_size is '224', but should be a whole number"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_named_with_what_it_should_be(
+    tmp_path: Path, section: str, key: str, value: Any, said: str
+) -> None:
+    path = tmp_path / "study.toml"
+    if isinstance(value, dict):
+        path.write_text(toml({section: {key: "HERE"}}).replace('"HERE"', "{ a = 1 }"))
+    else:
+        write_study(tmp_path, {section: {key: value}})
+    assert said in refusal(path)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999"])
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [("train", "learning_rate"), ("train", "weight_decay"), ("train", "momentum"), ("data", "fraction"),
+     ("data", "held_out"), ("measure", "timeout_seconds"), ("scaling", "fraction_per_gpu")],
+)  # fmt: skip
+def test_a_number_that_is_none_is_refused(tmp_path: Path, section: str, key: str, value: str) -> None:
+    text = toml({section: {key: "HERE"}}).replace('"HERE"', value)
+    assert f"{section}.{key} is {value.replace('1e999', 'inf')}, but should be" in refusal_of(tmp_path, text)
+
+
+def test_an_integer_too_long_to_be_written_out_is_named_by_its_type(tmp_path: Path) -> None:
+    text = toml({"train": {"epochs": "HERE"}}).replace('"HERE"', "0x" + "f" * 10_000)
+    assert "train.epochs is (int too large to show), but should be at most 1000000" in refusal_of(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('model = ["vit-ti16"]', "model is ['vit-ti16'], but should be a table. Write [model] on a line of its own"),
+        ('model = "vit-ti16"', "model is 'vit-ti16', but should be a table"),
+        ("[[model]]\nname = 'x'", "should be a table"),
+        ("sweep = 3", "sweep is 3, but should be a table"),
+        ("[sweep]\n'train.engine' = 'ddp'", "sweep.train.engine is 'ddp', but should be a list"),
+        ("name = 3", "name is 3, but should be text in quotes"),
+        ("name = 2020-01-01", "but should be text in quotes"),
+    ],
+)
+def test_a_value_where_a_section_should_be_and_the_other_way_round(tmp_path: Path, text: str, said: str) -> None:
+    assert said in refusal_of(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[model]\n[data]\nname = 'x'", 'name is missing. Add name = "..."'),
+        ("name = 'x'\n[data]\nname = 'x'", 'model is missing. Add [model] with name = "..."'),
+        ("name = 'x'\n[model]\n[data]", 'data.name is missing. Add name = "..." in [data]'),
+    ],
+)
+def test_what_is_missing_is_named(tmp_path: Path, text: str, said: str) -> None:
+    assert said in refusal_of(tmp_path, text)
+
+
+@pytest.mark.parametrize("name", ["", "a" * 101, "a" * 200_000, "../up", "a/b", ".hidden", "-o", "two words", "é", "a\n"])
+def test_a_name_that_is_no_file_name_is_refused(tmp_path: Path, name: str) -> None:
+    message = refusal(write_study(tmp_path, name=name))
+    assert "name is '" in message
+    assert "Use 1 to 100 letters, digits" in message
+
+
+def test_a_hundred_characters_are_a_name(tmp_path: Path) -> None:
+    assert StudyFile.read(write_study(tmp_path, name="a" * 100)).study.name == "a" * 100
+
+
+def test_hostile_keys_and_values_reach_no_terminal_raw_and_stay_short(tmp_path: Path) -> None:
+    escape = "\\u001b[2J\\u202e"
+    long = "k" * 200_000
+    for text in (
+        f'"{escape}" = 1\n' + toml(),
+        toml({"train": {"precision": "HERE"}}).replace("HERE", escape),
+        toml() + f'[sweep]\n"{escape}" = [1]\n',
+        toml() + f'[sweep]\n"{escape}" = 1\n',
+        f"{long} = 1\n" + toml(),
+        toml() + f'[sweep]\n"{long}" = 1\n',
+        toml({"train": {"engine": "HERE"}}).replace("HERE", "x") + f'[measure]\n"{long}" = 1\n',
+    ):
+        refusal_of(tmp_path, text)
+
+
+def test_more_than_five_mistakes_are_counted(tmp_path: Path) -> None:
+    message = refusal(write_study(tmp_path, {"train": {f"wrong{n}": 1 for n in range(9)}}))
+    assert message.count("unknown key") == 5
+    assert message.endswith("(and 4 more)")
+
+
+# --- sweeps --------------------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_is_the_cartesian_product_in_the_order_of_the_file(tmp_path: Path) -> None:
+    path = write_study(tmp_path, {"sweep": {"train.micro_batch": [8, 16], "train.engine": ["ddp", "deepspeed"]}})
+    points = list(StudyFile.read(path).points())
+    assert [(point.train.micro_batch, point.train.engine) for _, point, _ in points] == [
+        (8, "ddp"), (8, "deepspeed"), (16, "ddp"), (16, "deepspeed"),
+    ]  # fmt: skip
+    assert points[1][0] == {"train.micro_batch": 8, "train.engine": "deepspeed"}
+
+
+def test_a_swept_field_counts_as_set_by_hand(tmp_path: Path) -> None:
+    path = write_study(tmp_path, {"sweep": {"launch.threads_per_rank": [1]}})
+    ((_, _, by_hand),) = StudyFile.read(path).points()
+    assert {"launch.threads_per_rank", "train.micro_batch", "model.name"} <= by_hand
+    assert "train.engine" not in by_hand
+
+
+def test_without_a_sweep_there_is_one_point(tmp_path: Path) -> None:
+    file = StudyFile.read(write_study(tmp_path))
+    ((labels, point, _),) = file.points()
+    assert labels == {}
+    assert point == file.study
+
+
+@pytest.mark.parametrize(
+    ("sweep", "said"),
+    [
+        ({"train.engin": ["ddp"]}, "Did you mean 'train.engine'?"),
+        ({"engine": ["ddp"]}, "is no field that can be swept"),
+        ({"scaling.gpus": [[1], [2]]}, "is no field that can be swept"),
+        ({"measure.repeats": [1, 2]}, "is no field that can be swept"),
+        ({"data.root": ["a", "b"]}, "is no field that can be swept"),
+        ({"launch.oversubscribe": [True]}, "is no field that can be swept"),
+        ({"name": ["a"]}, "is no field that can be swept"),
+        ({"train.engine": []}, "is an empty list. Give at least one value"),
+        ({"train.engine": ["ddp", "none", "ddp"]}, "holds a value twice"),
+        ({"train.micro_batch": [8, 8.0]}, "holds a value twice"),
+        ({"train.micro_batch": [8, "16"]}, "train.micro_batch is '16', but should be a whole number"),
+        ({"train.micro_batch": [8, [16]]}, "train.micro_batch is [16], but should be a whole number"),
+        ({"train.micro_batch": [[8], [8]]}, "holds a value twice"),
+        ({"scaling.mode": ["weak", "strong"]}, "scaling.mode is 'strong', but should be 'strong-micro'"),
+        ({"model.image_size": [32, 0]}, "model.image_size is 0, but should be at least 1"),
+    ],
+)
+def test_a_wrong_sweep_is_refused(tmp_path: Path, sweep: dict[str, Any], said: str) -> None:
+    assert said in refusal(write_study(tmp_path, {"sweep": sweep}))
+
+
+def test_tables_in_a_sweep_are_refused(tmp_path: Path) -> None:
+    text = toml() + '[[sweep."train.engine"]]\na = 1\n[[sweep."train.engine"]]\nb = 1\n'
+    assert "train.engine is {'a': 1}, but should be text in quotes" in refusal_of(tmp_path, text)
+
+
+def test_every_sweepable_field_can_be_swept(tmp_path: Path) -> None:
+    for field in SWEEPABLE:
+        message = refusal(write_study(tmp_path, {"sweep": {field: [["x"]]}}))
+        assert f"{field} is ['x'], but should be" in message  # the value is judged, not the field
+
+
+def test_a_study_too_large_to_run_is_refused_before_it_is_laid_out(tmp_path: Path) -> None:
+    numbers = list(range(1, 101))
+    sweep = {"train.micro_batch": numbers, "train.seed": numbers, "model.image_size": numbers}
+    message = refusal(write_study(tmp_path, {"sweep": sweep}))
+    assert "make 6,000,000 runs. Valid: at most 20,000" in message  # 100^3 points x 2 rank counts x 3 repeats
+
+
+def test_the_modes_of_a_study(tmp_path: Path) -> None:
+    assert StudyFile.read(write_study(tmp_path)).modes == ("strong-micro",)
+    path = write_study(tmp_path, {"sweep": {"scaling.mode": ["weak", "strong-global"]}})
+    assert StudyFile.read(path).modes == ("weak", "strong-global")
+
+
+# --- anything at all -----------------------------------------------------------------------------------------------
+
+FULL = toml(
+    {
+        "train": {"engine": "deepspeed", "learning_rate": 0.001, "precision": "fp32"},
+        "launch": {"launcher": "torchrun", "oversubscribe": True},
+        "measure": {"repeats": 2, "hang_seconds": 60.5},
+        "sweep": {"train.engine": ["ddp", "deepspeed"], "scaling.mode": ["weak", "strong-micro"]},
+    }
+)
+FRAGMENTS = st.sampled_from(
+    ["[", "]", "[[", "]]", "{", "}", '"', "'", '"""', "=", ".", ",", "\n", "#", "nan", "-inf", "1e400", "0x" + "f" * 9000,
+     "9" * 400, "true", "1979-05-27", "[model]", "[sweep]", "\\u001b", "\\ud800", "\x00", "\x1b", "é", "[]", "{}", "-1",
+     "a.b.c", '"train.engine" = [[1]]', "name", "[train]\nmicro_batch=[1]"]
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.integers(0, len(FULL)), st.integers(0, 40), FRAGMENTS | st.text(max_size=8)), max_size=4))
+@example([(0, len(FULL), "")])
+def test_a_mutilated_study_is_read_or_refused_but_never_crashes(
+    tmp_path: Path, cuts: list[tuple[int, int, str]]
+) -> None:
+    text = FULL
+    for place, length, inserted in cuts:
+        text = text[:place] + inserted + text[place + length :]
+    path = tmp_path / "study.toml"
+    path.write_bytes(text.encode("utf-8", errors="surrogatepass"))
+    try:
+        StudyFile.read(path)
+    except RequestError as error:
+        assert str(error).isprintable()
+        assert len(str(error)) < 4000
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_or_refused_but_never_crash(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "study.toml").write_bytes(content)
+    with pytest.raises(RequestError):
+        StudyFile.read(tmp_path / "study.toml")

@@ -29,6 +29,6 @@ def pid_in(path: Path) -> int:
 def alive(pid: int) -> bool:
     """Whether the process runs; a zombie does not."""
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False

@@ -264,7 +264,7 @@ def one_curve(
 
 def rich_study(seed: int = 0) -> Results:
     """Two engines x three modes x 1, 2, 4, 8 ranks, 1 to 6 repeats, with a failed, an OOM and an unfinished trial."""
-    random_ = random.Random(seed)  # noqa: S311  # test data, no secret
+    random_ = random.Random(seed)  # test data, no secret
     curves: list[tuple[Curve, Sequence[Trial]]] = []
     runs: dict[tuple[str, int], Run] = {}
     for mode in ("strong-micro", "strong-global", "weak"):

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from cifar_factory import malicious_pickles, member, pack, pack_escaping, truncate, write_cifar10
 from driving import tree
-
 from vitscale import cli
 
 GOOD = """
@@ -82,7 +82,7 @@ def refused(answer: Answer, *said: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("micro_batch = 16", "micro_batchs = 16", ["unknown key 'micro_batchs' in [train]", "Did you mean 'micro_batch'?"]),
+        ("micro_batch = 16", "micro_batchs = 16", ["unknown key 'micro_batchs'", "Did you mean 'micro_batch'?"]),
         ('name = "study"', 'name = "study"\nnmae = 1', ["unknown key 'nmae'", "Did you mean 'name'?"]),
         ("[scaling]", "[scalling]", ["unknown key 'scalling'", "Did you mean 'scaling'?"]),
         ("micro_batch = 16", 'micro_batch = "many"', ["train.micro_batch is 'many'", "whole number"]),
@@ -103,7 +103,7 @@ def refused(answer: Answer, *said: str) -> None:
             'gpus = [1, 3]\nmode = "strong-global"\n[launch]\noversubscribe = true',
             ["a global batch of 16 does not divide over 3 ranks", "train.global_batch = 15", "train.global_batch = 18"],
         ),
-        ("repeats = 1", 'repeats = 1\n[sweep]\n"train.engin" = ["ddp"]', ["train.engin", "Did you mean 'train.engine'?"]),
+        ("repeats = 1", 'repeats = 1\n[sweep]\n"train.engin" = ["ddp"]', ["Did you mean 'train.engine'?"]),
         ('name = "vit-ti16"', 'name = "\\u001b[31mred"', ["unknown model '\\x1b[31mred'"]),
     ],
 )  # fmt: skip

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study_factory import EIGHT_CORES, expanded, summary, write_study
 
+from study_factory import EIGHT_CORES, expanded, summary, write_study
 from vitscale.errors import RequestError
 from vitscale.expansion import Expansion, expand
 from vitscale.sources import Summary
@@ -95,7 +95,9 @@ def test_each_dataset_is_checked_once_and_its_notes_are_told_once(tmp_path: Path
     def check(spec: DataSpec) -> Summary:
         asked.append(spec.name)
         plain = summary()
-        return Summary(plain.train_samples, 1, plain.classes, plain.image_shape, spec.name, (f"about {spec.name}", "both"))
+        return Summary(
+            plain.train_samples, 1, plain.classes, plain.image_shape, spec.name, (f"about {spec.name}", "both")
+        )
 
     sweep = {"train.engine": ["ddp", "deepspeed"], "data.name": ["digits", "synthetic"]}
     file = StudyFile.read(write_study(tmp_path, {"sweep": sweep}))
@@ -186,7 +188,10 @@ def test_a_model_that_is_neither_is_refused_in_one_message(tmp_path: Path, hf: s
             "varies nothing under other batch policies than strong-global",
         ),
         ({"sweep": {"train.global_batch": [32, 64]}}, "sweep.'train.global_batch' has no meaning under scaling.mode"),
-        ({"train": {"drop_last": True, "micro_batch": 1000, "epochs": 9}}, "1437 training images do not fill one global batch of 2000"),
+        (
+            {"train": {"drop_last": True, "micro_batch": 1000, "epochs": 9}},
+            "1437 training images do not fill one global batch of 2000",
+        ),
         ({"train": {"epochs": 1, "micro_batch": 512}}, "1 epoch(s) of 3 step(s) on 1 rank(s) are all warm-up"),
         ({"model": {"num_classes": 9}}, "model.num_classes = 9 is fewer than the dataset's 10 classes"),
         ({"scaling": {"gpus": [1, 16]}}, "16 ranks need 16 cores, and this machine offers 8"),
@@ -197,7 +202,10 @@ def test_what_cannot_be_is_refused(tmp_path: Path, changes: dict[str, dict[str, 
 
 
 def test_a_swept_global_batch_makes_a_curve_each(tmp_path: Path) -> None:
-    changes = {"scaling": {"mode": "strong-global"}, "sweep": {"train.global_batch": [32, 128]}}
+    changes: dict[str, dict[str, Any]] = {
+        "scaling": {"mode": "strong-global"},
+        "sweep": {"train.global_batch": [32, 128]},
+    }
     found = expanded(tmp_path, changes)
     batches = [[found.trials[point.trial_id].global_batch for point in curve.points] for curve in found.curves]
     assert batches == [[32, 32], [128, 128]]
@@ -289,13 +297,13 @@ def test_a_fitting_micro_batch_in_the_file_is_accepted(tmp_path: Path, mode: str
 @pytest.mark.parametrize(
     ("config", "train", "said"),
     [
-        ('{"train_micro_batch_size_per_gpu": 8}', {}, "train_micro_batch_size_per_gpu is 8 in the file but 32 in the study"),
+        ('{"train_micro_batch_size_per_gpu": 8}', {}, "train_micro_batch_size_per_gpu is 8 in the file but 32"),
         (
             '{"gradient_clipping": 1.0}', {"gradient_clipping": 0.5},
             "train.gradient_clipping is 0.5 in the study but 1.0 in the DeepSpeed configuration",
         ),
         ('{"zero_optimization": {"stage": 3}}', {"zero_stage": 1}, "train.zero_stage is 1 in the study but 3"),
-        ('{"bf16": {"enabled": true}}', {"precision": "bf16"}, "train.precision is 'bf16' in the study but 'bf16-params'"),
+        ('{"bf16": {"enabled": true}}', {"precision": "bf16"}, "is 'bf16' in the study but 'bf16-params'"),
         ('{"torch_autocast": {"enabled": false}}', {"precision": "bf16"}, "is 'bf16' in the study but 'fp32'"),
         (
             '{"optimizer": {"type": "Adam", "params": {"lr": 0.1}}}', {"learning_rate": 0.2},
@@ -305,7 +313,7 @@ def test_a_fitting_micro_batch_in_the_file_is_accepted(tmp_path: Path, mode: str
         ('{"optimizer": {"type": "Adam"}}', {"learning_rate": 0.2}, 'leaves lr to DeepSpeed (say "lr": "auto" there'),
         ('{"train_batch_size": 64}', {}, "Remove train_batch_size from the file (or set to \"auto\")"),
         ('{"fp16": {"enabled": true}}', {}, "fp16 training needs a GPU"),
-        ("{}", {"precision": "bf16-params"}, 'It comes from your own DeepSpeed file: "bf16": {"enabled": true}'),
+        ('{"pin_memory": true}', {"precision": "bf16-params"}, 'your own DeepSpeed file: "bf16": {"enabled": true}'),
         ("{}", {"engine": "ddp"}, "train.deepspeed_config is set, but train.engine is 'ddp'"),
         ('{"train_micro_batch_size_per_gpu": 100000000}', {"micro_batch": None}, "should be at most 1000000"),
     ],

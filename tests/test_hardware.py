@@ -40,7 +40,14 @@ def quota(folder: Path, membership: str) -> float | None:
 
 @pytest.mark.parametrize(
     ("content", "cores"),
-    [("150000 100000", 1.5), ("max 100000", None), ("400000 200000", 2.0), ("100000 0", None), ("junk", None), ("", None)],
+    [
+        ("150000 100000", 1.5),
+        ("max 100000", None),
+        ("400000 200000", 2.0),
+        ("100000 0", None),
+        ("junk", None),
+        ("", None),
+    ],
 )
 def test_v2_quota(tmp_path: Path, content: str, cores: float | None) -> None:
     put(tmp_path / "cgroup/job", cpu__max=content)
@@ -189,7 +196,7 @@ def test_bf16_is_fast_where_the_processor_has_instructions_for_it(tmp_path: Path
 
 # --- GPUs ----------------------------------------------------------------------------------------------------------
 
-# As nvidia-smi printed it, with the UUIDs changed.
+# Written in the form nvidia-smi prints; not recorded from a machine.
 H200 = "GPU-11111111-2222-3333-4444-555555555555, NVIDIA H200, 143771, 570.124.06, 1980, 9.0\n"
 T4 = "GPU-66666666-7777-8888-9999-000000000000, Tesla T4, 15360, 550.90.07, 585, 7.5\n"
 MIG = "GPU-aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee, NVIDIA A100-SXM4-40GB, [N/A], 550.90.07, [N/A], 8.0\n"
@@ -209,7 +216,9 @@ def test_what_is_not_available_is_unknown_and_not_zero() -> None:
     assert gpu == Gpu("GPU-1", "X", None, None, None, None)
 
 
-@pytest.mark.parametrize("text", ["", "\n\n", "No devices were found\n", "a, b, c\n", "Unable to determine, the handle\n"])
+@pytest.mark.parametrize(
+    "text", ["", "\n\n", "No devices were found\n", "a, b, c\n", "Unable to determine, the handle\n"]
+)
 def test_what_is_no_gpu_is_passed_over(text: str) -> None:
     assert parse_nvidia_smi(text) == ()
 

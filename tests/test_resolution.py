@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study_factory import EIGHT_CORES, expanded, gpus
 
+from study_factory import EIGHT_CORES, expanded, gpus
 from vitscale.errors import RequestError
 from vitscale.hardware import Machine
 from vitscale.trial import Trial
@@ -60,16 +60,25 @@ def test_threads_are_equal_along_a_curve_and_set_by_its_largest_world(
 @pytest.mark.parametrize(
     ("machine", "changes", "said"),
     [
-        (EIGHT_CORES, {"scaling": {"gpus": [1, 9]}}, "9 ranks need 9 cores, and this machine offers 8. Valid: scaling.gpus up to 8"),
+        (
+            EIGHT_CORES, {"scaling": {"gpus": [1, 9]}},
+            "9 ranks need 9 cores, and this machine offers 8. Valid: scaling.gpus up to 8",
+        ),
         (
             EIGHT_CORES, {"launch": {"threads_per_rank": 5}},
             "2 ranks of 5 threads need 10 cores, and this machine offers 8. Valid: scaling.gpus up to 1",
         ),
         (EIGHT_CORES, {"launch": {"threads_per_rank": 9}}, "Valid: fewer launch.threads_per_rank"),
         (QUOTA, {"scaling": {"gpus": [4]}}, "this machine offers 2 (a cgroup quota of 2.5 cores counts)"),
-        (FOUR_GPUS, {"scaling": {"gpus": [1, 8]}}, "8 ranks need 8 GPUs, and this machine offers 4. Valid: scaling.gpus up to 4"),
+        (
+            FOUR_GPUS, {"scaling": {"gpus": [1, 8]}},
+            "8 ranks need 8 GPUs, and this machine offers 4. Valid: scaling.gpus up to 4",
+        ),
         (replace(FOUR_GPUS, cores=2), {"scaling": {"gpus": [4]}}, "4 ranks need 4 cores, and this machine offers 2"),
-        (EIGHT_CORES, {"train": {"engine": "none"}, "launch": {"threads_per_rank": 9}}, "1 rank of 9 threads need 9 cores"),
+        (
+            EIGHT_CORES, {"train": {"engine": "none"}, "launch": {"threads_per_rank": 9}},
+            "1 rank of 9 threads need 9 cores",
+        ),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused_unless_sharing_is_asked_for(

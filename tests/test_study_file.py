@@ -2,14 +2,15 @@ from __future__ import annotations
 
 import os
 import threading
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from study_factory import toml, write_study
 
+from study_factory import toml, write_study
 from vitscale.errors import RequestError
 from vitscale.study_file import SWEEPABLE, StudyFile
 
@@ -141,8 +142,8 @@ def test_a_key_in_the_wrong_section_is_sent_to_the_right_one(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("section", "key", "value", "said"),
     [
-        ("train", "micro_batch", "64", "train.micro_batch is '64', but should be a whole number. Write it without quotes."),
-        ("train", "micro_batch", 64.0, "train.micro_batch is 64.0, but should be a whole number. Correct it in [train]."),
+        ("train", "micro_batch", "64", "is '64', but should be a whole number. Write it without quotes."),
+        ("train", "micro_batch", 64.0, "is 64.0, but should be a whole number. Correct it in [train]."),
         ("train", "micro_batch", True, "should be a whole number"),
         ("train", "micro_batch", 0, "train.micro_batch is 0, but should be at least 1"),
         ("train", "micro_batch", -3, "should be at least 1"),
@@ -232,7 +233,9 @@ def test_what_is_missing_is_named(tmp_path: Path, text: str, said: str) -> None:
     assert said in refusal_of(tmp_path, text)
 
 
-@pytest.mark.parametrize("name", ["", "a" * 101, "a" * 200_000, "../up", "a/b", ".hidden", "-o", "two words", "é", "a\n"])
+@pytest.mark.parametrize(
+    "name", ["", "a" * 101, "a" * 200_000, "../up", "a/b", ".hidden", "-o", "two words", "é", "a\n"]
+)
 def test_a_name_that_is_no_file_name_is_refused(tmp_path: Path, name: str) -> None:
     message = refusal(write_study(tmp_path, name=name))
     assert "name is '" in message
@@ -269,7 +272,9 @@ def test_more_than_five_mistakes_are_counted(tmp_path: Path) -> None:
 
 def test_a_sweep_is_the_cartesian_product_in_the_order_of_the_file(tmp_path: Path) -> None:
     path = write_study(tmp_path, {"sweep": {"train.micro_batch": [8, 16], "train.engine": ["ddp", "deepspeed"]}})
-    points = list(StudyFile.read(path).points())
+    file = StudyFile.read(path)
+    points = list(file.points())
+    assert file.raw == tomllib.loads(file.text)
     assert [(point.train.micro_batch, point.train.engine) for _, point, _ in points] == [
         (8, "ddp"), (8, "deepspeed"), (16, "ddp"), (16, "deepspeed"),
     ]  # fmt: skip
@@ -340,6 +345,16 @@ def test_the_modes_of_a_study(tmp_path: Path) -> None:
 
 # --- anything at all -----------------------------------------------------------------------------------------------
 
+
+def said_of(path: Path) -> str | None:
+    """What reading `path` says; None where it is a study."""
+    try:
+        StudyFile.read(path)
+    except RequestError as error:
+        return str(error)
+    return None
+
+
 FULL = toml(
     {
         "train": {"engine": "deepspeed", "learning_rate": 0.001, "precision": "fp32"},
@@ -349,8 +364,9 @@ FULL = toml(
     }
 )
 FRAGMENTS = st.sampled_from(
-    ["[", "]", "[[", "]]", "{", "}", '"', "'", '"""', "=", ".", ",", "\n", "#", "nan", "-inf", "1e400", "0x" + "f" * 9000,
-     "9" * 400, "true", "1979-05-27", "[model]", "[sweep]", "\\u001b", "\\ud800", "\x00", "\x1b", "é", "[]", "{}", "-1",
+    ["[", "]", "[[", "]]", "{", "}", '"', "'", '"""', "=", ".", ",", "\n", "#", "nan", "-inf", "1e400",
+     "0x" + "f" * 9000, "9" * 400, "true", "1979-05-27", "[model]", "[sweep]", "\\u001b",
+     "\\ud800", "\x00", "\x1b", "é", "[]", "{}",
      "a.b.c", '"train.engine" = [[1]]', "name", "[train]\nmicro_batch=[1]"]
 )  # fmt: skip
 
@@ -366,11 +382,8 @@ def test_a_mutilated_study_is_read_or_refused_but_never_crashes(
         text = text[:place] + inserted + text[place + length :]
     path = tmp_path / "study.toml"
     path.write_bytes(text.encode("utf-8", errors="surrogatepass"))
-    try:
-        StudyFile.read(path)
-    except RequestError as error:
-        assert str(error).isprintable()
-        assert len(str(error)) < 4000
+    said = said_of(path)
+    assert said is None or (said.isprintable() and len(said) < 4000)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

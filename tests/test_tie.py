@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from processes import alive, pid_in, wait_until
 
 TIE = [sys.executable, "-m", "vitscale.tie"]
@@ -14,15 +15,21 @@ TIE = [sys.executable, "-m", "vitscale.tie"]
 # Starts a tied process and waits to be killed.
 PARENT = """
 import os, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-m", "vitscale.tie", str(os.getpid()), "--",
-                          sys.executable, "-c", "import os, sys, time; print(os.getpid(), flush=True); time.sleep(600)"],
+program = "import os, sys, time; print(os.getpid(), flush=True); time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-m", "vitscale.tie", str(os.getpid()), "--", sys.executable, "-c", program],
                          stdout=open(sys.argv[1], "w"), start_new_session=True)
 time.sleep(600)
 """
 
 
 def test_it_becomes_the_command(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "import os, sys; print(os.getpid(), sys.argv[1:]); sys.exit(7)", "two words", "$HOME"]
+    command = [
+        sys.executable,
+        "-c",
+        "import os, sys; print(os.getpid(), sys.argv[1:]); sys.exit(7)",
+        "two words",
+        "$HOME",
+    ]
     process = subprocess.Popen([*TIE, str(os.getpid()), "--", *command], stdout=subprocess.PIPE, text=True)
     output, _ = process.communicate()
     assert output.strip() == f"{process.pid} ['two words', '$HOME']"
@@ -40,14 +47,18 @@ def test_it_dies_with_a_parent_killed_by_sigkill(tmp_path: Path) -> None:
 
 def test_it_starts_nothing_when_the_parent_is_already_gone(tmp_path: Path) -> None:
     answer = subprocess.run(
-        [*TIE, "1", "--", sys.executable, "-c", f"open({str(tmp_path / 'started')!r}, 'w')"], capture_output=True, text=True
+        [*TIE, "1", "--", sys.executable, "-c", f"open({str(tmp_path / 'started')!r}, 'w')"],
+        capture_output=True,
+        text=True,
     )
     assert answer.returncode == 1
     assert answer.stderr == "vitscale: the driver is gone\n"
     assert not (tmp_path / "started").exists()
 
 
-@pytest.mark.parametrize("arguments", [[], ["1"], ["1", "--"], ["1", "true"], ["x", "--", "true"], ["-1", "--", "true"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["1"], ["1", "--"], ["1", "true"], ["x", "--", "true"], ["-1", "--", "true"]]
+)
 def test_other_arguments_are_refused(arguments: list[str]) -> None:
     answer = subprocess.run([*TIE, *arguments], capture_output=True, text=True)
     assert answer.returncode == 1

@@ -58,7 +58,9 @@ def test_the_identity_is_what_it_was() -> None:
 
 def test_the_identity_does_not_depend_on_the_process() -> None:
     """String hashing is seeded per process; nothing of it may enter."""
-    program = f"from vitscale.trial import Trial; print(Trial.model_validate_json({trial().model_dump_json()!r}).identity())"
+    program = (
+        f"from vitscale.trial import Trial; print(Trial.model_validate_json({trial().model_dump_json()!r}).identity())"
+    )
     for seed in ("1", "2"):
         answer = subprocess.run(
             [sys.executable, "-c", program],

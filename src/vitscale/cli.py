@@ -28,7 +28,6 @@ app = typer.Typer(
 StudyArgument = Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.", show_default=False)]
 ResultsArgument = Annotated[Path, typer.Argument(metavar="RESULTS", help="A results folder.", show_default=False)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-FORMATS = ("html", "png", "svg", "pdf", "csv", "md", "json")
 
 
 @app.command()
@@ -69,7 +68,7 @@ def run(
     done = runner.run(planned, results, options, console)
     found = analysis.analyse(store.load(results))
     if json:
-        sys.stdout.write(report.to_json(found) + "\n")
+        sys.stdout.write(report.to_json(found))
     else:
         console.print(report.terminal_table(found))
         if not done.done_now:
@@ -95,28 +94,26 @@ def report(
         ),
     ] = None,
     formats: Annotated[
-        str, typer.Option("--format", metavar="LIST", help=f"Comma-separated: {', '.join(FORMATS)}.")
+        str, typer.Option("--format", metavar="LIST", help="Comma-separated: html, png, svg, pdf, csv, md, json.")
     ] = "html",
+    combine_unlike: Annotated[
+        bool, typer.Option("--combine-unlike", help="Compare runs of unlike hardware or library versions all the same.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Tables, figures and one self-contained HTML page."""
     from vitscale import analysis, report, store
 
-    wanted = _formats("json" if json else formats)
-    found = analysis.analyse(store.load(results))
+    wanted = list(dict.fromkeys(part.strip().lower() for part in ("json" if json else formats).split(",")))
+    for name in wanted:
+        if name not in report.FORMATS:
+            raise unknown("format", name, report.FORMATS)
+    found = analysis.analyse(store.load(results), combine_unlike=combine_unlike)
     console = Console(stderr=bool({"md", "json"} & set(wanted)) and output is None)
     if wanted == ["html"]:
         console.print(report.terminal_table(found))
     for path in report.write(found, results, wanted, output):
         console.print(str(path), markup=False, highlight=False, soft_wrap=True)
-
-
-def _formats(text: str) -> list[str]:
-    wanted = list(dict.fromkeys(part.strip().lower() for part in text.split(",")))
-    for name in wanted:
-        if name not in FORMATS:
-            raise unknown("format", name, FORMATS)
-    return wanted
 
 
 @app.callback(invoke_without_command=True)

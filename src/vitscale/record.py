@@ -19,6 +19,7 @@ FORMAT = 1
 OutcomeKind = Literal["completed", "oom", "timeout", "hang", "failed", "skipped"]
 Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Record(BaseModel):
@@ -45,7 +46,7 @@ class Environment(Record):
     device: Device
     cores_allowed: tuple[int, ...]
     threads: int
-    cpu_quota_cores: float | None
+    cpu_quota_cores: Finite | None
     versions: dict[str, str | None]
     backend: str | None
     settings: dict[str, str]
@@ -127,7 +128,7 @@ class ErrorLine(Record):
     traceback: str
     out_of_memory: bool
     disk_full: bool
-    unix_seconds: float
+    unix_seconds: Finite
 
 
 class EndLine(Record):
@@ -170,7 +171,7 @@ class Outcome(Record):
     """The rank that failed first, where that is known."""
     external: bool = False
     """The cause lies outside the trial (disk full): the run is done again by the next `vitscale run`."""
-    started_unix_seconds: float
+    started_unix_seconds: Finite
     wall_seconds: Seconds
 
 

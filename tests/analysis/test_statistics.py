@@ -164,7 +164,7 @@ def test_quantiles_are_linear_between_neighbours() -> None:
 @pytest.mark.parametrize("count", [3, 6, 10])
 def test_intervals_hold_the_truth_as_often_as_they_say(count: int) -> None:
     """Lognormal run times with median 1: 95 % of the intervals hold it. 3 sigma of 2,000 draws is 1.5 %."""
-    random_ = random.Random(count)  # noqa: S311  # a seeded simulation, no secret
+    random_ = random.Random(count)  # a seeded simulation, no secret
     draws = 2000
     held = 0
     for _ in range(draws):
@@ -176,7 +176,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say(count: int) -> None:
 
 
 def test_welch_intervals_hold_the_truth_with_unequal_spreads() -> None:
-    random_ = random.Random(7)  # noqa: S311
+    random_ = random.Random(7)
     draws = 2000
     held = 0
     for _ in range(draws):

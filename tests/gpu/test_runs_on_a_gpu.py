@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from driving import vitscale
 
+from driving import vitscale
 from vitscale import store
 from vitscale.record import Results
 
@@ -83,7 +83,8 @@ def test_steps_add_up_to_the_epoch(results: Results) -> None:
 
 def test_out_of_memory_is_an_outcome_of_its_own(tmp_path: Path) -> None:
     study = STUDY.replace('"none", "ddp", "deepspeed"', '"none"').replace("micro_batch = 64", "micro_batch = 65536")
-    study = study.replace('name = "vit-s16"', 'name = "vit-h14"').replace("image_size = 64\npatch_size = 8\nlayers = 4", "")
+    study = study.replace('name = "vit-s16"', 'name = "vit-h14"')
+    study = study.replace("image_size = 64\npatch_size = 8\nlayers = 4", "")
     study = study.replace("samples = 2048", "samples = 131072")
     study = study.replace("repeats = 1", "repeats = 2").replace("epochs = 2", "epochs = 3")
     (tmp_path / "study.toml").write_text(study)

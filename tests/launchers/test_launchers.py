@@ -6,8 +6,8 @@ from importlib import util
 from pathlib import Path
 
 import pytest
-from study_factory import expanded
 
+from study_factory import expanded
 from vitscale.errors import RequestError
 from vitscale.launchers import LAUNCHERS, launcher_for
 from vitscale.trial import Trial, World
@@ -79,6 +79,8 @@ def test_what_cannot_start_is_refused(tmp_path: Path, launcher: str, ranks: int,
 
 def test_a_launcher_that_is_not_here_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(util, "find_spec", lambda _: None)
-    with pytest.raises(RequestError, match=r"launch.launcher = 'torchrun' cannot be used: torch is not installed; install it"):
+    with pytest.raises(
+        RequestError, match=r"launch.launcher = 'torchrun' cannot be used: torch is not installed; install it"
+    ):
         launcher_for(a_trial(tmp_path, "torchrun", 1))
     assert launcher_for(a_trial(tmp_path, "in-process", 1))

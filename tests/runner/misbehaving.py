@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -14,7 +15,7 @@ STEPS_BEFORE = 3
 class Misbehaving(nn.Module):
     """A linear classifier whose forward calls `act` on rank 1 after a few steps."""
 
-    def __init__(self, num_classes: int, image_size: int, act) -> None:
+    def __init__(self, num_classes: int, image_size: int, act: Callable[[], None]) -> None:
         super().__init__()
         self.linear = nn.Linear(3 * image_size * image_size, num_classes)
         self.calls = 0
@@ -25,7 +26,8 @@ class Misbehaving(nn.Module):
             self.calls += 1
             if self.calls > STEPS_BEFORE and os.environ.get("RANK") == "1":
                 self.act()
-        return self.linear(images.flatten(1))
+        logits: torch.Tensor = self.linear(images.flatten(1))
+        return logits
 
 
 def _raise() -> None:

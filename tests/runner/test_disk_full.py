@@ -6,10 +6,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
-from driving import TINY_MODEL, start, tree, until, vitscale
 
+from driving import TINY_MODEL, start, tree, until, vitscale
 from vitscale import store
 
 pytestmark = pytest.mark.ranks
@@ -33,6 +34,12 @@ evaluate = false
 """
 
 
+def fill(file: IO[bytes]) -> None:
+    """Writes until the disk has no room."""
+    while True:
+        file.write(bytes(4096))
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
@@ -53,9 +60,8 @@ def test_a_full_disk_ends_the_run_with_that_reason_and_harms_nothing(tmp_path: P
     until(lambda: any(b'"kind":"step"' in path.read_bytes() for path in results.glob("runs/*/rank-0.jsonl")))
     before = {name: content for name, content in tree(results).items() if name.endswith(".json")}
     filler = small_disk / "filler"
-    with pytest.raises(OSError, match="No space left"), filler.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
+    with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        fill(file)
     output, _ = driver.communicate()
     assert driver.returncode == 1, output
     assert "disk full: rank 0 could not write its record" in output

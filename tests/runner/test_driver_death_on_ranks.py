@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from driving import processes_naming, start, until, vitscale
 
+from driving import processes_naming, start, until, vitscale
 from vitscale import store
 
 pytestmark = pytest.mark.ranks

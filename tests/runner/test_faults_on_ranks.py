@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from driving import processes_naming, vitscale
 
+from driving import processes_naming, vitscale
 from vitscale import store
 from vitscale.record import Outcome
 
@@ -56,8 +56,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def outcomes(study: Path) -> dict[str, Outcome]:
     return {
-        str(run.header.trial.model.factory).partition(":")[2]: run.outcome
-        for run in store.load(study / "results").runs
+        str(run.header.trial.model.factory).partition(":")[2]: run.outcome for run in store.load(study / "results").runs
     }
 
 

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from driving import TINY_MODEL, processes_naming, start, tree, until
 
+from driving import TINY_MODEL, processes_naming, start, tree, until
 from vitscale import store
 
 KILLS = 60

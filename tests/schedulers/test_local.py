@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from processes import alive, pid_in, wait_until
 
+from processes import alive, pid_in, wait_until
 from vitscale.schedulers.local import LocalJob
 
 # A process that says who it is, and sleeps. `how` is what it does first.
@@ -61,7 +61,9 @@ def start_tree(folder: Path, then: str) -> tuple[LocalJob, dict[str, int]]:
 
 
 def test_a_command_runs_with_its_folder_environment_and_log(tmp_path: Path) -> None:
-    program = "import os, sys; print(os.getcwd(), os.environ['COLOUR']); print('and errors', file=sys.stderr); sys.exit(5)"
+    program = (
+        "import os, sys; print(os.getcwd(), os.environ['COLOUR']); print('and errors', file=sys.stderr); sys.exit(5)"
+    )
     job = start(tmp_path, [sys.executable, "-u", "-c", program], COLOUR="blue")
     assert job.wait(60.0) == 5
     job.end()
@@ -84,14 +86,17 @@ def test_waiting_ends_after_the_time_given(tmp_path: Path) -> None:
     assert job.exit_code == -signal.SIGTERM
 
 
-def test_it_is_asked_before_it_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("then", ["time.sleep(600)", "os.kill(os.getpid(), signal.SIGSTOP); time.sleep(600)"])
+def test_it_is_asked_before_it_is_killed_even_where_it_is_stopped(tmp_path: Path, then: str) -> None:
     program = (
-        "import signal, sys, time\n"
+        "import os, signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: (print('tidied up', flush=True), sys.exit(0)))\n"
-        "print('ready', flush=True)\ntime.sleep(600)"
+        f"print('ready', flush=True)\n{then}"
     )
     job = start(tmp_path, [sys.executable, "-c", program])
-    wait_until(lambda: "ready" in (tmp_path / "log.txt").read_text(), "the job is ready")
+    asleep = psutil.STATUS_STOPPED if "SIGSTOP" in then else psutil.STATUS_SLEEPING
+    (child,) = (p for p in psutil.Process().children() if p.environ().get("VITSCALE_JOB") == job.token)
+    wait_until(lambda: "ready" in (tmp_path / "log.txt").read_text() and child.status() == asleep, "the job is ready")
     job.end()
     assert (tmp_path / "log.txt").read_text() == "ready\ntidied up\n"
 
@@ -138,7 +143,9 @@ def test_a_world_around_the_driver_is_not_handed_on(tmp_path: Path, monkeypatch:
     for name in names:
         monkeypatch.setenv(name, "7")
     monkeypatch.setenv("COLOUR", "blue")
-    program = f"import os; print([os.environ.get(n) for n in {(*names, 'COLOUR')!r}], os.environ['VITSCALE_DRIVER_PID'])"
+    program = (
+        f"import os; print([os.environ.get(n) for n in {(*names, 'COLOUR')!r}], os.environ['VITSCALE_DRIVER_PID'])"
+    )
     job = start(tmp_path, [sys.executable, "-c", program])
     assert job.wait(60.0) == 0
     job.end()
@@ -165,11 +172,13 @@ def test_the_launcher_dies_with_a_driver_killed_by_sigkill(tmp_path: Path) -> No
     wait_until(lambda: not alive(launcher), "the launcher is gone")
 
 
-def test_a_lock_of_the_driver_is_not_inherited(tmp_path: Path) -> None:
+def test_no_open_file_of_the_driver_is_inherited(tmp_path: Path) -> None:
     """A rank that outlives its driver must not keep the results folder locked."""
     held = (tmp_path / "lock").open("w")
-    os.set_inheritable(held.fileno(), False)
-    program = "import os; print(sorted(os.readlink(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd') if n != '3'))"
+    os.set_inheritable(held.fileno(), True)
+    program = (
+        "import os; print(sorted(os.readlink(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd') if n != '3'))"
+    )
     job = start(tmp_path, [sys.executable, "-c", program])
     job.wait(60.0)
     job.end()

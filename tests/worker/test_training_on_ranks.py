@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from driving import TINY_MODEL, vitscale
 
+from driving import TINY_MODEL, vitscale
 from vitscale import store
 from vitscale.record import Results, Run
 
@@ -61,7 +61,7 @@ def results(folder: Path) -> Results:
 def loss_curve(run: Run) -> list[float]:
     """The mean over ranks of each step's loss."""
     per_rank = [[step.loss for step in rank.steps] for rank in run.ranks]
-    return [sum(losses) / len(losses) for losses in zip(*per_rank, strict=True)]  # type: ignore[arg-type]
+    return [sum(losses) / len(losses) for losses in zip(*per_rank, strict=True)]
 
 
 def label(run: Run) -> tuple[str, int]:

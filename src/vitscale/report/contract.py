@@ -8,8 +8,6 @@ Unknown is null (an empty cell in CSV), never 0 and never NaN. Times are seconds
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from typing import Any
@@ -51,11 +49,10 @@ def to_csv(analysis: Analysis) -> str:
     """One line per trial: what is one value in the JSON, without its lists and objects."""
     rows = [_strict(row) for row in trial_rows(analysis)]
     columns = [key for key in (rows[0] if rows else {}) if key not in _NESTED]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([_csv_cell(row[column]) for column in columns] for row in rows)
-    return text.getvalue()
+    import polars  # takes a moment, and only this table needs it
+
+    cells = {column: [_csv_cell(row[column]) for row in rows] for column in columns}
+    return polars.DataFrame(cells).write_csv()
 
 
 _NESTED = ("modes", "startup", "epochs")

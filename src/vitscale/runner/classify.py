@@ -13,15 +13,22 @@ from typing import Literal
 from vitscale.errors import printable
 from vitscale.record import ErrorLine, Outcome, OutcomeKind, RankRecord
 
-_LOG_TAIL_BYTES = 8_000
+_LOG_TAIL_BYTES = 64_000
+_DETAIL_CHARACTERS = 16_000
 # Two lines of torchrun's report, as `ChildFailedError` words them (torch/distributed/elastic/multiprocessing/errors).
 _TORCHRUN_FAILURE = re.compile(
     r"^ *rank +: (?P<rank>\d{1,6}) \(local_rank: \d+\)\n *exitcode +: (?P<code>-?\d{1,3}) \(pid: \d+\)", re.MULTILINE
 )
 # How the end of a rank begins; an exception, SIGTERM and SIGABRT may also follow from the end of another.
 _FIRST_CAUSES = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
+# What a rank raises because another is gone: gloo's and NCCL's words for a connection that ended.
+_LOST_PEER = re.compile(
+    r"gloo/transport|connection (closed|reset|refused)|broken pipe|ncclRemoteError|remote process exited", re.IGNORECASE
+)
 _TORCHRUN_KILLED = "forcefully exiting via"
 """torchrun says so before it sends SIGKILL itself, to ranks that did not heed SIGTERM when another had failed."""
+_TORCHRUN_REPORT = "\nFailures:\n"
+"""Begins the list of failures: where it is there, the list is whole."""
 _FULL_BYTES = 64 * 1024
 
 Stop = Literal["hang", "timeout"]
@@ -54,19 +61,19 @@ class _Verdict:
 def outcome_of(ending: Ending, ranks: Sequence[RankRecord], world_size: int, log: Path) -> Outcome:
     """The outcome of one run.
 
-    A rank that was killed could not say anything, and what the others then record (a lost connection) follows from its
-    death: the launcher's own report of exit codes and the kernel's OOM counter are asked first. Otherwise the exception
-    that a rank recorded first is the cause.
+    A rank that was killed, or that left early, has said nothing, and what the others then record (a lost connection)
+    follows from that: the launcher's own report of exit codes and the kernel's OOM counter are asked first. Otherwise
+    the exception that a rank recorded first is the cause.
     """
     missing = [rank for rank in range(world_size) if not any(r.rank == rank and r.ended for r in ranks)]
-    errors = [record for record in ranks if record.error is not None]
-    if not missing and not errors and ending.exit_code == 0:
+    raised = any(record.error is not None for record in ranks)
+    if not missing and not raised and ending.exit_code == 0:
         verdict = _Verdict("completed", "")
     else:
         tail = log_tail(log)
         verdict = (
-            _killed(ending, ranks, world_size, tail)
-            or _first_error(errors)
+            _silent(ending, ranks, world_size, tail)
+            or _first_error(ranks)
             or _stopped(ending, ranks, tail)
             or _disk_full(log.parent, tail)
             or _from_outside(ending, ranks, missing, world_size, tail)
@@ -75,7 +82,7 @@ def outcome_of(ending: Ending, ranks: Sequence[RankRecord], world_size: int, log
         kind=verdict.kind,
         # Messages come from anywhere; a reason is shown on terminals.
         reason=printable(verdict.reason).replace("\n", " "),
-        detail=verdict.detail,
+        detail=verdict.detail[-_DETAIL_CHARACTERS:],
         rank=verdict.rank,
         external=verdict.external,
         started_unix_seconds=ending.started_unix_seconds,
@@ -83,16 +90,21 @@ def outcome_of(ending: Ending, ranks: Sequence[RankRecord], world_size: int, log
     )
 
 
-def _killed(ending: Ending, ranks: Sequence[RankRecord], world_size: int, tail: str) -> _Verdict | None:
-    """A rank that a signal ended without a word, where neither driver nor torchrun sent it."""
+def _silent(ending: Ending, ranks: Sequence[RankRecord], world_size: int, tail: str) -> _Verdict | None:
+    """A rank that ended without a word, by a signal that neither driver nor torchrun sent or by leaving early."""
     if ending.stopped is not None or _TORCHRUN_KILLED in tail:
         return None
     told = {record.rank for record in ranks if record.error is not None or record.ended}
-    for rank, code in _exit_codes(tail, ending.exit_code, world_size):
+    codes = _exit_codes(tail, ending.exit_code, world_size)
+    for rank, code in codes:
         if -code in _FIRST_CAUSES and rank not in told:
             if code == -signal.SIGKILL and ending.kernel_oom_kills:
                 return _Verdict("oom", f"rank {rank} was ended by the kernel: out of memory", rank, tail)
             return _Verdict("failed", f"rank {rank} was ended by {_signal_name(-code)} without a word", rank, tail)
+    if _TORCHRUN_REPORT in tail:
+        # torchrun lists every rank that failed and every one that it then ended: the others left by themselves.
+        for rank in sorted(set(range(world_size)) - told - {rank for rank, _ in codes}):
+            return _Verdict("failed", f"rank {rank} ended with exit code 0 before its work was done", rank, tail)
     return None
 
 
@@ -105,17 +117,22 @@ def _disk_full(folder: Path, tail: str) -> _Verdict | None:
 
 
 def _first_error(ranks: Sequence[RankRecord]) -> _Verdict | None:
+    """The exception recorded first; a lost connection comes last, for it follows from another rank's end."""
     errors = [(record.error, record.rank) for record in ranks if record.error is not None]
     if not errors:
         return None
-    error, rank = min(errors, key=lambda pair: pair[0].unix_seconds)
+    error, rank = min(errors, key=lambda pair: (_lost_peer(pair[0]), pair[0].unix_seconds))
     kind: OutcomeKind = "oom" if error.out_of_memory else "failed"
     return _Verdict(kind, _sentence(error, rank), rank, error.traceback, error.disk_full)
 
 
+def _lost_peer(error: ErrorLine) -> bool:
+    return _LOST_PEER.search(error.message) is not None
+
+
 def _stopped(ending: Ending, ranks: Sequence[RankRecord], tail: str) -> _Verdict | None:
     if ending.stopped == "hang":
-        last = "; ".join(f"rank {r.rank}: {_last_sign(r)}" for r in ranks) or "no rank had started"
+        last = "; ".join(f"rank {r.rank}: {_last_sign(r)}" for r in ranks[:8]) or "no rank had started"
         return _Verdict("hang", f"no rank recorded anything for {ending.limit_seconds:g} s ({last})", detail=tail)
     if ending.stopped == "timeout":
         reason = f"not finished after {ending.limit_seconds:g} s (measure.timeout_seconds)"
@@ -171,7 +188,7 @@ def _exit_codes(log: str, exit_code: int | None, world_size: int) -> list[tuple[
 
 
 def log_tail(log: Path) -> str:
-    """The last 8,000 bytes of what launcher and ranks printed."""
+    """The last 64,000 bytes of what launcher and ranks printed."""
     try:
         with log.open("rb") as file:
             file.seek(0, 2)

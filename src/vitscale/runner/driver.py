@@ -118,6 +118,9 @@ def _decode_data(plan: Plan, results: Path, made: list[Path]) -> None:
 
 
 def _run_outstanding(plan: Plan, results: Path, options: Options, console: Console) -> Report:
+    # The driver of an interrupted run is gone, for we hold the lock: the room it kept is given back.
+    for reserve in results.glob("runs/*/.*reserve"):
+        reserve.unlink()
     index = RunIndex(results)
     todo = outstanding(plan, index, retry_failed=options.retry_failed)
     outcomes = {key: outcome for key, (_, outcome) in index.finished.items() if key[0] in plan.record.trials}

@@ -13,7 +13,6 @@ from rich.table import Table
 from vitscale import model_spec
 from vitscale.launchers import launcher_for
 from vitscale.runner.planning import Plan
-from vitscale.runner.progress import describe
 from vitscale.trial import Trial, samples_used, steps_per_epoch
 
 _PLACEHOLDER = Path("RESULTS/runs/TRIAL")

@@ -19,21 +19,22 @@ class StepCounter:
         self.folder = folder
         self.steps = 0
         self._offset = 0
-        self._sizes: dict[str, int] = {}
+        self._seen: dict[str, tuple[int, int]] = {}
 
     def look(self) -> bool:
-        """True where any rank has written since the last look."""
-        sizes = {path.name: path.stat().st_size for path in self.folder.glob("rank-*.jsonl")}
-        grown = sizes != self._sizes
-        self._sizes = sizes
-        if grown and "rank-0.jsonl" in sizes:
+        """True where any rank has written, or touched its record (`RankLog.alive`), since the last look."""
+        states = {path.name: path.stat() for path in self.folder.glob("rank-*.jsonl")}
+        seen = {name: (state.st_size, state.st_mtime_ns) for name, state in states.items()}
+        alive = seen != self._seen
+        self._seen = seen
+        if alive and "rank-0.jsonl" in seen:
             with (self.folder / "rank-0.jsonl").open("rb") as file:
                 file.seek(self._offset)
                 new = file.read()
             whole = new.rfind(b"\n") + 1
             self._offset += whole
             self.steps += new[:whole].count(b'"kind":"step"')
-        return grown
+        return alive
 
 
 def watch(

@@ -25,6 +25,7 @@ class RankLog:
         self.path = run_folder / f"rank-{rank}.jsonl"
         self.failure: Exception | None = None
         self._queue: queue.SimpleQueue[Line | None] = queue.SimpleQueue()
+        self._ending = threading.Event()
         self._reserve = run_folder / f".rank-{rank}.reserve"
         # O_EXCL: a second rank that takes itself for rank K is a broken launch, and must not mix its lines in.
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
@@ -34,6 +35,10 @@ class RankLog:
     def write(self, line: Line) -> None:
         """Queues one line; returns at once."""
         self._queue.put(line)
+
+    def alive(self) -> None:
+        """A sign of life where nothing is recorded for long: evaluation is no hang."""
+        os.utime(self._file)
 
     def check(self) -> None:
         """Raises what ended the writing thread, if anything did."""
@@ -70,6 +75,7 @@ class RankLog:
         os.close(self._file)
 
     def _stop(self) -> None:
+        self._ending.set()
         self._queue.put(None)
         self._thread.join()
 
@@ -79,7 +85,7 @@ class RankLog:
             batch = [self._queue.get()]
             # Gather what comes within a moment: one write for many short steps.
             if batch[-1] is not None and self._queue.empty():
-                threading.Event().wait(_FLUSH_SECONDS)
+                self._ending.wait(_FLUSH_SECONDS)
             while not self._queue.empty():
                 batch.append(self._queue.get())
             last = None in batch

@@ -110,10 +110,12 @@ def read_rank(path: Path) -> RankRecord:
 
 
 def _finite(line: Line) -> Line:
-    """Refuses NaN and infinity, which are no JSON, and which this program writes as null."""
+    """Refuses what this program never writes: NaN and infinity, which are no JSON, and integers beyond 64 bits."""
     for key, value in line:
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{key}: {value} is no number")
+        if (isinstance(value, float) and not math.isfinite(value)) or (
+            isinstance(value, int) and value.bit_length() > 63
+        ):
+            raise ValueError(f"{key}: {shown(value)} is no number of vitscale's")
     return line
 
 

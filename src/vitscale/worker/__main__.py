@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -42,10 +43,13 @@ def main(run_folder: Path) -> NoReturn:
         log.close()
     except BaseException as error:
         exit_code = 1
-        traceback.print_exc()
         log.end_with(error_line(error))
-    sys.stdout.flush()
-    sys.stderr.flush()
+        # On a full disk the log has no room for it either; the record has.
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(exit_code)
 
 

@@ -44,6 +44,8 @@ def train(header: RunHeader, place: Place, log: RankLog, began: float) -> Traini
     # The same weights on every rank, and in every repeat.
     torch.manual_seed(trial.train.seed)
     model = models.build(trial.model)
+    # From here on each rank draws numbers of its own: what a model drops out is not the same on every rank.
+    torch.manual_seed(trial.train.seed + place.rank)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     laps.end("model")
 

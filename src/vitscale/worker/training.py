@@ -128,6 +128,7 @@ class Training:
         sums = torch.zeros(3, dtype=torch.float64, device=self.device)
         with self._batches(self.dataset.held_out, order) as batches:
             for batch in batches:
+                self.log.alive()
                 images, labels, weights = self._on_device(batch, epoch=0, training=False)
                 logits = self.engine.evaluate(images)
                 losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")

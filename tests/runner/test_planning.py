@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from results_factory import make_run, one_curve, write_results
+from study_factory import EIGHT_CORES, summary, write_study
+from vitscale.errors import RequestError, StoreError
+from vitscale.record import Outcome, OutcomeKind, StudyRecord
+from vitscale.runner.planning import Plan, Task, check_folder, installed_versions, outstanding, plan
+from vitscale.sources import Summary
+from vitscale.store import RunIndex, new_run_folder, write_outcome
+from vitscale.store import write_study as write_study_record
+from vitscale.trial import DataSpec
+
+
+def planned(
+    folder: Path, changes: dict[str, dict[str, Any]] | None = None, name: str = "example", fingerprint: str = "f"
+) -> Plan:
+    def check(_: DataSpec) -> Summary:
+        return summary(fingerprint=fingerprint)
+
+    return plan(write_study(folder, changes, name), EIGHT_CORES, check)
+
+
+def tree(folder: Path) -> dict[str, bytes | None]:
+    """Every path below `folder` with its content."""
+    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in sorted(folder.rglob("*"))}
+
+
+# --- the plan ------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_holds_every_repeat_of_every_trial_once(tmp_path: Path) -> None:
+    found = planned(tmp_path, {"measure": {"repeats": 3}, "scaling": {"gpus": [1, 2, 4]}})
+    assert sorted((task.trial_id, task.repeat) for task in found.tasks) == sorted(
+        (trial, repeat) for trial in found.expansion.trials for repeat in range(3)
+    )
+    assert found.record.trials == found.expansion.trials
+    assert found.record.text == (tmp_path / "study.toml").read_text()
+    assert found.record.repeats == 3
+
+
+def test_the_order_is_random_but_the_same_again(tmp_path: Path) -> None:
+    changes: dict[str, dict[str, Any]] = {"measure": {"repeats": 10}, "scaling": {"gpus": [1, 2, 4]}}
+    first = planned(tmp_path, changes).tasks
+    assert planned(tmp_path, changes).tasks == first
+    in_order = [Task(trial, repeat) for trial in planned(tmp_path, changes).expansion.trials for repeat in range(10)]
+    assert list(first) != in_order
+    other = planned(tmp_path, {**changes, "measure": {"repeats": 10, "order_seed": 1}}).tasks
+    assert other != first
+    assert set(other) == set(first)
+
+
+def test_planning_writes_nothing(tmp_path: Path) -> None:
+    planned(tmp_path)
+    assert list(tree(tmp_path)) == ["study.toml"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"launch": {"launcher": "torchrum"}},
+        {"sweep": {"launch.launcher": ["torchrun", "torchrum"]}},
+    ],
+)
+def test_an_unknown_launcher_is_refused_before_data_are_asked_for(
+    tmp_path: Path, changes: dict[str, dict[str, Any]]
+) -> None:
+    def check(_: DataSpec) -> Summary:
+        raise AssertionError("the data were asked for")
+
+    with pytest.raises(RequestError, match=r"unknown launcher 'torchrum'.*Did you mean 'torchrun'\?"):
+        plan(write_study(tmp_path, changes), EIGHT_CORES, check)
+
+
+def test_a_launcher_that_cannot_start_the_world_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="it starts one rank, not 2"):
+        planned(tmp_path, {"launch": {"launcher": "in-process"}})
+
+
+def test_an_unknown_dataset_is_refused_by_the_sources(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"unknown dataset 'cifra10'.*Did you mean 'cifar10'\?"):
+        plan(write_study(tmp_path, {"data": {"name": "cifra10"}}), EIGHT_CORES)
+
+
+def test_versions_are_known_without_importing() -> None:
+    versions = installed_versions()
+    assert versions["torch"]
+    assert versions["vitscale"]
+
+
+# --- the results folder --------------------------------------------------------------------------------------------
+
+
+def begun(folder: Path, record: StudyRecord, *, finished: bool = True) -> Path:
+    """A results folder of `record`, with one finished run."""
+    folder.mkdir()
+    write_study_record(folder, record)
+    (folder / "lock").write_text("1")
+    if finished:
+        trial = next(iter(record.trials.values()))
+        run = make_run(trial, [])
+        write_outcome(new_run_folder(folder, run.header), run.outcome)
+    return folder
+
+
+def refused(folder: Path, record: StudyRecord, said: str, **options: Any) -> None:
+    before = tree(folder.parent)
+    with pytest.raises(StoreError) as caught:
+        check_folder(folder, record, **({"allow_version_change": False} | options))
+    assert said in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 600
+    assert tree(folder.parent) == before
+
+
+def accepted(folder: Path, record: StudyRecord, **options: Any) -> None:
+    before = tree(folder.parent)
+    check_folder(folder, record, **({"allow_version_change": False} | options))
+    assert tree(folder.parent) == before
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> StudyRecord:
+    return planned(tmp_path).record
+
+
+def test_a_new_folder_an_empty_one_and_its_own_are_accepted(tmp_path: Path, record: StudyRecord) -> None:
+    accepted(tmp_path / "new", record)
+    accepted(tmp_path / "new" / "deeper", record)
+    (tmp_path / "empty").mkdir()
+    accepted(tmp_path / "empty", record)
+    accepted(begun(tmp_path / "own", record), record)
+
+
+def test_what_a_driver_that_died_at_once_leaves_is_accepted(tmp_path: Path, record: StudyRecord) -> None:
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "lock").write_text("1")
+    (tmp_path / "results" / ".study.json.77.draft").write_text("{")
+    accepted(tmp_path / "results", record)
+
+
+@pytest.mark.parametrize("entry", ["thesis.tex", "runs", "report.html"])
+def test_a_folder_with_something_else_is_refused(tmp_path: Path, record: StudyRecord, entry: str) -> None:
+    """TensorBoard writes to `runs` too."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / entry).write_text("precious")
+    refused(
+        tmp_path / "mine",
+        record,
+        f"is not empty and holds no results of vitscale (it has '{entry}', but no study.json)",
+    )
+
+
+def test_what_is_no_folder_is_refused(tmp_path: Path, record: StudyRecord) -> None:
+    (tmp_path / "file").write_text("precious")
+    refused(tmp_path / "file", record, "cannot be a results folder: Not a directory")
+    refused(tmp_path / "file" / "below", record, "cannot be a results folder: Not a directory")
+    refused(tmp_path / ("a" * 5000), record, "cannot be a results folder: File name too long")
+    refused(tmp_path / "nul\x00", record, "cannot be a results folder: no such path")
+
+
+def test_another_study_is_refused(tmp_path: Path, record: StudyRecord) -> None:
+    folder = begun(tmp_path / "results", record)
+    other = planned(tmp_path, name="another").record
+    refused(
+        folder, other, "holds another study: 'example'. Give the results of 'another' a folder of their own with -o"
+    )
+
+
+def test_other_trials_under_the_same_name_are_refused(tmp_path: Path, record: StudyRecord) -> None:
+    folder = begun(tmp_path / "results", record)
+    other = planned(tmp_path, {"train": {"micro_batch": 8}}).record
+    assert not set(other.trials) & set(record.trials)
+    refused(folder, other, "other trials under the name 'example'")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"scaling": {"gpus": [1, 2, 4], "threads_per_rank": 4}},
+        {"measure": {"repeats": 9}},
+        {"measure": {"order_seed": 5, "hang_seconds": 7.0}},
+        {"sweep": {"train.engine": ["ddp", "deepspeed"]}},
+        {"scaling": {"gpus": [2]}, "launch": {"threads_per_rank": 4}},
+    ],
+)
+def test_more_of_the_same_study_is_accepted(
+    tmp_path: Path, record: StudyRecord, changes: dict[str, dict[str, Any]]
+) -> None:
+    if "threads_per_rank" in changes.get("scaling", {}):
+        # More ranks would leave each fewer threads, which makes other trials: threads are said here.
+        record = planned(tmp_path, {"launch": {"threads_per_rank": 2}}).record
+        changes = {"scaling": {"gpus": [1, 2, 4]}, "launch": {"threads_per_rank": 2}}
+    accepted(begun(tmp_path / "results", record), planned(tmp_path, changes).record)
+
+
+def test_changed_data_are_refused(tmp_path: Path, record: StudyRecord) -> None:
+    folder = begun(tmp_path / "results", record)
+    changed = planned(tmp_path, fingerprint="0").record
+    refused(folder, changed, "has changed since these results were begun (fingerprint f, now 0)")
+    refused(folder, changed, "Restore the data, or begin a new folder with -o", allow_version_change=True)
+
+
+def test_changed_versions_are_refused_unless_asked_for(tmp_path: Path, record: StudyRecord) -> None:
+    folder = begun(tmp_path / "results", record)
+    newer = record.model_copy(update={"versions": record.versions | {"torch": "99.0", "numpy": None}})
+    refused(folder, newer, f"torch {record.versions['torch']} -> 99.0")
+    refused(folder, newer, f"numpy {record.versions['numpy']} -> absent")
+    refused(folder, newer, "--allow-version-change")
+    accepted(folder, newer, allow_version_change=True)
+
+
+def test_versions_matter_only_where_there_is_something_to_mix_with(tmp_path: Path, record: StudyRecord) -> None:
+    folder = begun(tmp_path / "results", record, finished=False)
+    accepted(folder, record.model_copy(update={"versions": record.versions | {"torch": "99.0"}}))
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"format": 99}'])
+def test_a_study_that_cannot_be_read_is_not_overwritten(tmp_path: Path, record: StudyRecord, content: str) -> None:
+    folder = begun(tmp_path / "results", record)
+    (folder / "study.json").write_text(content)
+    refused(folder, record, "study.json")
+
+
+def test_results_of_a_real_layout_are_their_own(tmp_path: Path) -> None:
+    results = one_curve({1: [0.1], 2: [0.1]})
+    write_results(results, tmp_path / "results")
+    accepted(tmp_path / "results", results.study)
+
+
+# --- what is still to be done --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "external", "retry_failed", "again"),
+    [
+        ("completed", False, False, False),
+        ("completed", False, True, False),
+        ("failed", False, False, False),
+        ("failed", False, True, True),
+        ("failed", True, False, True),
+        ("oom", False, False, False),
+        ("oom", False, True, True),
+        ("hang", False, True, True),
+        ("timeout", False, False, False),
+        ("skipped", False, True, True),
+        (None, False, False, True),
+    ],
+)
+def test_which_runs_are_done_again(
+    tmp_path: Path, kind: OutcomeKind | None, external: bool, retry_failed: bool, again: bool
+) -> None:
+    study = planned(tmp_path, {"measure": {"repeats": 2}})
+    task = study.tasks[1]
+    header = make_run(study.record.trials[task.trial_id], [], task.repeat).header
+    folder = new_run_folder(tmp_path / "results", header)
+    if kind is not None:
+        outcome = Outcome(kind=kind, reason="r", external=external, started_unix_seconds=1.0, wall_seconds=1.0)
+        write_outcome(folder, outcome)
+    todo = outstanding(study, RunIndex(tmp_path / "results"), retry_failed=retry_failed)
+    # The others are still to be done in any case, in the plan's order.
+    assert todo == [t for t in study.tasks if t != task or again]

@@ -1,0 +1,227 @@
+"""Watching real processes that write what ranks write, at the pace the test sets."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from processes import alive, pid_in, wait_until
+from vitscale.record import PhaseLine, StepLine
+from vitscale.runner import watch as watching
+from vitscale.runner.watch import StepCounter, watch
+from vitscale.schedulers.local import LocalJob
+from vitscale.store import RankLog
+
+STEP = StepLine(step=0, epoch=0, seconds=0.1, images=8, loss=0.5, warmup=False).model_dump_json()
+PHASE = PhaseLine(name="imports", seconds=1.0).model_dump_json()
+
+
+def job(folder: Path, program: str) -> LocalJob:
+    return LocalJob([sys.executable, "-c", program, str(folder)], log=folder / "log.txt", cwd=folder, environment={})
+
+
+# --- counting ------------------------------------------------------------------------------------------------------
+
+
+def append(folder: Path, rank: int, text: str) -> None:
+    with (folder / f"rank-{rank}.jsonl").open("a") as file:
+        file.write(text)
+
+
+def test_only_whole_steps_of_rank_0_are_counted_and_each_once(tmp_path: Path) -> None:
+    counter = StepCounter(tmp_path)
+    assert not counter.look()
+    append(tmp_path, 0, f"{PHASE}\n{STEP}\n{STEP[:20]}")
+    assert counter.look()
+    assert counter.steps == 1
+    append(tmp_path, 0, f"{STEP[20:]}\n{STEP}\n")
+    assert counter.look()
+    assert counter.steps == 3
+    assert not counter.look()
+    assert counter.steps == 3
+
+
+def test_any_rank_gives_a_sign_of_life(tmp_path: Path) -> None:
+    counter = StepCounter(tmp_path)
+    append(tmp_path, 7, f"{STEP}\n")
+    assert counter.look()
+    assert counter.steps == 0
+    append(tmp_path, 7, "x")
+    assert counter.look()
+    (tmp_path / "log.txt").write_text("chatter")
+    assert not counter.look()
+
+
+# --- a run that ends by itself -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_run_that_ends_by_itself(tmp_path: Path, code: int) -> None:
+    ending = watch(
+        job(tmp_path, f"raise SystemExit({code})"), tmp_path, hang_seconds=60.0, timeout_seconds=None, on_steps=print
+    )
+    assert (ending.exit_code, ending.stopped, ending.limit_seconds) == (code, None, None)
+    assert ending.wall_seconds > 0
+    assert ending.started_unix_seconds > 1.7e9
+
+
+def test_steps_are_passed_on(tmp_path: Path) -> None:
+    """The program goes on only when the driver has seen what it wrote."""
+    program = (
+        "import os, sys, time; folder = sys.argv[1]\n"
+        "for n in (2, 3):\n"
+        f"  with open(folder + '/rank-0.jsonl', 'a') as file: file.write(n * '{STEP}\\n')\n"
+        "  while not os.path.exists(f'{folder}/seen-{n}'): time.sleep(0.01)\n"
+    )
+    told = []
+
+    def on_steps(steps: int) -> None:
+        told.append(steps)
+        (tmp_path / {2: "seen-2", 5: "seen-3"}[steps]).touch()
+
+    assert (
+        watch(job(tmp_path, program), tmp_path, hang_seconds=60.0, timeout_seconds=None, on_steps=on_steps).exit_code
+        == 0
+    )
+    assert told == [2, 5]
+
+
+def test_what_a_launcher_leaves_behind_is_ended(tmp_path: Path) -> None:
+    program = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
+        "open(sys.argv[1] + '/child', 'w').write(f'{child.pid}\\n')\n"
+    )
+    ending = watch(job(tmp_path, program), tmp_path, hang_seconds=60.0, timeout_seconds=None, on_steps=print)
+    assert ending.exit_code == 0
+    assert not alive(pid_in(tmp_path / "child"))
+
+
+# --- a run that must be ended --------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Time that passes only when the test says so; every look costs `tick` seconds."""
+
+    def __init__(self, tick: float) -> None:
+        self.now = 0.0
+        self.tick = tick
+
+    def __call__(self) -> float:
+        self.now += self.tick
+        return self.now
+
+
+class Job:
+    """Stands in for a job whose launcher ends after `looks` looks; each look does what `at` holds for it."""
+
+    started_unix_seconds = 1.0
+
+    def __init__(self, clock: Clock, looks: int, at: dict[int, object] | None = None) -> None:
+        self.clock, self.looks, self.at = clock, looks, at or {}
+        self.looked = self.ended = 0
+
+    def wait(self, seconds: float) -> int | None:
+        action = self.at.get(self.looked)
+        self.looked += 1
+        if callable(action):
+            action()
+        return self.exit_code
+
+    @property
+    def exit_code(self) -> int | None:
+        return 0 if self.looked > self.looks else None
+
+    @property
+    def wall_seconds(self) -> float:
+        return self.clock.now
+
+    def end(self) -> None:
+        self.ended += 1
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock(tick=1.0)
+    monkeypatch.setattr(time, "monotonic", found)
+    return found
+
+
+def test_a_silent_run_is_a_hang_after_its_limit(tmp_path: Path, clock: Clock) -> None:
+    stuck = Job(clock, looks=10**9)
+    ending = watch(stuck, tmp_path, hang_seconds=20.0, timeout_seconds=None, on_steps=print)  # type: ignore[arg-type]
+    assert (ending.stopped, ending.limit_seconds, ending.exit_code) == ("hang", 20.0, None)
+    assert stuck.looked == 21
+    assert stuck.ended == 1
+
+
+def test_any_record_of_any_rank_puts_the_hang_off(tmp_path: Path, clock: Clock) -> None:
+    slow = Job(clock, looks=50, at={n: lambda: append(tmp_path, 3, PHASE + "\n") for n in (15, 30, 45)})
+    ending = watch(slow, tmp_path, hang_seconds=20.0, timeout_seconds=None, on_steps=lambda _: None)  # type: ignore[arg-type]
+    assert (ending.stopped, ending.exit_code) == (None, 0)
+    assert slow.ended == 1
+
+
+def test_a_busy_run_is_ended_at_its_timeout(tmp_path: Path, clock: Clock) -> None:
+    busy = Job(clock, looks=10**9, at={n: lambda: append(tmp_path, 0, STEP + "\n") for n in range(1000)})
+    ending = watch(busy, tmp_path, hang_seconds=20.0, timeout_seconds=90.0, on_steps=lambda _: None)  # type: ignore[arg-type]
+    assert (ending.stopped, ending.limit_seconds) == ("timeout", 90.0)
+    assert ending.wall_seconds == pytest.approx(91.0, abs=2.0)
+
+
+def test_a_real_hang_leaves_no_process(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, subprocess, sys, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
+        "open(sys.argv[1] + '/child', 'w').write(f'{child.pid}\\n')\n"
+        "time.sleep(600)\n"
+    )
+    hanging = job(tmp_path, program)
+    child = pid_in(tmp_path / "child")
+    ending = watch(hanging, tmp_path, hang_seconds=0.3, timeout_seconds=None, on_steps=print)
+    assert ending.stopped == "hang"
+    assert not alive(child)
+    assert hanging.exit_code == -9
+
+
+def test_an_interrupt_leaves_no_process(tmp_path: Path) -> None:
+    running = job(
+        tmp_path, f"import sys, time; open(sys.argv[1] + '/rank-0.jsonl', 'w').write('{STEP}\\n'); time.sleep(600)"
+    )
+
+    def on_steps(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        watch(running, tmp_path, hang_seconds=60.0, timeout_seconds=None, on_steps=on_steps)
+    assert running.exit_code is not None
+    wait_until(
+        lambda: not [c for c in psutil.Process().children() if c.status() != psutil.STATUS_ZOMBIE], "all are gone"
+    )
+
+
+def test_what_the_kernel_killed_meanwhile_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = iter([5, 7])
+    monkeypatch.setattr(watching, "kernel_oom_kills", lambda: next(counts))
+    ending = watch(job(tmp_path, "pass"), tmp_path, hang_seconds=60.0, timeout_seconds=None, on_steps=print)
+    assert ending.kernel_oom_kills == 2
+
+
+def test_a_rank_that_touches_its_record_is_alive_though_it_records_nothing(tmp_path: Path) -> None:
+    """Evaluation writes no lines; it must not be taken for a hang."""
+    log = RankLog(tmp_path, 0)
+    counter = StepCounter(tmp_path)
+    assert counter.look()
+    assert not counter.look()
+    os.utime(log.path, ns=(0, 0))
+    assert counter.look()
+    log.alive()
+    assert counter.look()
+    assert not counter.look()
+    log.close()

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 1 MiB; skipped with its reason where none can be mounted."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount, umount = shutil.which("mount"), shutil.which("umount")
+    if mount is None or umount is None:
+        pytest.skip("a small disk cannot be mounted: there is no mount program")
+    answer = subprocess.run(
+        [mount, "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True, text=True, check=False
+    )
+    if answer.returncode != 0:
+        pytest.skip(f"a small disk cannot be mounted: {answer.stderr.strip()}")
+    yield disk
+    subprocess.run([umount, str(disk)], check=True)

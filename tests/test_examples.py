@@ -1,0 +1,140 @@
+"""Every example is executed, made small enough for two cores where it is not."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from cifar_factory import pack, write_cifar10
+from driving import vitscale
+from vitscale import store
+
+pytestmark = pytest.mark.ranks
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+PROMISED = {
+    "trial", "outcome", "reason", "model", "dataset", "engine", "launcher", "mode", "nodes", "gpus", "micro_batch",
+    "grad_accum", "global_batch", "precision", "repeats", "step_seconds", "step_seconds_low", "step_seconds_high",
+    "images_per_second", "epoch_seconds", "speedup", "speedup_low", "speedup_high", "efficiency", "startup_seconds",
+    "loss", "accuracy",
+}  # fmt: skip
+
+
+def changed(example: str, **changes: str) -> str:
+    """An example's text with whole lines replaced; each must be there."""
+    lines = (EXAMPLES / example).read_text().splitlines()
+    for key, line in changes.items():
+        places = [place for place, old in enumerate(lines) if old.startswith(f"{key} =")]
+        assert len(places) == 1, key
+        lines[places[0]] = line
+    return "\n".join(lines)
+
+
+def test_every_example_is_tested_here() -> None:
+    assert {path.name for path in EXAMPLES.iterdir()} == {"quickstart.toml", "cifar10_vit_b16.toml"}
+
+
+# --- quickstart ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo with one short repeat."""
+    where = tmp_path_factory.mktemp("quickstart")
+    (where / "study.toml").write_text(changed("quickstart.toml", epochs="epochs = 2", repeats="repeats = 1"))
+    answer = vitscale("run", "study.toml", "-o", "results", cwd=where)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    return where
+
+
+def test_quickstart_runs_each_different_trial_once(quickstart: Path) -> None:
+    """strong-micro and strong-global coincide at one rank; weak does not, for it trains on half of the images."""
+    study = store.load(quickstart / "results").study
+    points = {
+        (curve.labels["train.engine"], curve.mode, point.gpus): point.trial_id
+        for curve in study.curves
+        for point in curve.points
+    }
+    for engine in ("none", "ddp", "deepspeed"):
+        assert points[engine, "strong-micro", 1] == points[engine, "strong-global", 1]
+        assert points[engine, "weak", 1] != points[engine, "strong-micro", 1]
+    for engine in ("ddp", "deepspeed"):
+        assert points[engine, "strong-micro", 2] != points[engine, "strong-global", 2]
+    assert len(study.trials) == 10
+    assert len(store.load(quickstart / "results").runs) == 10
+
+
+def test_the_json_contract(quickstart: Path) -> None:
+    answer = vitscale("report", "results", "--format", "json", cwd=quickstart)
+    assert answer.returncode == 0
+    content = json.loads(answer.stdout, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert content["version"] == 1
+    trials = content["trials"]
+    assert len(trials) == len({trial["trial"] for trial in trials}) == 10
+    for trial in trials:
+        assert trial.keys() >= PROMISED
+        assert (trial["outcome"], trial["dataset"], trial["model"]) == ("completed", "digits", "vit-ti16")
+        assert trial["global_batch"] == trial["gpus"] * trial["micro_batch"] * trial["grad_accum"]
+        assert trial["step_seconds_low"] is None, "one run has no interval"
+    points = {(c["mode"], c["labels"]["train.engine"]): c["points"] for c in content["curves"]}
+    for (mode, engine), curve in points.items():
+        assert [point["gpus"] for point in curve] == ([1] if engine == "none" else [1, 2]), (mode, engine)
+        assert curve[0]["speedup"] == 1
+
+
+def test_every_format_is_written(quickstart: Path) -> None:
+    answer = vitscale("report", "results", "--format", "html,png,svg,pdf,csv,md,json", "-o", "out", cwd=quickstart)
+    assert answer.returncode == 0, answer.stderr
+    written = {path.suffix: path for path in (quickstart / "out").rglob("*") if path.is_file()}
+    assert set(written) == {".html", ".png", ".svg", ".pdf", ".csv", ".md", ".json"}
+    assert written[".png"].read_bytes().startswith(b"\x89PNG")
+    assert written[".pdf"].read_bytes().startswith(b"%PDF")
+    assert b"<svg" in written[".svg"].read_bytes()
+    with written[".csv"].open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 10
+    assert {row["engine"] for row in rows} == {"none", "ddp", "deepspeed"}
+
+
+def test_markdown_goes_to_standard_output(quickstart: Path) -> None:
+    answer = vitscale("report", "results", "--format", "md", cwd=quickstart)
+    assert answer.returncode == 0
+    assert answer.stdout.startswith("#")
+    assert "| " in answer.stdout
+
+
+# --- the published study's model -------------------------------------------------------------------------------------
+
+
+def test_vit_b16_at_224_trains_on_cifar_10_on_two_ranks_under_both_engines(tmp_path: Path) -> None:
+    archive = pack(write_cifar10(tmp_path / "unpacked", per_batch=20))
+    archive.rename(tmp_path / "cifar-10-python.tar.gz")
+    study = changed(
+        "cifar10_vit_b16.toml",
+        root='root = "cifar-10-python.tar.gz"\nverify = false',
+        micro_batch="micro_batch = 2",
+        gpus="gpus = [2]",
+        steps="steps = 2\nwarmup_steps = 1\nevaluate = false",
+        repeats="repeats = 1",
+    )
+    (tmp_path / "study.toml").write_text(study)
+    answer = vitscale("run", "study.toml", "-o", "results", cwd=tmp_path, timeout=550)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    runs = store.load(tmp_path / "results").runs
+    assert {run.header.trial.train.engine for run in runs} == {"ddp", "deepspeed"}
+    losses = {}
+    for run in runs:
+        assert run.outcome.kind == "completed"
+        assert run.header.trial.model.image_size == 224
+        for rank in run.ranks:
+            assert rank.model is not None
+            assert rank.model.parameters == 85_806_346  # 86,567,656 less 990 classes of 768 weights and a bias
+            assert rank.model.train_samples == 100
+            assert [(step.images, step.warmup) for step in rank.steps] == [(2, True), (2, False), (2, False)]
+        per_rank = [[step.loss or 0.0 for step in rank.steps] for rank in run.ranks]
+        losses[run.header.trial.train.engine] = [sum(pair) / 2 for pair in zip(*per_rank, strict=True)]
+    # The same images, weights and arithmetic: what separates the engines is rounding.
+    assert losses["ddp"] == pytest.approx(losses["deepspeed"], rel=0.02)

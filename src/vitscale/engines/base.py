@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from vitscale.models import logits_of
 from vitscale.trial import TrainSpec, Trial
@@ -35,7 +36,7 @@ class Engine(ABC):
         """Imports the engine's own library for a type of device, where it has one."""
 
     @abstractmethod
-    def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool) -> tuple[Tensor, Tensor]:
+    def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool) -> Tensor:
         """Forward and backward of one micro-batch.
 
         Args:
@@ -44,7 +45,7 @@ class Engine(ABC):
             last: whether this micro-step ends the accumulation, so that gradients are exchanged.
 
         Returns:
-            The detached loss (scalar) and logits [b, classes].
+            The detached loss (scalar).
         """
 
     @abstractmethod
@@ -108,23 +109,26 @@ class TorchEngine(Engine):
         """The context in which backward exchanges nothing."""
         return nullcontext()
 
-    def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool) -> tuple[Tensor, Tensor]:  # noqa: D102
+    @override
+    def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool) -> Tensor:
         with nullcontext() if last else self.gradients_stay():
             # Backward lies inside too: DDP decides in forward whether the coming backward reduces.
             with autocast(self.train_spec, self.device):
                 logits = logits_of(self.wrapped(images))
             loss = loss_of(logits.float())
             (loss / self.train_spec.grad_accum).backward()
-        return loss.detach(), logits.detach()
+        return loss.detach()
 
-    def step(self) -> None:  # noqa: D102
+    @override
+    def step(self) -> None:
         if self.train_spec.gradient_clipping > 0:
             # After the exchange: the norm is that of the global gradient.
             nn.utils.clip_grad_norm_(self.wrapped.parameters(), self.train_spec.gradient_clipping)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def evaluate(self, images: Tensor) -> Tensor:  # noqa: D102
+    @override
+    def evaluate(self, images: Tensor) -> Tensor:
         self.module.eval()
         with torch.no_grad(), autocast(self.train_spec, self.device):
             logits = logits_of(self.module(images))

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from vitscale.engines.base import Engine, LossOf, optimizer_of
 from vitscale.models import logits_of
@@ -81,7 +82,8 @@ class DeepSpeedEngine(Engine):
         """DeepSpeed itself."""
         _quiet_import(device_type)
 
-    def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool) -> tuple[Tensor, Tensor]:  # noqa: D102
+    @override
+    def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool) -> Tensor:
         self.engine.set_gradient_accumulation_boundary(last)
         logits = logits_of(self.engine(images.to(self.input_dtype)))
         loss = loss_of(logits.float())
@@ -89,12 +91,14 @@ class DeepSpeedEngine(Engine):
         self.engine.backward(loss)
         if not last:
             self.engine.step()  # counts the micro-step; updates nothing before the boundary
-        return loss.detach(), logits.detach()
+        return loss.detach()
 
-    def step(self) -> None:  # noqa: D102
+    @override
+    def step(self) -> None:
         self.engine.step()
 
-    def evaluate(self, images: Tensor) -> Tensor:  # noqa: D102
+    @override
+    def evaluate(self, images: Tensor) -> Tensor:
         self.engine.eval()
         with torch.no_grad():
             logits: Tensor = logits_of(self.engine(images.to(self.input_dtype))).float()
@@ -102,7 +106,8 @@ class DeepSpeedEngine(Engine):
         return logits
 
     @property
-    def module(self) -> nn.Module:  # noqa: D102
+    @override
+    def module(self) -> nn.Module:
         model: nn.Module = self.engine.module
         return model
 

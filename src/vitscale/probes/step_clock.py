@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 Mark = TypeVar("Mark")
 
@@ -39,15 +40,18 @@ class CpuStepClock(StepClock[Mark]):
     def __init__(self) -> None:
         self._last = 0.0
 
-    def start(self) -> None:  # noqa: D102
+    @override
+    def start(self) -> None:
         self._last = time.perf_counter()
 
-    def mark(self, mark: Mark, loss: Tensor) -> list[tuple[Mark, float, float]]:  # noqa: D102
+    @override
+    def mark(self, mark: Mark, loss: Tensor) -> list[tuple[Mark, float, float]]:
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
         return [(mark, seconds, float(loss))]
 
-    def drain(self) -> list[tuple[Mark, float, float]]:  # noqa: D102
+    @override
+    def drain(self) -> list[tuple[Mark, float, float]]:
         return []
 
 
@@ -58,17 +62,20 @@ class CudaStepClock(StepClock[Mark]):
         self._last: torch.cuda.Event | None = None
         self._pending: deque[tuple[Mark, torch.cuda.Event, torch.cuda.Event, Tensor]] = deque()
 
-    def start(self) -> None:  # noqa: D102
+    @override
+    def start(self) -> None:
         self._last = self._event()
 
-    def mark(self, mark: Mark, loss: Tensor) -> list[tuple[Mark, float, float]]:  # noqa: D102
+    @override
+    def mark(self, mark: Mark, loss: Tensor) -> list[tuple[Mark, float, float]]:
         pinned = torch.empty((), dtype=torch.float32, pin_memory=True)
         pinned.copy_(loss, non_blocking=True)
         begin, self._last = self._last or self._event(), self._event()
         self._pending.append((mark, begin, self._last, pinned))
         return self._passed()
 
-    def drain(self) -> list[tuple[Mark, float, float]]:  # noqa: D102
+    @override
+    def drain(self) -> list[tuple[Mark, float, float]]:
         torch.cuda.synchronize()
         return self._passed()
 

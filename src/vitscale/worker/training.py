@@ -119,8 +119,7 @@ class Training:
                 sums.add_(_sums(losses, logits, labels, weights))
             return slot_loss(losses, weights, batch.step_real, self.place.world_size, self.trial.train.grad_accum)
 
-        loss, _ = self.engine.micro_step(images, loss_of, last=last)
-        return loss
+        return self.engine.micro_step(images, loss_of, last=last)
 
     def _evaluate(self) -> tuple[float | None, float | None]:
         """Loss and accuracy on the held-out images, each counted once, over all ranks."""

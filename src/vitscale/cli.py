@@ -110,7 +110,7 @@ def report(
             raise unknown("format", name, report.FORMATS)
     found = analysis.analyse(store.load(results), combine_unlike=combine_unlike)
     console = Console(stderr=bool({"md", "json"} & set(wanted)) and output is None)
-    if wanted == ["html"]:
+    if wanted == ["html"] and output is None:
         console.print(report.terminal_table(found))
     for path in report.write(found, results, wanted, output):
         console.print(str(path), markup=False, highlight=False, soft_wrap=True)

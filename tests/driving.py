@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -60,14 +58,6 @@ def processes_naming(text: Path | str) -> list[psutil.Process]:
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             continue
     return found
-
-
-def until(condition: Callable[[], object], seconds: float = 120) -> None:
-    """Returns as soon as `condition` holds; fails when it does not within `seconds`."""
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, f"still not true after {seconds} s: {condition}"
-        time.sleep(0.02)
 
 
 def tree(folder: Path) -> dict[str, bytes]:

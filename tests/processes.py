@@ -12,11 +12,11 @@ PATIENCE_SECONDS = 60.0
 """Longer than anything waited for takes on a busy machine; reached only where a test fails."""
 
 
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    """Returns as soon as `condition` holds."""
-    end = time.monotonic() + PATIENCE_SECONDS
+def wait_until(condition: Callable[[], object], what: str, seconds: float = PATIENCE_SECONDS) -> None:
+    """Returns as soon as `condition` holds; fails when it does not within `seconds`."""
+    end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, f"waited in vain until {what}"
+        assert time.monotonic() < end, f"waited in vain for {seconds:g} s until {what}"
         time.sleep(0.01)
 
 

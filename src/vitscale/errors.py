@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
-_LONGEST_VALUE = 80
+_LONGEST_VALUE = 200
+"""Enough for most paths, which must stand whole to be of use."""
 
 
 class VitscaleError(Exception):
@@ -34,7 +35,7 @@ def printable(text: str) -> str:
 
 
 def shown(value: object) -> str:
-    """`value` as it stands in a message: quoted, on one line, at most 80 characters of it (both ends of a longer one).
+    """`value` as it stands in a message: quoted, on one line, at most 200 characters of it (both ends of a longer one).
 
     Lists and tables too large or too deep to be written out are named by their type.
     """

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from driving import processes_naming, start, until, vitscale
+from driving import processes_naming, start, vitscale
+from processes import wait_until
 from vitscale import store
 
 pytestmark = pytest.mark.ranks
@@ -39,11 +40,14 @@ def test_ranks_end_with_their_driver_and_the_study_resumes(tmp_path: Path) -> No
     results = tmp_path / "results"
     driver = start(sys.executable, "-m", "vitscale", "run", "study.toml", "-o", "results", cwd=tmp_path)
     # Rank 1 sleeps inside its forward, rank 0 waits for it inside a collective.
-    until(lambda: any(b'"kind":"step"' in path.read_bytes() for path in results.glob("runs/*/rank-1.jsonl")))
+    wait_until(
+        lambda: any(b'"kind":"step"' in path.read_bytes() for path in results.glob("runs/*/rank-1.jsonl")),
+        "rank 1 has recorded a step",
+    )
     assert len(processes_naming(results)) >= 3
     driver.kill()
     driver.communicate()
-    until(lambda: not processes_naming(results), seconds=10)
+    wait_until(lambda: not processes_naming(results), "all ranks are gone", seconds=10)
     (attempt,) = results.glob("runs/*")
     assert not (attempt / "outcome.json").exists()
 

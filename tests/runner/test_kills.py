@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from driving import TINY_MODEL, processes_naming, start, tree, until
+from driving import TINY_MODEL, processes_naming, start, tree
+from processes import wait_until
 from vitscale import store
 
 KILLS = 60
@@ -75,7 +76,7 @@ def test_many_kills_lose_double_and_mix_nothing(study: Path) -> None:
         except subprocess.TimeoutExpired:
             driver.kill()
         driver.communicate()
-        until(lambda: not processes_naming(results), seconds=10)
+        wait_until(lambda: not processes_naming(results), "all ranks are gone", seconds=10)
         if not results.exists():
             continue
         check_whole(results)
@@ -105,7 +106,7 @@ def test_many_kills_lose_double_and_mix_nothing(study: Path) -> None:
 def test_two_drivers_on_one_folder(study: Path) -> None:
     first = run(study)
     results = study / "results"
-    until(lambda: list(results.glob("runs/*/rank-0.jsonl")))
+    wait_until(lambda: list(results.glob("runs/*/rank-0.jsonl")), "a rank records")
     second = run(study)
     output, _ = second.communicate()
     assert second.returncode == 2
@@ -122,7 +123,7 @@ def test_two_drivers_on_one_folder(study: Path) -> None:
 def test_interrupts_end_all_ranks_and_say_how_to_go_on(study: Path, number: signal.Signals) -> None:
     driver = run(study)
     results = study / "results"
-    until(lambda: list(results.glob("runs/*/rank-0.jsonl")))
+    wait_until(lambda: list(results.glob("runs/*/rank-0.jsonl")), "a rank records")
     os.kill(driver.pid, number)
     output, _ = driver.communicate()
     assert driver.returncode == 130

@@ -1,3 +1,5 @@
+"""Fixtures that several folders share."""
+
 from __future__ import annotations
 
 import shutil
@@ -10,16 +12,16 @@ import pytest
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 1 MiB; skipped with its reason where none can be mounted."""
+    """A disk of 2 MiB; skipped with its reason where none can be mounted."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount, umount = shutil.which("mount"), shutil.which("umount")
     if mount is None or umount is None:
         pytest.skip("a small disk cannot be mounted: there is no mount program")
     answer = subprocess.run(
-        [mount, "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True, text=True, check=False
+        [mount, "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], capture_output=True, text=True, check=False
     )
     if answer.returncode != 0:
         pytest.skip(f"a small disk cannot be mounted: {answer.stderr.strip()}")
     yield disk
-    subprocess.run([umount, str(disk)], check=True)
+    subprocess.run([umount, "--lazy", str(disk)], check=True)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,32 @@ def test_hf_is_a_folder_beside_the_study_or_else_a_name(tmp_path: Path) -> None:
     plain = {"name": None, "patch_size": None}
     (trial, _) = expanded(tmp_path, {"model": {**plain, "hf": "model"}}).trials.values()
     assert (trial.model.hf, trial.model.hidden_size) == (str(folder), 64)
+
+
+def test_a_local_model_is_known_by_its_configuration_and_not_by_its_place(tmp_path: Path) -> None:
+    """Moved it is the same trial; with a single key of its configuration changed it is another."""
+    plain = dict.fromkeys(("name", "image_size", "patch_size", "layers", "hidden_size", "heads", "mlp_size"))
+    identities: list[list[str]] = []
+    for folder, config in (("a", {}), ("b", {}), ("b", {"hidden_dropout_prob": 0.5})):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "config.json").write_text(json.dumps({"model_type": "vit", "hidden_size": 48} | config))
+        identities.append(list(expanded(tmp_path, {"model": {**plain, "hf": folder}}).trials))
+    assert identities[0] == identities[1]
+    assert not set(identities[1]) & set(identities[2])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"train": {"momentum": 0.5}}, "train.momentum has no meaning under train.optimizer = 'adamw'"),
+        (
+            {"scaling": {"mode": "weak", "fraction_per_gpu": 0.1}, "data": {"fraction": 0.5}},
+            "data.fraction has no meaning under scaling.mode = 'weak' with scaling.fraction_per_gpu",
+        ),
+    ],
+)
+def test_a_value_that_has_nothing_to_do_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    assert said in refusal(tmp_path, changes)
 
 
 @pytest.mark.parametrize("hf", ["a" * 200_000, "a/b\u0000", "", "~nosuchuser/x", "a\u001b[2J"])

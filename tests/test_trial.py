@@ -48,7 +48,7 @@ def test_global_batch_is_ranks_x_micro_batch_x_accumulation() -> None:
 
 # --- identity ------------------------------------------------------------------------------------------------------
 
-GOLDEN = "09ab827d6630"
+GOLDEN = "eb70ca5715ee"
 
 
 def test_the_identity_is_what_it_was() -> None:

@@ -6,15 +6,17 @@ Exit codes: 0 done; 1 some trials failed (they are listed); 2 the request was wr
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 from rich.console import Console
+from typing_extensions import override
 
 from vitscale import __version__
-from vitscale.errors import VitscaleError, unknown
+from vitscale.errors import RequestError, VitscaleError, explain, unknown
 
 app = typer.Typer(
     name="vitscale",
@@ -30,6 +32,20 @@ ResultsArgument = Annotated[Path, typer.Argument(metavar="RESULTS", help="A resu
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
+class _Console(Console):
+    """A study goes on when nobody listens any more (`vitscale run ... | head`): what is left to say is dropped."""
+
+    @override
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        _silence(sys.stdout)
+
+
+def _silence(stream: TextIO) -> None:
+    """Points a stream that can no longer be written at nothing, so that leaving does not fail on it once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 @app.command()
 def plan(study: StudyArgument, json: JsonOption = False) -> None:
     """What would run: trials, order of magnitude, exact commands. Starts nothing and writes nothing."""
@@ -41,7 +57,7 @@ def plan(study: StudyArgument, json: JsonOption = False) -> None:
         sys.stdout.write(preview_json(planned) + "\n")
     else:
         for part in preview_table(planned):
-            Console().print(part, highlight=False, soft_wrap=isinstance(part, str))
+            _Console().print(part, highlight=False, soft_wrap=isinstance(part, str))
 
 
 @app.command()
@@ -61,7 +77,7 @@ def run(
 
     planned = runner.plan(study)
     results = output or Path("results") / planned.record.name
-    console = Console(stderr=json)
+    console = _Console(stderr=json)
     for note in planned.expansion.notes:
         console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
     options = runner.Options(retry_failed=retry_failed, allow_version_change=allow_version_change)
@@ -94,8 +110,11 @@ def report(
         ),
     ] = None,
     formats: Annotated[
-        str, typer.Option("--format", metavar="LIST", help="Comma-separated: html, png, svg, pdf, csv, md, json.")
-    ] = "html",
+        str | None,
+        typer.Option(
+            "--format", metavar="LIST", help="Comma-separated: html, png, svg, pdf, csv, md, json.  [default: html]"
+        ),
+    ] = None,
     combine_unlike: Annotated[
         bool, typer.Option("--combine-unlike", help="Compare runs of unlike hardware or library versions all the same.")
     ] = False,
@@ -104,12 +123,15 @@ def report(
     """Tables, figures and one self-contained HTML page."""
     from vitscale import analysis, report, store
 
-    wanted = list(dict.fromkeys(part.strip().lower() for part in ("json" if json else formats).split(",")))
+    if json and formats is not None:
+        raise RequestError(explain("--json and --format are both given", next_step="Use --format, with json among it"))
+    listed = "json" if json else formats or "html"
+    wanted = list(dict.fromkeys(part.strip().lower() for part in listed.split(",")))
     for name in wanted:
         if name not in report.FORMATS:
             raise unknown("format", name, report.FORMATS)
     found = analysis.analyse(store.load(results), combine_unlike=combine_unlike)
-    console = Console(stderr=bool({"md", "json"} & set(wanted)) and output is None)
+    console = _Console(stderr=bool({"md", "json"} & set(wanted)) and output is None)
     if wanted == ["html"] and output is None:
         console.print(report.terminal_table(found))
     for path in report.write(found, results, wanted, output):
@@ -128,10 +150,20 @@ def _version(
 def main() -> None:
     """Entry point: a user's mistake is one message and an exit code, never a traceback."""
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # here, where a full disk behind it can still be told
     except VitscaleError as error:
-        Console(stderr=True).print(f"vitscale: {error}", markup=False, highlight=False, soft_wrap=True)
+        _Console(stderr=True).print(f"vitscale: {error}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
+    except BrokenPipeError:
+        _silence(sys.stdout)
+    except OSError as error:
+        # What reads or writes files has its own messages; what is left is standard output itself.
+        sys.stderr.write(f"vitscale: standard output cannot be written: {error.strerror or error}\n")
+        _silence(sys.stdout)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

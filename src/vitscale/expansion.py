@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitscale import deepspeed_config, model_spec
+from vitscale import deepspeed_config, model_spec, user_model
 from vitscale.batch_policy import batch_of, fraction_of
 from vitscale.errors import RequestError, explain, shown, unknown
 from vitscale.hardware import Machine
@@ -74,6 +74,7 @@ def expand(file: StudyFile, machine: Machine, check_data: Callable[[DataSpec], S
     _refuse_idle_fields(file)
     points = [_settled(file.path, labels, study, by_hand, machine) for labels, study, by_hand in file.points()]
     summaries: dict[DataSpec, Summary] = {}
+    digests = {model: user_model.check(file.path, model) for model in dict.fromkeys(point.model for point in points)}
     curves: list[Curve] = []
     trials: dict[str, Trial] = {}
     fingerprints: dict[str, str] = {}
@@ -84,7 +85,7 @@ def expand(file: StudyFile, machine: Machine, check_data: Callable[[DataSpec], S
         summary = summaries[point.data]
         on_curve = []
         for train, world, fraction in point.worlds:
-            trial = _trial(point, train, world, fraction, summary)
+            trial = _trial(point, train, world, fraction, summary, digests[point.model])
             identity = trial.identity()
             trials[identity] = trial
             fingerprints[identity] = summary.fingerprint
@@ -121,8 +122,21 @@ def _refuse_idle_fields(file: StudyFile) -> None:
             )
 
 
+def _refuse_idle_values(study: Study, by_hand: frozenset[str]) -> None:
+    """A value set by hand that another one leaves nothing to do."""
+    idle = None
+    if "train.momentum" in by_hand and study.train.optimizer != "sgd":
+        idle = ("train.momentum", f"train.optimizer = {shown(study.train.optimizer)}", 'set optimizer = "sgd"')
+    elif study.scaling.mode == "weak" and study.scaling.fraction_per_gpu is not None and "data.fraction" in by_hand:
+        idle = ("data.fraction", "scaling.mode = 'weak' with scaling.fraction_per_gpu", "leave one of the two out")
+    if idle is not None:
+        field, where, otherwise = idle
+        raise RequestError(explain(f"{field} has no meaning under {where}", next_step=f"Remove it, or {otherwise}"))
+
+
 def _settled(path: Path, labels: dict[str, Any], study: Study, by_hand: frozenset[str], machine: Machine) -> _Settled:
     ranks = _rank_counts(study)
+    _refuse_idle_values(study, by_hand)
     study, config = with_deepspeed_config(path, study, by_hand)
     if config is None and study.train.zero_stage and study.train.engine != "deepspeed":
         raise RequestError(
@@ -152,7 +166,7 @@ def _settled(path: Path, labels: dict[str, Any], study: Study, by_hand: frozense
     data = study.data
     if data.root is not None:
         data = data.model_copy(update={"root": str(beside(path, data.root))})
-    model = _located_model(path, study.model)
+    model = user_model.located(path, study.model)
     model_spec.resolve(model, 1)  # whatever the class count, the rest must be right
     return _Settled(labels, study, data, model, tuple(worlds))
 
@@ -173,22 +187,14 @@ def _rank_counts(study: Study) -> list[int]:
     return [1]
 
 
-def _located_model(study_path: Path, model: ModelSpec) -> ModelSpec:
-    """`hf` as an absolute path where it names a folder beside the study file, else as it is: a name on the hub."""
-    if not model.hf:
-        return model
-    folder = beside(study_path, model.hf)
-    try:
-        return model.model_copy(update={"hf": str(folder)}) if folder.is_dir() else model
-    except OSError:  # a name too long for a file is no folder
-        return model
-
-
-def _trial(point: _Settled, train: TrainSpec, world: World, fraction: float, summary: Summary) -> Trial:
+def _trial(
+    point: _Settled, train: TrainSpec, world: World, fraction: float, summary: Summary, model_digest: str | None
+) -> Trial:
     study = point.study
     measure = study.measure
     trial = Trial(
         model=model_spec.resolve(point.model, len(summary.classes)),
+        model_digest=model_digest,
         data=point.data.model_copy(update={"fraction": fraction}),
         train=train,
         world=world,

@@ -128,6 +128,8 @@ class Trial(Spec):
     world: World
     window: WindowSpec
     launcher: str
+    model_digest: str | None = None
+    """Of a Hugging Face configuration: which model it describes, wherever its folder lies; null for other models."""
 
     @property
     def global_batch(self) -> int:
@@ -139,6 +141,8 @@ class Trial(Spec):
         content = self.model_dump(mode="json")
         for key in HOW_FOUND:
             del content["data"][key]
+        if self.model_digest is not None:
+            del content["model"]["hf"]
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 

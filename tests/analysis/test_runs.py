@@ -67,6 +67,14 @@ def test_epoch_seconds_take_the_slowest_rank() -> None:
     assert figures(make_run(TWO_RANKS, ranks)).epoch_seconds == 2.0
 
 
+def test_an_epoch_with_warm_up_stays_one_when_the_warm_up_line_is_lost() -> None:
+    # The broken line is left out by the reader; what it was about must not slip into a measured epoch.
+    trial = make_trial("ddp", 1, warmup_steps=1)
+    rank = make_rank(trial, 0, [5.0, 5.0, 1.0, 1.0], warmup=1, steps_in_epoch=2)
+    found = figures(make_run(trial, [rank.model_copy(update={"steps": rank.steps[1:]})]))
+    assert (found.epoch_seconds, found.epoch_seconds_source) == (2.0, "measured")
+
+
 def test_epoch_seconds_are_extrapolated_where_no_epoch_is_whole() -> None:
     # 1,024 images, global batch 16: 64 steps, of a mean 0.5625 s. All five steps are in epoch 0, with the warm-up.
     found = two_rank_run()

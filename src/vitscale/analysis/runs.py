@@ -83,7 +83,7 @@ def figures(run: Run) -> RunFigures:
     images = sum(line.images for lines in timed for line in lines)
     model = next((rank.model for rank in run.ranks if rank.model is not None), None)
     epochs = _epochs(run.ranks)
-    epoch_seconds, source = _epoch_seconds(header.trial, model, run.ranks, epochs, slowest)
+    epoch_seconds, source = _epoch_seconds(header.trial, model, epochs, slowest)
     startup = _startup(run.ranks)
     if missing := [phase for phase in PHASES if phase not in startup]:
         notes.append(f"start-up lacks {', '.join(missing)}")
@@ -143,23 +143,22 @@ def _epochs(ranks: Iterable[RankRecord]) -> tuple[EpochFigures, ...]:
 
 
 def _epoch_seconds(
-    trial: Trial,
-    model: ModelLine | None,
-    ranks: Sequence[RankRecord],
-    epochs: Sequence[EpochFigures],
-    slowest: Sequence[float],
+    trial: Trial, model: ModelLine | None, epochs: Sequence[EpochFigures], slowest: Sequence[float]
 ) -> tuple[float | None, EpochSource | None]:
-    """Median of the complete epochs without a warm-up step; else steps per epoch x mean timed step."""
-    warm = {line.epoch for rank in ranks for line in rank.steps if line.warmup}
-    measured = [e.seconds for e in epochs if e.complete and e.epoch not in warm and e.seconds]
-    if measured:
-        return statistics.median(measured), "measured"
-    if model is None or not slowest:
+    """Median of the complete epochs without a warm-up step; else steps per epoch x mean timed step.
+
+    Which epochs hold warm-up is counted, not read off the steps: a step's mark may be in a line that was left out.
+    """
+    if model is None:
         return None, None
     samples = samples_used(model.train_samples, trial.data.fraction)
     train = trial.train
     steps = steps_per_epoch(samples, trial.world.size, train.micro_batch, train.grad_accum, train.drop_last)
-    return (steps * statistics.fmean(slowest), "extrapolated") if steps else (None, None)
+    warmup = trial.window.warmup_steps
+    measured = [e.seconds for e in epochs if e.complete and e.epoch * steps >= warmup and e.seconds]
+    if measured:
+        return statistics.median(measured), "measured"
+    return (steps * statistics.fmean(slowest), "extrapolated") if steps and slowest else (None, None)
 
 
 def _startup(ranks: Sequence[RankRecord]) -> dict[str, float]:

@@ -68,7 +68,10 @@ def _trial(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
     modes = [c.mode for c in analysis.curves if any(point.trial_id == result.trial_id for point in c.points)]
     curve, point = analysis.curve_of(result.trial_id) or (None, None)
     model = next((run.model for run in result.runs if run.model is not None), None)
-    last = result.epochs[-1] if result.epochs else None
+    # The last whole epoch: the fragment a run by steps may end in says little of loss and accuracy.
+    whole = [epoch for epoch in result.epochs if epoch.complete]
+    told = whole or list(result.epochs)
+    last = told[-1] if told else None
     return {
         "trial": result.trial_id,
         "outcome": result.outcome,

@@ -46,8 +46,10 @@ def write(analysis: Analysis, results: Path, formats: Sequence[str], output: Pat
             raise unknown("format", wanted, FORMATS)
     try:
         return _write(analysis, results, formats, output)
+    except BrokenPipeError:
+        raise  # nobody reads on: no error
     except OSError as error:
-        place = error.filename or output or results
+        place = error.filename or output or "standard output"
         raise RequestError(
             explain(
                 f"the report cannot be written to {shown(str(place))}: {error.strerror or error}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -179,6 +180,8 @@ def _run_one(plan: Plan, task: Task, attempt: int, results: Path, on_steps: Call
         environment={
             "OMP_NUM_THREADS": str(trial.world.threads_per_rank),
             "VITSCALE_STARTED_NS": str(time.clock_gettime_ns(time.CLOCK_MONOTONIC)),
+            # The working directory comes first by itself; a factory's module may also lie beside the study file.
+            "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(plan.folder)])),
             "VITSCALE_BOOT_ID": _BOOT_ID.read_text(encoding="ascii").strip() if _BOOT_ID.exists() else "",
         },
     )

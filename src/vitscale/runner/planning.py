@@ -34,6 +34,8 @@ class Task:
 class Plan:
     """A study, ready to run."""
 
+    folder: Path
+    """Of the study file: a factory's module may lie beside it."""
     record: StudyRecord
     expansion: Expansion
     measure: MeasureSection
@@ -69,7 +71,7 @@ def plan(
         versions=installed_versions(),
         dataset_fingerprints=expansion.fingerprints,
     )
-    return Plan(record, expansion, measure, tuple(tasks))
+    return Plan(path.parent.absolute(), record, expansion, measure, tuple(tasks))
 
 
 def installed_versions() -> dict[str, str | None]:

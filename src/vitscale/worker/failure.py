@@ -25,10 +25,18 @@ def error_line(error: BaseException) -> ErrorLine:
         error_type=type(error).__name__,
         message=str(error)[:_LONGEST],
         traceback=text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}\n...\n{text[-_LONGEST // 2 :]}",
-        out_of_memory=_is_out_of_memory(error),
+        out_of_memory=any(map(_is_out_of_memory, _chain(error))),
         disk_full=isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT),
         unix_seconds=time.time(),
     )
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """`error` and what it was raised from: a user's model that runs out of memory arrives wrapped in a message."""
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None and cause not in chain:
+        chain.append(cause)
+    return chain
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -1,0 +1,120 @@
+"""A model that is the user's: found before anything starts, without importing it or torch."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from vitscale.errors import RequestError, explain, shown
+from vitscale.model_spec import ModelSpec
+from vitscale.text_file import beside, read_text
+
+
+def located(study_path: Path, model: ModelSpec) -> ModelSpec:
+    """`hf` as an absolute path where it names a folder beside the study file, else as it is: a name on the hub."""
+    if not model.hf:
+        return model
+    folder = beside(study_path, model.hf)
+    try:
+        return model.model_copy(update={"hf": str(folder)}) if folder.is_dir() else model
+    except OSError:  # a name too long for a file is no folder
+        return model
+
+
+def check(study_path: Path, model: ModelSpec) -> str | None:
+    """Whether a located model is there.
+
+    Returns:
+        For `hf`, the SHA-256 of its config.json: all that decides which model is built, wherever its folder lies.
+
+    Raises:
+        RequestError: the folder has no configuration, the hub does not have it or cannot be reached, or the factory's
+            module or function does not exist.
+    """
+    if model.factory is not None:
+        _check_factory(study_path, model.factory)
+        return None
+    if model.hf is None:
+        return None
+    folder = Path(model.hf)
+    config = folder / "config.json" if folder.is_absolute() else _from_hub(model.hf)
+    text = read_text(config, "the configuration of model.hf,", next_step="Give a folder with a config.json")
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _from_hub(name: str) -> Path:
+    """The hub's config.json, from huggingface_hub's own cache where it is there already."""
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(name, "config.json"))
+    except Exception as error:  # no network, no such model, no permission: the library has a class for each
+        reason = " ".join(str(error).split())[:300]
+        raise RequestError(
+            explain(
+                f"model.hf {shown(name)} is no folder beside the study file and cannot be had from the hub: {reason}",
+                next_step="Give a local folder with a config.json, or a name that exists there",
+            )
+        ) from None
+
+
+def _check_factory(study_path: Path, factory: str) -> None:
+    module, _, function = factory.partition(":")
+    # As the ranks will search: the working directory, the study file's folder, then what is installed.
+    spec = _found(module.split("."), [str(Path.cwd()), str(study_path.parent.absolute())])
+    if spec is None:
+        raise RequestError(
+            explain(
+                f"model.factory {shown(factory)}: there is no module {shown(module)}",
+                next_step="Put it beside the study file or into the working directory, or install it",
+            )
+        )
+    if spec.origin is None or not spec.origin.endswith(".py"):
+        return  # compiled: only the rank can look inside
+    names = _names_in(Path(spec.origin), factory)
+    if names is not None and function not in names:
+        raise RequestError(
+            explain(
+                f"model.factory {shown(factory)}: {spec.origin} has no {shown(function)}",
+                valid=sorted(name for name in names if not name.startswith("_"))[:20],
+            )
+        )
+
+
+def _found(parts: list[str], folders: list[str]) -> ModuleSpec | None:
+    """The module's specification, package by package, importing none of them."""
+    spec = PathFinder.find_spec(parts[0], [*folders, *sys.path])
+    try:
+        # Editable installations are found by hooks of their own; a top-level name is looked up without importing it.
+        spec = spec or importlib.util.find_spec(parts[0])
+    except (ImportError, ValueError):
+        return None
+    for part in parts[1:]:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        # By its last name: by the whole one the finder would want the packages above it to have been imported.
+        spec = PathFinder.find_spec(part, list(spec.submodule_search_locations))
+    return spec
+
+
+def _names_in(source: Path, factory: str) -> set[str] | None:
+    """Every name the module's text gives a value; None where the text does not tell (a star import, `__getattr__`)."""
+    text = read_text(source, f"the module of model.factory {shown(factory)},", next_step="Mend or remove it")
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        raise RequestError(explain(f"model.factory {shown(factory)}: {source}{line} is no Python: {error}")) from None
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+    return None if names & {"*", "__getattr__"} else names

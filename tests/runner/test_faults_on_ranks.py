@@ -36,7 +36,7 @@ gpus = [2]
 steps = 40
 warmup_steps = 1
 repeats = 1
-hang_seconds = 20
+hang_seconds = 30
 evaluate = false
 """
 
@@ -80,7 +80,7 @@ def test_the_guilty_rank_and_its_traceback_are_told(outcomes: dict[str, Outcome]
     killed = outcomes["killed"]
     assert (killed.rank, killed.reason) == (1, "rank 1 was ended by SIGKILL without a word")
     assert "rank 1" in outcomes["exits_early"].reason or outcomes["exits_early"].rank == 1
-    assert "20 s" in outcomes["hangs"].reason
+    assert "30 s" in outcomes["hangs"].reason
 
 
 def test_no_process_is_left(study: Path, outcomes: dict[str, Outcome]) -> None:

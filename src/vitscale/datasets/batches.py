@@ -92,5 +92,5 @@ class Batches(Iterator[Batch]):
             torch.from_numpy(slot.weights),
         )
         if self._pin:
-            tensors = tuple(tensor.pin_memory() for tensor in tensors)  # type: ignore[assignment]
+            tensors = tuple(tensor.pin_memory() for tensor in tensors)  # type: ignore[assignment]  # as many as before
         return Batch(*tensors, slot.real, slot.step_real)

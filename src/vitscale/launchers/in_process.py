@@ -11,7 +11,7 @@ from vitscale.trial import World
 class InProcess:
     """One rank, nothing in between: the shortest start-up, and the easiest to debug."""
 
-    def command(self, world: World, run_folder: Path) -> list[str]:  # noqa: ARG002
+    def command(self, world: World, run_folder: Path) -> list[str]:  # noqa: ARG002 - one signature for every launcher
         """`python -m vitscale.worker FOLDER`."""
         return [sys.executable, "-m", "vitscale.worker", str(run_folder)]
 

@@ -362,3 +362,32 @@ def test_the_file_s_content_is_part_of_a_trial_and_its_layout_is_not(tmp_path: P
     first = identities('{"pin_memory": true, "steps_per_print": 5}')
     assert identities('{\n "steps_per_print": 5,\n "pin_memory": true}') == first
     assert not identities('{"pin_memory": false, "steps_per_print": 5}') & first
+
+
+def test_a_bucket_size_belongs_to_ddp(tmp_path: Path) -> None:
+    (trial, _) = trials_of(expanded(tmp_path, {"train": {"bucket_mib": 4}}), "strong-micro")
+    assert trial.train.bucket_mib == 4
+    message = refusal(tmp_path, {"train": {"bucket_mib": 4, "engine": "deepspeed"}})
+    assert message == (
+        "train.bucket_mib has no meaning under train.engine = 'deepspeed'. Remove it, or set engine = \"ddp\"."
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "lacking"),
+    [
+        ({"train": {"target_accuracy": 0.9, "epochs": None}, "measure": {"steps": 50}}, "train.epochs is not given"),
+        ({"train": {"target_accuracy": 0.9}, "measure": {"evaluate": False}}, "measure.evaluate is false"),
+    ],
+)
+def test_a_target_accuracy_needs_epochs_and_evaluation(
+    tmp_path: Path, changes: dict[str, dict[str, Any]], lacking: str
+) -> None:
+    assert lacking in refusal(tmp_path, changes)
+
+
+def test_what_is_explained_reaches_the_trial(tmp_path: Path) -> None:
+    (default, _) = trials_of(expanded(tmp_path), "strong-micro")
+    assert (default.window.explain, default.window.traces) == (True, False)
+    (set_by_hand, _) = trials_of(expanded(tmp_path, {"measure": {"explain": False, "traces": True}}), "strong-micro")
+    assert (set_by_hand.window.explain, set_by_hand.window.traces) == (False, True)

@@ -17,6 +17,8 @@ from vitscale.hardware import (
     Machine,
     cores_in_order,
     cpu_quota_cores,
+    cpu_throttled_seconds,
+    numa_nodes,
     parse_nvidia_smi,
     select_visible,
     share_of_cores,
@@ -143,6 +145,67 @@ def test_a_quota_cuts_the_cores_down_and_never_to_none(monkeypatch: pytest.Monke
         assert this_machine().cores == cores
 
 
+# --- throttling ----------------------------------------------------------------------------------------------------
+
+
+def throttled(folder: Path, membership: str) -> float | None:
+    (folder / "membership").write_text(membership)
+    return cpu_throttled_seconds(folder / "membership", folder / "cgroup")
+
+
+def test_v2_throttled_time_is_in_microseconds(tmp_path: Path) -> None:
+    stat = "usage_usec 900\nnr_periods 10\nnr_throttled 4\nthrottled_usec 2500000"
+    put(tmp_path / "cgroup/job", cpu__max="150000 100000", cpu__stat=stat)
+    assert throttled(tmp_path, "0::/job\n") == 2.5
+
+
+def test_v1_throttled_time_is_in_nanoseconds(tmp_path: Path) -> None:
+    stat = "nr_periods 10\nnr_throttled 4\nthrottled_time 2500000000"
+    put(tmp_path / "cgroup/cpu/job", cpu__cfs_quota_us="150000", cpu__cfs_period_us="100000", cpu__stat=stat)
+    assert throttled(tmp_path, "4:cpu:/job\n") == 2.5
+
+
+def test_throttled_time_is_that_of_the_group_whose_quota_binds(tmp_path: Path) -> None:
+    put(tmp_path / "cgroup/slice", cpu__max="100000 100000", cpu__stat="throttled_usec 3000000")
+    put(tmp_path / "cgroup/slice/job", cpu__max="300000 100000", cpu__stat="throttled_usec 0")
+    assert throttled(tmp_path, "0::/slice/job\n") == 3.0
+
+
+def test_without_a_quota_throttled_time_is_unknown_and_not_zero(tmp_path: Path) -> None:
+    put(tmp_path / "cgroup/job", cpu__max="max 100000", cpu__stat="throttled_usec 0")
+    assert throttled(tmp_path, "0::/job\n") is None
+    assert throttled(tmp_path, "junk\n") is None
+
+
+@pytest.mark.parametrize("stat", ["", "junk", "throttled_usec", "throttled_usec many", "nr_throttled 3"])
+def test_a_kernel_that_does_not_tell_of_throttling(tmp_path: Path, stat: str) -> None:
+    put(tmp_path / "cgroup/job", cpu__max="100000 100000")
+    assert throttled(tmp_path, "0::/job\n") is None
+    put(tmp_path / "cgroup/job", cpu__stat=stat)
+    assert throttled(tmp_path, "0::/job\n") is None
+
+
+def test_real_throttling_by_the_kernel_is_seen(limited_group: Path) -> None:
+    """A process that computes without a pause under a twentieth of a core is held back nearly all of the time; else it
+    computes, or waits for a core that others use."""
+    (limited_group / "cpu.cfs_quota_us").write_text("5000")
+    program = """
+import pathlib, sys, time
+from vitscale.hardware import cpu_throttled_seconds
+pathlib.Path(sys.argv[1]).write_text("0")
+began, before, used = time.perf_counter(), cpu_throttled_seconds(), time.process_time()
+while time.perf_counter() - began < 1:
+    pass
+seconds = time.perf_counter() - began
+print((cpu_throttled_seconds() - before) / seconds, (time.process_time() - used) / seconds)
+"""
+    answer = subprocess.run(
+        [sys.executable, "-c", program, limited_group / "cgroup.procs"], capture_output=True, text=True, check=True
+    )
+    throttled_share, computing = map(float, answer.stdout.split())
+    assert 0.5 < throttled_share < 1.02 - computing
+
+
 # --- cores ---------------------------------------------------------------------------------------------------------
 
 
@@ -168,6 +231,36 @@ def test_a_sibling_that_is_not_allowed_does_not_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize("siblings", ["", "junk", "7", "1-"])
 def test_without_a_topology_the_cores_come_by_number(tmp_path: Path, siblings: str) -> None:
     assert cores_in_order(frozenset({3, 1, 2}), topology(tmp_path, {1: siblings})) == [1, 2, 3]
+
+
+def nodes(folder: Path, cores_of: dict[str, str]) -> Path:
+    for name, cores in cores_of.items():
+        put(folder / name, cpulist=cores)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("cores", "expected"),
+    [
+        ({0, 1}, (0,)),
+        ({4, 9}, (1,)),
+        ({3, 4}, (0, 1)),
+        ({12}, (10,)),
+        ({0, 99}, None),  # of one core nobody tells
+        ({99}, None),
+    ],
+)
+def test_memory_nodes_of_cores(tmp_path: Path, cores: set[int], expected: tuple[int, ...] | None) -> None:
+    """Two sockets with hyper-threads, a third numbered 10, a node of memory alone, and files that are no nodes."""
+    found = nodes(tmp_path, {"node0": "0-3,6-8", "node1": "4,5,9-11", "node10": "12", "node2": "", "nodeX": "0"})
+    (found / "online").write_text("0-2,10\n")
+    assert numa_nodes(frozenset(cores), found) == expected
+
+
+@pytest.mark.parametrize("cpulist", ["junk", "1-", "-3"])
+def test_memory_nodes_that_cannot_be_read_are_unknown(tmp_path: Path, cpulist: str) -> None:
+    assert numa_nodes(frozenset({0}), nodes(tmp_path, {"node0": cpulist})) is None
+    assert numa_nodes(frozenset({0}), tmp_path / "none") is None
 
 
 @given(st.integers(1, 16), st.integers(1, 8), st.integers(1, 64))

@@ -56,6 +56,22 @@ def test_the_identity_is_what_it_was() -> None:
     assert trial().identity() == GOLDEN
 
 
+@pytest.mark.parametrize(
+    ("section", "change"),
+    [
+        ("train", {"bucket_mib": 25}),
+        ("train", {"target_accuracy": 0.9}),
+        ("window", {"explain": False}),
+        ("window", {"traces": True}),
+    ],
+)
+def test_a_field_that_came_later_counts_as_soon_as_it_is_set(section: str, change: dict[str, object]) -> None:
+    """Left alone, it keeps the identity of results that were written before it."""
+    before = trial()
+    changed = before.model_copy(update={section: getattr(before, section).model_copy(update=change)})
+    assert changed.identity() != before.identity()
+
+
 def test_the_identity_does_not_depend_on_the_process() -> None:
     """String hashing is seeded per process; nothing of it may enter."""
     program = (

@@ -127,6 +127,8 @@ def _refuse_idle_values(study: Study, by_hand: frozenset[str]) -> None:
     idle = None
     if "train.momentum" in by_hand and study.train.optimizer != "sgd":
         idle = ("train.momentum", f"train.optimizer = {shown(study.train.optimizer)}", 'set optimizer = "sgd"')
+    elif "train.bucket_mib" in by_hand and study.train.engine != "ddp":
+        idle = ("train.bucket_mib", f"train.engine = {shown(study.train.engine)}", 'set engine = "ddp"')
     elif study.scaling.mode == "weak" and study.scaling.fraction_per_gpu is not None and "data.fraction" in by_hand:
         idle = ("data.fraction", "scaling.mode = 'weak' with scaling.fraction_per_gpu", "leave one of the two out")
     if idle is not None:
@@ -198,7 +200,13 @@ def _trial(
         data=point.data.model_copy(update={"fraction": fraction}),
         train=train,
         world=world,
-        window=WindowSpec(steps=measure.steps, warmup_steps=measure.warmup_steps, evaluate=measure.evaluate),
+        window=WindowSpec(
+            steps=measure.steps,
+            warmup_steps=measure.warmup_steps,
+            evaluate=measure.evaluate,
+            explain=measure.explain,
+            traces=measure.traces,
+        ),
         launcher=study.launch.launcher,
     )
     _check_length(trial, summary)
@@ -206,6 +214,14 @@ def _trial(
 
 
 def _check_length_is_said(study: Study) -> None:
+    if study.train.target_accuracy is not None and (study.train.epochs is None or not study.measure.evaluate):
+        lacking = "train.epochs is not given" if study.train.epochs is None else "measure.evaluate is false"
+        raise RequestError(
+            explain(
+                f"train.target_accuracy = {study.train.target_accuracy} is looked for after each epoch, and {lacking}",
+                next_step="Give train.epochs as the limit, and leave measure.evaluate at true",
+            )
+        )
     if (study.train.epochs is None) == (study.measure.steps is None):
         both = "both are given" if study.train.epochs is not None else "neither is given"
         raise RequestError(

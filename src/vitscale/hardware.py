@@ -73,11 +73,41 @@ def cpu_quota_cores(
     A limit on any ancestor binds too, so the smallest on the way up counts. In a container the path in
     /proc/self/cgroup may name folders outside its own view; those that do not exist are passed over.
     """
+    return min((quota for quota, _ in _quotas(proc_cgroup, mount)), default=None)
+
+
+def cpu_throttled_seconds(
+    proc_cgroup: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")
+) -> float | None:
+    """Seconds for which the CPU controller has held this process's group back so far, or None without a quota.
+
+    Of the group whose quota binds (see `cpu_quota_cores`), all its processes together: `throttled_usec` of `cpu.stat`
+    in version 2, `throttled_time` (nanoseconds) in version 1. The kernel adds up over cores: two cores held back for a
+    second are two seconds.
+    """
+    quotas = _quotas(proc_cgroup, mount)
+    if not quotas:
+        return None
+    _, folder = min(quotas, key=lambda found: found[0])
+    try:
+        lines = [line.split() for line in (folder / "cpu.stat").read_text(encoding="ascii").splitlines()]
+        counters = {line[0]: int(line[1]) for line in lines if len(line) == 2}
+    except (OSError, ValueError):
+        return None
+    if "throttled_usec" in counters:
+        return counters["throttled_usec"] / 1e6
+    if "throttled_time" in counters:
+        return counters["throttled_time"] / 1e9
+    return None
+
+
+def _quotas(proc_cgroup: Path, mount: Path) -> list[tuple[float, Path]]:
+    """The quota in cores of each group on the way up that has one, with the group's folder."""
     try:
         entries = [line.split(":", 2) for line in proc_cgroup.read_text(encoding="utf-8").splitlines()]
     except OSError:
-        return None
-    quotas: list[float] = []
+        return []
+    quotas: list[tuple[float, Path]] = []
     for entry in entries:
         if len(entry) != 3:
             continue
@@ -89,8 +119,8 @@ def cpu_quota_cores(
         else:
             continue
         for root in roots:
-            quotas += [q for folder in _upwards(root, path) if (q := _quota_of(folder)) is not None]
-    return min(quotas, default=None)
+            quotas += [(q, folder) for folder in _upwards(root, path) if (q := _quota_of(folder)) is not None]
+    return quotas
 
 
 def _upwards(root: Path, path: str) -> list[Path]:
@@ -138,6 +168,24 @@ def _cpu_list(text: str) -> list[int]:
         first, _, last = part.partition("-")
         cores += range(int(first), int(last or first) + 1)
     return cores
+
+
+def numa_nodes(cores: frozenset[int], nodes: Path = Path("/sys/devices/system/node")) -> tuple[int, ...] | None:
+    """The memory nodes that `cores` belong to, in order; None where the kernel does not tell of every core."""
+    found: set[int] = set()
+    told: set[int] = set()
+    for folder in nodes.glob("node*"):
+        number = folder.name.removeprefix("node")
+        if not _is_count(number):
+            continue
+        try:
+            own = cores.intersection(_cpu_list((folder / "cpulist").read_text(encoding="ascii")))
+        except (OSError, ValueError):  # a node of memory alone has an empty list
+            continue
+        if own:
+            found.add(int(number))
+            told |= own
+    return tuple(sorted(found)) if found and told == cores else None
 
 
 def share_of_cores(local_rank: int, threads: int, cores: list[int]) -> tuple[int, ...] | None:

@@ -2,6 +2,8 @@
 
 Format history (`FORMAT`):
   1  first version: per-rank JSON lines (start, phase, step, epoch, error, end), outcome.json, trial.json, study.json.
+  2  where the time goes: the lines explained, resources, matmul and gradient; StepLine.window; Environment.numa_nodes;
+     RunHeader.seed; StudyRecord.target_ci and max_repeats. Each has a value that stands for "not recorded" in format 1.
 
 A reader accepts its own format and older ones; a newer one is refused by name.
 """
@@ -14,12 +16,19 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from vitscale.trial import Mode, Trial
 
-FORMAT = 1
+FORMAT = 2
 
 OutcomeKind = Literal["completed", "oom", "timeout", "hang", "failed", "skipped"]
 Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+StepWindow = Literal["light", "explained", "settling", "gradients"]
+"""light: timed and reported. explained: profiled. settling: after a pause of the measurement. gradients: with the
+gradients' norms taken. Only light steps are in a reported time; warm-up is marked apart."""
+
+PhaseName = Literal["data", "h2d", "forward", "backward", "optimizer"]
 
 
 class Record(BaseModel):
@@ -51,6 +60,8 @@ class Environment(Record):
     backend: str | None
     settings: dict[str, str]
     """NCCL_*, GLOO_*, OMP_*, CUDA_* and TORCH_* variables that were set."""
+    numa_nodes: tuple[int, ...] | None = None
+    """The memory nodes of `cores_allowed`; null where the kernel does not tell."""
     git_revision: str | None
     """Of the working directory, with "+changes" where it had any; null outside a repository."""
 
@@ -98,6 +109,116 @@ class StepLine(Record):
     loss: float | None
     """This rank's share of the loss; the mean over ranks is the mean over the step's real images. Null: not finite."""
     warmup: bool
+    window: StepWindow = "light"
+
+
+class ExplainedLine(Record):
+    """Where the time of one explained step went, on one rank: raw intervals, from which the parts are worked out later.
+
+    All times are seconds from the step's beginning, in the rank's own clock.
+    """
+
+    kind: Literal["explained"] = "explained"
+    step: Count
+    block: Count
+    """Which explained block of the run it belongs to."""
+    device: Literal["cpu", "cuda"]
+    """Whose time it is: on cuda all intervals are the device's own, but `host_data`."""
+    seconds: Seconds
+    phases: tuple[tuple[PhaseName, Finite, Finite], ...]
+    """(name, start, end), in order, not overlapping; a phase comes once per micro-step."""
+    idle: tuple[tuple[Finite, Finite], ...]
+    """(start, end) of the intervals in which nothing is computed; gaps between kernels of one operator are none."""
+    collectives: tuple[tuple[str, str, Finite, Finite], ...]
+    """(communicator, operation, start, end) in the order they were issued; start is when this rank issued it."""
+    copies: tuple[tuple[Finite, Finite], ...] = ()
+    """Copies from host to device; empty on cpu."""
+    host_data: tuple[tuple[Finite, Finite], ...] = ()
+    """On cuda: when the host waited for the loader."""
+    unknown: dict[str, str] = {}
+    """Parts of the breakdown that this backend cannot tell, and why."""
+
+
+class EnergyReading(Record):
+    """Energy of a span of time, or why there is none."""
+
+    joules: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None
+    source: str | None
+    """"NVML" or "RAPL", with what it covers; null where unavailable."""
+    reason: str | None
+    """Why it is unavailable; null where it is not."""
+    devices: tuple[str, ...] = ()
+    """What was measured (GPU UUIDs, RAPL packages with their host): ranks that share one must not be added up."""
+
+
+class GpuSamples(Record):
+    """What NVML said of a rank's GPU over an epoch, once a second; null where it does not tell."""
+
+    samples: Count
+    utilisation: Finite | None
+    """Mean share of time in which a kernel ran, in [0, 1]."""
+    sm_clock_mhz_median: Finite | None
+    sm_clock_mhz_min: Finite | None
+    temperature_celsius_max: Finite | None
+    power_watts_mean: Finite | None
+    throttle_reasons: tuple[str, ...]
+    """Reasons seen that slow the clocks, idle and settings of the user left out; empty: none."""
+    throttled_share: Finite | None
+    """Share of samples with such a reason."""
+
+
+class ResourcesLine(Record):
+    """What one rank used in one epoch of training, evaluation left out. Null: not available."""
+
+    kind: Literal["resources"] = "resources"
+    epoch: Count
+    seconds: Seconds
+    cpu_seconds: Seconds
+    """Processor time of this process, all threads."""
+    cpu_throttled_seconds: Seconds | None
+    """Time the CPU controller kept this rank's cgroup waiting; null without a quota."""
+    rss_bytes: Count | None
+    """Resident memory of the process at the end."""
+    peak_rss_bytes: Count | None
+    """At its highest since the process began."""
+    cuda_allocated_bytes: Count | None = None
+    """Highest in this epoch; null on cpu."""
+    cuda_reserved_bytes: Count | None = None
+    cuda_device_bytes: Count | None = None
+    """Of the whole device in use at the end, by whomever."""
+    gpu: GpuSamples | None = None
+    gpu_reason: str | None = None
+    """Why `gpu` is null."""
+    energy: EnergyReading | None = None
+
+
+class MatmulLine(Record):
+    """The matrix-multiply rate of this rank's own device, measured after training in the trial's arithmetic."""
+
+    kind: Literal["matmul"] = "matmul"
+    dtype: str
+    size: Count
+    """Rows and columns of the square matrices."""
+    flops_per_second: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+
+
+class GradientLine(Record):
+    """Squared norms of the gradient at two batch sizes in one step, for the gradient noise scale.
+
+    Both norms are there, or neither is and `reason` says why.
+    """
+
+    kind: Literal["gradient"] = "gradient"
+    step: Count
+    small_images: Annotated[int, Field(ge=1)]
+    """Images of one unreduced gradient: one rank's micro-batch."""
+    small_squared_norm: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None
+    """Mean over this rank's micro-steps."""
+    big_images: Annotated[int, Field(ge=1)]
+    big_squared_norm: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None
+    """Of the gradient that the optimizer gets, before clipping."""
+    reason: str | None = None
+    """Why the norms of this step are null; null where they are not."""
 
 
 class EpochLine(Record):
@@ -138,7 +259,17 @@ class EndLine(Record):
 
 
 Line = Annotated[
-    StartLine | PhaseLine | ModelLine | StepLine | EpochLine | ErrorLine | EndLine,
+    StartLine
+    | PhaseLine
+    | ModelLine
+    | StepLine
+    | ExplainedLine
+    | ResourcesLine
+    | MatmulLine
+    | GradientLine
+    | EpochLine
+    | ErrorLine
+    | EndLine,
     Field(discriminator="kind"),
 ]
 LINE: TypeAdapter[Line] = TypeAdapter(Line)
@@ -153,6 +284,10 @@ class RankRecord(Record):
     phases: tuple[PhaseLine, ...]
     steps: tuple[StepLine, ...]
     epochs: tuple[EpochLine, ...]
+    explained: tuple[ExplainedLine, ...] = ()
+    resources: tuple[ResourcesLine, ...] = ()
+    matmul: MatmulLine | None = None
+    gradients: tuple[GradientLine, ...] = ()
     error: ErrorLine | None
     ended: bool
     broken: tuple[str, ...]
@@ -185,6 +320,8 @@ class RunHeader(Record):
     trial: Trial
     command: tuple[str, ...]
     dataset_fingerprint: str
+    seed: int | None = None
+    """The seed of this run; null in format 1, where it was the trial's."""
 
 
 class Run(Record):
@@ -219,6 +356,10 @@ class StudyRecord(Record):
     text: str
     """The study file as it was read."""
     repeats: int
+    target_ci: float | None = None
+    """Share of an epoch time within which its 95 % interval was to lie; null: as many runs as `repeats`, no more."""
+    max_repeats: int | None = None
+    """Runs of a trial at most; null without `target_ci`."""
     curves: tuple[Curve, ...]
     trials: dict[str, Trial]
     versions: dict[str, str | None]

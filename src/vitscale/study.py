@@ -7,7 +7,19 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from vitscale.model_spec import ModelSpec
-from vitscale.trial import BatchCount, DataSpec, EpochCount, Mode, Seed, Spec, StepCount, WarmupCount, ZeroStage
+from vitscale.trial import (
+    Accuracy,
+    BatchCount,
+    BucketMib,
+    DataSpec,
+    EpochCount,
+    Mode,
+    Seed,
+    Spec,
+    StepCount,
+    WarmupCount,
+    ZeroStage,
+)
 
 RankCounts = Annotated[
     tuple[Annotated[int, Field(ge=1, le=1_000_000)], ...],
@@ -34,9 +46,11 @@ class TrainSection(Spec):
     weight_decay: float = Field(default=0.05, ge=0.0)
     momentum: float = Field(default=0.9, ge=0.0, lt=1.0)
     gradient_clipping: float = Field(default=0.0, ge=0.0)
+    bucket_mib: BucketMib | None = None
     zero_stage: ZeroStage = 0
     deepspeed_config: str | None = None
     drop_last: bool = False
+    target_accuracy: Accuracy | None = None
     seed: Seed = 0
 
 
@@ -64,9 +78,17 @@ class MeasureSection(Spec):
     """[measure]: how long, how often, and when to give up."""
 
     repeats: int = Field(default=3, ge=1, le=1000)
+    target_ci: float | None = Field(default=None, gt=0.0, lt=1.0)
+    """Whole runs are added to a trial until the 95 % interval of its epoch time lies within this share of it."""
+    max_repeats: int = Field(default=10, ge=1, le=1000)
+    """Of `target_ci`: runs of a trial at most."""
     steps: StepCount | None = None
     warmup_steps: WarmupCount = 3
     evaluate: bool = True
+    explain: bool = True
+    """Say where the time of a step goes: a few steps are profiled, apart from those that are timed."""
+    traces: bool = False
+    """Keep the profiler's traces of explained steps, for Perfetto or chrome://tracing."""
     hang_seconds: float = Field(default=300.0, gt=0.0)
     """A run in which no rank records anything for so long is ended as `hang`."""
     timeout_seconds: float | None = Field(default=None, gt=0.0)

@@ -21,6 +21,8 @@ Precision = Literal["fp32", "bf16", "bf16-params", "fp16"]
 Device = Literal["cpu", "cuda"]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 
+Accuracy = Annotated[float, Field(gt=0.0, le=1.0)]
+BucketMib = Annotated[int, Field(ge=1, le=65_536)]
 ZeroStage = Annotated[int, Field(ge=0, le=3)]
 BatchCount = Annotated[int, Field(ge=1, le=1_000_000)]
 EpochCount = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -29,6 +31,12 @@ WarmupCount = Annotated[int, Field(ge=0, le=1_000_000)]
 
 HOW_FOUND = ("root", "download", "verify", "md5")
 """Fields of `DataSpec` that say how the images are found, and change nothing in what is computed from them."""
+
+_ADDED_LATER: dict[str, dict[str, Any]] = {
+    "train": {"bucket_mib": None, "target_accuracy": None},
+    "window": {"explain": True, "traces": False},
+}
+"""Fields that came after the first results were written. At these values they leave a trial's identity as it was."""
 
 ENGINES = ("none", "ddp", "deepspeed")
 """What makes training distributed; `vitscale.engines` holds one file for each."""
@@ -87,12 +95,18 @@ class TrainSpec(Spec):
     """Of SGD."""
     gradient_clipping: float = Field(default=0.0, ge=0.0)
     """Largest global L2 norm of the gradient; 0 does not clip."""
+    bucket_mib: BucketMib | None = None
+    """DDP only: size of the buckets in which gradients travel while backward goes on. Null: DDP's own, which are 25 MiB
+    after a first one of 1 MiB."""
     zero_stage: ZeroStage = 0
     """DeepSpeed only."""
     deepspeed_config: dict[str, Any] | None = None
     """The user's own DeepSpeed configuration, as read; null where there is none."""
     drop_last: bool = False
+    target_accuracy: Accuracy | None = None
+    """Training ends after the first epoch whose held-out accuracy reaches it; `epochs` is then the limit."""
     seed: Seed = 0
+    """Of weights, order and augmentation. With `target_accuracy` repeat r uses `seed + r`."""
 
 
 class WindowSpec(Spec):
@@ -104,6 +118,10 @@ class WindowSpec(Spec):
     """First optimizer steps, kept in the record but marked and left out of every figure."""
     evaluate: bool = True
     """Measure held-out loss and accuracy after each epoch, outside every timing window."""
+    explain: bool = True
+    """Between light steps explain some: see `vitscale.windows`."""
+    traces: bool = False
+    """Keep the profiler's trace of each explained block in the run's folder."""
 
 
 class World(Spec):
@@ -141,6 +159,10 @@ class Trial(Spec):
         content = self.model_dump(mode="json")
         for key in HOW_FOUND:
             del content["data"][key]
+        for section, added in _ADDED_LATER.items():
+            for key, value in added.items():
+                if content[section][key] == value:
+                    del content[section][key]
         if self.model_digest is not None:
             del content["model"]["hf"]
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))

@@ -9,6 +9,7 @@ import pytest
 
 from driving import TINY_MODEL, vitscale
 from vitscale import store
+from vitscale.analysis import analyse
 from vitscale.record import Results, Run
 
 pytestmark = pytest.mark.ranks
@@ -139,6 +140,40 @@ def test_ranks_are_pinned_to_cores_of_their_own_with_equal_threads(results: Resu
         cores = [set(environment.cores_allowed) for environment in environments]
         assert all(len(c) == run.header.trial.world.threads_per_rank for c in cores)
         assert sum(map(len, cores)) == len(set().union(*cores))
+
+
+def test_every_rank_tells_what_it_used_in_every_epoch(results: Results) -> None:
+    for run in results.runs:
+        for rank in run.ranks:
+            assert [line.epoch for line in rank.resources] == [0, 1]
+            assert rank.start is not None
+            environment = rank.start.environment
+            assert environment.numa_nodes
+            for line, epoch in zip(rank.resources, rank.epochs, strict=True):
+                assert line.seconds == epoch.seconds
+                # No rank can use more than its cores; it is pinned to as many as it has threads.
+                assert 0 < line.cpu_seconds < 1.1 * environment.threads * line.seconds + 0.02, label(run)
+                assert line.rss_bytes is not None
+                assert line.peak_rss_bytes is not None
+                assert 50 * 2**20 < line.rss_bytes <= line.peak_rss_bytes
+                assert (line.cpu_throttled_seconds is None) == (environment.cpu_quota_cores is None)
+                assert (line.gpu, line.gpu_reason) == (None, "the rank computes on the host")
+                assert line.energy is not None
+                assert (line.energy.joules is None) == bool(line.energy.reason)
+            if rank.rank > 0:
+                assert {line.energy.reason for line in rank.resources if line.energy} == {"measured by local rank 0"}
+
+
+def test_every_rank_measures_its_own_matrix_multiply_rate(results: Results) -> None:
+    """And trains at less than that rate: the share is of the real device."""
+    for run in results.runs:
+        assert [rank.matmul.dtype for rank in run.ranks if rank.matmul] == ["fp32"] * len(run.ranks)
+    for trial in analyse(results).trials.values():
+        assert trial.resources is not None
+        assert trial.resources.share_of_matmul is not None
+        assert 0 < trial.resources.share_of_matmul < 1
+        assert all(0 < (rank.share_of_matmul or 0) < 1 for rank in trial.resources.by_rank)
+        assert (trial.resources.mfu, trial.resources.mfu_reason) == (None, "a CPU has no published peak")
 
 
 def test_deepspeed_was_told_the_clipping(folder: Path, results: Results) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -48,6 +49,8 @@ class Batches(Iterator[Batch]):
         self._places = ((step, micro) for step in range(order.steps) for micro in range(order.grad_accum))
         self._ahead: deque[Future[Batch]] = deque()
         self._limit = workers * _AHEAD_PER_WORKER
+        self._going = threading.Event()
+        self._going.set()
         self._pool = ThreadPoolExecutor(workers, "vitscale-batches") if workers else None
 
     def __enter__(self) -> Self:
@@ -69,8 +72,17 @@ class Batches(Iterator[Batch]):
         self._read_ahead()
         return batch
 
+    def hold(self) -> None:
+        """Lets no thread begin another batch: a pause of the training must not be a head start for the loader."""
+        self._going.clear()
+
+    def go_on(self) -> None:
+        """Ends `hold`."""
+        self._going.set()
+
     def close(self) -> None:
         """Ends the threads, waiting for what they are reading; may be called again."""
+        self.go_on()
         self._places = ((0, 0) for _ in ())
         self._ahead.clear()
         if self._pool is not None:
@@ -81,7 +93,11 @@ class Batches(Iterator[Batch]):
             place = next(self._places, None)
             if place is None:
                 return
-            self._ahead.append(self._pool.submit(self._read, *place))
+            self._ahead.append(self._pool.submit(self._read_unless_held, *place))
+
+    def _read_unless_held(self, step: int, micro_step: int) -> Batch:
+        self._going.wait()
+        return self._read(step, micro_step)
 
     def _read(self, step: int, micro_step: int) -> Batch:
         slot = self._order.slot(step, micro_step, self._rank)

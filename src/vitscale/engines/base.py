@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from vitscale.models import logits_of
+from vitscale.probes.explainer import Phase, no_phase
+from vitscale.probes.gradient_norms import squared_norm
 from vitscale.trial import TrainSpec, Trial
 
 LossOf = Callable[[Tensor], Tensor]
@@ -36,13 +38,15 @@ class Engine(ABC):
         """Imports the engine's own library for a type of device, where it has one."""
 
     @abstractmethod
-    def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool) -> Tensor:
-        """Forward and backward of one micro-batch.
+    def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool, phase: Phase = no_phase) -> Tensor:
+        """Forward and backward of one micro-batch. What backward starts from is the loss / `grad_accum`.
 
         Args:
             images: [b, 3, H, W], float, on the device.
             loss_of: see `LossOf`.
             last: whether this micro-step ends the accumulation, so that gradients are exchanged.
+            phase: entered as "forward" around the model and the loss, as "backward" around all that backward does,
+                exchanges included.
 
         Returns:
             The detached loss (scalar).
@@ -51,6 +55,21 @@ class Engine(ABC):
     @abstractmethod
     def step(self) -> None:
         """Clips, updates the weights and clears the gradients."""
+
+    @property
+    def norm_unknown(self) -> str | None:
+        """Why the norms of its gradients cannot be told; None where they can."""
+        return None
+
+    def step_with_norm(self) -> float:
+        """As `step`; returns the squared L2 norm of the gradient that the optimizer gets: exchanged, not yet clipped.
+
+        Means nothing where `norm_unknown` has a reason, and is not finite where the gradient is not. Waits for the
+        device: not for steps that are timed.
+        """
+        norm = squared_norm(parameter.grad for parameter in self.module.parameters())
+        self.step()
+        return norm
 
     @abstractmethod
     def evaluate(self, images: Tensor) -> Tensor:
@@ -90,7 +109,7 @@ class TorchEngine(Engine):
     """What plain training and DDP share: torch's own loop. They differ in the wrapper and in when gradients travel."""
 
     def __init__(self, model: nn.Module, trial: Trial, device: torch.device) -> None:
-        self.wrapped = wrapped = self.wrap(model, device)
+        self.wrapped = wrapped = self.wrap(model, trial.train, device)
         self.train_spec = trial.train
         self.device = device
         # After wrapping: the optimizer must hold the very parameters the wrapper reduces.
@@ -102,7 +121,7 @@ class TorchEngine(Engine):
 
     @staticmethod
     @abstractmethod
-    def wrap(model: nn.Module, device: torch.device) -> nn.Module:
+    def wrap(model: nn.Module, train: TrainSpec, device: torch.device) -> nn.Module:
         """Puts the model on its device and into its wrapper; the order, and why, stands here."""
 
     def gradients_stay(self) -> AbstractContextManager[None]:
@@ -110,14 +129,18 @@ class TorchEngine(Engine):
         return nullcontext()
 
     @override
-    def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool) -> Tensor:
+    def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool, phase: Phase = no_phase) -> Tensor:
         with nullcontext() if last else self.gradients_stay():
             # Backward lies inside too: DDP decides in forward whether the coming backward reduces.
-            with autocast(self.train_spec, self.device):
-                logits = logits_of(self.wrapped(images))
-            loss = loss_of(logits.float())
-            (loss / self.train_spec.grad_accum).backward()
-        return loss.detach()
+            with phase("forward"):
+                with autocast(self.train_spec, self.device):
+                    logits = logits_of(self.wrapped(images))
+                loss = loss_of(logits.float())
+            with phase("backward"):
+                (loss / self.train_spec.grad_accum).backward()
+                detached = loss.detach()
+                del loss, logits  # with them goes the graph, and that takes its time
+        return detached
 
     @override
     def step(self) -> None:

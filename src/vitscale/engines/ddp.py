@@ -9,16 +9,17 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from vitscale.engines.base import TorchEngine
+from vitscale.trial import TrainSpec
 
 
 class DdpEngine(TorchEngine):
-    """DDP at its defaults."""
+    """DDP at its defaults, but for the size of its buckets where the study sets it."""
 
     gradient_dtype = "float32"
     wrapped: DistributedDataParallel
 
     @staticmethod
-    def wrap(model: nn.Module, device: torch.device) -> DistributedDataParallel:
+    def wrap(model: nn.Module, train: TrainSpec, device: torch.device) -> DistributedDataParallel:
         """The wrap order of DDP.
 
         1. to the device: DDP broadcasts rank 0's weights from where they are, and its buckets live there;
@@ -26,7 +27,7 @@ class DdpEngine(TorchEngine):
         """
         model = model.to(device)
         device_ids = [device.index] if device.type == "cuda" else None
-        return DistributedDataParallel(model, device_ids=device_ids)
+        return DistributedDataParallel(model, device_ids=device_ids, bucket_cap_mb=train.bucket_mib)
 
     def gradients_stay(self) -> AbstractContextManager[None]:
         """Accumulates locally: gradients travel once per optimizer step, as in every other engine."""

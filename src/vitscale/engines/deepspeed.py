@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import os
 from typing import Any
 
@@ -14,7 +15,8 @@ from typing_extensions import override
 
 from vitscale.engines.base import Engine, LossOf, optimizer_of
 from vitscale.models import logits_of
-from vitscale.trial import Trial
+from vitscale.probes.explainer import Phase, no_phase
+from vitscale.trial import TrainSpec, Trial
 
 
 def configuration(trial: Trial) -> dict[str, Any]:
@@ -71,6 +73,7 @@ class DeepSpeedEngine(Engine):
         self.engine, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer, config=configuration(trial), dist_init_required=False
         )
+        self.trial = trial
         self.gradient_dtype = str(self.engine.communication_data_type).removeprefix("torch.")
         # Autocast converts by itself; weights that are bf16 or fp16 need images of their own dtype.
         self.input_dtype = {"bf16-params": torch.bfloat16, "fp16": torch.float16}.get(
@@ -83,19 +86,41 @@ class DeepSpeedEngine(Engine):
         _quiet_import(device_type)
 
     @override
-    def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool) -> Tensor:
+    def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool, phase: Phase = no_phase) -> Tensor:
         self.engine.set_gradient_accumulation_boundary(last)
-        logits = logits_of(self.engine(images.to(self.input_dtype)))
-        loss = loss_of(logits.float())
-        # DeepSpeed divides by the accumulation itself.
-        self.engine.backward(loss)
-        if not last:
-            self.engine.step()  # counts the micro-step; updates nothing before the boundary
-        return loss.detach()
+        with phase("forward"):
+            logits = logits_of(self.engine(images.to(self.input_dtype)))
+            loss = loss_of(logits.float())
+        with phase("backward"):
+            # DeepSpeed divides by the accumulation itself.
+            self.engine.backward(loss)
+            if not last:
+                self.engine.step()  # counts the micro-step; updates nothing before the boundary
+            detached = loss.detach()
+            del loss, logits  # with them goes the graph, and that takes its time
+        return detached
 
     @override
     def step(self) -> None:
         self.engine.step()
+
+    @property
+    @override
+    def norm_unknown(self) -> str | None:
+        return _norm_unknown(self.trial.train, exchanged=self.engine.enable_backward_allreduce)
+
+    @override
+    def step_with_norm(self) -> float:
+        """DeepSpeed's own norm from ZeRO stage 1 on, where no rank holds the whole gradient.
+
+        Stages 1 and 2 take it in every step unless `compute_grad_norm` is off, stage 3 always; before clipping
+        (`step` in stage_1_and_2.py, stage3.py and bf16_optimizer.py of DeepSpeed 0.19).
+        """
+        if self.trial.train.zero_stage == 0:
+            return super().step_with_norm()
+        self.engine.step()
+        norm = self.engine.get_global_grad_norm()
+        return math.nan if norm is None else float(norm) ** 2
 
     @override
     def evaluate(self, images: Tensor) -> Tensor:
@@ -110,6 +135,26 @@ class DeepSpeedEngine(Engine):
     def module(self) -> nn.Module:
         model: nn.Module = self.engine.module
         return model
+
+
+def _norm_unknown(train: TrainSpec, *, exchanged: bool) -> str | None:
+    """Why DeepSpeed's gradients say nothing of their norms.
+
+    Args:
+        train: with the user's own file.
+        exchanged: False once an optimizer (the 1-bit ones) exchanges something of its own instead of gradients.
+    """
+    config = train.deepspeed_config or {}
+    optimizer, zero = config.get("optimizer"), config.get("zero_optimization")
+    if train.precision == "fp16":
+        return "fp16 scales the gradients by a factor that changes as training goes on"
+    if not exchanged:
+        return "the optimizer of the DeepSpeed file exchanges no gradients"
+    if isinstance(optimizer, dict) and str(optimizer.get("type")).lower() == "muon" and train.zero_stage > 0:
+        return "under Muon DeepSpeed takes the norm of the update, not of the gradient"
+    if isinstance(zero, dict) and zero.get("compute_grad_norm") is False and train.zero_stage > 0:
+        return "the DeepSpeed file sets compute_grad_norm to false"
+    return None
 
 
 def _quiet_import(device_type: str) -> Any:

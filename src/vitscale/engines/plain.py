@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from vitscale.engines.base import TorchEngine
+from vitscale.trial import TrainSpec
 
 
 class PlainEngine(TorchEngine):
@@ -14,7 +15,7 @@ class PlainEngine(TorchEngine):
     gradient_dtype = None
 
     @staticmethod
-    def wrap(model: nn.Module, device: torch.device) -> nn.Module:
+    def wrap(model: nn.Module, train: TrainSpec, device: torch.device) -> nn.Module:  # noqa: ARG004 - one signature
         """To the device: there is nothing else."""
         return model.to(device)
 

@@ -17,12 +17,16 @@ from vitscale.record import (
     EndLine,
     EpochLine,
     ErrorLine,
+    ExplainedLine,
+    GradientLine,
     Line,
+    MatmulLine,
     ModelLine,
     Outcome,
     PhaseLine,
     RankRecord,
     Record,
+    ResourcesLine,
     Results,
     Run,
     RunHeader,
@@ -103,6 +107,10 @@ def read_rank(path: Path) -> RankRecord:
         phases=tuple(line for line in lines if isinstance(line, PhaseLine)),
         steps=tuple(line for line in lines if isinstance(line, StepLine)),
         epochs=tuple(line for line in lines if isinstance(line, EpochLine)),
+        explained=tuple(line for line in lines if isinstance(line, ExplainedLine)),
+        resources=tuple(line for line in lines if isinstance(line, ResourcesLine)),
+        matmul=last_of(MatmulLine),
+        gradients=tuple(line for line in lines if isinstance(line, GradientLine)),
         error=last_of(ErrorLine),
         ended=last_of(EndLine) is not None,
         broken=tuple(broken),
@@ -153,10 +161,14 @@ class RunIndex:
                 self.problems.append(f"{error}: left out")
 
 
-def load(results: Path) -> Results:
+def load(results: Path, only: str | None = None) -> Results:
     """Reads a results folder back.
 
     Only runs of trials of the present study count; what is left out is named in `problems`.
+
+    Args:
+        results: the folder.
+        only: the trial whose runs are wanted; None: of all.
 
     Raises:
         StoreError: the folder does not exist, cannot be read or holds no study.
@@ -173,6 +185,8 @@ def load(results: Path) -> Results:
     problems = list(index.problems)
     runs = []
     for (trial_id, repeat), (folder, outcome) in sorted(index.finished.items()):
+        if only is not None and trial_id != only:
+            continue
         if trial_id not in study.trials:
             problems.append(f"runs/{folder.name} belongs to an earlier form of this study: left out")
             continue

@@ -8,6 +8,7 @@ import torch
 
 from vitscale import engines, models, sources
 from vitscale.deepspeed_config import synchronised
+from vitscale.probes.matmul import measured_matmul
 from vitscale.record import FORMAT, ModelLine, PhaseLine, RunHeader, StartLine
 from vitscale.store import RankLog
 from vitscale.worker import group
@@ -26,6 +27,7 @@ def train(header: RunHeader, place: Place, log: RankLog, began: float) -> Traini
         began: `time.perf_counter()` before torch was imported.
     """
     trial = header.trial
+    seed = trial.train.seed if header.seed is None else header.seed
     engines.preload(trial.train.engine, trial.train.device)
     models.preload(trial.model)
     torch.set_num_threads(trial.world.threads_per_rank)
@@ -41,11 +43,11 @@ def train(header: RunHeader, place: Place, log: RankLog, began: float) -> Traini
         )
     laps.end("data")
 
-    # The same weights on every rank, and in every repeat.
-    torch.manual_seed(trial.train.seed)
+    # The same weights on every rank; in every repeat too, unless repeats are to differ.
+    torch.manual_seed(seed)
     model = models.build(trial.model)
     # From here on each rank draws numbers of its own: what a model drops out is not the same on every rank.
-    torch.manual_seed(trial.train.seed + place.rank)
+    torch.manual_seed(seed + place.rank)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     laps.end("model")
 
@@ -72,8 +74,12 @@ def train(header: RunHeader, place: Place, log: RankLog, began: float) -> Traini
             held_out_samples=dataset.summary.held_out_samples,
         )
     )
-    training = Training(trial, place, dataset, engine, device, log)
+    training = Training(trial, place, dataset, engine, device, log, seed)
     training.run()
+    training.resources.close()
+    # On all ranks at once, as in training; after it, so that it disturbs nothing.
+    if (rate := measured_matmul(device, trial.train.precision)) is not None:
+        log.write(rate)
     # Nobody leaves while another rank still talks to it.
     group.barrier()
     return training

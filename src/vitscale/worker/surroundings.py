@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from vitscale.hardware import cpu_quota_cores, visible_gpus
+from vitscale.hardware import cpu_quota_cores, numa_nodes, visible_gpus
 from vitscale.record import Device, Environment
 
 _SETTINGS = ("NCCL_", "GLOO_", "OMP_", "MKL_", "KMP_", "CUDA_", "TORCH_", "PYTORCH_", "DS_", "HF_HUB_OFFLINE")
@@ -30,10 +30,12 @@ def environment(device: torch.device, backend: str | None) -> Environment:
     if device.type == "cuda":
         versions["cuda"] = torch.version.cuda
         versions["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+    cores = frozenset(os.sched_getaffinity(0))
     return Environment(
         host=socket.gethostname(),
         device=_device(device),
-        cores_allowed=tuple(sorted(os.sched_getaffinity(0))),
+        cores_allowed=tuple(sorted(cores)),
+        numa_nodes=numa_nodes(cores),
         threads=torch.get_num_threads(),
         cpu_quota_cores=cpu_quota_cores(),
         versions=versions,

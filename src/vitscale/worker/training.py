@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import resource
+import socket
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from vitscale.datasets import Batch, Batches, EpochOrder, Preprocess, slot_loss
+from vitscale.datasets import Batches
 from vitscale.engines import Engine
+from vitscale.probes.explainer import Explainer
+from vitscale.probes.gradient_norms import MicroBatchNorms, gradient_line
+from vitscale.probes.resources import ResourceProbe
 from vitscale.probes.step_clock import StepClock, step_clock
-from vitscale.record import EpochLine, PhaseLine, StepLine
-from vitscale.sources import Dataset, Split
+from vitscale.record import EpochLine, PhaseLine, ResourcesLine, StepLine, StepWindow
+from vitscale.sources import Dataset
 from vitscale.store import RankLog
 from vitscale.trial import Trial
+from vitscale.windows import windows
 from vitscale.worker.group import barrier, total
-from vitscale.worker.place import Place
+from vitscale.worker.passes import Passes, means
+from vitscale.worker.place import Place, boot_id
 
 
 @dataclass(frozen=True)
@@ -25,27 +31,41 @@ class _Mark:
     step: int
     epoch: int
     images: int
+    window: StepWindow
 
 
 class Training:
     """Trains one rank to the end of its trial and writes what it sees to `log`."""
 
     def __init__(
-        self, trial: Trial, place: Place, dataset: Dataset, engine: Engine, device: torch.device, log: RankLog
+        self,
+        trial: Trial,
+        place: Place,
+        dataset: Dataset,
+        engine: Engine,
+        device: torch.device,
+        log: RankLog,
+        seed: int,
     ) -> None:
-        self.trial, self.place, self.dataset, self.engine, self.device, self.log = (
-            trial, place, dataset, engine, device, log,
-        )  # fmt: skip
+        """`seed`: of this run, for the order and the augmentation."""
+        self.trial, self.place, self.engine, self.device, self.log = trial, place, engine, device, log
+        self.passes = Passes(trial, place, dataset, engine, device, seed)
         self.clock: StepClock[_Mark] = step_clock(device)
-        self.preprocess = Preprocess(
-            trial.data.name, trial.model.image_size, augment=trial.data.augment, seed=trial.train.seed
-        )
         self.step = 0
         steps = trial.window.steps
         self.last_step = trial.window.warmup_steps + steps if steps is not None else None
+        per_epoch = self.passes.order(epoch=0).steps
+        self.windows = windows(trial, self.last_step or per_epoch * (trial.train.epochs or 0), per_epoch)
+        traces = log.path.parent if trial.window.traces else None
+        self.explainer = Explainer(device, place.world_size, traces)
+        # Containers of one machine have hostnames of their own, and its counters of energy in common.
+        self.resources = ResourceProbe(device, place.local_rank, boot_id() or socket.gethostname())
+        self.held_out_accuracy: float | None = None
 
     def run(self) -> None:
-        """All epochs, or all steps, whichever the trial names."""
+        """All epochs, or all steps, whichever the trial names; or as many epochs as its target accuracy takes."""
+        if "explained" in self.windows:
+            self.explainer.warm_up()
         epoch = 0
         while not self._over(epoch):
             self._epoch(epoch)
@@ -54,19 +74,23 @@ class Training:
     def _over(self, epoch: int) -> bool:
         if self.last_step is not None:
             return self.step >= self.last_step
+        target = self.trial.train.target_accuracy
+        # Accuracy is reduced over the ranks: they all come to the same answer.
+        if target is not None and self.held_out_accuracy is not None and self.held_out_accuracy >= target:
+            return True
         return epoch >= (self.trial.train.epochs or 0)
 
     def _epoch(self, epoch: int) -> None:
-        order = self._order(len(self.dataset.train), epoch, fraction=self.trial.data.fraction)
+        order = self.passes.order(epoch)
         steps = order.steps
         if self.last_step is not None:
             steps = min(steps, self.last_step - self.step)
         # [loss summed over real images, correct among them, real images], on the device until the epoch is over.
         sums = torch.zeros(3, dtype=torch.float64, device=self.device)
-        batches = self._batches(self.dataset.train, order)
-        with batches:
+        with self.passes.batches(order) as batches:
             barrier()
             self._finish_device_work()
+            self.resources.begin_epoch()
             started = time.perf_counter()
             self.clock.start()
             for _ in range(steps):
@@ -74,9 +98,13 @@ class Training:
             barrier()
             self._finish_device_work()
             seconds = time.perf_counter() - started
+            resources = self.resources.end_epoch(epoch, seconds)
         self._record(self.clock.drain())
-        loss, accuracy, images = _means(total(sums))
-        held_out_loss, held_out_accuracy = self._evaluate() if self.trial.window.evaluate else (None, None)
+        loss, accuracy, images = means(total(sums))
+        held_out_loss, self.held_out_accuracy = (
+            self.passes.evaluate(self.log.alive) if self.trial.window.evaluate else (None, None)
+        )
+        self.log.write(resources)
         self.log.write(
             EpochLine(
                 epoch=epoch,
@@ -87,108 +115,90 @@ class Training:
                 train_loss=loss,
                 train_accuracy=accuracy,
                 held_out_loss=held_out_loss,
-                held_out_accuracy=held_out_accuracy,
-                peak_bytes=self._peak_bytes(),
+                held_out_accuracy=self.held_out_accuracy,
+                peak_bytes=self._peak_bytes(resources),
             )
         )
 
     def _step(self, epoch: int, batches: Batches, sums: Tensor) -> None:
         began = time.perf_counter()
-        grad_accum = self.trial.train.grad_accum
-        step_loss = torch.zeros((), device=self.device)
-        real_images = 0
-        for micro_step in range(grad_accum):
-            batch = next(batches)
-            loss = self._micro_step(epoch, batch, sums, last=micro_step == grad_accum - 1)
-            step_loss += loss / grad_accum
-            real_images += batch.real
-        self.engine.step()
-        self._record(self.clock.mark(_Mark(self.step, epoch, real_images), step_loss))
+        window = self.windows[self.step]
+        if window == "explained" and not self.explainer.explaining:
+            self.explainer.begin_block()
+            self.clock.start()
+        with self.explainer.step(self.step):
+            self._train_step(epoch, window, batches, sums)
         if self.step == 0:
             self._finish_device_work()
             self.log.write(PhaseLine(name="first_step", seconds=time.perf_counter() - began))
         self.step += 1
+        if window == "explained" and (self.step == len(self.windows) or self.windows[self.step] != "explained"):
+            self._read_profile(batches)
         self.log.check()
 
-    def _micro_step(self, epoch: int, batch: Batch, sums: Tensor, *, last: bool) -> Tensor:
-        images, labels, weights = self._on_device(batch, epoch=epoch, training=True)
+    def _train_step(self, epoch: int, window: StepWindow, batches: Batches, sums: Tensor) -> None:
+        grad_accum = self.trial.train.grad_accum
+        step_loss = torch.zeros((), device=self.device)
+        real_images = 0
+        norms = MicroBatchNorms(self.engine.module) if window == "gradients" else None
+        with norms or nullcontext():
+            for micro_step in range(grad_accum):
+                with self.explainer.phase("data"):
+                    batch = next(batches)
+                last = micro_step == grad_accum - 1
+                loss = self.passes.micro_step(batch, sums, epoch=epoch, last=last, phase=self.explainer.phase)
+                step_loss += loss / grad_accum
+                real_images += batch.real
+        with self.explainer.phase("optimizer"):
+            if norms is None:
+                self.engine.step()
+            else:
+                reduced = self.engine.step_with_norm()
+        self._record(self.clock.mark(_Mark(self.step, epoch, real_images, window), step_loss))
+        if norms is not None:
+            self._record_norms(batch.step_real, norms.total(), reduced)
 
-        def loss_of(logits: Tensor) -> Tensor:
-            losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
-            with torch.no_grad():
-                sums.add_(_sums(losses, logits, labels, weights))
-            return slot_loss(losses, weights, batch.step_real, self.place.world_size, self.trial.train.grad_accum)
-
-        return self.engine.micro_step(images, loss_of, last=last)
-
-    def _evaluate(self) -> tuple[float | None, float | None]:
-        """Loss and accuracy on the held-out images, each counted once, over all ranks."""
-        order = self._order(len(self.dataset.held_out), 0, fraction=1.0, grad_accum=1, drop_last=False)
-        sums = torch.zeros(3, dtype=torch.float64, device=self.device)
-        with self._batches(self.dataset.held_out, order) as batches:
-            for batch in batches:
-                self.log.alive()
-                images, labels, weights = self._on_device(batch, epoch=0, training=False)
-                logits = self.engine.evaluate(images)
-                losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
-                sums += _sums(losses, logits, labels, weights)
-        loss, accuracy, _ = _means(total(sums))
-        return loss, accuracy
-
-    def _order(
-        self, samples: int, epoch: int, *, fraction: float, grad_accum: int | None = None, drop_last: bool | None = None
-    ) -> EpochOrder:
-        train = self.trial.train
-        return EpochOrder(
-            samples=samples,
-            fraction=fraction,
-            seed=train.seed,
-            epoch=epoch,
-            world_size=self.place.world_size,
-            micro_batch=train.micro_batch,
-            grad_accum=train.grad_accum if grad_accum is None else grad_accum,
-            drop_last=train.drop_last if drop_last is None else drop_last,
-        )
-
-    def _batches(self, split: Split, order: EpochOrder) -> Batches:
-        return Batches(
-            split, order, rank=self.place.rank, workers=self.trial.data.workers, pin=self.device.type == "cuda"
-        )
-
-    def _on_device(self, batch: Batch, *, epoch: int, training: bool) -> tuple[Tensor, Tensor, Tensor]:
-        def moved(tensor: Tensor) -> Tensor:
-            return tensor.to(self.device, non_blocking=True)
-
-        images = self.preprocess(moved(batch.images), moved(batch.ids), epoch=epoch, training=training)
-        return images, moved(batch.labels), moved(batch.weights)
+    def _read_profile(self, batches: Batches) -> None:
+        """Ends an explained block. A pause: the loader is held, and the ranks go on together."""
+        batches.hold()
+        for line in self.explainer.end_block(self.place.rank):
+            self.log.write(line)
+        barrier()
+        batches.go_on()
+        self.clock.start()
 
     def _record(self, timed: list[tuple[_Mark, float, float]]) -> None:
         for mark, seconds, loss in timed:
             warmup = mark.step < self.trial.window.warmup_steps
             self.log.write(
                 StepLine(
-                    step=mark.step, epoch=mark.epoch, seconds=seconds, images=mark.images, loss=loss, warmup=warmup
+                    step=mark.step,
+                    epoch=mark.epoch,
+                    seconds=seconds,
+                    images=mark.images,
+                    loss=loss,
+                    warmup=warmup,
+                    window=mark.window,
                 )
             )
+
+    def _record_norms(self, images: int, unreduced: float, reduced: float) -> None:
+        grad_accum = self.trial.train.grad_accum
+        self.log.write(
+            gradient_line(
+                self.step,
+                images=images,
+                slots=self.place.world_size * grad_accum,
+                grad_accum=grad_accum,
+                unreduced=unreduced,
+                reduced=reduced,
+                unknown=self.engine.norm_unknown,
+            )
+        )
 
     def _finish_device_work(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def _peak_bytes(self) -> int:
-        if self.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.device)
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _sums(losses: Tensor, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    """[3]: summed loss, correct answers and real images of one micro-batch; padding has weight 0."""
-    correct = (logits.argmax(dim=1) == labels) * weights
-    return torch.stack([(losses * weights).sum(), correct.sum(), weights.sum()]).double()
-
-
-def _means(sums: Tensor) -> tuple[float | None, float | None, int]:
-    loss, correct, images = sums.tolist()
-    if images == 0:
-        return None, None, 0
-    return loss / images, correct / images, int(images)
+    def _peak_bytes(self, resources: ResourcesLine) -> int | None:
+        return self.resources.cuda_peak_bytes() if self.device.type == "cuda" else resources.peak_rss_bytes

@@ -1,0 +1,53 @@
+"""Arithmetic of intervals on one axis: unions, complements, intersections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+Interval = tuple[float, float]
+"""(start, end), start <= end."""
+
+
+def union(intervals: Iterable[Interval], *, join_below: float = 0.0) -> list[Interval]:
+    """The same points as disjoint intervals in order; gaps shorter than `join_below` are filled."""
+    joined: list[Interval] = []
+    for start, end in sorted(intervals):
+        if joined and start - joined[-1][1] <= join_below:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+        elif end > start:
+            joined.append((start, end))
+    return joined
+
+
+def complement(disjoint: Sequence[Interval], within: Interval) -> list[Interval]:
+    """What of `within` lies in none of the intervals, which are disjoint and in order."""
+    left, right = within
+    gaps: list[Interval] = []
+    for start, end in disjoint:
+        if min(start, right) > left:
+            gaps.append((left, min(start, right)))
+        left = max(left, end)
+    if right > left:
+        gaps.append((left, right))
+    return gaps
+
+
+def intersection(ones: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
+    """What lies in both; each side is disjoint and in order."""
+    common: list[Interval] = []
+    one = other = 0
+    while one < len(ones) and other < len(others):
+        start = max(ones[one][0], others[other][0])
+        end = min(ones[one][1], others[other][1])
+        if end > start:
+            common.append((start, end))
+        if ones[one][1] <= others[other][1]:
+            one += 1
+        else:
+            other += 1
+    return common
+
+
+def length(disjoint: Iterable[Interval]) -> float:
+    """The sum of the intervals' lengths."""
+    return sum(end - start for start, end in disjoint)

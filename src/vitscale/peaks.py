@@ -1,0 +1,106 @@
+"""Published peak rates of NVIDIA GPUs, by the name that the driver reports: what MFU is a share of.
+
+Dense rates: datasheets put those with structured sparsity first, which are twice as high. Of tensor cores where the
+arithmetic has them, with sums in fp32, as PyTorch adds. fp32 is that of the ordinary cores; in tf32 PyTorch computes
+fp32 products where it is told to be faster.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Peak:
+    """What one arithmetic can reach on one type of GPU."""
+
+    gpu: str
+    """As people call it."""
+    dtype: str
+    flops_per_second: float
+    source: str
+
+    @property
+    def name(self) -> str:
+        """As a report names it: "H100 SXM, bf16 dense, 989.4 TFLOP/s"."""
+        return f"{self.gpu}, {self.dtype} dense, {self.flops_per_second / 1e12:,.6g} TFLOP/s"
+
+
+@dataclass(frozen=True)
+class _Type:
+    gpu: str
+    names: str
+    """A regular expression of whole names, without "NVIDIA", which older drivers leave out."""
+    teraflops: Mapping[str, float]
+    source: str
+
+
+def _half(teraflops: float, tf32: float | None, fp32: float, *, bf16: bool = True) -> dict[str, float]:
+    """bf16 and fp16 run at one rate; the first tensor cores know neither bf16 nor tf32."""
+    rates = {"fp16": teraflops, "fp32": fp32}
+    return rates | ({"bf16": teraflops} if bf16 else {}) | ({"tf32": tf32} if tf32 is not None else {})
+
+
+_HOPPER = "NVIDIA H100 Tensor Core GPU Architecture whitepaper v1.04, table 2"
+_AMPERE_GAMING = "NVIDIA Ampere GA102 GPU Architecture whitepaper v2.1, appendix A"
+_ADA_GAMING = "NVIDIA Ada GPU Architecture whitepaper v2.1, appendix A"
+_ADA_PROFESSIONAL = "NVIDIA Ada Lovelace Professional GPU Architecture whitepaper v1.1"
+_BLACKWELL_GAMING = "NVIDIA RTX Blackwell GPU Architecture whitepaper v1.1, appendix A"
+_BLACKWELL = "NVIDIA Blackwell datasheet, individual GPU specifications"
+_V100 = "NVIDIA V100 datasheet (2020)"
+
+_TYPES = (
+    # Data centre, newest first. The H100 on a PCIe card, the NVL and the SXM module are three GPUs of different speed.
+    _Type("GB200", r"GB200", _half(2500, 1250, 80), _BLACKWELL),
+    _Type("B200", r"B200", _half(2250, 1100, 75), _BLACKWELL),
+    _Type("H200 NVL", r"H200 NVL", _half(835.5, 417.5, 60), "NVIDIA H200 datasheet"),
+    _Type("H200 SXM", r"H200", _half(989.4, 494.7, 66.9), "NVIDIA H200 datasheet; unrounded as for the H100 SXM"),
+    _Type("GH200", r"GH200 (480GB|144G HBM3e)", _half(989.4, 494.7, 66.9), "NVIDIA GH200 datasheet; as the H100 SXM"),
+    _Type("H100 NVL", r"H100 NVL", _half(835.5, 417.5, 60), "NVIDIA H100 datasheet"),
+    _Type("H100 PCIe", r"H100 PCIe", _half(756, 378, 51.2), _HOPPER),
+    _Type("H100 SXM", r"H100 80GB HBM3", _half(989.4, 494.7, 66.9), _HOPPER),
+    _Type("L40S", r"L40S", _half(362.05, 183, 91.6), "NVIDIA L40S datasheet"),
+    _Type("L40", r"L40", _half(181.05, 90.5, 90.5), "NVIDIA L40 datasheet"),
+    _Type("L4", r"L4", _half(121, 60, 30.3), "NVIDIA L4 datasheet"),
+    _Type(
+        "A100",
+        r"A100-(SXM4|PCIE)-(40|80)GB|A100 80GB PCIe|A100-SXM-(40|80)GB",
+        _half(312, 156, 19.5),
+        "NVIDIA A100 datasheet",
+    ),
+    _Type("A40", r"A40", _half(149.7, 74.8, 37.4), "NVIDIA A40 datasheet"),
+    _Type("A30", r"A30", _half(165, 82, 10.3), "NVIDIA A30 datasheet"),
+    _Type("A10", r"A10", _half(125, 62.5, 31.2), "NVIDIA A10 datasheet"),
+    _Type("T4", r"(Tesla )?T4", _half(65, None, 8.1, bf16=False), "NVIDIA T4 datasheet"),
+    _Type("V100S PCIe", r"Tesla V100S-PCIE-32GB", _half(130, None, 16.4, bf16=False), _V100),
+    _Type("V100 PCIe", r"Tesla V100-PCIE-(16|32)GB", _half(112, None, 14, bf16=False), _V100),
+    _Type("V100 SXM2", r"Tesla V100-SXM2-(16|32)GB", _half(125, None, 15.7, bf16=False), _V100),
+    # Workstations and gaming. GeForce tensor cores add up in fp32 at half the rate their datasheets lead with.
+    _Type("RTX 6000 Ada", r"RTX 6000 Ada Generation", _half(364.2, 182.1, 91.1), _ADA_PROFESSIONAL),
+    _Type("RTX A6000", r"RTX A6000", _half(154.8, 77.4, 38.7), _AMPERE_GAMING),
+    _Type("RTX 5090", r"GeForce RTX 5090", _half(209.5, 104.8, 104.8), _BLACKWELL_GAMING),
+    _Type("RTX 5080", r"GeForce RTX 5080", _half(112.6, 56.3, 56.3), _BLACKWELL_GAMING),
+    _Type("RTX 4090", r"GeForce RTX 4090", _half(165.2, 82.6, 82.6), _ADA_GAMING),
+    _Type("RTX 4080", r"GeForce RTX 4080", _half(97.5, 48.7, 48.7), _ADA_GAMING),
+    _Type("RTX 3090 Ti", r"GeForce RTX 3090 Ti", _half(80, 40, 40), _ADA_GAMING),
+    _Type("RTX 3090", r"GeForce RTX 3090", _half(71, 35.6, 35.6), _AMPERE_GAMING),
+)
+
+
+def peak(device_type: str, device_name: str, dtype: str) -> Peak | str:
+    """The published peak of a device in bf16, fp16, tf32 or fp32; or why there is none to hold a rate against.
+
+    A name counts only as a whole: "NVIDIA GeForce RTX 4090 D", a laptop's GPU and a slice of a GPU (MIG) are slower
+    than what their names begin with.
+    """
+    if device_type != "cuda":
+        return "a CPU has no published peak"
+    bare = device_name.removeprefix("NVIDIA ").strip()
+    known = next((one for one in _TYPES if re.fullmatch(one.names, bare)), None)
+    if known is None:
+        return f"no published peak of {device_name!r} is known here"
+    if dtype not in known.teraflops:
+        return f"the tensor cores of the {known.gpu} do not compute in {dtype}"
+    return Peak(known.gpu, dtype, known.teraflops[dtype] * 1e12, known.source)

@@ -1,0 +1,88 @@
+"""Explained blocks: a few steps under the profiler, their phases annotated; in every other step nothing at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from vitscale.probes.events import events_of
+from vitscale.probes.timeline import PHASE_PREFIX, STEP, steps_on_cpu, steps_on_cuda
+from vitscale.record import ExplainedLine, PhaseName
+
+Phase = Callable[[PhaseName], AbstractContextManager[object]]
+"""Names what the training loop is doing: `with phase("forward"): ...`."""
+
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+def no_phase(_name: PhaseName) -> AbstractContextManager[None]:
+    """The phases of a step that is not explained."""
+    return _NOTHING
+
+
+class Explainer:
+    """One rank's explained blocks. All ranks begin and end a block at the same step."""
+
+    def __init__(self, device: torch.device, world_size: int, traces: Path | None = None) -> None:
+        """`traces`: the folder in which to keep each block's trace; None keeps none."""
+        self._device, self._world_size, self._traces = device, world_size, traces
+        self._profile: profile | None = None
+        self._steps: list[int] = []
+        self._block = 0
+
+    @property
+    def explaining(self) -> bool:
+        """Whether a block is under way."""
+        return self._profile is not None
+
+    def warm_up(self) -> None:
+        """Starts and stops the profiler once: the first start loads its libraries."""
+        self._start()
+        if self._profile is not None:
+            self._profile.stop()
+        self._profile = None
+
+    def begin_block(self) -> None:
+        """Starts the profiler. Takes about a millisecond."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # no kernel of an earlier step falls into the block
+        self._start()
+        self._steps = []
+
+    def step(self, number: int) -> AbstractContextManager[object]:
+        """The annotation around a whole step."""
+        if self._profile is None:
+            return _NOTHING
+        self._steps.append(number)
+        return record_function(STEP)
+
+    def phase(self, name: PhaseName) -> AbstractContextManager[object]:
+        """The annotation around a part of a step."""
+        return _NOTHING if self._profile is None else record_function(PHASE_PREFIX + name)
+
+    def end_block(self, rank: int) -> list[ExplainedLine]:
+        """Stops the profiler and reads what it saw: tens of milliseconds, so a pause of the measurement."""
+        finished, self._profile = self._profile, None
+        if finished is None:
+            raise RuntimeError("no explained block has begun")
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # the last kernels of the block belong to it
+        finished.stop()
+        events = events_of(finished)
+        if self._traces is not None:
+            finished.export_chrome_trace(str(self._traces / f"trace-rank-{rank}-block-{self._block}.json.gz"))
+        block, self._block = self._block, self._block + 1
+        if self._device.type == "cuda":
+            return steps_on_cuda(events, self._steps, block, self._world_size)
+        return steps_on_cpu(events, self._steps, block)
+
+    def _start(self) -> None:
+        activities = [ProfilerActivity.CPU]
+        if self._device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        self._profile = profile(activities=activities)
+        self._profile.start()

@@ -1,0 +1,209 @@
+"""A rank's GPU under training: load, clock, heat, power and throttling, as NVML tells them once a second."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from typing_extensions import override
+
+from vitscale.record import GpuSamples
+
+SECONDS_BETWEEN_SAMPLES = 1.0
+
+# The bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h) that slow the clocks against anybody's will.
+THROTTLE_REASONS = {
+    0x004: "power cap",
+    0x008: "hardware slowdown",
+    0x010: "sync boost",
+    0x020: "thermal (driver)",
+    0x040: "thermal (hardware)",
+    0x080: "power brake",
+    0x200: "board limit",
+    0x400: "reliability",
+}
+_NO_THROTTLING = 0x001 | 0x002 | 0x100
+"""Idle, clocks set by the user, clocks set for a display."""
+
+
+class GpuMonitor(ABC):
+    """Watches one GPU from `begin` to `end`, time after time."""
+
+    reason: str | None
+    """Why there is nothing to be told; None where there is."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """An epoch begins."""
+
+    @abstractmethod
+    def end(self) -> GpuSamples | None:
+        """What was seen since `begin`; None where nothing could be."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stops watching."""
+
+
+class NoGpuMonitor(GpuMonitor):
+    """Stands in where there is no GPU, or no way to ask it."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    @override
+    def begin(self) -> None:
+        pass
+
+    @override
+    def end(self) -> GpuSamples | None:
+        return None
+
+    @override
+    def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One look at a GPU; None where it does not tell."""
+
+    utilisation: float | None
+    sm_clock_mhz: int | None
+    temperature_celsius: int | None
+    power_watts: float | None
+    throttle_bits: int | None
+
+
+class NvmlMonitor(GpuMonitor):
+    """Asks NVML about one GPU, once a second; an epoch shorter than that gets the one look at its end."""
+
+    def __init__(self, nvml: Any, handle: Any, seconds_between_samples: float = SECONDS_BETWEEN_SAMPLES) -> None:
+        """`nvml`: the module pynvml, initialised; `handle`: the GPU's."""
+        self.reason = None
+        self._nvml, self._handle, self._seconds = nvml, handle, seconds_between_samples
+        self._samples: list[Sample] = []
+        self._watching = self._closed = False
+        self._span = 0
+        """Counts beginnings and ends: a look that was under way at one of them belongs to no epoch."""
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._watch, name="gpu-monitor", daemon=True)
+        self._thread.start()
+
+    @override
+    def begin(self) -> None:
+        with self._changed:
+            self._samples, self._watching = [], True
+            self._span += 1
+            self._changed.notify()
+
+    @override
+    def end(self) -> GpuSamples | None:
+        with self._changed:
+            samples, self._watching = self._samples, False
+            self._span += 1
+            self._changed.notify()
+        return summary(samples or [self.look()])
+
+    @override
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def look(self) -> Sample:
+        """Asks for everything once."""
+        nvml, handle = self._nvml, self._handle
+        utilisation = self._ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        power = self._ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+        return Sample(
+            utilisation=None if utilisation is None else utilisation / 100,
+            sm_clock_mhz=self._ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+            # Older drivers know these two by their older names alone.
+            temperature_celsius=self._ask(
+                lambda: nvml.nvmlDeviceGetTemperatureV(handle, nvml.NVML_TEMPERATURE_GPU),
+                lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+            ),
+            power_watts=None if power is None else power / 1000,
+            throttle_bits=self._ask(
+                lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
+                lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+            ),
+        )
+
+    def _ask(self, *ways: Callable[[], int]) -> int | None:
+        """The first way that this GPU and driver answer; None where they answer none."""
+        for way in ways:
+            try:
+                return int(way())
+            except (self._nvml.NVMLError, AttributeError):  # a later pynvml may have dropped an older name
+                continue
+        return None
+
+    def _watch(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._watching or self._closed)
+                span = self._span
+                self._changed.wait_for(partial(self._is_over, span), self._seconds)
+                if self._closed:
+                    return
+                if self._span != span:
+                    continue
+            sample = self.look()
+            with self._changed:
+                if self._span == span:
+                    self._samples.append(sample)
+
+    def _is_over(self, span: int) -> bool:
+        return self._span != span or self._closed
+
+
+def gpu_monitor(uuid: str | None, seconds_between_samples: float = SECONDS_BETWEEN_SAMPLES) -> GpuMonitor:
+    """The monitor of the GPU with `uuid` (as NVML writes it, "GPU-..."); None: the rank computes on the host."""
+    if uuid is None:
+        return NoGpuMonitor("the rank computes on the host")
+    try:
+        import pynvml
+    except ImportError as error:
+        return NoGpuMonitor(f"pynvml cannot be imported: {error}")
+    try:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    except pynvml.NVMLError as error:
+        return NoGpuMonitor(f"NVML: {error}")
+    return NvmlMonitor(pynvml, handle, seconds_between_samples)
+
+
+def summary(samples: Sequence[Sample]) -> GpuSamples | None:
+    """The figures of an epoch; None where no sample holds anything."""
+    if not any(value is not None for sample in samples for value in vars(sample).values()):
+        return None
+    utilisations = [sample.utilisation for sample in samples if sample.utilisation is not None]
+    clocks = [sample.sm_clock_mhz for sample in samples if sample.sm_clock_mhz is not None]
+    temperatures = [sample.temperature_celsius for sample in samples if sample.temperature_celsius is not None]
+    powers = [sample.power_watts for sample in samples if sample.power_watts is not None]
+    throttles = [throttling(sample.throttle_bits) for sample in samples if sample.throttle_bits is not None]
+    return GpuSamples(
+        samples=len(samples),
+        utilisation=statistics.fmean(utilisations) if utilisations else None,
+        sm_clock_mhz_median=statistics.median(clocks) if clocks else None,
+        sm_clock_mhz_min=min(clocks, default=None),
+        temperature_celsius_max=max(temperatures, default=None),
+        power_watts_mean=statistics.fmean(powers) if powers else None,
+        throttle_reasons=tuple(dict.fromkeys(name for names in throttles for name in names)),
+        throttled_share=sum(map(bool, throttles)) / len(throttles) if throttles else None,
+    )
+
+
+def throttling(bits: int) -> tuple[str, ...]:
+    """The names of the reasons in NVML's bits that slow the clocks; those not known here by their number."""
+    found = [name for bit, name in THROTTLE_REASONS.items() if bits & bit]
+    unknown = bits & ~_NO_THROTTLING & ~sum(THROTTLE_REASONS)
+    return (*found, *(f"reason {1 << place:#x}" for place in range(unknown.bit_length()) if unknown >> place & 1))

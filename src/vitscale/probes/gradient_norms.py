@@ -1,0 +1,98 @@
+"""Squared norms of gradients, of one micro-batch and of a whole step, for the gradient noise scale."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from vitscale.record import GradientLine
+
+
+class MicroBatchNorms:
+    """Sums the squared norms of the gradients of single micro-batches on this rank, as backward makes them.
+
+    Use it in a `with` statement around the micro-steps of one optimizer step. A hook on each parameter sees what this
+    very backward adds to the parameter's gradient: before earlier micro-steps are added to it, and before any engine
+    exchanges it. Outside the statement nothing is left of the hooks.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        """`module`: the model under training, inside any wrapper."""
+        self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self._handles: list[RemovableHandle] = []
+        self._squares: list[Tensor] = []
+
+    def __enter__(self) -> Self:
+        self._squares.clear()
+        self._handles = [parameter.register_hook(self._see) for parameter in self._parameters]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        for parameter in self._parameters:
+            # torch keeps the empty table of a removed hook and looks into it in every later backward.
+            if not parameter._backward_hooks:
+                parameter._backward_hooks = None
+
+    def total(self) -> float:
+        """The sum over all micro-batches seen; nan where none was. Waits for the device."""
+        return _total(self._squares)
+
+    def _see(self, gradient: Tensor) -> None:
+        self._squares.append(_squared_norm(gradient))
+
+
+def squared_norm(gradients: Iterable[Tensor | None]) -> float:
+    """Squared L2 norm of all gradients as one vector; nan where there is none. Waits for the device."""
+    return _total([_squared_norm(gradient) for gradient in gradients if gradient is not None])
+
+
+def gradient_line(
+    step: int, *, images: int, slots: int, grad_accum: int, unreduced: float, reduced: float, unknown: str | None
+) -> GradientLine:
+    """What a step's norms come to for gradients that are means over their images.
+
+    Backward starts from the loss / A, A = `grad_accum`, so that a hook sees 1/A of the mean gradient of its
+    micro-batch: the mean of the squared norms over the A micro-steps is `unreduced * A**2 / A`.
+
+    Args:
+        step: its number.
+        images: real images of the step, over all ranks and micro-steps.
+        slots: ranks x micro-steps, over which they are shared out.
+        grad_accum: micro-steps.
+        unreduced: `MicroBatchNorms.total` of the step.
+        reduced: the squared norm of the gradient that the optimizer got.
+        unknown: why the engine cannot tell, if so.
+    """
+    reason = unknown
+    if reason is None and images % slots:
+        reason = "the step holds padding: its gradients are not of equally many images"
+    if reason is None and not (math.isfinite(unreduced) and math.isfinite(reduced)):
+        reason = "the gradient was not finite"
+    return GradientLine(
+        step=step,
+        small_images=max(1, images // slots),
+        small_squared_norm=None if reason else unreduced * grad_accum,
+        big_images=images,
+        big_squared_norm=None if reason else reduced,
+        reason=reason,
+    )
+
+
+def _squared_norm(gradient: Tensor) -> Tensor:
+    # float64: squares of bfloat16 gradients underflow, and millions of them are summed.
+    norm: Tensor = torch.linalg.vector_norm(gradient.detach(), dtype=torch.float64)
+    return norm.square()
+
+
+def _total(squares: list[Tensor]) -> float:
+    return float(torch.stack(squares).sum()) if squares else math.nan

@@ -1,0 +1,108 @@
+"""The matrix-multiply rate that a rank's own device really reaches, in the trial's arithmetic."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from vitscale.record import MatmulLine
+from vitscale.trial import Precision
+
+_SECONDS = 0.2
+_LONG_ENOUGH_SECONDS = {"cpu": 5e-3, "cuda": 1e-3}
+"""A product that takes so long is not slowed noticeably by being started, and fills the device."""
+_SMALLEST = 256
+_LARGEST = {"cpu": 4096, "cuda": 8192}
+"""At most 0.2 GB on a host, where memory that runs out ends the process, and 0.8 GB on a GPU."""
+_FEWEST = 3
+
+_DTYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "bf16-params": torch.bfloat16,
+    "fp16": torch.float16,
+}
+
+Product = Callable[[int], float]
+"""Multiplies two square matrices of n rows and returns the seconds it took; raises `torch.OutOfMemoryError`."""
+
+
+def measured_matmul(device: torch.device, precision: Precision) -> MatmulLine | None:
+    """The best rate of a square product on `device` in about 0.2 s; None where not even the smallest fits in memory.
+
+    Called on all ranks at once: what ranks take from each other in training they take from each other here.
+    """
+    products = _Products(device, _DTYPES[precision])
+    best = best_rate(products, _LARGEST[device.type], _LONG_ENOUGH_SECONDS[device.type])
+    if best is None:
+        return None
+    size, flops_per_second = best
+    return MatmulLine(dtype=arithmetic(device, precision), size=size, flops_per_second=flops_per_second)
+
+
+def arithmetic(device: torch.device, precision: Precision) -> str:
+    """What matrices of `precision` are multiplied in: bf16, fp16, fp32, or tf32 where PyTorch is set to it."""
+    name = "bf16" if precision == "bf16-params" else precision
+    on_tensor_cores = device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
+    return "tf32" if name == "fp32" and on_tensor_cores else name
+
+
+def best_rate(
+    product: Product,
+    largest: int,
+    long_enough_seconds: float,
+    *,
+    seconds: float = _SECONDS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> tuple[int, float] | None:
+    """(size, FLOP/s) of the fastest product; 2 n^3 FLOPs each (1 MAC = 2 FLOP). None where none fits in memory.
+
+    The size doubles, up to `largest`, until one product takes `long_enough_seconds`. What is left of `seconds`, but
+    three products at least, goes into that size. A size's first product does not count: libraries choose their kernel
+    then.
+    """
+    began = clock()
+    size = _SMALLEST
+    fits: int | None = None
+    while True:
+        try:
+            product(size)
+            took = min(product(size), product(size))  # one may have been disturbed by other processes
+        except torch.OutOfMemoryError:
+            break
+        fits = size
+        if took >= long_enough_seconds or 2 * size > largest:
+            break
+        size *= 2
+    if fits is None:
+        return None
+    times: list[float] = []
+    while len(times) < _FEWEST or clock() - began < seconds:
+        times.append(product(fits))
+    return fits, 2 * fits**3 / min(times)
+
+
+class _Products:
+    """Multiplies random matrices: a GPU is faster on zeros, which take less power."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self._device, self._dtype = device, dtype
+        self._matrices: tuple[torch.Tensor, ...] = ()
+
+    def __call__(self, size: int) -> float:
+        if not self._matrices or len(self._matrices[0]) != size:
+            self._matrices = ()  # first gives back what the smaller ones took
+            self._matrices = tuple(torch.randn(size, size, device=self._device, dtype=self._dtype) for _ in range(3))
+        left, right, product = self._matrices
+        if self._device.type == "cuda":
+            began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            began.record()
+            torch.mm(left, right, out=product)
+            ended.record()
+            ended.synchronize()
+            return float(began.elapsed_time(ended)) / 1000
+        start = time.perf_counter()
+        torch.mm(left, right, out=product)
+        return time.perf_counter() - start

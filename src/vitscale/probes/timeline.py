@@ -1,0 +1,181 @@
+"""From a profile's events to the intervals of each explained step: phases, idle time, collectives, copies.
+
+On a host that computes, an operator is computing while it runs, and the phases are those the training loop is in. On a
+GPU the host runs ahead, so everything is read off the device: a phase lasts from the end of the last kernel launched
+before it to the end of the last kernel it launched itself.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, get_args
+
+from vitscale.intervals import Interval, complement, intersection, length, union
+from vitscale.probes.events import GLOO, Event
+from vitscale.record import ExplainedLine, PhaseName
+
+STEP = "vitscale.step"
+"""The annotation around a whole step; a phase's is this with the phase's name in place of "step"."""
+PHASE_PREFIX = "vitscale."
+
+_SHORTEST_IDLE_NS = 100_000
+"""A shorter gap between operators is the host's own work between two of them, not waiting."""
+_NCCL = re.compile(r"nccl.*?(AllReduce|AllGather|ReduceScatter|AllToAll|Broadcast|Reduce|SendRecv)", re.IGNORECASE)
+
+NO_TRANSFER = "the device is the host: nothing is copied"
+NO_GAPS = "a host launches no kernels: gaps between operators are inside the phases"
+NO_NCCL = "no NCCL kernel was recognised in the profile, though several ranks trained"
+
+
+class _Span(NamedTuple):
+    name: str
+    start_ns: int
+    end_ns: int
+
+
+def steps_on_cpu(events: Sequence[Event], steps: Sequence[int], block: int) -> list[ExplainedLine]:
+    """The lines of one block on a host that computes.
+
+    Args:
+        events: of the block's profile.
+        steps: the numbers of the steps in it, in order.
+        block: the number of the block.
+    """
+    operators = [
+        (float(event.start_ns), float(event.end_ns))
+        for event in events
+        # c10d's operators hand work over; what the rank does until it is done shows in the operators around them.
+        if event.kind == "operator" and not event.name.startswith(("c10d::", "autograd::engine"))
+    ]
+    computing = union(operators, join_below=_SHORTEST_IDLE_NS)
+    lines = []
+    for step, span in zip(steps, _steps(events), strict=True):
+        collectives = sorted(
+            (event for event in events if event.kind == "collective" and span.start_ns <= event.start_ns < span.end_ns),
+            key=lambda event: event.start_ns,
+        )
+        in_flight = union((float(event.start_ns), float(event.end_ns)) for event in collectives)
+        inside: Interval = (span.start_ns, span.end_ns)
+        waiting = [gap for gap in complement(computing, inside) if gap[1] - gap[0] >= _SHORTEST_IDLE_NS]
+        lines.append(
+            ExplainedLine(
+                step=step,
+                block=block,
+                device="cpu",
+                seconds=(span.end_ns - span.start_ns) / 1e9,
+                phases=tuple((_phase(s), *_seconds(s.start_ns, s.end_ns, span)) for s in _phases(events, span)),
+                # Only what can be exposed communication is kept: other gaps are the host's own.
+                idle=tuple(_seconds(*gap, span) for gap in waiting if intersection([gap], in_flight)),
+                collectives=tuple(
+                    ("gloo", e.name.removeprefix(GLOO), *_seconds(e.start_ns, e.end_ns, span)) for e in collectives
+                ),
+                unknown={"h2d": NO_TRANSFER, "launch_gaps": NO_GAPS},
+            )
+        )
+    return lines
+
+
+def steps_on_cuda(events: Sequence[Event], steps: Sequence[int], block: int, world_size: int) -> list[ExplainedLine]:
+    """The lines of one block on a GPU, all in device time. A step ends with the last kernel launched in it.
+
+    The block's first step has no line: it began on a device that had been waited for.
+    """
+    launched = {event.correlation: event.start_ns for event in events if event.kind == "launch"}
+    on_device = sorted(
+        (launched.get(event.correlation, event.start_ns), event) for event in events if event.kind in ("kernel", "copy")
+    )
+    kernels = [event for _, event in on_device if event.kind == "kernel"]
+    computing = union((float(e.start_ns), float(e.end_ns)) for e in kernels if not _NCCL.search(e.name))
+    collectives = sorted((e for e in kernels if _NCCL.search(e.name)), key=lambda event: event.start_ns)
+    copies = union((float(e.start_ns), float(e.end_ns)) for _, e in on_device if e.kind == "copy" and "HtoD" in e.name)
+    streams = {lane: f"nccl-{place}" for place, lane in enumerate(dict.fromkeys(e.lane for e in collectives))}
+    ends = _Ends(on_device)
+    unknown = {"wait": NO_NCCL, "wire": NO_NCCL} if world_size > 1 and not collectives else {}
+    lines = []
+    for step, span in list(zip(steps, _steps(events), strict=True))[1:]:
+        begin = ends.before(span.start_ns) or span.start_ns
+        end = max(ends.before(span.end_ns) or begin, begin)
+        axis = _Span(STEP, begin, end)
+        inside: Interval = (begin, end)
+        phases, reached = [], begin
+        for phase in _phases(events, span):
+            last = min(max(ends.before(phase.end_ns) or reached, reached), end)
+            if last > reached:
+                phases.append((_phase(phase), *_seconds(reached, last, axis)))
+            reached = last
+        waits = union((float(s.start_ns), float(s.end_ns)) for s in _phases(events, span) if _phase(s) == "data")
+        lines.append(
+            ExplainedLine(
+                step=step,
+                block=block,
+                device="cuda",
+                seconds=(end - begin) / 1e9,
+                phases=tuple(phases),
+                idle=tuple(_seconds(*gap, axis) for gap in complement(computing, inside)),
+                collectives=tuple(
+                    (streams[e.lane], _operation(e.name), *_seconds(e.start_ns, e.end_ns, axis))
+                    for e in collectives
+                    if begin <= e.start_ns < end
+                ),
+                copies=tuple(_seconds(*copy, axis) for copy in intersection(copies, [inside])),
+                host_data=tuple(_seconds(*wait, axis) for wait in intersection(waits, [inside])),
+                unknown=unknown,
+            )
+        )
+    return lines
+
+
+class _Ends:
+    """The device's progress as a function of when work was launched."""
+
+    def __init__(self, on_device: Sequence[tuple[int, Event]]) -> None:
+        self._launches = [launch for launch, _ in on_device]
+        self._ends: list[int] = []
+        for _, event in on_device:
+            self._ends.append(max(event.end_ns, self._ends[-1] if self._ends else 0))
+
+    def before(self, moment_ns: int) -> int | None:
+        """When the device had done all that was launched before `moment_ns`; None where nothing was."""
+        place = bisect.bisect_left(self._launches, moment_ns)
+        return self._ends[place - 1] if place else None
+
+
+def _annotations(events: Iterable[Event]) -> list[_Span]:
+    found = (
+        _Span(event.name, event.start_ns, event.end_ns)
+        for event in events
+        if event.kind == "annotation" and event.name.startswith(PHASE_PREFIX)
+    )
+    return sorted(found, key=lambda span: span.start_ns)
+
+
+def _steps(events: Iterable[Event]) -> list[_Span]:
+    return [span for span in _annotations(events) if span.name == STEP]
+
+
+def _phases(events: Iterable[Event], step: _Span) -> list[_Span]:
+    return [
+        span
+        for span in _annotations(events)
+        if span.name.removeprefix(PHASE_PREFIX) in get_args(PhaseName) and step.start_ns <= span.start_ns < step.end_ns
+    ]
+
+
+def _phase(span: _Span) -> PhaseName:
+    name: PhaseName = span.name.removeprefix(PHASE_PREFIX)  # type: ignore[assignment]  # `_phases` has looked
+    return name
+
+
+def _operation(kernel: str) -> str:
+    """ "ncclDevKernel_AllReduce_Sum_f32_RING_LL" is an "all_reduce", as gloo names it."""
+    match = _NCCL.search(kernel)
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", match[1]).lower() if match else kernel
+
+
+def _seconds(start_ns: float, end_ns: float, step: _Span) -> tuple[float, float]:
+    return (round((start_ns - step.start_ns) / 1e9, 7), round((end_ns - step.start_ns) / 1e9, 7))
+
+
+__all__ = ["NO_GAPS", "NO_NCCL", "NO_TRANSFER", "PHASE_PREFIX", "STEP", "length", "steps_on_cpu", "steps_on_cuda"]

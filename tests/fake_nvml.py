@@ -1,0 +1,127 @@
+"""libnvidia-ml as pynvml sees it: C functions that fill in what they get a reference to, and return an error code.
+
+The real pynvml, and through it the real zeus, ask it. Its answers are written in the form NVML gives them; they were
+not recorded from a machine.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pynvml
+import pytest
+
+UUID = "GPU-11111111-2222-3333-4444-555555555555"
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What one GPU says at one look; None: this one is not supported."""
+
+    utilisation_percent: int | None = 97
+    sm_clock_mhz: int | None = 1980
+    temperature_celsius: int | None = 61
+    power_milliwatts: int | None = 652_000
+    clock_reasons: int | None = 0
+
+
+class FakeNvml:
+    """One GPU that answers `looks` in turn, the last one for ever."""
+
+    def __init__(self, looks: Sequence[Answers] = (Answers(),)) -> None:
+        self.looks = list(looks)
+        self.missing: set[str] = set()
+        """Functions that this driver's library does not have."""
+        self.init_code: int = pynvml.NVML_SUCCESS
+        self.architecture = pynvml.NVML_DEVICE_ARCH_HOPPER
+        self.energy_millijoules = 0
+        self.energy_code = pynvml.NVML_SUCCESS
+        self.looked = 0
+        self.enough = threading.Event()
+        """Set once all of `looks` have been answered."""
+        self.on_look: Callable[[], None] = lambda: None
+
+    def __getattr__(self, name: str) -> Any:
+        function = type(self).__dict__.get(f"c_{name}")
+        if name in self.missing or function is None:
+            raise AttributeError(name)
+        return function.__get__(self)
+
+    def _answer(self, field: str, reference: Any) -> int:
+        value = getattr(self.looks[min(self.looked, len(self.looks)) - 1], field)
+        if value is None:
+            return int(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        reference._obj.value = value
+        return int(pynvml.NVML_SUCCESS)
+
+    def c_nvmlInitWithFlags(self, flags: int) -> int:
+        return self.init_code
+
+    def c_nvmlShutdown(self) -> int:
+        return int(pynvml.NVML_SUCCESS)
+
+    def c_nvmlDeviceGetHandleByUUID(self, uuid: Any, device: Any) -> int:
+        return int(pynvml.NVML_SUCCESS if uuid.value == UUID.encode() else pynvml.NVML_ERROR_NOT_FOUND)
+
+    def c_nvmlDeviceGetIndex(self, device: Any, index: Any) -> int:
+        index._obj.value = 3
+        return int(pynvml.NVML_SUCCESS)
+
+    def c_nvmlDeviceGetHandleByIndex_v2(self, index: Any, device: Any) -> int:
+        return int(pynvml.NVML_SUCCESS if index.value == 3 else pynvml.NVML_ERROR_INVALID_ARGUMENT)
+
+    def c_nvmlDeviceGetUtilizationRates(self, device: Any, rates: Any) -> int:
+        self.on_look()
+        self.looked += 1
+        if self.looked >= len(self.looks):
+            self.enough.set()
+        percent = self.looks[min(self.looked, len(self.looks)) - 1].utilisation_percent
+        if percent is None:
+            return int(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        rates._obj.gpu = percent
+        return int(pynvml.NVML_SUCCESS)
+
+    def c_nvmlDeviceGetClockInfo(self, device: Any, kind: Any, clock: Any) -> int:
+        assert kind.value == pynvml.NVML_CLOCK_SM
+        return self._answer("sm_clock_mhz", clock)
+
+    def c_nvmlDeviceGetTemperatureV(self, device: Any, temperature: Any) -> int:
+        value = self.looks[min(self.looked, len(self.looks)) - 1].temperature_celsius
+        if value is None:
+            return int(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        temperature._obj.temperature = value
+        return int(pynvml.NVML_SUCCESS)
+
+    def c_nvmlDeviceGetTemperature(self, device: Any, sensor: Any, temperature: Any) -> int:
+        assert sensor.value == pynvml.NVML_TEMPERATURE_GPU
+        return self._answer("temperature_celsius", temperature)
+
+    def c_nvmlDeviceGetPowerUsage(self, device: Any, power: Any) -> int:
+        return self._answer("power_milliwatts", power)
+
+    def c_nvmlDeviceGetCurrentClocksEventReasons(self, device: Any, reasons: Any) -> int:
+        return self._answer("clock_reasons", reasons)
+
+    def c_nvmlDeviceGetCurrentClocksThrottleReasons(self, device: Any, reasons: Any) -> int:
+        return self._answer("clock_reasons", reasons)
+
+    def c_nvmlDeviceGetC2cModeInfoV(self, device: Any, info: Any) -> int:
+        return int(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    def c_nvmlDeviceGetArchitecture(self, device: Any, architecture: Any) -> int:
+        architecture._obj.value = self.architecture
+        return int(pynvml.NVML_SUCCESS)
+
+    def c_nvmlDeviceGetTotalEnergyConsumption(self, device: Any, millijoules: Any) -> int:
+        millijoules._obj.value = self.energy_millijoules
+        return int(self.energy_code)
+
+
+def installed(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    """Puts `fake` where pynvml keeps the library it has loaded."""
+    monkeypatch.setattr(pynvml, "nvmlLib", fake)
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    return fake

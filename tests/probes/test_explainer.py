@@ -1,0 +1,57 @@
+"""The profiler around real steps, in this process."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from vitscale.probes.explainer import Explainer
+
+CPU = torch.device("cpu")
+
+
+def step(explainer: Explainer, number: int, matrix: torch.Tensor) -> float:
+    """A step that waits 30 ms for data and computes; its own measure of its length."""
+    began = time.perf_counter()
+    with explainer.step(number):
+        with explainer.phase("data"):
+            time.sleep(0.03)
+        with explainer.phase("forward"):
+            for _ in range(20):
+                matrix = torch.tanh(matrix @ matrix)
+    return time.perf_counter() - began
+
+
+def test_a_block_tells_each_of_its_steps(tmp_path: Path) -> None:
+    explainer, matrix = Explainer(CPU, 1, tmp_path), torch.randn(200, 200)
+    explainer.warm_up()
+    step(explainer, 0, matrix)
+    explainer.begin_block()
+    measured = [step(explainer, number, matrix) for number in (1, 2)]
+    lines = explainer.end_block(rank=0)
+    step(explainer, 3, matrix)
+    assert [line.step for line in lines] == [1, 2]
+    for line, seconds in zip(lines, measured, strict=True):
+        assert line.seconds == pytest.approx(seconds, rel=0.1)
+        (data, *_), (name, start, end) = line.phases
+        assert (data, name) == ("data", "forward")
+        assert end - start == pytest.approx(seconds - 0.03, abs=0.02)
+        assert line.collectives == ()
+    (trace,) = tmp_path.glob("trace-rank-0-block-0.json.gz")
+    names = {event.get("name") for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]}
+    assert {"vitscale.step", "vitscale.forward", "aten::mm"} <= names
+
+
+def test_blocks_are_numbered_and_end_only_once() -> None:
+    explainer, matrix = Explainer(CPU, 1), torch.randn(20, 20)
+    for block in (0, 1):
+        explainer.begin_block()
+        step(explainer, block, matrix)
+        assert [line.block for line in explainer.end_block(rank=0)] == [block]
+    with pytest.raises(RuntimeError, match="no explained block"):
+        explainer.end_block(rank=0)

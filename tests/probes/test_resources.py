@@ -1,0 +1,103 @@
+"""What a rank on a host uses: against what the test itself spends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from vitscale.probes import resources
+from vitscale.probes.resources import ResourceProbe, resident_bytes
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def probe() -> ResourceProbe:
+    return ResourceProbe(CPU, local_rank=1, host="boot-1")
+
+
+def spend(cpu_seconds: float) -> float:
+    """Computes until this process has used `cpu_seconds` more; the seconds it really used."""
+    began = time.process_time()
+    while time.process_time() - began < cpu_seconds:
+        sum(range(1000))
+    return time.process_time() - began
+
+
+def test_processor_time_is_that_of_the_epoch_alone(probe: ResourceProbe) -> None:
+    spend(0.1)
+    for spent in (0.2, 0.1):
+        probe.begin_epoch()
+        used = spend(spent)
+        line = probe.end_epoch(3, 1.5)
+        assert line.cpu_seconds == pytest.approx(used, rel=0.1)
+        assert (line.epoch, line.seconds) == (3, 1.5)
+
+
+def test_other_threads_of_the_process_count(probe: ResourceProbe) -> None:
+    probe.begin_epoch()
+    began = time.thread_time()
+    other = threading.Thread(target=spend, args=(0.2,))
+    other.start()
+    other.join()
+    assert time.thread_time() - began < 0.1
+    assert probe.end_epoch(0, 1.0).cpu_seconds >= 0.2
+
+
+def test_on_a_host_what_is_of_gpus_is_unknown_with_its_reason(probe: ResourceProbe) -> None:
+    probe.begin_epoch()
+    line = probe.end_epoch(0, 1.0)
+    assert (line.cuda_allocated_bytes, line.cuda_reserved_bytes, line.cuda_device_bytes) == (None, None, None)
+    assert (line.gpu, line.gpu_reason) == (None, "the rank computes on the host")
+    assert line.energy is not None
+    assert (line.energy.joules, line.energy.reason) == (None, "measured by local rank 0")
+    assert probe.cuda_peak_bytes() == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "seconds"), [(None, None, None), (1.0, 1.25, 0.25), (None, 3.0, None), (2.0, 1.0, 0.0)]
+)
+def test_throttled_time_is_that_of_the_epoch(
+    probe: ResourceProbe,
+    monkeypatch: pytest.MonkeyPatch,
+    before: float | None,
+    after: float | None,
+    seconds: float | None,
+) -> None:
+    monkeypatch.setattr(resources, "cpu_throttled_seconds", lambda: before)
+    probe.begin_epoch()
+    monkeypatch.setattr(resources, "cpu_throttled_seconds", lambda: after)
+    assert probe.end_epoch(0, 1.0).cpu_throttled_seconds == seconds
+
+
+def test_resident_memory_grows_by_what_is_touched() -> None:
+    before, peak = resident_bytes()
+    assert before is not None
+    assert peak is not None
+    assert peak >= before
+    held = np.ones(peak - before + 64 * 2**20, dtype=np.uint8)
+    now, new_peak = resident_bytes()
+    assert now is not None
+    assert new_peak is not None
+    assert now - before >= 0.95 * held.nbytes
+    assert new_peak >= peak + 0.95 * 64 * 2**20
+    del held
+    assert resident_bytes()[1] == pytest.approx(new_peak, rel=0.01)
+
+
+def test_resident_memory_as_the_kernel_writes_it(tmp_path: Path) -> None:
+    status = tmp_path / "status"
+    status.write_text("Name:\tpython\nVmHWM:\t  523412 kB\nVmRSS:\t  410000 kB\nThreads:\t7\n")
+    assert resident_bytes(status) == (410_000 * 1024, 523_412 * 1024)
+
+
+@pytest.mark.parametrize("text", ["", "VmRSS:\n", "VmRSS: many kB\n", "VmRSS: 5 MB\nVmHWM: -1 kB\n", "junk"])
+def test_a_kernel_that_does_not_tell_leaves_memory_unknown(tmp_path: Path, text: str) -> None:
+    (tmp_path / "status").write_text(text)
+    assert resident_bytes(tmp_path / "status") == (None, None)
+    assert resident_bytes(tmp_path / "none") == (None, None)

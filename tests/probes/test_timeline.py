@@ -1,0 +1,151 @@
+"""From profiler events to intervals: hand-made profiles of a host and of a GPU."""
+
+from __future__ import annotations
+
+from results_factory import make_rank, make_run, make_trial
+from vitscale.analysis.breakdown import breakdown
+from vitscale.probes.events import Event, Kind
+from vitscale.probes.timeline import NO_NCCL, STEP, steps_on_cpu, steps_on_cuda
+from vitscale.record import Run
+
+MS = 1_000_000
+
+
+def event(kind: Kind, name: str, start_ms: float, end_ms: float, lane: int = 1, correlation: int = 0) -> Event:
+    return Event(kind, name, int(start_ms * MS), int(end_ms * MS), lane, correlation)
+
+
+def phases(start_ms: float, *lengths: tuple[str, float]) -> list[Event]:
+    """Annotations one after the other."""
+    found = []
+    for name, milliseconds in lengths:
+        found.append(event("annotation", f"vitscale.{name}", start_ms, start_ms + milliseconds))
+        start_ms += milliseconds
+    return found
+
+
+def host_step(start_ms: float) -> list[Event]:
+    """100 ms: data 10, forward 20, backward 60 of which the last 25 wait for gloo, optimizer 9, other 1."""
+    a = start_ms
+    return [
+        event("annotation", STEP, a, a + 100),
+        *phases(a, ("data", 10), ("forward", 20), ("backward", 60), ("optimizer", 9)),
+        event("operator", "aten::linear", a + 10, a + 30),
+        event("operator", "aten::mm", a + 30, a + 49.96),
+        event("operator", "aten::mm", a + 50, a + 65),
+        event("operator", "c10d::allreduce_", a + 60, a + 90),
+        event("operator", "autograd::engine::evaluate_function: AddmmBackward0", a + 30, a + 90),
+        event("collective", "gloo:all_reduce", a + 55, a + 90, lane=2),
+        event("operator", "aten::_fused_adamw_", a + 90, a + 99),
+    ]
+
+
+def test_a_hosts_step_is_read_off_its_operators() -> None:
+    events = [event("operator", "aten::earlier", 0, 5), *host_step(100), *host_step(250)]
+    first, second = steps_on_cpu(events, [7, 8], block=2)
+    assert (first.step, second.step, first.block, first.device) == (7, 8, 2, "cpu")
+    assert first.seconds == 0.1
+    assert first.phases == (
+        ("data", 0.0, 0.01), ("forward", 0.01, 0.03), ("backward", 0.03, 0.09), ("optimizer", 0.09, 0.099),
+    )  # fmt: skip
+    assert first.collectives == (("gloo", "all_reduce", 0.055, 0.09),)
+    # Not the 40 us between two operators, not the wait for data: neither is a wait for a collective. And an operator
+    # that only hands work over is no computing.
+    assert first.idle == ((0.065, 0.09),)
+    assert first.model_copy(update={"step": 8}) == second
+    assert set(first.unknown) == {"h2d", "launch_gaps"}
+
+
+def as_run(*lines: object) -> Run:
+    trial = make_trial("ddp", 1)
+    rank = make_rank(trial, 0, [0.1]).model_copy(update={"explained": lines})
+    return make_run(trial, [rank])
+
+
+def test_the_parts_of_the_hosts_step() -> None:
+    found = breakdown(as_run(*steps_on_cpu(host_step(100), [7], block=0)))
+    assert found is not None
+    milliseconds = {name: None if s is None else round(s * 1e3, 6) for name, s in found.typical.parts.items()}
+    assert milliseconds == {
+        "data_wait": 10.0, "h2d": None, "forward": 20.0, "backward": 35.0, "wait": 0.0, "wire": 25.0,
+        "optimizer": 9.0, "launch_gaps": None, "other": 1.0,
+    }  # fmt: skip
+
+
+def device_step(host_ms: float, device_ms: float) -> list[Event]:
+    """The host issues in 20 ms what the device takes 100 ms for; the device begins when the host's data has come.
+
+    On the device: 10 idle while the host waits for data, 5 of copying, 20 forward, 4 of gap inside it, 40 backward with
+    an all-reduce of 30 of which 12 stick out, 9 optimizer.
+    """
+    h, d = host_ms, device_ms
+    launches = [
+        event("launch", "cudaMemcpyAsync", h + 11, h + 11.1, correlation=int(h * 10) + 1),
+        event("launch", "cudaLaunchKernel", h + 12, h + 12.1, correlation=int(h * 10) + 2),
+        event("launch", "cudaLaunchKernel", h + 13, h + 13.1, correlation=int(h * 10) + 3),
+        event("launch", "cudaLaunchKernel", h + 15, h + 15.1, correlation=int(h * 10) + 4),
+        event("launch", "cudaLaunchKernel", h + 15.5, h + 15.6, correlation=int(h * 10) + 5),
+        event("launch", "cudaLaunchKernel", h + 18, h + 18.1, correlation=int(h * 10) + 6),
+    ]
+    work = [
+        event("copy", "Memcpy HtoD (Pinned -> Device)", d + 10, d + 15, 7, int(h * 10) + 1),
+        event("kernel", "gemm_forward", d + 15, d + 25, 7, int(h * 10) + 2),
+        event("kernel", "gelu", d + 29, d + 39, 7, int(h * 10) + 3),
+        event("kernel", "gemm_backward", d + 39, d + 79, 7, int(h * 10) + 4),
+        event("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", d + 61, d + 91, 20, int(h * 10) + 5),
+        event("kernel", "multi_tensor_adamw", d + 91, d + 100, 7, int(h * 10) + 6),
+    ]
+    annotations = phases(h, ("data", 10), ("h2d", 1.5), ("forward", 3), ("backward", 2.5), ("optimizer", 2))
+    return [event("annotation", STEP, h, h + 20), *annotations, *launches, *work]
+
+
+def two_device_steps() -> list[Event]:
+    return [*device_step(0, 0), *device_step(100, 100)]
+
+
+def test_a_gpus_step_is_read_off_the_device() -> None:
+    (line,) = steps_on_cuda(two_device_steps(), [3, 4], block=1, world_size=2)
+    assert (line.step, line.seconds, line.device) == (4, 0.1, "cuda")
+    assert line.collectives == (("nccl-0", "all_reduce", 0.061, 0.091),)
+    assert line.copies == ((0.01, 0.015),)
+    assert line.host_data == ((0.0, 0.01),)
+    # A phase ends when the device has done what was launched in it, so the next one's first gap is its own.
+    assert line.phases == (
+        ("h2d", 0.0, 0.015), ("forward", 0.015, 0.039), ("backward", 0.039, 0.091), ("optimizer", 0.091, 0.1),
+    )  # fmt: skip
+    assert line.unknown == {}
+
+
+def test_the_parts_of_the_gpus_step() -> None:
+    found = breakdown(as_run(*steps_on_cuda(two_device_steps(), [3, 4], block=1, world_size=1)))
+    assert found is not None
+    milliseconds = {name: None if s is None else round(s * 1e3, 6) for name, s in found.typical.parts.items()}
+    assert milliseconds == {
+        "data_wait": 10.0, "h2d": 5.0, "forward": 20.0, "backward": 40.0, "wait": 0.0, "wire": 12.0,
+        "optimizer": 9.0, "launch_gaps": 4.0, "other": 0.0,
+    }  # fmt: skip
+
+
+def test_no_recognised_nccl_kernel_among_several_ranks_is_said_and_not_taken_for_none() -> None:
+    renamed = [
+        e._replace(name="collective_of_tomorrow") if e.name.startswith("nccl") else e for e in two_device_steps()
+    ]
+    (line,) = steps_on_cuda(renamed, [3, 4], block=0, world_size=2)
+    assert line.unknown == {"wait": NO_NCCL, "wire": NO_NCCL}
+    (alone,) = steps_on_cuda(renamed, [3, 4], block=0, world_size=1)
+    assert alone.unknown == {}
+
+
+def test_kernel_names_of_different_nccl_versions() -> None:
+    names = {
+        "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)": "all_reduce",
+        "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)": "reduce_scatter",
+        "ncclDevKernel_AllGather_RING_LL(ncclDevComm*, unsigned long, ncclWork*)": "all_gather",
+        "ncclDevKernel_Broadcast_RING_LL(x)": "broadcast",
+        "ncclDevKernel_Reduce_Sum_f32_RING_LL(x)": "reduce",
+        "ncclDevKernel_SendRecv(x)": "send_recv",
+    }
+    for kernel, operation in names.items():
+        events = [e._replace(name=kernel) if e.name.startswith("nccl") else e for e in two_device_steps()]
+        (line,) = steps_on_cuda(events, [3, 4], block=0, world_size=2)
+        assert [collective[1] for collective in line.collectives] == [operation]

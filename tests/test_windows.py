@@ -1,0 +1,111 @@
+"""Which steps are timed: the schedule of light, explained, settling and gradient steps."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from results_factory import make_trial
+from vitscale.trial import Trial
+from vitscale.windows import BLOCKS, EXPLAINED_STEPS, windows
+
+
+def trial_of(
+    *,
+    gpus: int = 1,
+    grad_accum: int = 1,
+    workers: int = 0,
+    warmup_steps: int = 3,
+    device: str = "cpu",
+    explain: bool = True,
+) -> Trial:
+    trial = make_trial("ddp", gpus, grad_accum=grad_accum, warmup_steps=warmup_steps)
+    return trial.model_copy(
+        update={
+            "data": trial.data.model_copy(update={"workers": workers}),
+            "train": trial.train.model_copy(update={"device": device}),
+            "window": trial.window.model_copy(update={"explain": explain}),
+        }
+    )
+
+
+trials = st.builds(
+    trial_of,
+    gpus=st.sampled_from([1, 2]),
+    grad_accum=st.integers(1, 3),
+    workers=st.integers(0, 9),
+    warmup_steps=st.integers(0, 6),
+    device=st.sampled_from(["cpu", "cuda"]),
+)
+
+
+def test_light_and_explained_steps_alternate() -> None:
+    found = windows(trial_of(), 120, 1000)
+    assert [(window, len(list(group))) for window, group in groupby(found)] == [
+        ("light", 7), ("explained", 1), ("settling", 1),
+        *[("light", 4), ("explained", 1), ("settling", 1)] * 7,
+        ("light", 120 - 7 - 2 - 7 * 6),
+    ]  # fmt: skip
+
+
+def test_gradient_steps_follow_where_a_step_has_two_batch_sizes() -> None:
+    assert "gradients" not in windows(trial_of(), 200, 1000)
+    for trial in (trial_of(gpus=2), trial_of(grad_accum=2)):
+        found = windows(trial, 200, 1000)
+        assert found.count("gradients") == 32
+        assert found.index("gradients") > max(step for step, window in enumerate(found) if window == "explained")
+
+
+def test_a_short_run_or_epoch_has_fewer_gradient_steps() -> None:
+    assert windows(trial_of(gpus=2), 80, 1000).count("gradients") == 8
+    assert windows(trial_of(gpus=2), 300, 30).count("gradients") == 8
+    assert windows(trial_of(gpus=2), 300, 8).count("gradients") == 0
+
+
+def test_a_pause_is_settled_by_a_step_for_each_batch_a_thread_has_in_hand() -> None:
+    found = windows(trial_of(workers=3), 300, 1000)
+    settled = [len(list(group)) for window, group in groupby(found) if window == "settling"]
+    assert set(settled) == {4}
+    halved = windows(trial_of(workers=3, grad_accum=2), 300, 1000)
+    assert {len(list(group)) for window, group in groupby(halved) if window == "settling"} == {3}
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_blocks_look_at_every_place_of_the_loaders_bursts_equally_often(workers: int) -> None:
+    """Threads that began together deliver together, every `workers` steps."""
+    for steps in (40 * workers, 300):
+        found = windows(trial_of(workers=workers), steps, 1000)
+        places = [step % workers for step, window in enumerate(found) if window == "explained"]
+        assert len(places) >= workers
+        assert {places.count(place) for place in range(workers)} == {len(places) // workers}
+
+
+def test_a_run_that_is_too_short_or_not_to_be_explained_is_light() -> None:
+    assert set(windows(trial_of(), 8, 1000)) == {"light"}
+    assert set(windows(trial_of(explain=False), 500, 1000)) == {"light"}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_long_run_has_all_its_blocks(device: str) -> None:
+    found = windows(trial_of(device=device), 1000, 5000)
+    assert found.count("explained") == BLOCKS[device] * EXPLAINED_STEPS[device]
+
+
+@given(trials, st.integers(0, 300), st.integers(1, 60))
+def test_what_always_holds(trial: Trial, steps: int, steps_per_epoch: int) -> None:
+    found = windows(trial, steps, steps_per_epoch)
+    assert len(found) == steps
+    warmup = trial.window.warmup_steps
+    assert set(found[:warmup]) <= {"light"}
+    rest = found[warmup:]
+    assert rest.count("light") >= len(rest) / 2
+    for step, window in enumerate(found):
+        if window in ("explained", "gradients") and found[step - 1] != window:
+            block = next(n for n in range(len(found) - step + 1) if (*found, "end")[step + n] != window)
+            assert step % steps_per_epoch != 0
+            assert step // steps_per_epoch == (step + block - 1) // steps_per_epoch
+            assert found[step - 1] == "light"
+            assert found[step + block] == "settling"

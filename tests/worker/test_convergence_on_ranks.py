@@ -1,0 +1,200 @@
+"""Real ranks: the gradients' norms are the same under every engine, and training ends where its target is reached."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from driving import TINY_MODEL, vitscale
+from vitscale import store
+from vitscale.analysis import Analysis, analyse
+from vitscale.analysis.noise_scale import noise_scale
+from vitscale.record import Results, Run
+from vitscale.windows import GRADIENT_STEPS
+
+pytestmark = pytest.mark.ranks
+
+COMMON = f"""
+{TINY_MODEL}
+[data]
+name = "digits"
+"""
+TRAIN = """
+[train]
+precision = "fp32"
+learning_rate = 0.003
+gradient_clipping = 0.5
+micro_batch = 16
+"""
+EPOCHS = 2
+STUDIES = {
+    # One rank in two micro-steps, until the target is reached; 16 x 2 images are a global batch of 32, as below.
+    "reached": f"""
+name = "reached"
+{COMMON}
+{TRAIN}
+engine = "none"
+grad_accum = 2
+epochs = 30
+target_accuracy = 0.5
+[scaling]
+gpus = [1]
+[launch]
+threads_per_rank = 1
+[measure]
+repeats = 2
+warmup_steps = 1
+""",
+    "not-reached": f"""
+name = "not-reached"
+{COMMON}
+{TRAIN}
+engine = "ddp"
+epochs = {EPOCHS}
+target_accuracy = 1.0
+[scaling]
+gpus = [2]
+[measure]
+repeats = 1
+warmup_steps = 1
+""",
+    "zero": f"""
+name = "zero"
+{COMMON}
+{TRAIN}
+engine = "deepspeed"
+epochs = {EPOCHS}
+[scaling]
+gpus = [2]
+[sweep]
+"train.zero_stage" = [0, 1, 3]
+[measure]
+repeats = 1
+warmup_steps = 1
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("convergence")
+    for name, text in STUDIES.items():
+        (where / f"{name}.toml").write_text(text)
+        answer = vitscale("run", f"{name}.toml", "-o", name, cwd=where)
+        assert answer.returncode == 0, answer.stdout + answer.stderr
+    return where
+
+
+@pytest.fixture(scope="module")
+def results(folder: Path) -> Mapping[str, Results]:
+    return {name: store.load(folder / name) for name in STUDIES}
+
+
+@pytest.fixture(scope="module")
+def analyses(results: Mapping[str, Results]) -> Mapping[str, Analysis]:
+    return {name: analyse(found) for name, found in results.items()}
+
+
+def losses(run: Run) -> list[float | None]:
+    return [line.loss for line in run.ranks[0].steps]
+
+
+def norms(run: Run) -> list[tuple[int, float, float]]:
+    """(step, mean over ranks of the squared norm of one micro-batch's gradient, of the whole step's)."""
+    found = []
+    for lines in zip(*(rank.gradients for rank in run.ranks), strict=True):
+        assert len({line.step for line in lines}) == 1
+        assert {(line.small_images, line.big_images, line.reason) for line in lines} == {(16, 32, None)}
+        small = [line.small_squared_norm or 0.0 for line in lines]
+        (big,) = {line.big_squared_norm or 0.0 for line in lines}
+        found.append((lines[0].step, sum(small) / len(small), big))
+    return found
+
+
+def by_engine(results: Mapping[str, Results]) -> dict[tuple[str, int], Run]:
+    """The run of seed 0 of each engine and ZeRO stage."""
+    runs = [run for found in results.values() for run in found.runs if run.header.repeat == 0]
+    return {(run.header.trial.train.engine, run.header.trial.train.zero_stage): run for run in runs}
+
+
+def test_every_engine_sees_the_same_norms(results: Mapping[str, Results]) -> None:
+    """Two micro-steps of one rank, or one of each of two: the same images, and the same gradients before clipping."""
+    runs = by_engine(results)
+    reference = norms(runs.pop(("none", 0)))
+    assert len(reference) == GRADIENT_STEPS[-1]
+    assert set(runs) == {("ddp", 0), ("deepspeed", 0), ("deepspeed", 1), ("deepspeed", 3)}
+    for where, run in runs.items():
+        found = norms(run)
+        assert [step for step, *_ in found] == [step for step, *_ in reference]
+        for (_, small, big), (_, same_small, same_big) in zip(found, reference, strict=True):
+            assert big == pytest.approx(same_big, rel=1e-3), where
+            assert small == pytest.approx(same_small, rel=1e-3), where
+
+
+def test_a_smaller_batch_has_the_longer_gradient_and_the_norms_are_those_before_clipping(
+    results: Mapping[str, Results],
+) -> None:
+    for where, run in by_engine(results).items():
+        found = norms(run)
+        assert all(big < small for _, small, big in found), where
+        assert max(big for *_, big in found) > 1.05 * 0.5**2, where
+
+
+def test_every_engine_gives_the_same_noise_scale(results: Mapping[str, Results]) -> None:
+    scales = {}
+    for where, run in by_engine(results).items():
+        found, reason = noise_scale([run])
+        assert found is not None, (where, reason)
+        scales[where] = found.centre
+    reference = scales["none", 0]
+    assert scales == {where: pytest.approx(reference, rel=1e-2) for where in scales}
+
+
+def test_training_ends_in_the_epoch_that_reaches_the_target(results: Mapping[str, Results]) -> None:
+    for run in results["reached"].runs:
+        accuracies = [line.held_out_accuracy for line in run.ranks[0].epochs]
+        assert 1 < len(accuracies) < 30
+        assert accuracies[-1] is not None
+        assert accuracies[-1] >= 0.5
+        assert all(accuracy is not None and accuracy < 0.5 for accuracy in accuracies[:-1])
+
+
+def test_with_a_target_each_repeat_has_a_seed_of_its_own(folder: Path, results: Mapping[str, Results]) -> None:
+    headers = [json.loads(path.read_text()) for path in (folder / "reached").glob("runs/*/trial.json")]
+    assert sorted((header["repeat"], header["seed"]) for header in headers) == [(0, 0), (1, 1)]
+    assert len({header["trial_id"] for header in headers}) == 1
+    first, second = (losses(run) for run in results["reached"].runs)
+    assert all(one != other for one, other in zip(first, second, strict=False))
+
+
+def test_what_the_target_took_is_told(results: Mapping[str, Results], analyses: Mapping[str, Analysis]) -> None:
+    (trial,) = analyses["reached"].trials.values()
+    found = trial.convergence
+    assert found is not None
+    epochs = {run.header.repeat: len(run.ranks[0].epochs) for run in results["reached"].runs}
+    assert {run.repeat: run.epochs for run in found.target_runs} == epochs
+    assert [run.seed for run in found.target_runs] == [0, 1]
+    assert [run.images for run in found.target_runs] == [1438 * epochs[repeat] for repeat in (0, 1)]
+    assert found.images_to_target is not None
+    assert found.seconds_to_target is not None
+    for run in results["reached"].runs:
+        told = next(one for one in found.target_runs if one.repeat == run.header.repeat)
+        assert told.seconds is not None
+        # Training alone: less than the whole run, which also starts up, explains and evaluates.
+        assert 0 < told.seconds < run.outcome.wall_seconds
+
+
+def test_a_target_that_is_not_reached_is_unknown_and_the_epochs_are_the_limit(
+    results: Mapping[str, Results], analyses: Mapping[str, Analysis]
+) -> None:
+    (run,) = results["not-reached"].runs
+    assert (run.outcome.kind, len(run.ranks[0].epochs)) == ("completed", EPOCHS)
+    (trial,) = analyses["not-reached"].trials.values()
+    found = trial.convergence
+    assert found is not None
+    assert [(one.epochs, one.images, one.seconds) for one in found.target_runs] == [(None, None, None)]
+    assert (found.images_to_target, found.seconds_to_target) == (None, None)
+    assert [point.images for point in found.points] == [1438, 2876]

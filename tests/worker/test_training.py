@@ -1,0 +1,165 @@
+"""One rank without an engine, trained in this process: when it ends, and what it does in which step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from vitscale import models, sources, store
+from vitscale.engines.base import LossOf
+from vitscale.engines.plain import PlainEngine
+from vitscale.model_spec import ModelSpec
+from vitscale.probes.explainer import Phase, no_phase
+from vitscale.record import RankRecord
+from vitscale.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
+from vitscale.windows import GRADIENT_STEPS, windows
+from vitscale.worker.place import Place
+from vitscale.worker.training import Training
+
+CPU = torch.device("cpu")
+MODEL = ModelSpec(
+    name="vit-ti16", image_size=16, patch_size=8, layers=1, hidden_size=32, heads=2, mlp_size=64, num_classes=10
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Steps of milliseconds: on a busy machine threads would mostly wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def trial_of(explain: bool = False, **train: object) -> Trial:
+    """Digits, a fifth of the training images: 288, nine steps of 32 to an epoch."""
+    fields = {"engine": "none", "precision": "fp32", "device": "cpu", "micro_batch": 16, "grad_accum": 2}
+    return Trial(
+        model=MODEL,
+        data=DataSpec(name="digits", fraction=0.2),
+        train=TrainSpec.model_validate(fields | {"learning_rate": 0.003} | train),
+        world=World(ranks_per_node=1, threads_per_rank=1),
+        window=WindowSpec(warmup_steps=1, explain=explain),
+        launcher="in-process",
+    )
+
+
+class WatchedEngine(PlainEngine):
+    """Notes for each step how many parameters had hooks on their gradients, and how its update was asked for."""
+
+    def __init__(self, model: nn.Module, trial: Trial, device: torch.device) -> None:
+        super().__init__(model, trial, device)
+        self.hooks: list[int] = []
+        self.steps = 0
+        self.steps_with_norm: list[int] = []
+
+    @override
+    def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool, phase: Phase = no_phase) -> Tensor:
+        loss = super().micro_step(images, loss_of, last=last, phase=phase)
+        if last:
+            self.hooks.append(sum(parameter._backward_hooks is not None for parameter in self.module.parameters()))
+        return loss
+
+    @override
+    def step(self) -> None:
+        super().step()
+        self.steps += 1
+
+    @override
+    def step_with_norm(self) -> float:
+        self.steps_with_norm.append(self.steps)
+        return super().step_with_norm()
+
+
+def trained(folder: Path, trial: Trial, seed: int = 0) -> tuple[RankRecord, WatchedEngine]:
+    torch.manual_seed(seed)
+    engine = WatchedEngine(models.build(trial.model), trial, CPU)
+    log = store.RankLog(folder, 0)
+    place = Place(rank=0, world_size=1, local_rank=0, launch_seconds=None)
+    Training(trial, place, sources.load(trial.data), engine, CPU, log, seed).run()
+    log.close()
+    return store.read_rank(log.path), engine
+
+
+def accuracies(record: RankRecord) -> list[float | None]:
+    return [line.held_out_accuracy for line in record.epochs]
+
+
+def test_training_ends_after_the_first_epoch_that_reaches_its_target(tmp_path: Path) -> None:
+    (tmp_path / "free").mkdir()
+    (tmp_path / "stopped").mkdir()
+    reference = [accuracy or 0.0 for accuracy in accuracies(trained(tmp_path / "free", trial_of(epochs=6))[0])]
+    target = max(reference[:5])
+    last = reference.index(target)
+    assert 0 < last < 5  # so that there is something to stop
+    record, _ = trained(tmp_path / "stopped", trial_of(epochs=6, target_accuracy=target))
+    assert accuracies(record) == reference[: last + 1]
+    assert len(record.steps) == (last + 1) * 9
+
+
+def test_a_target_out_of_reach_leaves_the_epochs_as_the_limit(tmp_path: Path) -> None:
+    record, _ = trained(tmp_path, trial_of(epochs=2, target_accuracy=1.0))
+    assert len(record.epochs) == 2
+    assert all(accuracy is not None and accuracy < 1.0 for accuracy in accuracies(record))
+
+
+def test_another_seed_is_another_training(tmp_path: Path) -> None:
+    losses = []
+    for seed in (0, 1):
+        (tmp_path / str(seed)).mkdir()
+        record, _ = trained(tmp_path / str(seed), trial_of(epochs=1), seed)
+        losses.append([line.loss for line in record.steps])
+    assert all(one != other for one, other in zip(*losses, strict=True))
+
+
+@pytest.fixture(scope="module")
+def explained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trial, RankRecord, WatchedEngine]:
+    """Twelve epochs of 287 images: the last of nine steps has 31, which two micro-steps cannot share evenly."""
+    trial = trial_of(explain=True, epochs=12)
+    uneven = trial.model_copy(update={"data": trial.data.model_copy(update={"fraction": 287 / 1438})})
+    return uneven, *trained(tmp_path_factory.mktemp("explained"), uneven)
+
+
+def test_norms_are_taken_in_the_steps_meant_for_it_and_no_other_step_pays(
+    explained: tuple[Trial, RankRecord, WatchedEngine],
+) -> None:
+    trial, record, engine = explained
+    meant = [step for step, window in enumerate(windows(trial, 108, 9)) if window == "gradients"]
+    assert len(meant) == GRADIENT_STEPS[-1]
+    assert [line.step for line in record.gradients] == meant
+    assert [line.step for line in record.steps if line.window == "gradients"] == meant
+    assert engine.steps_with_norm == meant
+    parameters = len(list(engine.module.parameters()))
+    assert engine.hooks == [parameters if step in meant else 0 for step in range(108)]
+
+
+def test_a_mean_gradient_is_shorter_than_what_it_is_the_mean_of(
+    explained: tuple[Trial, RankRecord, WatchedEngine],
+) -> None:
+    known = [line for line in explained[1].gradients if line.reason is None]
+    assert len(known) == GRADIENT_STEPS[-1] - 1
+    for line in known:
+        assert (line.small_images, line.big_images) == (16, 32)
+        assert line.small_squared_norm is not None
+        assert line.big_squared_norm is not None
+        assert 0 < line.big_squared_norm < line.small_squared_norm
+
+
+def test_a_step_with_padding_has_no_norms_and_says_why(explained: tuple[Trial, RankRecord, WatchedEngine]) -> None:
+    padded = [line for line in explained[1].gradients if line.step % 9 == 8]
+    assert [line.small_squared_norm for line in padded] == [None]
+    assert [line.big_squared_norm for line in padded] == [None]
+    assert [line.reason for line in padded] == ["the step holds padding: its gradients are not of equally many images"]
+
+
+@pytest.mark.parametrize("explain", [True, False])
+def test_without_two_batch_sizes_or_without_leave_no_norms_are_taken(tmp_path: Path, explain: bool) -> None:
+    record, engine = trained(tmp_path, trial_of(explain=explain, epochs=12, grad_accum=1 if explain else 2))
+    assert record.gradients == ()
+    assert engine.steps_with_norm == []
+    assert set(engine.hooks) == {0}

@@ -18,6 +18,8 @@ from vitscale.record import (
     Environment,
     EpochLine,
     ErrorLine,
+    ExplainedLine,
+    Line,
     ModelLine,
     Outcome,
     OutcomeKind,
@@ -31,6 +33,7 @@ from vitscale.record import (
     StudyRecord,
 )
 from vitscale.trial import DataSpec, Mode, TrainSpec, Trial, WindowSpec, World, samples_used, steps_per_epoch
+from vitscale.windows import windows
 
 TRAIN_SAMPLES = 1024
 PHASE_SECONDS = {"launch": 0.5, "imports": 3.0, "data": 0.25, "model": 0.5, "engine": 0.25, "first_step": 1.5}
@@ -209,6 +212,96 @@ def steady_run(trial: Trial, step_seconds: float, repeat: int = 0, **rank_fields
     return make_run(trial, ranks, repeat)
 
 
+NOT_TOLD_APART = "the ranks recorded different collectives"
+
+
+def explained_line(
+    step: int,
+    block: int,
+    *,
+    data_wait: float = 0.0,
+    forward: float,
+    backward: float,
+    wait: float = 0.0,
+    wire: float = 0.0,
+    optimizer: float = 0.0,
+    other: float = 0.0,
+    told_apart: bool = True,
+) -> ExplainedLine:
+    """One explained step of a CPU rank: its parts in seconds, with one all-reduce at the end of backward.
+
+    The transfer is the shortest service of all ranks: one rank must have `wait=0`, and `wire` be the same on all.
+    Without `told_apart` the two are exposed communication, of which no more is known.
+    """
+    computed = data_wait + forward + backward
+    arrived = computed + wait + wire
+    updated = arrived + optimizer
+    unknown = {"h2d": "the device is the host", "launch_gaps": "a host launches no kernels"}
+    return ExplainedLine(
+        step=step,
+        block=block,
+        device="cpu",
+        seconds=updated + other,
+        phases=(
+            ("data", 0.0, data_wait),
+            ("forward", data_wait, data_wait + forward),
+            ("backward", data_wait + forward, arrived),
+            ("optimizer", arrived, updated),
+        ),
+        idle=((computed, arrived),),
+        collectives=(("gloo", "all_reduce", computed, arrived),),
+        unknown=unknown if told_apart else unknown | {"wait": NOT_TOLD_APART, "wire": NOT_TOLD_APART},
+    )
+
+
+def explained_run(
+    trial: Trial,
+    parts_by_rank: Sequence[Mapping[str, Any]],
+    step_seconds: float | None = None,
+    repeat: int = 0,
+    *,
+    slowdown: float = 0.0,
+    **rank_fields: Any,
+) -> Run:
+    """A run as long as its trial asks for, whose explained steps lie where `windows` puts them.
+
+    Args:
+        trial: with as many ranks as `parts_by_rank`.
+        parts_by_rank: what `explained_line` takes, of each rank's explained steps.
+        step_seconds: of every other step; by default the slowest rank's explained step less the slowdown.
+        repeat: which repeat it is.
+        slowdown: of the explained steps: 0.03 is 3 %.
+        rank_fields: for `make_rank`, through `steady_run`.
+    """
+    slowest = max(explained_line(0, 0, **parts).seconds for parts in parts_by_rank)
+    run = steady_run(trial, slowest / (1 + slowdown) if step_seconds is None else step_seconds, repeat, **rank_fields)
+    return run.model_copy(
+        update={
+            "ranks": tuple(
+                _with_explained_steps(trial, rank, parts) for rank, parts in zip(run.ranks, parts_by_rank, strict=True)
+            )
+        }
+    )
+
+
+def _with_explained_steps(trial: Trial, rank: RankRecord, parts: Mapping[str, Any]) -> RankRecord:
+    """`rank` with its explained steps in place; an epoch lasts as long as its steps, as in `make_rank`."""
+    per_epoch = rank.epochs[0].steps
+    marks = windows(trial, len(rank.steps), per_epoch)
+    places = [place for place, window in enumerate(marks) if window == "explained"]
+    if not places:
+        raise ValueError(f"a run of {len(rank.steps)} steps is too short for an explained one")
+    explained = tuple(explained_line(place, block, **parts) for block, place in enumerate(places))
+    steps = [line.model_copy(update={"window": window}) for line, window in zip(rank.steps, marks, strict=True)]
+    for line in explained:
+        steps[line.step] = steps[line.step].model_copy(update={"seconds": line.seconds})
+    epochs = [
+        epoch.model_copy(update={"seconds": sum(line.seconds for line in steps if line.epoch == epoch.epoch)})
+        for epoch in rank.epochs
+    ]
+    return rank.model_copy(update={"steps": tuple(steps), "epochs": tuple(epochs), "explained": explained})
+
+
 def failed_run(
     trial: Trial, kind: OutcomeKind, reason: str, detail: str = "", repeat: int = 0, rank: int | None = 0
 ) -> Run:
@@ -309,7 +402,8 @@ def write_results(results: Results, folder: Path) -> None:
         run_folder = store.new_run_folder(folder, run.header)
         for rank in run.ranks:
             log = store.RankLog(run_folder, rank.rank)
-            lines = [rank.start, *rank.phases, rank.model, *rank.steps, *rank.epochs, rank.error]
+            lines: list[Line | None] = [rank.start, *rank.phases, rank.model, *rank.steps, *rank.explained]
+            lines += [*rank.epochs, *rank.resources, *rank.gradients, rank.matmul, rank.error]
             for line in lines:
                 if line is not None:
                     log.write(line)

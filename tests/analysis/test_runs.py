@@ -164,3 +164,88 @@ def test_a_record_of_absurd_times_is_no_error() -> None:
     found = figures(make_run(make_trial(), [make_rank(make_trial(), 0, [1e300] * 4)]))
     assert found.images_per_second == pytest.approx(8e-300)
     assert figures(make_run(make_trial(), [make_rank(make_trial(), 0, [0.0] * 4)])).step_seconds is None
+
+
+# --- warm-up that is seen in the times ------------------------------------------------------------------------------
+
+ALONE = make_trial("ddp", 1, warmup_steps=1)
+
+
+def test_slow_first_steps_are_counted_and_in_no_figure() -> None:
+    # 1 marked, 4 slow ones, then 36 level ones: 8 images a step.
+    found = figures(make_run(ALONE, [make_rank(ALONE, 0, [9.0, 4.0, 3.0, 2.0, 2.0, *[0.5] * 36], warmup=1)]))
+    assert (found.detected_warmup_steps, found.timed_steps, found.steady_from) == (4, 36, 5)
+    assert found.images_per_second == pytest.approx(8 / 0.5)
+    assert found.step_seconds_p99 == 0.5
+    assert found.epoch_seconds == pytest.approx(TRAIN_SAMPLES / 8 * 0.5)
+    assert found.training_seconds == pytest.approx(11.0 + 36 * 0.5)
+    assert len(found.loss_by_step) == 41
+
+
+def test_a_level_run_loses_nothing() -> None:
+    found = figures(make_run(ALONE, [make_rank(ALONE, 0, [9.0, *[0.5] * 40], warmup=1)]))
+    assert (found.detected_warmup_steps, found.timed_steps, found.steady_from) == (0, 40, 1)
+    assert found.still_falling_by is None
+
+
+def test_warm_up_is_looked_for_in_the_slowest_rank_of_each_step() -> None:
+    ranks = [
+        make_rank(TWO_RANKS, 0, [9.0, 2.0, 0.5, 2.0, *[0.5] * 30], warmup=1),
+        make_rank(TWO_RANKS, 1, [9.0, 0.5, 2.0, 0.5, *[0.5] * 30], warmup=1),
+    ]
+    assert figures(make_run(TWO_RANKS, ranks)).detected_warmup_steps == 3
+
+
+def test_an_epoch_with_detected_warm_up_is_not_a_measured_one() -> None:
+    # Epochs of 20 steps. Without the warm-up epochs 1 and 2 (20 s each) would count, and 0 only for its marked step.
+    steps = [9.0, *[1.0] * 19, *[3.0] * 5, *[1.0] * 15, *[1.0] * 20]
+    marked = make_trial("ddp", 1, warmup_steps=20)
+    found = figures(make_run(marked, [make_rank(marked, 0, steps, warmup=20, steps_in_epoch=20, model=OF_20_STEPS)]))
+    assert (found.detected_warmup_steps, found.steady_from) == (4 + 1, 25)
+    assert (found.epoch_seconds, found.epoch_seconds_source) == (20.0, "measured")
+    rank = make_rank(marked, 0, steps[:40], warmup=20, steps_in_epoch=20, model=OF_20_STEPS)
+    alone = figures(make_run(marked, [rank]))
+    assert (alone.epoch_seconds, alone.epoch_seconds_source) == (20.0, "extrapolated")
+
+
+OF_20_STEPS = {"train_samples": 160}
+
+
+def test_neither_the_first_nor_the_last_step_of_an_epoch_is_taken_for_warm_up() -> None:
+    # The timed steps begin with an epoch, whose first step waits for the loader; its last one holds half the images.
+    epoch = [3.0, *[1.0] * 18, 0.5]
+    marked = make_trial("ddp", 1, warmup_steps=20)
+    rank = make_rank(marked, 0, epoch * 3, warmup=20, steps_in_epoch=20)
+    half = [line.model_copy(update={"images": 4}) if line.step % 20 == 19 else line for line in rank.steps]
+    found = figures(make_run(marked, [rank.model_copy(update={"steps": tuple(half)})]))
+    assert (found.detected_warmup_steps, found.timed_steps) == (0, 40)
+    assert found.step_spread == 0.0
+
+
+def test_the_spread_is_that_of_whole_batches() -> None:
+    # Every third step beyond the first of an epoch holds half the images, in half the time.
+    rank = make_rank(ALONE, 0, [9.0, 1.0, 1.0, 0.5] + [1.0, 1.0, 1.0, 0.5] * 5, warmup=1, steps_in_epoch=4)
+    half = [line.model_copy(update={"images": 4}) if line.step % 4 == 3 else line for line in rank.steps]
+    assert figures(make_run(ALONE, [rank])).step_spread == pytest.approx(0.5)
+    assert figures(make_run(ALONE, [rank.model_copy(update={"steps": tuple(half)})])).step_spread == 0.0
+
+
+def test_the_very_first_step_of_a_run_may_be_warm_up() -> None:
+    unmarked = make_trial("ddp", 1, warmup_steps=0)
+    found = figures(make_run(unmarked, [make_rank(unmarked, 0, [30.0, *[1.0] * 20])]))
+    assert (found.detected_warmup_steps, found.images_per_second) == (1, 8.0)
+
+
+def test_at_least_half_of_the_light_steps_stay() -> None:
+    found = figures(make_run(ALONE, [make_rank(ALONE, 0, [9.0, *[2.0] * 30, *[1.0] * 10], warmup=1)]))
+    assert (found.detected_warmup_steps, found.timed_steps) == (0, 40)  # the later half is level at 2.0: no warm-up
+    found = figures(make_run(ALONE, [make_rank(ALONE, 0, [9.0, *[2.0] * 24, *[1.0] * 16], warmup=1)]))
+    assert (found.detected_warmup_steps, found.timed_steps) == (20, 20)
+    assert found.still_falling_by == pytest.approx(0.5)
+
+
+def test_the_spread_of_steps_is_their_middle_half_over_the_median() -> None:
+    # 1.0, 1.1, 1.2, 1.3, 1.4 in turn: quartiles 1.1 and 1.3, median 1.2.
+    found = figures(make_run(ALONE, [make_rank(ALONE, 0, [9.0, *[1.2, 1.0, 1.4, 1.1, 1.3] * 4], warmup=1)]))
+    assert found.step_spread == pytest.approx(0.2 / 1.2)
+    assert figures(make_run(ALONE, [make_rank(ALONE, 0, [9.0, *[1.0] * 4], warmup=1)])).step_spread is None

@@ -1,10 +1,17 @@
 """Analysis: records in, results out. Pure: no I/O, no charts, no torch.
 
 statistics    intervals, ratios, comparisons over runs
+warmup        which of a run's first steps were slow still
 runs          the figures of one run
+exposure      waiting and transfer told apart, in one step of all ranks
+breakdown     where the time of a step goes, per rank
+resources     processors, memory, GPUs, energy, and the share of what a device can do
 environments  whether two runs may be combined
 trials        the figures of one trial over its runs
 scaling       speedup and efficiency along a curve
+convergence   accuracy by images and by seconds, what a target accuracy took
+noise_scale   up to which global batch a larger one still pays
+waterfall     from ideal to measured, in factors that multiply to the efficiency
 comparisons   curve against curve at equal rank count
 quality       can this be trusted? what to do?
 """
@@ -19,16 +26,19 @@ from vitscale.analysis.quality import Verdict, verdicts
 from vitscale.analysis.scaling import CurveResult, Point, scale
 from vitscale.analysis.statistics import Interval
 from vitscale.analysis.trials import TrialResult, summarise
+from vitscale.analysis.waterfall import Factor, Waterfall, waterfalls
 from vitscale.record import Results, Run, StudyRecord
 
 __all__ = [
     "Analysis",
     "CurveComparison",
     "CurveResult",
+    "Factor",
     "Interval",
     "Point",
     "TrialResult",
     "Verdict",
+    "Waterfall",
     "analyse",
 ]
 
@@ -45,6 +55,8 @@ class Analysis:
     verdicts: tuple[Verdict, ...]
     problems: tuple[str, ...]
     """What of the records could not be used, and why."""
+    waterfalls: tuple[Waterfall, ...] = ()
+    """Of each trial on each curve, the baselines left out."""
 
     def curve_of(self, trial_id: str) -> tuple[CurveResult, Point] | None:
         """The first curve that holds a trial, and its place there."""
@@ -83,6 +95,7 @@ def analyse(results: Results, *, combine_unlike: bool = False) -> Analysis:
         trials=trials,
         curves=curves,
         comparisons=compare_curves(curves, trials, combine_unlike),
-        verdicts=verdicts(list(trials.values()), curves, study.repeats),
+        verdicts=verdicts(list(trials.values()), curves, study),
         problems=(*results.problems, *notes),
+        waterfalls=tuple(one for curve in curves for one in waterfalls(curve, trials)),
     )

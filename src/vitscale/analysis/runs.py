@@ -1,17 +1,19 @@
 """The figures of one run, from the raw values of its ranks.
 
-An optimizer step takes as long as its slowest rank. Warm-up steps are in no figure.
+An optimizer step takes as long as its slowest rank. Warm-up steps are in no figure: neither those that are marked, nor
+those after them that are seen to be slow still (`vitscale.analysis.warmup`).
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from vitscale.analysis.statistics import quantile
+from vitscale.analysis.warmup import WarmUp, warm_up
 from vitscale.record import ModelLine, PhaseLine, RankRecord, Run, StepLine
 from vitscale.trial import Trial, samples_used, steps_per_epoch
 
@@ -19,6 +21,8 @@ PHASES: tuple[str, ...] = ("launch", "imports", "data", "model", "engine", "firs
 """Parts of the start-up, in order."""
 
 EpochSource = Literal["measured", "extrapolated"]
+
+_FEWEST_FOR_SPREAD = 5
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,14 @@ class RunFigures:
     run: str
     """Trial and repeat, for messages."""
     timed_steps: int
+    detected_warmup_steps: int
+    """Light steps after the marked warm-up that were slow still: kept in the record, in none of these figures."""
+    steady_from: int | None
+    """Number of the first timed step: what lies before it is warm-up, of whatever window."""
+    still_falling_by: float | None
+    """Share by which step times go on falling through the rest of the run; None where they are steady."""
+    step_spread: float | None
+    """Interquartile range of the times of like steps over their median."""
     step_seconds: float | None
     """Median over the timed steps of the slowest rank's seconds."""
     step_seconds_p95: float | None
@@ -74,8 +86,12 @@ def figures(run: Run) -> RunFigures:
     name = f"{header.trial_id} repeat {header.repeat}"
     notes: list[str] = []
     steps = _common_steps(run.ranks, header.trial.world.size, notes)
-    timed = [lines for lines in steps.values() if not any(line.warmup for line in lines)]
-    slowest = [max(line.seconds for line in lines) for lines in timed]
+    light = {n: lines for n, lines in steps.items() if all(s.window == "light" and not s.warmup for s in lines)}
+    alike = _alike(light, steps)
+    warm = warm_up([_slowest(light[step]) for step in alike])
+    steady = _steady(list(light), alike, warm)
+    timed = [light[step] for step in steady]
+    slowest = [_slowest(lines) for lines in timed]
     total = sum(slowest)
     if total <= 0:
         notes.append("no timed step that all ranks recorded")
@@ -83,14 +99,24 @@ def figures(run: Run) -> RunFigures:
     images = sum(line.images for lines in timed for line in lines)
     model = next((rank.model for rank in run.ranks if rank.model is not None), None)
     epochs = _epochs(run.ranks)
-    epoch_seconds, source = _epoch_seconds(header.trial, model, epochs, slowest)
+    disturbed = {
+        line.epoch
+        for step, lines in steps.items()
+        for line in lines
+        if line.warmup or line.window != "light" or (steady and step < steady[0])
+    }
+    epoch_seconds, source = _epoch_seconds(header.trial, model, epochs, slowest, disturbed)
     startup = _startup(run.ranks)
     if missing := [phase for phase in PHASES if phase not in startup]:
         notes.append(f"start-up lacks {', '.join(missing)}")
-    after_first = [max(line.seconds for line in lines) for lines in list(steps.values())[1:]]
+    after_first = [_slowest(lines) for lines in list(steps.values())[1:]]
     return RunFigures(
         run=name,
         timed_steps=len(slowest),
+        detected_warmup_steps=len(light) - len(steady),
+        steady_from=steady[0] if steady else None,
+        still_falling_by=warm.still_falling_by,
+        step_spread=_spread([_slowest(light[step]) for step in alike if step >= steady[0]]),
         step_seconds=_cost(statistics.median(slowest)) if slowest else None,
         step_seconds_p95=quantile(slowest, 0.95) if slowest else None,
         step_seconds_p99=quantile(slowest, 0.99) if slowest else None,
@@ -121,6 +147,37 @@ def _common_steps(ranks: Sequence[RankRecord], world_size: int, notes: list[str]
     return {step: tuple(lines[step] for lines in by_rank) for step in sorted(common)}
 
 
+def _slowest(lines: Sequence[StepLine]) -> float:
+    return max(line.seconds for line in lines)
+
+
+def _alike(light: Mapping[int, Sequence[StepLine]], steps: Mapping[int, Sequence[StepLine]]) -> list[int]:
+    """The light steps that do equal work: of whole batches, and none that waits for the loader to begin an epoch.
+
+    The run's very first step is one of them: if it is slow, that is warm-up.
+    """
+    images = {step: sum(line.images for line in lines) for step, lines in light.items()}
+    whole = max(images.values(), default=0)
+    begins: dict[int, int] = {}
+    for step, lines in steps.items():
+        begins.setdefault(lines[0].epoch, step)
+    later = set(list(begins.values())[1:])
+    return [step for step in light if images[step] == whole and step not in later]
+
+
+def _steady(light: Sequence[int], alike: Sequence[int], warm: WarmUp) -> Sequence[int]:
+    """The light steps after the last of `alike` that is warm-up; at least half of them."""
+    if not warm.steps:
+        return light
+    return light[min(light.index(alike[warm.steps - 1]) + 1, len(light) // 2) :]
+
+
+def _spread(seconds: Sequence[float]) -> float | None:
+    if len(seconds) < _FEWEST_FOR_SPREAD or statistics.median(seconds) <= 0:
+        return None
+    return (quantile(seconds, 0.75) - quantile(seconds, 0.25)) / statistics.median(seconds)
+
+
 def _epochs(ranks: Iterable[RankRecord]) -> tuple[EpochFigures, ...]:
     """Each epoch once: its figures are the same on every rank, its seconds are the slowest rank's."""
     lines = [line for rank in ranks for line in rank.epochs]
@@ -143,9 +200,13 @@ def _epochs(ranks: Iterable[RankRecord]) -> tuple[EpochFigures, ...]:
 
 
 def _epoch_seconds(
-    trial: Trial, model: ModelLine | None, epochs: Sequence[EpochFigures], slowest: Sequence[float]
+    trial: Trial,
+    model: ModelLine | None,
+    epochs: Sequence[EpochFigures],
+    slowest: Sequence[float],
+    disturbed: Collection[int],
 ) -> tuple[float | None, EpochSource | None]:
-    """Median of the complete epochs without a warm-up step; else steps per epoch x mean timed step.
+    """Median of the complete epochs of light steps alone; else steps per epoch x mean timed step.
 
     Which epochs hold warm-up is counted, not read off the steps: a step's mark may be in a line that was left out.
     """
@@ -155,7 +216,9 @@ def _epoch_seconds(
     train = trial.train
     steps = steps_per_epoch(samples, trial.world.size, train.micro_batch, train.grad_accum, train.drop_last)
     warmup = trial.window.warmup_steps
-    measured = [e.seconds for e in epochs if e.complete and e.epoch * steps >= warmup and e.seconds]
+    measured = [
+        e.seconds for e in epochs if e.complete and e.epoch * steps >= warmup and e.seconds and e.epoch not in disturbed
+    ]
     if measured:
         return statistics.median(measured), "measured"
     return (steps * statistics.fmean(slowest), "extrapolated") if steps and slowest else (None, None)

@@ -7,7 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vitscale.analysis import runs
+from vitscale.analysis.breakdown import Breakdown, breakdown, combined
+from vitscale.analysis.convergence import Convergence, convergence
 from vitscale.analysis.environments import Surroundings, differences, largest_like_group, surroundings
+from vitscale.analysis.resources import ResourceFigures, resource_figures
 from vitscale.analysis.runs import EpochFigures, EpochSource, RunFigures
 from vitscale.analysis.statistics import Interval, interval
 from vitscale.record import OutcomeKind, Run
@@ -59,6 +62,12 @@ class TrialResult:
     loss_by_step: tuple[tuple[int, float | None], ...]
     """Mean over runs."""
     peak_bytes: int | None
+    breakdown: Breakdown | None = None
+    """Where the time of a step goes; None where no step was explained."""
+    resources: ResourceFigures | None = None
+    """What the devices did; None where no run completed."""
+    convergence: Convergence | None = None
+    """Accuracy by images and seconds, the target, the noise scale; None where no run has completed."""
 
     @property
     def epoch_costs(self) -> list[float]:
@@ -113,6 +122,15 @@ def summarise(trial_id: str, trial: Trial, all_runs: Sequence[Run], combine_unli
         epochs=_mean_epochs(figures),
         loss_by_step=_mean_losses(figures),
         peak_bytes=max((figure.peak_bytes for figure in figures if figure.peak_bytes is not None), default=None),
+        breakdown=combined(
+            [
+                found
+                for run, own in zip(used, figures, strict=True)
+                if (found := breakdown(run, own.steady_from or 0)) is not None
+            ]
+        ),
+        resources=resource_figures(used, figures),
+        convergence=convergence(used, figures),
     )
 
 

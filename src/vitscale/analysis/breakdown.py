@@ -1,0 +1,255 @@
+"""Where the time of a step goes, per rank: parts that never overlap and add up to the step.
+
+    data_wait    the loader is not ready
+    h2d          copying the batch to the device, where nothing else goes on meanwhile
+    forward      preprocessing on the device, the model, the loss
+    backward     backward computation
+    wait         exposed: waiting for the slowest rank to arrive at a collective
+    wire         exposed: the transfer of a collective
+    optimizer    clipping and update
+    launch_gaps  the device has nothing to do inside a phase (GPU only)
+    other        what is left
+
+Of explained steps only, as they are: their slowdown against light steps is `overhead`.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from vitscale.analysis.exposure import RankExposure, exposures
+from vitscale.intervals import Interval, complement, intersection, length, union
+from vitscale.record import ExplainedLine, Run
+
+PARTS = ("data_wait", "h2d", "forward", "backward", "wait", "wire", "optimizer", "launch_gaps", "other")
+COMPUTE = ("h2d", "forward", "backward")
+_PART_OF_PHASE = {"forward": "forward", "backward": "backward", "optimizer": "optimizer", "data": "data_wait"}
+_LEAST_WAIT_SHARE = 0.02
+"""Of a step: below it nobody is waited for."""
+_FEWEST_STEPS_TO_NAME = 3
+_NEIGHBOURS = 4
+"""Light steps on either side that an explained block is held against."""
+
+
+@dataclass(frozen=True)
+class RankParts:
+    """The parts of one rank's step in seconds; None where unknown, with the reason in `Breakdown.reasons`."""
+
+    rank: int
+    seconds: float
+    """Of the whole step."""
+    parts: Mapping[str, float | None]
+    exposed_seconds: float
+    """Exposed communication, known also where wait and wire cannot be told apart."""
+
+    def sum_of(self, *names: str) -> float:
+        """The known ones of some parts together."""
+        return sum(self.parts[name] or 0.0 for name in names)
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """The rank that the others wait for."""
+
+    rank: int
+    share_of_steps: float
+    """In which it was the one."""
+    slower_by: float | None
+    """How much longer its own work takes than the median of the others': 0.21 is 21 %."""
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """The mean explained step of each rank."""
+
+    ranks: tuple[RankParts, ...]
+    steps: int
+    """Explained steps, over all runs."""
+    reasons: Mapping[str, str]
+    """Part to why it is unknown."""
+    overhead: float | None
+    """Explained steps against the light ones beside them: 0.03 is 3 % slower."""
+    straggler: Straggler | None
+    """None: nobody is waited for in most steps, or it cannot be told."""
+
+    @property
+    def typical(self) -> RankParts:
+        """The rank with the (upper) median wait: with one slow rank it is one of those that wait for it.
+
+        Where waiting is not known, that with the median exposed communication: the transfer is the same on all.
+        """
+        return sorted(self.ranks, key=_idleness)[len(self.ranks) // 2]
+
+    @property
+    def wait_known(self) -> bool:
+        """Whether wait and wire could be told apart."""
+        return self.typical.parts["wait"] is not None
+
+
+def _idleness(rank: RankParts) -> float:
+    wait = rank.parts["wait"]
+    return rank.exposed_seconds if wait is None else wait
+
+
+def breakdown(run: Run, steady_from: int = 0) -> Breakdown | None:
+    """The breakdown of one run; None where no step was explained on all its ranks.
+
+    Args:
+        run: with the records of all ranks.
+        steady_from: the first step after warm-up (`RunFigures.steady_from`); those before it are left out.
+    """
+    by_rank = {
+        rank.rank: {line.step: line for line in rank.explained if line.step >= steady_from} for rank in run.ranks
+    }
+    if len(by_rank) < run.header.trial.world.size:
+        return None
+    common = sorted(set.intersection(*(set(lines) for lines in by_rank.values())))
+    parts: dict[int, list[RankParts]] = {rank: [] for rank in by_rank}
+    reasons: dict[str, str] = {}
+    earliness: list[dict[int, float]] = []
+    for step in common:
+        lines = [(rank, by_rank[rank][step]) for rank in sorted(by_rank)]
+        exposed = exposures(lines)
+        for (rank, line), exposure in zip(lines, exposed, strict=True):
+            parts[rank].append(_parts(line, exposure))
+            reasons |= line.unknown
+            reasons |= {"wait": exposure.reason, "wire": exposure.reason} if exposure.reason else {}
+        waits = {one.rank: one.late_by_seconds for one in exposed}
+        earliness.append({rank: seconds for rank, seconds in waits.items() if seconds is not None})
+    if not common:
+        return None
+    means = tuple(_mean(parts[rank]) for rank in sorted(parts))
+    return Breakdown(means, len(common), reasons, _overhead(run, steady_from), _straggler(means, earliness))
+
+
+def combined(found: Sequence[Breakdown]) -> Breakdown | None:
+    """The mean over the runs of one trial; None where there is none."""
+    if not found:
+        return None
+    reasons: dict[str, str] = {}
+    for one in found:
+        reasons |= one.reasons
+    by_rank = zip(*(one.ranks for one in found), strict=True)
+    overheads = [one.overhead for one in found if one.overhead is not None]
+    return Breakdown(
+        ranks=tuple(_mean(same) for same in by_rank),
+        steps=sum(one.steps for one in found),
+        reasons=reasons,
+        overhead=statistics.median(overheads) if overheads else None,
+        straggler=_common_straggler([one.straggler for one in found]),
+    )
+
+
+def _parts(line: ExplainedLine, exposure: RankExposure) -> RankParts:
+    exposed = list(exposure.exposed)
+    not_computing = union(line.idle) if line.device == "cuda" else exposed
+    whole: Interval = (0.0, line.seconds)
+    busy = complement(not_computing, whole)
+    parts: dict[str, float | None] = dict.fromkeys(PARTS, 0.0)
+    for phase, start, end in line.phases:
+        if name := _PART_OF_PHASE.get(phase):
+            # On a GPU nothing is computed while the host waits for data: that time is found among the idle ones.
+            parts[name] = (parts[name] or 0.0) + length(intersection(busy, [(start, end)]))
+    if line.device == "cuda":
+        idle = intersection(union(line.idle), complement(exposed, whole))
+        copying = intersection(idle, union(line.copies))
+        idle = intersection(idle, complement(copying, whole))
+        starved = intersection(idle, union(line.host_data))
+        idle = intersection(idle, complement(starved, whole))
+        inside = union((start, end) for _, start, end in line.phases)
+        parts |= {"h2d": length(copying), "launch_gaps": length(intersection(idle, inside))}
+        parts["data_wait"] = length(starved)
+    wait, wire = exposure.wait, exposure.wire
+    exposed_seconds = length(exposed)
+    parts |= {"wait": None if wait is None else length(wait), "wire": None if wire is None else length(wire)}
+    known = sum(value or 0.0 for value in parts.values()) + (exposed_seconds if wait is None else 0.0)
+    parts["other"] = max(0.0, line.seconds - known)
+    parts |= dict.fromkeys(set(line.unknown) & set(PARTS) - {"wait", "wire"})
+    return RankParts(exposure.rank, line.seconds, parts, exposed_seconds)
+
+
+def _mean(some: Sequence[RankParts]) -> RankParts:
+    parts = {name: _mean_of([one.parts[name] for one in some]) for name in PARTS}
+    return RankParts(
+        some[0].rank,
+        statistics.fmean(one.seconds for one in some),
+        parts,
+        statistics.fmean(one.exposed_seconds for one in some),
+    )
+
+
+def _mean_of(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if len(known) == len(values) else None
+
+
+def _straggler(means: Sequence[RankParts], earliness: Sequence[Mapping[int, float]]) -> Straggler | None:
+    """The rank that waits least, where it keeps the others waiting more often than chance and by more than noise.
+
+    Args:
+        means: of every rank.
+        earliness: per step, how long each rank waited.
+    """
+    if len(means) < 2 or any(len(waits) < len(means) for waits in earliness):
+        return None
+    noticeable = _LEAST_WAIT_SHARE * max(one.seconds for one in means)
+    guilty = [
+        min(waits, key=waits.__getitem__) if max(waits.values()) - min(waits.values()) > noticeable else None
+        for waits in earliness
+    ]
+    named = [rank for rank in guilty if rank is not None]
+    if not named:
+        return None
+    rank = max(sorted(set(named)), key=named.count)
+    share = named.count(rank) / len(guilty)
+    margins = [statistics.median(s for other, s in waits.items() if other != rank) - waits[rank] for waits in earliness]
+    if share <= 1 / len(means) or len(margins) < _FEWEST_STEPS_TO_NAME or not _beyond_noise(margins):
+        return None
+    own = {one.rank: one.seconds - one.exposed_seconds for one in means}
+    others = statistics.median(seconds for other, seconds in own.items() if other != rank)
+    return Straggler(rank, share, own[rank] / others - 1 if others > 0 else None)
+
+
+def _beyond_noise(margins: Sequence[float]) -> bool:
+    """Whether their mean is more than three standard errors above nothing: the one of many ranks is picked for it."""
+    return statistics.fmean(margins) > 3 * statistics.stdev(margins) / math.sqrt(len(margins))
+
+
+def _common_straggler(found: Sequence[Straggler | None]) -> Straggler | None:
+    named = [one for one in found if one is not None]
+    if 2 * len(named) <= len(found):
+        return None
+    ranks = [one.rank for one in named]
+    rank = max(sorted(set(ranks)), key=ranks.count)
+    same = [one for one in named if one.rank == rank]
+    slower = [one.slower_by for one in same if one.slower_by is not None]
+    share = sum(one.share_of_steps for one in same) / len(found)
+    return Straggler(rank, share, statistics.median(slower) if slower else None)
+
+
+def _overhead(run: Run, steady_from: int) -> float | None:
+    """The median over blocks of the explained steps' time against that of the light steps beside them."""
+    by_step: dict[int, float] = {}
+    light: list[int] = []
+    blocks: dict[int, list[int]] = {}
+    for rank in run.ranks:
+        block_of = {line.step: line.block for line in rank.explained}
+        for line in rank.steps:
+            if line.step < steady_from:
+                continue
+            by_step[line.step] = max(by_step.get(line.step, 0.0), line.seconds)
+            if rank is run.ranks[0] and line.window == "light" and not line.warmup:
+                light.append(line.step)
+            if rank is run.ranks[0] and line.step in block_of:
+                blocks.setdefault(block_of[line.step], []).append(line.step)
+    ratios = []
+    for steps in blocks.values():
+        before = [step for step in light if step < min(steps)][-_NEIGHBOURS:]
+        after = [step for step in light if step > max(steps)][:_NEIGHBOURS]
+        beside = [by_step[step] for step in (*before, *after)]
+        if beside and statistics.median(beside) > 0:
+            ratios.append(statistics.median(by_step[step] for step in steps) / statistics.median(beside) - 1)
+    return statistics.median(ratios) if ratios else None

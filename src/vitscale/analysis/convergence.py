@@ -1,0 +1,197 @@
+"""How fast training gets somewhere: accuracy by images and by seconds, what a target accuracy took, gradient noise.
+
+Throughput alone says nothing of the time to an accuracy: a larger global batch takes fewer steps per epoch, and each of
+them teaches less once the batch is beyond the gradient noise scale.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from vitscale.analysis.common_steps import common_steps
+from vitscale.analysis.noise_scale import noise_scale, seed_of
+from vitscale.analysis.runs import RunFigures
+from vitscale.analysis.statistics import Interval, interval
+from vitscale.record import EpochLine, Run, StepLine
+
+
+@dataclass(frozen=True)
+class AccuracyPoint:
+    """After one epoch; the last one of a run that `measure.steps` ends may be a part of it."""
+
+    epoch: int
+    """Counted from 1."""
+    images: int
+    """Trained on so far, padding not counted."""
+    seconds: float | None
+    """Of training so far; start-up and evaluation left out. See `course`."""
+    held_out_accuracy: float | None
+    """Share in [0, 1]."""
+
+
+@dataclass(frozen=True)
+class TargetRun:
+    """What one run took to reach the target accuracy. `epochs` None: it did not reach it."""
+
+    repeat: int
+    seed: int
+    epochs: int | None
+    images: int | None
+    seconds: float | None
+    """None where it was not reached, and where the record does not tell."""
+
+
+@dataclass(frozen=True)
+class Convergence:
+    """Of one trial, over its runs."""
+
+    noise_scale_images: Interval | None
+    """The simple gradient noise scale, B_noise."""
+    noise_reason: str
+    """Why it is None; empty where it is not."""
+    target_accuracy: float | None
+    target_runs: tuple[TargetRun, ...]
+    """Every run, by repeat; empty where there is no target."""
+    images_to_target: Interval | None
+    seconds_to_target: Interval | None
+    """Both over the runs that reached it: where some did not, those were slower than all of these."""
+    points: tuple[AccuracyPoint, ...]
+    """Mean accuracy and median seconds over all runs, as far as every run went."""
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far a comparison can go: every trial that has any accuracy was trained at least so long."""
+
+    images: int | None
+    seconds: float | None
+
+
+def convergence(runs: Sequence[Run], figures: Sequence[RunFigures]) -> Convergence | None:
+    """The convergence of one trial from its completed runs and their figures; None where there is no run."""
+    if not runs:
+        return None
+    courses = [course(run, own.steady_from) for run, own in zip(runs, figures, strict=True)]
+    target = runs[0].header.trial.train.target_accuracy
+    targets: list[TargetRun] = []
+    if target is not None:
+        found = [_target_run(run, points, target) for run, points in zip(runs, courses, strict=True)]
+        targets = sorted(found, key=lambda one: one.repeat)
+    scale, reason = noise_scale(runs)
+    return Convergence(
+        noise_scale_images=scale,
+        noise_reason=reason,
+        target_accuracy=target,
+        target_runs=tuple(targets),
+        images_to_target=_interval([one.images for one in targets]),
+        seconds_to_target=_interval([one.seconds for one in targets]),
+        points=tuple(_mean_point(same) for same in zip(*courses, strict=False)),
+    )
+
+
+def course(run: Run, steady_from: int | None) -> tuple[AccuracyPoint, ...]:
+    """One run's own points, up to the first epoch that its record lacks.
+
+    The seconds of an epoch are its wall time where all its steps are light ones. An epoch that also holds warm-up or
+    explained steps took longer than training does: it counts as its steps x the run's mean light step.
+
+    Args:
+        run: the record.
+        steady_from: `RunFigures.steady_from`: light steps before it are warm-up that went on; None: there is no other.
+    """
+    epochs: dict[int, list[EpochLine]] = {}
+    for line in (line for rank in run.ranks for line in rank.epochs):
+        epochs.setdefault(line.epoch, []).append(line)
+    steps = common_steps(run, lambda rank: rank.steps)
+    seconds_of = {lines[0].step: max(line.seconds for line in lines) for lines in steps if _light(lines, steady_from)}
+    light = sum(seconds_of.values()) / len(seconds_of) if seconds_of else None
+    points: list[AccuracyPoint] = []
+    images, seconds = 0, 0.0 if light is not None else None
+    while (number := len(points)) in epochs:
+        line = epochs[number][0]
+        own = [lines for lines in steps if lines[0].epoch == number]
+        images += line.images
+        if light is not None and seconds is not None:
+            whole = len(own) == line.steps and all(lines[0].step in seconds_of for lines in own)
+            seconds += max(line.seconds for line in epochs[number]) if whole else line.steps * light
+        points.append(AccuracyPoint(number + 1, images, _finite(seconds), _finite(line.held_out_accuracy)))
+    return tuple(points)
+
+
+def accuracy_at_images(found: Convergence, images: float) -> float | None:
+    """Mean held-out accuracy after so many images: linear between epochs; None before the first and after the last."""
+    return _between([(float(point.images), point.held_out_accuracy) for point in found.points], images)
+
+
+def accuracy_at_seconds(found: Convergence, seconds: float) -> float | None:
+    """The same after so many seconds of training."""
+    known = [(point.seconds, point.held_out_accuracy) for point in found.points if point.seconds is not None]
+    return _between(known, seconds)
+
+
+def common_reach(found: Iterable[Convergence]) -> Reach:
+    """The largest number of images, and of seconds, at which all these trials can be compared.
+
+    That is the smallest of their last points; trials without a known accuracy are left aside.
+    """
+    known = [[point for point in one.points if point.held_out_accuracy is not None] for one in found]
+    last = [points[-1] for points in known if points]
+    seconds = [point.seconds for point in last if point.seconds is not None]
+    return Reach(
+        images=min((point.images for point in last), default=None),
+        seconds=min(seconds) if last and len(seconds) == len(last) else None,
+    )
+
+
+def _light(lines: Sequence[StepLine], steady_from: int | None) -> bool:
+    steady = steady_from is not None and lines[0].step >= steady_from
+    return steady and all(line.window == "light" and not line.warmup for line in lines)
+
+
+def _target_run(run: Run, points: Sequence[AccuracyPoint], target: float) -> TargetRun:
+    reached = next((p for p in points if p.held_out_accuracy is not None and p.held_out_accuracy >= target), None)
+    return TargetRun(
+        repeat=run.header.repeat,
+        seed=seed_of(run),
+        epochs=reached.epoch if reached else None,
+        images=reached.images if reached else None,
+        seconds=reached.seconds if reached else None,
+    )
+
+
+def _mean_point(same: Sequence[AccuracyPoint]) -> AccuracyPoint:
+    """One epoch of all runs; unknown as soon as it is unknown for one of them."""
+    accuracies = [point.held_out_accuracy for point in same if point.held_out_accuracy is not None]
+    seconds = [point.seconds for point in same if point.seconds is not None]
+    return AccuracyPoint(
+        epoch=same[0].epoch,
+        images=same[0].images,
+        seconds=statistics.median(seconds) if len(seconds) == len(same) else None,
+        held_out_accuracy=statistics.fmean(accuracies) if len(accuracies) == len(same) else None,
+    )
+
+
+def _interval(values: Sequence[float | None]) -> Interval | None:
+    known = [value for value in values if value is not None and value > 0]
+    return interval(known) if known else None
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _between(points: Sequence[tuple[float, float | None]], place: float) -> float | None:
+    """The value at `place`, linear between neighbours; None outside, and beside a point whose value is unknown."""
+    for at, value in points:
+        if at == place:
+            return value
+    for (left, before), (right, after) in pairwise(points):
+        if left < place < right:
+            if before is None or after is None:
+                return None
+            return before + (after - before) * (place - left) / (right - left)
+    return None

@@ -1,0 +1,100 @@
+"""Is the measurement itself sound: do clocks agree, is every part of a step accounted for, and at what cost?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from vitscale.analysis.clocks import clock_anomalies
+from vitscale.analysis.trials import TrialResult
+from vitscale.analysis.verdict import Verdict, count, percent, those, worst
+
+_OVERHEAD = 0.1
+_OTHER = 0.03
+
+
+def clocks(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+    """Runs whose times contradict one another."""
+    odd = {trial.trial_id: how for trial in measured for run in trial.records if (how := clock_anomalies(run))}
+    if odd:
+        where, how = next(iter(odd.items()))
+        yield Verdict(
+            "clock-anomaly",
+            "warning",
+            f"clock anomaly in {count(odd)}: {'; '.join(how)} ({where})",
+            "Do not trust these times. A suspended or migrated virtual machine does this, and so does work between "
+            "steps that no step holds: run again on a machine whose clock runs evenly.",
+            tuple(odd),
+        )
+
+
+def synchronised(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+    """Runs in which something waited for the device inside each step."""
+    waiting = those(measured, lambda trial: any(run.model and run.model.synchronised_timing for run in trial.runs))
+    if waiting:
+        yield Verdict(
+            "synchronised-timing",
+            "warning",
+            "synchronised timing: the DeepSpeed file's wall_clock_breakdown waits for the device",
+            "Remove wall_clock_breakdown from the file for figures that can be compared.",
+            waiting,
+        )
+
+
+def no_profile(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+    """Trials that do not say where the time of a step goes."""
+    off = those(measured, lambda trial: trial.breakdown is None and not trial.trial.window.explain)
+    short = those(measured, lambda trial: trial.breakdown is None and trial.trial.window.explain)
+    if off:
+        yield Verdict(
+            "profile-missing",
+            "note",
+            f"profile missing: {count(off)} ran with measure.explain = false, so that nothing says where the time goes",
+            "Set measure.explain = true for the breakdown; reported times hold no explained step either way.",
+            off,
+        )
+    if short:
+        yield Verdict(
+            "profile-missing",
+            "note",
+            f"profile missing: no step of {count(short)} was explained on all ranks, so that nothing says where the "
+            "time goes",
+            "Train longer (train.epochs or measure.steps): a run must hold several light steps for each explained one.",
+            short,
+        )
+
+
+def costly_profile(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+    """Trials whose explained steps take more than 10 % longer than the light ones beside them."""
+    slowed = worst(measured, lambda trial: trial.breakdown.overhead if trial.breakdown else None, _OVERHEAD)
+    if slowed:
+        yield Verdict(
+            "explaining-costs",
+            "note",
+            f"explaining costs: in {count(slowed)} explained steps take more than {percent(_OVERHEAD)} longer than "
+            f"light ones (up to {percent(slowed[0][0])}, {slowed[0][1].trial_id})",
+            "Times and throughput stand: they hold light steps alone. Of the breakdown, the compute parts are blown up "
+            "by as much; larger micro-batches make it small.",
+            tuple(trial.trial_id for _, trial in slowed),
+        )
+
+
+def unaccounted(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+    """Trials of whose step more than 3 % is in no part."""
+    unclear = worst(measured, _other, _OTHER)
+    if unclear:
+        yield Verdict(
+            "unaccounted-time",
+            "note",
+            f"unaccounted time: in {count(unclear)} more than {percent(_OTHER)} of a step is in no part of the "
+            f'breakdown ("other": {percent(unclear[0][0])} in {unclear[0][1].trial_id})',
+            'It is shown as "other", never spread over the parts; measure.traces = true keeps what the profiler saw.',
+            tuple(trial.trial_id for _, trial in unclear),
+        )
+
+
+def _other(trial: TrialResult) -> float | None:
+    """Of the rank with the largest share."""
+    if trial.breakdown is None:
+        return None
+    shares = [(rank.parts["other"] or 0.0) / rank.seconds for rank in trial.breakdown.ranks if rank.seconds > 0]
+    return max(shares, default=None)

@@ -1,0 +1,140 @@
+"""Did all ran where it should: on like hardware, with cores and GPUs of its own, under one set of settings?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from vitscale.analysis.environments import oversubscription
+from vitscale.analysis.scaling import CurveResult
+from vitscale.analysis.trials import TrialResult
+from vitscale.analysis.verdict import Verdict, count, percent
+
+_THROTTLED = 0.01
+"""Share of the time above which throttling is told: below it no step time moves by more than that."""
+
+
+def unlike_repeats(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+    """Trials some of whose runs may not be combined with the others."""
+    apart = [trial for trial in measured if trial.left_out]
+    if apart:
+        yield Verdict(
+            "unlike-runs",
+            "warning",
+            f"unlike runs are not combined: of {count(apart)} some repeats are left out "
+            f"({apart[0].trial_id}, {apart[0].left_out[0]})",
+            "Run the study again in one folder on one kind of machine with one set of library versions.",
+            tuple(trial.trial_id for trial in apart),
+        )
+
+
+def unlike_points(curves: Sequence[CurveResult]) -> Iterable[Verdict]:
+    """Points that may not be held against their baseline."""
+    for curve in curves:
+        if curve.unlike:
+            yield Verdict(
+                "unlike-runs",
+                "warning",
+                f"unlike runs are not combined: {curve.name} ({curve.mode}) has points that differ from the baseline "
+                f"in more than rank count ({curve.unlike[0]}); they have no speedup",
+                "Run the whole curve on one kind of machine with one set of library versions.",
+                tuple(point.trial_id for point in curve.points if point.speedup is None),
+            )
+
+
+def mixed_hardware(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+    """Runs on more than one type of device."""
+    mixed = [trial for trial in measured if trial.surroundings and len(trial.surroundings.devices) > 1]
+    if mixed and mixed[0].surroundings:
+        yield Verdict(
+            "mixed-hardware",
+            "warning",
+            f"mixed hardware inside {count(mixed)}: {' and '.join(mixed[0].surroundings.devices)}; the slowest type "
+            "sets the pace of every step",
+            "Use one device type, or read the figures as those of the slowest.",
+            tuple(trial.trial_id for trial in mixed),
+        )
+
+
+def oversubscribed(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+    """Ranks that shared cores or a GPU."""
+    shared = {trial.trial_id: how for trial in measured for run in trial.records if (how := oversubscription(run))}
+    if shared:
+        yield Verdict(
+            "oversubscribed",
+            "warning",
+            f"oversubscribed: {count(shared)} shared cores or GPUs ({next(iter(shared.values()))}); their times say "
+            "nothing about scaling",
+            "Use fewer ranks or fewer threads_per_rank, so that each rank has cores of its own.",
+            tuple(shared),
+        )
+
+
+def throttled(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+    """Clocks held back by a GPU, or ranks held back by the CPU controller, for more than 1 % of the time."""
+    hot = {}
+    for trial in measured:
+        found = trial.resources
+        if found and found.throttle_reasons and (found.throttled_share is None or found.throttled_share > _THROTTLED):
+            hot[trial.trial_id] = (
+                f"{', '.join(found.throttle_reasons)}"
+                f"{f' in {percent(found.throttled_share)} of the samples' if found.throttled_share is not None else ''}"
+            )
+    if hot:
+        yield Verdict(
+            "throttled",
+            "warning",
+            f"throttled: GPUs slowed their clocks in {count(hot)} ({next(iter(hot.values()))})",
+            "See to cooling and the power limit (nvidia-smi -q -d PERFORMANCE names the cause), or lock the clocks "
+            "lower for all runs alike.",
+            tuple(hot),
+        )
+    held = {
+        trial.trial_id: trial.resources.cpu_throttled_share
+        for trial in measured
+        if trial.resources and (trial.resources.cpu_throttled_share or 0.0) > _THROTTLED
+    }
+    if held:
+        most = max(share or 0.0 for share in held.values())
+        yield Verdict(
+            "throttled",
+            "warning",
+            f"throttled: the CPU quota held back {count(held)} (up to {percent(most)} of the time)",
+            "Use fewer ranks, threads_per_rank or data.workers than the quota has cores, or ask for a larger quota.",
+            tuple(held),
+        )
+
+
+def gradient_dtypes(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+    """Trials that do not move the same number of bytes."""
+    by_dtype: dict[str, list[str]] = {}
+    for trial in measured:
+        if dtype := next((run.model.gradient_dtype for run in trial.runs if run.model), None):
+            by_dtype.setdefault(dtype, []).append(trial.trial_id)
+    if len(by_dtype) > 1:
+        each = " and ".join(f"{dtype} in {count(ids)}" for dtype, ids in by_dtype.items())
+        yield Verdict(
+            "gradient-dtype",
+            "note",
+            f"gradients travel as {each}: those trials do not move the same number of bytes",
+            "Compare only trials of one dtype where the network matters.",
+            tuple(trial for ids in by_dtype.values() for trial in ids),
+        )
+
+
+def surroundings_changed(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+    """Host, settings or revision that changed in the course of the study."""
+    around = [trial.surroundings for trial in measured if trial.surroundings]
+    changed = []
+    if len({one.hosts for one in around if len(one.hosts) == 1}) > 1:
+        changed.append("host")
+    if len({one.settings for one in around}) > 1:
+        changed.append("NCCL or gloo settings")
+    if len({one.git_revision for one in around}) > 1:
+        changed.append("git revision of the working directory")
+    if changed:
+        yield Verdict(
+            "surroundings-changed",
+            "note",
+            f"not all trials ran under the same {', '.join(changed)}",
+            "See the environment below; run again under one of them if that matters here.",
+        )

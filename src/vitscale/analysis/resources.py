@@ -1,0 +1,257 @@
+"""What a trial used: processor time, memory, GPUs, energy, and how much of the arithmetic its devices can do.
+
+Shares and rates are those of epochs without warm-up and explained steps, where a run has such epochs; else of all.
+Peaks of memory are those of all epochs.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from vitscale.analysis.compute import Compute, compute
+from vitscale.analysis.energy import Energy, energy_per_image
+from vitscale.analysis.runs import RunFigures
+from vitscale.record import GpuSamples, RankRecord, ResourcesLine, Run
+
+NOT_RECORDED = "this run recorded no use of its GPUs"
+
+
+@dataclass(frozen=True)
+class RankResources:
+    """One rank of a trial, median over runs."""
+
+    rank: int
+    cpu_utilisation: float | None
+    """Processor seconds / (seconds x threads): 1 where its threads compute all the time; the loader's may add to it."""
+    peak_bytes: int | None
+    """Allocated on the device at its highest; resident on CPU."""
+    gpu_utilisation: float | None
+    share_of_matmul: float | None
+
+
+@dataclass(frozen=True)
+class ResourceFigures:
+    """A trial, median over its runs; memory at the highest of any. None where unavailable."""
+
+    by_rank: tuple[RankResources, ...]
+    peak_rss_bytes: int | None
+    """Of the rank that needed most, as the other peaks."""
+    cuda_allocated_bytes: int | None
+    cuda_reserved_bytes: int | None
+    cuda_device_bytes: int | None
+    cpu_utilisation: float | None
+    """Mean over ranks, of their threads."""
+    cpu_utilisation_of_quota: float | None
+    """Processor seconds of all ranks of a host / (seconds x cores that the quota grants), mean over hosts; None without
+    a quota."""
+    cpu_throttled_share: float | None
+    """Of the time, in which the CPU controller held back the worst rank's group, at most 1; None without a quota."""
+    gpu_utilisation: float | None
+    """Mean over ranks of the share of time in which a kernel ran."""
+    sm_clock_mhz: float | None
+    """Mean over ranks of the median."""
+    sm_clock_mhz_min: float | None
+    temperature_celsius_max: float | None
+    power_watts: float | None
+    """Mean per GPU."""
+    throttle_reasons: tuple[str, ...]
+    """Of any run."""
+    throttled_share: float | None
+    """Of the samples of the worst rank."""
+    gpu_reason: str
+    """Why the figures of GPUs are None; empty where they are known."""
+    joules_per_image: float | None
+    energy_source: str | None
+    energy_reason: str
+    """Why the energy is None; empty where it is known."""
+    matmul_flops_per_second: float | None
+    """Measured on these devices, mean over ranks."""
+    achieved_flops_per_second: float | None
+    """Per rank, of light steps."""
+    share_of_matmul: float | None
+    mfu: float | None
+    peak_name: str | None
+    mfu_reason: str
+    """Why MFU is None; empty where it is known."""
+
+
+@dataclass(frozen=True)
+class _RankUse:
+    """One rank of one run."""
+
+    rank: int
+    lines: tuple[ResourcesLine, ...]
+    """Of the epochs that count."""
+    all_lines: tuple[ResourcesLine, ...]
+    threads: int
+    on_gpu: bool
+
+    def highest(self, field: Callable[[ResourcesLine], int | None]) -> int | None:
+        return _highest(field(line) for line in self.all_lines)
+
+    @property
+    def peak_bytes(self) -> int | None:
+        return self.highest(lambda line: line.cuda_allocated_bytes if self.on_gpu else line.peak_rss_bytes)
+
+    @property
+    def seconds(self) -> float:
+        return sum(line.seconds for line in self.lines)
+
+    @property
+    def cpu_seconds(self) -> float:
+        return sum(line.cpu_seconds for line in self.lines)
+
+    @property
+    def cpu_utilisation(self) -> float | None:
+        whole = self.seconds * self.threads
+        return self.cpu_seconds / whole if whole > 0 else None
+
+    @property
+    def throttled_share(self) -> float | None:
+        held = [line.cpu_throttled_seconds for line in self.lines]
+        known = [value for value in held if value is not None]
+        # Summed over cores by the kernel: several at once can come to more than the time that went by.
+        return min(1.0, sum(known) / self.seconds) if known and len(known) == len(held) and self.seconds > 0 else None
+
+    @property
+    def gpu(self) -> tuple[GpuSamples, ...]:
+        return tuple(line.gpu for line in self.lines if line.gpu is not None)
+
+    def gpu_mean(self, field: Callable[[GpuSamples], float | None]) -> float | None:
+        """Over epochs, each with the weight of its samples."""
+        known = [(value, max(1, one.samples)) for one in self.gpu if (value := field(one)) is not None]
+        return sum(value * weight for value, weight in known) / sum(w for _, w in known) if known else None
+
+
+@dataclass(frozen=True)
+class _RunUse:
+    """One run."""
+
+    ranks: tuple[_RankUse, ...]
+    of_quota: float | None
+    energy: Energy
+    compute: Compute
+
+    def mean(self, figure: Callable[[_RankUse], float | None]) -> float | None:
+        """Over ranks; None where a rank lacks it."""
+        values = [figure(rank) for rank in self.ranks]
+        known = [value for value in values if value is not None]
+        return statistics.fmean(known) if known and len(known) == len(values) else None
+
+
+def resource_figures(runs: Sequence[Run], figures: Sequence[RunFigures]) -> ResourceFigures | None:
+    """The figures of one trial, from its completed runs and what `runs.figures` says of each; None without a run."""
+    if not runs:
+        return None
+    used = [_use(run, own) for run, own in zip(runs, figures, strict=True)]
+    ranks = [rank for use in used for rank in use.ranks]
+    samples = [one for rank in ranks for one in rank.gpu]
+    joules = [use.energy.joules_per_image for use in used]
+    mfu = _median(use.compute.mfu for use in used)
+    return ResourceFigures(
+        by_rank=tuple(_rank_resources(number, used) for number in sorted({rank.rank for rank in ranks})),
+        peak_rss_bytes=_highest(rank.highest(lambda line: line.peak_rss_bytes) for rank in ranks),
+        cuda_allocated_bytes=_highest(rank.highest(lambda line: line.cuda_allocated_bytes) for rank in ranks),
+        cuda_reserved_bytes=_highest(rank.highest(lambda line: line.cuda_reserved_bytes) for rank in ranks),
+        cuda_device_bytes=_highest(rank.highest(lambda line: line.cuda_device_bytes) for rank in ranks),
+        cpu_utilisation=_median(use.mean(lambda rank: rank.cpu_utilisation) for use in used),
+        cpu_utilisation_of_quota=_median(use.of_quota for use in used),
+        cpu_throttled_share=_median(_highest(rank.throttled_share for rank in use.ranks) for use in used),
+        gpu_utilisation=_median(use.mean(lambda r: r.gpu_mean(lambda one: one.utilisation)) for use in used),
+        sm_clock_mhz=_median(use.mean(lambda r: r.gpu_mean(lambda one: one.sm_clock_mhz_median)) for use in used),
+        sm_clock_mhz_min=min(
+            (one.sm_clock_mhz_min for one in samples if one.sm_clock_mhz_min is not None), default=None
+        ),
+        temperature_celsius_max=_highest(one.temperature_celsius_max for one in samples),
+        power_watts=_median(use.mean(lambda r: r.gpu_mean(lambda one: one.power_watts_mean)) for use in used),
+        throttle_reasons=tuple(sorted({reason for one in samples for reason in one.throttle_reasons})),
+        throttled_share=_median(
+            _highest(rank.gpu_mean(lambda one: one.throttled_share) for rank in use.ranks) for use in used
+        ),
+        gpu_reason="" if samples else _gpu_reason(ranks),
+        joules_per_image=_median(joules),
+        energy_source=next((use.energy.source for use in used if use.energy.source), None),
+        energy_reason="" if any(value is not None for value in joules) else used[0].energy.reason,
+        matmul_flops_per_second=_median(use.compute.matmul_flops_per_second for use in used),
+        achieved_flops_per_second=_median(use.compute.achieved_flops_per_second for use in used),
+        share_of_matmul=_median(use.compute.share_of_matmul for use in used),
+        mfu=mfu,
+        peak_name=next((use.compute.peak.name for use in used if use.compute.peak), None),
+        mfu_reason="" if mfu is not None else used[0].compute.reason,
+    )
+
+
+def steady_epochs(run: Run, steady_from: int = 0) -> set[int]:
+    """The recorded epochs of light steps alone, after warm-up; all of them where there is none."""
+    recorded = {line.epoch for rank in run.ranks for line in rank.resources}
+    disturbed = {
+        line.epoch
+        for rank in run.ranks
+        for line in rank.steps
+        if line.warmup or line.window != "light" or line.step < steady_from
+    }
+    return recorded - disturbed or recorded
+
+
+def _use(run: Run, figures: RunFigures) -> _RunUse:
+    epochs = steady_epochs(run, figures.steady_from or 0)
+    ranks = tuple(_rank_use(run, rank, epochs) for rank in run.ranks)
+    return _RunUse(ranks, _of_quota(run, ranks), energy_per_image(run, epochs), compute(run, figures))
+
+
+def _rank_use(run: Run, rank: RankRecord, epochs: Collection[int]) -> _RankUse:
+    environment = rank.start.environment if rank.start else None
+    return _RankUse(
+        rank=rank.rank,
+        lines=tuple(line for line in rank.resources if line.epoch in epochs),
+        all_lines=rank.resources,
+        threads=environment.threads if environment else run.header.trial.world.threads_per_rank,
+        on_gpu=run.header.trial.train.device == "cuda",
+    )
+
+
+def _of_quota(run: Run, ranks: Sequence[_RankUse]) -> float | None:
+    quota_of: dict[str, float] = {}
+    used_on: dict[str, list[_RankUse]] = {}
+    for record, use in zip(run.ranks, ranks, strict=True):
+        if record.start is None or record.start.environment.cpu_quota_cores is None or use.seconds <= 0:
+            return None
+        host = record.start.environment.host
+        quota_of[host] = record.start.environment.cpu_quota_cores
+        used_on.setdefault(host, []).append(use)
+    shares = [
+        sum(use.cpu_seconds / use.seconds for use in used_on[host]) / quota
+        for host, quota in quota_of.items()
+        if quota > 0
+    ]
+    return statistics.fmean(shares) if shares else None
+
+
+def _rank_resources(number: int, used: Sequence[_RunUse]) -> RankResources:
+    same = [rank for use in used for rank in use.ranks if rank.rank == number]
+    return RankResources(
+        rank=number,
+        cpu_utilisation=_median(rank.cpu_utilisation for rank in same),
+        peak_bytes=_highest(rank.peak_bytes for rank in same),
+        gpu_utilisation=_median(rank.gpu_mean(lambda one: one.utilisation) for rank in same),
+        share_of_matmul=_median(use.compute.shares_of_matmul.get(number) for use in used),
+    )
+
+
+def _gpu_reason(ranks: Sequence[_RankUse]) -> str:
+    return next((line.gpu_reason for rank in ranks for line in rank.all_lines if line.gpu_reason), NOT_RECORDED)
+
+
+_Number = TypeVar("_Number", int, float)
+
+
+def _highest(values: Iterable[_Number | None]) -> _Number | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None

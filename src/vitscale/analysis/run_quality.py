@@ -1,0 +1,151 @@
+"""Did the runs run steadily, warm, long enough, and to some purpose?"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+
+from vitscale.analysis.statistics import FEWEST_REPEATS
+from vitscale.analysis.trials import TrialResult
+from vitscale.analysis.verdict import Verdict, count, percent, those, worst
+
+_FEWEST_TIMED_STEPS = 5
+_RUNS_DIFFER = 0.05
+_STEPS_DIFFER = 0.2
+_DATA_BOUND = 0.1
+
+
+def unstable(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+    """Runs whose epoch times have a standard deviation above 5 %, and steps whose middle half spans more than 20 %."""
+    if runs := worst(measured, _spread_of_runs, _RUNS_DIFFER):
+        yield Verdict(
+            "unstable",
+            "warning",
+            f"unstable: the epoch times of {count(runs)} differ from run to run by more than {percent(_RUNS_DIFFER)} "
+            f"(standard deviation; {percent(runs[0][0])} in {runs[0][1].trial_id})",
+            "Stop what else runs on the machine, or give the study nodes of its own; measure.target_ci adds runs until "
+            "the interval is narrow enough.",
+            tuple(trial.trial_id for _, trial in runs),
+        )
+    if steps := worst(measured, lambda trial: trial.median_of(lambda run: run.step_spread), _STEPS_DIFFER):
+        yield Verdict(
+            "unstable",
+            "note",
+            f"unstable: in {count(steps)} the middle half of a run's steps spans more than {percent(_STEPS_DIFFER)} of "
+            f"the median ({percent(steps[0][0])} in {steps[0][1].trial_id})",
+            "Read p95 and p99 beside the median; look for other work on the machine, a loader that comes and goes, or "
+            "clocks that change.",
+            tuple(trial.trial_id for _, trial in steps),
+        )
+
+
+def _spread_of_runs(trial: TrialResult) -> float | None:
+    """The standard deviation of the logarithms: of small effects the relative one."""
+    if len(trial.epoch_costs) < FEWEST_REPEATS:
+        return None
+    return statistics.stdev(math.log(seconds) for seconds in trial.epoch_costs)
+
+
+def warming_up(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+    """Trials of which at least half the runs were slow beyond the marked warm-up, or never came to rest."""
+    restless = [trial for trial in measured if _half(trial, [run.still_falling_by is not None for run in trial.runs])]
+    if restless:
+        falls = [run.still_falling_by for trial in restless for run in trial.runs if run.still_falling_by is not None]
+        yield Verdict(
+            "still-warming-up",
+            "warning",
+            f"still warming up: in {count(restless)} step times go on falling through the run (by up to "
+            f"{percent(max(falls))})",
+            "Train longer (train.epochs or measure.steps) and raise measure.warmup_steps, until the times are level.",
+            tuple(trial.trial_id for trial in restless),
+        )
+    long = [trial for trial in measured if _half(trial, [run.detected_warmup_steps > 0 for run in trial.runs])]
+    if long:
+        most, trial = max(
+            ((max(run.detected_warmup_steps for run in one.runs), one) for one in long), key=lambda pair: pair[0]
+        )
+        marked = trial.trial.window.warmup_steps
+        yield Verdict(
+            "long-warm-up",
+            "note",
+            f"long warm-up: in {count(long)} the first steps after the marked warm-up were slow still and are left out "
+            f"of every figure (up to {most} of a run; {trial.trial_id})",
+            f"Set measure.warmup_steps = {marked + most} to mark them from the beginning (now {marked}).",
+            tuple(trial.trial_id for trial in long),
+        )
+
+
+def _half(trial: TrialResult, seen: Sequence[bool]) -> bool:
+    return any(seen) and 2 * sum(seen) >= len(trial.runs)
+
+
+def few_steps(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+    """Runs with too few steps for a typical one."""
+    short = {t.trial_id: n for t in measured if (n := min(run.timed_steps for run in t.runs)) < _FEWEST_TIMED_STEPS}
+    if short:
+        yield Verdict(
+            "few-steps",
+            "warning",
+            f"few steps: {count(short)} timed fewer than {_FEWEST_TIMED_STEPS} steps a run (as few as "
+            f"{min(short.values())})",
+            "Train longer (train.epochs or measure.steps), so that the median step is a typical one.",
+            tuple(short),
+        )
+
+
+def diverged(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+    """Runs whose loss was not finite."""
+    lost = those(measured, lambda trial: any(loss is None for _, loss in trial.loss_by_step))
+    if lost:
+        yield Verdict(
+            "loss-not-finite",
+            "warning",
+            f"the loss of {count(lost)} was not finite at some step: the training diverged",
+            "Lower train.learning_rate, or set train.gradient_clipping; the step times stand.",
+            lost,
+        )
+
+
+def data_bound(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+    """Trials that wait for data for more than 10 % of a step."""
+    hungry = worst(measured, _data_wait, _DATA_BOUND)
+    if hungry:
+        waits, trial = hungry[0]
+        workers = trial.trial.data.workers
+        yield Verdict(
+            "data-bound",
+            "warning",
+            f"data-bound: {count(hungry)} wait for data for more than {percent(_DATA_BOUND)} of a step "
+            f"({percent(waits)} in {trial.trial_id}, with data.workers = {workers})",
+            f"Set data.workers = {2 * workers or 2} or more, as far as there are cores for them: until then the "
+            "figures say how the loader scales.",
+            tuple(trial.trial_id for _, trial in hungry),
+        )
+
+
+def _data_wait(trial: TrialResult) -> float | None:
+    if trial.breakdown is None:
+        return None
+    typical = trial.breakdown.typical
+    waits = typical.parts["data_wait"]
+    return waits / typical.seconds if waits is not None and typical.seconds > 0 else None
+
+
+def startup_dominates(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+    """Trials whose start-up takes longer than their training."""
+    heavy: list[tuple[float, float, TrialResult]] = []
+    for trial in measured:
+        training = trial.median_of(lambda run: run.training_seconds)
+        if trial.startup_seconds is not None and training is not None and trial.startup_seconds > training:
+            heavy.append((trial.startup_seconds, training, trial))
+    if heavy:
+        startup, training, most = max(heavy, key=lambda item: item[0] / (item[0] + item[1]))
+        yield Verdict(
+            "startup-dominates",
+            "note",
+            f"start-up dominates {count(heavy)}: up to {startup:.1f} s of start-up against {training:.1f} s of "
+            f"training ({startup / (startup + training):.0%}; {most.trial_id})",
+            "No step or epoch time holds it, so scaling stands. For the time to a result, train longer per run.",
+            tuple(trial.trial_id for _, _, trial in heavy),
+        )

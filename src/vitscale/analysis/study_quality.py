@@ -1,0 +1,139 @@
+"""Is the study whole, and may its trials be compared with one another?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from vitscale.analysis.scaling import CurveResult
+from vitscale.analysis.statistics import FEWEST_REPEATS
+from vitscale.analysis.target_ci import half_width, standing
+from vitscale.analysis.trials import TrialResult
+from vitscale.analysis.verdict import Verdict, count, names, percent
+from vitscale.record import StudyRecord
+
+_MOST_NAMED = 4
+
+
+def few_repeats(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+    """Trials of one run or two."""
+    one = [trial.trial_id for trial in measured if len(trial.runs) == 1]
+    two = [trial.trial_id for trial in measured if 1 < len(trial.runs) < FEWEST_REPEATS]
+    if one or two:
+        how = [f"{count(one)} with one run (no interval)"] if one else []
+        how += [f"{count(two)} with 2 runs (the interval is too wide to decide much)"] if two else []
+        yield Verdict(
+            "too-few-repeats",
+            "warning",
+            f"too few repeats: {', '.join(how)}",
+            f"Set repeats = {FEWEST_REPEATS} or more under [measure] and run the study again: what is done is kept. "
+            "From 6 repeats intervals assume no distribution.",
+            (*one, *two),
+        )
+
+
+def unfinished(trials: Sequence[TrialResult], study: StudyRecord) -> Iterable[Verdict]:
+    """Runs that every trial is to have, and those that `measure.target_ci` may still ask for."""
+    lacking = [trial for trial in trials if trial.runs_done < study.repeats]
+    missing = sum(study.repeats - trial.runs_done for trial in lacking)
+    said = [f"{missing} of {study.repeats * len(trials)} runs are still to be done"] if lacking else []
+    if study.target_ci is not None and study.max_repeats is not None:
+        wanting = [t for t in trials if standing(t, study.target_ci, study.max_repeats) == "open"]
+        if more := sum(study.max_repeats - max(trial.runs_done, study.repeats) for trial in wanting):
+            said.append(f"up to {more} more may follow until epoch times are known within {percent(study.target_ci)}")
+            lacking += [trial for trial in wanting if trial not in lacking]
+    if said:
+        yield Verdict(
+            "unfinished",
+            "warning",
+            f"unfinished: {', and '.join(said)}",
+            "`vitscale run` with the same study and folder does only what is missing.",
+            tuple(trial.trial_id for trial in lacking),
+        )
+
+
+def target_ci(trials: Sequence[TrialResult], study: StudyRecord) -> Iterable[Verdict]:
+    """Which trials are known as closely as the study asked, and which stopped before."""
+    target, most = study.target_ci, study.max_repeats
+    if target is None or most is None:
+        return
+    by_standing: dict[str, list[TrialResult]] = {}
+    for trial in trials:
+        by_standing.setdefault(standing(trial, target, most), []).append(trial)
+    reached = by_standing.get("reached", [])
+    share = f"{len(reached)} of {count(trials)}"
+    said = []
+    if stopped := by_standing.get("stopped", []):
+        said.append(f"stopped at max_repeats = {most}: {_named(stopped)}")
+    if failed := by_standing.get("failed", []):
+        said.append(f"no runs added, for a run failed: {_named(failed)}")
+    if untimed := by_standing.get("untimed", []):
+        said.append(f"no runs added, for they tell no epoch time: {_named(untimed)}")
+    if said:
+        yield Verdict(
+            "target-ci-missed",
+            "warning",
+            f"target_ci missed: {share} known within {percent(target)}; {'; '.join(said)}",
+            "Raise measure.max_repeats, or stop what else the machine does, and run the study again: what is done is "
+            "kept. Runs that failed are done again with --retry-failed.",
+            tuple(trial.trial_id for trial in (*stopped, *failed, *untimed)),
+        )
+    if reached:
+        runs = [trial.runs_done for trial in reached]
+        after = f"{min(runs)}" if min(runs) == max(runs) else f"{min(runs)} to {max(runs)}"
+        yield Verdict(
+            "target-ci-reached",
+            "note",
+            f"target_ci reached: {share} known within {percent(target)}, after {after} runs: {_named(reached)}",
+            "Adding runs until an interval is narrow favours runs that agree by chance: such intervals hold the truth "
+            f"in 89 to 95 % of cases. For 95 %, begin a new folder with repeats = {max(runs)} and no target_ci.",
+            tuple(trial.trial_id for trial in reached),
+        )
+
+
+def _named(trials: Sequence[TrialResult]) -> str:
+    """A few by identity, each with how closely it is known."""
+    each = [
+        f"{trial.trial_id} ({f'within {percent(width)}' if width is not None else 'no interval'})"
+        for trial in trials[:_MOST_NAMED]
+        for width in [half_width(trial.epoch_seconds)]
+    ]
+    return ", ".join(each) + (f" and {len(trials) - _MOST_NAMED} more" if len(trials) > _MOST_NAMED else "")
+
+
+def baselines(curves: Sequence[CurveResult]) -> Iterable[Verdict]:
+    """Curves without a baseline, or with one of more than one rank."""
+    if without := [curve for curve in curves if curve.baseline is None]:
+        yield Verdict(
+            "baseline-missing",
+            "warning",
+            f"baseline missing: no run has completed with an epoch time of {names(without)}",
+            "See why they ended under the failed trials; speedup and efficiency need at least one.",
+            tuple(point.trial_id for curve in without for point in curve.points),
+        )
+    if larger := [curve for curve in curves if curve.baseline is not None and curve.baseline.gpus > 1]:
+        each = [curve.baseline for curve in larger if curve.baseline is not None]
+        yield Verdict(
+            "baseline-missing",
+            "warning",
+            f"baseline missing at one rank: figures of {names(larger)} are relative to "
+            f"{' or '.join(str(gpus) for gpus in sorted({base.gpus for base in each}))} ranks, which looks better than "
+            "against one",
+            "Add 1 to scaling.gpus, or make the smallest trial fit (a smaller micro_batch, accumulation).",
+            tuple(base.trial_id for base in each),
+        )
+
+
+def mixed_epochs(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> Iterable[Verdict]:
+    """Curves with measured and extrapolated epoch times."""
+    source = {trial.trial_id: trial.epoch_seconds_source for trial in trials}
+    for curve in curves:
+        kinds = {source[point.trial_id] for point in curve.points} - {None}
+        if len(kinds) > 1:
+            yield Verdict(
+                "mixed-epoch-times",
+                "note",
+                f"{curve.name} ({curve.mode}): some epoch times are measured and some extrapolated from steps; a "
+                "measured epoch also holds its closing barrier",
+                "Train at least one epoch beyond the warm-up steps at every rank count.",
+                tuple(point.trial_id for point in curve.points),
+            )

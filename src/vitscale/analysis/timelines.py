@@ -1,0 +1,67 @@
+"""Where a rank was at each moment of an explained step: the parts of a breakdown, as intervals instead of lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from vitscale.analysis.exposure import RankExposure, exposures
+from vitscale.analysis.waterfall import COMMUNICATION
+from vitscale.intervals import Interval, complement, intersection, union
+from vitscale.record import ExplainedLine, Run
+
+_PART_OF_PHASE = {"forward": "forward", "backward": "backward", "optimizer": "optimizer", "data": "data_wait"}
+
+
+def explained_steps(run: Run) -> tuple[int, ...]:
+    """The steps that every rank of a run explained, in order; none where a rank's record is missing."""
+    if len(run.ranks) < run.header.trial.world.size or not run.ranks:
+        return ()
+    return tuple(sorted(set.intersection(*({line.step for line in rank.explained} for rank in run.ranks))))
+
+
+def lanes(run: Run, step: int) -> dict[int, dict[str, list[Interval]]]:
+    """Rank to its parts in one of `explained_steps`: seconds from the step's beginning, in the rank's own clock."""
+    by_rank = {rank.rank: {line.step: line for line in rank.explained}[step] for rank in run.ranks}
+    lines = sorted(by_rank.items())
+    return {rank: _parts(line, exposure) for (rank, line), exposure in zip(lines, exposures(lines), strict=True)}
+
+
+def _parts(line: ExplainedLine, exposure: RankExposure) -> dict[str, list[Interval]]:
+    """Part to where it lies in the step; the parts of `analysis.breakdown`, which never overlap.
+
+    Unknown ones are absent; where wait and wire cannot be told apart, COMMUNICATION stands for both.
+    """
+    whole: Interval = (0.0, line.seconds)
+    exposed = list(exposure.exposed)
+    busy = complement(union(line.idle) if line.device == "cuda" else exposed, whole)
+    found: dict[str, list[Interval]] = {}
+    for phase, start, end in line.phases:
+        if name := _PART_OF_PHASE.get(phase):
+            found.setdefault(name, []).extend(intersection(busy, [(start, end)]))
+    if line.device == "cuda":
+        found |= _idle_parts(line, exposed, whole)
+    if exposure.wait is None or exposure.wire is None:
+        found[COMMUNICATION] = intersection(exposed, [whole])
+    else:
+        found |= {"wait": intersection(exposure.wait, [whole]), "wire": intersection(exposure.wire, [whole])}
+    found["other"] = complement(_all(found), whole)
+    return {
+        name: union(own)
+        for name, own in found.items()
+        if own and (name in ("wait", "wire") or name not in line.unknown)
+    }
+
+
+def _idle_parts(line: ExplainedLine, exposed: Sequence[Interval], whole: Interval) -> dict[str, list[Interval]]:
+    """What a GPU does while it computes nothing and communicates nothing: copy, wait for data, wait for a launch."""
+    idle = intersection(union(line.idle), complement(exposed, whole))
+    copying = intersection(idle, union(line.copies))
+    idle = intersection(idle, complement(copying, whole))
+    starved = intersection(idle, union(line.host_data))
+    idle = intersection(idle, complement(starved, whole))
+    inside = union((start, end) for _, start, end in line.phases)
+    return {"h2d": copying, "data_wait": starved, "launch_gaps": intersection(idle, inside)}
+
+
+def _all(parts: Mapping[str, Sequence[Interval]]) -> list[Interval]:
+    return union(interval for own in parts.values() for interval in own)

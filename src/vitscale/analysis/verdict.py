@@ -1,0 +1,56 @@
+"""One verdict on figures, with what to do about it; and the words that verdicts share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from vitscale.analysis.scaling import CurveResult
+from vitscale.analysis.trials import TrialResult
+
+Level = Literal["warning", "note"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One thing a reader must know before believing the figures."""
+
+    kind: str
+    """A fixed name: too-few-repeats, baseline-missing, ..."""
+    level: Level
+    """warning: figures may mislead; note: figures stand, but know this."""
+    message: str
+    advice: str
+    trials: tuple[str, ...] = ()
+    """The trials it is about; empty: the whole study."""
+
+
+def those(measured: Sequence[TrialResult], holds: Callable[[TrialResult], bool]) -> tuple[str, ...]:
+    """The identities of the trials of which `holds` is true."""
+    return tuple(trial.trial_id for trial in measured if holds(trial))
+
+
+def worst(
+    measured: Sequence[TrialResult], figure: Callable[[TrialResult], float | None], limit: float
+) -> list[tuple[float, TrialResult]]:
+    """The trials whose figure is known and above `limit`, the highest first."""
+    found = [(value, trial) for trial in measured if (value := figure(trial)) is not None and value > limit]
+    return sorted(found, key=lambda pair: pair[0], reverse=True)
+
+
+def names(curves: Sequence[CurveResult]) -> str:
+    """Curves as a sentence names them."""
+    return "; ".join(f"{curve.name} ({curve.mode})" for curve in curves)
+
+
+def count(trials: Collection[object]) -> str:
+    """ "1 trial", "3 trials"."""
+    return f"{len(trials)} trial{'s' if len(trials) != 1 else ''}"
+
+
+def percent(share: float) -> str:
+    """0.02 as "2 %", 0.136 as "14 %"."""
+    if 0 < abs(share) < 1e-4:
+        return "under 0.01 %"
+    return f"{100 * share:.0f} %" if abs(share) >= 0.0995 else f"{100 * share:.2g} %"

@@ -1,0 +1,251 @@
+"""The waterfall: from ideal to measured, in factors that multiply to the efficiency.
+
+With K optimizer steps in an epoch, T its seconds and S = T / K the step that this makes, of a trial and its baseline
+(b), and q the images of a rank's step against the baseline's, `analysis.scaling` gives
+
+    E = step rounding * q * S_b / S        step rounding = K_b / K / q, times N_b / N in the strong modes
+
+Steps are whole, images / global batch is not: for equal images per rank the first factor is
+(K_b / exact K_b) / (K / exact K). Under drop_last K is rounded down, so that an epoch leaves images out and the factor
+may lie above 1: `images_left_out` says how many.
+
+What remains is shared out over the parts of the step by the logarithmic mean Divisia index (LMDI-I; Ang, "Decomposition
+analysis for policymaking in energy: which is the preferred method?", Energy Policy 32, 2004, 1131-1139). With x the
+parts of the trial's step, X = S their sum, y those of the baseline's times q, Y their sum, and
+L(a, b) = (a - b) / ln(a / b),
+
+    ln f = (y - x) / L(X, Y)        sum of ln f = (Y - X) / L(X, Y) = ln(Y / X) = ln(q * S_b / S)
+
+so nothing is left over, no order has to be chosen, and a part may be zero. The points of a factor,
+(1 - E) * ln f / ln E, add up to 1 - E, and those of the parts are in proportion to the seconds that each adds.
+
+The parts are those of a typical rank (`Breakdown.typical`) on the scale of light steps: the profiler slows down what
+the host computes, but neither the transfer nor the waiting. So these, data wait and copies stand as measured, and the
+others are scaled by one factor to fill the step up to S.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from vitscale.analysis.breakdown import COMPUTE, PARTS, Straggler
+from vitscale.analysis.scaling import CurveResult, Point
+from vitscale.analysis.statistics import Interval
+from vitscale.analysis.trials import TrialResult
+from vitscale.trial import Mode, samples_used, steps_per_epoch
+
+STEP_ROUNDING = "step rounding"
+COMMUNICATION = "communication"
+"""In place of "straggler wait" and "wire" where these cannot be told apart."""
+
+_AS_MEASURED = ("data_wait", "h2d", "wait", "wire", COMMUNICATION)
+_PARTS_OF_FACTOR: dict[str, tuple[str, ...]] = {
+    "compute scaling": COMPUTE,
+    "data wait": ("data_wait",),
+    "straggler wait": ("wait",),
+    "wire": ("wire",),
+    COMMUNICATION: (COMMUNICATION,),
+    "optimizer": ("optimizer",),
+    "launch gaps": ("launch_gaps",),
+    "other": ("other",),
+}
+FACTORS = (STEP_ROUNDING, *_PARTS_OF_FACTOR)
+"""All that a waterfall may hold, in its order."""
+_LEAST, _MOST = 1e-9, 1e9
+"""Steps in seconds, and efficiencies, outside of these come from broken clocks: nothing can be explained by them."""
+
+
+@dataclass(frozen=True)
+class Factor:
+    """One step of the waterfall."""
+
+    name: str
+    """One of `FACTORS`."""
+    factor: float
+    """All factors multiply to the efficiency; above 1 it helps."""
+    points: float
+    """What it takes from the efficiency: 0.17 is 17 points of 100 lost, below zero is a gain."""
+
+
+@dataclass(frozen=True)
+class Waterfall:
+    """From the ideal to what one trial reaches, against the baseline of one curve. None where that is unknown."""
+
+    curve: str
+    mode: Mode
+    gpus: int
+    trial_id: str
+    baseline_trial: str | None
+    baseline_gpus: int | None
+    efficiency: float | None
+    factors: tuple[Factor, ...]
+    """In order; empty where `reason` says why they are unknown."""
+    reason: str
+    straggler: Straggler | None
+    """Of the trial."""
+    interval: Interval | None = None
+    """Of the efficiency."""
+    work_per_rank: float | None = None
+    """Images of a rank's optimizer step, against the baseline's."""
+    images_left_out: float = 0.0
+    """Share of an epoch's images that drop_last leaves out."""
+
+
+class _Unexplained(Exception):
+    """Why there are no factors."""
+
+
+def waterfalls(curve: CurveResult, trials: Mapping[str, TrialResult]) -> tuple[Waterfall, ...]:
+    """One waterfall for each trial of a curve but its baseline."""
+    base = curve.baseline
+    points = [point for point in curve.points if base is None or point.trial_id != base.trial_id]
+    return tuple(_waterfall(curve, point, trials) for point in points)
+
+
+def decompose(parts: Mapping[str, float], ideal_parts: Mapping[str, float]) -> dict[str, float]:
+    """ln f of each part of a step, by LMDI-I: see the module.
+
+    Args:
+        parts: seconds of the measured step, none negative, their sum above 0.
+        ideal_parts: seconds under the same names, of the step that it would be with perfect scaling.
+
+    Returns:
+        Logarithms that add up to ln(sum of ideal_parts / sum of parts); below 0 for what costs time.
+    """
+    mean = _logarithmic_mean(sum(parts.values()), sum(ideal_parts.values()))
+    return {name: (ideal_parts[name] - parts[name]) / mean for name in parts}
+
+
+def _waterfall(curve: CurveResult, point: Point, trials: Mapping[str, TrialResult]) -> Waterfall:
+    trial, base = trials[point.trial_id], curve.baseline
+    factors: tuple[Factor, ...] = ()
+    reason = ""
+    try:
+        factors = _factors(curve, point, trials)
+    except _Unexplained as why:
+        reason = str(why)
+    return Waterfall(
+        curve=curve.name,
+        mode=curve.mode,
+        gpus=point.gpus,
+        trial_id=point.trial_id,
+        baseline_trial=base.trial_id if base else None,
+        baseline_gpus=base.gpus if base else None,
+        efficiency=point.efficiency.centre if point.efficiency else None,
+        factors=factors,
+        reason=reason,
+        straggler=trial.breakdown.straggler if trial.breakdown else None,
+        interval=point.efficiency,
+        work_per_rank=_work_per_rank(trial, trials[base.trial_id]) if base else None,
+        images_left_out=_images_left_out(trial),
+    )
+
+
+def _factors(curve: CurveResult, point: Point, trials: Mapping[str, TrialResult]) -> tuple[Factor, ...]:
+    base, trial = curve.baseline, trials[point.trial_id]
+    if base is None:
+        raise _Unexplained("no trial of the curve has completed with an epoch time")
+    if not trial.epoch_costs:
+        raise _Unexplained(trial.reason or "no run has completed with an epoch time")
+    if point.efficiency is None:
+        raise _Unexplained("it ran in other surroundings than the baseline")
+    efficiency = _believable(point.efficiency.centre, "its efficiency")
+    reference = trials[base.trial_id]
+    work = _work_per_rank(trial, reference)
+    ranks = 1.0 if curve.mode == "weak" else base.gpus / point.gpus
+    rounding = _steps(reference) / _steps(trial) * ranks / work
+    together = not (_told_apart(trial) and _told_apart(reference))
+    gaps = _knows_launch_gaps(trial) and _knows_launch_gaps(reference)
+    parts = _light_parts(trial, "", together, gaps)
+    ideal = _light_parts(reference, " of the baseline", together, gaps)
+    logs = decompose(parts, {name: work * seconds for name, seconds in ideal.items()})
+    by_factor = {STEP_ROUNDING: math.log(rounding)} | {
+        name: sum(logs[part] for part in members)
+        for name, members in _PARTS_OF_FACTOR.items()
+        if logs.keys() >= set(members)
+    }
+    share = _points_per_log(efficiency)  # negative; adding 0.0 takes the sign off a zero
+    return tuple(Factor(name, math.exp(log), share * log + 0.0) for name, log in by_factor.items())
+
+
+def _light_parts(result: TrialResult, whose: str, together: bool, gaps: bool) -> dict[str, float]:
+    """Seconds of the parts of the step that the trial's epochs are made of.
+
+    `together`: wait and wire in one. Without `gaps` these stand with "other".
+    """
+    if result.breakdown is None:
+        raise _Unexplained(f"no step{whose} was explained")
+    typical = result.breakdown.typical
+    parts = {name: typical.parts[name] or 0.0 for name in PARTS}
+    if together:
+        told_apart = parts.pop("wait") + parts.pop("wire")
+        parts[COMMUNICATION] = told_apart if result.breakdown.wait_known else typical.exposed_seconds
+    if not gaps:
+        parts["other"] += parts.pop("launch_gaps")
+    step = _believable(_step_seconds(result), f"the light step{whose}", " s")
+    fixed = sum(seconds for name, seconds in parts.items() if name in _AS_MEASURED)
+    slowed = sum(seconds for name, seconds in parts.items() if name not in _AS_MEASURED)
+    _believable(fixed + slowed, f"the explained step{whose}", " s")
+    if slowed > 0 and step >= fixed:
+        factor = (step - fixed) / slowed
+        return {name: seconds * (1.0 if name in _AS_MEASURED else factor) for name, seconds in parts.items()}
+    return {name: seconds * (step / (fixed + slowed)) for name, seconds in parts.items()}
+
+
+def _told_apart(result: TrialResult) -> bool:
+    return result.breakdown is None or result.breakdown.wait_known
+
+
+def _knows_launch_gaps(result: TrialResult) -> bool:
+    return result.breakdown is not None and result.breakdown.typical.parts["launch_gaps"] is not None
+
+
+def _step_seconds(result: TrialResult) -> float:
+    """S: the mean epoch as `analysis.scaling` takes it, shared out over its steps."""
+    return math.exp(statistics.fmean(math.log(cost) for cost in result.epoch_costs) - math.log(_steps(result)))
+
+
+def _steps(result: TrialResult) -> int:
+    """K. A trial without a step in its epoch has no epoch time, and does not come here."""
+    train = result.trial.train
+    size = result.trial.world.size
+    return max(1, steps_per_epoch(_samples(result), size, train.micro_batch, train.grad_accum, train.drop_last))
+
+
+def _samples(result: TrialResult) -> int:
+    dataset = next((run.model.train_samples for run in result.runs if run.model is not None), 0)
+    return samples_used(dataset, result.trial.data.fraction)
+
+
+def _work_per_rank(trial: TrialResult, reference: TrialResult) -> float:
+    """q: images of a rank's optimizer step, of the one against the other."""
+    ours, theirs = trial.trial.train, reference.trial.train
+    return ours.micro_batch * ours.grad_accum / (theirs.micro_batch * theirs.grad_accum)
+
+
+def _images_left_out(result: TrialResult) -> float:
+    samples = _samples(result)
+    return samples % result.trial.global_batch / samples if result.trial.train.drop_last and samples else 0.0
+
+
+def _believable(value: float, what: str, unit: str = "") -> float:
+    if not _LEAST < value < _MOST:
+        raise _Unexplained(f"{what} cannot be believed: {value:.3g}{unit}")
+    return value
+
+
+def _logarithmic_mean(one: float, other: float) -> float:
+    """L(a, b) = (a - b) / ln(a / b), and a for a = b."""
+    log = math.log(one) - math.log(other)
+    if log == 0:
+        return one
+    return other * math.expm1(log) / log if abs(log) < 1 else (one - other) / log
+
+
+def _points_per_log(efficiency: float) -> float:
+    """(1 - E) / ln E, and its limit for E = 1."""
+    log = math.log(efficiency)
+    return -math.expm1(log) / log if log else -1.0

@@ -1,0 +1,162 @@
+"""The breakdown of a run from its explained lines: parts that add up, who is waited for, what explaining cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from results_factory import NOT_TOLD_APART, explained_line, explained_run, make_rank, make_run, make_trial, steady_run
+from vitscale.analysis.breakdown import PARTS, breakdown, combined
+
+FAST: dict[str, Any] = {
+    "data_wait": 0.01,
+    "forward": 0.04,
+    "backward": 0.08,
+    "wait": 0.025,
+    "wire": 0.05,
+    "optimizer": 0.01,
+}
+SLOW: dict[str, Any] = {
+    "data_wait": 0.01,
+    "forward": 0.065,
+    "backward": 0.08,
+    "wait": 0.0,
+    "wire": 0.05,
+    "optimizer": 0.01,
+}
+
+
+def test_parts_of_every_rank_come_out_as_they_went_in() -> None:
+    found = breakdown(explained_run(make_trial(gpus=2, epochs=4), [FAST, SLOW | {"other": 0.002}]))
+    assert found is not None
+    for rank, truth in zip(found.ranks, (FAST, SLOW | {"other": 0.002}), strict=True):
+        for name, seconds in truth.items():
+            assert rank.parts[name] == pytest.approx(seconds), name
+        assert rank.parts["h2d"] is None
+        assert rank.exposed_seconds == pytest.approx(truth["wait"] + truth["wire"])
+    assert found.steps >= 4
+    assert found.reasons["h2d"]
+
+
+def test_the_slow_rank_is_named_with_how_much_longer_it_works() -> None:
+    found = breakdown(explained_run(make_trial(gpus=3, epochs=5), [FAST, SLOW, FAST]))
+    assert found is not None
+    assert found.straggler is not None
+    assert (found.straggler.rank, found.straggler.share_of_steps) == (1, 1.0)
+    # 0.165 s of own work against 0.14.
+    assert found.straggler.slower_by == pytest.approx(0.165 / 0.14 - 1)
+    assert found.typical.rank != 1
+
+
+def test_a_wait_too_short_to_notice_names_nobody() -> None:
+    barely = FAST | {"wait": 0.001}
+    found = breakdown(explained_run(make_trial(gpus=2, epochs=4), [barely, SLOW | {"forward": 0.041}]))
+    assert found is not None
+    assert found.straggler is None
+
+
+def test_ranks_that_take_turns_at_being_late_name_nobody() -> None:
+    """Jitter: rank 0 is late in three steps of five, rank 1 in two, by as much."""
+    trial = make_trial(gpus=2)
+    late, early = SLOW, FAST
+    turns = [(late, early), (early, late), (late, early), (early, late), (late, early)]
+    ranks = [
+        make_rank(trial, rank, [0.2] * 10).model_copy(
+            update={"explained": tuple(explained_line(4 + n, n, **pair[rank]) for n, pair in enumerate(turns))}
+        )
+        for rank in (0, 1)
+    ]
+    found = breakdown(make_run(trial, ranks))
+    assert found is not None
+    assert found.straggler is None
+
+
+def test_the_cost_of_explaining_is_held_against_the_light_steps_beside_it() -> None:
+    found = breakdown(explained_run(make_trial(epochs=4), [SLOW], slowdown=0.08))
+    assert found is not None
+    assert found.overhead == pytest.approx(0.08)
+
+
+def test_where_wait_and_wire_cannot_be_told_apart_their_sum_still_stands() -> None:
+    found = breakdown(explained_run(make_trial(gpus=2, epochs=4), [FAST | {"told_apart": False}] * 2))
+    assert found is not None
+    for rank in found.ranks:
+        assert (rank.parts["wait"], rank.parts["wire"]) == (None, None)
+        assert rank.exposed_seconds == pytest.approx(0.075)
+        assert rank.parts["other"] == pytest.approx(0.0, abs=1e-9)
+    assert found.reasons["wait"] == found.reasons["wire"] == NOT_TOLD_APART
+    assert not found.wait_known
+    assert found.straggler is None
+
+
+def test_the_typical_rank_is_one_of_those_that_wait_known_or_not() -> None:
+    for told_apart in (True, False):
+        parts = [SLOW | {"told_apart": told_apart}, FAST | {"told_apart": told_apart}]
+        found = breakdown(explained_run(make_trial(gpus=2, epochs=4), parts))
+        assert found is not None
+        assert found.typical.rank == 1
+
+
+def test_a_run_without_explained_steps_or_with_a_rank_missing_has_none() -> None:
+    trial = make_trial(gpus=2)
+    assert breakdown(steady_run(trial, 0.1)) is None
+    whole = explained_run(make_trial(gpus=2, epochs=4), [FAST, SLOW])
+    assert breakdown(whole.model_copy(update={"ranks": whole.ranks[:1]})) is None
+
+
+def test_only_steps_that_every_rank_explained_count() -> None:
+    trial = make_trial(gpus=2)
+    lines = [explained_line(step, step, **SLOW) for step in (5, 6, 7)]
+    ranks = [make_rank(trial, rank, [0.2] * 10) for rank in (0, 1)]
+    ranks[0] = ranks[0].model_copy(update={"explained": tuple(lines)})
+    ranks[1] = ranks[1].model_copy(update={"explained": tuple(lines[1:])})
+    found = breakdown(make_run(trial, ranks))
+    assert found is not None
+    assert found.steps == 2
+
+
+def test_steps_before_the_run_was_warm_are_left_out() -> None:
+    trial = make_trial()
+    cold, warm = (
+        explained_line(step, step, **(FAST | {"wait": 0.0, "forward": f})) for step, f in ((4, 0.4), (7, 0.04))
+    )
+    run = make_run(trial, [make_rank(trial, 0, [0.2] * 10).model_copy(update={"explained": (cold, warm)})])
+    found = breakdown(run, steady_from=6)
+    assert found is not None
+    assert found.steps == 1
+    assert found.typical.parts["forward"] == pytest.approx(0.04)
+    assert breakdown(run, steady_from=8) is None
+
+
+def test_runs_are_combined_by_their_mean() -> None:
+    trial = make_trial(gpus=2, epochs=4)
+    runs = [
+        explained_run(trial, [FAST | {"wire": w}, SLOW | {"wire": w}], repeat=n) for n, w in enumerate((0.04, 0.06))
+    ]
+    found = combined([one for run in runs if (one := breakdown(run))])
+    assert found is not None
+    assert found.ranks[0].parts["wire"] == pytest.approx(0.05)
+    assert found.straggler is not None
+    assert found.straggler.rank == 1
+    assert combined([]) is None
+
+
+@given(
+    st.lists(st.fixed_dictionaries({name: st.floats(0.001, 1.0) for name in (*FAST, "other")}), min_size=1, max_size=4)
+)
+def test_parts_never_overlap_and_add_up(ranks: list[dict[str, Any]]) -> None:
+    """Whatever the parts: they sum to the step, and none is negative."""
+    trial = make_trial(gpus=len(ranks))
+    records = [
+        make_rank(trial, rank, [9.0] * 6).model_copy(update={"explained": (explained_line(5, 0, **parts),)})
+        for rank, parts in enumerate(ranks)
+    ]
+    found = breakdown(make_run(trial, records))
+    assert found is not None
+    for rank in found.ranks:
+        assert set(rank.parts) == set(PARTS)
+        assert all(value is None or value >= 0 for value in rank.parts.values())
+        assert rank.sum_of(*PARTS) == pytest.approx(rank.seconds)

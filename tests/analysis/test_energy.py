@@ -1,0 +1,139 @@
+"""Energy per image: hand-computed, each device once, and unknown as soon as a part of it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from results_factory import make_environment, make_rank, make_run, make_trial
+from vitscale.analysis.energy import Energy, energy_per_image
+from vitscale.record import EnergyReading, ResourcesLine, Run
+
+IMAGES = 4 * 8
+"""Of each rank and epoch: four steps of eight."""
+ELSEWHERE = EnergyReading(joules=None, source=None, reason="measured by local rank 0")
+
+
+def rapl(joules: float, *devices: str) -> EnergyReading:
+    return EnergyReading(joules=joules, source="RAPL: package-0, whoever uses them", reason=None, devices=devices)
+
+
+def nvml(joules: float, *devices: str) -> EnergyReading:
+    return EnergyReading(joules=joules, source="NVML: the GPU, whoever uses it", reason=None, devices=devices)
+
+
+def unknown(reason: str) -> EnergyReading:
+    return EnergyReading(joules=None, source=None, reason=reason)
+
+
+def run_of(*ranks: Sequence[EnergyReading | None], hosts: Sequence[str] | None = None) -> Run:
+    """A run with one reading per rank and epoch."""
+    trial = make_trial(gpus=len(ranks))
+    records = []
+    for number, readings in enumerate(ranks):
+        host = hosts[number] if hosts else "node1"
+        record = make_rank(
+            trial, number, [0.1] * 4 * len(readings), steps_in_epoch=4, environment=make_environment(number, host=host)
+        )
+        lines = [
+            ResourcesLine(
+                epoch=epoch,
+                seconds=0.4,
+                cpu_seconds=0.4,
+                cpu_throttled_seconds=None,
+                rss_bytes=None,
+                peak_rss_bytes=None,
+                energy=reading,
+            )
+            for epoch, reading in enumerate(readings)
+        ]
+        records.append(record.model_copy(update={"resources": tuple(lines)}))
+    return make_run(trial, records)
+
+
+def test_one_rank() -> None:
+    found = energy_per_image(run_of([rapl(64.0, "node1/package-0")]), {0})
+    assert found == Energy(64 / IMAGES, "RAPL: package-0, whoever uses them", "")
+
+
+def test_the_images_are_those_of_all_ranks() -> None:
+    """Two GPUs of 96 and 160 J over 2 x 32 images: 4 J each."""
+    found = energy_per_image(run_of([nvml(96, "GPU-a")], [nvml(160, "GPU-b")]), {0})
+    assert found.joules_per_image == pytest.approx(4.0)
+
+
+def test_epochs_are_added_up_and_only_those_asked_for() -> None:
+    run = run_of([nvml(1000, "GPU-a"), nvml(32, "GPU-a"), nvml(96, "GPU-a")])
+    assert energy_per_image(run, {1, 2}).joules_per_image == pytest.approx((32 + 96) / (2 * IMAGES))
+
+
+def test_ranks_that_share_a_device_are_not_added_up() -> None:
+    """Each reads the whole GPU."""
+    found = energy_per_image(run_of([nvml(128, "GPU-a")], [nvml(129, "GPU-a")]), {0})
+    assert found.joules_per_image == pytest.approx(128 / (2 * IMAGES))
+
+
+def test_two_containers_of_one_machine_are_one_machine() -> None:
+    """Local rank 0 of each reads the same packages."""
+    run = run_of([rapl(128, "boot-1/package-0")], [rapl(128, "boot-1/package-0")], hosts=("box-a", "box-b"))
+    assert energy_per_image(run, {0}).joules_per_image == pytest.approx(128 / (2 * IMAGES))
+
+
+def test_the_first_rank_of_each_host_measures_for_the_others() -> None:
+    run = run_of(
+        [rapl(100, "boot-1/package-0")], [ELSEWHERE], [rapl(156, "boot-2/package-0")], [ELSEWHERE],
+        hosts=("node1", "node1", "node2", "node2"),
+    )  # fmt: skip
+    assert energy_per_image(run, {0}).joules_per_image == pytest.approx(256 / (4 * IMAGES))
+
+
+def test_a_host_without_a_reading_leaves_the_whole_unknown() -> None:
+    refused = unknown("PermissionError: denied")
+    run = run_of(
+        [rapl(100, "boot-1/package-0")], [ELSEWHERE], [refused], [ELSEWHERE],
+        hosts=("node1", "node1", "node2", "node2"),
+    )  # fmt: skip
+    assert energy_per_image(run, {0}) == Energy(None, None, "PermissionError: denied")
+
+
+def test_a_gpu_measures_for_no_other_rank() -> None:
+    run = run_of([nvml(100, "GPU-a")], [unknown("this GPU does not count its energy")])
+    assert energy_per_image(run, {0}) == Energy(None, None, "this GPU does not count its energy")
+
+
+def test_the_reason_is_that_of_the_rank_that_should_have_measured() -> None:
+    run = run_of([unknown("no RAPL on this host")], [ELSEWHERE])
+    assert energy_per_image(run, {0}) == Energy(None, None, "no RAPL on this host")
+
+
+def test_one_epoch_that_is_unknown_leaves_the_whole_unknown() -> None:
+    run = run_of([nvml(100, "GPU-a"), unknown("the counter went back")])
+    assert energy_per_image(run, {0, 1}).reason == "the counter went back"
+    assert energy_per_image(run, {0}).joules_per_image is not None
+
+
+def test_devices_that_overlap_in_part_cannot_be_added_up() -> None:
+    run = run_of([rapl(100, "b/package-0", "b/package-1")], [rapl(70, "b/package-1", "b/package-2")])
+    assert energy_per_image(run, {0}).reason == "rank 1 measured some of the devices of another rank, and others"
+
+
+def test_records_of_the_first_format_hold_none() -> None:
+    trial = make_trial()
+    run = make_run(trial, [make_rank(trial, 0, [0.1] * 4)])
+    assert energy_per_image(run, set()) == Energy(None, None, "this run recorded no energy")
+    assert energy_per_image(run_of([None]), {0}) == Energy(None, None, "this run recorded no energy")
+
+
+def test_a_rank_without_a_record_leaves_the_whole_unknown() -> None:
+    run = run_of([nvml(100, "GPU-a")], [nvml(100, "GPU-b")])
+    assert energy_per_image(run.model_copy(update={"ranks": run.ranks[:1]}), {0}).reason == (
+        "not every rank left a record"
+    )
+
+
+def test_an_epoch_without_its_images_leaves_the_whole_unknown() -> None:
+    run = run_of([nvml(100, "GPU-a"), nvml(100, "GPU-a")])
+    rank = run.ranks[0].model_copy(update={"epochs": run.ranks[0].epochs[:1]})
+    run = run.model_copy(update={"ranks": (rank,)})
+    assert energy_per_image(run, {0, 1}).reason == "the images of epoch 1 were not recorded"

@@ -1,0 +1,130 @@
+"""Wait and wire, by hand: two or three ranks whose collectives are written down with their clocks apart."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vitscale.analysis.exposure import exposures
+from vitscale.intervals import length
+from vitscale.record import ExplainedLine
+
+Collectives = list[tuple[float, float]]
+
+
+def line(
+    collectives: Collectives,
+    idle: list[tuple[float, float]],
+    seconds: float = 10.0,
+    operation: str = "all_reduce",
+    **more: object,
+) -> ExplainedLine:
+    return ExplainedLine(
+        step=0,
+        block=0,
+        device="cpu",
+        seconds=seconds,
+        phases=(("backward", 0.0, seconds),),
+        idle=tuple(idle),
+        collectives=tuple(("gloo", operation, start, end) for start, end in collectives),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def test_the_late_rank_transfers_and_the_early_one_waits_before_it() -> None:
+    """Rank 1 issues 3 s later (in its own clock, 100 s off); both are done after 2 s more."""
+    early, late = exposures([(0, line([(2.0, 7.0)], [(2.0, 7.0)])), (1, line([(5.0, 7.0)], [(5.0, 7.0)]))])
+    assert early.wait == ((2.0, 5.0),)
+    assert early.wire == ((5.0, 7.0),)
+    assert late.wait == ()
+    assert late.wire == ((5.0, 7.0),)
+    assert (early.late_by_seconds, late.late_by_seconds) == (3.0, 0.0)
+
+
+def test_overlapping_collectives_are_served_one_after_the_other() -> None:
+    """Three buckets issued at 1, 2 and 3 and done at 4, 6 and 8: 3 + 2 + 2 s of link, not 3 + 4 + 5."""
+    both = [(1.0, 4.0), (2.0, 6.0), (3.0, 8.0)]
+    for one in exposures([(0, line(both, [])), (1, line(both, []))]):
+        assert one.wire_seconds == 7.0
+        assert one.late_by_seconds == 0.0
+
+
+def test_only_idle_time_is_exposed() -> None:
+    computing_until_5 = [(5.0, 7.0)]
+    first, second = exposures([(0, line([(2.0, 7.0)], computing_until_5)), (1, line([(4.0, 7.0)], [(4.0, 7.0)]))])
+    assert first.exposed == ((5.0, 7.0),)
+    assert first.wait == ()  # it computed while rank 1 was on its way
+    assert first.wire == ((5.0, 7.0),)
+    assert first.late_by_seconds == 2.0
+    assert second.wire == ((4.0, 7.0),)
+
+
+def test_a_collective_that_ends_before_the_one_issued_earlier_costs_nothing() -> None:
+    """gloo has two threads: the second of two may finish first."""
+    for one in exposures([(rank, line([(1.0, 6.0), (2.0, 5.0)], [])) for rank in (0, 1)]):
+        assert one.wire_seconds == 5.0
+
+
+def test_one_rank_alone_has_wire_and_no_wait() -> None:
+    (alone,) = exposures([(0, line([(1.0, 2.0)], [(1.0, 2.0)]))])
+    assert alone.wait == ()
+    assert alone.wire == ((1.0, 2.0),)
+
+
+@pytest.mark.parametrize("operation", ["broadcast", "reduce", "gather"])
+def test_rooted_operations_are_exposed_but_not_told_apart(operation: str) -> None:
+    found = exposures([(rank, line([(1.0, 3.0)], [(1.0, 3.0)], operation=operation)) for rank in (0, 1)])
+    for one in found:
+        assert (one.wait, one.wire) == (None, None)
+        assert one.exposed == ((1.0, 3.0),)
+        assert operation in one.reason
+
+
+def test_ranks_that_recorded_different_collectives_are_not_compared() -> None:
+    found = exposures([(0, line([(1.0, 3.0)], [])), (1, line([(1.0, 3.0), (4.0, 5.0)], []))])
+    assert {one.reason for one in found} == {"the ranks recorded different collectives"}
+
+
+def test_a_backend_that_does_not_tell_gives_its_reason() -> None:
+    found = exposures([(0, line([], [], unknown={"wait": "no kernel", "wire": "no kernel"})), (1, line([], []))])
+    assert {one.reason for one in found} == {"no kernel"}
+
+
+def test_communicators_are_served_side_by_side() -> None:
+    def two(shift: float) -> ExplainedLine:
+        return ExplainedLine(
+            step=0, block=0, device="cuda", seconds=10.0, phases=(), idle=((0.0, 10.0),),
+            collectives=(("nccl-0", "all_reduce", 1.0 + shift, 5.0), ("nccl-1", "all_gather", 2.0, 4.0)),
+        )  # fmt: skip
+
+    early, late = exposures([(0, two(0.0)), (1, two(2.0))])
+    # nccl-0: 2 s of transfer (3 to 5); nccl-1: 2 to 4. Rank 0 waits from 1 to 2; from 2 on something is transferred.
+    assert early.wire == ((2.0, 5.0),)
+    assert early.wait == ((1.0, 2.0),)
+    assert late.wait == ()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.integers(1, 20)), min_size=1, max_size=6),
+    st.integers(-1000, 1000),
+)
+def test_serial_links_are_recovered_whatever_the_arrivals_and_clocks(
+    arrivals: list[tuple[int, int, int]], offset: int
+) -> None:
+    """A link that carries one transfer at a time, each starting when both ranks have come: its times come back."""
+    issued, free, true_wire = [0, 0], 0, 0
+    logs: list[Collectives] = [[], []]
+    for first, second, wire in arrivals:
+        issued = [issued[0] + first, issued[1] + second]
+        end = max(free, *issued) + wire
+        for rank in (0, 1):
+            logs[rank].append((float(issued[rank]), float(end)))
+        # Only where one of the ranks did not wait is the service the transfer; else the construction says less.
+        true_wire += end - max(free, *issued)
+        free = end
+    shifted = [(start + 1000.0 + offset, end + 1000.0 + offset) for start, end in logs[1]]
+    found = exposures([(0, line(logs[0], [], seconds=5000.0)), (1, line(shifted, [], seconds=5000.0))])
+    for one in found:
+        assert one.wire_seconds == pytest.approx(true_wire)
+        assert length(one.wait or ()) == 0.0  # nothing is idle

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import pytest
+
+from results_factory import make_trial, steady_run
+from verdict_finder import STEP, THREE, explained_study, kinds, of_one_trial, three_repeats, verdict
+
+
+def test_synchronised_timing() -> None:
+    found = verdict(three_repeats(model={"synchronised_timing": True}), "synchronised-timing")
+    assert found.message == "synchronised timing: the DeepSpeed file's wall_clock_breakdown waits for the device"
+
+
+def test_clocks_that_disagree_are_told_with_what_was_seen() -> None:
+    trial = make_trial()
+    runs = [steady_run(trial, seconds, repeat) for repeat, seconds in enumerate(THREE)]
+    (rank,) = runs[1].ranks
+    epochs = [line.model_copy(update={"seconds": line.seconds * 1.5}) for line in rank.epochs]
+    runs[1] = runs[1].model_copy(update={"ranks": (rank.model_copy(update={"epochs": tuple(epochs)}),)})
+    found = verdict(of_one_trial(trial, *runs), "clock-anomaly")
+    assert found.level == "warning"
+    assert found.message == (
+        "clock anomaly in 1 trial: the steps of epoch 0 on rank 0 add up to 33.3 % less than the epoch took "
+        f"({trial.identity()})"
+    )
+    assert "virtual machine" in found.advice
+
+
+def test_a_profile_that_was_not_asked_for_is_a_note() -> None:
+    trial = make_trial()
+    trial = trial.model_copy(update={"window": trial.window.model_copy(update={"explain": False})})
+    runs = [steady_run(trial, seconds, repeat) for repeat, seconds in enumerate(THREE)]
+    found = verdict(of_one_trial(trial, *runs), "profile-missing")
+    assert found.level == "note"
+    assert "1 trial ran with measure.explain = false" in found.message
+    assert "Set measure.explain = true" in found.advice
+
+
+def test_a_run_too_short_to_be_explained_is_a_note() -> None:
+    found = verdict(three_repeats(), "profile-missing")
+    assert found.level == "note"
+    assert "no step of 1 trial was explained on all ranks" in found.message
+    assert "Train longer" in found.advice
+
+
+@pytest.mark.parametrize(("slowdown", "told"), [(0.25, True), (0.08, False)])
+def test_what_explaining_costs_is_told_above_a_tenth(slowdown: float, told: bool) -> None:
+    results = explained_study(STEP, slowdown=slowdown)
+    assert ("explaining-costs" in kinds(results)) is told
+    assert "profile-missing" not in kinds(results)
+    if told:
+        found = verdict(results, "explaining-costs")
+        assert found.level == "note"
+        assert "take more than 10 % longer than light ones (up to 25 %" in found.message
+        assert "compute parts are blown up" in found.advice
+
+
+@pytest.mark.parametrize(("other", "told"), [(0.05, True), (0.02, False)])
+def test_what_is_in_no_part_is_told_above_3_percent_of_any_rank(other: float, told: bool) -> None:
+    # Of rank 1 alone: 0.05 of 1.05 s are 4.8 %.
+    results = explained_study(STEP, STEP | {"other": other})
+    assert ("unaccounted-time" in kinds(results)) is told
+    if told:
+        found = verdict(results, "unaccounted-time")
+        assert found.level == "note"
+        assert f'("other": 4.8 % in {found.trials[0]})' in found.message
+        assert "measure.traces" in found.advice

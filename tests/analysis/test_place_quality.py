@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from results_factory import make_curve, make_environment, make_results, make_trial, steady_run
+from verdict_finder import THREE, kinds, three_repeats, verdict
+from vitscale.record import Device, GpuSamples, ResourcesLine, Results
+
+
+@pytest.mark.parametrize(
+    ("environments", "how"),
+    [
+        # Unpinned ranks see all cores: two threads each on a shared set of three.
+        ([make_environment(r, cores_allowed=(0, 1, 2), threads=2) for r in range(2)], "2 rank(s) x 2 thread(s) on 3"),
+        # Pinned apart, but the quota gives them one core together.
+        ([make_environment(r, cpu_quota_cores=1.0) for r in range(2)], "2 rank(s) x 1 thread(s) on 1"),
+        # Both ranks on one GPU.
+        ([make_environment(r, device=Device(type="cuda", name="T4", uuid="GPU-1")) for r in range(2)], "1 GPU(s)"),
+    ],
+)
+def test_oversubscribed(environments: list[Any], how: str) -> None:
+    assert how in verdict(three_repeats(environments), "oversubscribed").message
+
+
+@pytest.mark.parametrize(
+    "environments",
+    [
+        [make_environment(r, cores_allowed=(2 * r, 2 * r + 1), threads=2) for r in range(2)],
+        [make_environment(r, cores_allowed=(0,), host=f"node{r}") for r in range(2)],
+        [make_environment(r, device=Device(type="cuda", name="T4", uuid=f"GPU-{r}")) for r in range(2)],
+        [make_environment(r, device=Device(type="cuda", name="T4")) for r in range(2)],
+    ],
+)
+def test_ranks_with_cores_or_gpus_of_their_own_are_not_oversubscribed(environments: list[Any]) -> None:
+    assert "oversubscribed" not in kinds(three_repeats(environments))
+
+
+def test_mixed_hardware_inside_a_run() -> None:
+    environments = [make_environment(r, device=Device(type="cpu", name=name)) for r, name in enumerate("AB")]
+    assert "A and B" in verdict(three_repeats(environments), "mixed-hardware").message
+
+
+def test_unlike_repeats_are_named() -> None:
+    trial = make_trial()
+    runs = [steady_run(trial, s, r) for r, s in enumerate(THREE)]
+    runs.append(steady_run(trial, 0.1, 3, environments=[make_environment(versions={"torch": "2.12.0"})]))
+    found = verdict(make_results([(make_curve([trial]), [trial])], runs), "unlike-runs")
+    assert "torch: 2.13.0 against 2.12.0" in found.message
+
+
+def test_unlike_points_are_named() -> None:
+    trials = [make_trial("ddp", gpus) for gpus in (1, 2)]
+    other = [make_environment(rank, device=Device(type="cpu", name="Other CPU")) for rank in range(2)]
+    runs = [steady_run(trials[0], 0.1), steady_run(trials[1], 0.1, environments=other)]
+    found = verdict(make_results([(make_curve(trials), trials)], runs, repeats=1), "unlike-runs")
+    assert "2 ranks: device: Example CPU against Other CPU" in found.message
+    assert found.trials == (trials[1].identity(),)
+
+
+def test_gradient_dtypes_that_differ() -> None:
+    trials = [make_trial("ddp", gpus) for gpus in (1, 2)]
+    runs = [steady_run(trials[0], 0.1), steady_run(trials[1], 0.1, model={"gradient_dtype": "bfloat16"})]
+    found = verdict(make_results([(make_curve(trials), trials)], runs), "gradient-dtype")
+    assert "float32 in 1 trial and bfloat16 in 1 trial" in found.message
+
+
+def test_changed_surroundings_are_a_note() -> None:
+    trials = [make_trial("ddp", gpus) for gpus in (1, 2)]
+    moved = [make_environment(rank, host="node2", settings={"NCCL_ALGO": "Ring"}) for rank in range(2)]
+    runs = [steady_run(trials[0], 0.1), steady_run(trials[1], 0.1, environments=moved)]
+    found = verdict(make_results([(make_curve(trials), trials)], runs), "surroundings-changed")
+    assert "host, NCCL or gloo settings" in found.message
+
+
+def with_use(**use: Any) -> Results:
+    """Three repeats of two ranks, which used something of their machine in each epoch of 12.8 s."""
+    results = three_repeats()
+    fields: dict[str, Any] = {"cpu_throttled_seconds": None, "rss_bytes": 1, "peak_rss_bytes": 1} | use
+    lines = tuple(ResourcesLine(epoch=epoch, seconds=10.0, cpu_seconds=9.0, **fields) for epoch in range(3))
+    runs = tuple(
+        run.model_copy(update={"ranks": tuple(rank.model_copy(update={"resources": lines}) for rank in run.ranks)})
+        for run in results.runs
+    )
+    return results.model_copy(update={"runs": runs})
+
+
+def gpu_samples(share: float, *reasons: str) -> GpuSamples:
+    unknown = dict.fromkeys(("utilisation", "sm_clock_mhz_median", "sm_clock_mhz_min"))
+    unknown |= dict.fromkeys(("temperature_celsius_max", "power_watts_mean"))
+    return GpuSamples(samples=12, throttle_reasons=reasons, throttled_share=share, **unknown)
+
+
+def test_a_cpu_quota_that_holds_ranks_back_is_told_with_how_long() -> None:
+    found = verdict(with_use(cpu_throttled_seconds=1.5), "throttled")
+    assert found.message == "throttled: the CPU quota held back 1 trial (up to 15 % of the time)"
+    assert "larger quota" in found.advice
+    assert len(found.trials) == 1
+
+
+def test_gpus_that_slow_their_clocks_are_told_with_the_reason() -> None:
+    found = verdict(with_use(gpu=gpu_samples(0.25, "HW thermal slowdown")), "throttled")
+    assert found.message == (
+        "throttled: GPUs slowed their clocks in 1 trial (HW thermal slowdown in 25 % of the samples)"
+    )
+    assert "cooling" in found.advice
+
+
+@pytest.mark.parametrize(
+    "use", [{"cpu_throttled_seconds": 0.05}, {"gpu": gpu_samples(0.005, "SW power cap")}, {"gpu": gpu_samples(0.0)}, {}]
+)
+def test_less_than_a_hundredth_of_the_time_is_no_throttling(use: dict[str, Any]) -> None:
+    assert "throttled" not in kinds(with_use(**use))

@@ -1,0 +1,245 @@
+"""The resources of a trial: hand-computed from lines of known content, and unknown where the record does not tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from results_factory import make_environment, make_rank, make_run, make_trial, steady_run
+from vitscale.analysis.resources import RankResources, resource_figures, steady_epochs
+from vitscale.analysis.runs import figures
+from vitscale.analysis.trials import summarise
+from vitscale.record import Device, EnergyReading, GpuSamples, MatmulLine, ResourcesLine, Run
+
+MIB = 2**20
+STEPS = 4
+"""Of an epoch."""
+
+
+def line(epoch: int, seconds: float = 10.0, cpu_seconds: float = 5.0, **fields: Any) -> ResourcesLine:
+    return ResourcesLine.model_validate(
+        {
+            "epoch": epoch,
+            "seconds": seconds,
+            "cpu_seconds": cpu_seconds,
+            "cpu_throttled_seconds": None,
+            "rss_bytes": 90 * MIB,
+            "peak_rss_bytes": 100 * MIB,
+        }
+        | fields
+    )
+
+
+def gpu(samples: int = 10, **fields: Any) -> GpuSamples:
+    return GpuSamples.model_validate(
+        {
+            "samples": samples,
+            "utilisation": 0.9,
+            "sm_clock_mhz_median": 1900.0,
+            "sm_clock_mhz_min": 1800.0,
+            "temperature_celsius_max": 60.0,
+            "power_watts_mean": 500.0,
+            "throttle_reasons": (),
+            "throttled_share": 0.0,
+        }
+        | fields
+    )
+
+
+def run_of(
+    *ranks: Sequence[ResourcesLine],
+    warmup: int = 0,
+    explained: Sequence[int] = (),
+    device: str = "cpu",
+    repeat: int = 0,
+    environments: Sequence[dict[str, Any]] | None = None,
+) -> Run:
+    """A run with the given lines of each rank; `explained` steps lie where they are named."""
+    trial = make_trial(gpus=len(ranks), device=device)
+    records = []
+    for number, lines in enumerate(ranks):
+        record = make_rank(
+            trial, number, [0.1] * STEPS * max(1, len(lines)), warmup=warmup, steps_in_epoch=STEPS,
+            environment=make_environment(number, **(environments[number] if environments else {})),
+        )  # fmt: skip
+        steps = tuple(
+            step.model_copy(update={"window": "explained"}) if step.step in explained else step for step in record.steps
+        )
+        records.append(record.model_copy(update={"resources": tuple(lines), "steps": steps}))
+    return make_run(trial, records, repeat)
+
+
+def figures_of(*runs: Run) -> Any:
+    """`Any`: every test here knows what is not None."""
+    return resource_figures(runs, [figures(run) for run in runs])
+
+
+# --- which epochs --------------------------------------------------------------------------------------------------
+
+
+def test_epochs_with_warm_up_or_explained_steps_are_left_out() -> None:
+    lines = [line(epoch) for epoch in range(4)]
+    assert steady_epochs(run_of(lines)) == {0, 1, 2, 3}
+    assert steady_epochs(run_of(lines, warmup=2)) == {1, 2, 3}
+    assert steady_epochs(run_of(lines, warmup=2, explained=[2 * STEPS + 1])) == {1, 3}
+
+
+def test_where_no_epoch_is_steady_all_count() -> None:
+    assert steady_epochs(run_of([line(0), line(1)], warmup=1, explained=[STEPS])) == {0, 1}
+
+
+def test_shares_come_from_steady_epochs_and_peaks_of_memory_from_all() -> None:
+    found = figures_of(run_of([line(0, cpu_seconds=10.0, peak_rss_bytes=700), line(1, peak_rss_bytes=300)], warmup=1))
+    assert found.cpu_utilisation == 0.5
+    assert found.peak_rss_bytes == 700
+
+
+# --- processor and memory ------------------------------------------------------------------------------------------
+
+
+def test_cpu_utilisation_is_of_the_ranks_threads() -> None:
+    """Rank 0: 12 of 20 s on 2 threads; rank 1: 10 of 10 s on 1 thread."""
+    run = run_of([line(0, 10.0, 12.0)], [line(0, 10.0, 10.0)], environments=[{"threads": 2}, {"threads": 1}])
+    found = figures_of(run)
+    assert [rank.cpu_utilisation for rank in found.by_rank] == [pytest.approx(0.6), pytest.approx(1.0)]
+    assert found.cpu_utilisation == pytest.approx(0.8)
+
+
+def test_epochs_weigh_by_their_time() -> None:
+    assert figures_of(run_of([line(0, 1.0, 1.0), line(1, 9.0, 0.0)])).cpu_utilisation == pytest.approx(0.1)
+
+
+def test_use_of_the_quota_is_that_of_all_ranks_of_a_host() -> None:
+    """Two ranks use 0.9 and 0.6 of a core where 2 are granted; a third on its own host 0.5 of 1."""
+    run = run_of(
+        [line(0, 10.0, 9.0)], [line(0, 10.0, 6.0)], [line(0, 10.0, 5.0)],
+        environments=[
+            {"cpu_quota_cores": 2.0}, {"cpu_quota_cores": 2.0}, {"cpu_quota_cores": 1.0, "host": "node2"},
+        ],
+    )  # fmt: skip
+    assert figures_of(run).cpu_utilisation_of_quota == pytest.approx((0.75 + 0.5) / 2)
+
+
+def test_without_a_quota_its_figures_are_unknown_and_not_zero() -> None:
+    found = figures_of(run_of([line(0)]))
+    assert (found.cpu_utilisation_of_quota, found.cpu_throttled_share) == (None, None)
+
+
+def test_throttling_is_that_of_the_worst_rank_and_at_most_all_of_the_time() -> None:
+    """The kernel adds up over cores: 25 s of 10 s are possible."""
+    held = [[line(0, 10.0, cpu_throttled_seconds=seconds)] for seconds in (1.0, 3.0, 0.0)]
+    assert figures_of(run_of(*held)).cpu_throttled_share == pytest.approx(0.3)
+    assert figures_of(run_of([line(0, 10.0, cpu_throttled_seconds=25.0)])).cpu_throttled_share == 1.0
+
+
+def test_memory_is_that_of_the_rank_that_needed_most() -> None:
+    fields = [
+        {"cuda_allocated_bytes": 5, "cuda_reserved_bytes": 8, "cuda_device_bytes": 20, "peak_rss_bytes": 3},
+        {"cuda_allocated_bytes": 7, "cuda_reserved_bytes": 7, "cuda_device_bytes": 19, "peak_rss_bytes": 4},
+    ]
+    found = figures_of(run_of(*([line(0, **one)] for one in fields), device="cuda"))
+    assert (found.cuda_allocated_bytes, found.cuda_reserved_bytes, found.cuda_device_bytes) == (7, 8, 20)
+    assert found.peak_rss_bytes == 4
+    assert [rank.peak_bytes for rank in found.by_rank] == [5, 7]
+
+
+def test_on_a_host_the_peak_of_a_rank_is_its_resident_memory() -> None:
+    found = figures_of(run_of([line(0, peak_rss_bytes=3)], [line(0, peak_rss_bytes=4)]))
+    assert [rank.peak_bytes for rank in found.by_rank] == [3, 4]
+    assert (found.cuda_allocated_bytes, found.cuda_reserved_bytes, found.cuda_device_bytes) == (None, None, None)
+
+
+# --- GPUs ----------------------------------------------------------------------------------------------------------
+
+
+def test_gpus() -> None:
+    """Epochs weigh by their samples: rank 0 was busy for (30 x 1.0 + 10 x 0.6) / 40 = 0.9 of the time."""
+    first = [
+        line(0, gpu=gpu(30, utilisation=1.0, power_watts_mean=600.0, sm_clock_mhz_median=1980.0)),
+        line(1, gpu=gpu(10, utilisation=0.6, power_watts_mean=400.0, sm_clock_mhz_median=1900.0)),
+    ]
+    second = [
+        line(0, gpu=gpu(20, utilisation=0.5, sm_clock_mhz_min=900.0, temperature_celsius_max=88.0,
+                        throttle_reasons=("thermal (driver)", "power cap"), throttled_share=0.25)),
+        line(1, gpu=gpu(20, utilisation=0.5, throttle_reasons=("power cap",), throttled_share=0.75)),
+    ]  # fmt: skip
+    found = figures_of(run_of(first, second, device="cuda"))
+    assert [rank.gpu_utilisation for rank in found.by_rank] == [pytest.approx(0.9), pytest.approx(0.5)]
+    assert found.gpu_utilisation == pytest.approx(0.7)
+    assert found.sm_clock_mhz == pytest.approx((1960 + 1900) / 2)
+    assert found.sm_clock_mhz_min == 900
+    assert found.temperature_celsius_max == 88
+    assert found.power_watts == pytest.approx((550 + 500) / 2)
+    assert found.throttle_reasons == ("power cap", "thermal (driver)")
+    assert found.throttled_share == pytest.approx(0.5)
+    assert found.gpu_reason == ""
+
+
+def test_a_gpu_that_tells_only_some_things() -> None:
+    told = [line(0, gpu=gpu(utilisation=None, throttled_share=None))]
+    found = figures_of(run_of(told, [line(0, gpu=gpu())], device="cuda"))
+    assert found.gpu_utilisation is None
+    assert [rank.gpu_utilisation for rank in found.by_rank] == [None, pytest.approx(0.9)]
+    assert found.power_watts == 500
+
+
+def test_without_gpu_figures_there_is_a_reason() -> None:
+    found = figures_of(run_of([line(0, gpu_reason="NVML: Driver Not Loaded")], device="cuda"))
+    assert (found.gpu_utilisation, found.throttled_share, found.throttle_reasons) == (None, None, ())
+    assert found.gpu_reason == "NVML: Driver Not Loaded"
+
+
+# --- over runs -----------------------------------------------------------------------------------------------------
+
+
+def test_figures_are_medians_over_runs_and_memory_the_highest() -> None:
+    runs = [
+        run_of([line(0, cpu_seconds=used, peak_rss_bytes=peak, energy=energy)], repeat=repeat)
+        for repeat, (used, peak, energy) in enumerate(
+            [(2.0, 5, joules(32)), (9.0, 9, EnergyReading(joules=None, source=None, reason="?")), (4.0, 7, joules(96))]
+        )
+    ]
+    found = figures_of(*runs)
+    assert found.cpu_utilisation == pytest.approx(0.4)
+    assert found.by_rank == (RankResources(0, pytest.approx(0.4), 9, None, None),)  # type: ignore[arg-type]
+    assert found.peak_rss_bytes == 9
+    assert found.joules_per_image == pytest.approx(64 / 32)
+    assert (found.energy_source, found.energy_reason) == ("NVML", "")
+
+
+def joules(value: float) -> EnergyReading:
+    return EnergyReading(joules=value, source="NVML", reason=None, devices=("GPU-a",))
+
+
+def test_rates_and_peak() -> None:
+    device = Device(type="cuda", name="NVIDIA L4")
+    run = run_of([line(0)], device="cuda", environments=[{"device": device}])
+    rate = MatmulLine(dtype="fp32", size=4096, flops_per_second=20e12)
+    run = run.model_copy(update={"ranks": (run.ranks[0].model_copy(update={"matmul": rate}),)})
+    found = figures_of(run)
+    assert found.matmul_flops_per_second == 20e12
+    assert found.mfu_reason == "the model's shape was not recorded"
+    assert found.peak_name == "L4, fp32 dense, 30.3 TFLOP/s"
+
+
+def test_records_of_the_first_format_say_why_nothing_is_known() -> None:
+    trial = make_trial(gpus=2)
+    found = summarise(trial.identity(), trial, [steady_run(trial, 0.1)], combine_unlike=False).resources
+    assert found is not None
+    assert found.by_rank == tuple(RankResources(rank, None, None, None, None) for rank in (0, 1))
+    unknown = {
+        name: value
+        for name, value in vars(found).items()
+        if name not in ("by_rank", "throttle_reasons") and not name.endswith("_reason")
+    }
+    assert set(unknown.values()) == {None}
+    assert found.throttle_reasons == ()
+    assert found.gpu_reason == "this run recorded no use of its GPUs"
+    assert found.energy_reason == "this run recorded no energy"
+
+
+def test_a_trial_without_a_completed_run_has_no_figures() -> None:
+    trial = make_trial()
+    assert summarise(trial.identity(), trial, [], combine_unlike=False).resources is None

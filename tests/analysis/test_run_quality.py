@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from results_factory import make_curve, make_rank, make_results, make_run, make_trial, one_curve
+from verdict_finder import STEP, explained_study, kinds, of_one_trial, verdict
+from vitscale.analysis import analyse
+from vitscale.record import Results
+
+
+def test_startup_dominates_and_says_how_much() -> None:
+    # 3 epochs of 128 steps of 10 ms: 3.83 s without the first step, against 6 s of start-up.
+    found = verdict(one_curve({1: [0.01]}), "startup-dominates")
+    assert "6.0 s of start-up against 3.8 s of training (61%" in found.message
+    assert found.level == "note"
+
+
+def test_loss_not_finite() -> None:
+    trial = make_trial()
+    run = make_run(trial, [make_rank(trial, 0, [0.1] * 6, losses=[1.0, 2.0, None, None, None, None])])
+    found = verdict(make_results([(make_curve([trial]), [trial])], [run]), "loss-not-finite")
+    assert found.trials == (trial.identity(),)
+
+
+def test_few_steps() -> None:
+    trial = make_trial()
+    run = make_run(trial, [make_rank(trial, 0, [0.1] * 6, warmup=3)])
+    assert "as few as 3" in verdict(make_results([(make_curve([trial]), [trial])], [run]), "few-steps").message
+
+
+# --- unstable ------------------------------------------------------------------------------------------------------
+
+
+def test_runs_that_differ_by_more_than_5_percent_are_unstable() -> None:
+    # Logarithms -d, 0, d have the standard deviation d.
+    found = verdict(one_curve({2: [math.exp(-0.06), 1.0, math.exp(0.06)]}), "unstable")
+    assert found.level == "warning"
+    assert "the epoch times of 1 trial differ from run to run by more than 5 %" in found.message
+    assert f"(standard deviation; 6 % in {found.trials[0]})" in found.message
+    assert "measure.target_ci" in found.advice
+
+
+@pytest.mark.parametrize("runs", [[math.exp(-0.04), 1.0, math.exp(0.04)], [1.0, 2.0]])
+def test_runs_that_agree_and_two_runs_are_not_called_unstable(runs: list[float]) -> None:
+    assert "unstable" not in kinds(one_curve({2: runs}))
+
+
+def run_of(*steps: float, repeats: int = 3) -> Results:
+    """Repeats of one run of these steps after one of warm-up."""
+    trial = make_trial(warmup_steps=1)
+    rank = make_rank(trial, 0, [steps[0], *steps], warmup=1)
+    return of_one_trial(trial, *(make_run(trial, [rank], repeat) for repeat in range(repeats)))
+
+
+def test_steps_whose_middle_half_is_wide_are_unstable() -> None:
+    # 0.8, 0.9, 1.0, 1.1, 1.2 in turn: quartiles 0.9 and 1.1; at 1.3 times the distance 26 %.
+    found = verdict(run_of(*[1.0, 0.74, 1.26, 0.87, 1.13] * 8), "unstable")
+    assert found.level == "note"
+    assert "in 1 trial the middle half of a run's steps spans more than 20 % of the median (26 %" in found.message
+    assert "p95" in found.advice
+    assert "unstable" not in kinds(run_of(*[1.0, 0.82, 1.18, 0.91, 1.09] * 8))
+
+
+# --- warm-up -------------------------------------------------------------------------------------------------------
+
+
+def test_steps_that_go_on_falling_are_still_warming_up() -> None:
+    found = verdict(run_of(*(1.0 - 0.2 * k / 99 for k in range(100))), "still-warming-up")
+    assert found.level == "warning"
+    assert found.message.startswith("still warming up: in 1 trial step times go on falling through the run (by up to 1")
+    assert "measure.warmup_steps" in found.advice
+
+
+def test_warm_up_beyond_the_marked_one_is_told_with_what_to_set() -> None:
+    results = run_of(*[2.0] * 4, *[1.0] * 40)
+    found = verdict(results, "long-warm-up")
+    assert found.level == "note"
+    assert "left out of every figure (up to 4 of a run" in found.message
+    assert found.advice == "Set measure.warmup_steps = 5 to mark them from the beginning (now 1)."
+    assert "still-warming-up" not in kinds(results)
+
+
+def test_warm_up_of_fewer_than_half_of_the_runs_is_chance() -> None:
+    trial = make_trial(warmup_steps=1)
+    slow = make_rank(trial, 0, [2.0] * 5 + [1.0] * 40, warmup=1)
+    level = make_rank(trial, 0, [2.0] + [1.0] * 44, warmup=1)
+    for ranks, told in (([slow, level, level], False), ([slow, slow, level, level], True)):
+        runs = [make_run(trial, [rank], repeat) for repeat, rank in enumerate(ranks)]
+        results = of_one_trial(trial, *runs)
+        assert ("long-warm-up" in kinds(results)) is told
+        first, *_ = analyse(results).trials[trial.identity()].runs
+        assert first.detected_warmup_steps == 4
+
+
+# --- data-bound ----------------------------------------------------------------------------------------------------
+
+
+def test_waiting_for_data_for_more_than_a_tenth_of_a_step_is_data_bound() -> None:
+    # 0.25 of 1.25 s.
+    found = verdict(explained_study(STEP | {"data_wait": 0.25}), "data-bound")
+    assert found.level == "warning"
+    assert f"(20 % in {found.trials[0]}, with data.workers = 0)" in found.message
+    assert "Set data.workers = 2 or more" in found.advice
+    found = verdict(explained_study(STEP | {"data_wait": 0.25}, workers=4), "data-bound")
+    assert "Set data.workers = 8 or more" in found.advice
+
+
+def test_waiting_for_data_for_less_is_not() -> None:
+    assert "data-bound" not in kinds(explained_study(STEP | {"data_wait": 0.1}))

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from results_factory import failed_run, make_curve, make_rank, make_results, make_run, make_trial, one_curve, steady_run
+from verdict_finder import THREE, verdict
+
+
+def test_too_few_repeats() -> None:
+    found = verdict(one_curve({1: [0.1], 2: [0.1, 0.1]}), "too-few-repeats")
+    assert "1 trial with one run (no interval)" in found.message
+    assert "1 trial with 2 runs" in found.message
+    assert "repeats = 3" in found.advice
+    assert len(found.trials) == 2
+
+
+def test_unfinished_counts_the_runs_that_are_missing() -> None:
+    found = verdict(one_curve({1: THREE, 2: THREE[:1], 4: []}, repeats=3), "unfinished")
+    assert "5 of 9 runs" in found.message
+    assert len(found.trials) == 2
+
+
+def test_baseline_missing_where_nothing_completed() -> None:
+    trial = make_trial()
+    results = make_results([(make_curve([trial]), [trial])], [failed_run(trial, "failed", "boom")], repeats=1)
+    assert (
+        "no run has completed with an epoch time of ddp (strong-micro)" in verdict(results, "baseline-missing").message
+    )
+
+
+def test_a_baseline_of_more_than_one_rank_is_named() -> None:
+    trials = [make_trial("ddp", gpus) for gpus in (1, 2)]
+    runs = [failed_run(trials[0], "oom", "out of memory"), steady_run(trials[1], 0.1)]
+    for results in (make_results([(make_curve(trials), trials)], runs), one_curve({2: THREE, 4: THREE})):
+        assert "of ddp (strong-micro) are relative to 2 ranks" in verdict(results, "baseline-missing").message
+
+
+def test_epoch_times_of_two_kinds_on_one_curve() -> None:
+    trials = [make_trial("ddp", gpus) for gpus in (1, 2)]
+    short = make_run(trials[1], [make_rank(trials[1], rank, [0.1] * 20, warmup=3) for rank in range(2)])
+    results = make_results([(make_curve(trials), trials)], [steady_run(trials[0], 0.1), short])
+    assert verdict(results, "mixed-epoch-times").level == "note"

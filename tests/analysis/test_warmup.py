@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vitscale.analysis.warmup import FEWEST_STEPS, NONE_SEEN, WarmUp, warm_up
+
+times = st.lists(st.floats(min_value=0.0, max_value=1e308), max_size=60)
+
+
+def noisy(seed: int, sigma: float, steps: int, runs: int = 1) -> np.ndarray:
+    """`runs` white-noise runs around 1."""
+    return np.exp(sigma * np.random.default_rng(seed).standard_normal((runs, steps)))
+
+
+def test_level_times_have_no_warm_up() -> None:
+    assert warm_up([0.1] * 40) == NONE_SEEN
+
+
+def test_the_slow_steps_at_the_beginning_are_warm_up() -> None:
+    assert warm_up([3.0, 2.0, 1.5, 1.06, *[1.0] * 30]) == WarmUp(4, None)
+
+
+def test_what_is_within_5_percent_is_none() -> None:
+    assert warm_up([1.04, 1.04, 1.04, *[1.0] * 30]) == NONE_SEEN
+
+
+def test_what_is_within_3_deviations_of_the_noise_is_none() -> None:
+    # The later half is 0.9 and 1.1 in turn: median 1.0, MAD 0.1, so that 1.44 is within 3 x 0.14826 and 1.45 is not.
+    rest = [0.9, 1.1] * 15
+    assert warm_up([1.44, 1.44, *rest]).steps == 0
+    assert warm_up([1.45, 1.45, *rest]).steps == 2
+
+
+def test_one_slow_step_in_the_middle_is_no_warm_up() -> None:
+    assert warm_up([*[1.0] * 10, 9.0, *[1.0] * 20]) == NONE_SEEN
+
+
+def test_a_slow_step_after_the_first_level_one_is_no_warm_up() -> None:
+    assert warm_up([2.0, 2.0, 1.0, 2.0, *[1.0] * 30]).steps == 2
+
+
+def test_one_slow_step_alone_must_be_slow_beyond_doubt() -> None:
+    assert warm_up([1.4, *[1.0] * 30]) == NONE_SEEN
+    assert warm_up([1.6, *[1.0] * 30]) == WarmUp(1, None)
+
+
+def test_outliers_in_the_later_half_do_not_hide_a_warm_up() -> None:
+    assert warm_up([2.0, 1.5, 1.2, *[1.0] * 20, 8.0, *[1.0] * 10, 7.0]).steps == 3
+
+
+def test_never_more_than_half_is_left_out_and_then_it_is_still_warming_up() -> None:
+    found = warm_up([*[2.0] * 24, *[1.0] * 16])
+    assert found == WarmUp(20, 0.5)
+
+
+def test_a_warm_up_of_exactly_half_is_over() -> None:
+    assert warm_up([*[2.0] * 20, *[1.0] * 20]) == WarmUp(20, None)
+
+
+@pytest.mark.parametrize("steps", range(FEWEST_STEPS))
+def test_of_a_few_steps_nothing_is_claimed(steps: int) -> None:
+    assert warm_up([2.0 if k < steps // 2 else 1.0 for k in range(steps)]) == NONE_SEEN
+
+
+def test_times_that_go_on_falling_are_told_with_how_much() -> None:
+    # From 1.0 to 0.8 in a line: the thirds' middles lie near 0.967 and 0.833, a fall of 14 %.
+    found = warm_up([1.0 - 0.2 * k / 99 for k in range(100)])
+    assert found.still_falling_by == pytest.approx(0.14, abs=0.02)
+
+
+def test_times_that_rise_are_not_falling() -> None:
+    assert warm_up([1.0 + 0.5 * k / 99 for k in range(100)]) == NONE_SEEN
+
+
+def test_a_fall_of_less_than_5_percent_is_level() -> None:
+    assert warm_up([1.0 - 0.04 * k / 99 for k in range(100)]).still_falling_by is None
+
+
+def test_an_exponential_tail_is_cut_off_and_the_rest_is_level() -> None:
+    base = noisy(1, 0.01, 120)[0]
+    found = warm_up([float(b * (1 + 2 * math.exp(-k / 6))) for k, b in enumerate(base)])
+    # 2 exp(-k / 6) is 5 % at step 22.
+    assert 18 <= found.steps <= 24
+    assert found.still_falling_by is None
+
+
+@pytest.mark.parametrize("sigma", [0.01, 0.05, 0.2])
+@pytest.mark.parametrize("steps", [12, 20, 60, 300])
+def test_white_noise_loses_steps_and_falls_in_few_cases(sigma: float, steps: int) -> None:
+    """Of 1,000 runs of noise alone at most 3 % lose a step, and at most 2 % are said to fall."""
+    found = [warm_up(run) for run in noisy(steps, sigma, steps, 1000).tolist()]
+    assert sum(one.steps > 0 for one in found) <= 30
+    assert sum(one.still_falling_by is not None for one in found) <= 20
+
+
+def test_a_slow_fall_in_noise_is_found() -> None:
+    """A fall of 20 % through the run in 3 % noise, 40 steps."""
+    slope = np.linspace(1.2, 1.0, 40)
+    found = [warm_up(run) for run in (noisy(3, 0.03, 40, 200) * slope).tolist()]
+    assert sum(one.still_falling_by is not None for one in found) > 190
+
+
+@given(times)
+def test_at_least_half_of_the_steps_stay_whatever_they_are(seconds: list[float]) -> None:
+    found = warm_up(seconds)
+    assert 0 <= 2 * found.steps <= len(seconds)
+    assert found.still_falling_by is None or 0 < found.still_falling_by <= 1
+
+
+@given(st.lists(st.floats(min_value=1e-4, max_value=1e3), min_size=FEWEST_STEPS, max_size=60), st.integers(-8, 8))
+def test_the_unit_of_time_does_not_matter(seconds: list[float], power: int) -> None:
+    assert warm_up([value * 2.0**power for value in seconds]) == warm_up(seconds)
+
+
+@given(st.lists(st.floats(min_value=0.99, max_value=1.01), min_size=24, max_size=60), st.integers(2, 10))
+def test_a_beginning_of_twice_the_time_is_always_found(level: list[float], slow: int) -> None:
+    assert warm_up([2.0] * slow + level).steps == slow

@@ -1,0 +1,398 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from results_factory import (
+    explained_run,
+    failed_run,
+    make_curve,
+    make_environment,
+    make_results,
+    make_trial,
+    steady_run,
+)
+from vitscale.analysis import Analysis, Waterfall, analyse
+from vitscale.analysis.breakdown import PARTS, Breakdown, RankParts
+from vitscale.analysis.waterfall import FACTORS, decompose, waterfalls
+from vitscale.record import Device, Run
+from vitscale.trial import Mode, Trial
+
+# An epoch of 1,024 images at micro-batch 8 has 128 steps on one rank, 64 on two, 43 on three (42.67 before rounding).
+
+ONE_RANK = {"data_wait": 0.002, "forward": 0.03, "backward": 0.05, "optimizer": 0.006, "other": 0.002}
+"""0.09 s."""
+
+
+def study(trials: Sequence[Trial], runs: Sequence[Run], mode: Mode = "strong-micro") -> Analysis:
+    return analyse(make_results([(make_curve(trials, mode), trials)], runs))
+
+
+def against_one_rank(
+    parts: Sequence[Mapping[str, float]],
+    *,
+    base: Mapping[str, float] = ONE_RANK,
+    mode: Mode = "strong-micro",
+    base_step: float | None = None,
+    step: float | None = None,
+    **train: Any,
+) -> Waterfall:
+    """The waterfall of a trial with `parts` on its ranks, against one rank with `base`."""
+    ranks = len(parts)
+    micro_batch = 8 // ranks if mode == "strong-global" else 8
+    shares = (1 / 16, ranks / 16) if mode == "weak" else (1.0, 1.0)
+    trials = [
+        make_trial(gpus=1, fraction=shares[0], **train),
+        make_trial(gpus=ranks, fraction=shares[1], micro_batch=micro_batch, **train),
+    ]
+    runs = [explained_run(trials[0], [base], base_step), explained_run(trials[1], parts, step)]
+    (found,) = study(trials, runs, mode).waterfalls
+    return found
+
+
+def points(found: Waterfall) -> dict[str, float]:
+    return {factor.name: factor.points for factor in found.factors}
+
+
+def costing(found: Waterfall) -> dict[str, float]:
+    """The points of the factors that take or give any."""
+    return {name: value for name, value in points(found).items() if abs(value) > 1e-9}
+
+
+# --- by hand -------------------------------------------------------------------------------------------------------
+
+
+def test_strong_micro_by_hand() -> None:
+    # Half the steps of 0.12 s instead of 0.09: 0.75 of ideal. 20 of the 30 ms are waiting, 10 the transfer.
+    waiting = ONE_RANK | {"wait": 0.02, "wire": 0.01}
+    slow = ONE_RANK | {"wire": 0.01, "forward": 0.05}
+    found = against_one_rank([waiting, slow])
+    assert found.efficiency == pytest.approx(0.75)
+    assert (found.curve, found.mode, found.gpus, found.baseline_gpus) == ("ddp", "strong-micro", 2, 1)
+    assert found.work_per_rank == 1.0
+    assert found.reason == ""
+    assert costing(found) == pytest.approx({"straggler wait": 0.25 * 2 / 3, "wire": 0.25 / 3})
+    factors = {factor.name: factor.factor for factor in found.factors}
+    assert (factors["straggler wait"], factors["wire"]) == pytest.approx((0.75 ** (2 / 3), 0.75 ** (1 / 3)))
+    assert factors["step rounding"] == factors["data wait"] == 1.0
+    assert found.straggler is not None
+    assert (found.straggler.rank, found.straggler.share_of_steps) == (1, 1.0)
+
+
+def test_strong_global_by_hand() -> None:
+    # Half the micro-batch, as many steps: ideal is half of each part, 45 ms, but the step takes 70.
+    half = {"data_wait": 0.001, "forward": 0.02, "backward": 0.03, "wire": 0.01, "optimizer": 0.006, "other": 0.003}
+    found = against_one_rank([half, half], mode="strong-global")
+    assert found.efficiency == pytest.approx(0.09 / 0.07 / 2)
+    assert found.work_per_rank == 0.5
+    lost = 1 - 0.09 / 0.07 / 2
+    seconds = {"compute scaling": 0.010, "wire": 0.010, "optimizer": 0.003, "other": 0.002}
+    assert costing(found) == pytest.approx({name: lost * part / 0.025 for name, part in seconds.items()})
+
+
+def test_weak_by_hand() -> None:
+    # Four times the images on four ranks, whose loaders keep each step waiting for 22.5 ms more.
+    starved = ONE_RANK | {"data_wait": 0.0245}
+    found = against_one_rank([starved] * 4, mode="weak")
+    assert found.efficiency == pytest.approx(0.8)
+    assert found.work_per_rank == 1.0
+    assert costing(found) == pytest.approx({"data wait": 0.2})
+    assert {f.name: f.factor for f in found.factors}["data wait"] == pytest.approx(0.8)
+
+
+def test_a_step_that_is_rounded_up_costs_what_it_does_not_train() -> None:
+    found = against_one_rank([ONE_RANK] * 3)
+    assert found.efficiency == pytest.approx(128 / 43 / 3)
+    assert costing(found) == pytest.approx({"step rounding": 1 - 128 / 43 / 3})
+    assert found.factors[0].factor == pytest.approx((1024 / 24) / 43)
+    assert found.images_left_out == 0.0
+
+
+def test_under_drop_last_rounding_gains_and_the_images_left_out_are_told() -> None:
+    found = against_one_rank([ONE_RANK] * 3, drop_last=True)
+    assert found.factors[0].factor == pytest.approx((1024 / 24) / 42)
+    assert costing(found) == pytest.approx({"step rounding": 1 - 128 / 42 / 3})
+    assert found.images_left_out == 16 / 1024
+
+
+def test_weak_scaling_of_images_that_do_not_divide() -> None:
+    # A third of 1,024 images is 342 on one rank, two thirds are 683 on two: 43 steps each.
+    trials = [make_trial(gpus=1, fraction=1 / 3), make_trial(gpus=2, fraction=2 / 3)]
+    runs = [explained_run(trial, [ONE_RANK] * trial.world.size) for trial in trials]
+    (found,) = study(trials, runs, "weak").waterfalls
+    assert found.efficiency == pytest.approx(1.0)
+    assert costing(found) == {}
+
+
+def test_accumulation_counts_as_work_of_a_step() -> None:
+    # Two micro-steps on one rank against one on each of two.
+    trials = [make_trial(gpus=1, grad_accum=2), make_trial(gpus=2)]
+    base = {"forward": 0.06, "backward": 0.1, "optimizer": 0.01}
+    each = {"forward": 0.03, "backward": 0.05, "optimizer": 0.01}
+    runs = [explained_run(trials[0], [base]), explained_run(trials[1], [each, each])]
+    (found,) = study(trials, runs, "strong-global").waterfalls
+    assert found.efficiency == pytest.approx(0.17 / 0.09 / 2)
+    assert found.work_per_rank == 0.5
+    assert costing(found) == pytest.approx({"optimizer": 1 - 0.17 / 0.18})
+
+
+def test_accumulation_on_both_sides_makes_no_more_work() -> None:
+    found = against_one_rank([ONE_RANK | {"wire": 0.01}] * 2, grad_accum=2)
+    assert found.work_per_rank == 1.0
+    assert costing(found) == pytest.approx({"wire": 0.1})
+
+
+def test_a_baseline_of_more_than_one_rank() -> None:
+    trials = [make_trial(gpus=2), make_trial(gpus=4)]
+    runs = [explained_run(trials[0], [ONE_RANK] * 2), explained_run(trials[1], [ONE_RANK | {"wire": 0.01}] * 4)]
+    (found,) = study(trials, runs).waterfalls
+    assert found.baseline_gpus == 2
+    assert found.efficiency == pytest.approx(0.9)
+    assert costing(found) == pytest.approx({"wire": 0.1})
+
+
+# --- the scale of light steps ----------------------------------------------------------------------------------------
+
+
+def test_what_the_profiler_slows_is_scaled_and_the_transfer_is_not() -> None:
+    # Explained, the host computes for 100 ms of a step; in light steps for 80. The transfer takes 20 in both.
+    computing = {"forward": 0.04, "backward": 0.05, "optimizer": 0.01}
+    found = against_one_rank([computing | {"wire": 0.02}] * 2, base=computing, base_step=0.08, step=0.1)
+    assert found.efficiency == pytest.approx(0.8)
+    assert costing(found) == pytest.approx({"wire": 0.2})
+
+
+def test_communication_longer_than_the_light_step_is_scaled_with_all_the_rest() -> None:
+    # 300 ms explained, 150 light: transfer 100, forward 50, where one rank takes 100 ms.
+    found = against_one_rank(
+        [{"forward": 0.1, "backward": 0.0, "wire": 0.2}] * 2, base={"forward": 0.1, "backward": 0.0}, step=0.15
+    )
+    lost = 1 - 0.1 / 0.15
+    assert costing(found) == pytest.approx({"wire": 2 * lost, "compute scaling": -lost})
+
+
+# --- which factors ---------------------------------------------------------------------------------------------------
+
+
+def test_factors_stand_in_order_and_without_launch_gaps_on_a_host() -> None:
+    found = against_one_rank([ONE_RANK] * 2)
+    expected = [name for name in FACTORS if name not in ("communication", "launch gaps")]
+    assert [factor.name for factor in found.factors] == expected
+
+
+def test_wait_and_wire_that_cannot_be_told_apart_are_one_factor() -> None:
+    found = against_one_rank([ONE_RANK | {"wait": 0.02, "wire": 0.01, "told_apart": False}] * 2)
+    names = [factor.name for factor in found.factors]
+    assert names == ["step rounding", "compute scaling", "data wait", "communication", "optimizer", "other"]
+    assert costing(found) == pytest.approx({"communication": 0.25})
+
+
+def test_a_baseline_whose_wait_is_unknown_joins_them_too() -> None:
+    base = ONE_RANK | {"wire": 0.01, "told_apart": False}
+    found = against_one_rank([ONE_RANK | {"wait": 0.02, "wire": 0.005}] * 2, base=base)
+    # Of the two equal ranks nobody waits, so that all 25 ms are transfer.
+    assert costing(found) == pytest.approx({"communication": 1 - 0.1 / 0.115})
+
+
+def with_parts(found: Analysis, trial_id: str, parts: Mapping[str, float | None]) -> Analysis:
+    """The analysis with another breakdown of one trial, on one rank."""
+    seconds = sum(value or 0.0 for value in parts.values())
+    rank = RankParts(0, seconds, dict.fromkeys(PARTS, 0.0) | dict(parts), 0.0)
+    changed = dataclasses.replace(found.trials[trial_id], breakdown=Breakdown((rank,), 1, {}, None, None))
+    return dataclasses.replace(found, trials={**found.trials, trial_id: changed})
+
+
+def test_launch_gaps_are_a_factor_where_both_sides_know_them_and_else_other() -> None:
+    trials = [make_trial(gpus=gpus) for gpus in (1, 2)]
+    found = study(trials, [steady_run(trials[0], 0.08), steady_run(trials[1], 0.1)])
+    base, trial = (one.identity() for one in trials)
+    found = with_parts(found, trial, {"forward": 0.08, "launch_gaps": 0.02})
+    both = with_parts(found, base, {"forward": 0.08, "launch_gaps": 0.0})
+    one = with_parts(found, base, {"forward": 0.08, "launch_gaps": None})
+    (known,) = waterfalls(both.curves[0], both.trials)
+    (unknown,) = waterfalls(one.curves[0], one.trials)
+    assert costing(known) == pytest.approx({"launch gaps": 0.2})
+    assert costing(unknown) == pytest.approx({"other": 0.2})
+    assert "launch gaps" not in points(unknown)
+
+
+# --- why there is none -----------------------------------------------------------------------------------------------
+
+
+def reasons(found: Analysis) -> list[str]:
+    assert all(bool(one.reason) != bool(one.factors) for one in found.waterfalls)
+    return [one.reason for one in found.waterfalls]
+
+
+def test_the_baseline_has_no_waterfall_and_every_other_trial_of_every_curve_has_one() -> None:
+    ddp, deepspeed = ([make_trial(engine, gpus) for gpus in (1, 2, 4)] for engine in ("ddp", "deepspeed"))
+    runs = [explained_run(trial, [ONE_RANK] * trial.world.size) for trial in (*ddp, *deepspeed)]
+    found = analyse(make_results([(make_curve(trials), trials) for trials in (ddp, deepspeed)], runs))
+    assert [(one.curve, one.gpus) for one in found.waterfalls] == [
+        ("ddp", 2), ("ddp", 4), ("deepspeed", 2), ("deepspeed", 4),
+    ]  # fmt: skip
+    assert {one.baseline_trial for one in found.waterfalls} == {ddp[0].identity(), deepspeed[0].identity()}
+    assert reasons(found) == [""] * 4
+
+
+def test_what_was_not_explained_has_a_reason() -> None:
+    trials = [make_trial(gpus=gpus) for gpus in (1, 2)]
+    explained = [explained_run(trial, [ONE_RANK] * trial.world.size) for trial in trials]
+    light = [steady_run(trial, 0.09) for trial in trials]
+    assert reasons(study(trials, [explained[0], light[1]])) == ["no step was explained"]
+    assert reasons(study(trials, [light[0], explained[1]])) == ["no step of the baseline was explained"]
+
+
+def test_without_a_baseline_or_a_completed_run_there_is_a_reason() -> None:
+    trials = [make_trial(gpus=gpus) for gpus in (1, 2)]
+    failed = [failed_run(trial, "oom", "rank 0 ran out of memory") for trial in trials]
+    assert reasons(study(trials, failed)) == ["no trial of the curve has completed with an epoch time"] * 2
+    one = study(trials, [explained_run(trials[0], [ONE_RANK]), failed[1]])
+    assert reasons(one) == ["rank 0 ran out of memory"]
+    assert [(w.efficiency, w.baseline_gpus) for w in one.waterfalls] == [(None, 1)]
+    assert reasons(study(trials, [explained_run(trials[0], [ONE_RANK])])) == ["not run yet"]
+
+
+def test_unlike_surroundings_are_not_held_against_each_other() -> None:
+    trials = [make_trial(gpus=gpus) for gpus in (1, 2)]
+    elsewhere = [make_environment(rank, device=Device(type="cpu", name="Other CPU")) for rank in range(2)]
+    runs = [
+        explained_run(trials[0], [ONE_RANK]),
+        explained_run(trials[1], [ONE_RANK] * 2, environments=elsewhere),
+    ]
+    assert reasons(study(trials, runs)) == ["it ran in other surroundings than the baseline"]
+
+
+@pytest.mark.parametrize(
+    ("base", "step", "reason"),
+    [
+        (0.09, 1e-200, "its efficiency cannot be believed: 9e+198"),
+        (1e-20, 1e-20, "the light step cannot be believed: 1e-20 s"),
+        (1e300, 1e300, "the light step cannot be believed: 1e+300 s"),
+    ],
+)
+def test_times_of_broken_clocks_explain_nothing(base: float, step: float, reason: str) -> None:
+    found = against_one_rank([ONE_RANK] * 2, base_step=base, step=step)
+    assert (found.reason, found.factors) == (reason, ())
+
+
+def test_explained_steps_without_time_explain_nothing() -> None:
+    nothing = dict.fromkeys(ONE_RANK, 0.0)
+    found = against_one_rank([nothing] * 2, step=0.1)
+    assert found.reason == "the explained step cannot be believed: 0 s"
+
+
+# --- properties ------------------------------------------------------------------------------------------------------
+
+SECONDS = st.floats(min_value=1e-4, max_value=1.0)
+SOME = st.one_of(st.just(0.0), SECONDS)
+STEP = st.fixed_dictionaries(
+    {"data_wait": SOME, "forward": SECONDS, "backward": SECONDS, "wire": SOME, "optimizer": SOME, "other": SOME}
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    base=STEP,
+    own=STEP,
+    wait=SOME,
+    ranks=st.sampled_from([2, 3, 4]),
+    mode=st.sampled_from(["strong-micro", "strong-global", "weak"]),
+    slowdowns=st.lists(st.floats(min_value=-0.3, max_value=1.0), min_size=4, max_size=4),
+    drop_last=st.booleans(),
+)
+def test_factors_multiply_to_the_efficiency_and_points_add_up_to_what_is_lost(
+    base: dict[str, float],
+    own: dict[str, float],
+    wait: float,
+    ranks: int,
+    mode: Mode,
+    slowdowns: list[float],
+    drop_last: bool,
+) -> None:
+    shares = (1 / 16, ranks / 16) if mode == "weak" else (1.0, 1.0)
+    micro_batch = 12 // ranks if mode == "strong-global" else 12
+    trials = [
+        make_trial(micro_batch=12, fraction=shares[0], drop_last=drop_last, epochs=6),
+        make_trial(gpus=ranks, micro_batch=micro_batch, fraction=shares[1], drop_last=drop_last, epochs=6),
+    ]
+    by_rank = [own | {"wait": wait}] * (ranks - 1) + [own | {"forward": own["forward"] + wait}]
+    runs = [explained_run(trials[0], [base], repeat=r, slowdown=s) for r, s in enumerate(slowdowns[:2])]
+    runs += [explained_run(trials[1], by_rank, repeat=r, slowdown=s) for r, s in enumerate(slowdowns[2:])]
+    analysis = study(trials, runs, mode)
+    (found,) = analysis.waterfalls
+    efficiency = analysis.curves[0].points[1].efficiency
+    assert efficiency is not None
+    assert found.efficiency == efficiency.centre
+    assert found.interval == efficiency
+    assert math.prod(factor.factor for factor in found.factors) == pytest.approx(efficiency.centre, rel=1e-9)
+    assert sum(factor.points for factor in found.factors) == pytest.approx(1 - efficiency.centre, abs=1e-9)
+    # Points are the logarithm's share: a factor below 1 costs, above 1 gains.
+    assert all(factor.points * (1 - factor.factor) >= 0 for factor in found.factors)
+
+
+PARTS_OF_TWO = st.lists(st.tuples(SOME, SOME), min_size=2, max_size=9).filter(
+    lambda pairs: all(sum(side) > 0 for side in zip(*pairs, strict=True))
+)
+
+
+@given(PARTS_OF_TWO, st.randoms())
+def test_no_order_of_the_parts_matters_and_nothing_is_left_over(pairs: list[tuple[float, float]], random: Any) -> None:
+    names = [str(place) for place in range(len(pairs))]
+    measured, ideal = ({n: pair[side] for n, pair in zip(names, pairs, strict=True)} for side in (0, 1))
+    logs = decompose(measured, ideal)
+    whole = math.log(sum(ideal.values()) / sum(measured.values()))
+    assert sum(logs.values()) == pytest.approx(whole, abs=1e-9)
+    random.shuffle(names)
+    shuffled = decompose({n: measured[n] for n in names}, {n: ideal[n] for n in names})
+    assert shuffled == pytest.approx(logs, rel=1e-9, abs=1e-12)
+
+
+@given(PARTS_OF_TWO)
+def test_two_parts_in_one_cost_what_they_cost_apart(pairs: list[tuple[float, float]]) -> None:
+    measured, ideal = ({str(k): pair[side] for k, pair in enumerate(pairs)} for side in (0, 1))
+    apart = decompose(measured, ideal)
+    joined = [
+        {"both": parts["0"] + parts["1"]} | {k: v for k, v in parts.items() if k > "1"} for parts in (measured, ideal)
+    ]
+    assert decompose(*joined)["both"] == pytest.approx(apart["0"] + apart["1"], rel=1e-9, abs=1e-12)
+
+
+@given(STEP)
+def test_equal_steps_cost_nothing(parts: dict[str, float]) -> None:
+    found = against_one_rank([parts] * 2, base=parts)
+    assert found.efficiency == pytest.approx(1.0)
+    assert [factor.factor for factor in found.factors] == pytest.approx([1.0] * len(found.factors))
+    assert costing(found) == {}
+
+
+def test_at_exactly_the_ideal_losses_and_gains_are_shares_of_the_step() -> None:
+    # 2 of 80 ms are waiting for data in place of the optimizer: ln E is 0, and the points are their own limit.
+    base = {"forward": 0.03, "backward": 0.04, "optimizer": 0.01}
+    found = against_one_rank(
+        [base | {"optimizer": 0.008, "data_wait": 0.002}] * 2, base=base, mode="weak", base_step=0.08, step=0.08
+    )
+    assert found.efficiency == 1.0
+    assert costing(found) == pytest.approx({"data wait": 0.025, "optimizer": -0.025})
+
+
+def test_steps_of_nothing_but_waiting_are_scaled_as_they_are() -> None:
+    waiting = {"data_wait": 0.05, "forward": 0.0, "backward": 0.0}
+    found = against_one_rank([waiting] * 2, base=waiting, base_step=0.08, step=0.1)
+    assert costing(found) == pytest.approx({"data wait": 0.2})
+
+
+def test_better_than_ideal_is_gained_by_what_takes_less() -> None:
+    # 0.09 s on one rank, 0.075 on each of two: the data wait is gone and the optimizer takes 13 ms less, wire adds.
+    base = {"data_wait": 0.01, "forward": 0.03, "backward": 0.03, "optimizer": 0.02}
+    fast = {"data_wait": 0.0, "forward": 0.03, "backward": 0.03, "optimizer": 0.007, "wire": 0.008}
+    found = against_one_rank([fast] * 2, base=base)
+    assert found.efficiency == pytest.approx(1.2)
+    gained = {"data wait": -0.2 * 10 / 15, "optimizer": -0.2 * 13 / 15, "wire": 0.2 * 8 / 15}
+    assert costing(found) == pytest.approx(gained)

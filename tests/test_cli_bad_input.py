@@ -105,6 +105,26 @@ def refused(answer: Answer, *said: str) -> None:
         ),
         ("repeats = 1", 'repeats = 1\n[sweep]\n"train.engin" = ["ddp"]', ["Did you mean 'train.engine'?"]),
         ('name = "vit-ti16"', 'name = "\\u001b[31mred"', ["unknown model '\\x1b[31mred'"]),
+        ("repeats = 1", "max_repeats = 5", ["measure.max_repeats = 5 has no meaning without measure.target_ci"]),
+        ("repeats = 1", "target_ci = 0.02\nmax_repeats = 2", ["measure.max_repeats = 2 is too few", "at least 3"]),
+        (
+            "repeats = 1",
+            "target_ci = 0.02\nrepeats = 6\nmax_repeats = 5",
+            ["measure.max_repeats = 5 is below measure.repeats = 6", "Set max_repeats to more than 6"],
+        ),
+        (
+            "repeats = 1",
+            "target_ci = 0.02\nrepeats = 12",
+            ["measure.max_repeats = 10 (its default) is below measure.repeats = 12"],
+        ),
+        ("repeats = 1", "target_ci = 0.0", ["measure.target_ci is 0.0", "greater than 0"]),
+        ("repeats = 1", "target_ci = 2.0", ["measure.target_ci is 2.0", "less than 1"]),
+        ("repeats = 1", "target_ci = 0.1\nmax_repeats = 0", ["measure.max_repeats is 0", "at least 1"]),
+        (
+            "repeats = 1",
+            f'target_ci = 0.1\nmax_repeats = 1000\n[sweep]\n"train.seed" = {list(range(21))}',
+            ["make 21,000 runs"],
+        ),
     ],
 )  # fmt: skip
 def test_a_wrong_study(run: Callable[..., Answer], old: str, new: str, said: list[str]) -> None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 _MOST_RUNS = 20_000
+FEWEST_FOR_TARGET = 3
+"""Runs from which on `measure.target_ci` can be reached; `vitscale.analysis.statistics` says why."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 # tomllib takes quadratic time over dotted keys; no study has one of more than two parts.
 _KEY_CHAIN = re.compile(r"""(?<![\w"'.-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){20}""")
@@ -70,7 +72,9 @@ class StudyFile:
         study, sweep = self.study, self.study.sweep
         for field, values in sweep.items():
             self._check_swept(field, values)
-        runs = math.prod(len(values) for values in sweep.values()) * len(study.scaling.gpus) * study.measure.repeats
+        self._check_repeats()
+        repeats = study.measure.repeats if study.measure.target_ci is None else study.measure.max_repeats
+        runs = math.prod(len(values) for values in sweep.values()) * len(study.scaling.gpus) * repeats
         if runs > _MOST_RUNS:
             raise self._error(
                 f"points of the sweep x rank counts x repeats make {runs:,} runs",
@@ -87,6 +91,28 @@ class StudyFile:
                 f"{section}.{key}" for section, keys in raw.items() if isinstance(keys, dict) for key in keys
             )
             yield labels, _validated(self.path, raw), by_hand
+
+    def _check_repeats(self) -> None:
+        """`target_ci` must have runs to add, and `max_repeats` a target to add them for."""
+        measure = self.study.measure
+        by_hand = "max_repeats" in self.raw.get("measure", {})
+        limit = f"measure.max_repeats = {measure.max_repeats}" + ("" if by_hand else " (its default)")
+        if measure.target_ci is None:
+            if by_hand:
+                raise self._error(
+                    f"{limit} has no meaning without measure.target_ci",
+                    next_step="Remove it, or say how closely epoch times are to be known: add target_ci = 0.02",
+                )
+        elif measure.max_repeats < FEWEST_FOR_TARGET:
+            raise self._error(
+                f"{limit} is too few for measure.target_ci = {measure.target_ci}: two runs may agree by chance",
+                valid=[f"at least {FEWEST_FOR_TARGET}"],
+            )
+        elif measure.max_repeats < measure.repeats:
+            raise self._error(
+                f"{limit} is below measure.repeats = {measure.repeats}",
+                next_step=f"Set max_repeats to more than {measure.repeats}, so that runs can be added",
+            )
 
     def _check_swept(self, field: str, values: list[Any]) -> None:
         named = f"sweep.{shown(field)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import signal
 import time
@@ -18,6 +19,7 @@ from vitscale import sources
 from vitscale.errors import RequestError, StoreError, VitscaleError, explain, shown
 from vitscale.launchers import launcher_for
 from vitscale.record import Outcome, RunHeader
+from vitscale.runner.added_runs import AddedRuns
 from vitscale.runner.classify import outcome_of
 from vitscale.runner.planning import Plan, Task, check_folder, outstanding
 from vitscale.runner.progress import StudyProgress
@@ -124,9 +126,18 @@ def _run_outstanding(plan: Plan, results: Path, options: Options, console: Conso
         reserve.unlink()
     index = RunIndex(results)
     todo = outstanding(plan, index, retry_failed=options.retry_failed)
-    outcomes = {key: outcome for key, (_, outcome) in index.finished.items() if key[0] in plan.record.trials}
-    with StudyProgress(console, len(todo)) as progress:
-        for task in todo:
+    again = frozenset(todo)
+    outcomes = {
+        key: outcome
+        for key, (_, outcome) in index.finished.items()
+        if key[0] in plan.record.trials and Task(*key) not in again
+    }
+    added = AddedRuns(plan, results, outcomes, todo)
+    done = 0
+    with StudyProgress(console) as progress:
+        progress.expect(len(todo), added.most())
+        for task in itertools.chain(todo, added):
+            progress.expect(max(0, len(todo) - done), added.most())
             attempt = index.attempts.get((task.trial_id, task.repeat), -1) + 1
             trial = plan.record.trials[task.trial_id]
             outcome = _skip_reason(task, outcomes, results, plan, attempt)
@@ -135,17 +146,22 @@ def _run_outstanding(plan: Plan, results: Path, options: Options, console: Conso
                 outcome = _run_one(plan, task, attempt, results, on_steps)
             outcomes[task.trial_id, task.repeat] = outcome
             progress.end(trial, outcome)
+            done += 1
             if outcome.external:
                 raise DiskFullError(explain(outcome.reason, next_step="What is written is whole"))
-    return Report(len(todo), outcomes)
+    return Report(done, outcomes)
 
 
 def _header(plan: Plan, task: Task, attempt: int, command: tuple[str, ...]) -> RunHeader:
+    trial = plan.record.trials[task.trial_id]
+    # How long an accuracy takes depends on the seed; how long a step takes does not, and there equal work is wanted.
+    seed = trial.train.seed + (task.repeat if trial.train.target_accuracy is not None else 0)
     return RunHeader(
         trial_id=task.trial_id,
         repeat=task.repeat,
         attempt=attempt,
-        trial=plan.record.trials[task.trial_id],
+        trial=trial,
+        seed=seed,
         command=command,
         dataset_fingerprint=plan.record.dataset_fingerprints[task.trial_id],
     )

@@ -40,7 +40,13 @@ class Plan:
     expansion: Expansion
     measure: MeasureSection
     tasks: tuple[Task, ...]
-    """All runs of the study in their random order, done or not."""
+    """All runs of the study in their random order, done or not; those that `measure.target_ci` may add come after."""
+
+    @property
+    def most_runs(self) -> int:
+        """Runs at most: with those that `measure.target_ci` may add."""
+        measure = self.measure
+        return len(self.record.trials) * (measure.repeats if measure.target_ci is None else measure.max_repeats)
 
 
 def plan(
@@ -66,6 +72,8 @@ def plan(
         name=file.study.name,
         text=file.text,
         repeats=measure.repeats,
+        target_ci=measure.target_ci,
+        max_repeats=measure.max_repeats if measure.target_ci is not None else None,
         curves=expansion.curves,
         trials=expansion.trials,
         versions=installed_versions(),
@@ -161,7 +169,10 @@ def _refuse_another_study(results: Path, held: StudyRecord, record: StudyRecord)
 
 
 def outstanding(plan: Plan, index: RunIndex, *, retry_failed: bool) -> list[Task]:
-    """The runs still to be done: those without an outcome, and those whose cause lay outside the trial."""
+    """The runs still to be done: those without an outcome, and those whose cause lay outside the trial.
+
+    Of the runs that `measure.target_ci` added those alone that are to be done again; what to add is not known here.
+    """
 
     def done(task: Task) -> bool:
         finished = index.finished.get((task.trial_id, task.repeat))
@@ -170,4 +181,9 @@ def outstanding(plan: Plan, index: RunIndex, *, retry_failed: bool) -> list[Task
         outcome = finished[1]
         return outcome.kind == "completed" or not (outcome.external or retry_failed)
 
-    return [task for task in plan.tasks if not done(task)]
+    added = [
+        Task(trial_id, repeat)
+        for trial_id, repeat in sorted(index.finished)
+        if trial_id in plan.record.trials and plan.record.repeats <= repeat < (plan.record.max_repeats or 0)
+    ]
+    return [task for task in (*plan.tasks, *added) if not done(task)]

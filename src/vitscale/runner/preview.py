@@ -32,7 +32,7 @@ def preview_table(plan: Plan) -> list[RenderableType]:
     """A table of the trials that fits a terminal of 80 columns, and the commands that would start them."""
     models = {_model_of(trial): model_spec.parameters(trial.model) for trial in plan.record.trials.values()}
     lines: list[RenderableType] = [
-        escape(f"{plan.record.name}: {len(plan.record.trials)} trials, {len(plan.tasks)} runs"),
+        escape(f"{plan.record.name}: {len(plan.record.trials)} trials, {_runs(plan)}"),
         *(
             escape(f"{name}: {f'{count:,}' if count is not None else 'unavailable number of'} parameters")
             for name, count in models.items()
@@ -65,6 +65,14 @@ def preview_table(plan: Plan) -> list[RenderableType]:
     return [*lines, "", table, "", "Commands:", *(escape(f"  {command}") for command in commands)]
 
 
+def _runs(plan: Plan) -> str:
+    if plan.measure.target_ci is None:
+        return f"{len(plan.tasks)} runs"
+    more = plan.most_runs - len(plan.tasks)
+    target = f"{100 * plan.measure.target_ci:.3g} % (measure.target_ci)"
+    return f"{len(plan.tasks)} runs, and up to {more} more until each epoch time is known within {target}"
+
+
 def _model_of(trial: Trial) -> str:
     return trial.model.name or trial.model.hf or trial.model.factory or "model"
 
@@ -87,7 +95,15 @@ def preview_json(plan: Plan) -> str:
                 "resolved": trial.model_dump(mode="json"),
             }
         )
-    return json.dumps({"version": 1, "study": plan.record.name, "runs": len(plan.tasks), "trials": trials}, indent=1)
+    content = {
+        "version": 1,
+        "study": plan.record.name,
+        "runs": len(plan.tasks),
+        "most_runs": plan.most_runs,
+        "target_ci": plan.measure.target_ci,
+        "trials": trials,
+    }
+    return json.dumps(content, indent=1)
 
 
 def _command(trial: Trial) -> list[str]:

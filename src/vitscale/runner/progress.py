@@ -35,12 +35,13 @@ class StudyProgress:
     """Which run of how many, the step rate, the time left.
 
     Time left is the mean duration of the runs done in this call times the runs left; before the first has ended it is
-    unknown and said to be.
+    unknown and said to be. Where runs may be added (`measure.target_ci`), both are told as the most that can come.
     """
 
-    def __init__(self, console: Console, runs: int) -> None:
+    def __init__(self, console: Console) -> None:
         self._console = console
-        self._runs = runs
+        self._runs = 0
+        self._may_be_fewer = False
         self._done = 0
         self._spent_seconds = 0.0
         self._live: Progress | None = None
@@ -52,7 +53,7 @@ class StudyProgress:
                 TimeElapsedColumn(),
                 console=console,
             )
-            self._bar = self._live.add_task("", total=runs)
+            self._bar = self._live.add_task("", total=0)
 
     def __enter__(self) -> StudyProgress:
         if self._live:
@@ -66,14 +67,23 @@ class StudyProgress:
     def _say(self, text: str) -> None:
         (self._live.console if self._live else self._console).print(escape(text), soft_wrap=True, highlight=False)
 
+    def expect(self, left: int, added: int) -> None:
+        """Says how many runs are left, and how many more may be added to them."""
+        self._runs = self._done + left + added
+        self._may_be_fewer = added > 0
+        if self._live:
+            self._live.update(self._bar, total=self._runs)
+
     def _left(self) -> str:
         if not self._done:
             return "time left unknown yet"
-        return f"about {duration(self._spent_seconds / self._done * (self._runs - self._done))} left"
+        how = "up to" if self._may_be_fewer else "about"
+        return f"{how} {duration(self._spent_seconds / self._done * (self._runs - self._done))} left"
 
     def begin(self, trial: Trial, repeat: int) -> Callable[[int], None]:
         """Announces a run; returns what is to be called with the number of steps it has done."""
-        what = f"run {self._done + 1} of {self._runs}: {describe(trial)}, repeat {repeat + 1}"
+        of = f"up to {self._runs}" if self._may_be_fewer else f"{self._runs}"
+        what = f"run {self._done + 1} of {of}: {describe(trial)}, repeat {repeat + 1}"
         first: tuple[float, int] | None = None
         spoken = time.monotonic()
         if self._live:

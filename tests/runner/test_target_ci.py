@@ -1,0 +1,197 @@
+"""Runs added for `measure.target_ci`, by the real driver; the ranks write what a script says."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from driving import tree
+from scripted_ranks import FAILS, Scripted
+from study_factory import EIGHT_CORES, write_study
+from vitscale import analysis, launchers, store
+from vitscale.runner import Options, Plan, Report, plan
+from vitscale.runner import run as drive
+from vitscale.runner.added_runs import AddedRuns
+from vitscale.runner.driver import Interrupted
+from vitscale.runner.preview import preview_json, preview_table
+
+# Within 50 %, by hand: of 1, 1.5 and 1 the logarithms have a standard error of 0.1352, with Student's t of 4.3027 that
+# reaches up to exp(0.5815) = 1.79; one more 1 makes it 0.1014 x 3.1824 and 1.38. Of 1 and 3 in turn it is not reached.
+AT_ONCE = [1.0, 1.0, 1.0]
+AFTER_FOUR = [1.0, 1.5, 1.0, 1.0]
+NEVER = [1.0, 3.0, 1.0, 3.0, 1.0]
+FAILING = [1.0, FAILS, 3.0]
+MOST = 5
+
+
+class Study:
+    """A study of one trial per seed, and what its runs will say."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *scripts: list[float | None]) -> None:
+        monkeypatch.setenv("VITSCALE_CACHE", str(folder / "cache"))
+        self.results = folder / "results"
+        self.launcher = Scripted(folder / "records", {})
+        monkeypatch.setitem(launchers.LAUNCHERS, "scripted", self.launcher)
+        path = write_study(
+            folder,
+            {
+                "train": {"epochs": 1, "precision": "fp32"},
+                "scaling": {"gpus": [1]},
+                "sweep": {"train.seed": list(range(len(scripts)))},
+                "launch": {"launcher": "scripted"},
+                "measure": {"target_ci": 0.5, "max_repeats": MOST, "warmup_steps": 0},
+            },
+        )
+        self.plan: Plan = plan(path, EIGHT_CORES)
+        self.trials = list(self.plan.record.trials)
+        self.launcher.script.update(zip(self.trials, scripts, strict=True))
+        self.said = io.StringIO()
+
+    def run(self, *, retry_failed: bool = False) -> Report:
+        self.said = io.StringIO()
+        console = Console(file=self.said, width=200)
+        return drive(self.plan, self.results, Options(retry_failed=retry_failed), console)
+
+    @property
+    def runs(self) -> list[int]:
+        """How many runs each trial has started, in the order of the seeds."""
+        return [len({repeat for trial, repeat in self.launcher.started if trial == own}) for own in self.trials]
+
+    def told(self) -> list[str]:
+        """Which run of how many, as the runs of the last call were announced."""
+        return [line.partition(":")[0] for line in self.said.getvalue().splitlines() if line.startswith("run ")]
+
+    def verdict(self, kind: str) -> analysis.Verdict:
+        (found,) = (v for v in analysis.analyse(store.load(self.results)).verdicts if v.kind == kind)
+        return found
+
+
+Make = Callable[..., Study]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    return lambda *scripts: Study(tmp_path, monkeypatch, *scripts)
+
+
+def test_runs_are_added_until_the_target_or_the_limit_and_never_where_one_failed(make: Make) -> None:
+    study = make(AT_ONCE, AFTER_FOUR, NEVER, FAILING)
+    report = study.run()
+    assert study.runs == [3, 4, 5, 3]
+    assert (report.done_now, len(report.outcomes)) == (15, 15)
+    assert [outcome.kind for outcome in report.failures.values()] == ["failed"]
+    # One at a time per trial: nobody's second added run comes before anybody's first.
+    added = [(trial, repeat) for trial, repeat in study.launcher.started if repeat >= 3]
+    assert [repeat for _, repeat in added] == [3, 3, 4]
+
+    one, four, never, failing = study.trials
+    assert study.verdict("target-ci-reached").trials == (one, four)
+    assert "after 3 to 4 runs" in study.verdict("target-ci-reached").message
+    missed = study.verdict("target-ci-missed")
+    assert missed.trials == (never, failing)
+    assert f"stopped at max_repeats = 5: {never} (within 111 %)" in missed.message
+    assert f"no runs added, for a run failed: {failing}" in missed.message
+
+    # The same again has nothing to do.
+    before, started = tree(study.results / "runs"), len(study.launcher.started)
+    assert study.run().done_now == 0
+    assert len(study.launcher.started) == started
+    assert tree(study.results / "runs") == before
+
+
+def test_how_many_runs_are_left_is_told_as_the_most_there_can_be(make: Make) -> None:
+    study = make(AT_ONCE, AFTER_FOUR, AFTER_FOUR)
+    study.run()
+    # 3 x 5 at most. After the nine that all have the first has reached it, which leaves 2 x 2; then each of the others
+    # does with one more.
+    assert study.told() == [*(f"run {n} of up to 15" for n in range(1, 10)), "run 10 of up to 13", "run 11 of up to 12"]
+    lines = study.said.getvalue().splitlines()
+    assert "time left unknown yet" in lines[0]
+    assert all(re.search(r"; up to \d+:\d\d left", line) for line in lines[1:] if line.startswith("run "))
+
+
+def test_of_a_trial_that_failed_no_more_runs_are_expected(make: Make) -> None:
+    study = make([FAILS, FAILS, FAILS])
+    study.run()
+    assert study.told() == ["run 1 of up to 5", "run 2 of 3", "run 3 of 3"]
+    assert re.search(r"run 3 of 3: .*; about \d+:\d\d left", study.said.getvalue())
+
+
+@pytest.mark.parametrize("interrupted_at", [4, 6, 7])
+def test_an_interrupted_study_goes_on_as_if_it_had_not_been(make: Make, interrupted_at: int) -> None:
+    """In the runs that all have, before the first added one, and between two added ones."""
+    study = make(AFTER_FOUR, NEVER)
+    study.launcher.interrupt_at = interrupted_at
+    with pytest.raises(Interrupted):
+        study.run()
+    assert len(study.launcher.started) == interrupted_at
+    study.launcher.interrupt_at = None
+    study.run()
+    assert len(study.launcher.started) == len(set(study.launcher.started)) == 9
+    assert study.runs == [4, 5]
+    whole = study.launcher.started.copy()
+    study.launcher.started.clear()
+    study.results = study.results.with_name("undisturbed")
+    study.run()
+    assert study.launcher.started == whole
+
+
+def test_an_added_run_without_an_outcome_is_done_again(make: Make) -> None:
+    study = make(AFTER_FOUR)
+    study.run()
+    (trial,) = study.trials
+    (study.results / "runs" / f"{trial}-r3-a0" / "outcome.json").unlink()
+    assert study.run().done_now == 1
+    assert (study.results / "runs" / f"{trial}-r3-a1" / "outcome.json").exists()
+
+
+def test_added_runs_that_failed_are_done_again_when_asked_and_more_may_follow(make: Make) -> None:
+    study = make([1.0, 3.0, 1.0, FAILS, 1.0])
+    study.run()
+    assert study.runs == [4]
+    assert study.run().done_now == 0
+    study.launcher.script[study.trials[0]] = NEVER
+    assert study.run(retry_failed=True).done_now == 2
+    assert study.runs == [5]
+    assert study.told() == ["run 1 of up to 2", "run 2 of up to 2"]
+
+
+def test_a_higher_limit_goes_on_from_what_is_done(make: Make, tmp_path: Path) -> None:
+    study = make([*NEVER, 3.0])
+    study.run()
+    text = (tmp_path / "study.toml").read_text()
+    (tmp_path / "study.toml").write_text(text.replace('"max_repeats" = 5', '"max_repeats" = 6'))
+    study.plan = plan(tmp_path / "study.toml", EIGHT_CORES)
+    assert study.run().done_now == 1
+    assert study.runs == [6]
+
+
+def test_the_order_of_a_round_is_random_and_the_same_again(make: Make) -> None:
+    study = make(*[NEVER] * 8)
+    orders = [AddedRuns(study.plan, study.results, {})._order(repeat) for repeat in (3, 4, 3)]
+    assert orders[0] == orders[2]
+    assert orders[0] != orders[1]
+    assert sorted(orders[0]) == sorted(orders[1]) == sorted(study.trials)
+
+
+def test_the_plan_says_what_may_be_added(make: Make) -> None:
+    study = make(NEVER, NEVER)
+    assert preview_table(study.plan)[0] == (
+        "example: 2 trials, 6 runs, and up to 4 more until each epoch time is known within 50 % (measure.target_ci)"
+    )
+    content = json.loads(preview_json(study.plan))
+    assert (content["runs"], content["most_runs"], content["target_ci"]) == (6, 10, 0.5)
+
+
+def test_without_a_target_the_plan_says_nothing_of_it(tmp_path: Path) -> None:
+    found = plan(write_study(tmp_path), EIGHT_CORES)
+    assert preview_table(found)[0] == "example: 2 trials, 6 runs"
+    content = json.loads(preview_json(found))
+    assert (content["runs"], content["most_runs"], content["target_ci"]) == (6, 6, None)
+    assert (found.record.target_ci, found.record.max_repeats) == (None, None)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from explained_factory import batch_study
 from results_factory import make_curve, make_rank, make_results, make_run, make_trial, one_curve, rich_study
 from vitscale.analysis import analyse
 from vitscale.errors import RequestError
@@ -36,8 +37,24 @@ def figure(results: Results, name: str) -> Figure:
 
 def test_a_rich_study_has_every_chart_for_every_mode() -> None:
     kinds = ("epoch-seconds", "speedup", "efficiency", "throughput", "loss", "accuracy")
-    expected = {f"{mode}-{kind}" for mode in ("strong-micro", "strong-global", "weak") for kind in kinds}
+    modes = ("strong-micro", "strong-global", "weak")
+    expected = {f"{mode}-{kind}" for mode in modes for kind in (*kinds, "accuracy-by-ranks")}
+    # Under strong-global all its trials have one global batch.
+    expected |= {"strong-micro-accuracy-by-batch", "weak-accuracy-by-batch"}
     assert names(rich_study()) == expected | {"start-up"}
+
+
+def test_an_explained_study_has_the_charts_that_explain_it() -> None:
+    found = names(batch_study([16, 64], [1, 2], device="cuda"))
+    assert {
+        "strong-micro-breakdown", "strong-micro-breakdown-share", "strong-micro-waterfall", "timeline-1", "timeline-2",
+        "utilisation", "memory", "energy",
+    } <= found  # fmt: skip
+
+
+def test_every_chart_of_a_study_has_a_name_of_its_own() -> None:
+    found = [figure.name for figure in figures(analyse(batch_study([16, 64], [1, 2], engines=["ddp", "deepspeed"])))]
+    assert len(found) == len(set(found))
 
 
 def test_only_charts_with_data_are_drawn() -> None:
@@ -183,7 +200,7 @@ def test_trials_with_one_label_do_not_stack_on_one_bar() -> None:
 
 
 def test_every_chart_has_words() -> None:
-    for one in figures(analyse(rich_study())):
+    for one in [*figures(analyse(rich_study())), *figures(analyse(batch_study(device="cuda")))]:
         assert one.text
         assert one.spec["description"]
         assert len(one.text) == len(set(one.text))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from explained_factory import NO_ENERGY, NOISE_SCALE, SLOWDOWN, batch_study
 from results_factory import (
     STARTUP_SECONDS,
     failed_run,
@@ -26,12 +27,19 @@ from vitscale.analysis import analyse
 from vitscale.record import Results
 from vitscale.report import to_csv, to_json
 
+EXPLAINED = [
+    "exposed_share", "data_wait_share", "explaining_overhead", "mfu", "share_of_matmul", "joules_per_image",
+    "peak_rss_bytes", "cuda_allocated_bytes", "cuda_reserved_bytes", "cuda_device_bytes", "noise_scale_images",
+    "noise_scale_images_low", "noise_scale_images_high", "seconds_to_target", "seconds_to_target_low",
+    "seconds_to_target_high",
+]  # fmt: skip
+"""Since version 2: values of their own, in CSV too."""
 CONTRACT = [
     "trial", "outcome", "reason", "model", "dataset", "engine", "launcher", "mode", "modes", "nodes", "gpus",
     "micro_batch", "grad_accum", "global_batch", "precision", "repeats", "step_seconds", "step_seconds_low",
     "step_seconds_high", "images_per_second", "epoch_seconds", "epoch_seconds_source", "speedup", "speedup_low",
     "speedup_high", "efficiency", "efficiency_low", "efficiency_high", "startup_seconds", "loss", "accuracy",
-    "held_out_loss", "held_out_accuracy", "peak_bytes",
+    "held_out_loss", "held_out_accuracy", "peak_bytes", *EXPLAINED, "breakdown", "resources", "convergence",
 ]  # fmt: skip
 
 
@@ -48,8 +56,10 @@ def by_gpus(results: Results) -> dict[int, dict[str, Any]]:
 
 def test_the_whole_contract_is_there() -> None:
     content = strict(to_json(analyse(rich_study())))
-    assert list(content) == ["version", "study", "trials", "curves", "comparisons", "verdicts", "problems"]
-    assert content["version"] == 1
+    assert list(content) == [
+        "version", "study", "trials", "curves", "waterfalls", "comparisons", "verdicts", "problems",
+    ]  # fmt: skip
+    assert content["version"] == 2
     for trial in content["trials"]:
         assert set(CONTRACT) <= set(trial)
         assert list(trial) == list(content["trials"][0])
@@ -93,6 +103,7 @@ def test_what_is_unknown_is_null_and_never_zero() -> None:
             key for key in CONTRACT if key.startswith(("step", "images", "epoch", "speedup", "efficiency", "startup"))
         ]
         unknown += ["loss", "accuracy", "held_out_loss", "held_out_accuracy", "peak_bytes"]
+        unknown += [*EXPLAINED, "breakdown", "resources", "convergence"]
         assert {key: trial[key] for key in unknown} == dict.fromkeys(unknown)
 
 
@@ -130,6 +141,81 @@ def test_csv_has_a_line_per_trial_and_empty_cells_for_the_unknown() -> None:
     assert [row["trial"] for row in rows] == [trial["trial"] for trial in trials]
     for row, trial in zip(rows, trials, strict=True):
         assert row["step_seconds"] == ("" if trial["step_seconds"] is None else str(trial["step_seconds"]))
+
+
+def explained(**train: Any) -> dict[int, dict[str, Any]]:
+    """One and two ranks at micro-batch 16: explained steps of 55 and 77 ms."""
+    return by_gpus(batch_study([16], [1, 2], **train))
+
+
+def test_the_breakdown_of_a_trial_known_by_hand() -> None:
+    found = explained()[2]
+    waiting, late = found["breakdown"]["ranks"]
+    assert waiting["parts"] == {
+        "data_wait": pytest.approx(0.002), "h2d": None, "forward": pytest.approx(0.016),
+        "backward": pytest.approx(0.032), "wait": pytest.approx(0.012), "wire": pytest.approx(0.010),
+        "optimizer": pytest.approx(0.004), "launch_gaps": None, "other": pytest.approx(0.001),
+    }  # fmt: skip
+    assert (waiting["rank"], waiting["seconds"], waiting["exposed_seconds"]) == (
+        0, pytest.approx(0.077), pytest.approx(0.022),
+    )  # fmt: skip
+    assert late["parts"]["wait"] == pytest.approx(0)
+    told = {key: value for key, value in found["breakdown"].items() if key != "ranks"}
+    assert told == {
+        "steps": 8,
+        "typical_rank": 0,
+        "wait_known": True,
+        "reasons": {"h2d": "the device is the host", "launch_gaps": "a host launches no kernels"},
+        "overhead": pytest.approx(SLOWDOWN),
+        "straggler": {"rank": 1, "share_of_steps": 1.0, "slower_by": pytest.approx(67 / 55 - 1)},
+    }
+    assert (found["exposed_share"], found["data_wait_share"]) == (pytest.approx(22 / 77), pytest.approx(2 / 77))
+
+
+def test_resources_and_convergence_of_a_trial_known_by_hand() -> None:
+    found = explained(device="cuda")[2]
+    gibibyte = 2**30
+    assert [found[f"cuda_{name}_bytes"] for name in ("allocated", "reserved", "device")] == [
+        2 * gibibyte, 4 * gibibyte, 10 * gibibyte,
+    ]  # fmt: skip
+    assert found["joules_per_image"] == pytest.approx(0.5)
+    assert found["resources"]["energy_source"] == "NVML"
+    assert (found["resources"]["energy_reason"], found["resources"]["gpu_reason"]) == (None, None)
+    assert found["resources"]["by_rank"][1]["peak_bytes"] == 2 * gibibyte
+    assert found["resources"]["throttle_reasons"] == ["SW power cap"]
+    assert found["noise_scale_images"] == found["convergence"]["noise_scale_images"] == pytest.approx(NOISE_SCALE)
+    assert [point["images"] for point in found["convergence"]["points"]] == [1024, 2048, 3072]
+    assert (found["convergence"]["target_accuracy"], found["convergence"]["target_runs"]) == (None, [])
+
+
+def test_what_is_unavailable_has_its_reason() -> None:
+    found = explained()
+    assert found[2]["resources"]["energy_reason"] == NO_ENERGY
+    assert found[2]["mfu"] is None
+    assert found[2]["resources"]["mfu_reason"]
+    assert found[1]["noise_scale_images"] is None
+    assert found[1]["convergence"]["noise_reason"].startswith("one rank and one micro-step")
+
+
+def test_waterfalls_carry_their_factors_and_their_sentence() -> None:
+    content = strict(to_json(analyse(batch_study([16], [1, 2]))))
+    (one,) = content["waterfalls"]
+    trials = {trial["gpus"]: trial for trial in content["trials"]}
+    assert (one["trial"], one["baseline"], one["gpus"]) == (trials[2]["trial"], trials[1]["trial"], 2)
+    assert one["efficiency"] == pytest.approx(trials[2]["efficiency"])
+    product = math.prod(factor["factor"] for factor in one["factors"])
+    assert product == pytest.approx(one["efficiency"])
+    assert one["reason"] is None
+    assert one["sentence"].startswith("2 ranks reach ")
+
+
+def test_csv_has_the_most_useful_of_it_and_no_objects() -> None:
+    analysis = analyse(batch_study([16], [1, 2], device="cuda"))
+    rows = list(csv.DictReader(io.StringIO(to_csv(analysis))))
+    assert set(EXPLAINED) <= set(rows[0])
+    assert not {"breakdown", "resources", "convergence"} & set(rows[0])
+    assert float(rows[1]["exposed_share"]) == pytest.approx(22 / 77)
+    assert (rows[0]["noise_scale_images"], rows[0]["mfu"]) == ("", "")
 
 
 def test_csv_text_is_no_formula() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import html.parser
 import re
 import shutil
@@ -9,11 +10,23 @@ from typing import Any
 
 import pytest
 
-from results_factory import failed_run, make_curve, make_environment, make_results, make_trial, rich_study, steady_run
-from vitscale.analysis import analyse
-from vitscale.record import Device, Results
+from explained_factory import NO_ENERGY, batch_study
+from results_factory import (
+    explained_run,
+    failed_run,
+    make_curve,
+    make_environment,
+    make_results,
+    make_trial,
+    one_curve,
+    rich_study,
+)
+from vitscale.analysis import Verdict, analyse
+from vitscale.analysis.verdict import Level
+from vitscale.record import Device, EnergyReading, ResourcesLine, Results, Run
 from vitscale.report import write_html
 from vitscale.report.charts import figures
+from vitscale.report.page import to_html
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 MARKER = "vitscaleattack"
@@ -71,6 +84,26 @@ def dom(path: Path, profile: Path) -> str:
     return answer.stdout
 
 
+def hostile_lines(run: Run) -> Run:
+    """`run` with hostile text in all that its ranks say of explained steps and of what they used."""
+    energy = EnergyReading(joules=None, source=None, reason=HOSTILE, devices=(HOSTILE,))
+    (rank,) = run.ranks
+    used = ResourcesLine(
+        epoch=0, seconds=1.0, cpu_seconds=0.5, cpu_throttled_seconds=None, rss_bytes=1, peak_rss_bytes=2**30,
+        gpu_reason=HOSTILE, energy=energy,
+    )  # fmt: skip
+    explained = tuple(
+        line.model_copy(
+            update={
+                "unknown": {"h2d": HOSTILE, "wait": HOSTILE, HOSTILE: HOSTILE},
+                "collectives": tuple((HOSTILE, HOSTILE, start, end) for _, _, start, end in line.collectives),
+            }
+        )
+        for line in rank.explained
+    )
+    return run.model_copy(update={"ranks": (rank.model_copy(update={"explained": explained, "resources": (used,)}),)})
+
+
 def hostile_study() -> Results:
     """Hostile text wherever a user or a record could have put it."""
     trial = make_trial("ddp", 1, model="vit-ti16")
@@ -85,7 +118,9 @@ def hostile_study() -> Results:
         settings={"NCCL_" + HOSTILE: HOSTILE},
         git_revision=HOSTILE,
     )
-    runs = [steady_run(trial, 0.1, repeat, environments=[environment]) for repeat in range(2)]
+    parts = [{"forward": 0.03, "backward": 0.05, "wire": 0.02}]
+    runs = [explained_run(trial, parts, repeat=repeat, environments=[environment]) for repeat in range(2)]
+    runs = [hostile_lines(run) for run in runs]
     runs.append(failed_run(failing, "failed", HOSTILE, HOSTILE))
     curve = make_curve([trial, failing]).model_copy(update={"labels": {"model.hf": HOSTILE, HOSTILE: HOSTILE}})
     return make_results([(curve, [trial, failing])], runs, name=HOSTILE, text=HOSTILE, problems=[HOSTILE])
@@ -114,6 +149,73 @@ def test_every_chart_has_a_place_with_words_for_those_who_cannot_see_it(tmp_path
     assert all(attrs["role"] == "img" and attrs["aria-label"] for attrs in places.values())
 
 
+def test_whether_to_trust_it_comes_before_the_findings(tmp_path: Path) -> None:
+    text = Elements(page_of(rich_study(), tmp_path)).text
+    assert text.index("Can this be trusted?") < text.index("Findings") < text.index("Strong scaling, micro-batch")
+
+
+def verdicts(*levels: Level) -> tuple[Verdict, ...]:
+    return tuple(Verdict("kind", level, f"message {place}", f"advice {place}") for place, level in enumerate(levels))
+
+
+@pytest.mark.parametrize(("notes", "folded"), [(3, False), (4, True)])
+def test_warnings_are_open_and_more_than_three_notes_are_folded(notes: int, folded: bool) -> None:
+    warning: Level = "warning"
+    note: Level = "note"
+    levels = [warning] * 5 + [note] * notes
+    analysis = dataclasses.replace(analyse(one_curve({1: [0.1]})), verdicts=verdicts(*levels))
+    section = to_html(analysis).partition('id="trust"')[2].partition("</section>")[0]
+    hidden = "".join(re.findall(r"<details.*?</details>", section, re.DOTALL))
+    assert not [place for place in range(5) if f"message {place}." in hidden]
+    assert all((f"message {5 + place}." in hidden) is folded for place in range(notes))
+    assert section.count("message ") == 5 + notes
+    assert (f"{notes} notes" in section) is folded
+
+
+def test_a_page_without_verdicts_has_no_section_for_them() -> None:
+    analysis = dataclasses.replace(analyse(one_curve({1: [0.1]})), verdicts=())
+    assert "Can this be trusted?" not in to_html(analysis)
+
+
+def test_the_sections_that_explain_have_an_anchor_and_a_link(tmp_path: Path) -> None:
+    text = page_of(batch_study([16], [1, 2]), tmp_path)
+    elements = Elements(text)
+    ids = {attrs["id"] for _, attrs in elements.tags if "id" in attrs}
+    links = {attrs["href"] for tag, attrs in elements.tags if tag == "a"}
+    for name in ("where-the-time-goes", "resources", "accuracy", "start-up"):
+        assert name in ids
+        assert f"#{name}" in links
+    for expected in (
+        "Explaining slowed its steps by 5 %",
+        "rank 1 in 100 % of steps, 22 % slower",
+        f"Energy per image: unavailable in 2 of 2 trials: {NO_ENERGY}.",
+        "Unknown in 2 of 2 trials: launch gaps: a host launches no kernels.",
+    ):
+        assert expected in elements.text
+
+
+def test_charts_stand_in_their_sections(tmp_path: Path) -> None:
+    text = page_of(batch_study([16], [1, 2]), tmp_path)
+    where = {
+        name: re.findall(
+            r'data-chart="([^"]*)"', text.partition(f'<section id="{name}">')[2].partition("</section>")[0]
+        )
+        for name in ("strong-micro", "where-the-time-goes", "resources", "accuracy", "start-up")
+    }
+    assert where["where-the-time-goes"] == [
+        "strong-micro-breakdown", "strong-micro-breakdown-share", "strong-micro-waterfall", "timeline-1",
+    ]  # fmt: skip
+    assert where["resources"] == ["utilisation", "memory"]
+    assert where["accuracy"] == ["strong-micro-accuracy-by-batch", "strong-micro-accuracy-by-ranks"]
+    assert where["start-up"] == ["start-up"]
+    assert "strong-micro-epoch-seconds" in where["strong-micro"]
+    assert sum(map(len, where.values())) == len(figures(analyse(batch_study([16], [1, 2]))))
+
+
+def test_a_study_without_explained_steps_says_so(tmp_path: Path) -> None:
+    assert "No step was explained, so its parts are unknown." in Elements(page_of(rich_study(), tmp_path)).text
+
+
 def references(text: str) -> list[str]:
     """What a browser would load: attributes that name a resource, and url() or @import in styles."""
     found = []
@@ -139,7 +241,13 @@ def test_text_of_users_stays_text(tmp_path: Path) -> None:
     assert "img" not in [tag for tag, _ in elements.tags]
     assert not [key for _, attrs in elements.tags for key in attrs if key.startswith("on")]
     assert text.count("</title>") == text.count("</style>") == 1
-    assert elements.text.count(f"document.title='{MARKER}'") >= 8
+    assert elements.text.count(f"document.title='{MARKER}'") >= 16
+    for said in (
+        "Energy per image: unavailable",
+        "GPU figures: unavailable",
+        "Unknown in 1 of 1 trials: copy to device",
+    ):
+        assert said in elements.text
     assert "{{7*7}}" in elements.text
 
 
@@ -173,11 +281,27 @@ def test_chromium_draws_every_chart_of_the_page(tmp_path: Path) -> None:
     page_of(rich_study(), tmp_path)
     tree = dom(tmp_path / "report.html", tmp_path / "profile")
     marks: dict[str, Any] = drawn_marks(tree)
-    assert len(marks) == 19
+    assert len(marks) == 24
     assert all("<svg" in place.partition("<details")[0] for place in chart_places(tree).values())
     assert marks["strong-micro-speedup"] == 8  # 4 of ddp, 3 of deepspeed (one OOM), 1 plain
     assert marks["weak-epoch-seconds"] == 7
     assert marks["start-up"] == 20 * 6
+    assert not [
+        name for name, place in chart_places(tree).items() if "could not be drawn" in place.partition("<details")[0]
+    ]
+
+
+def test_chromium_draws_every_bar_and_every_lane_of_an_explained_study(tmp_path: Path) -> None:
+    results = batch_study([16, 32, 64], [1, 2])
+    page_of(results, tmp_path)
+    tree = dom(tmp_path / "report.html", tmp_path / "profile")
+    marks = drawn_marks(tree)
+    # data wait, forward, backward, optimizer, other on one rank; wait and wire too on two.
+    assert marks["strong-micro-breakdown"] == marks["strong-micro-breakdown-share"] == 3 * (5 + 7)
+    # Three steps; rank 0 has 7 parts, rank 1 waits for nobody. The third timeline is folded, and drawn all the same.
+    assert [marks[f"timeline-{place}"] for place in (1, 2, 3)] == [3 * (7 + 6)] * 3
+    # The trials; their ranks are small circles.
+    assert marks["memory"] == 3 * 2
     assert not [
         name for name, place in chart_places(tree).items() if "could not be drawn" in place.partition("<details")[0]
     ]
@@ -191,4 +315,8 @@ def test_chromium_runs_nothing_that_a_user_wrote(tmp_path: Path) -> None:
     assert title[1] != MARKER
     assert title[1].startswith("&lt;/script&gt;")
     assert "<img" not in re.sub(r"<script.*?</script>", "", tree, flags=re.DOTALL)
-    assert drawn_marks(tree)["strong-micro-epoch-seconds"] == 1
+    marks = drawn_marks(tree)
+    assert marks["strong-micro-epoch-seconds"] == 1
+    # forward, backward, communication that cannot be told apart
+    assert marks["strong-micro-breakdown"] == 3
+    assert marks["timeline-1"] == 3 * 3

@@ -1,13 +1,23 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from results_factory import failed_run, make_curve, make_results, make_trial, one_curve, rich_study, steady_run
+from results_factory import (
+    explained_run,
+    failed_run,
+    make_curve,
+    make_results,
+    make_trial,
+    one_curve,
+    rich_study,
+    steady_run,
+)
 from vitscale.analysis import Analysis, analyse
 from vitscale.report import terminal_table, to_markdown, words
 
@@ -93,6 +103,33 @@ def test_headlines_of_strong_and_weak_curves() -> None:
     assert "2 ranks are slower than 1: 0.50x" in slower
     (unclear,) = words.headlines(analyse(one_curve({1: [0.1, 0.2], 2: [0.2, 0.4]})))
     assert "2 ranks are not significantly faster or slower than 1: 1.00x" in unclear
+
+
+def explained_study() -> Analysis:
+    """Two ranks that reach 80 % of ideal, for the transfer; explained steps last 3 % longer."""
+    trials = [make_trial(gpus=gpus) for gpus in (1, 2)]
+    computing = {"forward": 0.0412, "backward": 0.0412}
+    runs = [
+        explained_run(trials[0], [computing], 0.08),
+        explained_run(trials[1], [computing | {"wire": 0.02}] * 2, 0.1),
+    ]
+    return analyse(make_results([(make_curve(trials), trials)], runs))
+
+
+@pytest.mark.parametrize("show", [to_markdown, lambda analysis: terminal(analysis, 80)])
+def test_the_waterfall_and_what_explaining_cost_stand_in_terminal_and_markdown(show: Callable[[Analysis], str]) -> None:
+    text = " ".join(show(explained_study()).split())
+    assert "ddp, strong-micro: 2 ranks reach 80 % of ideal (one run): 20 points are the transfer." in text
+    assert "Explaining slowed its steps by 2 to 3 % (those steps are in no reported time)." in text
+
+
+def test_markdown_has_the_sentence_of_every_trial_and_both_say_why_there_is_none() -> None:
+    assert "## From ideal to measured" in to_markdown(explained_study())
+    light = analyse(one_curve({1: [0.1], 2: [0.125], 4: [0.125]}))
+    why = "Where the efficiency goes is unknown at 2 of 2 points: no step was explained."
+    assert why in to_markdown(light)
+    assert why in " ".join(terminal(light, 80).split())
+    assert "Where the efficiency goes" not in to_markdown(explained_study())
 
 
 def test_comparisons_are_sentences() -> None:

@@ -1,9 +1,10 @@
 """The report: what a results folder says, as a page, pictures, tables and data.
 
 words       numbers and findings as a reader wants them
-tables      the scaling tables as text; markdown and terminal lay them out
+tables      the scaling tables as text; markdown and terminal lay them out; detail_tables has the page's others
 contract    JSON with a version, and CSV
-chart_data  what charts draw; charts defines them, style colours them, drawing writes them to files
+*_data      what charts draw, as plain rows
+*_charts    one definition per chart; charts puts them together, style colours them, drawing writes them to files
 page        one self-contained HTML file
 """
 

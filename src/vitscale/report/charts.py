@@ -7,10 +7,15 @@ the ideal.
 from __future__ import annotations
 
 from vitscale.analysis import Analysis
+from vitscale.report.accuracy_charts import accuracy_figures
+from vitscale.report.breakdown_charts import breakdown_figures
 from vitscale.report.chart_data import QUANTITIES
 from vitscale.report.figure import Figure
+from vitscale.report.resource_charts import resource_figures
 from vitscale.report.scaling_charts import scaling_figure
+from vitscale.report.timeline_charts import timeline_figures
 from vitscale.report.training_charts import startup_figure, training_figures
+from vitscale.report.waterfall_charts import waterfall_figure
 
 
 def figures(analysis: Analysis) -> list[Figure]:
@@ -21,6 +26,12 @@ def figures(analysis: Analysis) -> list[Figure]:
         curves = [curve for curve in measured if curve.mode == mode]
         found += [figure for quantity in QUANTITIES if (figure := scaling_figure(analysis, mode, curves, quantity))]
         found += training_figures(analysis, mode, curves)
+        found += breakdown_figures(analysis, mode, curves)
+        if waterfall := waterfall_figure(analysis, mode):
+            found.append(waterfall)
+        found += accuracy_figures(analysis, mode, curves)
+    found += timeline_figures(analysis)
+    found += resource_figures(analysis, measured)
     if start := startup_figure(analysis):
         found.append(start)
     return found

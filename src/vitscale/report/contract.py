@@ -2,6 +2,8 @@
 
 Versions of the JSON:
   1  first version.
+  2  where the time goes: of each trial breakdown, resources and convergence, and the most useful of them as values of
+     their own; waterfalls beside the curves. Nothing of version 1 has changed.
 
 Unknown is null (an empty cell in CSV), never 0 and never NaN. Times are seconds, sizes bytes, shares in [0, 1].
 """
@@ -9,13 +11,14 @@ Unknown is null (an empty cell in CSV), never 0 and never NaN. Times are seconds
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
-from vitscale.analysis import Analysis, CurveComparison, CurveResult, Interval, Point, TrialResult
-from vitscale.report import words
+from vitscale.analysis import Analysis, CurveComparison, CurveResult, Point, TrialResult
+from vitscale.report import contract_details, words
+from vitscale.report.contract_details import interval_fields
+from vitscale.report.words import finite
 
-VERSION = 1
+VERSION = 2
 
 
 def to_json(analysis: Analysis) -> str:
@@ -29,6 +32,7 @@ def to_json(analysis: Analysis) -> str:
         },
         "trials": trial_rows(analysis),
         "curves": [_curve(curve) for curve in analysis.curves],
+        "waterfalls": [contract_details.waterfall(one) for one in analysis.waterfalls],
         "comparisons": [_comparison(one) for one in analysis.comparisons],
         "verdicts": [
             {
@@ -42,12 +46,12 @@ def to_json(analysis: Analysis) -> str:
         ],
         "problems": list(analysis.problems),
     }
-    return json.dumps(_strict(content), indent=1, allow_nan=False) + "\n"
+    return json.dumps(finite(content), indent=1, allow_nan=False) + "\n"
 
 
 def to_csv(analysis: Analysis) -> str:
     """One line per trial: what is one value in the JSON, without its lists and objects."""
-    rows = [_strict(row) for row in trial_rows(analysis)]
+    rows = [finite(row) for row in trial_rows(analysis)]
     columns = [key for key in (rows[0] if rows else {}) if key not in _NESTED]
     import polars  # takes a moment, and only this table needs it
 
@@ -55,7 +59,7 @@ def to_csv(analysis: Analysis) -> str:
     return polars.DataFrame(cells).write_csv()
 
 
-_NESTED = ("modes", "startup", "epochs")
+_NESTED = ("modes", "startup", "epochs", "breakdown", "resources", "convergence")
 
 
 def trial_rows(analysis: Analysis) -> list[dict[str, Any]]:
@@ -98,11 +102,11 @@ def _trial(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
         "precision": trial.train.precision,
         "repeats": len(result.runs),
         "timed_steps": min((run.timed_steps for run in result.runs), default=None),
-        **_interval("step_seconds", result.step_seconds),
+        **interval_fields("step_seconds", result.step_seconds),
         "step_seconds_p95": result.median_of(lambda run: run.step_seconds_p95),
         "step_seconds_p99": result.median_of(lambda run: run.step_seconds_p99),
-        **_interval("images_per_second", result.images_per_second),
-        **_interval("epoch_seconds", result.epoch_seconds),
+        **interval_fields("images_per_second", result.images_per_second),
+        **interval_fields("epoch_seconds", result.epoch_seconds),
         "epoch_seconds_source": result.epoch_seconds_source,
         "baseline": curve.baseline.trial_id if curve and curve.baseline else None,
         **_scaling(point),
@@ -127,6 +131,8 @@ def _trial(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
         "peak_bytes": result.peak_bytes,
         "gradient_dtype": model.gradient_dtype if model else None,
         "synchronised_timing": model.synchronised_timing if model else None,
+        **contract_details.flat(result),
+        **contract_details.nested(result),
     }
 
 
@@ -144,10 +150,10 @@ def _curve(curve: CurveResult) -> dict[str, Any]:
 
 def _scaling(point: Point | None) -> dict[str, float | None]:
     return {
-        **_interval("speedup", point.speedup if point else None),
-        **_interval("efficiency", point.efficiency if point else None),
-        **_interval("speedup_over_plain", point.speedup_over_plain if point else None),
-        **_interval("efficiency_over_plain", point.efficiency_over_plain if point else None),
+        **interval_fields("speedup", point.speedup if point else None),
+        **interval_fields("efficiency", point.efficiency if point else None),
+        **interval_fields("speedup_over_plain", point.speedup_over_plain if point else None),
+        **interval_fields("efficiency_over_plain", point.efficiency_over_plain if point else None),
     }
 
 
@@ -167,25 +173,6 @@ def _comparison(one: CurveComparison) -> dict[str, Any]:
         "verdict": one.result.verdict,
         "sentence": words.comparison(one),
     }
-
-
-def _interval(name: str, interval: Interval | None) -> dict[str, float | None]:
-    return {
-        name: interval.centre if interval else None,
-        f"{name}_low": interval.low if interval else None,
-        f"{name}_high": interval.high if interval else None,
-    }
-
-
-def _strict(value: Any) -> Any:
-    """`value` with every number that JSON does not know (NaN, infinity) as null, at any depth."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): _strict(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_strict(item) for item in value]
-    return value
 
 
 def _csv_cell(value: Any) -> Any:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import altair as alt
 
 from vitscale.report.style import SERIES_COLOURS, SERIES_SHAPES
+from vitscale.report.words import finite
 from vitscale.trial import Mode
+
+Section = Literal["scaling", "time", "resources", "accuracy", "start-up"]
+"""Of the page. scaling: under the figure's batch policy. time: "Where the time goes"."""
 
 
 @dataclass(frozen=True)
@@ -24,16 +28,23 @@ class Figure:
     """Vega-Lite, without a theme."""
     text: tuple[str, ...]
     wide: bool = False
+    section: Section = "scaling"
 
 
 def finished(
-    name: str, mode: Mode | None, title: str, chart: alt.TopLevelMixin, text: Sequence[str], wide: bool = False
+    name: str,
+    mode: Mode | None,
+    title: str,
+    chart: alt.TopLevelMixin,
+    text: Sequence[str],
+    wide: bool = False,
+    section: Section = "scaling",
 ) -> Figure:
     """The figure of a chart: its theme taken off, what it says put in for those who cannot see it."""
-    spec: dict[str, Any] = chart.to_dict()
+    spec: dict[str, Any] = finite(chart.to_dict())
     spec.pop("config", None)
     spec["description"] = f"{title}{f', {mode}' if mode else ''}. " + "; ".join(text[:12])
-    return Figure(name, mode, title, spec, tuple(text), wide)
+    return Figure(name, mode, title, spec, tuple(text), wide, section)
 
 
 def colour_of(names: Sequence[str]) -> alt.Color:
@@ -50,4 +61,6 @@ def shape_of(names: Sequence[str]) -> alt.Shape:
 
 def _legend(names: Sequence[str]) -> alt.Legend:
     longest = max(len(name) for name in names)
-    return alt.Legend(title=None, orient="top", columns=3 if longest < 20 else 1, symbolOpacity=1)
+    return alt.Legend(
+        title=None, orient="top", columns=3 if longest < 20 else 2 if longest < 30 else 1, symbolOpacity=1
+    )

@@ -10,7 +10,7 @@ from vitscale.report.tables import failure_lines, mode_tables
 
 
 def to_markdown(analysis: Analysis) -> str:
-    """The report as Markdown: findings, verdicts, a table per batch policy, failed trials, problems."""
+    """The report as Markdown: findings, verdicts, a table per batch policy, waterfalls, failed trials, problems."""
     lines = [f"# {_md(analysis.study.name)}", ""]
     lines += _bullets(_md(sentence) for sentence in words.headlines(analysis))
     if analysis.verdicts:
@@ -30,11 +30,19 @@ def to_markdown(analysis: Analysis) -> str:
         lines += ["", "Figures in brackets: 95 % intervals over runs. `~`: extrapolated from steps.", ""]
     if analysis.comparisons:
         lines += ["## Curve against curve", "", *_bullets(_md(words.comparison(one)) for one in analysis.comparisons)]
+    if explained := _waterfalls(analysis):
+        lines += ["## From ideal to measured", "", *_bullets(_md(text) for text in explained)]
     if failures := failure_lines(analysis):
         lines += ["## Trials that did not complete", "", *_bullets(_md(text) for text in failures)]
     if analysis.problems:
         lines += ["## What of the records could not be used", "", *_bullets(_md(text) for text in analysis.problems)]
     return "\n".join(lines)
+
+
+def _waterfalls(analysis: Analysis) -> list[str]:
+    """Every waterfall as a sentence, why others are missing, and what explaining cost."""
+    found = [f"{one.curve}, {one.mode}: {words.waterfall(one)}" for one in analysis.waterfalls if one.factors]
+    return [*found, *words.unexplained(analysis), *filter(None, [words.explaining_cost(analysis)])]
 
 
 def _md(text: str) -> str:

@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from vitscale.analysis import Analysis
-from vitscale.report import style, words
+from vitscale.report import detail_tables, style, words
 from vitscale.report.drawing import vega_lite_version
 from vitscale.report.tables import mode_tables, trial_title
 from vitscale.store import write_whole
@@ -53,9 +53,13 @@ def to_html(analysis: Analysis) -> str:
         data=data,
         headlines=words.headlines(analysis),
         counts=_counts(analysis),
-        verdicts=analysis.verdicts,
+        warnings=[verdict for verdict in analysis.verdicts if verdict.level == "warning"],
+        notes=[verdict for verdict in analysis.verdicts if verdict.level != "warning"],
         sections=_sections(analysis, drawn),
-        general_figures=[figure for figure in drawn if figure.mode is None],
+        time=_time(analysis, [figure for figure in drawn if figure.section == "time"]),
+        resources=_resources(analysis, [figure for figure in drawn if figure.section == "resources"]),
+        accuracy=_accuracy(analysis, [figure for figure in drawn if figure.section == "accuracy"]),
+        startup_figures=[figure for figure in drawn if figure.section == "start-up"],
         comparisons=[words.comparison(one) for one in analysis.comparisons],
         failures=_failures(analysis),
         environment=_environment(analysis),
@@ -111,10 +115,39 @@ def _sections(analysis: Analysis, drawn: list[Figure]) -> list[dict[str, Any]]:
             "title": words.MODE_TITLES[table.mode],
             "meaning": words.MODE_MEANINGS[table.mode],
             "table": table,
-            "figures": [figure for figure in drawn if figure.mode == table.mode],
+            "figures": [figure for figure in drawn if figure.mode == table.mode and figure.section == "scaling"],
         }
         for table in mode_tables(analysis)
     ]
+
+
+def _time(analysis: Analysis, figures: list[Figure]) -> dict[str, Any] | None:
+    """Where the time goes; None where no trial has run."""
+    if not any(trial.runs for trial in analysis.trials.values()):
+        return None
+    tables = [detail_tables.four_figures(analysis), detail_tables.parts_table(analysis)]
+    explained = any(trial.breakdown for trial in analysis.trials.values())
+    remarks = ["" if explained else "No step was explained, so its parts are unknown.", words.explaining_cost(analysis)]
+    return {
+        "remarks": [remark for remark in (*remarks, *words.unexplained(analysis)) if remark],
+        "figures": [figure for figure in figures if figure.mode is not None],
+        "tables": [table for table in tables if table],
+        "timelines": [figure for figure in figures if figure.mode is None],
+    }
+
+
+def _resources(analysis: Analysis, figures: list[Figure]) -> dict[str, Any] | None:
+    table = detail_tables.resource_table(analysis)
+    return {"figures": figures, "table": table} if figures or table else None
+
+
+def _accuracy(analysis: Analysis, figures: list[Figure]) -> dict[str, Any] | None:
+    by_mode = [
+        [curve for curve in analysis.curves if curve.mode == mode]
+        for mode in dict.fromkeys(curve.mode for curve in analysis.curves)
+    ]
+    tables = [table for curves in by_mode if (table := detail_tables.accuracy_table(analysis, curves))]
+    return {"figures": figures, "tables": tables} if figures or tables else None
 
 
 def _failures(analysis: Analysis) -> list[dict[str, Any]]:

@@ -10,6 +10,24 @@ SERIES_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E
 SERIES_SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
 # Cividis (Nunez, Anderton & Renslow, PLOS ONE 2018): lightness rises evenly, so that greyscale keeps the order.
 ORDERED_COLOURS = ("#2c4a7c", "#575d6d", "#7d7c78", "#a59c74", "#d3c164", "#fee838")
+# The parts of a step (`analysis.breakdown.PARTS`): computing is blue, communicating orange. Any two
+# neighbours in a stack differ by at least 15 in CIELAB, also as seen with protanopia, deuteranopia and tritanopia
+# (simulated after Machado, Oliveira & Fernandes, IEEE TVCG 15, 2009).
+PART_COLOURS = {
+    "data_wait": "#CC79A7",
+    "h2d": "#7A4B8C",
+    "forward": "#56B4E9",
+    "backward": "#0072B2",
+    "wait": "#E69F00",
+    "wire": "#D55E00",
+    "optimizer": "#009E73",
+    "launch_gaps": "#8C6D46",
+    "other": "#C3C8D0",
+}
+# In place of "wait" and "wire" where they cannot be told apart.
+COMMUNICATION_COLOUR = "#8C2D04"
+# Of no part of a step: steps are whole, and the data need not divide.
+ROUNDING_COLOUR = "#999933"
 IDEAL_COLOUR = "#8a8f98"
 SOLID, DASHED = [1, 0], [5, 4]
 
@@ -48,6 +66,7 @@ def theme(text: str, muted: str, grid: str, background: str) -> dict[str, Any]:
             "subtitleFontSize": 12,
             "offset": 10,
         },
+        "text": {"color": muted},
         "header": {"labelColor": text, "labelFontSize": 12, "labelFontWeight": 500, "title": None},
     }
 

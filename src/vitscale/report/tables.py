@@ -72,20 +72,17 @@ def _mode_table(analysis: Analysis, mode: Mode) -> ModeTable:
     for place, curve in enumerate(curves):
         for point in curve.points:
             trial = analysis.trials[point.trial_id]
-            train = trial.trial.train
-            batch = f"{trial.trial.global_batch:,} = {point.gpus} x {train.micro_batch}"
-            batch += f" x {train.grad_accum}" if train.grad_accum > 1 else ""
             accuracy = trial.epochs[-1].held_out_accuracy if trial.epochs else None
             cells = [
                 Cell(f"{point.gpus:,}"),
-                Cell(batch),
+                Cell(batch_text(trial)),
                 Cell(str(len(trial.runs))),
                 _time_cell(trial.step_seconds, step),
                 _time_cell(trial.epoch_seconds, epoch, "~" if trial.epoch_seconds_source == "extrapolated" else ""),
-                _cell(trial.images_per_second, number),
-                _cell(point.speedup, words.share),
-                _cell(point.efficiency, words.share),
-                *([_cell(point.efficiency_over_plain, words.share)] if with_plain else []),
+                interval_cell(trial.images_per_second, number),
+                interval_cell(point.speedup, words.share),
+                interval_cell(point.efficiency, words.share),
+                *([interval_cell(point.efficiency_over_plain, words.share)] if with_plain else []),
                 Cell(number(trial.startup_seconds)),
                 Cell(words.bytes_text(trial.peak_bytes)),
                 Cell(UNKNOWN if accuracy is None else f"{accuracy:.1%}"),
@@ -97,16 +94,24 @@ def _mode_table(analysis: Analysis, mode: Mode) -> ModeTable:
 
 
 def _time_cell(interval: Interval | None, unit: words.Unit, sign: str = "") -> Cell:
-    cell = _cell(interval.times(unit.per_second) if interval else None, number)
+    cell = interval_cell(interval.times(unit.per_second) if interval else None, number)
     return Cell(sign + cell.text, cell.bounds) if interval else cell
 
 
-def _cell(interval: Interval | None, text: Callable[[float], str]) -> Cell:
+def interval_cell(interval: Interval | None, text: Callable[[float], str]) -> Cell:
+    """A figure with its interval, if it has one; a dash for the unknown."""
     if interval is None:
         return Cell(UNKNOWN)
     if interval.low is None or interval.high is None or interval.low == interval.high:
         return Cell(text(interval.centre))
     return Cell(text(interval.centre), f"{text(interval.low)}{words.DASH}{text(interval.high)}")
+
+
+def batch_text(result: TrialResult) -> str:
+    """ "64 = 2 x 16 x 2": the global batch, as ranks x micro-batch x accumulation."""
+    trial, train = result.trial, result.trial.train
+    accumulated = f" x {train.grad_accum}" if train.grad_accum > 1 else ""
+    return f"{trial.global_batch:,} = {trial.world.size} x {train.micro_batch}{accumulated}"
 
 
 def _baseline(analysis: Analysis, curve: CurveResult) -> str:

@@ -121,7 +121,7 @@ def startup_figure(analysis: Analysis) -> Figure | None:
         parts = [row for row in rows if row["trial"] == trial]
         each = ", ".join(f"{row['phase']} {words.seconds(row['seconds'])}" for row in parts)
         text.append(f"{trial}: {words.seconds(sum(row['seconds'] for row in parts))} ({each})")
-    return finished("start-up", None, "Start-up", chart, text, wide=True)
+    return finished("start-up", None, "Start-up", chart, text, wide=True, section="start-up")
 
 
 def _split_legend() -> alt.Legend:

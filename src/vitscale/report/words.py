@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
-from vitscale.analysis import Analysis, CurveComparison, CurveResult, Interval
+from vitscale.analysis import Analysis, CurveComparison, CurveResult, Interval, Waterfall
 from vitscale.analysis.statistics import ONE_RUN
+from vitscale.report.contributions import contributions
 from vitscale.trial import Mode
 
 DASH = "\N{EN DASH}"
@@ -23,6 +25,9 @@ MODE_MEANINGS: dict[Mode, str] = {
     "strong-global": "The same images on more ranks; micro-batch or accumulation shrinks with the ranks.",
     "weak": "Each rank keeps its number of images, so the ideal epoch time is constant. Speedup is efficiency x ranks.",
 }
+
+_WIDEST_UNSAID = 0.1
+"""An interval of an efficiency that is wider stands beside it."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,14 @@ def share(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.2f}"
 
 
+def percent(value: float | None, decimals: int = 0) -> str:
+    """A share in percent: "7 %"; "<1 %" for what is there and would be shown as none."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    least = 10.0**-decimals
+    return f"<{least:g} %" if 0 < 100 * value < least / 2 else f"{100 * value:.{decimals}f} %"
+
+
 def seconds(value: float | None) -> str:
     """A time with its unit."""
     if value is None:
@@ -74,6 +87,17 @@ def bytes_text(value: int | None) -> str:
     if value is None:
         return UNKNOWN
     return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
+
+
+def finite(value: Any) -> Any:
+    """`value` with every number that JSON does not know (NaN, infinity) as null, at any depth."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
 
 
 def ranks(count: int) -> str:
@@ -95,8 +119,11 @@ def plain(text: str) -> str:
 
 
 def headlines(analysis: Analysis) -> tuple[str, ...]:
-    """What a reader should take away: how each curve scales to its largest measured size, and who is faster there."""
-    found = [text for curve in analysis.curves if (text := _curve_headline(curve))]
+    """What a reader should take away: how each curve scales to its largest measured size, why, and who is faster."""
+    found = []
+    for curve in analysis.curves:
+        if text := _curve_headline(curve):
+            found += [text, *_why(analysis, curve)]
     found += [comparison(largest) for largest in _largest_comparisons(analysis)]
     return tuple(found)
 
@@ -117,6 +144,55 @@ def _curve_headline(curve: CurveResult) -> str:
     else:
         pace = f"{times}x as fast as {base}" if speedup.centre >= 1 else f"slower than {base}: {times}x"
     return f"{curve.name}, {curve.mode}: {ranks(gpus)} are {pace} ({trust})."
+
+
+def _why(analysis: Analysis, curve: CurveResult) -> list[str]:
+    """The waterfall of a curve's largest measured point, where it has one."""
+    largest = [point.trial_id for point in curve.points if point.efficiency][-1]
+    return [
+        f"{one.curve}, {one.mode}: {waterfall(one)}"
+        for one in analysis.waterfalls
+        if one.factors and (one.trial_id, one.mode, one.curve) == (largest, curve.mode, curve.name)
+    ]
+
+
+def waterfall(one: Waterfall) -> str:
+    """From ideal to measured, as a sentence."""
+    if one.efficiency is None:
+        return f"What {ranks(one.gpus)} reach of ideal is unknown: {one.reason}."
+    head = f"{ranks(one.gpus)} reach {100 * one.efficiency:.0f} % of ideal{_doubt(one.interval)}"
+    if not one.factors:
+        return f"{head}; where the rest goes is unknown: {one.reason}."
+    return f"{': '.join(filter(None, (head, '; '.join(contributions(one)))))}."
+
+
+def _doubt(interval: Interval | None) -> str:
+    """In brackets, why a figure is not to be relied on; nothing where it is."""
+    if interval is None or interval.low is None or interval.high is None:
+        return " (one run)"
+    wide = interval.high - interval.low > _WIDEST_UNSAID
+    return f" ({certainty(interval)})" if wide or interval.note else ""
+
+
+def unexplained(analysis: Analysis) -> tuple[str, ...]:
+    """Why efficiencies were not taken apart: each reason once."""
+    known = [one for one in analysis.waterfalls if one.efficiency is not None]
+    reasons = [one.reason for one in known if not one.factors]
+    return tuple(
+        f"Where the efficiency goes is unknown at {reasons.count(reason)} of {len(known)} points: {reason}."
+        for reason in dict.fromkeys(reasons)
+    )
+
+
+def explaining_cost(analysis: Analysis) -> str:
+    """What explaining cost, in a sentence; empty where nothing was explained, or no light step lies beside."""
+    found = [trial.breakdown.overhead for trial in analysis.trials.values() if trial.breakdown is not None]
+    slower = [max(0, round(100 * overhead)) for overhead in found if overhead is not None]
+    if not slower:
+        return ""
+    least, most = min(slower), max(slower)
+    how_much = "less than 1 %" if most == 0 else f"{most} %" if least == most else f"{least} to {most} %"
+    return f"Explaining slowed its steps by {how_much} (those steps are in no reported time)."
 
 
 def _largest_comparisons(analysis: Analysis) -> list[CurveComparison]:

@@ -1,0 +1,116 @@
+"""What explains a trial, as the contract's JSON says it: breakdown, resources, convergence; and the waterfalls."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from vitscale.analysis import Interval, TrialResult, Waterfall
+from vitscale.analysis.breakdown import Breakdown, Straggler
+from vitscale.analysis.convergence import Convergence
+from vitscale.analysis.resources import ResourceFigures
+from vitscale.report import words
+from vitscale.report.breakdown_data import exposed_share
+
+Object = dict[str, Any]
+
+
+def flat(result: TrialResult) -> Object:
+    """The most useful of it as values of their own, for CSV too."""
+    typical = result.breakdown.typical if result.breakdown else None
+    data_wait = typical.parts.get("data_wait") if typical else None
+    used, found = result.resources, result.convergence
+    return {
+        "exposed_share": exposed_share(result.breakdown) if result.breakdown else None,
+        "data_wait_share": data_wait / typical.seconds
+        if typical and typical.seconds and data_wait is not None
+        else None,
+        "explaining_overhead": result.breakdown.overhead if result.breakdown else None,
+        "mfu": used.mfu if used else None,
+        "share_of_matmul": used.share_of_matmul if used else None,
+        "joules_per_image": used.joules_per_image if used else None,
+        "peak_rss_bytes": used.peak_rss_bytes if used else None,
+        "cuda_allocated_bytes": used.cuda_allocated_bytes if used else None,
+        "cuda_reserved_bytes": used.cuda_reserved_bytes if used else None,
+        "cuda_device_bytes": used.cuda_device_bytes if used else None,
+        **interval_fields("noise_scale_images", found.noise_scale_images if found else None),
+        **interval_fields("seconds_to_target", found.seconds_to_target if found else None),
+    }
+
+
+def nested(result: TrialResult) -> Object:
+    """All of it, as objects; null where nothing is known."""
+    return {
+        "breakdown": _breakdown(result.breakdown) if result.breakdown else None,
+        "resources": _resources(result.resources) if result.resources else None,
+        "convergence": _convergence(result.convergence) if result.convergence else None,
+    }
+
+
+def waterfall(one: Waterfall) -> Object:
+    """One waterfall, with its sentence."""
+    return {
+        "curve": one.curve,
+        "mode": one.mode,
+        "gpus": one.gpus,
+        "trial": one.trial_id,
+        "baseline": one.baseline_trial,
+        "baseline_gpus": one.baseline_gpus,
+        **interval_fields("efficiency", one.interval),
+        "efficiency": one.efficiency,
+        "factors": [asdict(factor) for factor in one.factors],
+        "reason": one.reason or None,
+        "straggler": _straggler(one.straggler),
+        "work_per_rank": one.work_per_rank,
+        "images_left_out": one.images_left_out,
+        "sentence": words.waterfall(one),
+    }
+
+
+def interval_fields(name: str, interval: Interval | None) -> dict[str, float | None]:
+    """A figure and the ends of its interval, each under a name of its own."""
+    return {
+        name: interval.centre if interval else None,
+        f"{name}_low": interval.low if interval else None,
+        f"{name}_high": interval.high if interval else None,
+    }
+
+
+def _breakdown(found: Breakdown) -> Object:
+    return {
+        "steps": found.steps,
+        "typical_rank": found.typical.rank,
+        "wait_known": found.wait_known,
+        "ranks": [
+            {
+                "rank": rank.rank,
+                "seconds": rank.seconds,
+                "parts": dict(rank.parts),
+                "exposed_seconds": rank.exposed_seconds,
+            }
+            for rank in found.ranks
+        ],
+        "reasons": dict(found.reasons),
+        "overhead": found.overhead,
+        "straggler": _straggler(found.straggler),
+    }
+
+
+def _resources(used: ResourceFigures) -> Object:
+    return {key: None if key.endswith("_reason") and not value else value for key, value in asdict(used).items()}
+
+
+def _straggler(found: Straggler | None) -> Object | None:
+    return asdict(found) if found else None
+
+
+def _convergence(found: Convergence) -> Object:
+    return {
+        **interval_fields("noise_scale_images", found.noise_scale_images),
+        "noise_reason": found.noise_reason or None,
+        "target_accuracy": found.target_accuracy,
+        "target_runs": [asdict(run) for run in found.target_runs],
+        **interval_fields("images_to_target", found.images_to_target),
+        **interval_fields("seconds_to_target", found.seconds_to_target),
+        "points": [asdict(point) for point in found.points],
+    }

@@ -1,0 +1,213 @@
+"""The tables beside the scaling ones: four figures that stand together, the parts of a step, resources, accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from vitscale.analysis import Analysis, CurveResult, Interval, TrialResult
+from vitscale.analysis.breakdown import Straggler
+from vitscale.analysis.convergence import Convergence, accuracy_at_images, accuracy_at_seconds
+from vitscale.analysis.resources import ResourceFigures
+from vitscale.report import words
+from vitscale.report.accuracy_data import images_panel, reach, reached, seconds_panel, unlike_images
+from vitscale.report.breakdown_data import PART_NAMES, exposed_share, parts_of, unknown_parts
+from vitscale.report.grouped_table import Column, GroupedTable, grouped_table
+from vitscale.report.tables import Cell, interval_cell
+from vitscale.report.words import UNKNOWN
+
+_FOUR = ("MFU", "of the measured matmul rate", "exposed communication")
+
+
+def four_figures(analysis: Analysis) -> GroupedTable | None:
+    """Speed and how much of the device it takes: never one of the four without the others."""
+    measured = [trial for trial in analysis.trials.values() if trial.runs]
+    speed = f"images/s/{'GPU' if any(trial.trial.train.device == 'cuda' for trial in measured) else 'rank'}"
+    columns: list[Column] = [
+        (speed, lambda trial: _interval(trial.images_per_second, words.number, 1 / trial.trial.world.size)),
+        ("MFU", _resource(lambda used: used.mfu, _percent)),
+        ("of the measured matmul rate", _resource(lambda used: used.share_of_matmul, _percent)),
+        (
+            "exposed communication",
+            lambda trial: Cell(_percent(exposed_share(trial.breakdown) if trial.breakdown else None)),
+        ),
+        ("explaining cost", lambda trial: Cell(_signed(trial.breakdown.overhead if trial.breakdown else None))),
+        ("waited for", lambda trial: Cell(_straggler(trial.breakdown.straggler if trial.breakdown else None))),
+    ]
+    peaks = dict.fromkeys(t.resources.peak_name for t in measured if t.resources and t.resources.mfu is not None)
+    notes = [
+        *[f"MFU is against {peak}." for peak in peaks if peak],
+        *_unknown("MFU", measured, lambda trial: trial.resources.mfu_reason if trial.resources else ""),
+        *_unknown("Share of the measured matmul rate", measured, _why_no_share),
+        *_unknown("Exposed communication", measured, lambda t: "" if t.breakdown else "no step was explained"),
+    ]
+    title = "Four figures that stand together"
+    return grouped_table(
+        analysis, title, analysis.curves, columns, lambda trial: bool(trial.runs), always=(speed, *_FOUR), notes=notes
+    )
+
+
+def parts_table(analysis: Analysis) -> GroupedTable | None:
+    """Every part of the typical rank's explained step, in milliseconds."""
+    columns: list[Column] = [("explained step", lambda trial: Cell(_milliseconds(trial, None)))]
+    columns += [
+        (name, lambda trial, part=part: Cell(_milliseconds(trial, part)))  # type: ignore[misc]
+        for part, name in PART_NAMES.items()
+    ]
+    explained = [trial for trial in analysis.trials.values() if trial.breakdown is not None]
+    notes = unknown_parts([trial.breakdown.reasons for trial in explained if trial.breakdown])
+    title = "Parts of an explained step, in milliseconds"
+    return grouped_table(
+        analysis, title, analysis.curves, columns, lambda trial: trial.breakdown is not None, notes=notes
+    )
+
+
+def resource_table(analysis: Analysis) -> GroupedTable | None:
+    """What a trial used, and why what is missing is missing."""
+    columns: list[Column] = [
+        ("CPU utilisation", _resource(lambda used: used.cpu_utilisation, words.percent)),
+        ("of the CPU quota", _resource(lambda used: used.cpu_utilisation_of_quota, words.percent)),
+        ("held back by the quota", _resource(lambda used: used.cpu_throttled_share, _percent)),
+        ("resident", _resource(lambda used: used.peak_rss_bytes, _bytes)),
+        ("GPU allocated", _resource(lambda used: used.cuda_allocated_bytes, _bytes)),
+        ("GPU reserved", _resource(lambda used: used.cuda_reserved_bytes, _bytes)),
+        ("whole GPU", _resource(lambda used: used.cuda_device_bytes, _bytes)),
+        ("GPU utilisation", _resource(lambda used: used.gpu_utilisation, words.percent)),
+        ("SM clock (MHz)", _resource(lambda used: used.sm_clock_mhz, _whole)),
+        ("lowest", _resource(lambda used: used.sm_clock_mhz_min, _whole)),
+        ("hottest (\N{DEGREE SIGN}C)", _resource(lambda used: used.temperature_celsius_max, _whole)),
+        ("power per GPU (W)", _resource(lambda used: used.power_watts, _whole)),
+        ("throttled", _resource(lambda used: used.throttled_share, _percent)),
+        ("because of", lambda trial: Cell(_reasons(trial.resources))),
+        ("energy per image (J)", _resource(lambda used: used.joules_per_image, words.number)),
+    ]
+    measured = [trial for trial in analysis.trials.values() if trial.resources is not None]
+    sources = dict.fromkeys(t.resources.energy_source for t in measured if t.resources and t.resources.energy_source)
+    notes = [
+        *[f"Energy was read by {source}." for source in sources],
+        *_unknown("Energy per image", measured, lambda t: t.resources.energy_reason if t.resources else ""),
+        *_unknown("GPU figures", measured, lambda t: t.resources.gpu_reason if t.resources else ""),
+    ]
+    return grouped_table(
+        analysis,
+        "What each trial used",
+        analysis.curves,
+        columns,
+        lambda trial: trial.resources is not None,
+        notes=notes,
+    )
+
+
+def accuracy_table(analysis: Analysis, curves: Sequence[CurveResult]) -> GroupedTable | None:
+    """Accuracy at the end, after equal images and seconds, the noise scale and what a target took; of one policy."""
+    limits = reach(analysis, curves)
+    images, seconds = limits.images, limits.seconds
+    columns: list[Column] = [
+        ("epochs", _convergence(lambda found: str(len(found.points)) if found.points else UNKNOWN)),
+        (
+            "held-out accuracy",
+            _convergence(lambda found: _accuracy(found.points[-1].held_out_accuracy if found.points else None)),
+        ),
+    ]
+    if images is not None and unlike_images(analysis, curves):
+        columns.append((images_panel(images), _convergence(lambda found: _accuracy(accuracy_at_images(found, images)))))
+    if seconds is not None:
+        columns.append(
+            (seconds_panel(seconds), _convergence(lambda found: _accuracy(accuracy_at_seconds(found, seconds))))
+        )
+    columns += [
+        (
+            "noise scale (images)",
+            lambda trial: _interval(trial.convergence.noise_scale_images if trial.convergence else None, words.number),
+        ),
+        ("target", _convergence(lambda found: _accuracy(found.target_accuracy))),
+        ("reached by", lambda trial: Cell(reached(trial))),
+        (
+            "images to target",
+            lambda trial: _interval(trial.convergence.images_to_target if trial.convergence else None, words.number),
+        ),
+        (
+            "time to target",
+            lambda trial: _interval(trial.convergence.seconds_to_target if trial.convergence else None, words.seconds),
+        ),
+    ]
+    ids = dict.fromkeys(point.trial_id for curve in curves for point in curve.points)
+    measured = [analysis.trials[one] for one in ids if analysis.trials[one].convergence is not None]
+    notes = _unknown("Noise scale", measured, lambda t: t.convergence.noise_reason if t.convergence else "")
+    if images is not None or seconds is not None:
+        notes.insert(
+            0, "Between epochs accuracy is taken as linear; before the first and after the last it is unknown."
+        )
+    title = f"Accuracy ({curves[0].mode})" if curves else "Accuracy"
+    return grouped_table(analysis, title, curves, columns, lambda trial: trial.convergence is not None, notes=notes)
+
+
+def _resource(
+    figure: Callable[[ResourceFigures], float | None], show: Callable[[float | None], str]
+) -> Callable[[TrialResult], Cell]:
+    return lambda trial: Cell(show(figure(trial.resources)) if trial.resources else UNKNOWN)
+
+
+def _convergence(show: Callable[[Convergence], str]) -> Callable[[TrialResult], Cell]:
+    return lambda trial: Cell(show(trial.convergence) if trial.convergence else UNKNOWN)
+
+
+def _interval(interval: Interval | None, show: Callable[[float | None], str], times: float = 1.0) -> Cell:
+    return interval_cell(interval.times(times) if interval else None, show)
+
+
+def _milliseconds(trial: TrialResult, part: str | None) -> str:
+    if trial.breakdown is None:
+        return UNKNOWN
+    seconds = parts_of(trial.breakdown).get(part) if part else trial.breakdown.typical.seconds
+    return words.number(None if seconds is None else 1000 * seconds)
+
+
+def _percent(value: float | None) -> str:
+    return words.percent(value, 1)
+
+
+def _signed(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{100 * value:+.1f} %"
+
+
+def _accuracy(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.1%}"
+
+
+def _whole(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:,.0f}"
+
+
+def _bytes(value: float | None) -> str:
+    return UNKNOWN if value is None else words.bytes_text(round(value))
+
+
+def _reasons(used: ResourceFigures | None) -> str:
+    return ", ".join(used.throttle_reasons) if used and used.throttle_reasons else UNKNOWN
+
+
+def _straggler(found: Straggler | None) -> str:
+    """ "rank 3 in 92 % of steps, 21 % slower"."""
+    if found is None:
+        return UNKNOWN
+    slower = f", {words.percent(found.slower_by)} slower" if found.slower_by is not None and found.slower_by > 0 else ""
+    return f"rank {found.rank} in {words.percent(found.share_of_steps)} of steps{slower}"
+
+
+def _why_no_share(trial: TrialResult) -> str:
+    used = trial.resources
+    if used is not None and used.share_of_matmul is not None:
+        return ""
+    if used is None or used.matmul_flops_per_second is None:
+        return "the rate was not measured"
+    return "the FLOPs or the seconds of a step are unknown"
+
+
+def _unknown(what: str, trials: Sequence[TrialResult], reason_of: Callable[[TrialResult], str]) -> list[str]:
+    """Each reason once, with the number of trials it holds for."""
+    reasons = [reason_of(trial) for trial in trials]
+    return [
+        f"{what}: unavailable in {reasons.count(reason)} of {len(reasons)} trials: {reason}."
+        for reason in dict.fromkeys(reasons)
+        if reason
+    ]

@@ -1,0 +1,142 @@
+"""The waterfall: from ideal down to the measured efficiency, one bar per factor and one panel per trial."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+
+import altair as alt
+
+from vitscale.analysis import Analysis, Waterfall
+from vitscale.analysis.waterfall import COMMUNICATION, STEP_ROUNDING
+from vitscale.report import words
+from vitscale.report.chart_data import Row
+from vitscale.report.figure import Figure, finished
+from vitscale.report.style import COMMUNICATION_COLOUR, IDEAL_COLOUR, PART_COLOURS, ROUNDING_COLOUR
+from vitscale.trial import Mode
+
+_IDEAL, _MEASURED = "ideal", "measured"
+_COLOURS = {
+    _IDEAL: IDEAL_COLOUR,
+    STEP_ROUNDING: ROUNDING_COLOUR,
+    "compute scaling": PART_COLOURS["backward"],
+    "data wait": PART_COLOURS["data_wait"],
+    "straggler wait": PART_COLOURS["wait"],
+    "wire": PART_COLOURS["wire"],
+    COMMUNICATION: COMMUNICATION_COLOUR,
+    "optimizer": PART_COLOURS["optimizer"],
+    "launch gaps": PART_COLOURS["launch_gaps"],
+    "other": PART_COLOURS["other"],
+    _MEASURED: IDEAL_COLOUR,
+}
+_PANEL_WIDTH, _ROW_HEIGHT = 210, 19
+_PANELS_ABREAST = 3
+_MOST_OF_EACH_CURVE = 6
+"""With more panels than this, only the largest rank count of each curve is drawn."""
+_MOST_PANELS = 12
+_LONGEST_LINE = 38
+_LINES = "split(datum.value, '\\n')"
+"""Panels' names are wrapped: a long one must not widen its panel."""
+_ROOM_FOR_LABELS = 1.22
+"""Right of the longest bar, as a factor of its length."""
+
+
+def waterfall_figure(analysis: Analysis, mode: Mode) -> Figure | None:
+    """The waterfalls of one batch policy; None where no efficiency could be taken apart."""
+    known = [one for one in analysis.waterfalls if one.mode == mode and one.factors]
+    if not known:
+        return None
+    drawn = known if len(known) <= _MOST_OF_EACH_CURVE else _largest(known)
+    drawn = drawn[:_MOST_PANELS]
+    rows = [row for one, panel in zip(drawn, _panel_names(drawn), strict=True) for row in _rows(one, panel)]
+    steps = [name for name in _COLOURS if any(row["step"] == name for row in rows)]
+    panels = list(dict.fromkeys(row["panel"] for row in rows))
+    longest = max(max(row["start"], row["end"]) for row in rows)
+    y = alt.Y(
+        "step:N", sort=steps, title=None, axis=alt.Axis(ticks=False, domain=False, labelLimit=200, labelPadding=6)
+    )
+    x = alt.X(
+        "start:Q",
+        title="% of ideal",
+        scale=alt.Scale(domain=[0, longest * _ROOM_FOR_LABELS], nice=False),
+        axis=alt.Axis(
+            values=[0, 25, 50, 75, 100] if longest < 150 else alt.Undefined, tickCount=5, format="d", grid=False
+        ),
+    )
+    base = alt.Chart().encode(y=y)
+    bars = base.mark_bar(height=alt.RelativeBandSize(band=0.72), stroke="#80808080", strokeWidth=0.5).encode(
+        x=x,
+        x2="end:Q",
+        color=alt.Color("step:N", scale=alt.Scale(domain=steps, range=[_COLOURS[name] for name in steps]), legend=None),
+        tooltip=[
+            alt.Tooltip("panel:N", title="trial"),
+            alt.Tooltip("step:N", title="step"),
+            alt.Tooltip("label:N", title="% of ideal, or points"),
+            alt.Tooltip("factor:N", title="factor"),
+        ],
+    )
+    joints = base.mark_rule(strokeWidth=1, color=IDEAL_COLOUR).encode(
+        x=alt.X("end:Q"), y=alt.Y("step:N", sort=steps, bandPosition=0.5), y2=alt.Y2("next:N", bandPosition=0.5)
+    )
+    labels = base.mark_text(align="left", dx=4, fontSize=11).encode(x=alt.X("right:Q"), text="label:N")
+    title = "From ideal to measured"
+    left_out = len(known) - len(drawn)
+    chart = (
+        alt.layer(joints, bars, labels, data=alt.InlineData(values=rows))
+        .properties(width=_PANEL_WIDTH, height=alt.Step(_ROW_HEIGHT))
+        .facet(
+            facet=alt.Facet("panel:N", sort=panels, title=None, header=alt.Header(labelExpr=_LINES)),
+            columns=min(_PANELS_ABREAST, len(panels)),
+        )
+        .properties(
+            title=alt.Title(
+                title,
+                subtitle=f"{mode}; points of efficiency that each factor takes or gives"
+                + (f"; {left_out} trials not drawn" if left_out else ""),
+            )
+        )
+    )
+    text = [f"{one.curve}: {words.waterfall(one)}" for one in known]
+    return finished(f"{mode}-waterfall", mode, title, chart, text, wide=len(panels) > 1, section="time")
+
+
+def _largest(known: Iterable[Waterfall]) -> list[Waterfall]:
+    """Of each curve the one with the most ranks."""
+    by_curve: dict[tuple[str, str | None], Waterfall] = {}
+    for one in known:
+        key = (one.curve, one.baseline_trial)
+        if key not in by_curve or one.gpus > by_curve[key].gpus:
+            by_curve[key] = one
+    return list(by_curve.values())
+
+
+def _panel_names(drawn: Sequence[Waterfall]) -> list[str]:
+    """Curve and ranks, with the trial where that names two."""
+    names = [words.plain(f"{one.curve}, {words.ranks(one.gpus)}") for one in drawn]
+    unlike = [
+        name if names.count(name) == 1 else f"{name} ({one.trial_id})" for name, one in zip(names, drawn, strict=True)
+    ]
+    return [textwrap.fill(name, _LONGEST_LINE) for name in unlike]
+
+
+def _rows(one: Waterfall, panel: str) -> list[Row]:
+    """One bar per row, in percent of ideal: ideal, the factors from where the one before ended, what was measured."""
+    reached = 100 * (one.efficiency or 0.0)
+    bars = [(_IDEAL, 0.0, 100.0, "100 %", "")]
+    for factor in one.factors:
+        level = bars[-1][2]
+        below = level - 100 * factor.points
+        bars.append((factor.name, level, below, _signed(-100 * factor.points), f"{factor.factor:.3f}"))
+    bars.append((_MEASURED, 0.0, reached, f"{reached:.0f} %", ""))
+    following = [step for step, *_ in bars[1:]] + [_MEASURED]
+    return [
+        {"panel": panel, "step": step, "start": start, "end": end, "right": max(start, end)}
+        | {"label": label, "factor": factor, "next": after}
+        for (step, start, end, label, factor), after in zip(bars, following, strict=True)
+    ]
+
+
+def _signed(points: float) -> str:
+    """ "-17.2", "+3.1", "0"."""
+    text = f"{points:+.1f}"
+    return "0" if float(text) == 0 else text.replace("-", "\N{MINUS SIGN}")

@@ -1,0 +1,163 @@
+"""Accuracy at the end, after equal images and after equal seconds; the noise scale; what a target took."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from explained_factory import NOISE_SCALE, batch_study
+from results_factory import make_curve, make_results, make_trial, one_curve, steady_run
+from vitscale.analysis import Analysis, Interval, TrialResult, analyse
+from vitscale.analysis.convergence import Convergence, TargetRun
+from vitscale.report import accuracy_data
+from vitscale.report.accuracy_charts import accuracy_figures
+from vitscale.report.figure import Figure
+
+
+def figures(analysis: Analysis) -> dict[str, Figure]:
+    found = accuracy_figures(analysis, analysis.curves[0].mode, analysis.curves)
+    return {figure.name.removeprefix("strong-micro-"): figure for figure in found}
+
+
+def changed(analysis: Analysis, change: Callable[[TrialResult, Convergence], Convergence]) -> Analysis:
+    trials = {
+        name: dataclasses.replace(trial, convergence=change(trial, trial.convergence) if trial.convergence else None)
+        for name, trial in analysis.trials.items()
+    }
+    return dataclasses.replace(analysis, trials=trials)
+
+
+def rows_of(analysis: Analysis) -> list[tuple[Any, ...]]:
+    return [
+        (row["panel"], row["gpus"], row["batch"], pytest.approx(row["value"]))
+        for row in accuracy_data.accuracies(analysis, analysis.curves)
+    ]
+
+
+def test_accuracy_at_the_end_and_after_equal_seconds_by_hand() -> None:
+    """Held-out accuracy is 35, 50 and 65 % after each epoch. One rank: 12.8 s an epoch, two: 8.0 s, three epochs.
+
+    All are trained 24 s: two ranks are done; one rank is at 24 / 12.8 = 1.875 epochs, 35 + 0.875 x 15 %.
+    """
+    analysis = analyse(one_curve({1: [0.1], 2: [0.125]}))
+    assert rows_of(analysis) == [
+        ("at the end of training", 1, 8, 0.65),
+        ("after 24.0 s of training", 1, 8, 0.48125),
+        ("at the end of training", 2, 16, 0.65),
+        ("after 24.0 s of training", 2, 16, 0.65),
+    ]
+
+
+def test_equal_images_are_a_panel_where_trials_were_trained_on_unlike_many() -> None:
+    """Three epochs against five of 1,024 images: compared after 3,072."""
+    trials = [make_trial("ddp", 1, epochs=3), make_trial("ddp", 2, epochs=5)]
+    runs = [steady_run(trial, 0.1) for trial in trials]
+    rows = rows_of(analyse(make_results([(make_curve(trials), trials)], runs)))
+    assert ("at the end of training", 2, 16, 0.9) in rows
+    assert ("after 3,072 images", 1, 8, 0.65) in rows
+    assert ("after 3,072 images", 2, 16, 0.65) in rows
+
+
+def test_bars_reach_from_the_lowest_to_the_highest_run() -> None:
+    trial = make_trial("ddp", 1)
+    low, high = steady_run(trial, 0.1, 0), steady_run(trial, 0.1, 1)
+    better = tuple(epoch.model_copy(update={"held_out_accuracy": 0.75}) for epoch in high.ranks[0].epochs)
+    high = high.model_copy(update={"ranks": (high.ranks[0].model_copy(update={"epochs": better}),)})
+    analysis = analyse(make_results([(make_curve([trial]), [trial])], [low, high]))
+    (row,) = [row for row in accuracy_data.accuracies(analysis, analysis.curves) if row["place"] == 0]
+    assert (row["low"], row["high"], row["value"]) == (
+        pytest.approx(0.65),
+        pytest.approx(0.75),
+        pytest.approx(0.7),
+    )
+
+
+def test_a_batch_sweep_is_joined_along_the_batch_and_a_lone_curve_along_itself() -> None:
+    def lines(results: Any) -> set[str]:
+        spec = figures(analyse(results))["accuracy-by-batch"].spec
+        data = spec["data"]
+        rows = spec["datasets"][data["name"]] if "name" in data else data["values"]
+        return {row["line"] for row in rows if not row.get("noise")}
+
+    assert lines(batch_study([16, 64], [1, 2])) == {"ddp 1 rank", "ddp 2 ranks"}
+    assert lines(one_curve({1: [0.1], 2: [0.1], 4: [0.1]})) == {"ddp"}
+
+
+def test_the_noise_scale_is_marked_where_it_is_near_and_told_where_it_is_far() -> None:
+    """It is known on two ranks only: one has no gradient of fewer images than its step."""
+    analysis = analyse(batch_study([16, 64], [1, 2]))
+    assert accuracy_data.noise_scales(analysis, analysis.curves) == [
+        {"series": "ddp", "batch": pytest.approx(NOISE_SCALE), "trials": 2}
+    ]
+    near = figures(analysis)["accuracy-by-batch"]
+    assert "dotted: gradient noise scale" in near.spec["title"]["subtitle"]
+    assert "gradient noise scale of ddp: 100 images, the median of its trials" in near.text
+    far = changed(
+        analysis,
+        lambda trial, found: dataclasses.replace(found, noise_scale_images=Interval(1e6, None, None, "")),
+    )
+    told = figures(far)["accuracy-by-batch"]
+    assert "dotted" not in told.spec["title"]["subtitle"]
+    assert "gradient noise scale of ddp: 1,000,000 images, the median of its trials" in told.text
+
+
+def test_charts_are_drawn_only_along_what_varies() -> None:
+    assert set(figures(analyse(one_curve({1: [0.1], 2: [0.1]})))) == {"accuracy-by-batch", "accuracy-by-ranks"}
+    assert set(figures(analyse(batch_study([16, 64], [1])))) == {"accuracy-by-batch"}
+    assert figures(analyse(one_curve({1: [0.1]}))) == {}
+
+
+def with_target(analysis: Analysis) -> Analysis:
+    def change(trial: TrialResult, found: Convergence) -> Convergence:
+        reached = TargetRun(0, 0, 2, 2048, 10.0)
+        missed = TargetRun(1, 1, None, None, None)
+        seconds = Interval(20.0 / trial.trial.world.size, 5.0, 25.0, "")
+        return dataclasses.replace(
+            found, target_accuracy=0.5, target_runs=(reached, missed), images_to_target=Interval(2048, None, None, ""),
+            seconds_to_target=seconds,
+        )  # fmt: skip
+
+    return changed(analysis, change)
+
+
+def test_time_to_a_target_names_the_runs_that_reached_it() -> None:
+    figure = figures(with_target(analyse(one_curve({1: [0.1], 2: [0.1]}))))["time-to-target"]
+    assert figure.title == "To a held-out accuracy of 50.0 %"
+    assert figure.text == (
+        "ddp, 1 rank, global batch 8: 20.0 s, reached by 1 of 2 runs",
+        "ddp, 1 rank, global batch 8: 2,048 images, reached by 1 of 2 runs",
+        "ddp, 2 ranks, global batch 16: 10.0 s, reached by 1 of 2 runs",
+        "ddp, 2 ranks, global batch 16: 2,048 images, reached by 1 of 2 runs",
+    )
+    assert "time-to-target" not in figures(analyse(one_curve({1: [0.1], 2: [0.1]})))
+
+
+def test_a_target_that_no_run_reached_has_no_chart() -> None:
+    def missed(trial: TrialResult, found: Convergence) -> Convergence:
+        return dataclasses.replace(found, target_accuracy=0.99, target_runs=(TargetRun(0, 0, None, None, None),))
+
+    analysis = changed(analyse(one_curve({1: [0.1], 2: [0.1]})), missed)
+    assert "time-to-target" not in figures(analysis)
+    assert accuracy_data.reached(next(iter(analysis.trials.values()))) == "0 of 1 runs"
+
+
+def test_no_name_that_a_user_wrote_is_in_an_expression() -> None:
+    trials = [make_trial("ddp", gpus) for gpus in (1, 2)]
+    curve = make_curve(trials, train__note="');alert(1)//")
+    analysis = analyse(make_results([(curve, trials)], [steady_run(trial, 0.1) for trial in trials]))
+    for figure in figures(with_target(analysis)).values():
+        assert not [one for one in expressions(figure.spec) if "alert" in one]
+        assert [one for one in expressions(figure.spec) if "noise" in one]
+
+
+def expressions(spec: Any) -> list[str]:
+    """Every filter, calculation and test of a chart, as text."""
+    if isinstance(spec, list):
+        return [text for one in spec for text in expressions(one)]
+    if not isinstance(spec, dict):
+        return []
+    own = [str(spec[key]) for key in ("filter", "calculate", "test", "expr", "signal") if key in spec]
+    return own + [text for value in spec.values() for text in expressions(value)]

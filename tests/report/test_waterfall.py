@@ -1,0 +1,407 @@
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from results_factory import explained_run, make_curve, make_results, make_trial, one_curve
+from vitscale.analysis import Analysis, Factor, Interval, Waterfall, analyse
+from vitscale.analysis.breakdown import PARTS, Straggler
+from vitscale.analysis.waterfall import FACTORS
+from vitscale.record import Results
+from vitscale.report import words, write_figures
+from vitscale.report.contributions import contributions, whole
+from vitscale.report.style import COMMUNICATION_COLOUR, PART_COLOURS
+from vitscale.report.waterfall_charts import waterfall_figure
+
+SURE = Interval(0.71, 0.70, 0.72)
+
+
+def made(efficiency: float, points: Mapping[str, float], **changes: Any) -> Waterfall:
+    """A waterfall of 8 ranks with these points (of 100) and no others."""
+    share = (1 - efficiency) / math.log(efficiency) if efficiency != 1 else -1.0
+    factors = tuple(Factor(name, math.exp(p / 100 / share), p / 100) for name, p in points.items())
+    fields: dict[str, Any] = {"interval": SURE, "straggler": None, "reason": "", "work_per_rank": 1.0}
+    return Waterfall("ddp", "strong-micro", 8, "b" * 12, "a" * 12, 1, efficiency, factors, **(fields | changes))
+
+
+# --- the sentence ----------------------------------------------------------------------------------------------------
+
+
+def test_the_sentence_names_the_straggler_the_transfer_and_rounding() -> None:
+    one = made(0.71, {"step rounding": 4, "straggler wait": 17, "wire": 8}, straggler=Straggler(3, 1.0, 0.21))
+    assert words.waterfall(one) == (
+        "8 ranks reach 71 % of ideal: 17 points are waiting for rank 3, which computes 21 % slower; "
+        "8 are the transfer; 4 are step rounding."
+    )
+
+
+@pytest.mark.parametrize(
+    ("straggler", "text"),
+    [
+        (None, "waiting for the slowest rank"),
+        (Straggler(3, 1.0, 0.214), "waiting for rank 3, which computes 21 % slower"),
+        (Straggler(0, 0.8, 0.21), "waiting for rank 0, which computes 21 % slower and comes last in 80 % of steps"),
+        (Straggler(5, 0.6, None), "waiting for rank 5, which comes last in 60 % of steps"),
+        (Straggler(5, 1.0, -0.02), "waiting for rank 5"),
+    ],
+)
+def test_who_is_waited_for_and_how_often(straggler: Straggler | None, text: str) -> None:
+    one = made(0.8, {"straggler wait": 20}, straggler=straggler)
+    assert contributions(one) == (f"20 points are {text}",)
+
+
+def test_what_is_lost_has_a_name_each() -> None:
+    names = {
+        "compute scaling": "slower computing",
+        "data wait": "waiting for data",
+        "communication": "waiting for ranks and the transfer, which could not be told apart",
+        "optimizer": "the optimizer",
+    }
+    one = made(0.6, {name: 13 - k for k, name in enumerate(names)} | {"launch gaps": -6})
+    assert contributions(one)[1:] == (
+        "12 are waiting for data",
+        "11 are waiting for ranks and the transfer, which could not be told apart",
+        "10 are the optimizer",
+        "6 are gained by other things",
+    )
+    assert set(names) < set(FACTORS)
+    assert contributions(made(0.9, {"launch gaps": 10})) == ("10 points are gaps between kernels",)
+
+
+def test_what_is_gained_is_said_so() -> None:
+    one = made(0.9, {"wire": 16, "data wait": -4, "optimizer": -2})
+    assert words.waterfall(one) == (
+        "8 ranks reach 90 % of ideal: 16 points are the transfer; 4 are gained by less waiting for data; "
+        "2 are gained by a faster optimizer."
+    )
+    gains = made(1.1, {"straggler wait": -4, "wire": -3, "launch gaps": -2, "communication": -1})
+    assert contributions(gains) == (
+        "4 points are gained by less waiting for the slowest rank",
+        "3 are gained by a shorter transfer",
+        "2 are gained by shorter gaps between kernels",
+        "1 is gained by less waiting for ranks and transfer, which could not be told apart",
+    )
+
+
+@pytest.mark.parametrize(
+    ("work", "points", "text"),
+    [
+        (0.5, 10, "10 points are smaller per-rank work"),
+        (0.5, -10, "10 points are gained by smaller per-rank work"),
+        (1.0, 10, "10 points are slower computing"),
+        (1.0, -10, "10 points are gained by faster computing"),
+        (2.0, 10, "10 points are slower computing"),
+    ],
+)
+def test_computing_is_called_smaller_work_only_where_the_work_is_smaller(work: float, points: int, text: str) -> None:
+    one = made(1 - points / 100, {"compute scaling": points}, work_per_rank=work)
+    assert contributions(one) == (text,)
+
+
+def test_more_than_ideal() -> None:
+    assert words.waterfall(made(1.04, {"compute scaling": -7, "wire": 3})) == (
+        "8 ranks reach 104 % of ideal: 7 points are gained by faster computing; 3 are the transfer."
+    )
+
+
+def test_nothing_lost_is_nothing_said() -> None:
+    assert words.waterfall(made(1.0, {"wire": 0.3, "optimizer": -0.3})) == "8 ranks reach 100 % of ideal."
+
+
+def test_four_are_named_and_the_rest_is_one() -> None:
+    lost = {"compute scaling": 9, "data wait": 7, "straggler wait": 5, "wire": 4, "optimizer": 2, "other": 12}
+    assert contributions(made(0.61, lost)) == (
+        "9 points are slower computing",
+        "7 are waiting for data",
+        "5 are waiting for the slowest rank",
+        "4 are the transfer",
+        "14 are other things",
+    )
+
+
+def test_what_is_below_a_point_is_not_named() -> None:
+    one = made(0.886, {"wire": 10.2, "optimizer": 0.9, "data wait": 0.3})
+    assert words.waterfall(one) == "8 ranks reach 89 % of ideal: 10 points are the transfer; 1 is other things."
+    assert contributions(made(0.896, {"wire": 10.1, "optimizer": 0.3})) == ("10 points are the transfer",)
+
+
+def test_the_largest_remainders_are_rounded_up() -> None:
+    assert contributions(made(0.186, {"wire": 80, "optimizer": 1.4})) == (
+        "80 points are the transfer",
+        "1 is the optimizer",
+    )
+    assert contributions(made(0.744, {"wire": 20.4, "optimizer": 5.2})) == (
+        "21 points are the transfer",
+        "5 are the optimizer",
+    )
+
+
+def test_gained_under_drop_last_says_what_it_leaves_out() -> None:
+    one = made(1.02, {"step rounding": -2}, images_left_out=0.02)
+    assert contributions(one) == ("2 points are gained by step rounding, which leaves 2 % of the images out",)
+    lost = made(0.98, {"step rounding": 2}, images_left_out=0.02)
+    assert contributions(lost) == ("2 points are step rounding",)
+
+
+@pytest.mark.parametrize(
+    ("interval", "doubt"),
+    [
+        (Interval(0.71, 0.69, 0.73), ""),
+        (Interval(0.71, None, None, "one run: no interval"), " (one run)"),
+        (Interval(0.71, 0.70, 0.72, "too few repeats"), " (95 % interval 0.70 to 0.72, too few repeats)"),
+        (Interval(0.71, 0.62, 0.80), " (95 % interval 0.62 to 0.80)"),
+    ],
+)
+def test_what_cannot_be_relied_on_says_so(interval: Interval, doubt: str) -> None:
+    one = made(0.71, {"wire": 29}, interval=interval)
+    assert words.waterfall(one) == f"8 ranks reach 71 % of ideal{doubt}: 29 points are the transfer."
+
+
+def test_without_factors_the_sentence_tells_why() -> None:
+    one = dataclasses.replace(made(0.71, {}), reason="no step was explained")
+    assert words.waterfall(one) == "8 ranks reach 71 % of ideal; where the rest goes is unknown: no step was explained."
+    none = dataclasses.replace(one, efficiency=None, reason="not run yet")
+    assert words.waterfall(none) == "What 8 ranks reach of ideal is unknown: not run yet."
+    assert contributions(none) == ()
+
+
+def numbers(one: Waterfall) -> list[int]:
+    """The points of the sentence's clauses, gains negative."""
+    return [int(c.split()[0]) * (-1 if "gained by" in c else 1) for c in contributions(one)]
+
+
+@given(
+    st.dictionaries(st.sampled_from(FACTORS), st.floats(min_value=-40, max_value=60), min_size=1),
+    st.booleans(),
+)
+def test_named_points_and_the_rest_add_up_to_100_less_what_is_reached(points: dict[str, float], small: bool) -> None:
+    lost = sum(points.values())
+    if lost >= 99:
+        points = {name: value * 90 / lost for name, value in points.items()}
+    points = {name: value / 20 for name, value in points.items()} if small else points
+    efficiency = 1 - sum(points.values()) / 100
+    one = made(efficiency, points)
+    assert sum(numbers(one)) == 100 - round(100 * efficiency)
+    assert len(numbers(one)) <= 5
+    said = [abs(value) for value in numbers(one)]
+    named = said[:-1] if contributions(one) and contributions(one)[-1].endswith("other things") else said
+    assert all(before >= after - 1 for before, after in itertools.pairwise(named))
+    assert 0 not in said
+
+
+@given(
+    st.lists(st.floats(min_value=-50, max_value=50), min_size=1, max_size=6), st.floats(min_value=-0.5, max_value=0.5)
+)
+def test_rounding_moves_nothing_by_more_than_one(values: list[float], nudge: float) -> None:
+    total = round(sum(values) + nudge)
+    if abs(total - sum(values)) > 0.5:
+        total = round(sum(values))
+    rounded = whole(values, total)
+    assert sum(rounded) == total
+    assert all(abs(value - to) <= 1 for value, to in zip(values, rounded, strict=True))
+
+
+# --- in the report ---------------------------------------------------------------------------------------------------
+
+COMPUTING = {"forward": 0.03, "backward": 0.05, "optimizer": 0.02}
+"""0.1 s."""
+
+
+def curve_of(counts: Sequence[int], engines: Sequence[str] = ("ddp",), repeats: int = 3, **labels: Any) -> Results:
+    """On N ranks the last one computes for 10 (N - 1) ms longer and the transfer takes 5 (N - 1) ms."""
+    curves, runs = [], []
+    for engine in engines:
+        trials = [make_trial(engine, gpus) for gpus in counts]
+        curves.append((make_curve(trials, **labels), trials))
+        for trial in trials:
+            more = trial.world.size - 1
+            wire, slower = 0.005 * more, 0.01 * more
+            parts = [COMPUTING | {"wire": wire, "wait": slower}] * more
+            parts.append(COMPUTING | {"wire": wire, "forward": 0.03 + slower})
+            runs += [explained_run(trial, parts, repeat=repeat) for repeat in range(repeats)]
+    return make_results(curves, runs)
+
+
+TWO = "9 points are waiting for rank 1, which computes 10 % slower; 4 are the transfer"
+
+
+def test_each_curve_is_explained_at_its_largest_point_beside_its_headline() -> None:
+    found = words.headlines(analyse(curve_of([1, 2, 4], ["ddp", "deepspeed"])))
+    assert [text.partition(":")[0] for text in found] == [
+        "ddp, strong-micro", "ddp, strong-micro", "deepspeed, strong-micro", "deepspeed, strong-micro",
+        "strong-micro, 4 ranks",
+    ]  # fmt: skip
+    assert "4 ranks are 2.76x as fast as 1" in found[0]
+    assert found[1].startswith("ddp, strong-micro: 4 ranks reach 69 % of ideal: ")
+    assert "waiting for rank 3, which computes 30 % slower" in found[1]
+
+
+def test_headlines_without_explained_steps_are_what_they_were() -> None:
+    (headline,) = words.headlines(analyse(one_curve({1: [0.1], 2: [0.125]})))
+    assert "as fast as 1" in headline
+
+
+def test_why_efficiencies_are_not_taken_apart_is_said_once() -> None:
+    light = analyse(one_curve({1: [0.1], 2: [0.125], 4: [0.125]}))
+    assert words.unexplained(light) == (
+        "Where the efficiency goes is unknown at 2 of 2 points: no step was explained.",
+    )
+    assert words.unexplained(analyse(curve_of([1, 2]))) == ()
+    unfinished = make_trial(gpus=2)
+    trials = [make_trial(), unfinished]
+    started = make_results([(make_curve(trials), trials)], [explained_run(trials[0], [COMPUTING])])
+    assert words.unexplained(analyse(started)) == ()
+    assert words.unexplained(analyse(one_curve({1: [0.1]}))) == ()
+
+
+def slowed(*by: float) -> Analysis:
+    trials = [make_trial(gpus=gpus) for gpus in range(1, len(by) + 1)]
+    runs = [explained_run(t, [COMPUTING] * t.world.size, slowdown=s) for t, s in zip(trials, by, strict=True)]
+    return analyse(make_results([(make_curve(trials), trials)], runs))
+
+
+@pytest.mark.parametrize(
+    ("slowdowns", "how_much"),
+    [
+        ((0.03,), "3 %"),
+        ((0.012, 0.078, 0.05), "1 to 8 %"),
+        ((0.004, 0.001), "less than 1 %"),
+        ((-0.2, 0.02), "0 to 2 %"),
+    ],
+)
+def test_what_explaining_cost(slowdowns: tuple[float, ...], how_much: str) -> None:
+    text = f"Explaining slowed its steps by {how_much} (those steps are in no reported time)."
+    assert words.explaining_cost(slowed(*slowdowns)) == text
+
+
+def test_where_nothing_was_explained_it_cost_nothing() -> None:
+    assert words.explaining_cost(analyse(one_curve({1: [0.1]}))) == ""
+
+
+# --- the chart -------------------------------------------------------------------------------------------------------
+
+
+def rows_of(results: Results) -> list[dict[str, Any]]:
+    found = waterfall_figure(analyse(results), "strong-micro")
+    assert found is not None
+    (rows,) = [part["values"] for part in inline(found.spec) if part["values"]]
+    return list(rows)
+
+
+def inline(spec: Any) -> list[dict[str, Any]]:
+    """All inline data of a chart."""
+    if isinstance(spec, dict):
+        if "datasets" in spec:
+            return [{"values": values} for values in spec["datasets"].values()]
+        own = [spec["data"]] if "values" in spec.get("data", {}) else []
+        return own + [one for value in spec.values() for one in inline(value)]
+    return [one for value in spec for one in inline(value)] if isinstance(spec, list) else []
+
+
+def test_bars_lead_from_ideal_to_measured() -> None:
+    rows = rows_of(curve_of([1, 2]))
+    assert [row["step"] for row in rows] == [
+        "ideal", "step rounding", "compute scaling", "data wait", "straggler wait", "wire", "optimizer", "other",
+        "measured",
+    ]  # fmt: skip
+    assert (rows[0]["start"], rows[0]["end"]) == (0.0, 100.0)
+    for before, after in itertools.pairwise(rows[:-1]):
+        assert after["start"] == before["end"]
+        assert before["next"] == after["step"]
+    # 0.1 s on one rank, 0.115 on each of two.
+    reached = 100 * 0.1 / 0.115
+    assert rows[-2]["end"] == pytest.approx(reached)
+    assert (rows[-1]["start"], rows[-1]["end"]) == (0.0, pytest.approx(reached))
+    assert (rows[-1]["label"], rows[0]["label"], rows[1]["label"]) == ("87 %", "100 %", "0")
+
+
+def test_a_factor_has_the_colour_of_its_part() -> None:
+    found = waterfall_figure(analyse(curve_of([1, 2])), "strong-micro")
+    assert found is not None
+    scale = bar_layer(found.spec)["encoding"]["color"]["scale"]
+    colours = dict(zip(scale["domain"], scale["range"], strict=True))
+    assert colours["straggler wait"] == PART_COLOURS["wait"]
+    assert colours["wire"] == PART_COLOURS["wire"]
+    assert set(PART_COLOURS) == set(PARTS)
+    drawn = [*PART_COLOURS.values(), COMMUNICATION_COLOUR]
+    assert len(set(drawn)) == len(drawn)
+
+
+def bar_layer(spec: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = next(layer for layer in spec["spec"]["layer"] if layer["mark"]["type"] == "bar")
+    return found
+
+
+def test_one_panel_per_trial_and_of_many_the_largest_of_each_curve() -> None:
+    few = rows_of(curve_of([1, 2, 4]))
+    assert list(dict.fromkeys(row["panel"] for row in few)) == ["ddp, 2 ranks", "ddp, 4 ranks"]
+    results = curve_of([1, 2, 3, 4, 5], ["ddp", "deepspeed"], repeats=1)
+    many = rows_of(results)
+    assert list(dict.fromkeys(row["panel"] for row in many)) == ["ddp, 5 ranks", "deepspeed, 5 ranks"]
+    found = waterfall_figure(analyse(results), "strong-micro")
+    assert found is not None
+    assert "; 6 trials not drawn" in found.spec["title"]["subtitle"]
+    assert len(found.text) == 8
+
+
+def test_a_long_name_is_wrapped_and_does_not_widen_its_panel() -> None:
+    results = curve_of([1, 2], train__deepspeed_config="a file of some configuration whose name is long")
+    (panel,) = {row["panel"] for row in rows_of(results)}
+    assert " ".join(panel.split()) == "ddp, deepspeed_config a file of some configuration whose name is long, 2 ranks"
+    assert max(map(len, panel.split("\n"))) <= 38
+
+
+def many_curves(count: int) -> Results:
+    trials = [[make_trial(gpus=gpus, learning_rate=(k + 1) / 100) for gpus in (1, 2)] for k in range(count)]
+    runs = [explained_run(trial, [COMPUTING] * trial.world.size) for some in trials for trial in some]
+    return make_results([(make_curve(some, train__learning_rate=k), some) for k, some in enumerate(trials)], runs)
+
+
+def test_no_more_panels_than_fit_on_a_page() -> None:
+    assert len({row["panel"] for row in rows_of(many_curves(13))}) == 12
+
+
+def test_bars_beyond_the_ideal_have_room() -> None:
+    trials = [make_trial(gpus=gpus) for gpus in (1, 2)]
+    runs = [explained_run(trials[0], [COMPUTING], 0.1), explained_run(trials[1], [COMPUTING] * 2, 0.04)]
+    found = waterfall_figure(analyse(make_results([(make_curve(trials), trials)], runs)), "strong-micro")
+    assert found is not None
+    low, high = bar_layer(found.spec)["encoding"]["x"]["scale"]["domain"]
+    assert low == 0
+    assert high > 250
+    (text,) = found.text
+    assert text.startswith("ddp: 2 ranks reach 250 % of ideal (one run): 120 points are gained by faster computing; ")
+
+
+def test_the_text_of_the_chart_is_its_sentences() -> None:
+    found = waterfall_figure(analyse(curve_of([1, 2])), "strong-micro")
+    assert found is not None
+    assert found.text == (f"ddp: 2 ranks reach 87 % of ideal: {TWO}.",)
+    assert (found.name, found.section) == ("strong-micro-waterfall", "time")
+
+
+def test_without_factors_there_is_no_chart() -> None:
+    assert waterfall_figure(analyse(one_curve({1: [0.1], 2: [0.125]})), "strong-micro") is None
+    assert waterfall_figure(analyse(curve_of([1, 2])), "weak") is None
+
+
+def test_curves_of_one_name_have_a_panel_each() -> None:
+    trials = [[make_trial(gpus=gpus, learning_rate=rate) for gpus in (1, 2)] for rate in (0.1, 0.2)]
+    runs = [explained_run(trial, [COMPUTING] * trial.world.size) for some in trials for trial in some]
+    panels = {row["panel"] for row in rows_of(make_results([(make_curve(some), some) for some in trials], runs))}
+    assert panels == {f"ddp, 2 ranks ({some[1].identity()})" for some in trials}
+
+
+def test_the_picture_shows_the_factors(tmp_path: Path) -> None:
+    write_figures(analyse(curve_of([1, 2])), tmp_path, ["svg"])
+    svg = (tmp_path / "strong-micro-waterfall.svg").read_text(encoding="utf-8")
+    for text in ("From ideal to measured", "straggler wait", "87 %", "\N{MINUS SIGN}8.7", "ddp, 2 ranks"):
+        assert text in svg

@@ -34,7 +34,11 @@ def changed(example: str, **changes: str) -> str:
 
 
 def test_every_example_is_tested_here() -> None:
-    assert {path.name for path in EXAMPLES.iterdir()} == {"quickstart.toml", "cifar10_vit_b16.toml"}
+    assert {path.name for path in EXAMPLES.iterdir()} == {
+        "quickstart.toml",
+        "cifar10_vit_b16.toml",
+        "batch_sizes.toml",
+    }
 
 
 # --- quickstart ------------------------------------------------------------------------------------------------------
@@ -71,7 +75,7 @@ def test_the_json_contract(quickstart: Path) -> None:
     answer = vitscale("report", "results", "--format", "json", cwd=quickstart)
     assert answer.returncode == 0
     content = json.loads(answer.stdout, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert content["version"] == 1
+    assert content["version"] == 2
     trials = content["trials"]
     assert len(trials) == len({trial["trial"] for trial in trials}) == 10
     for trial in trials:
@@ -104,6 +108,27 @@ def test_markdown_goes_to_standard_output(quickstart: Path) -> None:
     assert answer.returncode == 0
     assert answer.stdout.startswith("#")
     assert "| " in answer.stdout
+
+
+# --- where the time goes, by batch size ------------------------------------------------------------------------------
+
+
+def test_batch_sizes_16_to_256_on_1_and_2_ranks_show_where_the_time_goes(tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text(changed("batch_sizes.toml", repeats="repeats = 1", steps="steps = 14"))
+    answer = vitscale("run", "study.toml", "-o", "results", cwd=tmp_path)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    answer = vitscale("report", "results", "--format", "json,svg", "-o", "out", cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    trials = json.loads((tmp_path / "out" / "report.json").read_text())["trials"]
+    assert {(t["micro_batch"], t["gpus"]) for t in trials} == {(b, n) for b in (16, 32, 64, 128, 256) for n in (1, 2)}
+    for trial in trials:
+        for rank in trial["breakdown"]["ranks"]:
+            parts = {name: seconds for name, seconds in rank["parts"].items() if seconds is not None}
+            assert {"data_wait", "forward", "backward", "wait", "wire", "optimizer", "other"} <= set(parts)
+            assert sum(parts.values()) == pytest.approx(rank["seconds"], rel=1e-6)
+    drawn = (tmp_path / "out" / "strong-micro-breakdown.svg").read_text()
+    for batch in (16, 32, 64, 128, 256):
+        assert f"micro-batch {batch}<" in drawn
 
 
 # --- the published study's model -------------------------------------------------------------------------------------

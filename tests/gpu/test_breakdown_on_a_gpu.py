@@ -1,0 +1,89 @@
+"""The breakdown on one CUDA device, held against the profiler's own trace, read by other means."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from driving import vitscale
+from vitscale import store
+from vitscale.analysis.breakdown import breakdown
+from vitscale.record import Run
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: torch.cuda.is_available() is False"),
+]
+
+STUDY = """
+name = "gpu-breakdown"
+[model]
+name = "vit-s16"
+[data]
+name = "synthetic"
+samples = 4096
+source_size = 224
+[train]
+precision = "bf16"
+micro_batch = 64
+[scaling]
+gpus = [1]
+[sweep]
+"train.engine" = ["ddp", "deepspeed"]
+[measure]
+repeats = 1
+steps = 60
+evaluate = false
+traces = true
+"""
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("gpu-breakdown")
+    (where / "study.toml").write_text(STUDY)
+    answer = vitscale("run", "study.toml", "-o", "results", cwd=where)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    return where / "results"
+
+
+def traces_of(results: Path, run: Run) -> list[list[dict[str, Any]]]:
+    paths = sorted(results.glob(f"runs/{run.header.trial_id}-*/trace-rank-0-*.json.gz"))
+    return [json.loads(gzip.decompress(path.read_bytes()))["traceEvents"] for path in paths]
+
+
+def busy_share(events: list[dict[str, Any]]) -> float:
+    """Share of the device's time in which a kernel ran, from the first kernel of the block to its last."""
+    kernels = [e for e in events if e.get("cat") == "kernel" and not e["name"].startswith("nccl")]
+    first = min(e["ts"] for e in kernels)
+    last = max(e["ts"] + e["dur"] for e in kernels)
+    busy = np.zeros(int(last - first) + 1, bool)
+    for e in kernels:
+        busy[int(e["ts"] - first) : int(e["ts"] + e["dur"] - first)] = True
+    return float(busy.mean())
+
+
+def test_parts_add_up_and_compute_agrees_with_the_trace(results: Path) -> None:
+    for run in store.load(results).runs:
+        found = breakdown(run)
+        assert found is not None
+        (rank,) = found.ranks
+        assert rank.sum_of(*rank.parts) == pytest.approx(rank.seconds, rel=1e-6)
+        assert rank.sum_of("other") <= 0.03 * rank.seconds
+        computing = rank.sum_of("forward", "backward", "optimizer") / rank.seconds
+        shares = [busy_share(events) for events in traces_of(results, run)]
+        assert computing == pytest.approx(float(np.mean(shares)), abs=0.05)
+
+
+def test_explained_steps_last_as_long_as_light_ones(results: Path) -> None:
+    for run in store.load(results).runs:
+        found = breakdown(run)
+        assert found is not None
+        assert found.overhead is not None
+        assert found.overhead < 0.25

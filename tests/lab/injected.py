@@ -1,0 +1,70 @@
+"""A rank with a fault of known size put into it, started in place of `python -m vitscale.worker` with its argument.
+
+INJECTED is a JSON object:
+  loader_seconds    every batch takes so much longer to read
+  loader_period     with it only the batches of every other so many steps do
+  forward_seconds   the model computes so much longer in every training forward
+  rank              on this rank alone; on all of them without it
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from vitscale.worker import __main__ as worker
+
+
+def inject(fault: dict[str, Any]) -> None:
+    """Puts the fault in."""
+    if fault.get("rank", int(os.environ.get("RANK", "0"))) != int(os.environ.get("RANK", "0")):
+        return
+    if fault.get("loader_seconds"):
+        _delay_the_loader(fault["loader_seconds"], fault.get("loader_period"))
+    if fault.get("forward_seconds"):
+        _compute_longer(fault["forward_seconds"])
+
+
+def _delay_the_loader(seconds: float, period: int | None) -> None:
+    from vitscale.datasets.batches import Batches
+
+    read = Batches._read
+
+    def slow(self: Batches, step: int, micro_step: int) -> Any:
+        if period is None or step // period % 2:
+            time.sleep(seconds)
+        return read(self, step, micro_step)
+
+    Batches._read = slow  # type: ignore[method-assign]
+
+
+def _compute_longer(seconds: float) -> None:
+    import torch
+    from torch import nn
+
+    from vitscale import models
+
+    build = models.build
+
+    def slowed(spec: Any) -> nn.Module:
+        model = build(spec)
+        matrix = torch.randn(192, 192)
+
+        def compute(module: nn.Module, _arguments: Any) -> None:
+            end = time.perf_counter() + seconds
+            while module.training and time.perf_counter() < end:
+                torch.mm(matrix, matrix)
+
+        model.register_forward_pre_hook(compute)
+        return model
+
+    models.build = slowed
+
+
+if __name__ == "__main__":
+    inject(json.loads(os.environ.get("INJECTED", "{}")))
+    worker.main(Path(sys.argv[1]))

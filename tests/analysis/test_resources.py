@@ -203,7 +203,7 @@ def test_figures_are_medians_over_runs_and_memory_the_highest() -> None:
     ]
     found = figures_of(*runs)
     assert found.cpu_utilisation == pytest.approx(0.4)
-    assert found.by_rank == (RankResources(0, pytest.approx(0.4), 9, None, None),)  # type: ignore[arg-type]
+    assert found.by_rank == (RankResources(0, pytest.approx(0.4), 9, None, None, (0,)),)  # type: ignore[arg-type]
     assert found.peak_rss_bytes == 9
     assert found.joules_per_image == pytest.approx(64 / 32)
     assert (found.energy_source, found.energy_reason) == ("NVML", "")
@@ -228,7 +228,7 @@ def test_records_of_the_first_format_say_why_nothing_is_known() -> None:
     trial = make_trial(gpus=2)
     found = summarise(trial.identity(), trial, [steady_run(trial, 0.1)], combine_unlike=False).resources
     assert found is not None
-    assert found.by_rank == tuple(RankResources(rank, None, None, None, None) for rank in (0, 1))
+    assert found.by_rank == tuple(RankResources(rank, None, None, None, None, (rank,)) for rank in (0, 1))
     unknown = {
         name: value
         for name, value in vars(found).items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import pytest
 
@@ -183,3 +184,17 @@ def test_a_study_without_runs_has_no_table(table: object) -> None:
     trial = make_trial()
     assert callable(table)
     assert table(analyse(make_results([(make_curve([trial]), [trial])], []))) is None
+
+
+def test_cores_and_memory_nodes_of_each_rank_are_told() -> None:
+    analysis = explained()
+    trial_id, trial = next((key, one) for key, one in analysis.trials.items() if one.trial.world.size == 2)
+    assert trial.resources is not None
+    first, second = trial.resources.by_rank
+    placed = (
+        replace(first, cores=(0, 1, 2, 3, 8), numa_nodes=(0,)),
+        replace(second, cores=(4, 5, 6, 7), numa_nodes=(0, 1)),
+    )
+    trials = {**analysis.trials, trial_id: replace(trial, resources=replace(trial.resources, by_rank=placed))}
+    _, two = lines(resource_table(replace(analysis, trials=trials)))
+    assert (two["cores by rank"], two["NUMA nodes"]) == ("0-3,8 | 4-7", "0 | 0-1")

@@ -30,6 +30,10 @@ class RankResources:
     """Allocated on the device at its highest; resident on CPU."""
     gpu_utilisation: float | None
     share_of_matmul: float | None
+    cores: tuple[int, ...] = ()
+    """Those it was allowed, in the first run; empty where it did not record them."""
+    numa_nodes: tuple[int, ...] | None = None
+    """The memory nodes of these cores; None where the kernel does not tell."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,8 @@ class _RankUse:
     all_lines: tuple[ResourcesLine, ...]
     threads: int
     on_gpu: bool
+    cores: tuple[int, ...]
+    numa_nodes: tuple[int, ...] | None
 
     def highest(self, field: Callable[[ResourcesLine], int | None]) -> int | None:
         return _highest(field(line) for line in self.all_lines)
@@ -210,6 +216,8 @@ def _rank_use(run: Run, rank: RankRecord, epochs: Collection[int]) -> _RankUse:
         all_lines=rank.resources,
         threads=environment.threads if environment else run.header.trial.world.threads_per_rank,
         on_gpu=run.header.trial.train.device == "cuda",
+        cores=environment.cores_allowed if environment else (),
+        numa_nodes=environment.numa_nodes if environment else None,
     )
 
 
@@ -238,6 +246,8 @@ def _rank_resources(number: int, used: Sequence[_RunUse]) -> RankResources:
         peak_bytes=_highest(rank.peak_bytes for rank in same),
         gpu_utilisation=_median(rank.gpu_mean(lambda one: one.utilisation) for rank in same),
         share_of_matmul=_median(use.compute.shares_of_matmul.get(number) for use in used),
+        cores=same[0].cores if same else (),
+        numa_nodes=same[0].numa_nodes if same else None,
     )
 
 

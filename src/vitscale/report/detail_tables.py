@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 
 from vitscale.analysis import Analysis, CurveResult, Interval, TrialResult
 from vitscale.analysis.breakdown import Straggler
 from vitscale.analysis.convergence import Convergence, accuracy_at_images, accuracy_at_seconds
-from vitscale.analysis.resources import ResourceFigures
+from vitscale.analysis.resources import RankResources, ResourceFigures
 from vitscale.report import words
 from vitscale.report.accuracy_data import images_panel, reach, reached, seconds_panel, unlike_images
 from vitscale.report.breakdown_data import PART_NAMES, exposed_share, parts_of, unknown_parts
@@ -15,6 +16,7 @@ from vitscale.report.grouped_table import Column, GroupedTable, grouped_table
 from vitscale.report.tables import Cell, interval_cell
 from vitscale.report.words import UNKNOWN
 
+_MOST_RANKS_TOLD = 8
 _FOUR = ("MFU", "of the measured matmul rate", "exposed communication")
 
 
@@ -64,6 +66,8 @@ def parts_table(analysis: Analysis) -> GroupedTable | None:
 def resource_table(analysis: Analysis) -> GroupedTable | None:
     """What a trial used, and why what is missing is missing."""
     columns: list[Column] = [
+        ("cores by rank", lambda trial: Cell(_places(trial.resources, lambda rank: rank.cores))),
+        ("NUMA nodes", lambda trial: Cell(_places(trial.resources, lambda rank: rank.numa_nodes or ()))),
         ("CPU utilisation", _resource(lambda used: used.cpu_utilisation, words.percent)),
         ("of the CPU quota", _resource(lambda used: used.cpu_utilisation_of_quota, words.percent)),
         ("held back by the quota", _resource(lambda used: used.cpu_throttled_share, _percent)),
@@ -180,6 +184,22 @@ def _whole(value: float | None) -> str:
 
 def _bytes(value: float | None) -> str:
     return UNKNOWN if value is None else words.bytes_text(round(value))
+
+
+def _places(used: ResourceFigures | None, numbers: Callable[[RankResources], Sequence[int]]) -> str:
+    """ "0-3 | 4-7": a rank's cores or memory nodes, ranges as `taskset` writes them; of the first ranks alone."""
+    ranks = used.by_rank if used else ()
+    texts = [_ranges(numbers(rank)) for rank in ranks[:_MOST_RANKS_TOLD]]
+    if not any(texts):
+        return UNKNOWN
+    return " | ".join(text or UNKNOWN for text in texts) + (" | ..." if len(ranks) > _MOST_RANKS_TOLD else "")
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    ordered = sorted(set(numbers))
+    # Neighbours share the difference between their number and their place.
+    runs = [[n for _, n in same] for _, same in groupby(enumerate(ordered), lambda pair: pair[1] - pair[0])]
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
 
 
 def _reasons(used: ResourceFigures | None) -> str:

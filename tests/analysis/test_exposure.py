@@ -128,3 +128,35 @@ def test_serial_links_are_recovered_whatever_the_arrivals_and_clocks(
     for one in found:
         assert one.wire_seconds == pytest.approx(true_wire)
         assert length(one.wait or ()) == 0.0  # nothing is idle
+
+
+def test_an_end_that_a_rank_sees_late_makes_no_transfer_shorter() -> None:
+    """Five transfers of 2 s, back to back; each rank sees two of the ends 1.5 s late, because it was not scheduled."""
+    issued = [1.0, 1.5, 2.0, 2.5, 3.0]
+    ends = [3.0, 5.0, 7.0, 9.0, 11.0]
+    late = {0: (1, 3), 1: (0, 2)}
+    found = exposures(
+        [
+            (
+                rank,
+                line([(s, e + 1.5 * (k in late[rank])) for k, (s, e) in enumerate(zip(issued, ends, strict=True))], []),
+            )
+            for rank in (0, 1)
+        ]
+    )
+    for one in found:
+        assert one.wire_seconds == pytest.approx(10.0)
+
+
+def test_a_constant_difference_between_the_ends_is_one_between_the_clocks() -> None:
+    """Rank 1's clock is 4 s ahead; it comes second to the first collective and first to the second."""
+    ahead = 4.0
+    first, second = exposures(
+        [
+            (0, line([(1.0, 5.0), (8.0, 9.0)], [(1.0, 5.0), (8.0, 9.0)])),
+            (1, line([(3.0 + ahead, 5.0 + ahead), (7.0 + ahead, 9.0 + ahead)], [], seconds=20.0)),
+        ]
+    )
+    assert first.wait == ((1.0, 3.0),)
+    assert first.wire == ((3.0, 5.0), (8.0, 9.0))
+    assert (first.late_by_seconds, second.late_by_seconds) == (2.0, 1.0)

@@ -114,9 +114,14 @@ def norms(run: Run) -> list[tuple[int, float, float]]:
     return found
 
 
+def _shortened(run: Run) -> Run:
+    ranks = [rank.model_copy(update={"gradients": rank.gradients[: GRADIENT_STEPS[-1]]}) for rank in run.ranks]
+    return run.model_copy(update={"ranks": tuple(ranks)})
+
+
 def by_engine(results: Mapping[str, Results]) -> dict[tuple[str, int], Run]:
-    """The run of seed 0 of each engine and ZeRO stage."""
-    runs = [run for found in results.values() for run in found.runs if run.header.repeat == 0]
+    """The run of seed 0 of each engine and ZeRO stage, with the gradient steps that the shortest of them has."""
+    runs = [_shortened(run) for found in results.values() for run in found.runs if run.header.repeat == 0]
     return {(run.header.trial.train.engine, run.header.trial.train.zero_stage): run for run in runs}
 
 

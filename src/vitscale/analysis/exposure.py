@@ -1,20 +1,25 @@
 """Exposed communication of a step, told apart into waiting for the slowest rank and the transfer itself.
 
-Clocks of different ranks are never compared. What ranks share is that they leave a collective together: nobody has
-the result before the last one has sent its part. Per communicator, in the order of issue,
+No clocks need be synchronised. What ranks share is that they leave a collective together: nobody has the result before
+the last one has sent its part. Per communicator, in the order of issue,
 
     service_k = end_k - max(start_k, end_(k-1))        the time the communicator spent on collective k, on one rank
     wire_k    = min over ranks of service_k            the rank that came last did not wait: its service is transfer
 
 and in each rank's own clock the transfer is [end_k - wire_k, end_k], the wait the rest of its service. The plain
-minimum of durations would count the queue as transfer as soon as collectives overlap. What of both falls into the
-rank's idle time is exposed. Holds for collectives in which everybody waits for everybody; not for rooted ones.
+minimum of durations would count the queue as transfer as soon as collectives overlap. end_k is the same moment on all
+ranks, taken from the one that saw it first: with the ends as each rank saw them, a thread that is scheduled late makes
+one service longer and the next one shorter, and the minimum keeps the shorter ones. What of both falls into the rank's
+idle time is exposed. Holds for collectives in which everybody waits for everybody; not for rooted ones.
 """
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import sub
 
 from vitscale.intervals import Interval, complement, intersection, length, union
 from vitscale.record import ExplainedLine
@@ -47,42 +52,48 @@ def exposures(lines: Sequence[tuple[int, ExplainedLine]]) -> tuple[RankExposure,
         lines: (rank, line) of all ranks of the run, of one step.
     """
     reason = _why_not(lines)
-    services = [_services(line) for _, line in lines]
-    wires = [min(end - start for start, end in same) for same in zip(*services, strict=True)] if not reason else []
-    return tuple(_exposure(rank, line, own, wires, reason) for (rank, line), own in zip(lines, services, strict=True))
+    transfers = [[] for _ in lines] if reason else _transfers([line for _, line in lines])
+    return tuple(_exposure(rank, line, own, reason) for (rank, line), own in zip(lines, transfers, strict=True))
 
 
-def _exposure(
-    rank: int, line: ExplainedLine, services: Sequence[Interval], wires: Sequence[float], reason: str
-) -> RankExposure:
+def _exposure(rank: int, line: ExplainedLine, transfers: list[Interval], reason: str) -> RankExposure:
     idle = union(line.idle)
-    exposed = tuple(intersection(idle, union((start, end) for _, _, start, end in line.collectives)))
+    in_flight = union((start, end) for _, _, start, end in line.collectives)
+    exposed = tuple(intersection(idle, in_flight))
     if reason:
         return RankExposure(rank, exposed, None, None, None, None, reason)
-    transfers = union((end - wire, end) for (_, end), wire in zip(services, wires, strict=True))
-    waits = union((start, end - wire) for (start, end), wire in zip(services, wires, strict=True))
     # A rank may wait in one communicator while it transfers in another: that time is the transfer's.
-    only_waits = intersection(waits, complement(transfers, (0.0, max(line.seconds, *(e for _, e in waits), 0.0))))
+    transferring = intersection(in_flight, union(transfers))
+    end = max((end for _, end in in_flight), default=0.0)
+    waiting = intersection(in_flight, complement(transferring, (0.0, end)))
     return RankExposure(
         rank,
         exposed,
-        wait=tuple(intersection(idle, only_waits)),
-        wire=tuple(intersection(idle, transfers)),
-        late_by_seconds=length(only_waits),
-        wire_seconds=length(transfers),
+        wait=tuple(intersection(idle, waiting)),
+        wire=tuple(intersection(idle, transferring)),
+        late_by_seconds=length(waiting),
+        wire_seconds=length(transferring),
     )
 
 
-def _services(line: ExplainedLine) -> list[Interval]:
-    """Of each collective, by communicator: from when it was issued and the communicator was free for it, to its end."""
-    found: list[Interval] = []
-    for communicator in sorted({collective[0] for collective in line.collectives}):
-        free = 0.0
-        for name, _, start, end in line.collectives:
-            if name == communicator:
-                begin = min(max(start, free), end) if end > free else end
-                found.append((begin, end))
-                free = max(free, end)
+def _transfers(lines: Sequence[ExplainedLine]) -> list[list[Interval]]:
+    """Of each rank, in its own clock: the transfer of every collective."""
+    found: list[list[Interval]] = [[] for _ in lines]
+    for communicator in sorted({collective[0] for collective in lines[0].collectives}):
+        issued = [[start for name, _, start, _ in line.collectives if name == communicator] for line in lines]
+        ended = [[end for name, _, _, end in line.collectives if name == communicator] for line in lines]
+        # How far each clock is from the first rank's, by the ends they share; and when a collective truly ended: a
+        # thread that is scheduled late sees it late, and would make the next one seem short.
+        apart = [statistics.median(map(sub, own, ended[0])) for own in ended]
+        ends = [min(map(sub, same, apart)) for same in zip(*ended, strict=True)]
+        free = -math.inf
+        for place, end in enumerate(ends):
+            arrived = max(starts[place] - offset for starts, offset in zip(issued, apart, strict=True))
+            # The least service of all ranks is that of the one that came last.
+            wire = max(0.0, end - max(arrived, free))
+            for own, offset in zip(found, apart, strict=True):
+                own.append((end + offset - wire, end + offset))
+            free = max(free, end)
     return found
 
 

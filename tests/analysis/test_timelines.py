@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from results_factory import explained_line, make_rank, make_run, make_trial
 from vitscale.analysis.breakdown import PARTS, breakdown
-from vitscale.analysis.timelines import explained_steps, lanes
-from vitscale.analysis.waterfall import COMMUNICATION
+from vitscale.analysis.timelines import COMMUNICATION, explained_steps, lanes
 from vitscale.intervals import Interval, intersection, length
 from vitscale.record import ExplainedLine, PhaseName, Run
 

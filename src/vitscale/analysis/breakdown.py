@@ -21,12 +21,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vitscale.analysis.exposure import RankExposure, exposures
-from vitscale.intervals import Interval, complement, intersection, length, union
+from vitscale.analysis.timelines import step_parts
+from vitscale.intervals import length
 from vitscale.record import ExplainedLine, Run
 
 PARTS = ("data_wait", "h2d", "forward", "backward", "wait", "wire", "optimizer", "launch_gaps", "other")
 COMPUTE = ("h2d", "forward", "backward")
-_PART_OF_PHASE = {"forward": "forward", "backward": "backward", "optimizer": "optimizer", "data": "data_wait"}
 _LEAST_WAIT_SHARE = 0.02
 """Of a step: below it nobody is waited for."""
 _FEWEST_STEPS_TO_NAME = 3
@@ -144,31 +144,12 @@ def combined(found: Sequence[Breakdown]) -> Breakdown | None:
 
 
 def _parts(line: ExplainedLine, exposure: RankExposure) -> RankParts:
-    exposed = list(exposure.exposed)
-    not_computing = union(line.idle) if line.device == "cuda" else exposed
-    whole: Interval = (0.0, line.seconds)
-    busy = complement(not_computing, whole)
-    parts: dict[str, float | None] = dict.fromkeys(PARTS, 0.0)
-    for phase, start, end in line.phases:
-        if name := _PART_OF_PHASE.get(phase):
-            # On a GPU nothing is computed while the host waits for data: that time is found among the idle ones.
-            parts[name] = (parts[name] or 0.0) + length(intersection(busy, [(start, end)]))
-    if line.device == "cuda":
-        idle = intersection(union(line.idle), complement(exposed, whole))
-        copying = intersection(idle, union(line.copies))
-        idle = intersection(idle, complement(copying, whole))
-        starved = intersection(idle, union(line.host_data))
-        idle = intersection(idle, complement(starved, whole))
-        inside = union((start, end) for _, start, end in line.phases)
-        parts |= {"h2d": length(copying), "launch_gaps": length(intersection(idle, inside))}
-        parts["data_wait"] = length(starved)
-    wait, wire = exposure.wait, exposure.wire
-    exposed_seconds = length(exposed)
-    parts |= {"wait": None if wait is None else length(wait), "wire": None if wire is None else length(wire)}
-    known = sum(value or 0.0 for value in parts.values()) + (exposed_seconds if wait is None else 0.0)
-    parts["other"] = max(0.0, line.seconds - known)
+    where = step_parts(line, exposure)
+    parts: dict[str, float | None] = {name: length(where.get(name, ())) for name in PARTS}
     parts |= dict.fromkeys(set(line.unknown) & set(PARTS) - {"wait", "wire"})
-    return RankParts(exposure.rank, line.seconds, parts, exposed_seconds)
+    if exposure.wait is None or exposure.wire is None:
+        parts |= {"wait": None, "wire": None}
+    return RankParts(exposure.rank, line.seconds, parts, length(exposure.exposed))
 
 
 def _mean(some: Sequence[RankParts]) -> RankParts:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from vitscale.analysis.exposure import RankExposure, exposures
-from vitscale.analysis.waterfall import COMMUNICATION
 from vitscale.intervals import Interval, complement, intersection, union
 from vitscale.record import ExplainedLine, Run
+
+COMMUNICATION = "communication"
+"""In place of "wait" and "wire" where these cannot be told apart."""
 
 _PART_OF_PHASE = {"forward": "forward", "backward": "backward", "optimizer": "optimizer", "data": "data_wait"}
 
@@ -23,11 +25,11 @@ def lanes(run: Run, step: int) -> dict[int, dict[str, list[Interval]]]:
     """Rank to its parts in one of `explained_steps`: seconds from the step's beginning, in the rank's own clock."""
     by_rank = {rank.rank: {line.step: line for line in rank.explained}[step] for rank in run.ranks}
     lines = sorted(by_rank.items())
-    return {rank: _parts(line, exposure) for (rank, line), exposure in zip(lines, exposures(lines), strict=True)}
+    return {rank: step_parts(line, exposure) for (rank, line), exposure in zip(lines, exposures(lines), strict=True)}
 
 
-def _parts(line: ExplainedLine, exposure: RankExposure) -> dict[str, list[Interval]]:
-    """Part to where it lies in the step; the parts of `analysis.breakdown`, which never overlap.
+def step_parts(line: ExplainedLine, exposure: RankExposure) -> dict[str, list[Interval]]:
+    """Part to where it lies in one rank's step; they never overlap, and cover it.
 
     Unknown ones are absent; where wait and wire cannot be told apart, COMMUNICATION stands for both.
     """

@@ -34,12 +34,11 @@ from dataclasses import dataclass
 from vitscale.analysis.breakdown import COMPUTE, PARTS, Straggler
 from vitscale.analysis.scaling import CurveResult, Point
 from vitscale.analysis.statistics import Interval
+from vitscale.analysis.timelines import COMMUNICATION
 from vitscale.analysis.trials import TrialResult
 from vitscale.trial import Mode, samples_used, steps_per_epoch
 
 STEP_ROUNDING = "step rounding"
-COMMUNICATION = "communication"
-"""In place of "straggler wait" and "wire" where these cannot be told apart."""
 
 _AS_MEASURED = ("data_wait", "h2d", "wait", "wire", COMMUNICATION)
 _PARTS_OF_FACTOR: dict[str, tuple[str, ...]] = {

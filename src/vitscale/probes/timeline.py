@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, get_args
 
-from vitscale.intervals import Interval, complement, intersection, length, union
+from vitscale.intervals import Interval, complement, intersection, union
 from vitscale.probes.events import GLOO, Event
 from vitscale.record import ExplainedLine, PhaseName
 
@@ -176,6 +176,3 @@ def _operation(kernel: str) -> str:
 
 def _seconds(start_ns: float, end_ns: float, step: _Span) -> tuple[float, float]:
     return (round((start_ns - step.start_ns) / 1e9, 7), round((end_ns - step.start_ns) / 1e9, 7))
-
-
-__all__ = ["NO_GAPS", "NO_NCCL", "NO_TRANSFER", "PHASE_PREFIX", "STEP", "length", "steps_on_cpu", "steps_on_cuda"]

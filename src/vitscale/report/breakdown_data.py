@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vitscale.analysis import Analysis, CurveResult
 from vitscale.analysis.breakdown import Breakdown
-from vitscale.analysis.waterfall import COMMUNICATION
+from vitscale.analysis.timelines import COMMUNICATION
 from vitscale.report import words
 from vitscale.report.chart_data import Row
 from vitscale.report.families import families, kept_batch

@@ -4,8 +4,8 @@ Dense rates: datasheets put those with structured sparsity first, which are twic
 arithmetic has them, with sums in fp32, as PyTorch adds. fp32 is that of the ordinary cores; in tf32 PyTorch computes
 fp32 products where it is told to be faster.
 
-The figures have been held against arithmetic (multiprocessors x FLOP per clock x clock, within 1 %), not yet against the
-documents named as their source: check there before you publish an MFU.
+The figures have been held against arithmetic (multiprocessors x FLOP per clock x clock, within 1 %), not yet against
+the documents named as their source: check there before you publish an MFU.
 """
 
 from __future__ import annotations

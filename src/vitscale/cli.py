@@ -1,7 +1,7 @@
 """The command line: each verb is a paragraph that calls one function.
 
-Exit codes: 0 done; 1 some trials failed (they are listed); 2 the request was wrong (nothing was started);
-130 interrupted.
+Exit codes: 0 done; 1 some trials failed (they are listed), or `lint` found errors; 2 the request was wrong (nothing was
+started); 130 interrupted.
 """
 
 from __future__ import annotations
@@ -74,12 +74,13 @@ def run(
 ) -> None:
     """Run what is not done yet. The same command again resumes."""
     from vitscale import analysis, report, runner, store
+    from vitscale.runner.preview import finding_lines
 
     planned = runner.plan(study)
     results = output or Path("results") / planned.record.name
     console = _Console(stderr=json)
-    for note in planned.expansion.notes:
-        console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+    for note in (*(f"note: {note}" for note in planned.expansion.notes), *finding_lines(planned)):
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
     options = runner.Options(retry_failed=retry_failed, allow_version_change=allow_version_change)
     done = runner.run(planned, results, options, console)
     found = analysis.analyse(store.load(results))
@@ -97,6 +98,38 @@ def run(
             highlight=False,
             soft_wrap=True,
         )
+        raise typer.Exit(1)
+
+
+@app.command()
+def lint(
+    config: Annotated[Path, typer.Argument(metavar="DS.json", help="A DeepSpeed configuration.", show_default=False)],
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="NAME", help="A named model (vit-b16), or a Hugging Face folder.")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", metavar="N", help="Ranks in all.")] = None,
+    deepspeed: Annotated[
+        str | None, typer.Option("--deepspeed", metavar="VERSION", help="Judge for this version.  [default: installed]")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """What a DeepSpeed configuration will really do. Exits with 1 where DeepSpeed refuses it or does otherwise."""
+    from vitscale import deepspeed_config
+    from vitscale import lint as linter
+    from vitscale.lint.printing import findings_json, findings_text
+
+    if gpus is not None and gpus < 1:
+        raise RequestError(explain(f"--gpus is {gpus}", valid=["1 or more"]))
+    setting = linter.setting_of(model, gpus, deepspeed)
+    content = deepspeed_config.read_json(config, next_step="Give the JSON file that deepspeed.initialize gets")
+    findings = linter.lint(content, setting)
+    if json:
+        sys.stdout.write(findings_json(findings) + "\n")
+    else:
+        console = _Console()
+        for line in findings_text(findings, setting.described(), console.width):
+            console.print(line, highlight=False, soft_wrap=True)
+    if any(finding.severity == "error" for finding in findings):
         raise typer.Exit(1)
 
 

@@ -63,14 +63,25 @@ class _Known(_Part):
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Reads a DeepSpeed JSON file.
+    """Reads a DeepSpeed JSON file for a study.
 
     Raises:
-        RequestError: it is missing, too large, not JSON (with line and column), holds a key twice, is no object, or
-            gives a value of the wrong type to a key that this program looks at.
+        RequestError: it cannot be read (see `read_json`), or gives a value of the wrong type to a key that this program
+            looks at.
+    """
+    config = read_json(path, next_step="train.deepspeed_config names a JSON file")
+    _known(config)
+    return config
+
+
+def read_json(path: Path, *, next_step: str) -> dict[str, Any]:
+    """Reads a DeepSpeed JSON file, whatever its keys and values.
+
+    Raises:
+        RequestError: it is missing, too large, not JSON (with line and column), holds a key twice, or is no object.
     """
     named = shown(str(path))
-    text = read_text(path, "DeepSpeed configuration", next_step="train.deepspeed_config names a JSON file")
+    text = read_text(path, "DeepSpeed configuration", next_step=next_step)
     try:
         config = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
         _require_plain(config)
@@ -84,7 +95,6 @@ def read(path: Path) -> dict[str, Any]:
         raise RequestError(explain(f"{named} is not JSON: {error}")) from None
     if not isinstance(config, dict):
         raise RequestError(explain(f"{named} holds {shown(config)}", valid=["one object: { ... }"]))
-    _known(config)
     return config
 
 
@@ -192,6 +202,8 @@ def contradictions(config: dict[str, Any], study_values: Mapping[str, Any]) -> l
                 found.append(
                     f"{field} is {shown(ours)} in the study but {shown(theirs)} in the DeepSpeed configuration"
                 )
+        elif key := _set_twice(config, field):
+            found.append(f"{field} is {shown(ours)} in the study, and the DeepSpeed configuration sets {key} too")
         elif "train.optimizer" in fixed and (key := _OF_THE_OPTIMIZER.get(field)) and not _says_auto(config, key):
             found.append(
                 f"{field} is {shown(ours)} in the study, but the DeepSpeed configuration describes the optimizer and "
@@ -200,7 +212,36 @@ def contradictions(config: dict[str, Any], study_values: Mapping[str, Any]) -> l
     return found
 
 
-_OF_THE_OPTIMIZER = {"train.learning_rate": "lr", "train.weight_decay": "weight_decay"}
+_ALSO_A_KEY: dict[str, tuple[str, ...]] = {
+    "train.offload": ("zero_optimization.offload_optimizer", "zero_optimization.offload_param"),
+    "train.overlap_comm": ("zero_optimization.overlap_comm",),
+    "train.bucket_mib": ("zero_optimization.reduce_bucket_size",),
+    "train.gather_bucket_mib": (
+        "zero_optimization.allgather_bucket_size",
+        "zero_optimization.stage3_prefetch_bucket_size",
+    ),
+    "train.gradient_dtype": ("communication_data_type",),
+    "train.learning_rate_warmup_steps": ("scheduler",),
+    "train.learning_rate_scaling": ("scheduler",),
+}
+"""Fields of a study that are keys of the file under other names or in other units: one of the two may say them."""
+
+
+def _set_twice(config: dict[str, Any], field: str) -> str | None:
+    """The key of the file that says what `field` of the study says."""
+    for key in _ALSO_A_KEY.get(field, ()):
+        section, _, name = key.rpartition(".")
+        part = config.get(section) if section else config
+        if isinstance(part, dict) and part.get(name, "auto") != "auto":
+            return key
+    return None
+
+
+_OF_THE_OPTIMIZER = {
+    "train.learning_rate": "lr",
+    "train.learning_rate_scaling": "lr",
+    "train.weight_decay": "weight_decay",
+}
 
 
 def _says_auto(config: dict[str, Any], key: str) -> bool:

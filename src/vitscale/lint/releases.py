@@ -1,0 +1,133 @@
+"""What a release of DeepSpeed does with each key of a configuration, from a generated table"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib import metadata, resources
+from typing import Any
+
+from vitscale.errors import RequestError, explain, shown
+
+_VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?(?:[.+-][\w.+-]*)?")
+
+
+@cache
+def _table() -> dict[str, Any]:
+    """Written by `tools/make_deepspeed_keys.py` from DeepSpeed's own source archives."""
+    text = resources.files("vitscale.lint").joinpath("deepspeed_keys.json").read_text(encoding="utf-8")
+    table: dict[str, Any] = json.loads(text)
+    return table
+
+
+def known_releases() -> tuple[str, ...]:
+    """The releases that the table holds, oldest first."""
+    return tuple(_table()["releases"])
+
+
+def installed_version() -> str | None:
+    """Of DeepSpeed, without importing it; None where it is not installed."""
+    try:
+        return metadata.version("deepspeed")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+class Release:
+    """One release, or for a version that the table lacks the release nearest to it."""
+
+    def __init__(self, wanted: str | None) -> None:
+        """`wanted`: a version such as "0.16.9"; None takes the newest release of the table.
+
+        Raises:
+            RequestError: it is no version.
+        """
+        known = known_releases()
+        self.wanted = known[-1] if wanted is None else wanted
+        number = _numbers(self.wanted)
+        if number is None:
+            raise RequestError(explain(f"{shown(self.wanted)} is no version of DeepSpeed", valid=known))
+        self.version = _nearest(number)
+        self.exact = self.version == self.wanted
+        self._place = known.index(self.version)
+        self._facts = {key: fact for key, history in _table()["keys"].items() if (fact := self._now(history))}
+        self._children: dict[str, list[str]] = {}
+        for key in self._facts:
+            parent, _, name = key.rpartition(".")
+            self._children.setdefault(parent, []).append(name)
+
+    def fact(self, key: str) -> str | None:
+        """What it does with a dotted key; None where it knows none of that name. For the words see the table's maker,
+        `tools/deepspeed_reads.py`.
+        """
+        return self._facts.get(key)
+
+    def children(self, part: str) -> list[str]:
+        """Names that are known inside a part ("" for the whole)."""
+        return self._children.get(part, [])
+
+    def places(self, name: str) -> list[str]:
+        """The dotted keys anywhere that end in `name`."""
+        return [key for key in self._facts if key.rpartition(".")[2] == name]
+
+    def read_in(self, key: str) -> str | None:
+        """In which releases the key is or was read ("from 0.9.5 to 0.19.2"); None where in none of the table."""
+        history = _table()["keys"].get(key)
+        return None if history is None else _said(span for fact, span in history.items() if fact != "refused")
+
+    def default(self, key: str) -> float | None:
+        """Its default of a key whose default has changed."""
+        value = self._now(_table()["defaults"].get(key, {}))
+        return None if value is None else float(value)
+
+    def since(self, part: str, name: str, fact: str) -> str:
+        """The releases in which `fact` holds, in words."""
+        return _said([_table()[part][name][fact]])
+
+    def names(self, part: str) -> list[str]:
+        """The names it knows among "optimizers" or "schedulers"."""
+        return [name for name, history in _table()[part].items() if self._now(history)]
+
+    def once_named(self, part: str, name: str) -> str | None:
+        """In which releases such a name is known; None where in none."""
+        history = _table()[part].get(name)
+        return None if history is None else _said(history.values())
+
+    def _now(self, history: Mapping[str, str]) -> str | None:
+        return next((fact for fact, spans in history.items() if self._within(spans)), None)
+
+    def _within(self, spans: str) -> bool:
+        known = known_releases()
+        for span in spans.split(", "):
+            first, _, last = span.partition("..")
+            if known.index(first) <= self._place <= (known.index(last) if last else len(known) - 1):
+                return True
+        return False
+
+
+def _said(spans: Any) -> str:
+    """Spans of releases in words: "from 0.9.5 to 0.19.6", "since 0.19.3"."""
+    said = []
+    for span in ", ".join(spans).split(", "):
+        first, _, last = span.partition("..")
+        if not last:
+            said.append(f"since {first}")
+        else:
+            said.append(f"in {first}" if first == last else f"from {first} to {last}")
+    return " and ".join(said)
+
+
+def _numbers(version: str) -> tuple[int, int, int] | None:
+    found = _VERSION.fullmatch(version)
+    return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else None
+
+
+def _nearest(number: tuple[int, int, int]) -> str:
+    """The release of the same minor version with the nearest patch; else the newest before it, else the oldest."""
+    known = {_numbers(version): version for version in known_releases()}
+    same = [held for held in known if held is not None and held[:2] == number[:2]]
+    if same:
+        return known[min(same, key=lambda held: abs(held[2] - number[2]))]
+    return known[max((held for held in known if held is not None and held < number), default=next(iter(known)))]

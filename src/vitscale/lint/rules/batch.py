@@ -1,0 +1,74 @@
+"""Batch sizes: train_batch_size = micro-batch x accumulation x GPUs must close"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vitscale.lint.finding import Finding
+from vitscale.lint.view import View
+
+GLOBAL, MICRO, ACCUMULATION = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
+_DOCS = "https://www.deepspeed.ai/docs/config-json/#batch-size-related-parameters"
+
+
+def batch_arithmetic(view: View) -> Iterator[Finding]:
+    """Whether DeepSpeed can work the three sizes out, for the GPUs there are or for any number of them."""
+    if any(view.open(key) for key in (GLOBAL, MICRO, ACCUMULATION)):
+        return
+    sizes: dict[str, int] = {}
+    for key in (GLOBAL, MICRO, ACCUMULATION):
+        value = view.number(key)
+        if value is None and view.value(key) is not None:
+            return  # of a wrong type, which another rule tells
+        if value is not None:
+            if value <= 0:
+                yield _finding(view, "error", key, f"It is {value:g}, but must be greater than 0", "Write at least 1")
+                return
+            sizes[key] = int(value)
+    yield from _closes(view, sizes)
+
+
+def _closes(view: View, sizes: dict[str, int]) -> Iterator[Finding]:
+    total, micro, accumulation = sizes.get(GLOBAL), sizes.get(MICRO), sizes.get(ACCUMULATION)
+    gpus = view.setting.gpus
+    if total is None:
+        if micro is None:
+            yield _finding(
+                view, "error", "", f"Neither {GLOBAL} nor {MICRO} is given, and DeepSpeed needs one of them",
+                f"Give {MICRO} (the Hugging Face Trainer fills in \"auto\")",
+            )  # fmt: skip
+        return
+    per_gpu = (micro or 1) * (accumulation or 1)
+    product = _product(micro, accumulation)
+    if total % per_gpu:
+        yield _finding(
+            view, "error", GLOBAL, f"{total:,} is no multiple of {product}: no number of GPUs makes it close",
+            f"Take a multiple of {per_gpu:,}, or leave {GLOBAL} out: it follows from the others",
+        )  # fmt: skip
+    elif gpus is not None and total % (per_gpu * gpus):
+        yield _finding(
+            view, "error", GLOBAL, f"{total:,} is no multiple of {product} on {gpus:,} GPUs ({per_gpu * gpus:,})",
+            f"Take a multiple of {per_gpu * gpus:,}, or leave {GLOBAL} out: it follows from the others",
+        )  # fmt: skip
+    elif micro is not None and accumulation is not None:
+        if gpus is not None and total != per_gpu * gpus:
+            yield _finding(
+                view, "error", GLOBAL,
+                f"{total:,} is not {product} x {gpus:,} GPUs = {per_gpu * gpus:,}; it closes on {total // per_gpu:,}",
+                f"Leave {GLOBAL} or {ACCUMULATION} out: it follows from the others",
+            )  # fmt: skip
+        elif gpus is None:
+            yield _finding(
+                view, "note", GLOBAL, f"With {product} the file runs on exactly {total // per_gpu:,} GPUs",
+                f"Leave {GLOBAL} out to run on any number, or say --gpus",
+            )  # fmt: skip
+
+
+def _product(micro: int | None, accumulation: int | None) -> str:
+    given = [f"{micro:,} per GPU" if micro is not None else "", f"{accumulation:,} accumulated" if accumulation else ""]
+    return " x ".join(part for part in given if part) or "1 per GPU"
+
+
+def _finding(view: View, severity: str, key: str, message: str, fix: str) -> Finding:
+    source = f"{_DOCS} and {view.source('runtime/config.py')} (_batch_assertion)"
+    return Finding("batch-arithmetic", "error" if severity == "error" else "note", key, message, fix, source)

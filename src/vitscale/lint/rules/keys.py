@@ -1,0 +1,131 @@
+"""Keys: unknown, misspelt, misplaced, removed, deprecated, or of another release"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from typing import Any
+
+from vitscale.errors import shown
+from vitscale.lint.finding import Finding
+from vitscale.lint.view import View
+
+_MOST = 50
+"""Unknown keys that are told one by one: a file with more is no configuration."""
+
+_COMMENTS = ("_", "#", "//", "$", "comment")
+
+
+def release_not_in_the_table(view: View) -> Iterator[Finding]:
+    """The table of keys has not this version, or DeepSpeed is not installed."""
+    release, setting = view.release, view.setting
+    source = "tools/make_deepspeed_keys.py"
+    if not setting.installed:
+        message = f"DeepSpeed is not installed here: the file is judged for {release.version}"
+        yield Finding("deepspeed-version", "note", "", message, "Name the version you run with --deepspeed", source)
+    elif not release.exact:
+        message = (
+            f"The table of keys does not know DeepSpeed {shown(release.wanted)}: the file is judged for the nearest "
+            f"release that it knows, {release.version}"
+        )
+        fix = f"Look up keys that changed after {release.version} in the release notes"
+        yield Finding("deepspeed-version", "note", "", message, fix, source)
+
+
+def unknown_and_removed_keys(view: View) -> Iterator[Finding]:
+    """Every key in the file against those that the release knows in that place."""
+    told = 0
+    for key, name, part in _keys(view, view.config, ""):
+        for finding in _judged(view, key, name, part):
+            told += finding.rule == "unknown-key"
+            if told > _MOST and finding.rule == "unknown-key":
+                yield Finding(
+                    "unknown-key", "warning", "", f"There are more unknown keys than the {_MOST} that are told",
+                    "Look whether this is a DeepSpeed configuration", view.source("runtime/config.py"),
+                )  # fmt: skip
+                return
+            yield finding
+
+
+def _keys(view: View, part: dict[str, Any], place: str) -> Iterator[tuple[str, str, str]]:
+    """(dotted key, name, part) of all keys in parts whose keys the release looks at one by one."""
+    for name, value in part.items():
+        key = f"{place}.{name}" if place else name
+        yield key, name, place
+        if isinstance(value, dict) and view.release.fact(key) in ("read", "strict"):
+            yield from _keys(view, value, key)
+
+
+def _judged(view: View, key: str, name: str, part: str) -> Iterator[Finding]:
+    release = view.release
+    fact = release.fact(key)
+    refuses = release.fact(part) == "strict"
+    source = view.source(_file_of(part))
+    if fact == "refused":
+        message = f"DeepSpeed {release.version} has this no more, and refuses a file that holds it"
+        fix = f"Remove it, or run a release that read it ({release.read_in(key) or 'before 0.9.5'})"
+        yield Finding("removed-key", "error", key, message, fix, view.source("runtime/config.py"))
+    elif fact is not None and fact.startswith("deprecated"):
+        new = fact.partition(": ")[2]
+        place = f"{part}.{new}"
+        message, fix = f"DeepSpeed warns that this key is deprecated in favour of {new}", f"Use {place}"
+        if view.has(place):
+            message = f"DeepSpeed refuses this deprecated key together with {new}"
+            yield Finding("deprecated-key", "error", key, message, "Remove it", source)
+        else:
+            yield Finding("deprecated-key", "warning", key, message, fix, source)
+    elif fact is None and release.fact(part) != "open" and not (not refuses and name.lower().startswith(_COMMENTS)):
+        yield _unknown(view, key, name, part, refuses=refuses, source=source)
+
+
+def _unknown(view: View, key: str, name: str, part: str, *, refuses: bool, source: str) -> Finding:
+    release = view.release
+    done = (
+        f"DeepSpeed {release.version} refuses a file with it"
+        if refuses
+        else f"DeepSpeed {release.version} does not know this key, and ignores it without a word"
+    )
+    elsewhere = release.read_in(key)
+    if elsewhere is not None:
+        return Finding(
+            "key-of-another-release", "error" if refuses else "warning", key,
+            f"{done}: only other releases read it ({elsewhere})",
+            "Remove it, or run a release that reads it", "tools/make_deepspeed_keys.py, from DeepSpeed's own releases",
+        )  # fmt: skip
+    near = _nearest(name, release.children(part))
+    places = [place for place in release.places(name) if place != key] if len(name) > 3 else []
+    if near:
+        place = f"{part}.{near}" if part else near
+        taken = f" (which the file also has: {shown(view.value(place))})" if view.has(place) else ""
+        fix = f"Write {place}{taken} if that is meant"
+    elif places and name not in _COMMON:
+        fix = f"It is known as {' and as '.join(places[:2])}: write it there if that is meant"
+    else:
+        fix = "Remove it"
+    meant = bool(near or (places and name not in _COMMON))
+    return Finding("unknown-key", "error" if refuses or meant else "warning", key, done, fix, source)
+
+
+_COMMON = ("enabled", "params", "dtype", "type", "device", "verbose", "debug", "mode", "name", "project")
+"""Names that stand in so many parts that the same name elsewhere says nothing."""
+
+
+def _nearest(name: str, valid: list[str]) -> str | None:
+    close = difflib.get_close_matches(name.lower()[:80], valid, n=1, cutoff=0.7)
+    return close[0] if close else None
+
+
+_FILES = {
+    "zero_optimization": "runtime/zero/config.py",
+    "zero_optimization.offload_optimizer": "runtime/zero/offload_config.py",
+    "zero_optimization.offload_param": "runtime/zero/offload_config.py",
+    "activation_checkpointing": "runtime/activation_checkpointing/config.py",
+    "flops_profiler": "profiling/config.py",
+    "comms_logger": "comm/config.py",
+    "timers": "utils/config.py",
+    "timers.throughput": "utils/config.py",
+}
+
+
+def _file_of(part: str) -> str:
+    return _FILES.get(part, "runtime/config.py")

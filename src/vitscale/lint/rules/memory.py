@@ -1,0 +1,140 @@
+"""Memory: buckets larger than a small model, and offload and partitioning that cannot pay for its size"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vitscale.lint.finding import Finding
+from vitscale.lint.rules.overlap import bucket_elements, good_bucket, overlaps
+from vitscale.lint.view import View
+
+STATE_BYTES = 16
+"""Bytes per parameter that training with Adam keeps: in mixed precision 2 + 2 + 12 for weights, gradients, and the
+optimizer's fp32 weights and moments; in fp32 4 + 4 + 8 (Rajbhandari et al., ZeRO, arXiv 1910.02054, section 3.1)."""
+
+_ZERO_PAPER = "Rajbhandari et al., ZeRO (arXiv 1910.02054), section 3.1: 16 bytes per parameter"
+_SMALL_GPU_BYTES = 16 * 2**30
+"""The smallest memory of a GPU still common for training (V100 16 GB, T4)."""
+
+_LITTLE = 0.25
+_DEVICES = ("cpu", "nvme")
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.0f} MB"
+
+
+def _buffer_bytes(view: View) -> int:
+    """Bytes of an element of a bucket's buffer, at least.
+
+    At stages 1 and 2 it has the type of the weights (which autocast leaves in fp32), whatever is sent; at stage 3 the
+    type in which gradients travel: `setup_buckets` in stage_1_and_2.py and `ipg_buckets` in stage3.py of 0.19.8.
+    """
+    if view.stage == 3 and view.text("communication_data_type") is not None:
+        return 4 if (view.text("communication_data_type") or "").lower() == "fp32" else 2
+    return 4 if view.precision == "fp32" or (view.precision == "autocast" and view.stage != 3) else 2
+
+
+def bucket_memory(view: View) -> Iterator[Finding]:
+    """Buffers for buckets are allocated whole, whatever the model's size."""
+    parameters, bucket, stage = view.setting.parameters, bucket_elements(view), view.stage
+    if parameters is None or bucket is None or not stage:
+        return
+    if view.flag("zero_optimization.contiguous_gradients", True) is not True:
+        return
+    buffers = 2 if stage < 3 and overlaps(view) else 1
+    taken, states = buffers * bucket * _buffer_bytes(view), STATE_BYTES * parameters
+    if taken > states:
+        yield Finding(
+            "bucket-memory", "warning", "zero_optimization.reduce_bucket_size",
+            f"{buffers} buffer{'s' * (buffers > 1)} of {bucket:,.0f} elements x {_buffer_bytes(view)} bytes take "
+            f"{_size(taken)} on each GPU, more than all states of the model (16 bytes x {parameters:,} parameters = "
+            f"{_size(states)})",
+            f"Set reduce_bucket_size to about a tenth of the model: {good_bucket(parameters):,}",
+            view.source("runtime/zero/stage3.py (ipg_buckets)" if stage == 3 else
+                        "runtime/zero/stage_1_and_2.py (setup_buckets)"),
+        )  # fmt: skip
+
+
+def _offloads(view: View, part: str) -> str | None:
+    """The device that `offload_optimizer` or `offload_param` names; None where nothing is offloaded."""
+    device = view.text(f"zero_optimization.{part}.device")
+    if device is None and part == "offload_optimizer" and view.on("zero_optimization.cpu_offload"):
+        return "cpu"
+    return device if device in _DEVICES else None
+
+
+def offload_that_cannot_pay(view: View) -> Iterator[Finding]:
+    """What offload frees, against the memory of a small GPU, and what it costs in every step."""
+    parameters, stage = view.setting.parameters, view.stage
+    if parameters is None or not stage:
+        return
+    gpus = view.setting.gpus or 1
+    shared = f" / {gpus:,} GPUs" if gpus > 1 else ""
+    for part, each, what, cost in (
+        ("offload_optimizer", 12, "optimizer states", "the gradients go to the host and the new weights come back in "
+         "every step, and the processor computes Adam"),
+        ("offload_param", 4, "parameters", "every layer waits for its weights from the host, in forward and backward"),
+    ):  # fmt: skip
+        freed = each * parameters / gpus
+        if _offloads(view, part) and (part == "offload_optimizer" or stage == 3) and freed < _LITTLE * _SMALL_GPU_BYTES:
+            yield Finding(
+                "offload-cannot-pay", "warning", f"zero_optimization.{part}",
+                f"It frees {each} bytes x {parameters:,} parameters{shared} = {_size(freed)} of {what} per GPU, "
+                f"{100 * freed / _SMALL_GPU_BYTES:.1f} % of even a 16 GiB GPU; for that {cost}",
+                f"Remove {part}; to save memory checkpoint activations, which need far more in a model of this size",
+                _ZERO_PAPER,
+            )  # fmt: skip
+
+
+def offload_without_effect(view: View) -> Iterator[Finding]:
+    """Offload at a stage that has none."""
+    stage, zero = view.stage, "zero_optimization"
+    if stage is None:
+        return
+    source = view.source("runtime/zero/config.py")
+    if stage < 3 and _offloads(view, "offload_param"):
+        message = f"offload_param is for stage 3 alone: at stage {stage} the parameters stay on the GPU"
+        yield Finding("offload-without-effect", "warning", f"{zero}.offload_param", message, "Remove it", source)
+    if stage == 0 and _offloads(view, "offload_optimizer"):
+        message = "offload_optimizer is for stages 1 to 3: at stage 0 there are no partitions to offload"
+        fix = "Remove it, or take stage 1 or 2"
+        yield Finding("offload-without-effect", "warning", f"{zero}.offload_optimizer", message, fix, source)
+    ratio = view.number(f"{zero}.offload_optimizer.ratio", 1)
+    if stage != 3 and ratio is not None and ratio < 1:
+        message = f"DeepSpeed refuses a ratio below 1 at stage {stage}: partial offload is for stage 3"
+        yield Finding("offload-ratio", "error", f"{zero}.offload_optimizer.ratio", message, "Remove it", source)
+
+
+def stage_that_saves_little(view: View) -> Iterator[Finding]:
+    """Partitioning states that are small beside any GPU's memory."""
+    parameters, stage = view.setting.parameters, view.stage
+    if parameters is None or stage not in (2, 3) or view.setting.gpus == 1:
+        return
+    states = STATE_BYTES * parameters
+    if states < _LITTLE * _SMALL_GPU_BYTES:
+        yield Finding(
+            "stage-saves-little", "note", "zero_optimization.stage",
+            f"All states of the model take 16 bytes x {parameters:,} parameters = {_size(states)}, "
+            f"{100 * states / _SMALL_GPU_BYTES:.1f} % of even a 16 GiB GPU: stage {stage} cannot save more than that",
+            "Take the stage that is fastest: vitscale sweeps train.zero_stage", _ZERO_PAPER,
+        )  # fmt: skip
+
+
+def parameters_gathered_once(view: View) -> Iterator[Finding]:
+    """Stage 3 on a model below its thresholds keeps every gathered parameter."""
+    parameters = view.setting.parameters
+    if parameters is None or view.stage != 3:
+        return
+    limits = [
+        view.number(view.zero(f"stage3_{name}", name), 1e9) for name in ("max_live_parameters", "max_reuse_distance")
+    ]
+    if all(limit is not None and limit >= parameters for limit in limits):
+        yield Finding(
+            "parameters-gathered-once", "note", "zero_optimization.stage3_max_live_parameters",
+            f"The model's {parameters:,} parameters are below max_live_parameters and max_reuse_distance: what forward "
+            "gathers stays until backward has used it. So every GPU holds the whole model in each step, and stage 3 "
+            "frees little more than stage 2",
+            "To free parameters at once set both to 0, which gathers them a second time in backward",
+            view.source("runtime/zero/partitioned_param_coordinator.py"),
+        )  # fmt: skip

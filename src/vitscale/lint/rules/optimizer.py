@@ -1,0 +1,116 @@
+"""The optimizer: its name, its clipping, its schedule, and what DeepSpeed makes of them"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+
+from vitscale.errors import shown
+from vitscale.lint.finding import Finding
+from vitscale.lint.view import View
+
+_TORCH_OPTIMIZERS = (
+    *("ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "LBFGS", "Muon", "NAdam", "RAdam"),
+    *("RMSprop", "Rprop", "SGD", "SparseAdam"),
+)
+_TORCH_SCHEDULERS = (
+    *("LambdaLR", "MultiplicativeLR", "StepLR", "MultiStepLR", "ConstantLR", "LinearLR", "ExponentialLR"),
+    *("SequentialLR", "CosineAnnealingLR", "ChainedScheduler", "ReduceLROnPlateau", "CyclicLR", "OneCycleLR"),
+    *("CosineAnnealingWarmRestarts", "PolynomialLR"),
+)
+"""Names in torch.optim and torch.optim.lr_scheduler of torch 2.13: DeepSpeed takes what it does not know from there."""
+
+_WITH_ZERO = ("adam", "adamw", "adagrad", "lion", "muon")
+"""ZERO_SUPPORTED_OPTIMIZERS of deepspeed/runtime/zero/utils.py."""
+_COMPRESSED = ("onebitadam", "onebitlamb", "zerooneadam")
+
+
+def clipping_omitted(view: View) -> Iterator[Finding]:
+    """The default was 0.0 and became 1.0: the same file trains differently under another release."""
+    key = "gradient_clipping"
+    if view.has(key) or key in view.setting.settled:
+        return
+    default = view.release.default(key)
+    clips = f"clips the gradient's norm at {default}" if default else "does not clip gradients"
+    history = ", ".join(f"{value} {view.release.since('defaults', key, value)}" for value in ("0.0", "1.0"))
+    yield Finding(
+        "clipping-omitted", "warning", key,
+        f"Nothing says how to clip: DeepSpeed {view.release.version} {clips}; the default was {history}",
+        "Write it out: 1.0 clips, 0.0 does not", view.source("runtime/constants.py (GRADIENT_CLIPPING_DEFAULT)"),
+    )  # fmt: skip
+
+
+def clipping_in_the_optimizer(view: View) -> Iterator[Finding]:
+    """`max_grad_norm` belongs to Apex; DeepSpeed refuses it."""
+    key = "optimizer.params.max_grad_norm"
+    if view.has(key):
+        yield Finding(
+            "clipping-in-the-optimizer", "error", key,
+            "DeepSpeed refuses max_grad_norm among an optimizer's parameters",
+            "Write gradient_clipping at the top level", view.source("runtime/engine.py"),
+        )  # fmt: skip
+
+
+def optimizer_type(view: View) -> Iterator[Finding]:
+    """Names that DeepSpeed does not find, and optimizers that it refuses under ZeRO."""
+    name, key = view.text("optimizer.type"), "optimizer.type"
+    if name is None:
+        return
+    source, known = view.source("runtime/engine.py"), view.release.names("optimizers")
+    lower = name.lower()
+    if lower not in known and name not in _TORCH_OPTIMIZERS:
+        once = view.release.once_named("optimizers", lower)
+        if once is not None:
+            message = f"DeepSpeed {view.release.version} has no {shown(name)}; other releases have it ({once})"
+            fix = "Run such a release, or take AdamW"
+        else:
+            close = difflib.get_close_matches(lower[:80], [n.lower() for n in (*known, *_TORCH_OPTIMIZERS)], n=1)
+            spelt = {n.lower(): n for n in (*_TORCH_OPTIMIZERS, *known)}
+            message = f"Neither DeepSpeed nor torch.optim has {shown(name)} (of torch.optim the case counts)"
+            fix = f"Write {spelt[close[0]]}" if close else f"One of {', '.join(known)}, or of torch.optim"
+        yield Finding("optimizer-type", "error", key, message, fix, source)
+        return
+    stage = view.stage
+    if not stage:
+        return
+    if lower in _COMPRESSED:
+        message = f"{shown(name)} compresses what it sends itself, and DeepSpeed refuses it at stage {stage}"
+        yield Finding("optimizer-type", "error", key, message, "Take stage 0", source)
+    elif lower not in _WITH_ZERO and not view.on("zero_allow_untested_optimizer"):
+        message = f"DeepSpeed refuses {shown(name)} at stage {stage} unless told that this is meant"
+        fix = '"zero_allow_untested_optimizer": true'
+        yield Finding("optimizer-type", "error", key, message, fix, view.source("runtime/zero/utils.py"))
+
+
+def adam_is_adamw(view: View) -> Iterator[Finding]:
+    """ "Adam" is AdamW unless `adam_w_mode` is false."""
+    name, decay = view.text("optimizer.type"), view.number("optimizer.params.weight_decay", 0)
+    if name is None or name.lower() != "adam" or decay == 0 or view.has("optimizer.params.adam_w_mode"):
+        return
+    yield Finding(
+        "adam-is-adamw", "warning", "optimizer.type",
+        "DeepSpeed computes AdamW for the name Adam: the weight decay is decoupled, not added to the gradient as in "
+        "torch.optim.Adam",
+        'Write AdamW if that is meant, or "adam_w_mode": false in optimizer.params',
+        f"{view.source('runtime/config.py')} (ADAM_W_MODE_DEFAULT)",
+    )  # fmt: skip
+
+
+def scheduler_type(view: View) -> Iterator[Finding]:
+    """Schedules that DeepSpeed does not find, or cannot start."""
+    name = view.text("scheduler.type")
+    if name is None:
+        return
+    known, source = view.release.names("schedulers"), f"{view.source('runtime/engine.py')} (_scheduler_from_config)"
+    if name not in known and name not in _TORCH_SCHEDULERS:
+        close = difflib.get_close_matches(name[:80], [*known, *_TORCH_SCHEDULERS], n=1)
+        yield Finding(
+            "scheduler-type", "error", "scheduler.type",
+            f"Neither DeepSpeed {view.release.version} nor torch.optim.lr_scheduler has {shown(name)}",
+            f"Write {close[0]}" if close else f"One of {', '.join(known)}", source,
+        )  # fmt: skip
+    elif not view.has("scheduler.params"):
+        yield Finding(
+            "scheduler-type", "error", "scheduler.params", "A scheduler without params ends in a TypeError",
+            'Give its parameters, or "params": {}', source,
+        )  # fmt: skip

@@ -1,0 +1,178 @@
+"""Values: of the wrong type, or left open for the Hugging Face integration to fill in"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from vitscale.errors import shown
+from vitscale.lint.finding import Finding
+from vitscale.lint.view import View, as_switch
+
+_READ_AS_THEY_ARE = {
+    "train_batch_size": "int",
+    "train_micro_batch_size_per_gpu": "int",
+    "gradient_accumulation_steps": "int",
+    "steps_per_print": "int",
+    "gradient_clipping": "float",
+    "gradient_predivide_factor": "float",
+    "wall_clock_breakdown": "bool",
+    "memory_breakdown": "bool",
+    "prescale_gradients": "bool",
+    "dump_state": "bool",
+    "zero_allow_untested_optimizer": "bool",
+    "torch_autocast.enabled": "bool",
+    "flops_profiler.enabled": "bool",
+    "optimizer.type": "str",
+    "scheduler.type": "str",
+    "communication_data_type": "str",
+    "optimizer.params.lr": "float",
+    "optimizer.params.weight_decay": "float",
+}
+"""Values that DeepSpeed takes as they stand, without a model that would convert or refuse them."""
+
+_PARTS = (
+    *("zero_optimization", "bf16", "fp16", "torch_autocast", "optimizer", "scheduler", "timers", "flops_profiler"),
+    *("comms_logger", "activation_checkpointing", "pipeline", "optimizer.params", "scheduler.params"),
+    *("zero_optimization.offload_optimizer", "zero_optimization.offload_param", "timers.throughput"),
+)
+
+_WHOLE = re.compile(r"[+-]?\d+(?:\.0*)?")
+_LARGEST_WHOLE = 2**63
+_MAY_BE_NULL = ("bf16", "optimizer.params", "zero_optimization.offload_optimizer", "zero_optimization.offload_param")
+_HELD = ("int", "float", "bool", "str", "one")
+"""First words of the facts of keys that a model holds to a type."""
+
+_LIMITS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
+    "gt": (operator.gt, "greater than"),
+    "ge": (operator.ge, "at least"),
+    "lt": (operator.lt, "less than"),
+    "le": (operator.le, "at most"),
+}
+_IN_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text in quotes",
+    "part": "an object: { ... }",
+}
+
+
+def wrong_types(view: View) -> Iterator[Finding]:
+    """A string for a number, a number for a switch, a value for a part."""
+    for part in _PARTS:
+        value = view.value(part)
+        if view.has(part) and not isinstance(value, dict) and not _may_stand_for_a_part(part, value):
+            yield _wrong(view, part, value, "part")
+    for key, kind in _READ_AS_THEY_ARE.items():
+        value = view.value(key)
+        if view.has(key) and value is not None and value != "auto" and not _is(value, kind):
+            yield _wrong(view, key, value, kind)
+    yield from _in_models(view, view.config, "")
+
+
+def _in_models(view: View, part: dict[str, Any], place: str) -> Iterator[Finding]:
+    for name, value in part.items():
+        key = f"{place}.{name}" if place else name
+        fact = view.release.fact(key) or ""
+        if isinstance(value, dict) and fact in ("read", "strict"):
+            yield from _in_models(view, value, key)
+        elif fact.partition(" ")[0] in _HELD and key not in _READ_AS_THEY_ARE and value != "auto":
+            yield from _in_model(view, key, value, fact)
+
+
+def _in_model(view: View, key: str, value: object, fact: str) -> Iterator[Finding]:
+    """A value that pydantic holds to the type and limits in `fact` ("int gt=0") or to one of several."""
+    may_be_null, fact = fact.endswith(" or null"), fact.removesuffix(" or null")
+    if value is None and may_be_null:
+        return
+    if fact.startswith("one of "):
+        valid = fact.removeprefix("one of ").split(", ")
+        number = _as_number(value, "int") if all(name.isdigit() for name in valid) else None
+        if (str(value) if number is None else f"{number:g}") not in valid:
+            message, fix = f"It is {shown(value)}, but should be one of {', '.join(valid)}", "Write one of these"
+            yield Finding("wrong-value", "error", key, message, fix, view.source("runtime/config.py"))
+        return
+    kind, *limits = fact.split()
+    if not _converts(value, kind):
+        yield _wrong(view, key, value, kind)
+        return
+    number = _as_number(value, kind)
+    for limit in limits if number is not None else ():
+        name, _, bound = limit.partition("=")
+        holds, words = _LIMITS[name]
+        if not holds(number, float(bound)):
+            message, fix = f"It is {shown(value)}, but should be {words} {bound}", f"Write a number {words} {bound}"
+            yield Finding("wrong-value", "error", key, message, fix, view.source("runtime/config.py"))
+
+
+def _may_stand_for_a_part(part: str, value: object) -> bool:
+    if part == "zero_optimization":
+        return isinstance(value, bool)  # the old form
+    return (value is None and part in _MAY_BE_NULL) or value == "auto"
+
+
+def _wrong(view: View, key: str, value: object, kind: str) -> Finding:
+    quoted = isinstance(value, str) and kind in ("int", "float", "bool")
+    return Finding(
+        "wrong-type", "error", key, f"It is {shown(value)}, but should be {_IN_WORDS[kind]}",
+        f"Write {_IN_WORDS[kind]}" + (" without quotes" if quoted else ""), view.source("runtime/config.py"),
+    )  # fmt: skip
+
+
+def _is(value: object, kind: str) -> bool:
+    if kind == "bool":
+        return isinstance(value, bool)
+    if kind == "str":
+        return isinstance(value, str)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return kind == "float" or isinstance(value, int)
+
+
+def _converts(value: object, kind: str) -> bool:
+    """Whether pydantic makes a `kind` of `value`, as it does unless told to be strict."""
+    if kind == "bool":
+        return as_switch(value) is not None
+    if kind == "str":
+        return isinstance(value, str)
+    return _as_number(value, kind) is not None
+
+
+def _as_number(value: object, kind: str) -> float | None:
+    """The number that pydantic makes of `value` for an "int" or a "float"; None where it refuses."""
+    if isinstance(value, str):
+        try:
+            return float(value) if kind == "float" or _WHOLE.fullmatch(value.strip()) else None
+        except ValueError:
+            return None
+    if isinstance(value, float):
+        return value if kind == "float" or (value.is_integer() and abs(value) < _LARGEST_WHOLE) else None
+    return min(max(value, -_LARGEST_WHOLE), _LARGEST_WHOLE) if isinstance(value, int) else None
+
+
+def values_left_to_an_integration(view: View) -> Iterator[Finding]:
+    """ "auto": the Hugging Face Trainer and Accelerate fill it in; DeepSpeed itself does not at the top level."""
+    keys = [name for name, value in view.config.items() if value == "auto" and name not in view.setting.settled]
+    inner = [
+        f"{name}.{inside}"
+        for name, part in view.config.items()
+        if isinstance(part, dict)
+        for inside, value in part.items()
+        if value == "auto"
+    ]
+    if keys or inner:
+        known = [key for key in (*keys, *inner) if view.release.fact(key) is not None]
+        several = ", ".join(known[:3]) + (f" and {len(known) - 3} more" if len(known) > 3 else "")
+        if known:
+            yield Finding(
+                "auto-value", "note", known[0] if len(known) == 1 else "",
+                f'"auto" stands at {several}. The Hugging Face Trainer and Accelerate fill that in; without them '
+                "DeepSpeed fails on it at the top level, and takes its own default inside of parts such as "
+                "zero_optimization",
+                "Without that integration write the values out",
+                "https://huggingface.co/docs/transformers/main/en/deepspeed and "
+                + view.source("runtime/config_utils.py"),
+            )  # fmt: skip

@@ -1,0 +1,123 @@
+"""A configuration as rules look at it: values by dotted key, "auto" and wrong types told apart from absence"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from vitscale.lint.finding import in_deepspeed
+from vitscale.lint.releases import Release
+from vitscale.lint.setting import Setting
+
+_ABSENT = object()
+_LARGEST = 1e30  # beyond every real value; what is larger no longer divides as a float
+
+
+# https://docs.pydantic.dev/latest/concepts/conversion_table/
+_TRUE = frozenset({"true", "t", "yes", "y", "on", "1"})
+_FALSE = frozenset({"false", "f", "no", "n", "off", "0"})
+
+
+def as_switch(value: object) -> bool | None:
+    """What pydantic takes `value` for where it wants a boolean; None where it refuses."""
+    if isinstance(value, str):
+        word = value.lower()
+        return True if word in _TRUE else False if word in _FALSE else None
+    return bool(value) if isinstance(value, (bool, int, float)) and value in (0, 1) else None
+
+
+@dataclass(frozen=True)
+class View:
+    """A file, and what it is judged for. A value that is "auto" or of a wrong type is None in every question: the
+    first is left to the Hugging Face integration, of the second a rule of its own tells.
+    """
+
+    config: dict[str, Any]
+    setting: Setting
+    release: Release
+
+    def value(self, key: str) -> Any:
+        """Whatever stands at a dotted key; None where nothing does (`has` tells that from null)."""
+        found = self._at(key)
+        return None if found is _ABSENT else found
+
+    def has(self, key: str) -> bool:
+        """Whether the key is there, "auto" included."""
+        return self._at(key) is not _ABSENT
+
+    def open(self, key: str) -> bool:
+        """Whether the key, or a part that it belongs to, is "auto" or is written by the study."""
+        names = key.split(".")
+        above = [".".join(names[: count + 1]) for count in range(len(names))]
+        return any(name in self.setting.settled or self._at(name) == "auto" for name in above)
+
+    def flag(self, key: str, default: bool = False) -> bool | None:
+        """A switch; `default` where it is absent."""
+        found = self._at(key)
+        if found is _ABSENT:
+            return default
+        converts = (self.release.fact(key) or "").startswith("bool")
+        return as_switch(found) if converts else found if isinstance(found, bool) else None
+
+    def on(self, key: str) -> bool:
+        """Whether a switch is there and on."""
+        return self.flag(key) is True
+
+    def number(self, key: str, default: float | None = None) -> float | None:
+        """A number; `default` where it is absent."""
+        found = self._at(key)
+        if found is _ABSENT:
+            return default
+        if not isinstance(found, (int, float)) or isinstance(found, bool):
+            return None
+        return found if abs(found) < _LARGEST else None
+
+    def text(self, key: str) -> str | None:
+        """A string other than "auto"."""
+        found = self._at(key)
+        return found if isinstance(found, str) and found != "auto" else None
+
+    def part(self, key: str) -> dict[str, Any]:
+        """An object; empty where there is none."""
+        found = self._at(key)
+        return found if isinstance(found, dict) else {}
+
+    def zero(self, *names: str) -> str:
+        """The name under which the file has a key of `zero_optimization` ("reduce_bucket_size"); the first if none."""
+        found = (f"zero_optimization.{name}" for name in names if self.has(f"zero_optimization.{name}"))
+        return next(found, f"zero_optimization.{names[0]}")
+
+    @property
+    def stage(self) -> int | None:
+        """The ZeRO stage: 0 where none is asked for, None where it is open."""
+        if self.setting.stage is not None:
+            return self.setting.stage
+        if isinstance(self._at("zero_optimization"), bool):
+            return int(self.on("zero_optimization"))  # the old form: true was stage 1
+        if self.open("zero_optimization.stage"):
+            return None
+        stage = self._at("zero_optimization.stage")
+        stages = {_ABSENT: 0, "0": 0, "1": 1, "2": 2, "3": 3, 0: 0, 1: 1, 2: 2, 3: 3}
+        return stages.get(stage) if not isinstance(stage, (dict, list)) else None
+
+    @property
+    def precision(self) -> str | None:
+        """ "fp32", "bf16", "fp16" or "autocast"; None where it is open."""
+        parts = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "torch_autocast": "autocast"}
+        for part, name in parts.items():
+            if self.on(f"{part}.enabled"):
+                return name
+        open_parts = [part for part in parts if self.open(f"{part}.enabled")]
+        return None if open_parts else "fp32"
+
+    def source(self, file: str) -> str:
+        """A file of the release that the file is judged for."""
+        return in_deepspeed(file, self.release.version)
+
+    def _at(self, key: str) -> Any:
+        found: Any = self.config
+        for name in key.split("."):
+            if not isinstance(found, dict) or name not in found:
+                return _ABSENT
+            found = found[name]
+        return found

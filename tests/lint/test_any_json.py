@@ -1,0 +1,84 @@
+"""Whatever JSON object comes in: findings or none, never an exception, and nothing that a terminal would obey."""
+
+from __future__ import annotations
+
+import json
+import string
+from typing import Any, get_args
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vitscale.lint import Finding, Setting, Severity, lint
+from vitscale.lint.printing import findings_json, findings_text
+from vitscale.lint.releases import Release, known_releases
+
+NAMES = sorted({name for key in Release(None)._facts for name in key.split(".")})
+KEYS = st.sampled_from(NAMES) | st.text(max_size=8) | st.text("[]\\/\x1b\u202e\n.", max_size=6)
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from([10**400, -(10**400), 10**4000, 2**63, 1e308, 5e8])
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5)
+    | st.sampled_from(["auto", "cpu", "nvme", "fp32", "fp16", "AdamW", "Adam", "OneBitAdam", "WarmupLR", "true"])
+)
+JSON = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=5), max_leaves=20
+)
+ZERO = st.dictionaries(st.sampled_from(Release(None).children("zero_optimization")), JSON, max_size=6)
+CONFIGS = st.dictionaries(KEYS, JSON, max_size=8) | st.fixed_dictionaries(
+    {}, optional=dict.fromkeys(Release(None).children(""), JSON) | {"zero_optimization": ZERO}
+)
+SETTINGS = st.builds(
+    Setting,
+    parameters=st.none() | st.integers(1, 10**13),
+    gpus=st.none() | st.integers(1, 10**6),
+    deepspeed=st.none() | st.sampled_from(known_releases()),
+    stage=st.none() | st.integers(0, 3),
+    settled=st.frozensets(st.sampled_from(NAMES), max_size=3),
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(CONFIGS, SETTINGS)
+def test_any_object_gives_findings_or_none(config: dict[str, Any], setting: Setting) -> None:
+    findings = lint(config, setting)
+    for finding in findings:
+        assert finding.severity in get_args(Severity)
+        assert finding.message
+        assert finding.fix
+        assert finding.source
+        assert set(finding.rule) <= set(string.ascii_lowercase + string.digits + "-")
+    assert json.loads(findings_json(findings)) == [finding.as_json() for finding in findings]
+    printed = "\n".join(line.plain for line in findings_text(findings, setting.described()))
+    assert all(character.isprintable() or character == "\n" for character in printed)
+
+
+def test_hostile_keys_are_printed_as_text() -> None:
+    keys = ["\x1b[2Jx", "[red]bold[/red]", "\u202eabc", "a" * 5000, "line\nbreak"]
+    findings = lint(dict.fromkeys(keys, 1) | {"train_batch_size": "\x1b]0;x\x07" * 500}, Setting())
+    lines = [line.plain for line in findings_text(findings, "x", width=80)]
+    printed = "\n".join(lines)
+    assert "\x1b" not in printed
+    assert "\\x1b[2Jx" in printed
+    assert "[red]bold[/red]" in printed
+    assert "line\\nbreak" in printed
+    assert max(len(line) for line in printed.splitlines()) < 900
+    assert [finding["key"] for finding in json.loads(findings_json(findings))[-5:]] != []
+    assert {finding.key for finding in findings} >= set(keys)
+
+
+def test_very_many_unknown_keys_are_not_all_told() -> None:
+    findings = lint({f"key_{n}": 1 for n in range(90_000)}, Setting())
+    assert len([finding for finding in findings if finding.rule == "unknown-key"]) == 51
+
+
+def test_lines_keep_to_the_width_but_addresses_stay_whole() -> None:
+    address = "https://www.deepspeed.ai/" + "x" * 90
+    finding = Finding("a-rule", "note", "key", "word " * 40, "fix " * 40, f"see {address}")
+    lines = "\n".join(line.plain for line in findings_text([finding], "word " * 40, width=60)).splitlines()
+    assert address in [line.strip() for line in lines]
+    assert all(len(line) <= 60 for line in lines if address not in line)
+    assert len(lines) > 8

@@ -1,0 +1,134 @@
+"""`vitscale lint` as people call it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from driving import vitscale
+from vitscale.cli import app
+from vitscale.errors import RequestError
+
+APPENDIX_B = Path(__file__).parent / "appendix_b.json"
+PAGE = Path(__file__).parents[2] / "docs/lint.md"
+
+
+def lint(*arguments: str | Path) -> Result:
+    return CliRunner(env={"COLUMNS": "80"}).invoke(app, ["lint", *map(str, arguments)])
+
+
+def test_it_ends_with_a_count_and_exits_with_1_where_there_are_errors() -> None:
+    answer = vitscale("lint", APPENDIX_B, "--model", "vit-b16", "--gpus", "2")
+    assert answer.returncode == 1
+    assert answer.stderr == ""
+    assert answer.stdout.startswith("error  unknown-key  micro_batch_per_gpu\n")
+    *_, last = answer.stdout.splitlines()
+    assert re.fullmatch(
+        r"2 errors, 4 warnings, 2 notes \(DeepSpeed \S+; vit-b16 with 86,567,656 parameters; 2 GPUs\)", last
+    )
+
+
+def test_neither_torch_nor_deepspeed_is_imported_and_json_has_six_fields() -> None:
+    program = "import sys; sys.modules |= {'torch': None, 'deepspeed': None}; from vitscale.cli import main; main()"
+    answer = subprocess.run(
+        [sys.executable, "-c", program, "lint", APPENDIX_B, "--json"], capture_output=True, text=True, check=False
+    )
+    assert (answer.returncode, answer.stderr) == (1, "")
+    findings = json.loads(answer.stdout)
+    assert {tuple(finding) for finding in findings} == {("rule", "severity", "key", "message", "fix", "source")}
+
+
+def test_without_errors_it_exits_with_0(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text('{"train_batch_size": 32}')
+    assert lint(tmp_path / "ds.json").exit_code == 0
+    (tmp_path / "ds.json").write_text('{"train_batch_size": "32"}')
+    assert lint(tmp_path / "ds.json").exit_code == 1
+    (tmp_path / "ds.json").write_text("{}")
+    assert "Neither train_batch_size nor" in lint(tmp_path / "ds.json").stdout
+
+
+def test_json_of_nothing_is_an_empty_list(tmp_path: Path) -> None:
+    quiet = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_clipping": 0.0,
+        "torch_autocast": {"enabled": True},
+        "zero_optimization": {"stage": 1, "overlap_comm": True},
+        "timers": {"throughput": {"enabled": False}},
+    }
+    (tmp_path / "ds.json").write_text(json.dumps(quiet))
+    answer = lint(tmp_path / "ds.json", "--json")
+    assert (answer.exit_code, json.loads(answer.stdout)) == (0, [])
+    assert lint(tmp_path / "ds.json").stdout.startswith("0 errors, 0 warnings, 0 notes (DeepSpeed ")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"a": 1,}', "is not JSON at line 1, column 9"),
+        ('{\n "a": 1 // one\n}', "is not JSON at line 2, column 9"),
+        ("[]", r"holds \[\]. Valid: one object"),
+        ('{"a": 1, "a": 2}', "key 'a' stands twice"),
+        ("", "is empty"),
+    ],
+)
+def test_what_cannot_be_read_is_told_with_its_place(tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / "ds.json").write_text(content)
+    answer = lint(tmp_path / "ds.json")
+    assert isinstance(answer.exception, RequestError)
+    assert re.search(said, str(answer.exception))
+    assert "study" not in str(answer.exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--gpus", "0"], "--gpus is 0. Valid: 1 or more"),
+        (["--model", "vit-b17"], "unknown model 'vit-b17'. Valid: vit-b16, vit-h14.* Did you mean 'vit-b16'"),
+        (["--model", "a" * 5000], "unknown model"),
+        (["--deepspeed", "newest"], "'newest' is no version of DeepSpeed. Valid: 0.9.5"),
+    ],
+)
+def test_wrong_options_are_refused_with_the_valid_ones(arguments: list[str], said: str) -> None:
+    answer = lint(APPENDIX_B, *arguments)
+    assert isinstance(answer.exception, RequestError)
+    assert re.search(said, str(answer.exception))
+
+
+def test_wrong_requests_exit_with_2(tmp_path: Path) -> None:
+    answer = vitscale("lint", tmp_path / "none.json")
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert "No such file" in answer.stderr
+    assert "Give the JSON file that deepspeed.initialize gets" in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+VIT = {
+    "model_type": "vit", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
+    "image_size": 16, "patch_size": 8, "architectures": ["ViTForImageClassification"],
+}  # fmt: skip
+
+
+def test_a_hugging_face_folder_is_a_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(VIT))
+    assert re.search(r" with 2\d,\d{3}\s+parameters", lint(APPENDIX_B, "--model", tmp_path).stdout)
+    (tmp_path / "config.json").write_text(json.dumps(VIT | {"model_type": "swin"}))
+    refused = lint(APPENDIX_B, "--model", tmp_path).exception
+    assert isinstance(refused, RequestError)
+    assert "cannot be known without building it" in str(refused)
+
+
+def test_the_example_in_the_docs_is_what_it_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command, _, shown = PAGE.read_text().partition("```\n$ vitscale lint ")[2].partition("```")[0].partition("\n")
+    shutil.copy(APPENDIX_B, tmp_path / "ds.json")
+    monkeypatch.chdir(tmp_path)
+    printed = lint(*command.split(), "--deepspeed", "0.19.8").stdout
+    for part in shown.split("[...]\n"):
+        assert part in printed
+    assert len(shown.splitlines()) > 10

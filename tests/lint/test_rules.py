@@ -1,0 +1,326 @@
+"""Each rule: a configuration that breaks it, and the one next to it that does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vitscale.lint import Setting, lint
+
+B16 = 86_567_656
+QUIET: dict[str, Any] = {
+    "train_micro_batch_size_per_gpu": 16,
+    "gradient_clipping": 1.0,
+    "torch_autocast": {"enabled": True, "dtype": "bfloat16"},
+    "zero_optimization": {"stage": 1, "overlap_comm": True, "reduce_bucket_size": 8_000_000},
+    "timers": {"throughput": {"enabled": False}},
+}
+"""Nothing is wrong with it."""
+
+
+def found(config: dict[str, Any], **setting: Any) -> set[tuple[str, str, str]]:
+    return {(f.rule, f.severity, f.key) for f in lint(config, Setting(**setting))}
+
+
+def zero(**keys: Any) -> dict[str, Any]:
+    return {"zero_optimization": {"stage": 1, "overlap_comm": True, "reduce_bucket_size": 8_000_000} | keys}
+
+
+def test_nothing_is_found_where_nothing_is_wrong() -> None:
+    assert found(QUIET) == set()
+    assert found(QUIET, parameters=B16, gpus=8) == set()
+
+
+@pytest.mark.parametrize(
+    ("part", "rule", "severity", "key"),
+    [
+        # keys
+        ({"train_micro_batch_size_per_gpus": 1}, "unknown-key", "error", "train_micro_batch_size_per_gpus"),
+        ({"my_own_note": 1}, "unknown-key", "warning", "my_own_note"),
+        ({"fp16": {"enable": False}}, "unknown-key", "error", "fp16.enable"),
+        ({"torch_autocast": {"enabled": True, "dtyp": "x"}}, "unknown-key", "error", "torch_autocast.dtyp"),
+        (zero(xyzzy=1), "unknown-key", "error", "zero_optimization.xyzzy"),
+        ({"offload_optimizer": {"device": "cpu"}}, "unknown-key", "error", "offload_optimizer"),
+        ({"elasticity": {}}, "removed-key", "error", "elasticity"),
+        (zero(mics_shard_size=-1), "removed-key", "error", "zero_optimization.mics_shard_size"),
+        ({"seq_parallel_comm_data_type": "fp32"}, "key-of-another-release", "warning", "seq_parallel_comm_data_type"),
+        ({"aio": {"thread_count": 1}}, "key-of-another-release", "warning", "aio.thread_count"),
+        (zero(cpu_offload=False), "deprecated-key", "warning", "zero_optimization.cpu_offload"),
+        (zero(cpu_offload=False, offload_optimizer={}), "deprecated-key", "error", "zero_optimization.cpu_offload"),
+        # values
+        ({"train_micro_batch_size_per_gpu": "16"}, "wrong-type", "error", "train_micro_batch_size_per_gpu"),
+        ({"train_micro_batch_size_per_gpu": True}, "wrong-type", "error", "train_micro_batch_size_per_gpu"),
+        ({"gradient_clipping": "1.0"}, "wrong-type", "error", "gradient_clipping"),
+        ({"wall_clock_breakdown": "no"}, "wrong-type", "error", "wall_clock_breakdown"),
+        ({"fp16": True}, "wrong-type", "error", "fp16"),
+        ({"optimizer": "AdamW"}, "wrong-type", "error", "optimizer"),
+        ({"bf16": {"enabled": "perhaps"}}, "wrong-type", "error", "bf16.enabled"),
+        (zero(overlap_comm=2), "wrong-type", "error", "zero_optimization.overlap_comm"),
+        (zero(sub_group_size=1.5), "wrong-type", "error", "zero_optimization.sub_group_size"),
+        (zero(reduce_bucket_size=0), "wrong-value", "error", "zero_optimization.reduce_bucket_size"),
+        (zero(stage=4), "wrong-value", "error", "zero_optimization.stage"),
+        (
+            zero(stage=3, offload_param={"device": "cuda"}),
+            "wrong-value", "error", "zero_optimization.offload_param.device",
+        ),
+        ({"gradient_clipping": "auto"}, "auto-value", "note", "gradient_clipping"),
+        # precision
+        ({"torch_autocast": {"enabled": False}}, "no-reduced-precision", "warning", "torch_autocast.enabled"),
+        ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "several-precisions", "error", "fp16.enabled"),
+        ({"bf16": {"enabled": True}}, "several-precisions", "warning", "torch_autocast.enabled"),
+        ({"torch_autocast": {}, "bf16": {"enabled": True}}, "bf16-is-not-autocast", "note", "bf16.enabled"),
+        ({"fp16": {"enabled": True}}, "fp16-loss-scale", "note", "fp16.initial_scale_power"),
+        (
+            {"fp16": {"enabled": True, "initial_scale_power": 32}},
+            "fp16-loss-scale", "warning", "fp16.initial_scale_power",
+        ),
+        ({"fp16": {"enabled": True, "loss_scale": 128}}, "fp16-loss-scale", "warning", "fp16.loss_scale"),
+        ({"fp16": {"enabled": True, "loss_scale_window": 20}}, "fp16-loss-scale", "warning", "fp16.loss_scale_window"),
+        ({"fp16": {"enabled": True, "loss_scale_window": 0}}, "fp16-loss-scale", "error", "fp16.loss_scale_window"),
+        ({"fp16": {"enabled": True, "min_loss_scale": 0}}, "fp16-loss-scale", "error", "fp16.min_loss_scale"),
+        ({"communication_data_type": "int8"}, "communication-type", "error", "communication_data_type"),
+        ({"communication_data_type": "fp16"}, "communication-type", "warning", "communication_data_type"),
+        (
+            {"communication_data_type": "FP32", "torch_autocast": {}, "bf16": {"enabled": True}},
+            "communication-type", "note", "communication_data_type",
+        ),
+        (
+            zero(stage=0) | {"data_types": {"grad_accum_dtype": "bf16"}},
+            "accumulation-type", "error", "data_types.grad_accum_dtype",
+        ),
+        (
+            zero(stage=0) | {"bf16": {"bf16_master_weights_and_grads": True}},
+            "low-precision-states", "error", "bf16.bf16_master_weights_and_grads",
+        ),
+        ({"bf16": {"bf16_optimizer_states": True}}, "low-precision-states", "error", "bf16.bf16_optimizer_states"),
+        # timing
+        ({"wall_clock_breakdown": True}, "synchronising-breakdown", "warning", "wall_clock_breakdown"),
+        ({"timers": {}}, "synchronising-throughput-timer", "note", "timers.throughput"),
+        (
+            {"timers": {"throughput": {"enabled": True}}},
+            "synchronising-throughput-timer", "warning", "timers.throughput.enabled",
+        ),
+        ({"comms_logger": {"enabled": True}}, "synchronising-comms-logger", "warning", "comms_logger.enabled"),
+        ({"flops_profiler": {"enabled": True}}, "synchronising-flops-profiler", "warning", "flops_profiler.enabled"),
+        ({"memory_breakdown": True}, "memory-breakdown", "warning", "memory_breakdown"),
+        ({"autotuning": {"enabled": True}}, "autotuning", "warning", "autotuning.enabled"),
+        # overlap
+        (zero(stage=0, overlap_comm=True), "no-overlap", "warning", "zero_optimization.overlap_comm"),
+        ({"zero_optimization": {}}, "no-overlap", "warning", "zero_optimization.stage"),
+        ({"zero_optimization": {"stage": 2}}, "no-overlap", "warning", "zero_optimization.overlap_comm"),
+        (zero(overlap_comm=False), "no-overlap", "warning", "zero_optimization.overlap_comm"),
+        (zero(reduce_bucket_size=B16), "one-bucket", "warning", "zero_optimization.reduce_bucket_size"),
+        (
+            {"zero_optimization": {"stage": 3}},
+            "one-bucket", "warning", "zero_optimization.reduce_bucket_size",
+        ),
+        (
+            zero(stage=2) | {"gradient_accumulation_steps": 2},
+            "gradients-sent-every-micro-step", "note", "gradient_accumulation_steps",
+        ),
+        # memory
+        (zero(reduce_bucket_size=5e8), "bucket-memory", "warning", "zero_optimization.reduce_bucket_size"),
+        (
+            zero(offload_optimizer={"device": "cpu"}),
+            "offload-cannot-pay", "warning", "zero_optimization.offload_optimizer",
+        ),
+        (
+            zero(stage=3, offload_param={"device": "nvme"}),
+            "offload-cannot-pay", "warning", "zero_optimization.offload_param",
+        ),
+        (zero(offload_param={"device": "cpu"}), "offload-without-effect", "warning", "zero_optimization.offload_param"),
+        (
+            zero(stage=0, offload_optimizer={"device": "cpu"}),
+            "offload-without-effect", "warning", "zero_optimization.offload_optimizer",
+        ),
+        (zero(offload_optimizer={"ratio": 0.5}), "offload-ratio", "error", "zero_optimization.offload_optimizer.ratio"),
+        (zero(stage=2), "stage-saves-little", "note", "zero_optimization.stage"),
+        (zero(stage=3), "parameters-gathered-once", "note", "zero_optimization.stage3_max_live_parameters"),
+        # the optimizer
+        ({"optimizer": {"type": "OneBitAdam"}}, "optimizer-type", "error", "optimizer.type"),
+        ({"optimizer": {"type": "sgd"}}, "optimizer-type", "error", "optimizer.type"),
+        ({"optimizer": {"type": "AdemW"}}, "optimizer-type", "error", "optimizer.type"),
+        ({"optimizer": {"type": "SGD"}}, "optimizer-type", "error", "optimizer.type"),
+        (
+            {"optimizer": {"type": "AdamW", "params": {"max_grad_norm": 1.0}}},
+            "clipping-in-the-optimizer", "error", "optimizer.params.max_grad_norm",
+        ),
+        ({"optimizer": {"type": "Adam", "params": {"weight_decay": 1}}}, "adam-is-adamw", "warning", "optimizer.type"),
+        ({"scheduler": {"type": "CosineLR", "params": {}}}, "scheduler-type", "error", "scheduler.type"),
+        ({"scheduler": {"type": "WarmupLR"}}, "scheduler-type", "error", "scheduler.params"),
+        # parts
+        (zero(stage=2) | {"prescale_gradients": True}, "scaling-before-reduction", "error", "prescale_gradients"),
+        (
+            zero(stage=3) | {"gradient_predivide_factor": 2.0},
+            "scaling-before-reduction", "error", "gradient_predivide_factor",
+        ),
+        (
+            zero(stage3_max_live_parameters=1), "no-effect-at-this-stage", "note",
+            "zero_optimization.stage3_max_live_parameters",
+        ),
+        ({"zero_optimization": True}, "old-form", "warning", "zero_optimization"),
+        (
+            {"activation_checkpointing": {"partition_activations": True}},
+            "needs-the-program", "note", "activation_checkpointing",
+        ),
+    ],
+)  # fmt: skip
+def test_what_breaks_a_rule_is_found(part: dict[str, Any], rule: str, severity: str, key: str) -> None:
+    assert (rule, severity, key) in found(QUIET | part, parameters=B16, gpus=8)
+    assert rule not in {name for name, _, _ in found(QUIET, parameters=B16, gpus=8)}
+
+
+@pytest.mark.parametrize(
+    ("rule", "part"),
+    [
+        ("unknown-key", {"_comment": "mine", "//": "too", "optimizer": {"type": "AdamW", "params": {"own": 1}}}),
+        ("unknown-key", {"pipeline": {"own": 1}, "autotuning": {"own": 1}}),
+        ("wrong-type", zero(overlap_comm="true", reduce_bucket_size=8e6, sub_group_size="1000")),
+        ("wrong-value", zero(stage=2.0)),
+        ("no-reduced-precision", {"torch_autocast": {}, "bf16": {"enabled": "auto"}}),
+        ("no-reduced-precision", {"torch_autocast": "auto"}),
+        ("fp16-loss-scale", {"fp16": {"enabled": True, "initial_scale_power": 12}}),
+        ("fp16-loss-scale", {"fp16": {"enabled": "auto", "loss_scale": 128}}),
+        ("communication-type", {"communication_data_type": "bf16"}),
+        ("accumulation-type", zero(stage=0) | {"data_types": {"grad_accum_dtype": "torch.float32"}}),
+        ("low-precision-states", {"bf16": {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}}),
+        ("low-precision-states", zero(stage=0) | {"bf16": {"bf16_master_weights_and_grads": False}}),
+        ("synchronising-throughput-timer", {"timers": {"throughput": {"synchronized": False}}}),
+        ("synchronising-comms-logger", {"comms_logger": {"enabled": False}}),
+        ("no-overlap", zero(stage="auto", overlap_comm=False)),
+        ("no-overlap", zero(overlap_comm="auto")),
+        ("one-bucket", zero(reduce_bucket_size="auto")),
+        ("one-bucket", zero(reduce_bucket_size=B16, overlap_comm=False)),
+        ("bucket-memory", zero(reduce_bucket_size=5e8, contiguous_gradients=False)),
+        ("offload-cannot-pay", zero(offload_optimizer={"device": "none"})),
+        ("parameters-gathered-once", zero(stage=3, stage3_max_live_parameters=0)),
+        ("parameters-gathered-once", zero(stage=3, max_reuse_distance=1000)),
+        ("clipping-omitted", {"gradient_clipping": 0.0}),
+        ("optimizer-type", {"optimizer": {"type": "SGD"}, "zero_allow_untested_optimizer": True}),
+        ("optimizer-type", {"optimizer": {"type": "ADAMW"}}),
+        ("adam-is-adamw", {"optimizer": {"type": "Adam", "params": {"lr": 1}}}),
+        ("adam-is-adamw", {"optimizer": {"type": "Adam", "params": {"weight_decay": 1, "adam_w_mode": False}}}),
+        ("scheduler-type", {"scheduler": {"type": "StepLR", "params": {}}}),
+        ("scaling-before-reduction", zero(stage=2, reduce_scatter=False) | {"prescale_gradients": True}),
+        ("needs-the-program", {"activation_checkpointing": {}}),
+    ],
+)  # fmt: skip
+def test_what_keeps_a_rule_is_not(rule: str, part: dict[str, Any]) -> None:
+    assert rule not in {name for name, _, _ in found(QUIET | part, parameters=B16, gpus=8)}
+
+
+SIZED = ("one-bucket", "bucket-memory", "offload-cannot-pay", "stage-saves-little", "parameters-gathered-once")
+
+
+def test_rules_that_need_a_size_say_nothing_without() -> None:
+    config = QUIET | zero(stage=3, reduce_bucket_size=1e9, offload_optimizer={"device": "cpu"})
+    assert {rule for rule, _, _ in found(config)}.isdisjoint(SIZED)
+    assert {rule for rule, _, _ in found(config, parameters=B16)} >= set(SIZED)
+    assert {rule for rule, _, _ in found(config, parameters=10**12)}.isdisjoint(SIZED)
+
+
+def test_one_gpu_sends_nothing_worth_overlapping() -> None:
+    config = QUIET | zero(stage=2, overlap_comm=False) | {"gradient_accumulation_steps": 4}
+    assert {"no-overlap", "gradients-sent-every-micro-step"} <= {rule for rule, _, _ in found(config, gpus=2)}
+    rules = {rule for rule, _, _ in found(config, gpus=1, parameters=B16)}
+    assert rules.isdisjoint({"no-overlap", "one-bucket", "gradients-sent-every-micro-step", "stage-saves-little"})
+
+
+def message_of(rule: str, config: dict[str, Any], **setting: Any) -> str:
+    return next(f.message for f in lint(config, Setting(**setting)) if f.rule == rule)
+
+
+def test_the_arithmetic_stands_in_the_message() -> None:
+    """By hand: 2 x 5e8 x 4 bytes; 16 x 86,567,656; 12 x 86,567,656 / 8; of 16 x 2^30."""
+    config = QUIET | zero(stage=2, reduce_bucket_size=5e8, offload_optimizer={"device": "cpu"})
+    said = message_of("bucket-memory", config, parameters=B16)
+    assert "2 buffers of 500,000,000 elements x 4 bytes take 4.00 GB" in said
+    half = config | {"torch_autocast": {}, "bf16": {"enabled": True}}
+    assert "x 2 bytes take 2.00 GB" in message_of("bucket-memory", half, parameters=B16)
+    third = QUIET | zero(stage=3, reduce_bucket_size=1e9)
+    assert "1 buffer of 1,000,000,000 elements x 2 bytes take" in message_of("bucket-memory", third, parameters=B16)
+    third |= {"communication_data_type": "fp32"}
+    assert "x 4 bytes take 4.00 GB" in message_of("bucket-memory", third, parameters=B16)
+    assert "16 bytes x 86,567,656 parameters = 1.39 GB" in said
+    said = message_of("offload-cannot-pay", config, parameters=B16, gpus=8)
+    assert "12 bytes x 86,567,656 parameters / 8 GPUs = 130 MB" in said
+    assert "0.8 % of even a 16 GiB GPU" in said
+    assert "= 1.39 GB, 8.1 %" in message_of("stage-saves-little", config, parameters=B16)
+    power = QUIET | {"fp16": {"enabled": True, "initial_scale_power": 32, "hysteresis": 4}}
+    assert "above 1.5e-05 overflow" in message_of("fp16-loss-scale", power)
+    assert "some 19 steps lost" in message_of("fp16-loss-scale", power)  # 32 - 16 halvings, and 3 without
+
+
+def test_releases_differ() -> None:
+    def rules(config: dict[str, Any], version: str) -> set[str]:
+        return {rule for rule, _, _ in found(config, deepspeed=version)}
+
+    onebit = {"optimizer": {"type": "OneBitAdam"}}
+    assert "optimizer-type" in rules(QUIET | onebit, "0.16.9")  # refused under ZeRO
+    assert "optimizer-type" not in rules(QUIET | onebit | zero(stage=0), "0.16.9")
+    assert "optimizer-type" in rules(QUIET | onebit | zero(stage=0), "0.19.7")
+    assert "removed-key" not in rules(QUIET | {"elasticity": {"enabled": False}}, "0.16.9")
+    assert "key-of-another-release" in rules(QUIET, "0.9.5")  # torch_autocast and timers
+    assert "wrong-value" not in rules(QUIET | zero(reduce_bucket_size=0), "0.16.9")
+    assert "deepspeed-version" in rules(QUIET, "0.17.1")
+    assert "deepspeed-version" in {rule for rule, _, _ in found(QUIET, installed=False)}
+
+
+def test_nothing_is_said_twice() -> None:
+    """No two findings of one lint say the same."""
+    config = QUIET | zero(stage=3, x=1, y=2) | {"wall_clock_breakdown": True, "a": 1, "b": 2}
+    findings = lint(config, Setting(parameters=B16, gpus=8))
+    assert len(findings) == len(set(findings))
+
+
+def test_most_severe_first() -> None:
+    severities = [f.severity for f in lint({"fp16": {"x": 1}, "y": 1}, Setting())]
+    assert severities == sorted(severities, key=["error", "warning", "note"].index)
+    assert set(severities) == {"error", "warning", "note"}
+
+
+def batch(
+    total: Any = None, micro: Any = None, accumulation: Any = None, gpus: int | None = None
+) -> set[tuple[str, str]]:
+    sizes = {
+        "train_batch_size": total,
+        "train_micro_batch_size_per_gpu": micro,
+        "gradient_accumulation_steps": accumulation,
+    }
+    rest = {key: value for key, value in QUIET.items() if key not in sizes}
+    config = rest | {key: value for key, value in sizes.items() if value is not None}
+    return {(severity, key) for rule, severity, key in found(config, gpus=gpus) if rule == "batch-arithmetic"}
+
+
+TOTAL = "train_batch_size"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ({"micro": 16}, set()),
+        ({"total": 32}, set()),
+        ({}, {("error", "")}),
+        ({"accumulation": 2}, {("error", "")}),
+        ({"total": 32, "micro": 16}, set()),
+        ({"total": 33, "micro": 16}, {("error", TOTAL)}),
+        ({"total": 8, "micro": 16}, {("error", TOTAL)}),
+        ({"total": 33, "accumulation": 2}, {("error", TOTAL)}),
+        ({"total": 32, "micro": 16, "accumulation": 1}, {("note", TOTAL)}),
+        ({"total": 32, "micro": 16, "accumulation": 1, "gpus": 2}, set()),
+        ({"total": 32, "micro": 16, "accumulation": 1, "gpus": 4}, {("error", TOTAL)}),
+        ({"total": 64, "micro": 16, "accumulation": 1, "gpus": 2}, {("error", TOTAL)}),
+        ({"total": 64, "micro": 16, "gpus": 2}, set()),
+        ({"total": 32, "gpus": 3}, {("error", TOTAL)}),
+        ({"total": 32, "gpus": 8}, set()),
+        ({"total": 32, "accumulation": 4, "gpus": 16}, {("error", TOTAL)}),
+        ({"micro": 16, "accumulation": 2, "gpus": 7}, set()),
+        ({"total": 0}, {("error", TOTAL)}),
+        ({"micro": -1}, {("error", "train_micro_batch_size_per_gpu")}),
+        ({"total": "auto", "micro": 16, "accumulation": 3, "gpus": 5}, set()),
+        ({"total": "32", "micro": 7}, set()),  # wrong-type tells
+    ],
+)
+def test_batch_sizes_close_or_not(sizes: dict[str, Any], expected: set[tuple[str, str]]) -> None:
+    assert batch(**sizes) == expected

@@ -104,10 +104,11 @@ def test_a_gpu_that_does_not_exist_cannot_be_shared_either(tmp_path: Path, overs
         trials(tmp_path, EIGHT_CORES, changes)
 
 
+@pytest.mark.parametrize("engine", ["none", "ddp", "fsdp2", "deepspeed", "accelerate"])
 @pytest.mark.parametrize("precision", ["fp16", "bf16-params"])
-def test_precisions_of_deepspeed_s_own_need_its_file(tmp_path: Path, precision: str) -> None:
-    with pytest.raises(RequestError, match=f"train.precision is '{precision}'. Valid: fp32, bf16, auto"):
-        trials(tmp_path, FOUR_GPUS, {"train": {"precision": precision, "engine": "deepspeed"}})
+def test_a_precision_needs_no_deepspeed_file(tmp_path: Path, precision: str, engine: str) -> None:
+    found = trials(tmp_path, FOUR_GPUS, {"train": {"precision": precision, "engine": engine}})
+    assert {trial.train.precision for trial in found} == {precision}
 
 
 def test_fp16_by_file_is_for_gpus(tmp_path: Path) -> None:

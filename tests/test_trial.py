@@ -46,6 +46,26 @@ def test_global_batch_is_ranks_x_micro_batch_x_accumulation() -> None:
     assert trial().global_batch == 8 * 8 * 3
 
 
+@pytest.mark.parametrize(
+    ("scaling", "base", "peak"),
+    [("none", 256, 0.1), ("linear", 256, 0.1 * 192 / 256), ("sqrt", 48, 0.2), ("linear", 48, 0.4)],
+)
+def test_the_learning_rate_follows_the_global_batch_as_asked(scaling: str, base: int, peak: float) -> None:
+    train = trial().train.model_copy(
+        update={"learning_rate": 0.1, "learning_rate_scaling": scaling, "learning_rate_base_batch": base}
+    )
+    scaled = trial().model_copy(update={"train": train})
+    assert scaled.global_batch == 192
+    assert scaled.peak_learning_rate == pytest.approx(peak)
+    assert scaled.learning_rate_at(0) == scaled.learning_rate_at(10**6) == scaled.peak_learning_rate
+
+
+def test_the_learning_rate_warms_up_linearly_and_stays() -> None:
+    train = trial().train.model_copy(update={"learning_rate": 0.4, "learning_rate_warmup_steps": 4})
+    warm = trial().model_copy(update={"train": train})
+    assert [warm.learning_rate_at(step) for step in range(6)] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4])
+
+
 # --- identity ------------------------------------------------------------------------------------------------------
 
 GOLDEN = "eb70ca5715ee"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitscale import deepspeed_config, model_spec, user_model
+from vitscale import deepspeed_config, engine_options, model_spec, user_model
 from vitscale.batch_policy import batch_of, fraction_of
 from vitscale.errors import RequestError, explain, shown, unknown
 from vitscale.hardware import Machine
@@ -22,7 +22,6 @@ from vitscale.study import Study
 from vitscale.study_file import StudyFile
 from vitscale.text_file import beside
 from vitscale.trial import (
-    ENGINES,
     DataSpec,
     TrainSpec,
     Trial,
@@ -104,7 +103,7 @@ def _refuse_idle_fields(file: StudyFile) -> None:
         ("train.global_batch", study.train.global_batch, "strong-global"),
         ("scaling.fraction_per_gpu", study.scaling.fraction_per_gpu, "weak"),
     ):
-        given = field in study.sweep or value is not None
+        given = field in file.swept_fields or value is not None
         if given and mode not in modes:
             said = f"{field} = {value}" if value is not None else f"sweep.'{field}'"
             raise RequestError(
@@ -113,7 +112,7 @@ def _refuse_idle_fields(file: StudyFile) -> None:
                     next_step=f'Remove it, or set scaling.mode = "{mode}"',
                 )
             )
-        if field in study.sweep and set(modes) != {mode}:
+        if field in file.swept_fields and set(modes) != {mode}:
             raise RequestError(
                 explain(
                     f"sweep.'{field}' varies nothing under other batch policies than {mode}",
@@ -127,8 +126,14 @@ def _refuse_idle_values(study: Study, by_hand: frozenset[str]) -> None:
     idle = None
     if "train.momentum" in by_hand and study.train.optimizer != "sgd":
         idle = ("train.momentum", f"train.optimizer = {shown(study.train.optimizer)}", 'set optimizer = "sgd"')
-    elif "train.bucket_mib" in by_hand and study.train.engine != "ddp":
-        idle = ("train.bucket_mib", f"train.engine = {shown(study.train.engine)}", 'set engine = "ddp"')
+    elif "train.learning_rate_base_batch" in by_hand and study.train.learning_rate_scaling == "none":
+        idle = (
+            "train.learning_rate_base_batch",
+            "train.learning_rate_scaling = 'none'",
+            'set learning_rate_scaling = "linear" or "sqrt"',
+        )
+    elif "train.onebit_freeze_steps" in by_hand and not study.train.optimizer.startswith("onebit"):
+        idle = ("train.onebit_freeze_steps", f"train.optimizer = {shown(study.train.optimizer)}", "use onebit-adam")
     elif study.scaling.mode == "weak" and study.scaling.fraction_per_gpu is not None and "data.fraction" in by_hand:
         idle = ("data.fraction", "scaling.mode = 'weak' with scaling.fraction_per_gpu", "leave one of the two out")
     if idle is not None:
@@ -140,20 +145,14 @@ def _settled(path: Path, labels: dict[str, Any], study: Study, by_hand: frozense
     ranks = _rank_counts(study)
     _refuse_idle_values(study, by_hand)
     study, config = with_deepspeed_config(path, study, by_hand)
-    if config is None and study.train.zero_stage and study.train.engine != "deepspeed":
-        raise RequestError(
-            explain(
-                f"train.zero_stage = {study.train.zero_stage} has no meaning under train.engine = "
-                f"{shown(study.train.engine)}",
-                next_step='Use train.engine = "deepspeed"',
-            )
-        )
     _check_length_is_said(study)
     device = device_of(study, machine)
-    precision = precision_of(study, device, machine, config)
+    precision = precision_of(study, device, machine)
     threads = threads_of(study, device, machine)
     kept = study.train.model_dump(exclude={"precision", "device", "micro_batch", "grad_accum", "global_batch"})
     kept |= {"precision": precision, "device": device, "deepspeed_config": config}
+    if study.train.engine == "accelerate" and study.train.accelerate_backend is None:
+        kept["accelerate_backend"] = "ddp"
     if config is not None and "train.optimizer" in deepspeed_config.fixed_fields(config):
         kept["optimizer"] = "deepspeed_config"
     worlds = []
@@ -164,6 +163,9 @@ def _settled(path: Path, labels: dict[str, Any], study: Study, by_hand: frozense
             values = dict(zip(deepspeed_config.BATCH_KEYS, sizes, strict=True))
             deepspeed_config.check_batch(config, study.scaling.mode, values)
         train = TrainSpec(**kept, micro_batch=micro_batch, grad_accum=grad_accum)
+        engine_options.check(train)
+        if study.measure.checkpoint:
+            engine_options.check_checkpoint(train)
         worlds.append((train, World(ranks_per_node=gpus, threads_per_rank=threads), fraction_of(study, gpus)))
     data = study.data
     if data.root is not None:
@@ -175,15 +177,15 @@ def _settled(path: Path, labels: dict[str, Any], study: Study, by_hand: frozense
 
 def _rank_counts(study: Study) -> list[int]:
     gpus = sorted(set(study.scaling.gpus))
-    if study.train.engine not in ENGINES:
-        raise unknown("engine", study.train.engine, ENGINES, next_step="Correct train.engine")
+    if study.train.engine not in engine_options.ENGINES:
+        raise unknown("engine", study.train.engine, engine_options.ENGINES, next_step="Correct train.engine")
     if study.train.engine != "none":
         return gpus
     if 1 not in gpus:
         raise RequestError(
             explain(
                 f"train.engine = 'none' trains on one rank, but scaling.gpus is {shown(gpus)}",
-                next_step="Add 1 to scaling.gpus, or use ddp or deepspeed",
+                next_step="Add 1 to scaling.gpus, or use another engine",
             )
         )
     return [1]
@@ -206,6 +208,7 @@ def _trial(
             evaluate=measure.evaluate,
             explain=measure.explain,
             traces=measure.traces,
+            checkpoint=measure.checkpoint,
         ),
         launcher=study.launch.launcher,
     )

@@ -4,6 +4,7 @@ Format history (`FORMAT`):
   1  first version: per-rank JSON lines (start, phase, step, epoch, error, end), outcome.json, trial.json, study.json.
   2  where the time goes: the lines explained, resources, matmul and gradient; StepLine.window; Environment.numa_nodes;
      RunHeader.seed; StudyRecord.target_ci and max_repeats. Each has a value that stands for "not recorded" in format 1.
+  3  what is sent: the lines traffic and checkpoint. A run of an older format has none.
 
 A reader accepts its own format and older ones; a newer one is refused by name.
 """
@@ -16,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from vitscale.trial import Mode, Trial
 
-FORMAT = 2
+FORMAT = 3
 
 OutcomeKind = Literal["completed", "oom", "timeout", "hang", "failed", "skipped"]
 Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
@@ -221,6 +222,42 @@ class GradientLine(Record):
     """Why the norms of this step are null; null where they are not."""
 
 
+class Collective(Record):
+    """One collective as a rank called it: sizes before anything is added for the backend's own algorithm."""
+
+    communicator: str
+    ranks: Annotated[int, Field(ge=1)]
+    """Of the communicator."""
+    operation: str
+    """all_reduce, all_gather, reduce_scatter, broadcast, ...: the field's names, without the backend's."""
+    dtype: str
+    """As torch names it: float32, bfloat16, ..."""
+    input_elements: Count
+    output_elements: Count
+
+
+class TrafficLine(Record):
+    """All collectives of one optimizer step as one rank called them, in their order. Counted without synchronising."""
+
+    kind: Literal["traffic"] = "traffic"
+    step: Count
+    backend: str
+    """nccl or gloo: what carries a collective out, and how, follows from it."""
+    collectives: tuple[Collective, ...] | None
+    """Null where they could not be counted, for `reason`."""
+    reason: str | None = None
+
+
+class CheckpointLine(Record):
+    """What saving a checkpoint and restoring it took, on one rank, with all ranks taking part."""
+
+    kind: Literal["checkpoint"] = "checkpoint"
+    save_seconds: Seconds
+    load_seconds: Seconds
+    bytes: Count
+    """Of all files of the checkpoint, whichever rank wrote them."""
+
+
 class EpochLine(Record):
     """One epoch, with figures reduced over all ranks. The barrier that ends it is inside `seconds`."""
 
@@ -267,6 +304,8 @@ Line = Annotated[
     | ResourcesLine
     | MatmulLine
     | GradientLine
+    | TrafficLine
+    | CheckpointLine
     | EpochLine
     | ErrorLine
     | EndLine,
@@ -288,6 +327,8 @@ class RankRecord(Record):
     resources: tuple[ResourcesLine, ...] = ()
     matmul: MatmulLine | None = None
     gradients: tuple[GradientLine, ...] = ()
+    traffic: tuple[TrafficLine, ...] = ()
+    checkpoint: CheckpointLine | None = None
     error: ErrorLine | None
     ended: bool
     broken: tuple[str, ...]

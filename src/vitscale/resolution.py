@@ -32,7 +32,7 @@ def with_deepspeed_config(
     train = study.train
     if train.deepspeed_config is None:
         return study, None
-    if train.engine != "deepspeed":
+    if "deepspeed" not in (train.engine, train.accelerate_backend):
         raise RequestError(
             explain(
                 f"train.deepspeed_config is set, but train.engine is {shown(train.engine)}",
@@ -92,34 +92,11 @@ def device_of(study: Study, machine: Machine) -> Device:
     return study.train.device
 
 
-def precision_of(study: Study, device: Device, machine: Machine, config: dict[str, Any] | None) -> Precision:
-    """bf16 where `device` is fast at it, unless the study or its DeepSpeed file (`config`) says.
-
-    Raises:
-        RequestError: a precision that only a DeepSpeed file can switch on, without one that does; fp16 on CPU.
-    """
+def precision_of(study: Study, device: Device, machine: Machine) -> Precision:
+    """bf16 where `device` is fast at it, unless the study says, or its DeepSpeed file, which it has been given."""
     precision = study.train.precision
     if precision == "auto":
         return "bf16" if machine.fast_bf16(device) else "fp32"
-    by_file = deepspeed_config.fixed_fields(config or {}).get("train.precision")
-    if precision in ("bf16-params", "fp16") and by_file != precision:
-        section = "bf16" if precision == "bf16-params" else "fp16"
-        raise RequestError(
-            explain(
-                f"train.precision is {shown(precision)}",
-                valid=["fp32", "bf16", "auto"],
-                next_step=f'It comes from your own DeepSpeed file: "{section}": {{"enabled": true}}, named by '
-                "train.deepspeed_config",
-            )
-        )
-    if precision == "fp16" and device == "cpu":
-        raise RequestError(
-            explain(
-                "fp16 training needs a GPU, and this trial computes on the CPU",
-                valid=["fp32", "bf16"],
-                next_step="Take fp16 out of the DeepSpeed file, or run on a machine with a GPU",
-            )
-        )
     return precision
 
 

@@ -8,12 +8,16 @@ from pydantic import BeforeValidator, Field
 
 from vitscale.model_spec import ModelSpec
 from vitscale.trial import (
+    AccelerateBackend,
     Accuracy,
     BatchCount,
     BucketMib,
     DataSpec,
     EpochCount,
+    GradientDtype,
+    LearningRateScaling,
     Mode,
+    Offload,
     Seed,
     Spec,
     StepCount,
@@ -41,13 +45,27 @@ class TrainSection(Spec):
     """Of strong-global; by default that of the smallest world."""
     grad_accum: BatchCount = 1
     epochs: EpochCount | None = None
-    optimizer: Literal["adamw", "sgd"] = "adamw"
+    optimizer: Literal["adamw", "sgd", "lamb", "onebit-adam", "onebit-lamb"] = "adamw"
     learning_rate: float = Field(default=1e-3, gt=0.0)
+    learning_rate_scaling: LearningRateScaling = "none"
+    learning_rate_base_batch: BatchCount = 256
+    learning_rate_warmup_steps: WarmupCount = 0
     weight_decay: float = Field(default=0.05, ge=0.0)
     momentum: float = Field(default=0.9, ge=0.0, lt=1.0)
+    onebit_freeze_steps: WarmupCount = 100
     gradient_clipping: float = Field(default=0.0, ge=0.0)
-    bucket_mib: BucketMib | None = None
+    accelerate_backend: AccelerateBackend | None = None
     zero_stage: ZeroStage = 0
+    offload: Offload = "none"
+    overlap_comm: bool | None = None
+    bucket_mib: BucketMib | None = None
+    gather_bucket_mib: BucketMib | None = None
+    gradient_dtype: GradientDtype | None = None
+    reshard_after_forward: bool | None = None
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+    activation_checkpointing: bool = False
+    compile: bool = False
     deepspeed_config: str | None = None
     drop_last: bool = False
     target_accuracy: Accuracy | None = None
@@ -89,6 +107,8 @@ class MeasureSection(Spec):
     """Say where the time of a step goes: a few steps are profiled, apart from those that are timed."""
     traces: bool = False
     """Keep the profiler's traces of explained steps, for Perfetto or chrome://tracing."""
+    checkpoint: bool = False
+    """After training save a checkpoint, restore it, and record what both took."""
     hang_seconds: float = Field(default=300.0, gt=0.0)
     """A run in which no rank records anything for so long is ended as `hang`."""
     timeout_seconds: float | None = Field(default=None, gt=0.0)

@@ -22,6 +22,10 @@ Device = Literal["cpu", "cuda"]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 
 Accuracy = Annotated[float, Field(gt=0.0, le=1.0)]
+LearningRateScaling = Literal["none", "linear", "sqrt"]
+AccelerateBackend = Literal["ddp", "fsdp2", "deepspeed"]
+Offload = Literal["none", "optimizer", "parameters"]
+GradientDtype = Literal["fp32", "bf16", "fp16"]
 BucketMib = Annotated[int, Field(ge=1, le=65_536)]
 ZeroStage = Annotated[int, Field(ge=0, le=3)]
 BatchCount = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -33,13 +37,46 @@ HOW_FOUND = ("root", "download", "verify", "md5")
 """Fields of `DataSpec` that say how the images are found, and change nothing in what is computed from them."""
 
 _ADDED_LATER: dict[str, dict[str, Any]] = {
-    "train": {"bucket_mib": None, "target_accuracy": None},
-    "window": {"explain": True, "traces": False},
+    "train": {
+        "bucket_mib": None,
+        "target_accuracy": None,
+        "accelerate_backend": None,
+        "learning_rate_scaling": "none",
+        "learning_rate_base_batch": 256,
+        "learning_rate_warmup_steps": 0,
+        "onebit_freeze_steps": 100,
+        "offload": "none",
+        "overlap_comm": None,
+        "gather_bucket_mib": None,
+        "gradient_dtype": None,
+        "reshard_after_forward": None,
+        "gradient_as_bucket_view": False,
+        "static_graph": False,
+        "activation_checkpointing": False,
+        "compile": False,
+    },
+    "window": {"explain": True, "traces": False, "checkpoint": False},
 }
 """Fields that came after the first results were written. At these values they leave a trial's identity as it was."""
 
-ENGINES = ("none", "ddp", "deepspeed")
-"""What makes training distributed; `vitscale.engines` holds one file for each."""
+OF_THE_WRAPPER = frozenset(
+    {
+        "engine",
+        "accelerate_backend",
+        "zero_stage",
+        "deepspeed_config",
+        "offload",
+        "overlap_comm",
+        "bucket_mib",
+        "gather_bucket_mib",
+        "gradient_dtype",
+        "reshard_after_forward",
+        "gradient_as_bucket_view",
+        "static_graph",
+    }
+)
+"""Fields of `TrainSpec` that say how training is distributed. Whatever they are, the same is computed; only the dtype
+in which gradients travel may round it."""
 
 
 class Spec(BaseModel):
@@ -87,19 +124,47 @@ class TrainSpec(Spec):
     grad_accum: BatchCount = 1
     """Micro-steps per optimizer step."""
     epochs: EpochCount | None = None
-    optimizer: Literal["adamw", "sgd", "deepspeed_config"] = "adamw"
+    optimizer: Literal["adamw", "sgd", "lamb", "onebit-adam", "onebit-lamb", "deepspeed_config"] = "adamw"
     """deepspeed_config: the one that the user's own file describes."""
     learning_rate: float = Field(default=1e-3, gt=0.0)
+    """After warm-up, at a global batch of `learning_rate_base_batch` where `learning_rate_scaling` is not none."""
+    learning_rate_scaling: LearningRateScaling = "none"
+    """How the learning rate follows the global batch: times the ratio to the base batch, or its square root."""
+    learning_rate_base_batch: BatchCount = 256
+    learning_rate_warmup_steps: WarmupCount = 0
+    """Optimizer steps over which the learning rate rises linearly from 1/n of itself; constant afterwards."""
     weight_decay: float = Field(default=0.05, ge=0.0)
     momentum: float = Field(default=0.9, ge=0.0, lt=1.0)
     """Of SGD."""
+    onebit_freeze_steps: WarmupCount = 100
+    """Of DeepSpeed's 1-bit optimizers: first steps whose gradients travel uncompressed."""
     gradient_clipping: float = Field(default=0.0, ge=0.0)
     """Largest global L2 norm of the gradient; 0 does not clip."""
-    bucket_mib: BucketMib | None = None
-    """DDP only: size of the buckets in which gradients travel while backward goes on. Null: DDP's own, which are 25 MiB
-    after a first one of 1 MiB."""
+    accelerate_backend: AccelerateBackend | None = None
+    """What Accelerate wraps the model in; null for every other engine."""
     zero_stage: ZeroStage = 0
     """DeepSpeed only."""
+    offload: Offload = "none"
+    """What lies in the host's memory instead of the device's: nothing, the optimizer's states, or the weights too."""
+    overlap_comm: bool | None = None
+    """DeepSpeed and Megatron: exchange gradients while backward goes on. Null: the engine's own default."""
+    bucket_mib: BucketMib | None = None
+    """Size of the buckets in which gradients travel, in the dtype in which they do. Null: the engine's own; for DDP 25
+    MiB after a first one of 1 MiB, for DeepSpeed 5e8 elements."""
+    gather_bucket_mib: BucketMib | None = None
+    """DeepSpeed only: size of the buckets in which weights are gathered (stages 1 and 2) or fetched ahead (stage 3)."""
+    gradient_dtype: GradientDtype | None = None
+    """The dtype in which gradients travel. Null: the engine's own."""
+    reshard_after_forward: bool | None = None
+    """FSDP2 only: free the gathered weights of a block after forward, and gather them again in backward. Null: true."""
+    gradient_as_bucket_view: bool = False
+    """DDP only: gradients are views into the buckets instead of copies."""
+    static_graph: bool = False
+    """DDP only: the graph of the first step is that of all."""
+    activation_checkpointing: bool = False
+    """Keep only each block's input for backward and compute the rest of the block again."""
+    compile: bool = False
+    """Compile each block by torch.compile."""
     deepspeed_config: dict[str, Any] | None = None
     """The user's own DeepSpeed configuration, as read; null where there is none."""
     drop_last: bool = False
@@ -107,6 +172,11 @@ class TrainSpec(Spec):
     """Training ends after the first epoch whose held-out accuracy reaches it; `epochs` is then the limit."""
     seed: Seed = 0
     """Of weights, order and augmentation. With `target_accuracy` repeat r uses `seed + r`."""
+
+    @property
+    def wrapper(self) -> str:
+        """What wraps the model in the end: the engine, or what Accelerate stands for."""
+        return self.accelerate_backend or self.engine
 
 
 class WindowSpec(Spec):
@@ -122,6 +192,8 @@ class WindowSpec(Spec):
     """Between light steps explain some: see `vitscale.windows`."""
     traces: bool = False
     """Keep the profiler's trace of each explained block in the run's folder."""
+    checkpoint: bool = False
+    """After training save a checkpoint, restore it, and record what both took."""
 
 
 class World(Spec):
@@ -153,6 +225,23 @@ class Trial(Spec):
     def global_batch(self) -> int:
         """Images per optimizer step: ranks x micro-batch x accumulation."""
         return self.world.size * self.train.micro_batch * self.train.grad_accum
+
+    @property
+    def peak_learning_rate(self) -> float:
+        """The learning rate after warm-up, scaled with the global batch.
+
+        Linear: Goyal et al., "Accurate, Large Minibatch SGD" (2017), section 2.1. Square root: Krizhevsky, "One weird
+        trick" (2014), section 5; for Adam, Malladi et al., "On the SDEs and Scaling Rules for Adaptive Gradient
+        Algorithms" (2022), definition 5.2.
+        """
+        ratio = self.global_batch / self.train.learning_rate_base_batch
+        factor = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[self.train.learning_rate_scaling]
+        return self.train.learning_rate * factor
+
+    def learning_rate_at(self, step: int) -> float:
+        """The learning rate of an optimizer step (counted from 0): `min(1, (step + 1) / warm-up steps)` of the peak."""
+        warmup = self.train.learning_rate_warmup_steps
+        return self.peak_learning_rate * (min(1.0, (step + 1) / warmup) if warmup else 1.0)
 
     def identity(self) -> str:
         """12 hexadecimal digits of SHA-256 over all that affects the result."""

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from results_factory import make_trial
-from vitscale.engines.deepspeed import _norm_unknown
+from vitscale.engines.deepspeed import _norm_unknown, configuration
 
 
 @pytest.mark.parametrize(
@@ -34,3 +34,72 @@ def test_where_the_gradients_norms_are_unknown_it_says_why(
     train: dict[str, Any], exchanged: bool, reason: str | None
 ) -> None:
     assert _norm_unknown(make_trial("deepspeed", 2, **train).train, exchanged=exchanged) == reason
+
+
+def test_the_configuration_says_what_deepspeed_would_choose_otherwise() -> None:
+    trial = make_trial("deepspeed", 2, precision="fp32", micro_batch=8, grad_accum=3)
+    assert configuration(trial) == {
+        "train_batch_size": 48,
+        "train_micro_batch_size_per_gpu": 8,
+        "gradient_accumulation_steps": 3,
+        "gradient_clipping": 0.0,
+        "zero_optimization": {"stage": 0},
+        "timers": {"throughput": {"enabled": False}},
+        "steps_per_print": 2**31 - 1,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("train", "zero"),
+    [
+        ({"zero_stage": 2, "overlap_comm": True}, {"overlap_comm": True}),
+        ({"zero_stage": 2, "overlap_comm": False}, {"overlap_comm": False}),
+        # DeepSpeed counts elements: 4 MiB hold 2^20 of fp32 and 2^21 of bf16.
+        ({"zero_stage": 1, "bucket_mib": 4}, {"reduce_bucket_size": 2**20}),
+        ({"zero_stage": 1, "bucket_mib": 4, "gradient_dtype": "bf16"}, {"reduce_bucket_size": 2**21}),
+        ({"zero_stage": 1, "bucket_mib": 4, "precision": "bf16-params"}, {"reduce_bucket_size": 2**21}),
+        (
+            {"zero_stage": 1, "bucket_mib": 4, "precision": "bf16-params", "gradient_dtype": "fp32"},
+            {"reduce_bucket_size": 2**20},
+        ),
+        ({"zero_stage": 2, "gather_bucket_mib": 4}, {"allgather_bucket_size": 2**20}),
+        ({"zero_stage": 3, "gather_bucket_mib": 4}, {"stage3_prefetch_bucket_size": 2**20}),
+        ({"zero_stage": 2, "offload": "optimizer"}, {"offload_optimizer": {"device": "cpu"}}),
+        (
+            {"zero_stage": 3, "offload": "parameters"},
+            {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}},
+        ),
+    ],
+)
+def test_what_the_study_sets_of_zero(train: dict[str, Any], zero: dict[str, Any]) -> None:
+    found = configuration(make_trial("deepspeed", 2, **({"precision": "fp32"} | train)))
+    assert found["zero_optimization"] == {"stage": train["zero_stage"]} | zero
+    assert found.get("communication_data_type") == train.get("gradient_dtype")
+
+
+@pytest.mark.parametrize(
+    ("precision", "section", "content"),
+    [
+        ("bf16", "torch_autocast", {"dtype": "bfloat16", "enabled": True}),
+        ("bf16-params", "bf16", {"enabled": True}),
+        ("fp16", "fp16", {"enabled": True, "loss_scale": 128}),
+    ],
+)
+def test_a_precision_switches_its_section_on_and_keeps_the_users_settings(
+    precision: str, section: str, content: dict[str, Any]
+) -> None:
+    file = {"fp16": {"loss_scale": 128}, "zero_optimization": {"reduce_bucket_size": 7}}
+    found = configuration(make_trial("deepspeed", 2, precision=precision, deepspeed_config=file))
+    assert found[section] == content
+    assert found["zero_optimization"] == {"stage": 0, "reduce_bucket_size": 7}
+
+
+def test_one_bit_adam_is_deepspeed_s_own_and_begins_to_compress_when_the_study_says() -> None:
+    trial = make_trial(
+        "deepspeed", 2, optimizer="onebit-adam", onebit_freeze_steps=7, learning_rate=0.5, weight_decay=0.25
+    )
+    assert configuration(trial)["optimizer"] == {
+        "type": "OneBitAdam", "params": {"lr": 0.5, "weight_decay": 0.25, "freeze_step": 7},
+    }  # fmt: skip

@@ -57,9 +57,12 @@ class WatchedEngine(PlainEngine):
         self.hooks: list[int] = []
         self.steps = 0
         self.steps_with_norm: list[int] = []
+        self.rates: list[float] = []
+        """The learning rate at the start of each micro-step."""
 
     @override
     def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool, phase: Phase = no_phase) -> Tensor:
+        self.rates.append(self.optimizer.param_groups[0]["lr"])
         loss = super().micro_step(images, loss_of, last=last, phase=phase)
         if last:
             self.hooks.append(sum(parameter._backward_hooks is not None for parameter in self.module.parameters()))
@@ -106,6 +109,15 @@ def test_a_target_out_of_reach_leaves_the_epochs_as_the_limit(tmp_path: Path) ->
     record, _ = trained(tmp_path, trial_of(epochs=2, target_accuracy=1.0))
     assert len(record.epochs) == 2
     assert all(accuracy is not None and accuracy < 1.0 for accuracy in accuracies(record))
+
+
+def test_the_learning_rate_of_a_step_is_set_before_its_first_micro_step(tmp_path: Path) -> None:
+    """An engine may take its optimizer step inside the last backward."""
+    trial = trial_of(epochs=1, learning_rate_warmup_steps=4, learning_rate_scaling="sqrt", learning_rate_base_batch=8)
+    _, engine = trained(tmp_path, trial)
+    peak = 0.003 * 2  # a global batch of 32 is four times the base
+    expected = [peak / 4, peak / 2, peak * 3 / 4, *[peak] * 6]
+    assert engine.rates == pytest.approx([rate for rate in expected for _ in range(2)])
 
 
 def test_another_seed_is_another_training(tmp_path: Path) -> None:

@@ -77,6 +77,25 @@ def test_every_run_completed_and_none_is_missing(results: Results) -> None:
     }  # fmt: skip
 
 
+def test_what_two_further_steps_send_is_recorded_and_nothing_else_of_them(results: Results) -> None:
+    """10 steps, of 2 micro-steps each: under DDP and ZeRO-0 every parameter once, whatever the ranks."""
+    for run in results.runs:
+        engine, _ = label(run)
+        for rank in run.ranks:
+            assert len(rank.steps) == 2 * STEPS
+            assert rank.model is not None
+            sizes = [sum(one.input_elements for one in line.collectives or ()) for line in rank.traffic]
+            if engine == "none":
+                assert [(line.step, line.backend, line.reason) for line in rank.traffic] == [(10, "none", None)]
+                assert sizes == [0]
+                continue
+            assert [(line.step, line.backend, line.reason) for line in rank.traffic] == [
+                (10, "gloo", None), (11, "gloo", None),
+            ]  # fmt: skip
+            # DeepSpeed asks for its norm too, to clip.
+            assert sizes == [rank.model.parameters + (engine == "deepspeed")] * 2
+
+
 def test_engines_and_rank_counts_give_the_same_losses(results: Results) -> None:
     """fp32, clipping on, accumulation 2 at one rank against none at two, an incomplete last step: all one curve."""
     curves = {label(run): loss_curve(run) for run in results.runs}

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from vitscale.engines.base import Engine
-from vitscale.trial import Trial
+from vitscale.trial import TrainSpec, Trial
 
 
 def _plain() -> type[Engine]:
@@ -23,19 +23,44 @@ def _ddp() -> type[Engine]:
     return DdpEngine
 
 
+def _fsdp2() -> type[Engine]:
+    from vitscale.engines.fsdp2 import Fsdp2Engine
+
+    return Fsdp2Engine
+
+
 def _deepspeed() -> type[Engine]:
     from vitscale.engines.deepspeed import DeepSpeedEngine
 
     return DeepSpeedEngine
 
 
-ENGINES: dict[str, Callable[[], type[Engine]]] = {"none": _plain, "ddp": _ddp, "deepspeed": _deepspeed}
+def _accelerate() -> type[Engine]:
+    from vitscale.engines.accelerate import AccelerateEngine
+
+    return AccelerateEngine
+
+
+def _megatron() -> type[Engine]:
+    from vitscale.engines.megatron import MegatronEngine
+
+    return MegatronEngine
+
+
+ENGINES: dict[str, Callable[[], type[Engine]]] = {
+    "none": _plain,
+    "ddp": _ddp,
+    "fsdp2": _fsdp2,
+    "deepspeed": _deepspeed,
+    "accelerate": _accelerate,
+    "megatron": _megatron,
+}
 """Each loads its file when named, and no other: DeepSpeed takes seconds to import."""
 
 
-def preload(name: str, device_type: str) -> None:
+def preload(train: TrainSpec) -> None:
     """Imports an engine's libraries now, so that their seconds count as imports."""
-    ENGINES[name]().preload(device_type)
+    ENGINES[train.engine]().preload(train)
 
 
 def build(model: nn.Module, trial: Trial, device: torch.device) -> Engine:

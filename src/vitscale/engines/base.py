@@ -5,11 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from vitscale.engines import checkpoint
+from vitscale.engines.optimizers import optimizer_of, set_rate
+from vitscale.engines.whole_tensors import TorchTensors, WholeTensors, torch_loss_scale
+from vitscale.errors import RequestError, explain
 from vitscale.models import logits_of
 from vitscale.probes.explainer import Phase, no_phase
 from vitscale.probes.gradient_norms import squared_norm
@@ -34,8 +39,8 @@ class Engine(ABC):
 
     @staticmethod
     @abstractmethod
-    def preload(device_type: str) -> None:
-        """Imports the engine's own library for a type of device, where it has one."""
+    def preload(train: TrainSpec) -> None:
+        """Imports the libraries that training needs beyond torch, where it needs any."""
 
     @abstractmethod
     def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool, phase: Phase = no_phase) -> Tensor:
@@ -55,6 +60,15 @@ class Engine(ABC):
     @abstractmethod
     def step(self) -> None:
         """Clips, updates the weights and clears the gradients."""
+
+    @abstractmethod
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Sets the learning rate of the coming `step` and of all after it; called before its first `micro_step`."""
+
+    @property
+    def unknown_parts(self) -> dict[str, str]:
+        """Parts of a step's breakdown that this engine's structure hides, each with the reason."""
+        return {}
 
     @property
     def norm_unknown(self) -> str | None:
@@ -80,49 +94,78 @@ class Engine(ABC):
     def module(self) -> nn.Module:
         """The model inside."""
 
+    def whole_tensors(self) -> WholeTensors:
+        """Weights and optimizer states as a checkpoint has them.
+
+        Raises:
+            RequestError: this engine or optimizer cannot give them.
+        """
+        raise RequestError(
+            explain(
+                f"{type(self).__name__} saves no checkpoint: its states are in buffers of its own layout",
+                next_step="Leave measure.checkpoint out, or use another engine",
+            )
+        )
+
+    def save_checkpoint(self, folder: Path, step: int, alive: checkpoint.Alive = lambda: None) -> None:
+        """Saves what the step after `step` optimizer steps needs; see `checkpoint.save`. All ranks, between steps."""
+        checkpoint.save(self.whole_tensors(), folder, step, alive)
+
+    def load_checkpoint(self, folder: Path, alive: checkpoint.Alive = lambda: None) -> int:
+        """Restores what any engine saved at any number of ranks, and returns its step; see `checkpoint.load`."""
+        return checkpoint.load(self.whole_tensors(), folder, alive)
+
 
 def autocast(train: TrainSpec, device: torch.device) -> AbstractContextManager[None]:
-    """`bf16` means autocast over fp32 weights; anything else computes in the weights' own dtype."""
-    if train.precision == "bf16":
+    """`bf16` means autocast over fp32 weights, and so does `fp16`; anything else computes in the weights' own dtype."""
+    if train.precision in _AUTOCAST:
         # torch types autocast's __enter__ as Any; nothing is taken from it.
-        return torch.autocast(device.type, dtype=torch.bfloat16)
+        return torch.autocast(device.type, dtype=_AUTOCAST[train.precision])
     return nullcontext()
 
 
-def optimizer_of(model: nn.Module, train: TrainSpec) -> torch.optim.Optimizer:
-    """The trial's optimizer, fused: one kernel over all parameters instead of several per tensor.
+_AUTOCAST: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
-    Biases and norms (one dimension) take no weight decay, as is usual for vision transformers.
-    """
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": train.weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
-    if train.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=train.learning_rate, momentum=train.momentum, fused=True)
-    return torch.optim.AdamW(groups, lr=train.learning_rate, fused=True)
+COMMUNICATED: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""`train.gradient_dtype` as torch's."""
+
+
+def weight_dtype(train: TrainSpec) -> torch.dtype:
+    """The dtype of the weights that forward computes with, outside autocast."""
+    return torch.bfloat16 if train.precision == "bf16-params" else torch.float32
 
 
 class TorchEngine(Engine):
-    """What plain training and DDP share: torch's own loop. They differ in the wrapper and in when gradients travel."""
+    """What plain training, DDP and FSDP2 share: torch's own loop. They differ in the wrapper and in when gradients
+    travel.
+
+    fp16 computes under autocast, and its losses are scaled by torch's GradScaler so that small gradients survive.
+    """
 
     def __init__(self, model: nn.Module, trial: Trial, device: torch.device) -> None:
         self.wrapped = wrapped = self.wrap(model, trial.train, device)
         self.train_spec = trial.train
         self.device = device
+        self.input_dtype = weight_dtype(trial.train)
+        self.gradient_dtype = self.communicated(trial.train)
         # After wrapping: the optimizer must hold the very parameters the wrapper reduces.
-        self.optimizer = optimizer_of(wrapped, trial.train)
+        self.optimizer = optimizer_of(wrapped, trial)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=trial.train.precision == "fp16")
 
     @staticmethod
-    def preload(device_type: str) -> None:
+    def preload(train: TrainSpec) -> None:
         """Nothing: torch is there already."""
 
     @staticmethod
     @abstractmethod
     def wrap(model: nn.Module, train: TrainSpec, device: torch.device) -> nn.Module:
         """Puts the model on its device and into its wrapper; the order, and why, stands here."""
+
+    @staticmethod
+    def communicated(train: TrainSpec) -> str | None:
+        """The dtype in which gradients travel, as torch names it: their own, unless the study names another."""
+        dtype = COMMUNICATED[train.gradient_dtype] if train.gradient_dtype else weight_dtype(train)
+        return str(dtype).removeprefix("torch.")
 
     def gradients_stay(self) -> AbstractContextManager[None]:
         """The context in which backward exchanges nothing."""
@@ -134,10 +177,10 @@ class TorchEngine(Engine):
             # Backward lies inside too: DDP decides in forward whether the coming backward reduces.
             with phase("forward"):
                 with autocast(self.train_spec, self.device):
-                    logits = logits_of(self.wrapped(images))
+                    logits = logits_of(self.wrapped(images.to(self.input_dtype)))
                 loss = loss_of(logits.float())
             with phase("backward"):
-                (loss / self.train_spec.grad_accum).backward()
+                self.scaler.scale(loss / self.train_spec.grad_accum).backward()
                 detached = loss.detach()
                 del loss, logits  # with them goes the graph, and that takes its time
         return detached
@@ -145,15 +188,35 @@ class TorchEngine(Engine):
     @override
     def step(self) -> None:
         if self.train_spec.gradient_clipping > 0:
-            # After the exchange: the norm is that of the global gradient.
+            # After the exchange: the norm is that of the global gradient, and of the true one.
+            self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.wrapped.parameters(), self.train_spec.gradient_clipping)
-        self.optimizer.step()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
+
+    @override
+    def set_learning_rate(self, learning_rate: float) -> None:
+        set_rate(self.optimizer, learning_rate)
+
+    @property
+    @override
+    def norm_unknown(self) -> str | None:
+        return SCALED if self.train_spec.precision == "fp16" else None
+
+    @override
+    def whole_tensors(self) -> WholeTensors:
+        scale = torch_loss_scale(self.scaler)
+        return TorchTensors(self.module, self.optimizer, self.train_spec.optimizer, loss_scale=scale)
 
     @override
     def evaluate(self, images: Tensor) -> Tensor:
         self.module.eval()
         with torch.no_grad(), autocast(self.train_spec, self.device):
-            logits = logits_of(self.module(images))
+            logits = logits_of(self.module(images.to(self.input_dtype)))
         self.module.train()
         return logits.float()
+
+
+SCALED = "fp16 scales the gradients by a factor that changes as training goes on"
+"""Why the norms of fp16 gradients are unknown."""

@@ -6,34 +6,52 @@ from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
 
-from vitscale.engines.base import TorchEngine
+from vitscale.engines.base import TorchEngine, weight_dtype
+from vitscale.engines.blocks import with_options
 from vitscale.trial import TrainSpec
+
+_COMPRESSED = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
 
 
 class DdpEngine(TorchEngine):
-    """DDP at its defaults, but for the size of its buckets where the study sets it."""
+    """DDP at its defaults, but for what the study sets."""
 
-    gradient_dtype = "float32"
     wrapped: DistributedDataParallel
 
     @staticmethod
+    @override
     def wrap(model: nn.Module, train: TrainSpec, device: torch.device) -> DistributedDataParallel:
         """The wrap order of DDP.
 
-        1. to the device: DDP broadcasts rank 0's weights from where they are, and its buckets live there;
-        2. DDP: from here on the parameters must not be replaced.
+        1. to the device and the weights' dtype: DDP broadcasts rank 0's weights from where they are, and its buckets
+           live there, in their dtype;
+        2. checkpointing and compiling, block by block: DDP's hooks hang on the parameters, outside the compiled code;
+        3. DDP: from here on the parameters must not be replaced;
+        4. the hook that sends gradients in another dtype: it belongs to DDP's own reducer.
         """
-        model = model.to(device)
-        device_ids = [device.index] if device.type == "cuda" else None
-        return DistributedDataParallel(model, device_ids=device_ids, bucket_cap_mb=train.bucket_mib)
+        model = with_options(model.to(device, weight_dtype(train)), train)
+        wrapped = DistributedDataParallel(
+            model,
+            device_ids=[device.index] if device.type == "cuda" else None,
+            bucket_cap_mb=train.bucket_mib,
+            gradient_as_bucket_view=train.gradient_as_bucket_view,
+            static_graph=train.static_graph,
+        )
+        if train.gradient_dtype in _COMPRESSED:
+            wrapped.register_comm_hook(None, _COMPRESSED[train.gradient_dtype])
+        return wrapped
 
+    @override
     def gradients_stay(self) -> AbstractContextManager[None]:
-        """Accumulates locally: gradients travel once per optimizer step, as in every other engine."""
+        """Accumulates locally: gradients travel once per optimizer step."""
         return self.wrapped.no_sync()
 
     @property
+    @override
     def module(self) -> nn.Module:
         """The model inside the wrapper: evaluation needs no exchange."""
         model: nn.Module = self.wrapped.module

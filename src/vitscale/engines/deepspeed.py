@@ -13,7 +13,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from vitscale.engines.base import Engine, LossOf, optimizer_of
+from vitscale.engines.base import SCALED, Engine, LossOf
+from vitscale.engines.blocks import with_options
+from vitscale.engines.optimizers import optimizer_of, set_rate
+from vitscale.engines.whole_tensors import WholeTensors
+from vitscale.engines.zero_tensors import deepspeed_tensors
 from vitscale.models import logits_of
 from vitscale.probes.explainer import Phase, no_phase
 from vitscale.trial import TrainSpec, Trial
@@ -32,20 +36,71 @@ def configuration(trial: Trial) -> dict[str, Any]:
     train = trial.train
     config: dict[str, Any] = _without_auto(
         copy.deepcopy(train.deepspeed_config or {}),
-        {"lr": train.learning_rate, "weight_decay": train.weight_decay},
+        {"lr": trial.peak_learning_rate, "weight_decay": train.weight_decay},
     )
     config["train_batch_size"] = trial.global_batch
     config["train_micro_batch_size_per_gpu"] = train.micro_batch
     config["gradient_accumulation_steps"] = train.grad_accum
     config["gradient_clipping"] = train.gradient_clipping
-    config.setdefault("zero_optimization", {})["stage"] = train.zero_stage
-    if train.precision == "bf16":
-        config["torch_autocast"] = {"dtype": "bfloat16"} | config.get("torch_autocast", {}) | {"enabled": True}
+    config.setdefault("zero_optimization", {}).update(_zero(train))
+    if train.precision in _SECTION_OF:
+        section, settings = _SECTION_OF[train.precision]
+        config[section] = settings | config.get(section, {}) | {"enabled": True}
+    if train.gradient_dtype is not None:
+        config["communication_data_type"] = train.gradient_dtype
+    if train.optimizer in _ONE_BIT:
+        config["optimizer"] = _one_bit(trial)
     config.setdefault("timers", {}).setdefault("throughput", {}).setdefault("enabled", False)
     config.setdefault("steps_per_print", 2**31 - 1)
-    # The optimizers are torch's own; DeepSpeed asks for a declaration that this is meant.
+    # The optimizers are torch's own, offloaded or not; DeepSpeed asks for a declaration that this is meant.
     config.setdefault("zero_allow_untested_optimizer", True)
+    config.setdefault("zero_force_ds_cpu_optimizer", False)
     return config
+
+
+_SECTION_OF: dict[str, tuple[str, dict[str, Any]]] = {
+    "bf16": ("torch_autocast", {"dtype": "bfloat16"}),
+    "bf16-params": ("bf16", {}),
+    "fp16": ("fp16", {}),
+}
+"""The section of DeepSpeed's configuration that switches a precision on, and what it needs beside `enabled`."""
+
+_ONE_BIT = {"onebit-adam": "OneBitAdam", "onebit-lamb": "OneBitLamb"}
+
+
+def _zero(train: TrainSpec) -> dict[str, Any]:
+    """What the study sets of `zero_optimization`. DeepSpeed counts its buckets in elements, the study in MiB."""
+    zero: dict[str, Any] = {"stage": train.zero_stage}
+    if train.overlap_comm is not None:
+        zero["overlap_comm"] = train.overlap_comm
+    if train.bucket_mib is not None:
+        zero["reduce_bucket_size"] = train.bucket_mib * 2**20 // _gradient_bytes(train)
+    if train.gather_bucket_mib is not None:
+        key = "stage3_prefetch_bucket_size" if train.zero_stage == 3 else "allgather_bucket_size"
+        zero[key] = train.gather_bucket_mib * 2**20 // _weight_bytes(train)
+    if train.offload != "none":
+        zero["offload_optimizer"] = {"device": "cpu"}
+    if train.offload == "parameters":
+        zero["offload_param"] = {"device": "cpu"}
+    return zero
+
+
+def _weight_bytes(train: TrainSpec) -> int:
+    return 2 if train.precision in ("bf16-params", "fp16") else 4
+
+
+def _gradient_bytes(train: TrainSpec) -> int:
+    return {"fp32": 4, "bf16": 2, "fp16": 2, None: _weight_bytes(train)}[train.gradient_dtype]
+
+
+def _one_bit(trial: Trial) -> dict[str, Any]:
+    """DeepSpeed's own optimizers, which compress what they exchange once their first steps are over.
+
+    Left to itself DeepSpeed begins after 100,000 steps, which most runs never reach.
+    """
+    train = trial.train
+    params = {"lr": trial.peak_learning_rate, "weight_decay": train.weight_decay}
+    return {"type": _ONE_BIT[train.optimizer], "params": params | {"freeze_step": train.onebit_freeze_steps}}
 
 
 def _without_auto(value: Any, known: dict[str, float]) -> Any:
@@ -56,34 +111,37 @@ def _without_auto(value: Any, known: dict[str, float]) -> Any:
     return {key: _without_auto(item, known) for key, item in kept.items() if item != "auto"}
 
 
+INPUT_DTYPES = {"bf16-params": torch.bfloat16, "fp16": torch.float16}
+"""Of images, where DeepSpeed keeps weights in another dtype than fp32."""
+
+
 class DeepSpeedEngine(Engine):
     """ZeRO at the trial's stage."""
 
     def __init__(self, model: nn.Module, trial: Trial, device: torch.device) -> None:
         """The wrap order of DeepSpeed.
 
-        1. to the device: at stages 0 to 2 DeepSpeed flattens the parameters where they are;
-        2. the optimizer on the model's own parameters: DeepSpeed wraps it;
-        3. `initialize` adopts the process group that exists and sets the hooks.
+        1. to the device: at stages 0 to 2 DeepSpeed flattens the parameters where they are; their dtype is its affair;
+        2. checkpointing and compiling, block by block: DeepSpeed's hooks hang on modules and parameters, outside both;
+        3. the optimizer on the model's own parameters: DeepSpeed wraps it;
+        4. `initialize` adopts the process group that exists and sets the hooks.
         """
-        deepspeed = _quiet_import(device.type)
-        model = model.to(device)
-        own_optimizer = trial.train.optimizer == "deepspeed_config"
-        optimizer = None if own_optimizer else optimizer_of(model, trial.train)
+        deepspeed = quiet_import(device.type)
+        model = with_options(model.to(device), trial.train)
+        own_optimizer = trial.train.optimizer == "deepspeed_config" or trial.train.optimizer in _ONE_BIT
+        optimizer = None if own_optimizer else optimizer_of(model, trial)
         self.engine, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer, config=configuration(trial), dist_init_required=False
         )
         self.trial = trial
-        self.gradient_dtype = str(self.engine.communication_data_type).removeprefix("torch.")
+        self.gradient_dtype = gradient_dtype(self.engine, trial.train)
         # Autocast converts by itself; weights that are bf16 or fp16 need images of their own dtype.
-        self.input_dtype = {"bf16-params": torch.bfloat16, "fp16": torch.float16}.get(
-            trial.train.precision, torch.float32
-        )
+        self.input_dtype = INPUT_DTYPES.get(trial.train.precision, torch.float32)
 
     @staticmethod
-    def preload(device_type: str) -> None:
+    def preload(train: TrainSpec) -> None:
         """DeepSpeed itself."""
-        _quiet_import(device_type)
+        quiet_import(train.device)
 
     @override
     def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool, phase: Phase = no_phase) -> Tensor:
@@ -104,6 +162,10 @@ class DeepSpeedEngine(Engine):
     def step(self) -> None:
         self.engine.step()
 
+    @override
+    def set_learning_rate(self, learning_rate: float) -> None:
+        set_rate(self.engine.optimizer, learning_rate)
+
     @property
     @override
     def norm_unknown(self) -> str | None:
@@ -123,6 +185,10 @@ class DeepSpeedEngine(Engine):
         return math.nan if norm is None else float(norm) ** 2
 
     @override
+    def whole_tensors(self) -> WholeTensors:
+        return deepspeed_tensors(self.engine, self.trial.train.optimizer)
+
+    @override
     def evaluate(self, images: Tensor) -> Tensor:
         self.engine.eval()
         with torch.no_grad():
@@ -137,6 +203,18 @@ class DeepSpeedEngine(Engine):
         return model
 
 
+def gradient_dtype(engine: Any, train: TrainSpec) -> str:
+    """The dtype in which DeepSpeed sends gradients, as torch names it.
+
+    Under its autocast stages 1 to 3 send those of linear and convolution layers in the dtype of autocast, whatever
+    `communication_data_type` says (`init_autocast_params` in torch_autocast.py, `ipg_buckets` in stage_1_and_2.py and
+    stage3.py of DeepSpeed 0.19); norms and lone parameters, a thousandth of a ViT, stay in fp32.
+    """
+    if train.precision == "bf16" and train.zero_stage > 0:
+        return "bfloat16"
+    return str(engine.communication_data_type).removeprefix("torch.")
+
+
 def _norm_unknown(train: TrainSpec, *, exchanged: bool) -> str | None:
     """Why DeepSpeed's gradients say nothing of their norms.
 
@@ -147,7 +225,7 @@ def _norm_unknown(train: TrainSpec, *, exchanged: bool) -> str | None:
     config = train.deepspeed_config or {}
     optimizer, zero = config.get("optimizer"), config.get("zero_optimization")
     if train.precision == "fp16":
-        return "fp16 scales the gradients by a factor that changes as training goes on"
+        return SCALED
     if not exchanged:
         return "the optimizer of the DeepSpeed file exchanges no gradients"
     if isinstance(optimizer, dict) and str(optimizer.get("type")).lower() == "muon" and train.zero_stage > 0:
@@ -157,7 +235,7 @@ def _norm_unknown(train: TrainSpec, *, exchanged: bool) -> str | None:
     return None
 
 
-def _quiet_import(device_type: str) -> Any:
+def quiet_import(device_type: str) -> Any:
     """Imports DeepSpeed with its log at warnings, and without compiling what training never calls.
 
     The accelerator is chosen by a variable before the import, which fixes it for the process.

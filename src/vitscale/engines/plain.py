@@ -1,25 +1,32 @@
-"""No engine: one rank, no wrapper, no process group. The baseline that shows what a wrapper costs."""
+"""No engine: one rank, no wrapper, no process group."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
+from typing_extensions import override
 
-from vitscale.engines.base import TorchEngine
+from vitscale.engines.base import TorchEngine, weight_dtype
+from vitscale.engines.blocks import with_options
 from vitscale.trial import TrainSpec
 
 
 class PlainEngine(TorchEngine):
-    """The model as it is."""
-
-    gradient_dtype = None
+    """What everything distributed is compared with."""
 
     @staticmethod
-    def wrap(model: nn.Module, train: TrainSpec, device: torch.device) -> nn.Module:  # noqa: ARG004 - one signature
-        """To the device: there is nothing else."""
-        return model.to(device)
+    @override
+    def wrap(model: nn.Module, train: TrainSpec, device: torch.device) -> nn.Module:
+        """The wrap order without a wrapper: to the device and the weights' dtype, then the blocks' options."""
+        model = model.to(device, weight_dtype(train))
+        return with_options(model, train)
+
+    @staticmethod
+    @override
+    def communicated(train: TrainSpec) -> None:
+        """Nothing travels."""
 
     @property
+    @override
     def module(self) -> nn.Module:
-        """The model itself."""
         return self.wrapped

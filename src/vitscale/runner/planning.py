@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 from vitscale import sources
+from vitscale.engine_options import ENGINE_PACKAGES
 from vitscale.errors import StoreError, explain, shown, unknown
 from vitscale.expansion import Expansion, expand
 from vitscale.hardware import Machine, this_machine
@@ -19,7 +20,7 @@ from vitscale.study import MeasureSection
 from vitscale.study_file import StudyFile
 from vitscale.trial import DataSpec
 
-_VERSIONED = ("vitscale", "torch", "deepspeed", "transformers", "numpy")
+_VERSIONED = ("vitscale", "torch", "deepspeed", "transformers", "numpy", *ENGINE_PACKAGES)
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ def check_folder(results: Path, record: StudyRecord, *, allow_version_change: bo
     changed = [
         f"{name} {held.versions.get(name) or 'absent'} -> {version or 'absent'}"
         for name, version in record.versions.items()
-        if held.versions.get(name) != version
+        if name in held.versions and held.versions[name] != version
     ]
     if changed and not allow_version_change and RunIndex(results).finished:
         raise StoreError(

@@ -14,6 +14,7 @@ from vitscale.errors import StoreError, explain, printable, shown
 from vitscale.record import (
     FORMAT,
     LINE,
+    CheckpointLine,
     EndLine,
     EpochLine,
     ErrorLine,
@@ -33,6 +34,7 @@ from vitscale.record import (
     StartLine,
     StepLine,
     StudyRecord,
+    TrafficLine,
 )
 
 _RUN_FOLDER = re.compile(r"(?P<trial>[0-9a-f]{12})-r(?P<repeat>\d{1,6})-a(?P<attempt>\d{1,6})")
@@ -111,6 +113,8 @@ def read_rank(path: Path) -> RankRecord:
         resources=tuple(line for line in lines if isinstance(line, ResourcesLine)),
         matmul=last_of(MatmulLine),
         gradients=tuple(line for line in lines if isinstance(line, GradientLine)),
+        traffic=tuple(line for line in lines if isinstance(line, TrafficLine)),
+        checkpoint=last_of(CheckpointLine),
         error=last_of(ErrorLine),
         ended=last_of(EndLine) is not None,
         broken=tuple(broken),

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore  # where torch's own stubs declare it
 
+from vitscale.probes.flight_recorder import size_ring
 from vitscale.worker.place import Place
 
 
@@ -25,6 +26,7 @@ def join(engine: str, place: Place, device: torch.device) -> str | None:
     """Joins the group of all ranks and returns its backend; the engine "none" has none."""
     if engine == "none":
         return None
+    size_ring()
     backend = "nccl" if device.type == "cuda" else "gloo"
     if "MASTER_ADDR" in os.environ:
         dist.init_process_group(backend, device_id=device if backend == "nccl" else None)

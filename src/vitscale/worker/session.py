@@ -12,6 +12,7 @@ from vitscale.probes.matmul import measured_matmul
 from vitscale.record import FORMAT, ModelLine, PhaseLine, RunHeader, StartLine
 from vitscale.store import RankLog
 from vitscale.worker import group
+from vitscale.worker.checkpointing import measured_checkpoint
 from vitscale.worker.place import Place
 from vitscale.worker.surroundings import environment
 from vitscale.worker.training import Training
@@ -28,7 +29,7 @@ def train(header: RunHeader, place: Place, log: RankLog, began: float) -> Traini
     """
     trial = header.trial
     seed = trial.train.seed if header.seed is None else header.seed
-    engines.preload(trial.train.engine, trial.train.device)
+    engines.preload(trial.train)
     models.preload(trial.model)
     torch.set_num_threads(trial.world.threads_per_rank)
     laps = _Laps(log, began)
@@ -80,6 +81,8 @@ def train(header: RunHeader, place: Place, log: RankLog, began: float) -> Traini
     # On all ranks at once, as in training; after it, so that it disturbs nothing.
     if (rate := measured_matmul(device, trial.train.precision)) is not None:
         log.write(rate)
+    if trial.window.checkpoint:
+        log.write(measured_checkpoint(engine, device, log.path.parent, training.step, log.alive))
     # Nobody leaves while another rank still talks to it.
     group.barrier()
     return training

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import torch
 
+from vitscale.engine_options import ENGINE_PACKAGES
 from vitscale.hardware import cpu_quota_cores, numa_nodes, visible_gpus
 from vitscale.record import Device, Environment
 
 _SETTINGS = ("NCCL_", "GLOO_", "OMP_", "MKL_", "KMP_", "CUDA_", "TORCH_", "PYTORCH_", "DS_", "HF_HUB_OFFLINE")
-VERSIONED = ("vitscale", "torch", "deepspeed", "transformers", "numpy")
+VERSIONED = ("vitscale", "torch", "deepspeed", "transformers", "numpy", *ENGINE_PACKAGES)
 
 
 def environment(device: torch.device, backend: str | None) -> Environment:

@@ -21,6 +21,7 @@ from vitscale.sources import Dataset
 from vitscale.store import RankLog
 from vitscale.trial import Trial
 from vitscale.windows import windows
+from vitscale.worker.counted_steps import counted_traffic
 from vitscale.worker.group import barrier, total
 from vitscale.worker.passes import Passes, means
 from vitscale.worker.place import Place, boot_id
@@ -70,6 +71,8 @@ class Training:
         while not self._over(epoch):
             self._epoch(epoch)
             epoch += 1
+        for line in counted_traffic(self.passes, self._unrecorded_step, self.step, epoch, self.log.alive):
+            self.log.write(line)
 
     def _over(self, epoch: int) -> bool:
         if self.last_step is not None:
@@ -137,18 +140,12 @@ class Training:
         self.log.check()
 
     def _train_step(self, epoch: int, window: StepWindow, batches: Batches, sums: Tensor) -> None:
-        grad_accum = self.trial.train.grad_accum
-        step_loss = torch.zeros((), device=self.device)
-        real_images = 0
+        if self.step <= self.trial.train.learning_rate_warmup_steps:
+            # Before anything else: one engine takes the optimizer's step inside its last backward.
+            self.engine.set_learning_rate(self.trial.learning_rate_at(self.step))
         norms = MicroBatchNorms(self.engine.module) if window == "gradients" else None
         with norms or nullcontext():
-            for micro_step in range(grad_accum):
-                with self.explainer.phase("data"):
-                    batch = next(batches)
-                last = micro_step == grad_accum - 1
-                loss = self.passes.micro_step(batch, sums, epoch=epoch, last=last, phase=self.explainer.phase)
-                step_loss += loss / grad_accum
-                real_images += batch.real
+            step_loss, real_images, step_real = self._micro_steps(epoch, batches, sums)
         with self.explainer.phase("optimizer"):
             if norms is None:
                 self.engine.step()
@@ -156,13 +153,31 @@ class Training:
                 reduced = self.engine.step_with_norm()
         self._record(self.clock.mark(_Mark(self.step, epoch, real_images, window), step_loss))
         if norms is not None:
-            self._record_norms(batch.step_real, norms.total(), reduced)
+            self._record_norms(step_real, norms.total(), reduced)
+
+    def _micro_steps(self, epoch: int, batches: Batches, sums: Tensor) -> tuple[Tensor, int, int]:
+        """Forward and backward of a step: its mean loss on this rank, this rank's real images, those of all ranks."""
+        grad_accum = self.trial.train.grad_accum
+        step_loss = torch.zeros((), device=self.device)
+        real_images = 0
+        for micro_step in range(grad_accum):
+            with self.explainer.phase("data"):
+                batch = next(batches)
+            last = micro_step == grad_accum - 1
+            loss = self.passes.micro_step(batch, sums, epoch=epoch, last=last, phase=self.explainer.phase)
+            step_loss += loss / grad_accum
+            real_images += batch.real
+        return step_loss, real_images, batch.step_real
+
+    def _unrecorded_step(self, epoch: int, batches: Batches) -> None:
+        self._micro_steps(epoch, batches, torch.zeros(3, dtype=torch.float64, device=self.device))
+        self.engine.step()
 
     def _read_profile(self, batches: Batches) -> None:
         """Ends an explained block. A pause: the loader is held, and the ranks go on together."""
         batches.hold()
         for line in self.explainer.end_block(self.place.rank):
-            self.log.write(line)
+            self.log.write(line.model_copy(update={"unknown": line.unknown | self.engine.unknown_parts}))
         barrier()
         batches.go_on()
         self.clock.start()

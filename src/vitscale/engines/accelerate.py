@@ -1,0 +1,186 @@
+"""Hugging Face Accelerate: DDP, FSDP2 or DeepSpeed, prepared and stepped by its `Accelerator`."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
+
+from vitscale.engines import deepspeed as through_deepspeed
+from vitscale.engines.base import SCALED, Engine, LossOf, TorchEngine, weight_dtype
+from vitscale.engines.blocks import blocks_of, with_options
+from vitscale.engines.optimizers import optimizer_of, set_rate
+from vitscale.engines.whole_tensors import TorchTensors, WholeTensors, torch_loss_scale
+from vitscale.engines.zero_tensors import deepspeed_tensors
+from vitscale.models import logits_of
+from vitscale.probes.explainer import Phase, no_phase
+from vitscale.trial import TrainSpec, Trial
+
+
+class AccelerateEngine(Engine):
+    """What `Accelerator.prepare` makes of model and optimizer, used as Accelerate's own examples do."""
+
+    def __init__(self, model: nn.Module, trial: Trial, device: torch.device) -> None:
+        """The wrap order of Accelerate.
+
+        1. to the device and the weights' dtype: `prepare` would do it too, but the optimizer comes before it;
+        2. checkpointing and compiling, block by block: inside all that Accelerate adds;
+        3. the `Accelerator`, which adopts the process group that exists;
+        4. the optimizer on the model's own parameters: FSDP2 needs both to exchange the one's for the other's;
+        5. `prepare`, with both at once.
+
+        Raises:
+            RuntimeError: Accelerate wrapped the model in something else than was asked for.
+        """
+        self.train_spec = train = trial.train
+        self.device = device
+        self.through_deepspeed = train.wrapper == "deepspeed"
+        if self.through_deepspeed:
+            through_deepspeed.quiet_import(device.type)
+            self.input_dtype = through_deepspeed.INPUT_DTYPES.get(train.precision, torch.float32)
+            model = with_options(model.to(device), train)
+        else:
+            self.input_dtype = weight_dtype(train)
+            model = with_options(model.to(device, self.input_dtype), train)
+        self.accelerator = accelerator = _accelerator(model, trial, device)
+        self.model, self.optimizer = accelerator.prepare(model, optimizer_of(model, trial))
+        self._check_wrapped()
+        if self.through_deepspeed:
+            self.gradient_dtype = through_deepspeed.gradient_dtype(self.model, train)
+        else:
+            self.gradient_dtype = TorchEngine.communicated(train)
+
+    @staticmethod
+    def preload(train: TrainSpec) -> None:
+        """Accelerate itself, and DeepSpeed where it stands for that."""
+        import accelerate  # noqa: F401 - its seconds count as imports
+
+        if train.wrapper == "deepspeed":
+            through_deepspeed.quiet_import(train.device)
+
+    @override
+    def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool, phase: Phase = no_phase) -> Tensor:
+        with self.accelerator.accumulate(self.model):
+            if self.accelerator.sync_gradients != last:
+                raise RuntimeError(f"Accelerate counts micro-steps otherwise: last is {last}")
+            with phase("forward"):
+                logits = logits_of(self.model(images.to(self.input_dtype)))
+                loss = loss_of(logits.float())
+            with phase("backward"):
+                # Accelerate divides by the accumulation itself; under DeepSpeed it takes the optimizer's step in here.
+                self.accelerator.backward(loss)
+                detached = loss.detach()
+                del loss, logits  # with them goes the graph, and that takes its time
+        return detached
+
+    @override
+    def step(self) -> None:
+        if self.train_spec.gradient_clipping > 0 and not self.through_deepspeed:
+            self.accelerator.clip_grad_norm_(self.model.parameters(), self.train_spec.gradient_clipping)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    @property
+    @override
+    def unknown_parts(self) -> dict[str, str]:
+        if self.through_deepspeed:
+            return {"optimizer": "Accelerate takes DeepSpeed's optimizer step inside its backward"}
+        return {}
+
+    @override
+    def set_learning_rate(self, learning_rate: float) -> None:
+        set_rate(self.optimizer, learning_rate)
+
+    @property
+    @override
+    def norm_unknown(self) -> str | None:
+        if self.train_spec.precision == "fp16":
+            return SCALED
+        if self.through_deepspeed:
+            return "Accelerate takes DeepSpeed's optimizer step, and with it the gradients, inside its backward"
+        if self.train_spec.wrapper == "fsdp2":
+            return "FSDP2 scatters gradients before a rank's own can be seen whole"
+        return None
+
+    @override
+    def whole_tensors(self) -> WholeTensors:
+        if self.through_deepspeed:
+            return deepspeed_tensors(self.model, self.train_spec.optimizer)
+        scale = torch_loss_scale(self.accelerator.scaler)
+        return TorchTensors(self.module, self.optimizer.optimizer, self.train_spec.optimizer, loss_scale=scale)
+
+    @override
+    def evaluate(self, images: Tensor) -> Tensor:
+        forward = self.module if self.train_spec.wrapper == "ddp" else self.model
+        self.model.eval()
+        with torch.no_grad():
+            logits: Tensor = logits_of(forward(images.to(self.input_dtype))).float()
+        self.model.train()
+        return logits
+
+    @property
+    @override
+    def module(self) -> nn.Module:
+        module: nn.Module = self.model if self.train_spec.wrapper == "fsdp2" else self.model.module
+        return module
+
+    def _check_wrapped(self) -> None:
+        """On hardware it does not know Accelerate drops a plugin without a word, and trains on all the same."""
+        asked = self.train_spec.wrapper
+        if asked == "deepspeed":
+            from deepspeed import DeepSpeedEngine
+
+            wrapped = isinstance(self.model, DeepSpeedEngine)
+        else:
+            wrapped = isinstance(self.model, FSDPModule if asked == "fsdp2" else DistributedDataParallel)
+        if not wrapped:
+            raise RuntimeError(
+                f"train.accelerate_backend = '{asked}', but Accelerate made a {type(self.model).__name__} of the model"
+            )
+
+
+def _accelerator(model: nn.Module, trial: Trial, device: torch.device) -> Any:
+    """The `Accelerator` of a trial."""
+    from accelerate import Accelerator
+    from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
+
+    train = trial.train
+    # Read when the process's state is made: it must not be left from the shell that started this rank.
+    for name in ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERATE_MIXED_PRECISION"):
+        os.environ.pop(name, None)
+    given: dict[str, Any] = {"gradient_accumulation_steps": train.grad_accum}
+    if train.wrapper == "deepspeed":
+        given["deepspeed_plugin"] = DeepSpeedPlugin(hf_ds_config=through_deepspeed.configuration(trial))
+        return Accelerator(**given)
+    given["mixed_precision"] = train.precision if train.precision in ("bf16", "fp16") else "no"
+    given["cpu"] = device.type == "cpu"
+    if train.wrapper == "fsdp2":
+        given["fsdp_plugin"] = FullyShardedDataParallelPlugin(
+            fsdp_version=2,
+            reshard_after_forward=True if train.reshard_after_forward is None else train.reshard_after_forward,
+            auto_wrap_policy="transformer_based_wrap",
+            transformer_cls_names_to_wrap=sorted({type(block).__name__ for block in blocks_of(model)}),
+            cpu_offload=train.offload == "parameters",
+            # The weights are the same on every rank already, and rank 0's need not be sent around.
+            cpu_ram_efficient_loading=False,
+        )
+    else:
+        given["kwargs_handlers"] = [_ddp_options(train)]
+    return Accelerator(**given)
+
+
+def _ddp_options(train: TrainSpec) -> Any:
+    from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs
+
+    hooks = {"bf16": DDPCommunicationHookType.BF16, "fp16": DDPCommunicationHookType.FP16}
+    return DistributedDataParallelKwargs(
+        **({} if train.bucket_mib is None else {"bucket_cap_mb": train.bucket_mib}),
+        gradient_as_bucket_view=train.gradient_as_bucket_view,
+        static_graph=train.static_graph,
+        comm_hook=hooks.get(train.gradient_dtype or "", DDPCommunicationHookType.NO),
+    )

@@ -1,0 +1,167 @@
+"""Checkpoints: one format for all engines, so that any restores any other's, at any number of ranks.
+
+A folder of `checkpoint.json`, `weights.safetensors`, a file like `exp_avg.safetensors` for each state the optimizer
+keeps, and `buffers.safetensors` where the model has buffers. Tensors are whole, fp32 (buffers: their own dtype), under
+the parameter's name in the model. No pickle: safetensors holds numbers alone.
+
+Rank 0 writes and holds one file's tensors in host memory while it does: 4 bytes per parameter. Every rank reads, a
+tensor at a time.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch.distributed as dist
+from torch import Tensor
+
+from vitscale.engines.checkpoint_files import (
+    FORMAT,
+    Description,
+    Scale,
+    Shapes,
+    TensorFile,
+    read_description,
+    refused,
+    sync,
+    write_description,
+    write_tensors,
+)
+from vitscale.engines.whole_tensors import STATES, WholeTensors
+from vitscale.errors import RequestError, explain, shown
+
+WEIGHTS, _BUFFERS = "weights", "buffers"
+Alive = Callable[[], object]
+"""Called after each tensor: a large model's take minutes."""
+
+
+def save(whole: WholeTensors, folder: Path, step: int, alive: Alive) -> None:
+    """Writes a checkpoint after `step` optimizer steps; all ranks call it. `folder` is there whole, or not at all.
+
+    Raises:
+        RequestError: the folder exists, or the optimizer's states cannot be saved.
+        OSError: it cannot be written.
+    """
+    if folder.exists():
+        raise RequestError(explain(f"{shown(str(folder))} exists already", next_step="Name a folder that does not"))
+    description = _describe(whole, step)
+    _wait()  # until all have looked: the folder is there soon
+    draft = folder.with_name(f".{folder.name}.draft")
+    try:
+        if _rank() == 0:
+            shutil.rmtree(draft, ignore_errors=True)
+            draft.mkdir()
+        for file in _files(whole, description.states):
+            _save_file(whole, file, draft, alive)
+        if _rank() == 0:
+            write_description(draft, description)
+            sync(draft)
+            draft.rename(folder)
+            sync(folder.parent)
+    except BaseException:
+        if _rank() == 0:
+            shutil.rmtree(draft, ignore_errors=True)
+        raise
+    _wait()
+
+
+def contents(whole: WholeTensors) -> Iterator[tuple[str, str, Tensor]]:
+    """All that a checkpoint holds now: file, name, and the whole tensor, one at a time. All ranks alike."""
+    for file in _files(whole, _describe(whole, 0).states):
+        yield from ((file, name, _tensor(whole, file, name)) for name in _shapes(whole, file))
+
+
+def _save_file(whole: WholeTensors, file: str, folder: Path, alive: Alive) -> None:
+    gathered = {}
+    for name in _shapes(whole, file):
+        tensor = _tensor(whole, file, name)
+        if _rank() == 0:
+            gathered[name] = tensor.to("cpu", copy=True).contiguous()
+        alive()
+    if _rank() == 0:
+        write_tensors(folder / f"{file}.safetensors", gathered)
+
+
+def load(whole: WholeTensors, folder: Path, alive: Alive) -> int:
+    """Puts a checkpoint's weights and states in place; all ranks call it, and all can read `folder`.
+
+    The learning rate is not part of it: that is the trial's, and follows another global batch.
+
+    Returns:
+        Optimizer steps taken when it was saved.
+
+    Raises:
+        RequestError: it is missing, not whole, or of another model or optimizer. Nothing has been changed then.
+    """
+    description = read_description(folder)
+    if description.optimizer != whole.kind:
+        raise refused(folder, f"is of the optimizer {shown(description.optimizer)}, not of {shown(whole.kind)}")
+    if description.states not in ([], list(STATES[whole.kind])):
+        raise refused(folder, f"has the states {shown(description.states)}, and {whole.kind} keeps others")
+    files = {
+        file: TensorFile(folder, file, _shapes(whole, file), fp32=file != _BUFFERS)
+        for file in _files(whole, description.states)
+    }
+    for name, tensor in files[WEIGHTS].tensors(alive):
+        whole.set_weight(name, tensor)
+    whole.make_states(whole.trained if description.states else (), description.states, description.optimizer_steps)
+    for key in description.states:
+        for name, tensor in files[key].tensors(alive):
+            whole.set_state(name, key, tensor)
+    if _BUFFERS in files:
+        for name, tensor in files[_BUFFERS].tensors(alive):
+            whole.buffers[name].copy_(tensor)
+    if whole.loss_scale is not None and description.loss_scale is not None:
+        whole.loss_scale.set(description.loss_scale.factor, description.loss_scale.steps)
+    _wait()
+    return description.step
+
+
+def _describe(whole: WholeTensors, step: int) -> Description:
+    """Raises a RequestError where the optimizer has states of some parameters only."""
+    kept = [[key for key in STATES[whole.kind] if whole.has_state(name, key)] for name in whole.trained]
+    if any(states != kept[0] for states in kept):
+        some = next(name for name, states in zip(whole.trained, kept, strict=True) if states != max(kept))
+        raise RequestError(
+            explain(
+                f"the optimizer cannot be saved: no update has reached the parameter {shown(some)} yet",
+                next_step="Freeze parameters that no image reaches, or use all of them in every step",
+            )
+        )
+    scale = whole.loss_scale.get() if whole.loss_scale else None
+    return Description(
+        format=FORMAT,
+        step=step,
+        optimizer=whole.kind,
+        optimizer_steps=whole.steps(),
+        states=kept[0] if kept else [],
+        loss_scale=None if scale is None else Scale(factor=scale[0], steps=scale[1]),
+    )
+
+
+def _files(whole: WholeTensors, states: list[str]) -> list[str]:
+    return [WEIGHTS, *states, *([_BUFFERS] if whole.buffers else [])]
+
+
+def _shapes(whole: WholeTensors, file: str) -> Shapes:
+    """What a file holds: names and shapes."""
+    if file == _BUFFERS:
+        return {name: tuple(buffer.shape) for name, buffer in whole.buffers.items()}
+    return {name: whole.shape(name) for name in (whole.parameters if file == WEIGHTS else whole.trained)}
+
+
+def _tensor(whole: WholeTensors, file: str, name: str) -> Tensor:
+    if file == _BUFFERS:
+        return whole.buffers[name].detach()
+    return (whole.weight(name) if file == WEIGHTS else whole.state(name, file)).float()
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _wait() -> None:
+    if dist.is_initialized():
+        dist.barrier()

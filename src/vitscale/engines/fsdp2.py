@@ -1,0 +1,59 @@
+"""PyTorch's FSDP2 (`fully_shard`): weights, gradients and optimizer states are sharded, block by block."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from typing_extensions import override
+
+from vitscale.engines.base import COMMUNICATED, SCALED, TorchEngine, weight_dtype
+from vitscale.engines.blocks import blocks_of, with_options
+from vitscale.trial import TrainSpec
+
+
+class Fsdp2Engine(TorchEngine):
+    """Each block gathers its weights before its forward and its backward, and scatters its gradients after it.
+
+    Gradients are scattered after every micro-step, FSDP2's default: to keep them until the last one takes the memory of
+    a whole gradient on every rank, which sharding is there to save.
+    """
+
+    @staticmethod
+    @override
+    def wrap(model: nn.Module, train: TrainSpec, device: torch.device) -> nn.Module:
+        """The wrap order of FSDP2.
+
+        1. to the device and the weights' dtype: `fully_shard` cuts the shards out of the weights where they are;
+        2. checkpointing and compiling, block by block: FSDP2's hooks gather and free weights outside both;
+        3. `fully_shard` on each block: a block is what is gathered at a time;
+        4. `fully_shard` on the model: embedding, last norm and head, and the order of all the blocks.
+
+        `bf16` is autocast here as on every engine, so that weights are gathered in fp32; FSDP2's own mixed precision
+        would gather them in bf16 and compute norms in it too, which is another precision.
+        """
+        model = with_options(model.to(device, weight_dtype(train)), train)
+        mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+        reduced = COMMUNICATED[train.gradient_dtype] if train.gradient_dtype else None
+        mixed = MixedPrecisionPolicy(reduce_dtype=reduced)
+        offloaded = CPUOffloadPolicy() if train.offload == "parameters" else OffloadPolicy()
+        again = True if train.reshard_after_forward is None else train.reshard_after_forward
+        for block in blocks_of(model):
+            fully_shard(block, mesh=mesh, reshard_after_forward=again, mp_policy=mixed, offload_policy=offloaded)
+        # The root is needed first in backward: FSDP2 keeps it gathered unless it is told otherwise.
+        fully_shard(model, mesh=mesh, mp_policy=mixed, offload_policy=offloaded)
+        return model
+
+    @property
+    @override
+    def norm_unknown(self) -> str | None:
+        """FSDP2 hands autograd weights of its own, so that no hook sees the gradient of one micro-batch."""
+        if self.train_spec.precision == "fp16":
+            return SCALED
+        return "FSDP2 scatters gradients before a rank's own can be seen whole"
+
+    @property
+    @override
+    def module(self) -> nn.Module:
+        return self.wrapped

@@ -1,0 +1,209 @@
+"""Whole weights and optimizer states of a distributed model, by name, whatever holds their parts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from vitscale.errors import RequestError, explain, shown
+
+STATES: dict[str, tuple[str, ...]] = {
+    "adamw": ("exp_avg", "exp_avg_sq"),
+    "sgd": ("momentum_buffer",),
+    "lamb": ("exp_avg", "exp_avg_sq"),
+}
+"""What an optimizer keeps of each parameter, in the parameter's shape. Beside it AdamW counts its steps for each
+parameter, LAMB for each group; what else LAMB keeps it works out anew in every step."""
+
+
+class LossScale(ABC):
+    """The factor by which fp16 scales its losses, and the steps since it last changed."""
+
+    @abstractmethod
+    def get(self) -> tuple[float, int]:
+        """(factor, steps)."""
+
+    @abstractmethod
+    def set(self, factor: float, steps: int) -> None:
+        """Goes on from there."""
+
+
+class WholeTensors(ABC):
+    """What one engine holds of model and optimizer.
+
+    All ranks call all methods alike: a whole tensor may have to be gathered. One tensor is whole at a time, so that a
+    rank's memory grows by no more than its largest.
+    """
+
+    loss_scale: LossScale | None = None
+
+    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, kind: str) -> None:
+        """Of the model inside the wrapper and the optimizer that updates it, which is a `kind` of `STATES`."""
+        if kind not in STATES:
+            raise RequestError(
+                explain(
+                    f"train.optimizer = {shown(kind)} cannot be saved: what it keeps of a parameter is not known here, "
+                    "or is another on every rank",
+                    valid=[f"train.optimizer = {shown(name)}" for name in STATES],
+                )
+            )
+        self.module, self.optimizer, self.kind = module, optimizer, kind
+        self.parameters: dict[str, nn.Parameter] = dict(module.named_parameters())
+        self.trained = [name for name, parameter in self.parameters.items() if parameter.requires_grad]
+        persistent = module.state_dict().keys()
+        self.buffers = {name: buffer for name, buffer in module.named_buffers() if name in persistent}
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of the whole parameter."""
+        return tuple(self.parameters[name].shape)
+
+    @abstractmethod
+    def weight(self, name: str) -> Tensor:
+        """The whole weight that the optimizer updates, on any device."""
+
+    @abstractmethod
+    def set_weight(self, name: str, whole: Tensor) -> None:
+        """Puts in place both the weight that the optimizer updates and that which computes."""
+
+    @abstractmethod
+    def has_state(self, name: str, key: str) -> bool:
+        """Whether an update has given a trained parameter this state yet; gathers nothing."""
+
+    @abstractmethod
+    def state(self, name: str, key: str) -> Tensor:
+        """A whole state of a trained parameter."""
+
+    @abstractmethod
+    def set_state(self, name: str, key: str, whole: Tensor) -> None:
+        """Puts a state in place, after `make_states`."""
+
+    @abstractmethod
+    def make_states(self, names: Iterable[str], keys: Iterable[str], steps: int) -> None:
+        """Replaces all of the optimizer's states by those of the named parameters, all zero, after `steps` updates."""
+
+    def steps(self) -> int:
+        """Updates that the optimizer counts; 0 where it counts none.
+
+        Raises:
+            RequestError: it counts more for some parameters than for others.
+        """
+        if self.kind == "lamb":
+            counted = {int(group.get("step", 0)) for group in self.optimizer.param_groups}
+        else:
+            counted = {int(state["step"]) for state in self.optimizer.state.values() if "step" in state}
+        if len(counted) > 1:
+            raise RequestError(
+                explain(
+                    "the optimizer cannot be saved: some parameters got fewer updates than others "
+                    f"({min(counted)} against {max(counted)})",
+                    next_step="Freeze parameters that no image reaches, or use all of them in every step",
+                )
+            )
+        return counted.pop() if counted else 0
+
+    def _make(self, holders: Iterable[Tensor], keys: Iterable[str], steps: int) -> None:
+        """`make_states` for the tensors that the optimizer keeps states of, as its own first step would."""
+        keys = tuple(keys)
+        self.optimizer.state.clear()
+        for holder in holders:
+            state: dict[str, Any] = {key: torch.zeros_like(holder) for key in keys}
+            if self.kind == "adamw":
+                # torch.optim keeps this count beside the parameter where one kernel updates all of them.
+                on_device = any(group.get("fused") for group in self.optimizer.param_groups)
+                state["step"] = torch.tensor(float(steps), device=holder.device if on_device else "cpu")
+            self.optimizer.state[holder] = state
+        if self.kind == "lamb":
+            for group in self.optimizer.param_groups:
+                group["step"] = steps
+
+
+class TorchTensors(WholeTensors):
+    """Of torch's own optimizer over tensors that are whole on every rank, or shards that torch knows how to gather."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        kind: str,
+        *,
+        masters: Mapping[nn.Parameter, Tensor] | None = None,
+        loss_scale: LossScale | None = None,
+    ) -> None:
+        """`masters`: the fp32 tensors that the optimizer updates, where they are not the parameters themselves."""
+        super().__init__(module, optimizer, kind)
+        self._masters = masters or {}
+        self.loss_scale = loss_scale
+
+    def _updated(self, name: str) -> Tensor:
+        parameter = self.parameters[name]
+        return self._masters.get(parameter, parameter)
+
+    def weight(self, name: str) -> Tensor:
+        """Gathered where it is sharded."""
+        return _whole(self._updated(name))
+
+    def set_weight(self, name: str, whole: Tensor) -> None:
+        """Each rank takes its own part."""
+        _fill(self.parameters[name], whole)
+        _fill(self._updated(name), whole)
+
+    def has_state(self, name: str, key: str) -> bool:
+        """SGD without momentum keeps a None."""
+        return self.optimizer.state.get(self._updated(name), {}).get(key) is not None
+
+    def state(self, name: str, key: str) -> Tensor:
+        """Gathered where it is sharded."""
+        return _whole(self.optimizer.state[self._updated(name)][key])
+
+    def set_state(self, name: str, key: str, whole: Tensor) -> None:
+        """Each rank takes its own part."""
+        _fill(self.optimizer.state[self._updated(name)][key], whole)
+
+    def make_states(self, names: Iterable[str], keys: Iterable[str], steps: int) -> None:
+        """A state for each tensor that is updated."""
+        self._make([self._updated(name) for name in names], keys, steps)
+
+
+class TorchLossScale(LossScale):
+    """torch's GradScaler."""
+
+    def __init__(self, scaler: torch.amp.GradScaler) -> None:
+        self._scaler = scaler
+
+    def get(self) -> tuple[float, int]:
+        """Waits for the device."""
+        state = self._scaler.state_dict()
+        return float(state["scale"]), int(state["_growth_tracker"])
+
+    def set(self, factor: float, steps: int) -> None:
+        """All else is as the scaler was made."""
+        self._scaler.load_state_dict(self._scaler.state_dict() | {"scale": factor, "_growth_tracker": steps})
+
+
+def torch_loss_scale(scaler: torch.amp.GradScaler | None) -> LossScale | None:
+    """Of a scaler that is there and switched on."""
+    return TorchLossScale(scaler) if scaler is not None and scaler.is_enabled() else None
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    if isinstance(tensor, DTensor):
+        # Offloaded shards lie on the host, where NCCL gathers nothing.
+        gathered: Tensor = cast(DTensor, tensor.to(tensor.device_mesh.device_type)).full_tensor()
+        return gathered
+    return tensor
+
+
+def _fill(target: Tensor, whole: Tensor) -> None:
+    target = target.detach()
+    if isinstance(target, DTensor):
+        # No source rank: every rank has the whole and cuts its own part out of it.
+        parts = distribute_tensor(whole, target.device_mesh, target.placements, src_data_rank=None)
+        target.to_local().copy_(parts.to_local())
+    else:
+        target.copy_(whole)

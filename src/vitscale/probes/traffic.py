@@ -1,0 +1,203 @@
+"""The collectives of an optimizer step, counted without waiting for anything.
+
+A step that is counted notes when it begins and ends, and afterwards the flight recorder tells which collectives were
+called in between. gloo needs one thing more. It has no reduce-scatter: torch gives it an all-reduce and keeps a part of
+the result, and the recorder sees the all-reduce. So that what was asked for stays known, calls of a reduce-scatter are
+noted too, and the all-reduces inside one stand as the reduce-scatter they carry out. Calls then pass through Python:
+not for steps that are timed. gloo tells the recorder of no send and no recv.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch._C import _distributed_c10d as c10d
+from torch.distributed.distributed_c10d import GroupName
+
+from vitscale.probes.flight_recorder import Entry, Unreadable, entries, too_small
+from vitscale.record import Collective, TrafficLine
+
+NO_GROUP = "none"
+"""The backend of a rank without a process group, which sends nothing."""
+_CLOCK_SET_NS = 1_000_000
+"""By so much the wall clock may leave the steady one in a step."""
+CLOCK_SET = "the system's clock was set in the course of the step"
+
+
+@dataclass(frozen=True)
+class ReduceScatter:
+    """One that was asked of gloo: when, by the clock of `time.time_ns`, and of how many elements in all."""
+
+    began_ns: int
+    ended_ns: int
+    elements: int
+
+
+@dataclass(frozen=True)
+class CountedStep:
+    """When a step began and ended, by the clock of `time.time_ns`, and what the recorder does not tell of it."""
+
+    number: int
+    began_ns: int
+    ended_ns: int
+    scatters: tuple[ReduceScatter, ...] = ()
+    clock_set: bool = False
+
+
+class TrafficCounter:
+    """Counts the collectives of some of this rank's optimizer steps."""
+
+    def __init__(self) -> None:
+        self.backend = str(dist.get_backend()) if dist.is_initialized() else NO_GROUP
+        self._steps: list[CountedStep] = []
+
+    @contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        """Around an optimizer step."""
+        scatters: list[ReduceScatter] = []
+        with ExitStack() as stack:
+            if self.backend == "gloo":
+                stack.enter_context(_noting(scatters))
+            began, steadily = time.time_ns(), time.monotonic_ns()
+            yield
+            ended, passed = time.time_ns(), time.monotonic_ns() - steadily
+        clock_set = abs(ended - began - passed) > _CLOCK_SET_NS
+        self._steps.append(CountedStep(number, began, ended, tuple(scatters), clock_set))
+
+    def lines(self) -> list[TrafficLine]:
+        """What was sent in each counted step. Reads the whole ring: for a pause."""
+        try:
+            recorded = entries()
+        except Unreadable as error:
+            return [self._unknown(step, str(error)) for step in self._steps]
+        return [self._line(step, recorded) for step in self._steps]
+
+    def _line(self, step: CountedStep, recorded: Sequence[Entry]) -> TrafficLine:
+        try:
+            found = collectives(recorded, step, _size_of)
+        except Unreadable as error:
+            return self._unknown(step, str(error))
+        return TrafficLine(step=step.number, backend=self.backend, collectives=tuple(found))
+
+    def _unknown(self, step: CountedStep, reason: str) -> TrafficLine:
+        return TrafficLine(step=step.number, backend=self.backend, collectives=None, reason=reason)
+
+
+def collectives(recorded: Sequence[Entry], step: CountedStep, size_of: Callable[[str], int]) -> list[Collective]:
+    """The collectives of one step, in the order of their calls.
+
+    Args:
+        recorded: the ring's entries, oldest first.
+        step: which step.
+        size_of: the ranks of a communicator by its name.
+
+    Raises:
+        Unreadable: not all of the step can be told.
+    """
+    if step.clock_set:
+        raise Unreadable(CLOCK_SET)
+    if recorded and recorded[0].record > 0 and recorded[0].created_ns >= step.began_ns:
+        raise Unreadable(too_small(len(recorded)))
+    of_step = [entry for entry in recorded if step.began_ns <= entry.created_ns < step.ended_ns]
+    inside: dict[ReduceScatter, list[Entry]] = {scatter: [] for scatter in step.scatters}
+    asked: list[Entry | ReduceScatter] = []
+    for entry in of_step:
+        within = next((one for one in step.scatters if one.began_ns <= entry.created_ns < one.ended_ns), None)
+        if within is None:
+            asked.append(entry)
+            continue
+        if not inside[within]:
+            asked.append(within)
+        inside[within].append(entry)
+    if missing := [scatter for scatter, carriers in inside.items() if not carriers]:
+        raise Unreadable(f"of {len(missing)} reduce-scatters of gloo the recorder saw nothing")
+    found: list[Collective] = []
+    for one in asked:
+        found += _carried_out(one, inside[one], size_of) if isinstance(one, ReduceScatter) else [_of(one, size_of)]
+    return found
+
+
+def _carried_out(scatter: ReduceScatter, carriers: Sequence[Entry], size_of: Callable[[str], int]) -> list[Collective]:
+    """A reduce-scatter in place of the all-reduces that carry it out; one for each dtype where it has several."""
+    names = sorted({carrier.operation for carrier in carriers})
+    elements = sum(carrier.input_elements for carrier in carriers)
+    if names != ["all_reduce"] or elements != scatter.elements:
+        raise Unreadable(
+            f"a reduce-scatter of {scatter.elements:,} elements was carried out as {' and '.join(names)} of "
+            f"{elements:,}, and vitscale knows gloo to use an all_reduce of as many"
+        )
+    found = []
+    for communicator, dtype in dict.fromkeys((carrier.communicator, carrier.dtype) for carrier in carriers):
+        own = sum(c.input_elements for c in carriers if (c.communicator, c.dtype) == (communicator, dtype))
+        ranks = size_of(communicator)
+        found.append(
+            Collective(
+                communicator=communicator,
+                ranks=ranks,
+                operation="reduce_scatter",
+                dtype=dtype,
+                input_elements=own,
+                output_elements=own // ranks,
+            )
+        )
+    return found
+
+
+def _of(entry: Entry, size_of: Callable[[str], int]) -> Collective:
+    return Collective(
+        communicator=entry.communicator,
+        ranks=size_of(entry.communicator),
+        operation=entry.operation,
+        dtype=entry.dtype,
+        input_elements=entry.input_elements,
+        output_elements=entry.output_elements,
+    )
+
+
+def _size_of(communicator: str) -> int:
+    """The ranks of a process group of this rank's, by its name."""
+    try:
+        return int(c10d._resolve_process_group(GroupName(communicator)).size())
+    except (RuntimeError, ValueError):
+        raise Unreadable(f"the ranks of process group {communicator!r} are unknown") from None
+
+
+@contextmanager
+def _noting(scatters: list[ReduceScatter]) -> Iterator[None]:
+    """While it lasts, every reduce-scatter that Python asks of a process group is added to `scatters`."""
+    group = c10d.ProcessGroup
+    # As they lie in the class: what the class answers when it is asked for them no longer binds to a group.
+    originals = {name: method for name, method in vars(group).items() if "reduce_scatter" in name}
+    for name in originals:
+        setattr(group, name, _noted(getattr(group, name), scatters))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(group, name, original)
+
+
+def _noted(original: Callable[..., Any], scatters: list[ReduceScatter]) -> Callable[..., Any]:
+    def call(group: Any, outputs: Any, *inputs: Any, **named: Any) -> Any:
+        began = time.time_ns()
+        work = original(group, outputs, *inputs, **named)
+        elements = sum(tensor.numel() for tensor in _tensors([*inputs, *named.values()]))
+        scatters.append(ReduceScatter(began, time.time_ns(), elements))
+        return work
+
+    return call
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """All tensors in values and lists of values."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)

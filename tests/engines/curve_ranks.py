@@ -1,0 +1,152 @@
+"""One rank of a process group in which many engines train, one after the other, on the same images in the same order.
+
+RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as any rank has them; its argument is a folder with `jobs.json`, a list of
+`curves.Job`. It writes `rank-R.json`: for each job this rank's losses, the images it took, and what else was asked
+for. The first error ends it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from engines.curves import GLOBAL_BATCH, MODEL, SAMPLES, Job
+from vitscale import engines, models, sources
+from vitscale.datasets import Batch, slot_loss
+from vitscale.engines import deepspeed
+from vitscale.probes.explainer import no_phase
+from vitscale.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
+from vitscale.worker import passes
+from vitscale.worker.checkpointing import measured_checkpoint
+from vitscale.worker.group import device_of, join
+from vitscale.worker.passes import Passes
+from vitscale.worker.place import Place
+
+PLACE = Place(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"]), None)
+HONEST_CONFIGURATION = deepspeed.configuration
+
+
+def trial_of(job: Job) -> Trial:
+    """The job's trial: the global batch is cut into as many parts as ranks and micro-steps ask for."""
+    train = job["train"]
+    ranks = PLACE.world_size
+    parts = ranks * train.get("grad_accum", 1)
+    assert GLOBAL_BATCH % parts == 0
+    fields = {"precision": "fp32", "device": "cpu", "micro_batch": GLOBAL_BATCH // parts} | train
+    return Trial(
+        model=MODEL,
+        data=DataSpec(name="synthetic", samples=SAMPLES, source_size=16, augment=True),
+        train=TrainSpec.model_validate(fields),
+        world=World(ranks_per_node=ranks, threads_per_rank=1),
+        window=WindowSpec(),
+        launcher="torchrun",
+    )
+
+
+def batches_of(own: Passes, first: int, last: int) -> Iterator[tuple[int, int, list[Batch]]]:
+    """(step, epoch, the step's micro-batches) of the steps from `first` to before `last`."""
+    step = epoch = 0
+    while step < last:
+        order = own.order(epoch)
+        with own.batches(order) as batches:
+            for _ in range(min(order.steps, last - step)):
+                micro_batches = [next(batches) for _ in range(order.grad_accum)]
+                if step >= first:
+                    yield step, epoch, micro_batches
+                step += 1
+        epoch += 1
+
+
+def run(job: Job, folder: Path) -> dict[str, Any]:
+    """Trains as the worker does, from the first step or from a checkpoint."""
+    trial = trial_of(job)
+    device = device_of(trial.train.device, PLACE)
+    torch.manual_seed(trial.train.seed)
+    engine = engines.build(models.build(trial.model), trial, device)
+    own = Passes(trial, PLACE, sources.load(trial.data), engine, device, trial.train.seed)
+    first = engine.load_checkpoint(Path(job["load"])) if "load" in job else 0
+    if job.get("forget"):
+        engine.whole_tensors().make_states((), (), 0)
+    losses, ids = [], []
+    sums = torch.zeros(3, dtype=torch.float64, device=device)
+    for step, epoch, micro_batches in batches_of(own, first, job["steps"]):
+        if step == job.get("save_before"):
+            engine.save_checkpoint(folder / job["name"], step)
+        if step <= trial.train.learning_rate_warmup_steps:
+            engine.set_learning_rate(trial.learning_rate_at(step))
+        loss = torch.zeros((), dtype=torch.float64, device=device)
+        for number, batch in enumerate(micro_batches):
+            last = number == len(micro_batches) - 1
+            loss += own.micro_step(batch, sums, epoch=epoch, last=last, phase=no_phase) / len(micro_batches)
+        engine.step()
+        losses.append(float(loss))
+        ids.append([i for batch in micro_batches for i in batch.ids[batch.weights > 0].tolist()])
+    found: dict[str, Any] = {"first": first, "losses": losses, "ids": ids, "gradient_dtype": engine.gradient_dtype}
+    if job.get("measure"):
+        line = measured_checkpoint(engine, device, folder, job["steps"], lambda: None)
+        found["checkpoint"] = line.model_dump(mode="json")
+    return found
+
+
+def make_wrong(how: str | None) -> None:
+    """Breaks an engine in a known way: `default-clipping` or `summed-gradients`; None mends it."""
+
+    def without_clipping(trial: Trial) -> dict[str, Any]:
+        config = HONEST_CONFIGURATION(trial)
+        del config["gradient_clipping"]
+        return config
+
+    def summed(*arguments: Any) -> torch.Tensor:
+        loss = slot_loss(*arguments)
+        # The loss as it was, the gradient as many times as there are ranks.
+        return loss.detach() + PLACE.world_size * (loss - loss.detach())
+
+    configuration = without_clipping if how == "default-clipping" else HONEST_CONFIGURATION
+    loss_of_slot = summed if how == "summed-gradients" else slot_loss
+    vars(deepspeed)["configuration"], vars(passes)["slot_loss"] = configuration, loss_of_slot
+
+
+def forget_accelerate() -> None:
+    """Accelerate keeps one state for the process, and would refuse or mix up the next engine's."""
+    from accelerate.state import AcceleratorState, GradientState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
+        del os.environ[name]
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    jobs: list[Job] = json.loads((folder / "jobs.json").read_text())
+    device = jobs[0]["train"].get("device", "cpu")
+    join("ddp", PLACE, device_of(device, PLACE))
+    found = {}
+    for job in jobs:
+        print(job["name"], round(time.monotonic()), flush=True)
+        make_wrong(job.get("wrong"))
+        try:
+            found[job["name"]] = run(job, folder)
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)  # the other ranks lose their connection, and end too
+        if job["train"]["engine"] == "accelerate":
+            forget_accelerate()
+        dist.barrier()
+    (folder / f"rank-{PLACE.rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    os._exit(0)  # taking process groups apart may hang
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

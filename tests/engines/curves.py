@@ -1,0 +1,113 @@
+"""Loss curves of many engines, trained on real ranks: what is to be trained, and what came of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, NotRequired, TypedDict
+
+from vitscale.model_spec import ModelSpec, resolve
+
+MODEL = resolve(
+    ModelSpec(name="vit-ti16", image_size=16, patch_size=8, layers=2, hidden_size=32, heads=2, mlp_size=64), 10
+)
+GLOBAL_BATCH = 36
+"""Divides over 1, 2 and 3 ranks, each with 1 and 3 micro-steps, and into 4 micro-batches."""
+SAMPLES = 4 * GLOBAL_BATCH + 7
+"""Every fifth step has 7 images: padding, and slots that hold nothing else."""
+STEPS = 20
+_SCRIPT = Path(__file__).with_name("curve_ranks.py")
+_TESTS = Path(__file__).parents[1]
+
+
+class Job(TypedDict):
+    """One training on all ranks."""
+
+    name: str
+    train: dict[str, Any]
+    """Fields of its TrainSpec; the micro-batch follows from the ranks and `grad_accum`."""
+    steps: int
+    save_before: NotRequired[int]
+    """Saves a checkpoint, named as the job, before this step."""
+    load: NotRequired[str]
+    """Begins with this checkpoint."""
+    forget: NotRequired[bool]
+    """Drops the optimizer's states that it has loaded."""
+    wrong: NotRequired[str]
+    """Broken on purpose: see `curve_ranks.make_wrong`."""
+    measure: NotRequired[bool]
+    """At the end measures a checkpoint as a run does."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What one job left, over all ranks."""
+
+    first: int
+    """The first step."""
+    losses: list[float]
+    """Means over the step's real images."""
+    ids: list[list[int]]
+    """The images of each step, sorted."""
+    gradient_dtype: str | None
+    checkpoints: list[dict[str, float]]
+    """Of each rank, where measured."""
+
+    def __post_init__(self) -> None:
+        assert len(self.losses) == len(self.ids) > 0
+
+
+def train(jobs: list[Job], ranks: int, folder: Path, timeout: float = 500.0) -> dict[str, Curve]:
+    """Runs all jobs on one set of ranks, in order; fails with the traceback where any of them failed.
+
+    Without an engine (`none`) there are no ranks to share the images: only for `ranks` = 1.
+    """
+    folder.mkdir()
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    processes = []
+    for rank in range(ranks):
+        placed = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_PORT": port}
+        environment = {name: str(value) for name, value in placed.items()}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_TESTS)}
+        with (folder / f"log-{rank}.txt").open("w") as log:
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, str(_SCRIPT), str(folder)],
+                    env=os.environ | environment,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+    try:
+        codes = [process.wait(timeout=timeout) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    logs = [(folder / f"log-{rank}.txt").read_text()[-3000:] for rank in range(ranks)]
+    assert codes == [0] * ranks, "\n".join(logs)
+    found = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
+    return {job["name"]: _joined([each[job["name"]] for each in found]) for job in jobs}
+
+
+def _joined(parts: list[dict[str, Any]]) -> Curve:
+    return Curve(
+        first=parts[0]["first"],
+        losses=[sum(losses) / len(losses) for losses in zip(*(part["losses"] for part in parts), strict=True)],
+        ids=[sorted(chain.from_iterable(step)) for step in zip(*(part["ids"] for part in parts), strict=True)],
+        gradient_dtype=parts[0]["gradient_dtype"],
+        checkpoints=[part["checkpoint"] for part in parts if "checkpoint" in part],
+    )
+
+
+def largest_difference(curve: list[float], reference: list[float]) -> float:
+    """The largest difference of a step's loss, as a share of the reference's."""
+    return max(abs(loss - known) / abs(known) for loss, known in zip(curve, reference, strict=True))

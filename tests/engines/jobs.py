@@ -1,0 +1,168 @@
+"""What the equality tests train: every engine on 1, 2 and 3 ranks, so that each world is started once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from engines.curves import STEPS, Job
+
+Train = dict[str, Any]
+
+
+def _zero(stage: int, **fields: Any) -> Train:
+    return {"engine": "deepspeed", "zero_stage": stage, **fields}
+
+
+def _accelerate(backend: str, **fields: Any) -> Train:
+    return {"engine": "accelerate", "accelerate_backend": backend, **fields}
+
+
+ENGINES: dict[str, Train] = {
+    "ddp": {"engine": "ddp"},
+    "fsdp2": {"engine": "fsdp2"},
+    "zero-0": _zero(0),
+    "zero-1": _zero(1),
+    "zero-2": _zero(2),
+    "zero-3": _zero(3),
+    "zero-2-offload": _zero(2, offload="optimizer"),
+    "zero-3-offload": _zero(3, offload="parameters"),
+    "accelerate-ddp": _accelerate("ddp"),
+    "accelerate-zero-0": _accelerate("deepspeed", zero_stage=0),
+    "accelerate-zero-1": _accelerate("deepspeed", zero_stage=1),
+    "accelerate-zero-2": _accelerate("deepspeed", zero_stage=2),
+    "accelerate-zero-3": _accelerate("deepspeed", zero_stage=3),
+}
+"""All that run on CPU ranks. (Accelerate ignores FSDP there and would train DDP; Megatron-Core needs CUDA.)"""
+
+ADAMW: Train = {"optimizer": "adamw", "learning_rate": 0.001}
+SGD: Train = {"optimizer": "sgd", "learning_rate": 0.05}
+LAMB: Train = {"optimizer": "lamb", "learning_rate": 0.005}
+CLIPPED: Train = {"gradient_clipping": 0.5}
+"""Below the norms of all steps here: 0.6 to 2."""
+ACCUMULATED: Train = {"grad_accum": 3}
+
+SETTINGS: dict[str, Train] = {
+    "adamw-clipped": ADAMW | CLIPPED,
+    "sgd-accumulated": SGD | ACCUMULATED,
+    "adamw-accumulated": ADAMW | ACCUMULATED,
+    "sgd-clipped": SGD | CLIPPED,
+}
+OF_WORLD = {
+    1: ("adamw-accumulated", "sgd-clipped"),
+    2: ("adamw-clipped", "sgd-accumulated"),
+    3: ("adamw-clipped", "sgd-accumulated"),
+}
+"""Each engine meets both optimizers, both accumulations, and clipping on and off, at every number of ranks."""
+FULLY = ("ddp", "fsdp2", "zero-0", "zero-1", "zero-2", "zero-3")
+"""Engines that at two ranks meet all of `SETTINGS`."""
+
+RATE: Train = ADAMW | {
+    "learning_rate_warmup_steps": 8, "learning_rate_scaling": "sqrt", "learning_rate_base_batch": 9,
+}  # fmt: skip
+"""Twice the learning rate, reached in eight steps."""
+RATED = ("ddp", "fsdp2", "zero-0", "zero-3", "accelerate-ddp", "accelerate-zero-2")
+
+AUTOCAST: Train = ADAMW | {"precision": "bf16"}
+AUTOCAST_ENGINES = ("ddp", "fsdp2", "zero-0", "zero-1", "zero-2", "zero-3", "accelerate-ddp", "accelerate-zero-1")
+MICRO_BATCHES = (1, 2, 3, 4)
+PURE: Train = ADAMW | {"precision": "bf16-params"}
+PURE_ENGINES = ("zero-0", "zero-1", "zero-2", "zero-3")
+
+ROUNDED = (("ddp", "fp16"), ("fsdp2", "bf16"), ("zero-0", "bf16"), ("zero-0", "fp16"),
+           ("accelerate-ddp", "fp16"))  # fmt: skip
+
+SAVED_BEFORE, RESUMED_UNTIL = 6, 12
+SAVED = ("ddp", "fsdp2", "zero-0", "zero-1", "zero-2", "zero-3", "zero-2-offload", "zero-3-offload",
+         "accelerate-ddp", "accelerate-zero-3")  # fmt: skip
+"""Whose `adamw-clipped` of two ranks leaves a checkpoint."""
+SAVED_SGD = ("ddp", "zero-1", "zero-3")
+RESUMED: dict[int, tuple[tuple[str, str], ...]] = {
+    1: (*((name, name) for name in SAVED), ("zero-3", "none"), ("ddp", "zero-3"), ("fsdp2", "zero-1")),
+    2: tuple((name, name) for name in SAVED),
+    3: (("ddp", "zero-3"), ("fsdp2", "ddp"), ("zero-1", "zero-1"), ("zero-3", "fsdp2"), ("zero-3", "zero-3"),
+        ("zero-2-offload", "zero-3-offload"), ("accelerate-zero-3", "accelerate-ddp"), ("fsdp2", "fsdp2")),
+}  # fmt: skip
+"""Ranks to (the checkpoint's engine, the engine that goes on); each is of two ranks."""
+RESUMED_SGD: dict[int, tuple[tuple[str, str], ...]] = {
+    1: (("zero-3", "none"),),
+    2: (("ddp", "ddp"), ("zero-1", "zero-1"), ("zero-3", "zero-3")),
+    3: (("ddp", "zero-3"), ("zero-1", "fsdp2")),
+}
+MEASURED = ("fsdp2", "zero-1", "zero-3")
+
+
+def of_world(ranks: int, two_ranks: Path) -> list[Job]:
+    """All that is trained on so many ranks. Two ranks come first: in their folder the others find checkpoints."""
+    jobs = [
+        _job(f"{engine} {setting}", ENGINES[engine] | SETTINGS[setting])
+        for engine in ENGINES
+        for setting in (SETTINGS if ranks == 2 and engine in FULLY else OF_WORLD[ranks])
+    ]
+    if ranks == 1:
+        jobs += _references()
+    if ranks == 2:
+        for job in jobs:
+            engine, setting = job["name"].split()
+            if (setting == "adamw-clipped" and engine in SAVED) or (setting == "sgd-clipped" and engine in SAVED_SGD):
+                job["save_before"] = SAVED_BEFORE
+            if setting == "adamw-accumulated" and engine in MEASURED:
+                job["measure"] = True
+        jobs += _more_on_two_ranks()
+        jobs += _resumed_otherwise(two_ranks)
+    for setting, pairs in (("adamw-clipped", RESUMED[ranks]), ("sgd-clipped", RESUMED_SGD[ranks])):
+        for saved, resumed in pairs:
+            fields = ENGINES.get(resumed, {"engine": "none"}) | SETTINGS[setting]
+            job = _job(f"{resumed} from {saved} {setting}", fields, RESUMED_UNTIL)
+            job["load"] = str(two_ranks / f"{saved} {setting}")
+            jobs.append(job)
+    return jobs
+
+
+def _references() -> list[Job]:
+    """The single process without any engine."""
+    none: Train = {"engine": "none"}
+    plain = {"adamw": ADAMW, "sgd": SGD, "lamb": LAMB, "rate": RATE}
+    plain |= {"adamw-clipped": ADAMW | CLIPPED, "sgd-clipped": SGD | CLIPPED}
+    split = {f"autocast-{parts}": AUTOCAST | {"grad_accum": parts} for parts in MICRO_BATCHES}
+    return [_job(name, none | fields) for name, fields in (plain | split | {"pure": PURE}).items()]
+
+
+def _more_on_two_ranks() -> list[Job]:
+    jobs = [_job(f"{engine} rate", ENGINES[engine] | RATE) for engine in RATED]
+    jobs += [_job(f"{engine} autocast", ENGINES[engine] | AUTOCAST) for engine in AUTOCAST_ENGINES]
+    jobs += [_job(f"{engine} pure", ENGINES[engine] | PURE) for engine in PURE_ENGINES]
+    jobs += [_job(f"{engine} lamb", ENGINES[engine] | LAMB) for engine in ("ddp", "zero-0")]
+    jobs += [
+        _job(f"{engine} sends {dtype}", ENGINES[engine] | SGD | {"gradient_dtype": dtype}) for engine, dtype in ROUNDED
+    ]
+    for job in jobs:
+        if job["name"] in ("ddp lamb", "zero-0 pure", "zero-1 pure"):
+            job["save_before"] = SAVED_BEFORE
+    broken = {"zero-1 adamw": "default-clipping", "ddp sgd": "summed-gradients", "ddp adamw": "summed-gradients"}
+    for name, how in broken.items():
+        engine, optimizer = name.split()
+        job = _job(f"{name} {how}", ENGINES[engine] | (SGD if optimizer == "sgd" else ADAMW))
+        job["wrong"] = how
+        jobs.append(job)
+    return jobs
+
+
+def _resumed_otherwise(two_ranks: Path) -> list[Job]:
+    """Other optimizers and precisions, and one that forgets half of what it loads."""
+    jobs = []
+    for saved, resumed, fields in (
+        ("ddp lamb", "zero-0 lamb", LAMB),
+        ("zero-0 pure", "zero-0 pure", PURE),
+        ("zero-1 pure", "zero-3 pure", PURE),
+        ("ddp adamw-clipped", "ddp forgetting", SETTINGS["adamw-clipped"]),
+    ):
+        job = _job(f"{resumed} from {saved}", ENGINES[resumed.split()[0]] | fields, RESUMED_UNTIL)
+        job["load"] = str(two_ranks / saved)
+        job["forget"] = "forgetting" in resumed
+        jobs.append(job)
+    return jobs
+
+
+def _job(name: str, train: Train, steps: int = STEPS) -> Job:
+    return {"name": name, "train": train, "steps": steps}

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vitscale.engines.blocks import blocks_of, with_options
+from vitscale.errors import RequestError
+from vitscale.model_spec import ModelSpec, resolve
+from vitscale.models import build
+from vitscale.trial import TrainSpec
+
+
+def train(**changes: Any) -> TrainSpec:
+    return TrainSpec(engine="none", precision="fp32", device="cpu", micro_batch=2, **changes)
+
+
+class Staged(nn.Module):
+    """Stages of blocks, as a Swin transformer has them, beside a larger list of unlike modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        stages = [nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(3)]
+        self.stages = nn.ModuleList(stages)
+        self.head = nn.Sequential(nn.Linear(4, 100), nn.ReLU(), nn.Linear(100, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for stage in self.stages:
+            x = stage(x)
+        out: Tensor = self.head(x)
+        return out
+
+
+def test_the_blocks_of_a_vision_transformer_are_its_layers() -> None:
+    model = build(resolve(ModelSpec(name="vit-ti16", image_size=32, patch_size=8, layers=5), 10))
+    blocks = blocks_of(model)
+    assert [type(block).__name__ for block in blocks] == ["ViTLayer"] * 5
+    inside = sum(p.numel() for block in blocks for p in block.parameters())
+    assert inside > 0.9 * sum(p.numel() for p in model.parameters())
+
+
+def test_the_outermost_list_of_like_modules_holds_the_blocks() -> None:
+    model = Staged()
+    assert list(blocks_of(model)) == list(model.stages)
+
+
+def test_a_model_without_blocks_is_left_as_it_is_or_refused_by_name() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    assert list(blocks_of(model)) == []
+    assert with_options(model, train()) is model
+    for option in ("activation_checkpointing", "compile"):
+        with pytest.raises(RequestError, match=rf"train.{option} works block by block, and 'Sequential' has no list"):
+            with_options(model, train(**{option: True}))
+
+
+def saved_bytes(model: nn.Module, x: Tensor) -> int:
+    """What autograd keeps for backward, in bytes."""
+    kept = 0
+
+    def count(tensor: Tensor) -> Tensor:
+        nonlocal kept
+        kept += tensor.nbytes
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        model(x)
+    return kept
+
+
+def test_checkpointing_keeps_less_and_changes_no_gradient_and_no_name() -> None:
+    torch.manual_seed(0)
+    plain = Staged()
+    checkpointed = Staged()
+    checkpointed.load_state_dict(plain.state_dict())
+    assert with_options(checkpointed, train(activation_checkpointing=True)) is checkpointed
+    assert list(checkpointed.state_dict()) == list(plain.state_dict())
+    x = torch.randn(64, 4)
+    # Three stages of two layers: their inputs alone are half of what they keep.
+    assert saved_bytes(checkpointed, x) < saved_bytes(plain, x)
+    for model in (plain, checkpointed):
+        model(x).square().sum().backward()
+    for ours, theirs in zip(checkpointed.parameters(), plain.parameters(), strict=True):
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=0)
+
+
+def test_compiling_is_asked_of_each_block_after_its_checkpointing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled code itself takes a minute to make on CPU; what is held here is who is compiled, and when."""
+    seen: list[str] = []
+    monkeypatch.setattr(nn.Module, "compile", lambda self: seen.append(type(self.forward).__name__))
+    with_options(Staged(), train(compile=True, activation_checkpointing=True))
+    assert seen == ["partial"] * 3  # `forward` was replaced before
+    seen.clear()
+    with_options(Staged(), train(compile=True))
+    assert seen == ["method"] * 3

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from results_factory import make_trial
+from vitscale.engines.optimizers import optimizer_of, set_rate
+
+
+def model() -> nn.Linear:
+    linear = nn.Linear(2, 1)
+    with torch.no_grad():
+        linear.weight.copy_(torch.tensor([[3.0, 4.0]]))
+        linear.bias.fill_(2.0)
+    linear.weight.grad = torch.tensor([[0.5, -0.25]])
+    linear.bias.grad = torch.tensor([1.0])
+    return linear
+
+
+def stepped(**train: Any) -> tuple[list[float], float]:
+    """Weights and bias after one step."""
+    linear = model()
+    optimizer_of(linear, make_trial("none", 1, **train)).step()
+    return linear.weight.detach().flatten().tolist(), linear.bias.item()
+
+
+def test_adamw_by_hand() -> None:
+    """The first step of Adam is the sign of the gradient; the bias takes no weight decay."""
+    weights, bias = stepped(optimizer="adamw", learning_rate=0.1, weight_decay=0.5)
+    assert weights == pytest.approx([3.0 * 0.95 - 0.1, 4.0 * 0.95 + 0.1], rel=1e-5)
+    assert bias == pytest.approx(1.9, rel=1e-5)
+
+
+def test_sgd_by_hand() -> None:
+    weights, bias = stepped(optimizer="sgd", learning_rate=0.1, weight_decay=0.5, momentum=0.9)
+    assert weights == pytest.approx([3.0 - 0.1 * (0.5 + 1.5), 4.0 - 0.1 * (-0.25 + 2.0)])
+    assert bias == pytest.approx(1.9)
+
+
+def test_lamb_by_hand() -> None:
+    """Algorithm 2 of arXiv 1904.00962, moments not corrected for their bias: u = m / (sqrt(v) + eps) + decay * w, and
+    w -= rate * |w| / |u| * u, tensor by tensor."""
+    rate, decay, eps = 0.1, 0.5, 1e-6
+    gradients, before = [0.5, -0.25], [3.0, 4.0]
+    adam = [0.1 * g / (math.sqrt(0.001 * g * g) + eps) for g in gradients]
+    update = [a + decay * w for a, w in zip(adam, before, strict=True)]
+    trust = math.hypot(*before) / math.hypot(*update)
+    weights, bias = stepped(optimizer="lamb", learning_rate=rate, weight_decay=decay)
+    assert weights == pytest.approx([w - rate * trust * u for w, u in zip(before, update, strict=True)], rel=1e-5)
+    assert bias == pytest.approx(2.0 - rate * 2.0, rel=1e-5)  # |w| / |u| * u is w's own size where there is one value
+
+
+def test_the_learning_rate_is_that_of_the_global_batch() -> None:
+    trial = make_trial("none", 1, learning_rate=0.1, learning_rate_scaling="linear", learning_rate_base_batch=1)
+    optimizer = optimizer_of(model(), trial)
+    assert {group["lr"] for group in optimizer.param_groups} == {0.1 * trial.global_batch}
+    set_rate(optimizer, 0.25)
+    assert {group["lr"] for group in optimizer.param_groups} == {0.25}
+
+
+def test_a_skipped_first_step_must_not_leave_momentum_as_the_memory_was() -> None:
+    """torch's fused SGD would, and fp16 often overflows in its first step."""
+    trial = make_trial("none", 1, optimizer="sgd", precision="fp16")
+    assert optimizer_of(model(), trial).defaults["fused"] is False
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_whole_tensors_are_updated_by_one_fused_kernel(optimizer: str) -> None:
+    assert optimizer_of(model(), make_trial("none", 1, optimizer=optimizer)).defaults["fused"] is True

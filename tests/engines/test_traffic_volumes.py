@@ -1,0 +1,338 @@
+"""Real ranks: what every engine sends in an optimizer step, in exact numbers. All engines share one pair of ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines.many_engines import MODEL, trial_of
+from results_factory import make_rank, make_run
+from vitscale.analysis.runs import figures
+from vitscale.analysis.traffic import Traffic, traffic
+from vitscale.model_spec import parameters
+from vitscale.record import RankRecord, TrafficLine
+
+pytestmark = pytest.mark.ranks
+
+SCRIPT = Path(__file__).with_name("many_engines.py")
+
+BLOCK = 4 * (192 * 192 + 192) + (192 * 768 + 768) + (768 * 192 + 192) + 2 * 2 * 192
+PATCHES = 3 * 16 * 16 * 192
+TOKENS = 192 + 5 * 192
+"""The class token and the positions; as tensors both are 1 long, which FSDP2 makes 2 to share among two ranks."""
+NORMS = (2 * 2 + 1) * 2 * 192
+PSI = 2 * BLOCK + PATCHES + 192 + TOKENS + 2 * 192 + 10 * 192 + 10
+BIG = 2 * 2 * 192 * 768 + PATCHES
+"""In tensors of more than 1e5 elements, which ZeRO-3 does not keep on every rank."""
+FLOAT = NORMS + TOKENS
+"""What autocast leaves in fp32."""
+ALIGNED = PSI + 2
+"""ZeRO-1 and 2 lay the weights out in two groups, with and without decay, each a multiple of 4 long at two ranks."""
+
+Case = dict[str, Any]
+Kinds = dict[str, tuple[int, int]]
+"""Operation and dtype to calls and elements."""
+
+
+def zero(stage: int, **fields: Any) -> Case:
+    return {"engine": "deepspeed", "zero_stage": stage, **fields}
+
+
+def fsdp2(**fields: Any) -> Case:
+    return {"engine": "fsdp2", **fields}
+
+
+def through_accelerate(backend: str, **fields: Any) -> Case:
+    return {"engine": "accelerate", "accelerate_backend": backend, **fields}
+
+
+NOTHING_KEPT = {
+    "zero_optimization": {
+        "stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": 0,
+    }
+}  # fmt: skip
+TO_OWNERS = {"zero_optimization": {"use_multi_rank_bucket_allreduce": False}}
+BF16: Case = {"precision": "bf16"}
+PURE: Case = {"precision": "bf16-params"}
+ASKED: Case = {"gradient_dtype": "bf16"}
+
+DDP: Kinds = {"all_reduce float32": (2, PSI)}
+FSDP2_GATHERED = 2 * 2 * BLOCK + (PSI - 2 * BLOCK) + TOKENS
+NORM_AND_OVERFLOW = 2
+"""Two all-reduces of one element in a step of ZeRO."""
+
+TWO_RANKS: list[tuple[Case, Kinds]] = [
+    # DDP: 2 Psi once in an optimizer step, in fp32 under autocast too.
+    ({"engine": "ddp"}, DDP),
+    ({"engine": "ddp", "grad_accum": 3}, DDP),
+    ({"engine": "ddp"} | BF16, DDP),
+    ({"engine": "ddp"} | PURE, {"all_reduce bfloat16": (2, PSI)}),
+    ({"engine": "ddp", "bucket_mib": 1}, {"all_reduce float32": (4, PSI)}),
+    ({"engine": "ddp", "static_graph": True, "gradient_as_bucket_view": True}, DDP),
+    ({"engine": "ddp", "activation_checkpointing": True}, DDP),
+    ({"engine": "ddp", "gradient_clipping": 1.0}, DDP),
+    # ZeRO-0: 2 Psi once, after backward, whatever its buckets are to be.
+    (zero(0), {"all_reduce float32": (1, PSI)}),
+    (zero(0, grad_accum=3), {"all_reduce float32": (1, PSI)}),
+    (zero(0) | BF16, {"all_reduce float32": (1, PSI)}),
+    (zero(0) | PURE, {"all_reduce bfloat16": (1, PSI)}),
+    (zero(0) | ASKED, {"all_reduce bfloat16": (1, PSI)}),
+    (zero(0, bucket_mib=1), {"all_reduce float32": (1, PSI)}),
+    (zero(0, gradient_clipping=1.0), {"all_reduce float32": (2, PSI + 1)}),
+    # ZeRO-1: 3 Psi, an all-reduce and an all-gather.
+    (zero(1), {"all_reduce float32": (3, PSI + NORM_AND_OVERFLOW), "all_gather float32": (2, ALIGNED)}),
+    (zero(1, grad_accum=3), {"all_reduce float32": (3, PSI + NORM_AND_OVERFLOW), "all_gather float32": (2, ALIGNED)}),
+    (
+        zero(1) | BF16,
+        {
+            "all_reduce bfloat16": (1, PSI - FLOAT),
+            "all_reduce float32": (3, FLOAT + NORM_AND_OVERFLOW),
+            "all_gather float32": (2, ALIGNED),
+        },
+    ),
+    (
+        zero(1) | PURE,
+        {
+            "all_reduce bfloat16": (1, PSI),
+            "all_reduce float32": (2, 2),
+            "all_reduce uint8": (1, 1),
+            "all_gather bfloat16": (2, ALIGNED),
+        },
+    ),
+    (
+        zero(1) | ASKED,
+        {
+            "all_reduce bfloat16": (1, PSI),
+            "all_reduce float32": (2, NORM_AND_OVERFLOW),
+            "all_gather float32": (2, ALIGNED),
+        },
+    ),
+    # Under autocast it does not ask what gradients are to travel in.
+    (
+        zero(1, gradient_dtype="fp32") | BF16,
+        {
+            "all_reduce bfloat16": (1, PSI - FLOAT),
+            "all_reduce float32": (3, FLOAT + NORM_AND_OVERFLOW),
+            "all_gather float32": (2, ALIGNED),
+        },
+    ),
+    (zero(1, bucket_mib=1), {"all_reduce float32": (7, PSI + NORM_AND_OVERFLOW), "all_gather float32": (2, ALIGNED)}),
+    # ZeRO-2: (2 A + 1) Psi, for it reduces in every micro-step.
+    (zero(2), {"all_reduce float32": (3, PSI + NORM_AND_OVERFLOW), "all_gather float32": (2, ALIGNED)}),
+    (
+        zero(2, grad_accum=3),
+        {"all_reduce float32": (5, 3 * PSI + NORM_AND_OVERFLOW), "all_gather float32": (2, ALIGNED)},
+    ),
+    (
+        zero(2) | BF16,
+        {
+            "all_reduce bfloat16": (1, PSI - FLOAT),
+            "all_reduce float32": (3, FLOAT + NORM_AND_OVERFLOW),
+            "all_gather float32": (2, ALIGNED),
+        },
+    ),
+    (
+        zero(2) | ASKED,
+        {
+            "all_reduce bfloat16": (1, PSI),
+            "all_reduce float32": (2, NORM_AND_OVERFLOW),
+            "all_gather float32": (2, ALIGNED),
+        },
+    ),
+    (
+        zero(2, offload="optimizer"),
+        {"all_reduce float32": (3, PSI + NORM_AND_OVERFLOW), "all_gather float32": (2, ALIGNED)},
+    ),
+    (
+        zero(2, overlap_comm=True),
+        {"all_reduce float32": (3, PSI + NORM_AND_OVERFLOW), "all_gather float32": (2, ALIGNED)},
+    ),
+    # As its paper has it: to each weight's owner alone.
+    (
+        zero(2, deepspeed_config=TO_OWNERS),
+        {"reduce float32": (2, PSI), "all_reduce float32": (2, 2), "all_gather float32": (2, ALIGNED)},
+    ),
+    # ZeRO-3 gathers what it has let go, but keeps small weights for the step and all weights for backward.
+    (
+        zero(3),
+        {"all_gather float32": (36, PSI), "reduce_scatter float32": (1, PSI), "all_reduce float64": (2, 2)},
+    ),
+    (
+        zero(3, grad_accum=3),
+        {
+            "all_gather float32": (38, PSI - BIG + 3 * BIG),
+            "reduce_scatter float32": (3, 3 * PSI),
+            "all_reduce float64": (2, 2),
+        },
+    ),
+    (
+        zero(3) | BF16,
+        {
+            "all_gather bfloat16": (1, BIG),
+            "all_gather float32": (35, PSI - BIG),
+            "reduce_scatter bfloat16": (1, PSI - FLOAT),
+            "reduce_scatter float32": (1, FLOAT),
+            "all_reduce float64": (2, 2),
+        },
+    ),
+    (
+        zero(3) | PURE,
+        {"all_gather bfloat16": (36, PSI), "reduce_scatter bfloat16": (1, PSI), "all_reduce float64": (2, 2)},
+    ),
+    (
+        zero(3) | ASKED,
+        {"all_gather float32": (36, PSI), "reduce_scatter bfloat16": (1, PSI), "all_reduce float64": (2, 2)},
+    ),
+    (
+        zero(3, bucket_mib=1),
+        {"all_gather float32": (36, PSI), "reduce_scatter float32": (5, PSI), "all_reduce float64": (2, 2)},
+    ),
+    (
+        zero(3, deepspeed_config=NOTHING_KEPT),
+        {"all_gather float32": (42, 2 * PSI), "reduce_scatter float32": (1, PSI), "all_reduce float64": (2, 2)},
+    ),
+    # FSDP2: each block twice and the root once, in every micro-step; scattered in every micro-step.
+    (fsdp2(), {"all_gather float32": (5, FSDP2_GATHERED), "reduce_scatter float32": (3, PSI + TOKENS)}),
+    (
+        fsdp2(grad_accum=3),
+        {"all_gather float32": (15, 3 * FSDP2_GATHERED), "reduce_scatter float32": (9, 3 * (PSI + TOKENS))},
+    ),
+    (fsdp2() | BF16, {"all_gather float32": (5, FSDP2_GATHERED), "reduce_scatter float32": (3, PSI + TOKENS)}),
+    (fsdp2() | PURE, {"all_gather bfloat16": (5, FSDP2_GATHERED), "reduce_scatter bfloat16": (3, PSI + TOKENS)}),
+    (fsdp2() | ASKED, {"all_gather float32": (5, FSDP2_GATHERED), "reduce_scatter bfloat16": (3, PSI + TOKENS)}),
+    (
+        fsdp2(reshard_after_forward=False),
+        {"all_gather float32": (3, PSI + TOKENS), "reduce_scatter float32": (3, PSI + TOKENS)},
+    ),
+    (
+        fsdp2(activation_checkpointing=True),
+        {"all_gather float32": (5, FSDP2_GATHERED), "reduce_scatter float32": (3, PSI + TOKENS)},
+    ),
+    # Accelerate sends what it wraps sends.
+    (through_accelerate("ddp", grad_accum=3), DDP),
+    (
+        through_accelerate("deepspeed", zero_stage=2, grad_accum=3),
+        {"all_reduce float32": (5, 3 * PSI + NORM_AND_OVERFLOW), "all_gather float32": (2, ALIGNED)},
+    ),
+]
+ONE_RANK: list[tuple[Case, Kinds]] = [
+    ({"engine": "ddp"}, DDP),
+    (zero(0), {"all_reduce float32": (1, PSI)}),
+    (zero(1), {"all_reduce float32": (3, PSI + NORM_AND_OVERFLOW)}),
+    (zero(2), {"all_reduce float32": (3, PSI + NORM_AND_OVERFLOW)}),
+    (zero(3), {"reduce_scatter float32": (1, PSI), "all_reduce float64": (2, 2)}),
+    (fsdp2(), {}),
+]
+
+
+def launch(cases: Sequence[Case], ranks: int, folder: Path) -> list[tuple[Traffic, str | None]]:
+    """What each case sends, by the analysis of what the ranks recorded; and the dtype its engine names."""
+    (folder / "cases.json").write_text(json.dumps(cases))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    cores = sorted(os.sched_getaffinity(0))
+    environment = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+    processes = [
+        subprocess.Popen(
+            ["taskset", "-c", str(cores[rank % len(cores)]), sys.executable, str(SCRIPT), str(folder)],
+            env=environment | {"RANK": str(rank)},
+            stdout=subprocess.DEVNULL,
+            stderr=(folder / f"log-{rank}.txt").open("w"),
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        codes = [process.wait(timeout=300) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert codes == [0] * ranks, "\n".join((folder / f"log-{rank}.txt").read_text()[-2000:] for rank in range(ranks))
+    by_rank = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
+    return [_analysed(case, list(found)) for case, found in zip(cases, zip(*by_rank, strict=True), strict=True)]
+
+
+def _analysed(case: Case, found: Sequence[dict[str, Any]]) -> tuple[Traffic, str | None]:
+    errors = [one["error"] for one in found if "error" in one]
+    assert not errors, errors[0]
+    trial = trial_of(case, len(found))
+    ranks: list[RankRecord] = []
+    for rank, one in enumerate(found):
+        lines = tuple(TrafficLine.model_validate(line) for line in one["lines"])
+        ranks.append(make_rank(trial, rank, [0.1]).model_copy(update={"traffic": lines}))
+    run = make_run(trial, ranks)
+    told = traffic([run], [figures(run)])
+    assert told is not None
+    return told, found[0]["gradient_dtype"]
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Traffic, str | None]]:
+    return launch([case for case, _ in TWO_RANKS], 2, tmp_path_factory.mktemp("two"))
+
+
+def kinds(told: Traffic) -> Kinds:
+    assert told.calls is not None, told.reason
+    return {f"{one.operation} {one.dtype}": (one.calls, one.elements) for one in told.sent}
+
+
+def named(case: Case) -> str:
+    return " ".join(str(value) for value in case.values())
+
+
+def test_psi_is_the_number_of_parameters() -> None:
+    assert parameters(MODEL) == PSI
+
+
+@pytest.mark.parametrize("place", range(len(TWO_RANKS)), ids=[named(case) for case, _ in TWO_RANKS])
+def test_what_two_ranks_send(place: int, two_ranks: list[tuple[Traffic, str | None]]) -> None:
+    told, _ = two_ranks[place]
+    assert kinds(told) == TWO_RANKS[place][1]
+    assert {one.ranks for one in told.sent} == {2}
+
+
+def test_what_one_rank_alone_still_calls(tmp_path: Path) -> None:
+    """All of it asked for, none of it on a wire."""
+    found = launch([case for case, _ in ONE_RANK], 1, tmp_path)
+    assert [kinds(told) for told, _ in found] == [expected for _, expected in ONE_RANK]
+    assert [told.physical_bytes for told, _ in found] == [0.0] * len(ONE_RANK)
+
+
+@pytest.mark.parametrize(
+    ("case", "engine_names", "travels"),
+    [
+        ({"engine": "ddp"} | BF16, "float32", "float32"),
+        ({"engine": "ddp"} | PURE, "bfloat16", "bfloat16"),
+        (zero(0) | ASKED, "bfloat16", "bfloat16"),
+        (zero(1) | ASKED, "bfloat16", "bfloat16"),
+        (zero(3) | ASKED, "bfloat16", "bfloat16"),
+        (zero(1) | BF16, "bfloat16", "bfloat16"),
+        (zero(1, gradient_dtype="fp32") | BF16, "bfloat16", "bfloat16"),
+        (zero(3) | BF16, "bfloat16", "bfloat16"),
+        (fsdp2() | ASKED, "bfloat16", "bfloat16"),
+    ],
+)
+def test_the_dtype_in_which_gradients_travel_is_the_one_that_the_engine_names(
+    case: Case, engine_names: str, travels: str, two_ranks: list[tuple[Traffic, str | None]]
+) -> None:
+    told, name = two_ranks[[one for one, _ in TWO_RANKS].index(case)]
+    assert (name, told.gradient_dtype) == (engine_names, travels)
+
+
+def test_bytes_asked_for_and_on_the_wire(two_ranks: list[tuple[Traffic, str | None]]) -> None:
+    """At two ranks half of the volume is on the wire; but gloo sends a reduce-scatter as an all-reduce."""
+    cases = [case for case, _ in TWO_RANKS]
+    ddp, kept_out, whole = (two_ranks[cases.index(case)][0] for case in ({"engine": "ddp"}, fsdp2(), zero(3)))
+    assert (ddp.logical_bytes, ddp.physical_bytes) == (8 * PSI, 4 * PSI)
+    assert kept_out.logical_bytes == 4 * (FSDP2_GATHERED + PSI + TOKENS)
+    assert kept_out.physical_bytes == 2 * (FSDP2_GATHERED + 2 * (PSI + TOKENS))
+    assert whole.logical_bytes == 4 * 2 * PSI + 8 * 2 * 2
+    assert whole.physical_bytes == 2 * 3 * PSI + 8 * 2

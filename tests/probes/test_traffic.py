@@ -1,0 +1,125 @@
+"""Which entries belong to a step, and what stands for a reduce-scatter that gloo sends as all-reduces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, ProcessGroup
+
+from vitscale.probes.flight_recorder import Entry, Unreadable
+from vitscale.probes.traffic import CLOCK_SET, NO_GROUP, CountedStep, ReduceScatter, TrafficCounter, collectives
+from vitscale.record import Collective
+
+
+def entry(
+    record: int, created_ns: int, operation: str = "all_reduce", elements: int = 10, dtype: str = "float32"
+) -> Entry:
+    return Entry(record, created_ns, "0", operation, dtype, elements, elements)
+
+
+def found(entries: list[Entry], step: CountedStep) -> list[tuple[str, int, int]]:
+    told = collectives(entries, step, lambda name: 2)
+    assert {one.ranks for one in told} <= {2}
+    return [(one.operation, one.input_elements, one.output_elements) for one in told]
+
+
+def test_a_step_has_what_was_called_from_its_beginning_to_its_end() -> None:
+    entries = [entry(n, moment, elements=moment) for n, moment in enumerate([9, 10, 15, 19, 20])]
+    assert found(entries, CountedStep(0, 10, 20)) == [("all_reduce", n, n) for n in (10, 15, 19)]
+
+
+def test_a_ring_that_has_lost_the_steps_beginning_tells_nothing() -> None:
+    entries = [entry(n, n) for n in range(5, 8)]
+    assert len(found(entries, CountedStep(0, 6, 20))) == 2
+    with pytest.raises(Unreadable, match="ring of 3 entries is too small: set TORCH_FR_BUFFER_SIZE to more"):
+        found(entries, CountedStep(0, 5, 20))
+    # One that has lost nothing may begin inside the step.
+    assert len(found([entry(0, 5), entry(1, 6)], CountedStep(0, 5, 20))) == 2
+
+
+def test_a_clock_that_was_set_tells_nothing() -> None:
+    with pytest.raises(Unreadable, match=CLOCK_SET):
+        found([entry(0, 5)], CountedStep(0, 0, 20, clock_set=True))
+
+
+def test_a_reduce_scatter_stands_where_its_all_reduces_stood() -> None:
+    entries = [entry(0, 1), entry(1, 5, elements=6), entry(2, 6, elements=4), entry(3, 9), entry(4, 12, elements=8)]
+    step = CountedStep(0, 0, 20, (ReduceScatter(4, 8, 10), ReduceScatter(11, 13, 8)))
+    assert found(entries, step) == [
+        ("all_reduce", 10, 10), ("reduce_scatter", 10, 5), ("all_reduce", 10, 10), ("reduce_scatter", 8, 4),
+    ]  # fmt: skip
+
+
+def test_a_reduce_scatter_of_two_dtypes_is_one_for_each() -> None:
+    entries = [entry(0, 5, elements=6), entry(1, 6, elements=4, dtype="bfloat16")]
+    told = collectives(entries, CountedStep(0, 0, 20, (ReduceScatter(4, 8, 10),)), lambda name: 2)
+    assert [(one.operation, one.dtype, one.input_elements, one.output_elements) for one in told] == [
+        ("reduce_scatter", "float32", 6, 3), ("reduce_scatter", "bfloat16", 4, 2),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("entries", "why"),
+    [
+        ([entry(0, 5, elements=8)], "of 10 elements was carried out as all_reduce of 8"),
+        ([entry(0, 5, "reduce_scatter")], "of 10 elements was carried out as reduce_scatter of 10"),
+        ([entry(0, 9)], "of 1 reduce-scatters of gloo the recorder saw nothing"),
+    ],
+)
+def test_a_reduce_scatter_carried_out_otherwise_is_not_guessed_at(entries: list[Entry], why: str) -> None:
+    with pytest.raises(Unreadable, match=why):
+        found(entries, CountedStep(0, 0, 20, (ReduceScatter(4, 8, 10),)))
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of one rank, in this process."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_a_rank_without_a_group_sends_nothing() -> None:
+    assert TrafficCounter().backend == NO_GROUP
+
+
+@pytest.mark.usefixtures("alone")
+def test_calls_of_a_real_group_in_and_around_two_steps() -> None:
+    methods = {name: method for name, method in vars(ProcessGroup).items() if "reduce_scatter" in name}
+    counter = TrafficCounter()
+    dist.all_reduce(torch.ones(99))
+    for step in (4, 5):
+        with counter.step(step):
+            dist.all_reduce(torch.ones(3, 5, dtype=torch.bfloat16))
+            dist.reduce_scatter_single(torch.empty(8), torch.ones(8))
+            dist.reduce_scatter(torch.empty(6), [torch.ones(6)])
+            dist.broadcast(torch.ones(2, dtype=torch.int64), 0)
+        dist.all_reduce(torch.ones(99))
+    assert dict(vars(ProcessGroup)) | methods == dict(vars(ProcessGroup))  # as before
+    lines = counter.lines()
+    assert [(line.step, line.backend, line.reason) for line in lines] == [(4, "gloo", None), (5, "gloo", None)]
+    for line in lines:
+        assert line.collectives is not None
+        assert [_brief(one) for one in line.collectives] == [
+            ("all_reduce", "bfloat16", 15), ("reduce_scatter", "float32", 8), ("reduce_scatter", "float32", 6),
+            ("broadcast", "int64", 2),
+        ]  # fmt: skip
+        assert {one.ranks for one in line.collectives} == {1}
+
+
+def _brief(one: Collective) -> tuple[str, str, int]:
+    return one.operation, one.dtype, one.input_elements
+
+
+@pytest.mark.usefixtures("alone")
+def test_without_a_recorder_a_step_has_a_reason_and_no_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    counter = TrafficCounter()
+    with counter.step(0):
+        dist.all_reduce(torch.ones(1))
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
+    (line,) = counter.lines()
+    assert line.collectives is None
+    assert line.reason == "the flight recorder is switched off (TORCH_FR_BUFFER_SIZE=0)"

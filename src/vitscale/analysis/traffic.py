@@ -1,0 +1,203 @@
+"""What an optimizer step really sends: its collectives by operation and dtype, in logical and in physical bytes.
+
+Logical is what the engine asks for, in the units of the ZeRO paper (arXiv 1910.02054, section 7): a collective over a
+tensor of S bytes moves S, and an all-reduce 2 S, for it is a reduce-scatter and an all-gather. The tensor is the whole
+one: what an all-gather puts out, what a reduce-scatter takes in.
+
+Physical is what a rank then puts on the wire, the mean over the ranks of a communicator of N, under a ring:
+
+    all_reduce                                  2 (N-1)/N S
+    all_gather, broadcast, all_to_all, reduce   (N-1)/N S
+    reduce_scatter                              (N-1)/N S under NCCL, 2 (N-1)/N S under gloo: it sends an all_reduce
+
+NCCL may choose another algorithm than a ring; these are the bytes of its bus bandwidth (PERFORMANCE.md of nccl-tests).
+Those of gloo were read off the network's counters (docs/traffic.md); of its reduce they do not follow from the size.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from vitscale.analysis.common_steps import common_steps
+from vitscale.analysis.exposure import exposures
+from vitscale.analysis.runs import RunFigures
+from vitscale.record import Collective, Run, TrafficLine
+
+NO_GROUP = "none"
+"""The backend of a rank that is alone."""
+_VOLUMES = {
+    "all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "broadcast": 1, "reduce": 1, "all_to_all": 1, "barrier": 0,
+}  # fmt: skip
+"""Logical bytes in units of the tensor's."""
+_ON_THE_WIRE: dict[str, dict[str, int | None]] = {
+    "nccl": dict(_VOLUMES),
+    "gloo": {**_VOLUMES, "reduce_scatter": 2, "reduce": None},
+    NO_GROUP: {},
+}
+"""By backend: the physical bytes in units of (N-1)/N of the tensor's."""
+_BYTES = {
+    "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1,
+    "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "none": 0,
+}  # fmt: skip
+_REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
+_LEAST_SHARE = 0.01
+"""Of the elements reduced: a norm or two of fewer are no gradients."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """All collectives of one kind in an optimizer step of a rank."""
+
+    operation: str
+    dtype: str
+    ranks: int
+    """Of the communicator."""
+    calls: int
+    elements: int
+    """Of the whole tensors, all calls together."""
+    logical_bytes: int | None
+    """None where the volume of such an operation, or the size of its dtype, is unknown."""
+    physical_bytes: float | None
+    """That a rank sends, the mean over ranks."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """An optimizer step of a trial. Each rank, counted step and run sends the same, or nothing is said."""
+
+    backend: str | None
+    sent: tuple[Sent, ...]
+    """In the order of the first call of each; empty where nothing is sent, or where it is unknown: see `reason`."""
+    logical_bytes: int | None
+    physical_bytes: float | None
+    wire_seconds: float | None
+    """Of an explained step, exposed or not; None where wait and wire cannot be told apart or no step was explained."""
+    reason: str
+    """Why bytes are None; empty where all are known."""
+
+    @property
+    def calls(self) -> int | None:
+        """Collectives in a step; None where unknown."""
+        return sum(one.calls for one in self.sent) if self.sent or not self.reason else None
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """The bandwidth reached: physical bytes of a rank over the seconds of transfer."""
+        if not self.physical_bytes or not self.wire_seconds:
+            return None
+        return self.physical_bytes / self.wire_seconds
+
+    @property
+    def gradient_dtypes(self) -> Mapping[str, float]:
+        """The floating dtypes that are reduced, with their share of the elements reduced, the largest first."""
+        elements: Counter[str] = Counter()
+        for one in self.sent:
+            if one.operation in _REDUCTIONS and "float" in one.dtype:
+                elements[one.dtype] += one.elements
+        return {
+            dtype: count / elements.total()
+            for dtype, count in elements.most_common()
+            if count >= _LEAST_SHARE * elements.total()
+        }
+
+    @property
+    def gradient_dtype(self) -> str | None:
+        """The dtype in which most of the gradient travels; None where none does, or where it is unknown."""
+        return next(iter(self.gradient_dtypes), None)
+
+
+def traffic(runs: Sequence[Run], figures: Sequence[RunFigures]) -> Traffic | None:
+    """What a trial sends in an optimizer step; None where none of its runs recorded it.
+
+    Args:
+        runs: completed ones of one trial.
+        figures: of the same runs.
+    """
+    counted = [line for run in runs for rank in run.ranks for line in rank.traffic]
+    if not counted:
+        return None
+    backend = counted[0].backend
+    if reason := _why_not(runs):
+        return Traffic(backend, (), None, None, None, reason)
+    sent = _sent(backend, _collectives(counted[0]))
+    logical = [one.logical_bytes for one in sent if one.logical_bytes is not None]
+    physical = [one.physical_bytes for one in sent if one.physical_bytes is not None]
+    unknown = sorted({f"{one.operation} of {one.dtype}" for one in sent if one.physical_bytes is None})
+    return Traffic(
+        backend=backend,
+        sent=sent,
+        logical_bytes=sum(logical) if len(logical) == len(sent) else None,
+        physical_bytes=sum(physical, 0.0) if len(physical) == len(sent) else None,
+        wire_seconds=_wire_seconds(runs, figures),
+        reason=f"what {backend} sends for {' and '.join(unknown)} is unknown" if unknown else "",
+    )
+
+
+def _why_not(runs: Sequence[Run]) -> str:
+    """Why the counts are not those of every step; empty where they are."""
+    first: tuple[str, Counter[Collective]] | None = None
+    for run in runs:
+        steps = common_steps(run, lambda rank: rank.traffic)
+        if not steps:
+            return "not every rank counted the same steps"
+        for lines in steps:
+            for rank, line in enumerate(lines):
+                if line.collectives is None:
+                    return line.reason or "they could not be counted"
+                where = f"rank {rank} in step {line.step} of repeat {run.header.repeat}"
+                kinds = Counter(_nameless(one) for one in line.collectives)
+                first = first or (where, kinds)
+                if kinds != first[1]:
+                    return f"{first[0]} and {where} differ: {_difference(first[1], kinds)}"
+    return ""
+
+
+def _nameless(one: Collective) -> Collective:
+    """Without the name of its communicator, which differs from rank to rank for groups of some of them."""
+    return one.model_copy(update={"communicator": ""})
+
+
+def _difference(one: Counter[Collective], other: Counter[Collective]) -> str:
+    """The first collective that only one of the two has, or has more often."""
+    missing = one - other
+    extra = other - one
+    kind = next(iter(missing or extra))
+    size = max(kind.input_elements, kind.output_elements)
+    return f"{one[kind]} against {other[kind]} {kind.operation} of {size:,} {kind.dtype}"
+
+
+def _collectives(line: TrafficLine) -> Sequence[Collective]:
+    return line.collectives or ()
+
+
+def _sent(backend: str, collectives: Iterable[Collective]) -> tuple[Sent, ...]:
+    by_kind: dict[tuple[str, str, int], list[int]] = {}
+    for one in collectives:
+        kind = (one.operation, one.dtype, one.ranks)
+        by_kind.setdefault(kind, []).append(max(one.input_elements, one.output_elements))
+    found = []
+    for (operation, dtype, ranks), elements in by_kind.items():
+        size = _BYTES.get(dtype)
+        volume, carried = _VOLUMES.get(operation), _ON_THE_WIRE.get(backend, {}).get(operation)
+        logical = None if volume is None or size is None else volume * size * sum(elements)
+        physical = None if carried is None or size is None else carried * size * sum(elements) * (ranks - 1) / ranks
+        found.append(Sent(operation, dtype, ranks, len(elements), sum(elements), logical, physical))
+    return tuple(found)
+
+
+def _wire_seconds(runs: Sequence[Run], figures: Sequence[RunFigures]) -> float | None:
+    """Seconds of transfer in an explained step: the mean over steps of the median over ranks."""
+    found = []
+    for run, own in zip(runs, figures, strict=True):
+        for lines in common_steps(run, lambda rank: rank.explained):
+            if lines[0].step < (own.steady_from or 0):
+                continue
+            of_ranks = [one.wire_seconds for one in exposures(list(enumerate(lines)))]
+            known = [seconds for seconds in of_ranks if seconds is not None]
+            if len(known) < len(of_ranks):
+                return None
+            found.append(statistics.median(known))
+    return statistics.fmean(found) if found else None

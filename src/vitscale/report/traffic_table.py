@@ -1,0 +1,78 @@
+"""The table of what an optimizer step sends: its collectives, their dtypes and bytes, and the bandwidth reached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from vitscale.analysis import Analysis, TrialResult
+from vitscale.analysis.traffic import Sent, Traffic
+from vitscale.report import words
+from vitscale.report.grouped_table import Column, GroupedTable, grouped_table
+from vitscale.report.tables import Cell
+from vitscale.report.words import UNKNOWN
+
+_MB = 1e6
+NOTHING = "nothing"
+
+
+def traffic_table(analysis: Analysis) -> GroupedTable | None:
+    """What each trial sends in an optimizer step; None where no trial recorded it."""
+    columns: list[Column] = [
+        ("collectives", _cell(_collectives)),
+        ("logical (MB)", _cell(lambda sent: _megabytes(sent.logical_bytes))),
+        ("on the wire per rank (MB)", _cell(lambda sent: _megabytes(sent.physical_bytes))),
+        ("transfer (ms)", _cell(lambda sent: words.number(_times(sent.wire_seconds, 1000)))),
+        ("reached (MB/s)", _cell(lambda sent: _megabytes(sent.bytes_per_second))),
+        ("gradients in", _cell(_gradients)),
+    ]
+    counted = [trial for trial in analysis.trials.values() if trial.traffic is not None]
+    reasons = [trial.traffic.reason for trial in counted if trial.traffic and trial.traffic.reason]
+    notes = [
+        "Logical bytes are what the engine asks for, an all-reduce counted twice; those on the wire are what a rank "
+        "sends under a ring.",
+        *[
+            f"Bytes: unavailable in {reasons.count(reason)} of {len(counted)} trials: {reason}."
+            for reason in dict.fromkeys(reasons)
+        ],
+    ]
+    return grouped_table(
+        analysis,
+        "What an optimizer step sends",
+        analysis.curves,
+        columns,
+        lambda trial: trial.traffic is not None,
+        always=("collectives",) if reasons else (),  # a dash at least, with its reason below
+        notes=notes,
+    )
+
+
+def _cell(show: Callable[[Traffic], str]) -> Callable[[TrialResult], Cell]:
+    return lambda trial: Cell(show(trial.traffic) if trial.traffic else UNKNOWN)
+
+
+def _collectives(traffic: Traffic) -> str:
+    """ "2 all_reduce float32 + 1 broadcast int32"; the largest first."""
+    if traffic.calls is None:
+        return UNKNOWN
+    largest_first = sorted(traffic.sent, key=_bytes, reverse=True)
+    return " + ".join(f"{one.calls} {one.operation} {one.dtype}" for one in largest_first) or NOTHING
+
+
+def _bytes(one: Sent) -> int:
+    return one.logical_bytes or 0
+
+
+def _gradients(traffic: Traffic) -> str:
+    """ "bfloat16", or several with their shares."""
+    shares = traffic.gradient_dtypes
+    if len(shares) < 2:
+        return next(iter(shares), UNKNOWN)
+    return " and ".join(f"{dtype} ({words.percent(share)})" for dtype, share in shares.items())
+
+
+def _megabytes(value: float | None) -> str:
+    return words.number(_times(value, 1 / _MB))
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor

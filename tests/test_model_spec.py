@@ -71,6 +71,16 @@ def test_any_override_is_counted_exactly(
     assert model_spec.forward_flops(spec) == counted_flops(spec)
 
 
+@pytest.mark.parametrize("name", NAMED_MODELS)
+def test_shapes_are_those_of_the_model_in_its_order(name: str) -> None:
+    spec = resolve(ModelSpec(name=name, image_size=112, layers=3, mlp_size=100), 10)
+    shapes = model_spec.parameter_shapes(spec)
+    assert shapes is not None
+    assert shapes.layers == 3
+    listed = [*shapes.embedding, *shapes.block * 3, *shapes.head]
+    assert listed == [tuple(parameter.shape) for parameter in on_meta(spec).parameters()]
+
+
 def test_flops_by_hand() -> None:
     spec = resolve(
         ModelSpec(name="vit-ti16", image_size=4, patch_size=2, hidden_size=6, heads=2, layers=1, mlp_size=5), 3
@@ -186,6 +196,7 @@ def test_a_factory_is_not_counted() -> None:
     spec = resolve(ModelSpec(factory="my_models.vit:build", image_size=30), 10)
     assert (spec.num_classes, spec.image_size, spec.patch_size) == (10, 30, None)
     assert model_spec.parameters(spec) is None
+    assert model_spec.parameter_shapes(spec) is None
     assert model_spec.forward_flops(spec) is None
     assert model_spec.training_flops(spec) is None
     assert model_spec.activation_bytes(spec, 1, "fp32") is None

@@ -6,6 +6,7 @@ against the real models by tests. A count that cannot be known without building 
 
 from __future__ import annotations
 
+import math
 import re
 from typing import NamedTuple
 
@@ -187,19 +188,45 @@ def _shape(spec: ModelSpec) -> _Shape | None:
     return _Shape(patches + special_tokens, special_tokens, 3 * patch * patch, hidden, layers, mlp, classes, qkv_bias)
 
 
+class ParameterShapes(NamedTuple):
+    """Shapes of a model's trainable tensors in the order in which a named model holds them."""
+
+    embedding: tuple[tuple[int, ...], ...]
+    block: tuple[tuple[int, ...], ...]
+    """Of one of `layers` like blocks."""
+    layers: int
+    head: tuple[tuple[int, ...], ...]
+    """The last norm and the classifier."""
+
+
+def parameter_shapes(spec: ModelSpec) -> ParameterShapes | None:
+    """The shapes of a resolved spec's trainable tensors; None where only building the model could tell."""
+    s = _shape(spec)
+    if s is None:
+        return None
+    h, m = s.hidden, s.mlp
+    side = math.isqrt(s.patch_inputs // 3)
+    tokens = ((1, 1, h),) * s.special_tokens + ((1, s.tokens, h),)
+    projection = ((h, h), (h,)) if s.qkv_bias else ((h, h),)
+    block = 3 * projection + ((h, h), (h,)) + 4 * ((h,),) + ((m, h), (m,), (h, m), (h,))
+    return ParameterShapes(
+        embedding=(*tokens, (h, 3, side, side), (h,)),
+        block=block,
+        layers=s.layers,
+        head=((h,), (h,), (s.classes, h), (s.classes,)),
+    )
+
+
 def parameters(spec: ModelSpec) -> int | None:
     """Trainable parameters of a resolved spec; None where only building the model could tell.
 
     Per block: two layer norms (2 x 2h), attention (4h^2 + 4h with biases) and the MLP (2hm + m + h).
     """
-    s = _shape(spec)
-    if s is None:
+    shapes = parameter_shapes(spec)
+    if shapes is None:
         return None
-    h, m = s.hidden, s.mlp
-    embedding = s.special_tokens * h + s.tokens * h + s.patch_inputs * h + h
-    attention = 4 * h * h + h + (3 * h if s.qkv_bias else 0)
-    block = 4 * h + attention + 2 * h * m + m + h
-    return embedding + s.layers * block + 2 * h + h * s.classes + s.classes
+    once = sum(map(math.prod, shapes.embedding + shapes.head))
+    return once + shapes.layers * sum(map(math.prod, shapes.block))
 
 
 def forward_flops(spec: ModelSpec) -> int | None:

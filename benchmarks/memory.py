@@ -1,0 +1,262 @@
+"""Peak memory of a rank by engine and stage: forecast against measured, as a table.
+
+    python benchmarks/memory.py [--only TEXT ...] [--device cpu|cuda] [--ranks 1 2] [--json] [--write docs/memory.md]
+
+Every configuration trains a small ViT (on a GPU ViT-B/16) for three optimizer steps. What the tensors of a rank take at
+the highest moment of the third is counted by torch's allocator, and stands beside `vitscale.prediction.forecast`. The
+configurations of a rank count share the imports, and are forked off one after the other. `--write` puts the table
+between the markers of a document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from vitscale.model_spec import ModelSpec, resolve
+from vitscale.prediction import forecast
+from vitscale.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
+
+BEGIN, END = "<!-- memory table: begin -->", "<!-- memory table: end -->"
+MODEL = resolve(ModelSpec(name="vit-ti16", image_size=32, patch_size=8, layers=6), 10)
+"""2.7 million parameters: 10.8 MB of fp32 weights, and 10.4 MB of activations at a micro-batch of 8."""
+MODEL_ON_A_GPU = resolve(ModelSpec(name="vit-b16"), 1000)
+"""Large against the workspaces that cuBLAS takes from the allocator too."""
+COMMON: dict[str, Any] = {"precision": "fp32", "micro_batch": 8}
+BUCKETS = {"bucket_mib": 1, "gather_bucket_mib": 1}
+"""DeepSpeed's own would dwarf everything else."""
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "fp32": {},
+    "fp32, 32 images": {"micro_batch": 32},
+    "fp32, 2 micro-steps": {"grad_accum": 2},
+    "fp32, checkpointing": {"activation_checkpointing": True, "micro_batch": 32},
+    "fp32, SGD": {"optimizer": "sgd"},
+    "bf16": {"precision": "bf16"},
+    "bf16-params": {"precision": "bf16-params"},
+}
+
+
+def configurations() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Engine, variant, and the fields of `train`."""
+    for variant, fields in VARIANTS.items():
+        yield "none", variant, {"engine": "none"} | fields
+        yield "ddp", variant, {"engine": "ddp", "bucket_mib": 1} | fields
+        yield "fsdp2", variant, {"engine": "fsdp2"} | fields
+        for stage in range(4):
+            engine = f"deepspeed, ZeRO-{stage}"
+            yield engine, variant, {"engine": "deepspeed", "zero_stage": stage} | BUCKETS | fields
+    yield "ddp", "fp32, bucket views", {"engine": "ddp", "gradient_as_bucket_view": True}
+    yield "fsdp2", "fp32, kept after forward", {"engine": "fsdp2", "reshard_after_forward": False}
+    for stage in (1, 2):
+        engine = f"deepspeed, ZeRO-{stage}"
+        yield engine, "fp32, overlap", {"engine": "deepspeed", "zero_stage": stage, "overlap_comm": True} | BUCKETS
+    for stage in (1, 2, 3):
+        engine = f"deepspeed, ZeRO-{stage}"
+        yield engine, "fp32, DeepSpeed's buckets", {"engine": "deepspeed", "zero_stage": stage}
+    yield "accelerate, DDP", "fp32", {"engine": "accelerate", "accelerate_backend": "ddp", "bucket_mib": 1}
+    through = {"engine": "accelerate", "accelerate_backend": "deepspeed", "zero_stage": 2}
+    yield "accelerate, ZeRO-2", "fp32", through | BUCKETS
+
+
+def chosen(only: Sequence[str], ranks: int, device: str) -> list[tuple[str, str, Trial]]:
+    """Those whose name holds one of `only`, or all; no engine means one rank."""
+    return [
+        (engine, variant, trial(fields, ranks, device))
+        for engine, variant, fields in configurations()
+        if any(text in f"{engine}, {variant}" for text in only or [""]) and (ranks == 1 or engine != "none")
+    ]
+
+
+def trial(fields: dict[str, Any], ranks: int, device: str) -> Trial:
+    return Trial(
+        model=MODEL_ON_A_GPU if device == "cuda" else MODEL,
+        data=DataSpec(name="synthetic", samples=64, augment=False),
+        train=TrainSpec(device=device, **COMMON | fields),
+        world=World(ranks_per_node=ranks, threads_per_rank=1),
+        window=WindowSpec(steps=3, warmup_steps=0, evaluate=False),
+        launcher="torchrun",
+    )
+
+
+def measure(wanted: Trial, device: Any) -> dict[str, int]:
+    """Peak bytes of the start (building the engine, first step) and of the third step, on this rank."""
+    import torch
+
+    from vitscale import engines, models
+    from vitscale.datasets import slot_loss
+    from vitscale.probes.memory import tensor_memory
+
+    train = wanted.train
+    memory = tensor_memory(device)
+    torch.manual_seed(0)
+
+    def step(engine: Any) -> None:
+        for micro_step in range(train.grad_accum):
+            side = wanted.model.image_size
+            images = torch.zeros(train.micro_batch, 3, side, side, device=device)
+            labels = torch.zeros(train.micro_batch, dtype=torch.long, device=device)
+
+            def loss_of(logits: Any, labels: Any = labels) -> Any:
+                losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+                ones = torch.ones_like(losses)
+                return slot_loss(losses, ones, wanted.global_batch, wanted.world.size, train.grad_accum)
+
+            engine.micro_step(images, loss_of, last=micro_step == train.grad_accum - 1)
+        engine.step()
+
+    with memory.watch():
+        engine = engines.build(models.build(wanted.model), wanted, device)
+        step(engine)
+    start = memory.peak_bytes
+    step(engine)
+    with memory.watch():
+        step(engine)
+    del engine
+    return {"start_bytes": start, "step_bytes": memory.peak_bytes}
+
+
+def be_a_rank(only: Sequence[str], kind: str, out: Path) -> None:
+    """Measures every configuration in turn, each in a process of its own, forked off after the imports.
+
+    In one process the leavings of one engine would be freed, and counted, during the next.
+    """
+    import torch
+
+    from vitscale import engines, models
+
+    torch.set_num_threads(1)
+    cases = chosen(only, int(os.environ["WORLD_SIZE"]), kind)
+    for _, _, wanted in cases:
+        models.preload(wanted.model)
+        engines.preload(wanted.train)
+    for index, (_, _, wanted) in enumerate(cases):
+        child = os.fork()
+        if child == 0:
+            # Ends without taking engines apart, which can wait for ranks that are gone.
+            os._exit(measured_alone(wanted, kind, out, index))
+        os.waitpid(child, 0)
+
+
+def measured_alone(wanted: Trial, kind: str, out: Path, index: int) -> int:
+    """In the forked process: joins the other ranks and writes what `measure` finds, or the error."""
+    import torch
+    import torch.distributed as dist
+
+    rank, ranks = int(os.environ["RANK"]), wanted.world.size
+    device = torch.device("cpu")
+    found: dict[str, Any]
+    try:
+        if kind == "cuda":
+            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            torch.cuda.set_device(device)
+        store = dist.FileStore(str(out / f"store-{index}"), ranks)
+        dist.init_process_group("nccl" if kind == "cuda" else "gloo", store=store, rank=rank, world_size=ranks)
+        found = measure(wanted, device)
+        dist.barrier()
+    except Exception as error:
+        found = {"error": f"{type(error).__name__}: {error}"}
+    (out / f"{rank}-{index}.json").write_text(json.dumps(found))
+    return 0
+
+
+def start_ranks(only: Sequence[str], ranks: int, device: str) -> list[dict[str, Any]]:
+    """One row per configuration: the most that any rank took."""
+    with tempfile.TemporaryDirectory() as folder:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+        argv = [sys.executable, __file__, "--rank-of", folder, "--device", device, "--only", *only]
+        processes = []
+        for rank in range(ranks):
+            log = (Path(folder) / f"{rank}.log").open("w")
+            here = os.environ | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            processes.append(subprocess.Popen(argv, env=here, stdout=log, stderr=log))
+        codes = [process.wait() for process in processes]
+        if any(codes):
+            logs = [(Path(folder) / f"{rank}.log").read_text()[-3000:] for rank in range(ranks)]
+            sys.exit(f"ranks ended with {codes}\n" + "\n".join(logs))
+        cases = chosen(only, ranks, device)
+        found = [
+            [json.loads((Path(folder) / f"{rank}-{index}.json").read_text()) for rank in range(ranks)]
+            for index in range(len(cases))
+        ]
+    rows = []
+    for (engine, variant, wanted), said in zip(cases, found, strict=True):
+        row: dict[str, Any] = {"engine": engine, "variant": variant, "ranks": ranks}
+        if broken := [one["error"] for one in said if "error" in one]:
+            rows.append(row | {"error": broken[0]})
+            continue
+        predicted = forecast(wanted)
+        row["step_bytes"] = max(one["step_bytes"] for one in said)
+        row["start_bytes"] = max(one["start_bytes"] for one in said)
+        row["forecast_bytes"] = predicted.peak_bytes if predicted else None
+        row["moment"] = predicted.peak_moment if predicted else None
+        row["parts"] = dict(predicted.parts) if predicted else None
+        rows.append(row)
+    return rows
+
+
+def as_table(rows: list[dict[str, Any]], device: str) -> str:
+    """The rows in Markdown. MB are 10^6 bytes."""
+    import torch
+
+    said = ", ".join(f"{name} {version(name)}" for name in ("torch", "deepspeed", "transformers", "accelerate"))
+    where = torch.cuda.get_device_name(0) if device == "cuda" else "CPU, gloo"
+    text = [
+        f"{said}; {where}. MB are 10^6 bytes, of the rank that takes most.",
+        "",
+        "| engine | configuration | ranks | forecast (MB) | measured (MB) | ratio | highest moment | start (MB) |",
+        "| --- | --- | ---: | ---: | ---: | ---: | --- | ---: |",
+    ]
+    for row in rows:
+        name = f"| {row['engine']} | {row['variant']} | {row['ranks']} |"
+        if "error" in row:
+            text.append(f"{name} | failed: {row['error'].splitlines()[0][:80]} | | | |")
+            continue
+        measured, predicted = row["step_bytes"], row["forecast_bytes"]
+        ratio = f"{predicted / measured:.3f}" if predicted else "-"
+        shown = f"{predicted / 1e6:.1f}" if predicted else "unknown"
+        start = f"{row['start_bytes'] / 1e6:.1f}"
+        text.append(f"{name} {shown} | {measured / 1e6:.1f} | {ratio} | {row['moment'] or ''} | {start} |")
+    return "\n".join(text)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", default=[], help="those whose name holds one of these: 'ZeRO-2, bf16'")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--json", action="store_true", help="one object per line instead of the table")
+    parser.add_argument("--write", type=Path, help="a document with the table's markers")
+    parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank_of:
+        be_a_rank(options.only, options.device, options.rank_of)
+        return 0
+    rows = [row for ranks in options.ranks for row in start_ranks(options.only, ranks, options.device)]
+    if options.json:
+        print("\n".join(map(json.dumps, rows)))
+        return 0
+    rows.sort(key=lambda row: [(e, v) for e, v, _ in configurations()].index((row["engine"], row["variant"])))
+    table = as_table(rows, options.device)
+    print(table)
+    if options.write:
+        before, _, rest = options.write.read_text().partition(BEGIN)
+        after = rest.partition(END)[2]
+        options.write.write_text(f"{before}{BEGIN}\n\n{table}\n\n{END}{after}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""What one rank's forward and backward keep beside weights and gradients: activations, and the largest temporaries."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from vitscale.model_spec import ModelSpec, ParameterShapes, activation_bytes
+from vitscale.trial import TrainSpec
+
+AUTOCAST = ("bf16", "fp16")
+"""Precisions that cast fp32 weights as they are used; DeepSpeed's fp16 keeps fp16 weights instead."""
+
+
+class Activations(NamedTuple):
+    """Bytes of one micro-batch on one rank."""
+
+    images: int
+    """The float images, there from before forward to after backward, and their cast."""
+    kept_of_block: int
+    """Kept for backward by each block."""
+    recomputed: int
+    """Of one block, computed again in its backward; 0 without activation checkpointing."""
+    head: int
+    """Kept by the last norm and the classifier."""
+    backward_of_block: int
+    """The gradients that are passed on, at the moment when a block's backward has most of them."""
+    mlp_of_block: int
+    """Of what a block keeps, what its MLP keeps: gone when the MLP's backward is over."""
+    stream: int
+    """The gradient that one block hands to the next."""
+    cast_weights: int
+    """Copies of all weights in 16 bit which autocast makes, held until forward is over."""
+    cast_weights_of_block: int
+    """Those of one block that its backward needs."""
+    cast_weights_of_ends: int
+    """Those of embedding and classifier that their backward needs."""
+
+
+def activations(
+    spec: ModelSpec, train: TrainSpec, shapes: ParameterShapes, *, autocast: bool, casts_kept: bool
+) -> Activations:
+    """The activations of a resolved ViT with fused attention.
+
+    Korthikanti et al., "Reducing Activation Recomputation" (arXiv 2205.05198), section 4.1 counts them per layer of a
+    language model; `model_spec.activation_bytes` does for a ViT without dropout. Added here: the norms' mean and
+    deviation and the attention's log-sum-exp, the last norm, images and logits, and what backward holds for a moment:
+    the gradients at the input and the output of GELU, where a block is widest.
+
+    Args:
+        spec: the model, resolved.
+        train: its micro-batch and options.
+        shapes: of its parameters.
+        autocast: whether fp32 weights are cast as they are used.
+        casts_kept: whether the casts are kept for backward. DeepSpeed's linear layer of ZeRO-3 casts again instead.
+    """
+    hidden, mlp = shapes.block[-1][0], shapes.block[-3][0]
+    tokens = shapes.embedding[-3][1]
+    classes = shapes.head[-1][0]
+    images = train.micro_batch
+    rows = tokens * images
+    # The residual stream stays in fp32 under autocast.
+    pure = train.precision == "bf16-params" or (train.precision == "fp16" and not autocast)
+    stream_bytes = 2 if pure else 4
+    compute_bytes = 2 if pure or autocast else 4
+    whole = activation_bytes(spec, images, "bf16-params" if pure else train.precision) or 0
+    statistics = rows * (2 * 2 * stream_bytes + 4 * (spec.heads or 0))
+    block = whole // shapes.layers + statistics
+    pixels = 3 * spec.image_size**2 * images
+    stream = rows * hidden * stream_bytes
+    # The classifier keeps the whole output of the norm, of which it uses one token; autocast casts that token alone.
+    normed = 0 if autocast else stream
+    checkpointed = train.activation_checkpointing
+    matrices = sum(math.prod(shape) for shape in shapes.block if len(shape) > 1)
+    ends = sum(math.prod(shape) for shape in (*shapes.embedding[-2:-1], shapes.head[2]))
+    biases = sum(shape[0] for shape in shapes.block if len(shape) == 1) - 4 * hidden
+    everything = shapes.layers * (matrices + biases) + ends + hidden + classes
+    return Activations(
+        images=pixels * 4 + (pixels * 2 if compute_bytes == 2 else 0),
+        kept_of_block=stream if checkpointed else block,
+        recomputed=block - stream if checkpointed else 0,
+        head=stream + normed + rows * 2 * stream_bytes + 2 * images * classes * 4,
+        backward_of_block=stream + rows * mlp * compute_bytes + (rows * hidden * 2 if autocast else 0),
+        mlp_of_block=2 * rows * mlp * compute_bytes,
+        stream=stream,
+        cast_weights=2 * everything if autocast and casts_kept else 0,
+        cast_weights_of_block=2 * matrices if autocast and casts_kept else 0,
+        cast_weights_of_ends=2 * ends if autocast and casts_kept else 0,
+    )

@@ -1,0 +1,194 @@
+"""What DeepSpeed keeps at each ZeRO stage: as its source allocates, which is more than its paper counts."""
+
+from __future__ import annotations
+
+import math
+
+from vitscale.model_spec import ParameterShapes
+from vitscale.prediction.holding import (
+    STATE_BYTES,
+    Holding,
+    Sizes,
+    added,
+    communicated_bytes,
+    shard,
+    sizes,
+    weight_bytes,
+)
+from vitscale.prediction.replicated import plain
+from vitscale.prediction.zero_settings import ZeroSettings, zero_settings
+from vitscale.trial import Trial
+
+_FLATTENED_AT_MOST = 500_000_000
+"""Elements that stage 0 flattens at a time (`allreduce_gradients` in runtime/engine.py of DeepSpeed 0.19)."""
+
+
+def deepspeed(trial: Trial, shapes: ParameterShapes) -> Holding:
+    """DeepSpeed at the trial's stage; see the functions below."""
+    return {0: _stage_0, 1: _stages_1_and_2, 2: _stages_1_and_2, 3: _stage_3}[trial.train.zero_stage](trial, shapes)
+
+
+def _stage_0(trial: Trial, shapes: ParameterShapes) -> Holding:
+    """No ZeRO: plain training, and all gradients once more while they are averaged, at one rank too.
+
+    `bf16.enabled` keeps fp32 masters and states beside the 16-bit weights, and makes fp32 gradients of all the 16-bit
+    ones at once for its step (`step` in runtime/fp16/unfused_optimizer.py, which serves torch's optimizers).
+    """
+    train, count = trial.train, sizes(shapes)
+    alone = plain(trial, shapes)
+    each = weight_bytes(train)
+    flattened = min(count.all, _FLATTENED_AT_MOST)
+    cast = flattened * communicated_bytes(train) if communicated_bytes(train) != each else 0
+    masters: dict[str, int] = {}
+    unscaled: dict[str, int] = {}
+    if each == 2:
+        masters = {"master weights": 4 * count.all}
+        unscaled = {"temporaries": 4 * count.all}
+    return Holding(
+        steady=_states(trial, count, 1) | {"weights": each * count.all} | masters,
+        gradient_bytes=alone.gradient_bytes,
+        new_gradient_bytes=each,
+        held=alone.held,
+        exchange=added(alone.exchange, {"buckets": flattened * each + cast}),
+        step=added(alone.step, unscaled),
+    )
+
+
+def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> Holding:
+    """ZeRO's first two stages (arXiv 1910.02054, sections 5.1 and 5.2), as runtime/zero/stage_1_and_2.py does them.
+
+    More than the paper counts: fp32 masters of this rank's part even where the weights are fp32 already; a bucket of
+    `reduce_bucket_size` elements whatever the model's size, two with `overlap_comm`, and under autocast as many again,
+    for gradients of either dtype; a flat copy of a bucket while it is reduced; and in the step a second copy of this
+    rank's gradients, flattened group by group.
+
+    Without overlap the first stage keeps all gradients until backward is over. The second reduces as it goes, in each
+    micro-step.
+    """
+    train, ranks, count = trial.train, trial.world.size, sizes(shapes)
+    settings = zero_settings(train)
+    each = weight_bytes(train)
+    dtypes = 2 if train.precision == "bf16" else 1
+    bucket = settings.reduce_bucket * each * dtypes * (2 if settings.overlap else 1)
+    part = _whole_tensors_in_part(shapes, ranks) * each
+    filled = _filled(count, settings)
+    flattened = filled * each * (settings.overlap + 1) if ranks > 1 else 0
+    if communicated_bytes(train) != each:
+        flattened += filled * communicated_bytes(train)
+    matrices = shard(max(map(sum, _groups(shapes))), ranks)
+    # Flattened in the gradients' dtype, and cast for fp32 masters.
+    step = {"gradients": part, "temporaries": matrices * (each + (4 if each == 2 else 0))}
+    during = train.zero_stage == 2 or settings.overlap
+    held = part if train.zero_stage == 2 else count.all * each
+    exchange = {"gradients": part, "temporaries": flattened}
+    if not during and filled == count.all:
+        # One bucket holds them all: its flat copy is gone when this rank's part is copied out.
+        exchange = {"temporaries": max(flattened, part)}
+    elif not during:
+        # What fills a bucket has left where backward put it; tensors larger than a bucket never do.
+        bucketed = filled if filled <= settings.reduce_bucket else 0
+        exchange = {"gradients": (count.all - bucketed) * each + part}
+    return Holding(
+        steady={"weights": count.all * each} | _masters(count, ranks) | _states(trial, count, ranks),
+        gradient_bytes=0 if during or train.grad_accum > 1 else each,
+        new_gradient_bytes=each,
+        held={"gradients": held} if train.grad_accum > 1 else {},
+        held_buckets={"buckets": bucket} if train.grad_accum > 1 and not during else {},
+        backward={"buckets": bucket},
+        from_first_flush={"gradients": part, "temporaries": flattened} if during else {},
+        first_flush=min(count.all, settings.reduce_bucket),
+        exchange={"buckets": bucket} | exchange,
+        step=step,
+    )
+
+
+def _filled(count: Sizes, settings: ZeroSettings) -> int:
+    """Elements that are reduced at a time: a bucket, the whole model, or one tensor too large for a bucket."""
+    return min(count.all, max(settings.reduce_bucket, count.largest_of_block))
+
+
+def _stage_3(trial: Trial, shapes: ParameterShapes) -> Holding:
+    """ZeRO's third stage (arXiv 1910.02054, section 5.3), as runtime/zero/stage3.py, partition_parameters.py and
+    partitioned_param_coordinator.py do it.
+
+    More than the paper counts: fp32 masters and a bucket as at the other stages; gathered weights of up to 1e5
+    elements each, which stay (`stage3_param_persistence_threshold`), and of all others too from forward to their
+    backward, as long as the model is smaller than `stage3_max_live_parameters` and `stage3_max_reuse_distance`, 1e9
+    both; the flat buffer they arrive in, out of which they are copied; in the step this rank's gradients once more.
+    One rank gathers nothing.
+    """
+    train, ranks, count = trial.train, trial.world.size, sizes(shapes)
+    settings = zero_settings(train)
+    each = weight_bytes(train)
+    scattered = 2 if train.precision == "bf16" else communicated_bytes(train)
+    bucket = settings.reduce_bucket * (each + (2 if train.precision == "bf16" else 0))
+    gathers = ranks > 1
+
+    def large(tensors: tuple[tuple[int, ...], ...]) -> int:
+        return sum(n for n in map(math.prod, tensors) if n > settings.persistence_threshold) if gathers else 0
+
+    rest_of_block = large(shapes.block) * each
+    rest = (large(shapes.embedding) + large(shapes.head)) * each + count.layers * rest_of_block
+    lasting = {"gathered weights": count.all * each - rest if gathers else 0}
+    kept = rest <= settings.max_kept * each
+    arriving = min(rest, (settings.prefetch_bucket + count.largest_of_block) * each)
+    filled = _filled(count, settings)
+    copied = arriving if train.device == "cpu" and kept and arriving < rest else 0
+    fetched = rest if kept else rest_of_block
+    flush = {
+        "temporaries": filled * scattered,
+        "gloo's copies": filled * scattered if train.device == "cpu" else 0,
+    }
+    matrices = shard(max(map(sum, _groups(shapes))), ranks)
+    return Holding(
+        steady={
+            "weights": shard(count.all, ranks) * each,
+            "gradients": shard(count.all, ranks) * each,
+            "buckets": bucket,
+        }
+        | _masters(count, ranks)
+        | _states(trial, count, ranks),
+        gradient_bytes=0,
+        new_gradient_bytes=each,
+        forward=added(lasting, {"gathered weights": fetched + arriving, "gloo's copies": copied}),
+        forward_end=added(lasting, {"gathered weights": fetched}),
+        backward=lasting if kept else added(lasting, {"gathered weights": fetched + arriving}),
+        kept_gathered_per_block=rest_of_block if kept else 0,
+        from_first_flush=flush,
+        first_flush=min(count.all, settings.reduce_bucket),
+        exchange=added(lasting, flush),
+        step={"temporaries": matrices * (each + (4 if each == 2 else 0))},
+    )
+
+
+def _masters(count: Sizes, ranks: int) -> dict[str, int]:
+    return {"master weights": 4 * shard(count.all, ranks)}
+
+
+def _states(trial: Trial, count: Sizes, ranks: int) -> dict[str, int]:
+    return {"optimizer states": STATE_BYTES[trial.train.optimizer] * shard(count.all, ranks)}
+
+
+def _groups(shapes: ParameterShapes) -> tuple[list[int], list[int]]:
+    """Elements of each tensor in the optimizer's two groups: those with weight decay and those without."""
+    everything = shapes.embedding + shapes.layers * shapes.block + shapes.head
+    return (
+        [math.prod(shape) for shape in everything if len(shape) > 1],
+        [math.prod(shape) for shape in everything if len(shape) == 1],
+    )
+
+
+def _whole_tensors_in_part(shapes: ParameterShapes, ranks: int) -> int:
+    """Elements of all tensors that a rank's part holds something of, on the rank where they are most.
+
+    The copy of its gradients takes each of them whole (`copy_grads_in_partition`).
+    """
+    touched = [0] * ranks
+    for group in _groups(shapes):
+        length = shard(sum(group), ranks)
+        start = 0
+        for elements in group:
+            for rank in range(start // length, min(ranks - 1, (start + elements - 1) // length) + 1):
+                touched[rank] += elements
+            start += elements
+    return max(touched)

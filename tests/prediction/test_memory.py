@@ -1,0 +1,307 @@
+"""Forecasts of memory: hand-computed per engine and stage, and what must hold whatever the shape."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vitscale.model_spec import ModelSpec, parameters, resolve
+from vitscale.prediction import MemoryForecast, forecast, forecast_bytes
+from vitscale.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
+
+TINY = ModelSpec(name="vit-ti16", image_size=4, patch_size=2, hidden_size=4, heads=2, layers=2, mlp_size=6)
+"""3 classes, 5 tokens.
+
+Embedding: class token 4, positions 20, projection 4*12 + 4: 76. Block: q, k, v, output 4 * (16 + 4) = 80, two norms 16,
+MLP 4*6 + 6 + 6*4 + 4 = 58: 154. Head: norm 8, classifier 12 + 3: 23. In all 76 + 2*154 + 23 = 407: of them 345 in
+tensors of two dimensions or more (4 + 20 + 48, twice 64 + 48 = 112, 12: 72 + 224 + 12 = 308 with weight decay), 99
+without.
+"""
+PSI = 407
+DECAYED = 308
+
+
+def trial(ranks: int = 1, model: ModelSpec = TINY, device: Any = "cuda", **train: Any) -> Trial:
+    chosen: dict[str, Any] = {"engine": "none", "precision": "fp32", "micro_batch": 2} | train
+    return Trial(
+        model=resolve(model, 3),
+        data=DataSpec(name="synthetic"),
+        train=TrainSpec(device=device, **chosen),
+        world=World(ranks_per_node=ranks, threads_per_rank=1),
+        window=WindowSpec(steps=1),
+        launcher="torchrun",
+    )
+
+
+def known(wanted: Trial) -> MemoryForecast:
+    found = forecast(wanted)
+    assert found is not None
+    return found
+
+
+def deepspeed(stage: int, ranks: int = 2, bucket: int = 100, **train: Any) -> MemoryForecast:
+    zero = {"reduce_bucket_size": bucket, "stage3_prefetch_bucket_size": 10, "stage3_param_persistence_threshold": 20}
+    config = {"zero_optimization": zero | train.pop("zero", {})}
+    return known(trial(ranks, engine="deepspeed", zero_stage=stage, deepspeed_config=config, **train))
+
+
+# --- by hand ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_tiny_model_is_the_one_counted_above() -> None:
+    assert parameters(resolve(TINY, 3)) == PSI
+
+
+def test_the_activations_of_the_tiny_model() -> None:
+    # 10 rows (2 images, 5 tokens). Per block 8*4 + 2*6 = 44 elements a row, and 2 norms' mean and deviation and 2
+    # heads' log-sum-exp: 6 more. After both blocks: the last norm's input and output (8), its statistics (2), and
+    # twice 2 * 3 logits.
+    block, head = 10 * (44 + 6) * 4, 10 * (8 + 2) * 4 + 2 * 2 * 3 * 4
+    end = known(trial()).moments["end of forward"]
+    assert end["activations"] == 2 * block + head
+    assert end["images"] == 2 * 3 * 16 * 4
+    # Where the last block is widest it holds the gradient of its output (4) and of GELU's output (6), beside what both
+    # blocks keep; the head's 23 gradients are made and one of 4*6 is new.
+    start = known(trial(micro_batch=200)).moments["backward"]
+    assert start["activations"] == 100 * 2 * block
+    assert start["passed on in backward"] == 1000 * (4 + 6) * 4
+    assert start["gradients"] == (23 + 24) * 4
+
+
+def test_without_an_engine_a_parameter_takes_sixteen_bytes() -> None:
+    step = known(trial()).moments["step"]
+    assert step == {"weights": 4 * PSI, "optimizer states": 8 * PSI, "images": 384, "gradients": 4 * PSI}
+    assert known(trial(optimizer="sgd")).moments["step"]["optimizer states"] == 4 * PSI
+    assert known(trial(optimizer="lamb")).moments["step"]["optimizer states"] == 8 * PSI
+    pure = known(trial(precision="bf16-params")).moments["step"]
+    assert (pure["weights"], pure["optimizer states"], pure["gradients"]) == (2 * PSI, 4 * PSI, 2 * PSI)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ddp_adds_its_buckets_and_views_take_the_gradients_away(ranks: int) -> None:
+    assert known(trial(ranks, engine="ddp")).moments["step"]["buckets"] == 4 * PSI
+    views = known(trial(ranks, engine="ddp", gradient_as_bucket_view=True)).moments["step"]
+    assert views["buckets"] == 4 * PSI
+    assert "gradients" not in views
+    many: dict[str, Any] = {"engine": "ddp", "micro_batch": 200}
+    assert known(trial(ranks, **many)).moments["backward"]["gradients"] == 4 * (23 + 24)
+    viewed = known(trial(ranks, gradient_as_bucket_view=True, **many))
+    assert viewed.moments["backward"]["gradients"] == 4 * 24  # not in its bucket yet
+
+
+def test_autocast_keeps_sixteen_bit_copies() -> None:
+    # Linear and convolution weights with their biases: 48 + 4, per block 64 + 16 + 48 + 10, 12 + 3.
+    end = known(trial(precision="bf16")).moments["end of forward"]
+    assert end["autocast's copies"] == 2 * (52 + 2 * 138 + 15)
+    assert end["weights"] == 4 * PSI
+
+
+def test_zero_0_flattens_all_gradients_at_one_rank_too() -> None:
+    for ranks in (1, 2):
+        exchange = deepspeed(0, ranks).moments["exchange"]
+        assert exchange["gradients"] == exchange["buckets"] == 4 * PSI
+    pure = deepspeed(0, precision="bf16-params").moments["step"]
+    assert pure["weights"] + pure["master weights"] + pure["optimizer states"] == (2 + 4 + 8) * PSI
+    assert (pure["gradients"], pure["temporaries"]) == (2 * PSI, 4 * PSI)
+
+
+def test_zero_1_keeps_all_gradients_and_fp32_masters_beside_fp32_weights() -> None:
+    # 407 are odd: the larger part is 204. Rank 1 takes the second half of 308 with decay; it begins at 154, inside the
+    # first block's fc1, which begins at 72 + 64 = 136. Of the 99 without, the first part of 50 ends where a tensor
+    # does. Copied whole that is 308 - 136 + 49 = 221 on rank 1, and 160 + 50 on rank 0.
+    found = deepspeed(1)
+    steady = found.moments["step"]
+    assert steady["weights"] == 4 * PSI
+    assert steady["master weights"] == 4 * 204
+    assert steady["optimizer states"] == 8 * 204
+    assert steady["gradients"] == 4 * 221
+    assert steady["temporaries"] == 4 * DECAYED // 2
+    exchange = found.moments["exchange"]
+    assert exchange["buckets"] == 4 * 100
+    assert exchange["gradients"] == 4 * (PSI - 100 + 221)
+
+
+def test_zero_2_keeps_its_part_of_the_gradients() -> None:
+    found = deepspeed(2)
+    assert found.moments["exchange"]["gradients"] == 4 * 221
+    assert found.moments["exchange"]["temporaries"] == 4 * 100
+    assert deepspeed(2, overlap_comm=True).moments["backward"]["buckets"] == 2 * 4 * 100
+    assert deepspeed(2, precision="bf16").moments["backward"]["buckets"] == 2 * 4 * 100
+    again = deepspeed(2, grad_accum=2).moments
+    assert again["end of forward"]["gradients"] == 4 * 221
+
+
+def test_zero_3_keeps_small_weights_gathered_and_large_ones_until_their_backward() -> None:
+    # Above 20 elements: the projection 48, and per block fc1 and fc2, 24 each.
+    found = deepspeed(3)
+    small = PSI - 48 - 4 * 24
+    assert found.moments["end of forward"]["gathered weights"] == 4 * PSI
+    assert found.moments["exchange"]["gathered weights"] == 4 * small
+    steady = found.moments["step"]
+    assert steady["weights"] == steady["gradients"] == steady["master weights"] == 4 * 204
+    assert steady["temporaries"] == 4 * DECAYED // 2
+    assert "gathered weights" not in deepspeed(3, ranks=1).moments["end of forward"]
+    released = deepspeed(3, zero={"stage3_max_reuse_distance": 0}).moments["end of forward"]
+    assert released["gathered weights"] == 4 * (small + 48)
+
+
+def test_deepspeeds_own_bucket_is_two_gigabytes_whatever_the_model() -> None:
+    found = known(trial(2, engine="deepspeed", zero_stage=2))
+    assert found.parts["buckets"] == 4 * 500_000_000
+    assert known(trial(2, engine="deepspeed", zero_stage=2, bucket_mib=1)).parts["buckets"] == 2**20
+
+
+def test_a_tensor_too_large_for_a_bucket_is_reduced_alone() -> None:
+    # No tensor of 24 elements fits into 10: each is flattened by itself, and none leaves backward's gradients early.
+    assert deepspeed(2, bucket=10).moments["exchange"]["temporaries"] == 4 * 24
+    assert deepspeed(1, bucket=10).moments["exchange"]["gradients"] == 4 * (PSI + 221)
+
+
+def test_one_bucket_for_everything_leaves_nothing_outside_it() -> None:
+    exchange = deepspeed(1, bucket=1000).moments["exchange"]
+    assert "gradients" not in exchange
+    assert (exchange["buckets"], exchange["temporaries"]) == (4 * 1000, 4 * PSI)
+
+
+def test_fsdp2_gathers_block_by_block() -> None:
+    found = known(trial(2, engine="fsdp2"))
+    steady = found.moments["step"]
+    assert steady["weights"] == steady["gradients"] == 4 * 204
+    assert steady["optimizer states"] == 8 * 204
+    # The last block is there twice: in the buffer in which it came, and copied out of it. One rank needs no buffer.
+    root, block = 76 + 23, 154
+    for moment in ("last block", "end of forward"):
+        assert found.moments[moment]["gathered weights"] == 4 * (root + 2 * block)
+    assert known(trial(1, engine="fsdp2")).moments["end of forward"]["gathered weights"] == 4 * (root + block)
+    kept = known(trial(2, engine="fsdp2", reshard_after_forward=False)).moments
+    assert kept["end of forward"]["gathered weights"] == 4 * (root + block + 2 * block)
+    gloo = known(trial(2, engine="fsdp2", device="cpu")).moments
+    assert gloo["last block"]["gloo's copies"] == 4 * block
+
+
+def test_checkpointing_keeps_the_inputs_of_blocks_and_one_block_whole() -> None:
+    end = known(trial(activation_checkpointing=True)).moments["end of forward"]
+    assert end["activations"] == 2 * 10 * 4 * 4 + 10 * (8 + 2) * 4 + 2 * 2 * 3 * 4
+    first = known(trial(activation_checkpointing=True, micro_batch=200)).moments["backward"]
+    assert first["activations"] == 1000 * (4 + 44 + 6) * 4
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_accelerate_takes_what_it_stands_for(stage: int) -> None:
+    fields: dict[str, Any] = {"zero_stage": stage, "bucket_mib": 1}
+    through = trial(2, engine="accelerate", accelerate_backend="deepspeed", **fields)
+    assert known(through) == known(trial(2, engine="deepspeed", **fields))
+
+
+# --- unknown ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        {"engine": "megatron"},
+        {"engine": "deepspeed", "optimizer": "deepspeed_config", "deepspeed_config": {"optimizer": {"type": "Lion"}}},
+        {"engine": "deepspeed", "optimizer": "onebit-adam"},
+        {"engine": "deepspeed", "zero_stage": 2, "offload": "optimizer"},
+        {"engine": "deepspeed", "deepspeed_config": {"data_types": {"grad_accum_dtype": "fp32"}}},
+        *(
+            {"engine": "deepspeed", "zero_stage": 2, "deepspeed_config": {"zero_optimization": zero}}
+            for zero in ({"contiguous_gradients": False}, {"offload_optimizer": {"device": "cpu"}})
+        ),
+    ],
+)
+def test_what_is_not_modelled_is_unknown(train: dict[str, Any]) -> None:
+    assert forecast(trial(2, **train)) is None
+    assert forecast_bytes(trial(2, **train)) is None
+
+
+def test_a_model_of_the_users_own_is_unknown() -> None:
+    assert forecast_bytes(trial(model=ModelSpec(factory="my_models:build"))) is None
+
+
+def test_what_is_left_out_is_named() -> None:
+    left_out = known(trial()).not_covered
+    assert {"libraries", "fragmentation", "start-up"} <= left_out.keys()
+    assert "compile" not in left_out
+    assert "compile" in known(trial(compile=True)).not_covered
+
+
+def test_a_file_that_offloads_nothing_changes_nothing() -> None:
+    said = deepspeed(2, zero={"offload_optimizer": {"device": "none"}, "contiguous_gradients": True})
+    assert said == deepspeed(2)
+
+
+def test_settings_that_are_no_numbers_are_deepspeeds_defaults() -> None:
+    assert deepspeed(2, zero={"reduce_bucket_size": "auto"}).parts["buckets"] == 4 * 500_000_000
+    assert known(trial(2, engine="deepspeed", zero_stage=2, deepspeed_config={"zero_optimization": []})).peak_bytes > 0
+
+
+# --- whatever the shape -----------------------------------------------------------------------------------------------
+
+SHAPES = st.builds(
+    lambda heads, layers, mlp, patches: ModelSpec(
+        name="vit-ti16", image_size=2 * patches, patch_size=2, hidden_size=4 * heads, heads=heads, layers=layers,
+        mlp_size=mlp,
+    ),
+    heads=st.integers(1, 6), layers=st.integers(1, 6), mlp=st.integers(1, 60), patches=st.integers(1, 6),
+)  # fmt: skip
+PRECISIONS = st.sampled_from(["fp32", "bf16", "bf16-params"])
+WRAPPED = st.sampled_from(
+    [{"engine": "ddp"}, {"engine": "fsdp2"}]
+    + [{"engine": "deepspeed", "zero_stage": stage, "bucket_mib": 1} for stage in range(4)]
+)
+STATES = ("weights", "master weights", "optimizer states")
+
+
+def state_bytes(found: MemoryForecast) -> int:
+    return sum(found.moments["step"].get(part, 0) for part in STATES)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SHAPES, PRECISIONS, WRAPPED, st.integers(1, 40))
+def test_more_ranks_never_need_more_states_each(
+    model: ModelSpec, precision: str, train: dict[str, Any], ranks: int
+) -> None:
+    fewer = state_bytes(known(trial(ranks, model, precision=precision, **train)))
+    assert state_bytes(known(trial(ranks + 1, model, precision=precision, **train))) <= fewer
+
+
+@settings(max_examples=60, deadline=None)
+@given(SHAPES, PRECISIONS, st.integers(1, 40))
+def test_a_higher_stage_never_needs_more_states(model: ModelSpec, precision: str, ranks: int) -> None:
+    by_stage = [
+        state_bytes(known(trial(ranks, model, engine="deepspeed", zero_stage=stage, precision=precision, bucket_mib=1)))
+        for stage in (1, 2, 3)
+    ]
+    assert by_stage == sorted(by_stage, reverse=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SHAPES, PRECISIONS, WRAPPED, st.booleans(), st.integers(1, 100))
+def test_activations_grow_with_the_micro_batch_and_nothing_else_does(
+    model: ModelSpec, precision: str, train: dict[str, Any], checkpointed: bool, images: int
+) -> None:
+    def end(micro_batch: int) -> dict[str, int]:
+        asked = trial(
+            2, model, precision=precision, micro_batch=micro_batch, activation_checkpointing=checkpointed, **train
+        )
+        return dict(known(asked).moments["end of forward"])
+
+    one, many = end(1), end(images)
+    assert many == one | {part: images * one[part] for part in ("activations", "images")}
+
+
+def test_the_peak_is_the_highest_moment() -> None:
+    found = known(trial())
+    assert found.peak_bytes == sum(found.parts.values()) == max(sum(m.values()) for m in found.moments.values())
+    assert found.moments[found.peak_moment] == found.parts
+
+
+def test_importing_it_imports_no_torch() -> None:
+    code = "import sys, vitscale.prediction; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

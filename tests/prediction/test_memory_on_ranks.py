@@ -1,0 +1,32 @@
+"""Forecasts against what real ranks take, by the command that makes the table of docs/memory.md."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "memory.py"
+CONFIGURATIONS = [
+    "ddp, bf16",
+    "fsdp2, fp32, 32 images",
+    "ZeRO-0, fp32, SGD",
+    "ZeRO-1, bf16",
+    "ZeRO-2, fp32, 2 micro-steps",
+    "ZeRO-3, fp32, 32 images",
+]
+
+
+@pytest.mark.ranks
+def test_two_ranks_take_what_was_forecast() -> None:
+    argv = [sys.executable, str(BENCHMARK), "--ranks", "2", "--json", "--only", *CONFIGURATIONS]
+    answer = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
+    assert answer.returncode == 0, answer.stderr[-3000:]
+    rows = [json.loads(line) for line in answer.stdout.splitlines()]
+    assert len(rows) == len(CONFIGURATIONS) + 2  # ddp and ZeRO-1 have bf16-params too
+    for row in rows:
+        assert "error" not in row, row
+        assert -0.02 <= row["forecast_bytes"] / row["step_bytes"] - 1 <= 0.06, row

@@ -403,7 +403,8 @@ def write_results(results: Results, folder: Path) -> None:
         for rank in run.ranks:
             log = store.RankLog(run_folder, rank.rank)
             lines: list[Line | None] = [rank.start, *rank.phases, rank.model, *rank.steps, *rank.explained]
-            lines += [*rank.epochs, *rank.resources, *rank.gradients, rank.matmul, rank.error]
+            lines += [*rank.epochs, *rank.resources, *rank.gradients, *rank.traffic, rank.matmul]
+            lines += [rank.checkpoint, rank.error]
             for line in lines:
                 if line is not None:
                     log.write(line)

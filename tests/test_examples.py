@@ -38,6 +38,7 @@ def test_every_example_is_tested_here() -> None:
         "quickstart.toml",
         "cifar10_vit_b16.toml",
         "batch_sizes.toml",
+        "engines.toml",
     }
 
 
@@ -75,7 +76,7 @@ def test_the_json_contract(quickstart: Path) -> None:
     answer = vitscale("report", "results", "--format", "json", cwd=quickstart)
     assert answer.returncode == 0
     content = json.loads(answer.stdout, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert content["version"] == 2
+    assert content["version"] == 3
     trials = content["trials"]
     assert len(trials) == len({trial["trial"] for trial in trials}) == 10
     for trial in trials:
@@ -129,6 +130,58 @@ def test_batch_sizes_16_to_256_on_1_and_2_ranks_show_where_the_time_goes(tmp_pat
     drawn = (tmp_path / "out" / "strong-micro-breakdown.svg").read_text()
     for batch in (16, 32, 64, 128, 256):
         assert f"micro-batch {batch}<" in drawn
+
+
+# --- every engine ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All distributed engines of the example on two ranks; what one rank shows is held by tests/engines."""
+    where = tmp_path_factory.mktemp("engines")
+    study = changed("engines.toml", gpus="gpus = [2]", steps="steps = 12").replace('  { engine = "none" },\n', "")
+    assert '"none"' not in study
+    (where / "study.toml").write_text(study)
+    answer = vitscale("run", "study.toml", "-o", "results", cwd=where, timeout=550)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    answer = vitscale("report", "results", "--format", "json,html", "-o", "out", cwd=where)
+    assert answer.returncode == 0, answer.stderr
+    return where
+
+
+def test_every_engine_that_runs_on_cpu_computes_the_same(engines: Path) -> None:
+    trials = json.loads((engines / "out" / "report.json").read_text())["trials"]
+    assert {trial["engine"] for trial in trials} == {"ddp", "fsdp2", "deepspeed", "accelerate"}
+    assert len(trials) == 10
+    assert sorted(trial["drift"] for trial in trials) == ["agrees"] * 9 + ["reference"]
+    assert max(trial["drift_difference"] or 0.0 for trial in trials) < 1e-6
+
+
+def test_what_every_engine_sends_is_counted(engines: Path) -> None:
+    trials = json.loads((engines / "out" / "report.json").read_text())["trials"]
+    by_curve = {(t["engine"], t["zero_stage"]): t for t in trials}
+    whole = by_curve["ddp", None]["logical_bytes_per_step"]
+    # An all-reduce of every gradient; ZeRO-1 gathers the weights too.
+    assert by_curve["deepspeed", 0]["logical_bytes_per_step"] == whole
+    assert by_curve["deepspeed", 1]["logical_bytes_per_step"] == pytest.approx(1.5 * whole, rel=1e-3)
+
+
+def test_the_page_tells_all_engines_apart(engines: Path) -> None:
+    page = (engines / "out" / "report.html").read_text()
+    for name in ("fsdp2", "deepspeed ZeRO-3", "accelerate (DDP)", "accelerate (DeepSpeed ZeRO-2)"):
+        assert name in page
+
+
+def test_what_accelerate_hides_is_unknown_and_not_nothing(engines: Path) -> None:
+    """It takes DeepSpeed's optimizer step inside backward."""
+    runs = store.load(engines / "results").runs
+    hidden = {
+        (run.header.trial.train.engine, run.header.trial.train.wrapper)
+        for run in runs
+        if any("optimizer" in line.unknown for line in run.ranks[0].explained)
+    }
+    assert all(run.ranks[0].explained for run in runs)
+    assert hidden == {("accelerate", "deepspeed")}
 
 
 # --- the published study's model -------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import threading
 import tomllib
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 
 from study_factory import toml, write_study
 from vitscale.errors import RequestError
-from vitscale.study_file import SWEEPABLE, StudyFile
+from vitscale.study_file import StudyFile
+from vitscale.sweep import SWEEPABLE
 
 
 def refusal(path: Path) -> str:
@@ -319,9 +321,86 @@ def test_a_wrong_sweep_is_refused(tmp_path: Path, sweep: dict[str, Any], said: s
     assert said in refusal(write_study(tmp_path, {"sweep": sweep}))
 
 
-def test_tables_in_a_sweep_are_refused(tmp_path: Path) -> None:
+def test_tables_under_a_field_are_refused(tmp_path: Path) -> None:
     text = toml() + '[[sweep."train.engine"]]\na = 1\n[[sweep."train.engine"]]\nb = 1\n'
     assert "train.engine is {'a': 1}, but should be text in quotes" in refusal_of(tmp_path, text)
+
+
+ENGINES = """
+[sweep]
+train = [                                  # over several lines
+  { engine = "none" },
+  { engine = "deepspeed", zero_stage = 2 },
+]
+"train.micro_batch" = [8, 16]
+"""
+
+
+def test_the_fields_of_a_table_vary_together_and_with_every_other_key(tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text(toml() + ENGINES)
+    file = StudyFile.read(tmp_path / "study.toml")
+    points = list(file.points())
+    assert [labels for labels, _, _ in points] == [
+        {"train.engine": "none", "train.micro_batch": 8},
+        {"train.engine": "none", "train.micro_batch": 16},
+        {"train.engine": "deepspeed", "train.zero_stage": 2, "train.micro_batch": 8},
+        {"train.engine": "deepspeed", "train.zero_stage": 2, "train.micro_batch": 16},
+    ]
+    assert [(study.train.engine, study.train.zero_stage, study.train.micro_batch) for _, study, _ in points] == [
+        ("none", 0, 8), ("none", 0, 16), ("deepspeed", 2, 8), ("deepspeed", 2, 16),
+    ]  # fmt: skip
+    assert [{"train.zero_stage", "train.engine"} & by_hand for _, _, by_hand in points] == [
+        {"train.engine"}, {"train.engine"}, {"train.engine", "train.zero_stage"}, {"train.engine", "train.zero_stage"},
+    ]  # fmt: skip
+    assert file.swept_fields == {"train.engine", "train.zero_stage", "train.micro_batch"}
+
+
+def test_an_array_of_tables_is_the_same_sweep(tmp_path: Path) -> None:
+    text = toml() + "[[sweep.train]]\nengine = 'none'\n[[sweep.train]]\nengine = 'deepspeed'\nzero_stage = 2\n"
+    (tmp_path / "study.toml").write_text(text)
+    points = list(StudyFile.read(tmp_path / "study.toml").points())
+    assert [labels for labels, _, _ in points] == [
+        {"train.engine": "none"}, {"train.engine": "deepspeed", "train.zero_stage": 2},
+    ]  # fmt: skip
+
+
+def test_modes_stand_in_tables_too(tmp_path: Path) -> None:
+    text = toml() + "[sweep]\nscaling = [{ mode = 'weak' }, { mode = 'strong-global' }]\n"
+    (tmp_path / "study.toml").write_text(text)
+    assert StudyFile.read(tmp_path / "study.toml").modes == ("weak", "strong-global")
+
+
+@pytest.mark.parametrize(
+    ("sweep", "said"),
+    [
+        ("train = [{}]", "sweep.'train' holds an empty table. Give each table at least one field"),
+        ("train = []", "sweep.'train' is an empty list"),
+        ("train = ['ddp']", "sweep.'train' names a section, and holds 'ddp'. Give tables of fields that go together"),
+        ("train = [{ engine = 'ddp' }, [{ engine = 'none' }]]", "names a section, and holds [{'engine': 'none'}]"),
+        ("train = [{ engine = 'ddp' }, { engine = 'ddp' }]", "sweep.'train' holds a value twice"),
+        ("train = [{ engin = 'ddp' }]", "'engin' is no field of [train] that can be swept. Valid: accelerate_backend"),
+        ("train = [{ engin = 'ddp' }]", "Did you mean 'engine'?"),
+        ("data = [{ root = 'a' }]", "'root' is no field of [data] that can be swept"),
+        ("launch = [{ oversubscribe = true }]", "'oversubscribe' is no field of [launch]"),
+        ("scaling = [{ gpus = [1] }]", "'gpus' is no field of [scaling] that can be swept. Valid: mode"),
+        ("measure = [{ repeats = 1 }]", "sweep.'measure' is no field that can be swept"),
+        ("train = [{ engine = 'ddp' }]\n'train.engine' = ['none']",
+         "sweep.'train' and sweep.'train.engine' both vary train.engine. Give all values of a field under one"),
+        ("'train.zero_stage' = [1]\ntrain = [{ engine = 'ddp' }, { zero_stage = 2 }]",
+         "sweep.'train.zero_stage' and sweep.'train' both vary train.zero_stage"),
+        ("train = [{ zero_stage = 5 }]", "train.zero_stage is 5, but should be at most 3"),
+        ("train = [{ zero_stage = [1, 2] }]", "train.zero_stage is [1, 2], but should be a whole number"),
+        ("train.engine = ['ddp']", "sweep.train is {'engine': ['ddp']}, but should be a list. Write a field in quotes"),
+    ],
+)  # fmt: skip
+def test_a_wrong_table_is_refused(tmp_path: Path, sweep: str, said: str) -> None:
+    assert said in refusal_of(tmp_path, f"{toml()}[sweep]\n{sweep}\n")
+
+
+def test_tables_count_as_one_value_each(tmp_path: Path) -> None:
+    tables = ", ".join(f"{{ engine = 'ddp', micro_batch = {n} }}" for n in range(1, 3001))
+    message = refusal_of(tmp_path, f"{toml()}[sweep]\ntrain = [{tables}]\n'train.seed' = [1, 2]\n")
+    assert "make 36,000 runs" in message  # 3,000 tables x 2 seeds x 2 rank counts x 3 repeats
 
 
 def test_every_sweepable_field_can_be_swept(tmp_path: Path) -> None:
@@ -355,19 +434,23 @@ def said_of(path: Path) -> str | None:
     return None
 
 
-FULL = toml(
-    {
-        "train": {"engine": "deepspeed", "learning_rate": 0.001, "precision": "fp32"},
-        "launch": {"launcher": "torchrun", "oversubscribe": True},
-        "measure": {"repeats": 2, "hang_seconds": 60.5},
-        "sweep": {"train.engine": ["ddp", "deepspeed"], "scaling.mode": ["weak", "strong-micro"]},
-    }
+FULL = (
+    toml(
+        {
+            "train": {"engine": "deepspeed", "learning_rate": 0.001, "precision": "fp32"},
+            "launch": {"launcher": "torchrun", "oversubscribe": True},
+            "measure": {"repeats": 2, "hang_seconds": 60.5},
+            "sweep": {"train.engine": ["ddp", "deepspeed"], "scaling.mode": ["weak", "strong-micro"]},
+        }
+    )
+    + "model = [{ layers = 2 }, { layers = 4, heads = 2 }]\n"
 )
 FRAGMENTS = st.sampled_from(
     ["[", "]", "[[", "]]", "{", "}", '"', "'", '"""', "=", ".", ",", "\n", "#", "nan", "-inf", "1e400",
      "0x" + "f" * 9000, "9" * 400, "true", "1979-05-27", "[model]", "[sweep]", "\\u001b",
      "\\ud800", "\x00", "\x1b", "é", "[]", "{}",
-     "a.b.c", '"train.engine" = [[1]]', "name", "[train]\nmicro_batch=[1]"]
+     "a.b.c", '"train.engine" = [[1]]', "train = [{engine = 1}, {}]", "[[sweep.train]]", "name",
+     "[train]\nmicro_batch=[1]"]
 )  # fmt: skip
 
 
@@ -392,3 +475,40 @@ def test_any_bytes_are_read_or_refused_but_never_crash(tmp_path: Path, content: 
     (tmp_path / "study.toml").write_bytes(content)
     with pytest.raises(RequestError):
         StudyFile.read(tmp_path / "study.toml")
+
+
+TABLES = st.lists(
+    st.dictionaries(
+        st.sampled_from(["engine", "zero_stage", "micro_batch", "compile", "engin", "root"]),
+        st.sampled_from(["none", "ddp", "deepspeed", 0, 2, 64, True, [1]]),
+        max_size=3,
+    ),
+    max_size=4,
+)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(TABLES, st.booleans())
+def test_any_tables_are_every_combination_or_one_message(
+    tmp_path: Path, tables: list[dict[str, Any]], beside: bool
+) -> None:
+    def inline(table: dict[str, Any]) -> str:
+        return "{" + ", ".join(f"{key} = {json.dumps(value)}" for key, value in table.items()) + "}"
+
+    path = tmp_path / "study.toml"
+    also = "'data.fraction' = [0.5, 1.0]\n" if beside else ""
+    path.write_text(f"{toml()}[sweep]\ntrain = [{', '.join(map(inline, tables))}]\n{also}")
+    said = said_of(path)
+    if said is not None:
+        assert said.isprintable()
+        assert len(said) < 1500
+        return
+    points = list(StudyFile.read(path).points())
+    assert [labels for labels, _, _ in points] == [
+        {**{f"train.{key}": value for key, value in table.items()}, **more}
+        for table in tables
+        for more in ([{"data.fraction": 0.5}, {"data.fraction": 1.0}] if beside else [{}])
+    ]
+    for labels, study, by_hand in points:
+        assert labels.keys() <= by_hand
+        assert all(getattr(study.train, field[6:]) == value for field, value in labels.items() if field[:5] == "train")

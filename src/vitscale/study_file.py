@@ -16,8 +16,9 @@ from pydantic import BaseModel, ValidationError
 from vitscale.errors import RequestError, explain, nearest, shown
 from vitscale.model_spec import ModelSpec
 from vitscale.study import LaunchSection, MeasureSection, ScalingSection, Study, TrainSection
+from vitscale.sweep import Choice, choices, swept_fields
 from vitscale.text_file import read_text
-from vitscale.trial import HOW_FOUND, DataSpec, Mode
+from vitscale.trial import DataSpec, Mode
 from vitscale.wording import wrong_value
 
 if TYPE_CHECKING:
@@ -64,33 +65,46 @@ class StudyFile:
     @property
     def modes(self) -> tuple[Mode, ...]:
         """The batch policies the study holds, in its order."""
-        swept = self.study.sweep.get("scaling.mode")
+        swept = [choice["scaling.mode"] for each in self._choices() for choice in each if "scaling.mode" in choice]
         return tuple(mode for mode in swept if mode in get_args(Mode)) if swept else (self.study.scaling.mode,)
 
-    def points(self) -> Iterator[tuple[dict[str, Any], Study, frozenset[str]]]:
+    @property
+    def swept_fields(self) -> frozenset[str]:
+        """The dotted fields that the sweep varies, those in its tables too."""
+        return swept_fields(self.study.sweep)
+
+    def points(self) -> Iterator[tuple[Choice, Study, frozenset[str]]]:
         """Each point of the sweep: the swept values, the study with them put in, and the dotted fields set by hand."""
-        study, sweep = self.study, self.study.sweep
-        for field, values in sweep.items():
-            self._check_swept(field, values)
+        swept = self._choices()
         self._check_repeats()
-        repeats = study.measure.repeats if study.measure.target_ci is None else study.measure.max_repeats
-        runs = math.prod(len(values) for values in sweep.values()) * len(study.scaling.gpus) * repeats
+        measure = self.study.measure
+        repeats = measure.repeats if measure.target_ci is None else measure.max_repeats
+        runs = math.prod(map(len, swept)) * len(self.study.scaling.gpus) * repeats
         if runs > _MOST_RUNS:
             raise self._error(
                 f"points of the sweep x rank counts x repeats make {runs:,} runs",
                 valid=[f"at most {_MOST_RUNS:,}"],
                 next_step="Split the study",
             )
-        for combination in itertools.product(*sweep.values()):
-            labels = dict(zip(sweep, combination, strict=True))
+        for combination in itertools.product(*swept):
+            labels = {field: value for choice in combination for field, value in choice.items()}
             raw = copy.deepcopy(self.raw)
             for field, value in labels.items():
                 section, _, key = field.partition(".")
                 raw.setdefault(section, {})[key] = value
             by_hand = frozenset(
-                f"{section}.{key}" for section, keys in raw.items() if isinstance(keys, dict) for key in keys
+                f"{section}.{key}"
+                for section, keys in raw.items()
+                if section != "sweep" and isinstance(keys, dict)
+                for key in keys
             )
             yield labels, _validated(self.path, raw), by_hand
+
+    def _choices(self) -> list[list[Choice]]:
+        try:
+            return choices(self.study.sweep)
+        except RequestError as error:
+            raise RequestError(f"{shown(str(self.path))}: {error}") from None
 
     def _check_repeats(self) -> None:
         """`target_ci` must have runs to add, and `max_repeats` a target to add them for."""
@@ -114,18 +128,8 @@ class StudyFile:
                 next_step=f"Set max_repeats to more than {measure.repeats}, so that runs can be added",
             )
 
-    def _check_swept(self, field: str, values: list[Any]) -> None:
-        named = f"sweep.{shown(field)}"
-        if field not in SWEEPABLE:
-            raise self._error(f"{named} is no field that can be swept", valid=SWEEPABLE, hint=nearest(field, SWEEPABLE))
-        if not values:
-            raise self._error(f"{named} is an empty list", next_step="Give at least one value")
-        if any(value in values[:place] for place, value in enumerate(values)):
-            raise self._error(f"{named} holds a value twice: {shown(values)}", next_step="Name each value once")
-
-    def _error(self, what: str, *, valid: list[str] | None = None, next_step: str = "", hint: str = "") -> RequestError:
-        message = explain(f"{shown(str(self.path))}: {what}", valid=valid or [], next_step=next_step)
-        return RequestError(message + hint)
+    def _error(self, what: str, *, valid: list[str] | None = None, next_step: str = "") -> RequestError:
+        return RequestError(explain(f"{shown(str(self.path))}: {what}", valid=valid or [], next_step=next_step))
 
 
 _SECTIONS: dict[str, type[BaseModel]] = {
@@ -136,15 +140,6 @@ _SECTIONS: dict[str, type[BaseModel]] = {
     "launch": LaunchSection,
     "measure": MeasureSection,
 }
-
-# Not what leaves a trial the same: where images are found, and what the machine is allowed.
-SWEEPABLE = sorted(
-    {f"{section}.{key}" for section in ("model", "data", "train", "launch") for key in _SECTIONS[section].model_fields}
-    - {f"data.{key}" for key in HOW_FOUND}
-    - {"launch.oversubscribe"}
-    | {"scaling.mode"}
-)
-"""The dotted fields that [sweep] may vary."""
 
 
 def _toml(path: Path, text: str) -> dict[str, Any]:
@@ -176,7 +171,8 @@ def _validated(path: Path, raw: Mapping[str, Any]) -> Study:
         study = Study.model_validate(raw, strict=True)
     except ValidationError as error:
         problems = error.errors(include_url=False)
-        messages = [_message(problem) for problem in problems[:5]]
+        listed: set[str] = set()
+        messages = [_message(problem, listed) for problem in problems[:5]]
         more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
         raise RequestError(f"{shown(str(path))}: " + " ".join(messages) + more) from None
     if not _NAME.fullmatch(study.name):
@@ -189,21 +185,28 @@ def _validated(path: Path, raw: Mapping[str, Any]) -> Study:
     return study
 
 
-def _message(problem: ErrorDetails) -> str:
-    """One problem: an unknown key with the valid ones and where it belongs, or a wrong value."""
+def _message(problem: ErrorDetails, listed: set[str]) -> str:
+    """One problem: an unknown key with the valid ones and where it belongs, or a wrong value.
+
+    The keys of a section are listed once; `listed` holds the sections of which they were.
+    """
     *outer, last = (str(part) for part in problem["loc"])
     section = outer[0] if outer else ""
     if problem["type"] == "extra_forbidden":
         valid = sorted(_SECTIONS[section].model_fields if section else Study.model_fields)
         homes = [f"[{name}]" for name, model in _SECTIONS.items() if last in model.model_fields]
-        return explain(
+        message = explain(
             f"unknown key {shown(last)} {f'in [{section}]' if section else 'at the top level'}",
-            valid=valid,
+            valid=[] if section in listed else valid,
             next_step=f"It belongs in {' or '.join(homes)}" if homes else "",
-        ) + nearest(last, valid)
+        )
+        listed.add(section)
+        return message + nearest(last, valid)
     if problem["type"] == "missing":
         next_step = 'Add name = "..."' + (f" in [{section}]" if section else "")
         return wrong_value(problem, next_step=next_step if last == "name" else f'Add [{last}] with name = "..."')
     if problem["type"] in ("model_type", "dict_type"):
         return wrong_value(problem, next_step=f"Write [{last}] on a line of its own, then one key = value per line")
+    if section == "sweep" and problem["type"] == "list_type" and isinstance(problem["input"], dict):
+        return wrong_value(problem, next_step='Write a field in quotes, as "train.engine" = ["ddp", "fsdp2"]')
     return wrong_value(problem, next_step=f"Correct it in [{section}]" if section else "Correct it at the top")

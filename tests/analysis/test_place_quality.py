@@ -6,7 +6,7 @@ import pytest
 
 from results_factory import make_curve, make_environment, make_results, make_trial, steady_run
 from verdict_finder import THREE, kinds, three_repeats, verdict
-from vitscale.record import Device, GpuSamples, ResourcesLine, Results
+from vitscale.record import Collective, Device, GpuSamples, ResourcesLine, Results, TrafficLine
 
 
 @pytest.mark.parametrize(
@@ -57,6 +57,42 @@ def test_unlike_points_are_named() -> None:
     found = verdict(make_results([(make_curve(trials), trials)], runs, repeats=1), "unlike-runs")
     assert "2 ranks: device: Example CPU against Other CPU" in found.message
     assert found.trials == (trials[1].identity(),)
+
+
+def sending(results: Results, dtype: str) -> Results:
+    """The same, with every rank's gradients sent in `dtype`, and a norm in fp32."""
+    collectives = tuple(
+        Collective(communicator="0", ranks=2, operation="all_reduce", dtype=kind, input_elements=n, output_elements=n)
+        for kind, n in ((dtype, 5_500_000), ("float32", 1))
+    )
+    line = TrafficLine(step=9, backend="gloo", collectives=collectives)
+    runs = [
+        run.model_copy(update={"ranks": tuple(r.model_copy(update={"traffic": (line,)}) for r in run.ranks)})
+        for run in results.runs
+    ]
+    return results.model_copy(update={"runs": tuple(runs)})
+
+
+@pytest.mark.parametrize(("asked", "level"), [(None, "note"), ("fp32", "warning")])
+def test_an_engine_that_names_another_dtype_than_the_one_that_travels(asked: str | None, level: str) -> None:
+    trial = make_trial("deepspeed", 2, gradient_dtype=asked)
+    results = make_results([(make_curve([trial]), [trial])], [steady_run(trial, 0.1)])
+    found = verdict(sending(results, "bfloat16"), "gradient-dtype-sent")
+    assert found.level == level
+    assert "in 1 trial they travel as bfloat16 where deepspeed names float32" in found.message
+    assert found.trials == (trial.identity(),)
+    assert "gradient-dtype-sent" not in kinds(sending(results, "float32"))
+    assert "gradient-dtype-sent" not in kinds(results)  # nothing was counted
+
+
+def test_trials_are_told_apart_by_the_dtype_that_was_sent() -> None:
+    """Both engines name float32; one sends bf16."""
+    trials = [make_trial("ddp", 2), make_trial("deepspeed", 2)]
+    studies = [make_results([(make_curve([trial]), [trial])], [steady_run(trial, 0.1)]) for trial in trials]
+    sent = [*sending(studies[0], "float32").runs, *sending(studies[1], "bfloat16").runs]
+    both = make_results([(make_curve([trial]), [trial]) for trial in trials], sent)
+    assert "float32 in 1 trial and bfloat16 in 1 trial" in verdict(both, "gradient-dtype").message
+    assert "gradient-dtype" not in kinds(studies[0].model_copy(update={"runs": sending(studies[0], "bfloat16").runs}))
 
 
 def test_gradient_dtypes_that_differ() -> None:

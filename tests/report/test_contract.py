@@ -59,7 +59,7 @@ def test_the_whole_contract_is_there() -> None:
     assert list(content) == [
         "version", "study", "trials", "curves", "waterfalls", "comparisons", "verdicts", "problems",
     ]  # fmt: skip
-    assert content["version"] == 2
+    assert content["version"] == 3
     for trial in content["trials"]:
         assert set(CONTRACT) <= set(trial)
         assert list(trial) == list(content["trials"][0])

@@ -10,6 +10,7 @@ import pytest
 from explained_factory import NO_ENERGY, NO_GPU, batch_study, run_of
 from results_factory import make_curve, make_results, make_trial, one_curve
 from vitscale.analysis import Analysis, analyse
+from vitscale.record import CheckpointLine
 from vitscale.report.detail_tables import accuracy_table, four_figures, parts_table, resource_table
 from vitscale.report.grouped_table import GroupedTable
 
@@ -184,6 +185,18 @@ def test_a_study_without_runs_has_no_table(table: object) -> None:
     trial = make_trial()
     assert callable(table)
     assert table(analyse(make_results([(make_curve([trial]), [trial])], []))) is None
+
+
+def test_a_checkpoint_stands_beside_what_else_was_used() -> None:
+    results = batch_study([16], [2])
+    (run,) = results.runs
+    line = CheckpointLine(save_seconds=1.25, load_seconds=0.5, bytes=3_000_000)
+    ranks = tuple(rank.model_copy(update={"checkpoint": line}) for rank in run.ranks)
+    saved = results.model_copy(update={"runs": (run.model_copy(update={"ranks": ranks}),)})
+    (row,) = lines(resource_table(analyse(saved)))
+    assert (row["checkpoint saved (s)"], row["restored (s)"], row["its files"]) == ("1.25", "0.500", "3 MiB")
+    (row,) = lines(resource_table(analyse(results)))
+    assert "checkpoint saved (s)" not in row
 
 
 def test_cores_and_memory_nodes_of_each_rank_are_told() -> None:

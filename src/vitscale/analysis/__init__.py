@@ -6,8 +6,10 @@ runs          the figures of one run
 exposure      waiting and transfer told apart, in one step of all ranks
 breakdown     where the time of a step goes, per rank
 resources     processors, memory, GPUs, energy, and the share of what a device can do
+traffic       what an optimizer step really sends, logical and physical, and the bandwidth reached
 environments  whether two runs may be combined
 trials        the figures of one trial over its runs
+drift         does it compute what the others do?
 scaling       speedup and efficiency along a curve
 convergence   accuracy by images and by seconds, what a target accuracy took
 noise_scale   up to which global batch a larger one still pays
@@ -22,6 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vitscale.analysis.comparisons import CurveComparison, compare_curves
+from vitscale.analysis.drift import judged
 from vitscale.analysis.quality import Verdict, verdicts
 from vitscale.analysis.scaling import CurveResult, Point, scale
 from vitscale.analysis.statistics import Interval
@@ -79,11 +82,12 @@ def analyse(results: Results, *, combine_unlike: bool = False) -> Analysis:
     for run in results.runs:
         runs.setdefault(run.header.trial_id, []).append(run)
     on_curves = [point.trial_id for curve in study.curves for point in sorted(curve.points, key=lambda p: p.gpus)]
-    trials = {
+    summaries = {
         trial_id: summarise(trial_id, study.trials[trial_id], runs.get(trial_id, []), combine_unlike)
         for trial_id in dict.fromkeys([*on_curves, *study.trials])
         if trial_id in study.trials
     }
+    trials = judged(summaries)
     known = [
         curve.model_copy(update={"points": tuple(point for point in curve.points if point.trial_id in trials)})
         for curve in study.curves

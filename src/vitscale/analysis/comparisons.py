@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from vitscale.analysis.environments import differences
 from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.statistics import Comparison, compare
 from vitscale.analysis.trials import TrialResult
-from vitscale.trial import Mode
+from vitscale.trial import OF_THE_WRAPPER, Mode
+
+ENGINE = "engine"
+"""What varies where curves differ in more than one field of how training is distributed."""
+_WRAPPER_FIELDS = frozenset(f"train.{field}" for field in OF_THE_WRAPPER)
 
 
 @dataclass(frozen=True)
@@ -19,8 +25,8 @@ class CurveComparison:
 
     mode: Mode
     gpus: int
-    field: str
-    """The one swept field in which the curves differ."""
+    fields: tuple[str, ...]
+    """The swept fields in which the curves differ: one, or several that all say how training is distributed."""
     first: str
     second: str
     first_trial: str
@@ -28,38 +34,130 @@ class CurveComparison:
     result: Comparison
 
 
+@dataclass(frozen=True)
+class AgainstReference:
+    """All that may be compared with one another on `gpus` ranks, each against one of them."""
+
+    mode: Mode
+    gpus: int
+    varies: str
+    """The swept field, or `ENGINE`."""
+    reference: str
+    reference_trial: str
+    others: tuple[CurveComparison, ...]
+    """The others as `first`, the reference as `second`; the fastest first."""
+
+
 def compare_curves(
     curves: Sequence[CurveResult], trials: Mapping[str, TrialResult], combine_unlike: bool
 ) -> tuple[CurveComparison, ...]:
     """All pairs of curves of one mode that differ in one swept field, and that not a field of the data.
 
-    Epochs over different data are different work, and a difference in two fields at once explains nothing.
+    An engine with its options counts as one. Epochs over different data are different work, and a difference in two
+    things at once explains nothing. A trial that drifts is compared with none.
     """
     found = []
     for first, second in itertools.combinations(curves, 2):
-        fields = [f for f in first.labels.keys() | second.labels.keys() if first.labels.get(f) != second.labels.get(f)]
-        if first.mode != second.mode or len(fields) != 1 or fields[0].startswith("data."):
+        if first.mode != second.mode or not _apart(first, second):
             continue
         opposite = {point.gpus: point.trial_id for point in second.points}
         for point in first.points:
-            other_id = opposite.get(point.gpus, point.trial_id)
-            if other_id == point.trial_id:
-                continue
-            ours, theirs = trials[point.trial_id], trials[other_id]
-            if not ours.epoch_costs or not theirs.epoch_costs:
-                continue
-            if not combine_unlike and differences(ours.surroundings, theirs.surroundings):
-                continue
+            other = opposite.get(point.gpus, point.trial_id)
+            if other != point.trial_id and _like(trials[point.trial_id], trials[other], combine_unlike):
+                found.append(_compared(first, point.trial_id, second, other, point.gpus, trials))
+    return tuple(found)
+
+
+def against_references(
+    curves: Sequence[CurveResult], trials: Mapping[str, TrialResult], comparisons: Sequence[CurveComparison]
+) -> tuple[AgainstReference, ...]:
+    """What `comparisons` tell, in a readable number: of n curves that differ in one thing n - 1, each against one.
+
+    That one is DDP without options where it is among them, else the fastest.
+
+    Args:
+        curves: those that were compared.
+        trials: by identity.
+        comparisons: which pairs may be compared (`compare_curves`).
+    """
+    allowed = {frozenset((one.first_trial, one.second_trial)) for one in comparisons}
+    groups: dict[tuple[Mode, int, str, str], dict[str, CurveResult]] = {}
+    for curve in curves:
+        for varies in dict.fromkeys(map(_thing, curve.labels)):
+            shared = json.dumps(_shared(curve, varies), sort_keys=True, default=str)
+            for point in curve.points:
+                if trials[point.trial_id].comparable_costs:
+                    group = groups.setdefault((curve.mode, point.gpus, varies, shared), {})
+                    group.setdefault(point.trial_id, curve)
+    found = []
+    for (mode, gpus, varies, _), members in groups.items():
+        reference = _reference(members, trials)
+        others = [
+            _compared(curve, trial_id, members[reference], reference, gpus, trials)
+            for trial_id, curve in members.items()
+            if frozenset((trial_id, reference)) in allowed
+        ]
+        if others:
+            fields = {field for one in others for field in one.fields}
             found.append(
-                CurveComparison(
-                    mode=first.mode,
-                    gpus=point.gpus,
-                    field=fields[0],
-                    first=first.name,
-                    second=second.name,
-                    first_trial=point.trial_id,
-                    second_trial=other_id,
-                    result=compare(ours.epoch_costs, theirs.epoch_costs),
+                AgainstReference(
+                    mode=mode,
+                    gpus=gpus,
+                    varies=next(iter(fields)) if len(fields) == 1 else varies,
+                    reference=members[reference].name,
+                    reference_trial=reference,
+                    others=tuple(sorted(others, key=lambda one: -one.result.ratio)),
                 )
             )
     return tuple(found)
+
+
+def _reference(members: Mapping[str, CurveResult], trials: Mapping[str, TrialResult]) -> str:
+    """Of the trials of one group."""
+
+    def distance(trial_id: str) -> tuple[bool, int, float]:
+        labels = members[trial_id].labels
+        options = len(_WRAPPER_FIELDS & labels.keys())
+        ddp = labels.get("train.engine") == "ddp"
+        epoch = trials[trial_id].epoch_seconds
+        return not ddp, options if ddp else 0, epoch.centre if epoch else 0.0
+
+    return min(members, key=distance)
+
+
+def _thing(field: str) -> str:
+    return ENGINE if field in _WRAPPER_FIELDS else field
+
+
+def _shared(curve: CurveResult, varies: str) -> dict[str, Any]:
+    """The labels that have nothing to do with what varies."""
+    return {field: value for field, value in curve.labels.items() if _thing(field) != varies}
+
+
+def _apart(first: CurveResult, second: CurveResult) -> tuple[str, ...]:
+    """The fields in which two curves differ, if these are one thing and not the data; else none."""
+    fields = dict.fromkeys([*first.labels, *second.labels])
+    found = tuple(field for field in fields if first.labels.get(field) != second.labels.get(field))
+    one_thing = len(set(map(_thing, found))) == 1
+    return found if one_thing and not found[0].startswith("data.") else ()
+
+
+def _like(ours: TrialResult, theirs: TrialResult, combine_unlike: bool) -> bool:
+    if not ours.comparable_costs or not theirs.comparable_costs:
+        return False
+    return combine_unlike or not differences(ours.surroundings, theirs.surroundings)
+
+
+def _compared(
+    first: CurveResult, trial: str, second: CurveResult, other: str, gpus: int, trials: Mapping[str, TrialResult]
+) -> CurveComparison:
+    return CurveComparison(
+        mode=first.mode,
+        gpus=gpus,
+        fields=_apart(first, second),
+        first=first.name,
+        second=second.name,
+        first_trial=trial,
+        second_trial=other,
+        result=compare(trials[trial].comparable_costs, trials[other].comparable_costs),
+    )

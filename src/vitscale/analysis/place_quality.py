@@ -105,11 +105,26 @@ def throttled(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
 
 
 def gradient_dtypes(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
-    """Trials that do not move the same number of bytes."""
+    """Trials that do not move the same number of bytes, and engines that name another dtype than travels."""
     by_dtype: dict[str, list[str]] = {}
+    otherwise: list[tuple[TrialResult, str]] = []
     for trial in measured:
-        if dtype := next((run.model.gradient_dtype for run in trial.runs if run.model), None):
+        claimed = next((run.model.gradient_dtype for run in trial.runs if run.model), None)
+        sent = trial.traffic.gradient_dtype if trial.traffic else None
+        if dtype := sent or claimed:
             by_dtype.setdefault(dtype, []).append(trial.trial_id)
+        if sent and claimed and sent != claimed:
+            otherwise.append((trial, f"{sent} where {trial.trial.train.engine} names {claimed}"))
+    if otherwise:
+        asked = any(trial.trial.train.gradient_dtype for trial, _ in otherwise)
+        yield Verdict(
+            "gradient-dtype-sent",
+            "warning" if asked else "note",
+            f"gradients do not travel in the dtype that the engine names: in {count(otherwise)} they travel as "
+            f"{' and as '.join(dict.fromkeys(how for _, how in otherwise))}",
+            "Go by what was sent: it was counted. See the table of what an optimizer step sends.",
+            tuple(trial.trial_id for trial, _ in otherwise),
+        )
     if len(by_dtype) > 1:
         each = " and ".join(f"{dtype} in {count(ids)}" for dtype, ids in by_dtype.items())
         yield Verdict(

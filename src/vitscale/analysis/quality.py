@@ -17,10 +17,11 @@ def verdicts(trials: Sequence[TrialResult], curves: Sequence[CurveResult], study
     """All verdicts on a study, warnings first."""
     measured = [trial for trial in trials if trial.runs]
     found = [
+        *study_quality.drift(measured),
         *study_quality.few_repeats(measured),
         *study_quality.unfinished(trials, study),
         *study_quality.target_ci(trials, study),
-        *study_quality.baselines(curves),
+        *study_quality.baselines(curves, trials),
         *place_quality.unlike_repeats(measured),
         *place_quality.unlike_points(curves),
         *place_quality.mixed_hardware(measured),

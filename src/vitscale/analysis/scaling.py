@@ -8,7 +8,8 @@ The baseline is the curve's smallest rank count with a completed run, N_base. Al
                    speedup    = efficiency x N / N_base                    (scaled speedup)
 
 so with N_base > 1 a speedup of 2 means twice as fast as N_base ranks, not as one rank. Strong and weak scaling:
-Amdahl (AFIPS 1967) and Gustafson (CACM 31, 1988).
+Amdahl (AFIPS 1967) and Gustafson (CACM 31, 1988). A trial that drifts (`vitscale.analysis.drift`) does other work: it
+has its place on the curve, but no speedup, and is nobody's baseline.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from vitscale.analysis.curve_names import curve_name
 from vitscale.analysis.environments import differences
 from vitscale.analysis.statistics import ONE_RUN, Interval, ratio
 from vitscale.analysis.trials import TrialResult
 from vitscale.record import Curve
-from vitscale.trial import HOW_FOUND, Mode, Trial, exact
+from vitscale.trial import HOW_FOUND, OF_THE_WRAPPER, Mode, Trial, exact
 
-_OF_THE_WRAPPER = {"engine", "zero_stage", "deepspeed_config"}
 _OF_THE_BATCH = {"micro_batch", "grad_accum"}
 
 
@@ -50,7 +51,7 @@ class CurveResult:
     labels: Mapping[str, Any]
     points: tuple[Point, ...]
     baseline: Point | None
-    """None: no trial of the curve has completed."""
+    """None: no trial of the curve has completed, or each that has drifts."""
     plain_trial: str | None
     unlike: tuple[str, ...]
     """Points not held against the baseline, because their surroundings differ from it, and how."""
@@ -59,20 +60,20 @@ class CurveResult:
 def scale(curve: Curve, trials: Mapping[str, TrialResult], combine_unlike: bool) -> CurveResult:
     """Works out one curve."""
     ordered = sorted(curve.points, key=lambda point: point.gpus)
-    base = next((point for point in ordered if trials[point.trial_id].epoch_costs), None)
+    base = next((point for point in ordered if trials[point.trial_id].comparable_costs), None)
     plain = _plain_twin(curve.mode, trials[ordered[0].trial_id].trial, trials) if ordered else None
     points, unlike = [], []
     for point in ordered:
         result = trials[point.trial_id]
         speedup = efficiency = over_plain = efficiency_over_plain = None
-        if base is not None and result.epoch_costs:
+        if base is not None and result.comparable_costs:
             reference = trials[base.trial_id]
             between = () if combine_unlike else differences(reference.surroundings, result.surroundings)
             if between:
                 unlike.append(f"{point.gpus} ranks: {'; '.join(between)}")
             else:
                 speedup, efficiency = _against(reference, result, curve.mode, point.gpus / base.gpus)
-        if plain is not None and result.epoch_costs:
+        if plain is not None and result.comparable_costs:
             between = () if combine_unlike else differences(plain.surroundings, result.surroundings)
             if not between:
                 over_plain, efficiency_over_plain = _against(plain, result, curve.mode, point.gpus)
@@ -88,27 +89,15 @@ def scale(curve: Curve, trials: Mapping[str, TrialResult], combine_unlike: bool)
     )
 
 
-def curve_name(labels: Mapping[str, Any], trial: Trial | None) -> str:
-    """The engine, then what else was swept: "ddp", "deepspeed, micro_batch 16"."""
-    engine = labels.get("train.engine", trial.train.engine if trial is not None else "unknown engine")
-    keys = [field.rpartition(".")[2] for field in labels]
-    others = [
-        f"{field if keys.count(key) > 1 else key} {value}" if keys.count(key) > 1 or key != "name" else str(value)
-        for (field, value), key in zip(labels.items(), keys, strict=True)
-        if field != "train.engine"
-    ]
-    return ", ".join(["plain (no wrapper)" if engine == "none" else str(engine), *others])
-
-
 def _against(
     reference: TrialResult, result: TrialResult, mode: Mode, times_the_ranks: float
 ) -> tuple[Interval, Interval]:
     """Speedup and efficiency of `result` on `times_the_ranks` as many ranks as `reference`."""
     if reference.trial_id == result.trial_id:
-        by_definition = 1.0 if len(result.epoch_costs) > 1 else None
+        by_definition = 1.0 if len(result.comparable_costs) > 1 else None
         same = Interval(1.0, by_definition, by_definition, "" if by_definition else ONE_RUN)
         return same, same
-    times_as_fast = ratio(reference.epoch_costs, result.epoch_costs)
+    times_as_fast = ratio(reference.comparable_costs, result.comparable_costs)
     if mode == "weak":
         return times_as_fast.times(times_the_ranks), times_as_fast
     return times_as_fast, times_as_fast.times(1 / times_the_ranks)
@@ -120,7 +109,7 @@ def _plain_twin(mode: Mode, trial: Trial, trials: Mapping[str, TrialResult]) -> 
         (
             other
             for other in trials.values()
-            if other.trial.train.engine == "none" and other.epoch_costs and _same_work(mode, other.trial, trial)
+            if other.trial.train.engine == "none" and other.comparable_costs and _same_work(mode, other.trial, trial)
         ),
         None,
     )
@@ -144,7 +133,7 @@ def _rest(trial: Trial) -> tuple[Any, ...]:
     return (
         trial.model,
         trial.data.model_dump(exclude={"fraction", *HOW_FOUND}),
-        trial.train.model_dump(exclude=_OF_THE_WRAPPER | _OF_THE_BATCH),
+        trial.train.model_dump(exclude={*OF_THE_WRAPPER, *_OF_THE_BATCH}),
         trial.window,
         trial.world.threads_per_rank,
     )

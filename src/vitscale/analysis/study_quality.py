@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from vitscale.analysis.curve_names import trial_name
 from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.statistics import FEWEST_REPEATS
 from vitscale.analysis.target_ci import half_width, standing
@@ -100,9 +101,11 @@ def _named(trials: Sequence[TrialResult]) -> str:
     return ", ".join(each) + (f" and {len(trials) - _MOST_NAMED} more" if len(trials) > _MOST_NAMED else "")
 
 
-def baselines(curves: Sequence[CurveResult]) -> Iterable[Verdict]:
-    """Curves without a baseline, or with one of more than one rank."""
-    if without := [curve for curve in curves if curve.baseline is None]:
+def baselines(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> Iterable[Verdict]:
+    """Curves without a baseline, or with one of more than one rank. Of those that drift `drift` tells."""
+    drifting = {trial.trial_id for trial in trials if trial.drifts}
+    unmeasured = [curve for curve in curves if not any(point.trial_id in drifting for point in curve.points)]
+    if without := [curve for curve in unmeasured if curve.baseline is None]:
         yield Verdict(
             "baseline-missing",
             "warning",
@@ -121,6 +124,45 @@ def baselines(curves: Sequence[CurveResult]) -> Iterable[Verdict]:
             "Add 1 to scaling.gpus, or make the smallest trial fit (a smaller micro_batch, accumulation).",
             tuple(base.trial_id for base in each),
         )
+
+
+def drift(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+    """Trials that compute something else than those they are compared with; and those of which nobody can tell."""
+    if drifting := [trial for trial in measured if trial.drifts]:
+        each = [
+            f"{trial_name(trial.trial)}: its loss differs by {_difference(found.difference)} from that of "
+            f"{found.reference_name} at step {(found.step or 0) + 1} (rounding: up to {found.tolerance:.1g})"
+            for trial in drifting[:_MOST_NAMED]
+            for found in [trial.drift]
+        ]
+        more = f"; and {len(drifting) - _MOST_NAMED} more" if len(drifting) > _MOST_NAMED else ""
+        yield Verdict(
+            "drift",
+            "warning",
+            f"drift: {count(drifting)} of {len(measured)} did not train the same. {'; '.join(each)}{more}",
+            "Their times are shown, and are in no speedup, efficiency or comparison. What differs is usually in the "
+            "engine's own configuration: gradient clipping, gradient averaging, the learning rate's schedule, the "
+            "optimizer's epsilon or weight decay.",
+            tuple(trial.trial_id for trial in drifting),
+        )
+    unsure = [trial for trial in measured if trial.drift.status == "unknown" and trial.drift.reference is not None]
+    if unsure:
+        reasons = dict.fromkeys(trial.drift.reason for trial in unsure)
+        yield Verdict(
+            "drift-unknown",
+            "note",
+            f"equality unknown of {count(unsure)}: {'; '.join(list(reasons)[:_MOST_NAMED])}",
+            "With a lower learning rate, or learning_rate_warmup_steps, trials that compute the same stay together; "
+            'two more runs with engine = "none" and other accumulations show how far rounding reaches.',
+            tuple(trial.trial_id for trial in unsure),
+        )
+
+
+def _difference(share: float | None) -> str:
+    """0.012 as "1.2 %"; a loss that is not finite has no difference."""
+    if share is None or share == float("inf"):
+        return "all (one of the two is not finite)"
+    return percent(share) if share >= 1e-3 else f"{share:.1e}"
 
 
 def mixed_epochs(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> Iterable[Verdict]:

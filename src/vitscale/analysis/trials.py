@@ -5,14 +5,17 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from vitscale.analysis import runs
 from vitscale.analysis.breakdown import Breakdown, breakdown, combined
+from vitscale.analysis.checkpoints import CheckpointCost, checkpoint_cost
 from vitscale.analysis.convergence import Convergence, convergence
 from vitscale.analysis.environments import Surroundings, differences, largest_like_group, surroundings
 from vitscale.analysis.resources import ResourceFigures, resource_figures
 from vitscale.analysis.runs import EpochFigures, EpochSource, RunFigures
 from vitscale.analysis.statistics import Interval, interval
+from vitscale.analysis.traffic import Traffic, traffic
 from vitscale.record import OutcomeKind, Run
 from vitscale.trial import Trial
 
@@ -29,6 +32,23 @@ class Failure:
     rank: int | None
     detail: str
     """The guilty rank's traceback, or the end of the log."""
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Whether a trial's loss is that of a trial that must compute the same (`vitscale.analysis.drift`)."""
+
+    status: Literal["reference", "agrees", "drifts", "unknown"]
+    reference: str | None = None
+    """The trial it was held against; None where there is none."""
+    reference_name: str = ""
+    difference: float | None = None
+    """The largest relative difference of the loss of an optimizer step; infinite where one of the two is not finite."""
+    tolerance: float | None = None
+    step: int | None = None
+    """Where the difference is largest."""
+    reason: str = ""
+    """Why it is unknown."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +88,21 @@ class TrialResult:
     """What the devices did; None where no run completed."""
     convergence: Convergence | None = None
     """Accuracy by images and seconds, the target, the noise scale; None where no run has completed."""
+    traffic: Traffic | None = None
+    """What an optimizer step sends; None where no run recorded it."""
+    checkpoint: CheckpointCost | None = None
+    """What a checkpoint takes; None where no run measured it."""
+    drift: Drift = Drift("unknown", reason="not held against another trial")
+
+    @property
+    def drifts(self) -> bool:
+        """Whether it computes something else than the others: its times stand for other work than theirs."""
+        return self.drift.status == "drifts"
+
+    @property
+    def comparable_costs(self) -> list[float]:
+        """`epoch_costs`, and none where the trial drifts: what speedups, efficiencies and comparisons may rest on."""
+        return [] if self.drifts else self.epoch_costs
 
     @property
     def epoch_costs(self) -> list[float]:
@@ -131,6 +166,8 @@ def summarise(trial_id: str, trial: Trial, all_runs: Sequence[Run], combine_unli
         ),
         resources=resource_figures(used, figures),
         convergence=convergence(used, figures),
+        traffic=traffic(used, figures),
+        checkpoint=checkpoint_cost(used),
     )
 
 

@@ -149,6 +149,8 @@ def _factors(curve: CurveResult, point: Point, trials: Mapping[str, TrialResult]
         raise _Unexplained("no trial of the curve has completed with an epoch time")
     if not trial.epoch_costs:
         raise _Unexplained(trial.reason or "no run has completed with an epoch time")
+    if trial.drifts:
+        raise _Unexplained("its loss drifts: it does other work than the baseline")
     if point.efficiency is None:
         raise _Unexplained("it ran in other surroundings than the baseline")
     efficiency = _believable(point.efficiency.centre, "its efficiency")

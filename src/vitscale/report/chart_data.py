@@ -76,7 +76,7 @@ QUANTITIES = (
 
 
 def measured(analysis: Analysis, curves: Sequence[CurveResult], quantity: Quantity) -> list[Row]:
-    """One row per point that has the figure."""
+    """One row per point that has the figure. `drift`: how a point's work differs from that of the others, or empty."""
     rows = []
     for curve in curves:
         for point in curve.points:
@@ -98,6 +98,7 @@ def measured(analysis: Analysis, curves: Sequence[CurveResult], quantity: Quanti
                     "bounds": bounds,
                     "runs": len(trial.runs),
                     "trial": trial.trial_id,
+                    "drift": f"loss differs: {words.relative(trial.drift.difference)}" if trial.drifts else "",
                 }
             )
     return rows

@@ -5,6 +5,10 @@ Versions of the JSON:
   2  where the time goes: of each trial breakdown, resources and convergence, and the most useful of them as values of
      their own; waterfalls beside the curves. Nothing of version 1 has changed.
 
+  3  engines: of each trial its wrapper's options, its drift from the trials that compute the same, what an optimizer
+     step sends, and what a checkpoint takes; of a comparison `fields`, all that differ. `zero_stage` is there under
+     Accelerate with DeepSpeed too. Nothing else of version 2 has changed.
+
 Unknown is null (an empty cell in CSV), never 0 and never NaN. Times are seconds, sizes bytes, shares in [0, 1].
 """
 
@@ -14,11 +18,12 @@ import json
 from typing import Any
 
 from vitscale.analysis import Analysis, CurveComparison, CurveResult, Point, TrialResult
+from vitscale.analysis.trials import Drift
 from vitscale.report import contract_details, words
 from vitscale.report.contract_details import interval_fields
 from vitscale.report.words import finite
 
-VERSION = 2
+VERSION = 3
 
 
 def to_json(analysis: Analysis) -> str:
@@ -59,7 +64,7 @@ def to_csv(analysis: Analysis) -> str:
     return polars.DataFrame(cells).write_csv()
 
 
-_NESTED = ("modes", "startup", "epochs", "breakdown", "resources", "convergence")
+_NESTED = ("modes", "startup", "epochs", "breakdown", "resources", "convergence", "traffic")
 
 
 def trial_rows(analysis: Analysis) -> list[dict[str, Any]]:
@@ -86,7 +91,9 @@ def _trial(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
         "dataset": trial.data.name,
         "fraction": trial.data.fraction,
         "engine": trial.train.engine,
-        "zero_stage": trial.train.zero_stage if trial.train.engine == "deepspeed" else None,
+        "accelerate_backend": trial.train.accelerate_backend,
+        "zero_stage": trial.train.zero_stage if trial.train.wrapper == "deepspeed" else None,
+        "offload": trial.train.offload,
         "launcher": trial.launcher,
         "device": trial.train.device,
         "device_name": " and ".join(result.surroundings.devices) if result.surroundings else None,
@@ -131,8 +138,21 @@ def _trial(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
         "peak_bytes": result.peak_bytes,
         "gradient_dtype": model.gradient_dtype if model else None,
         "synchronised_timing": model.synchronised_timing if model else None,
+        **_drift(result.drift),
         **contract_details.flat(result),
         **contract_details.nested(result),
+    }
+
+
+def _drift(found: Drift) -> dict[str, Any]:
+    """`drift`: reference, agrees, drifts or unknown. A difference that is infinite is null: one loss is not finite."""
+    return {
+        "drift": found.status,
+        "drift_reference": found.reference,
+        "drift_difference": found.difference,
+        "drift_tolerance": found.tolerance,
+        "drift_step": found.step,
+        "drift_reason": found.reason or None,
     }
 
 
@@ -161,7 +181,8 @@ def _comparison(one: CurveComparison) -> dict[str, Any]:
     return {
         "mode": one.mode,
         "gpus": one.gpus,
-        "field": one.field,
+        "field": "train.engine" if "train.engine" in one.fields else one.fields[0],
+        "fields": list(one.fields),
         "first": one.first,
         "second": one.second,
         "first_trial": one.first_trial,

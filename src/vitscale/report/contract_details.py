@@ -1,4 +1,4 @@
-"""What explains a trial, as the contract's JSON says it: breakdown, resources, convergence; and the waterfalls."""
+"""What explains a trial, as the contract's JSON says it: breakdown, resources, convergence, traffic; waterfalls."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from vitscale.analysis import Interval, TrialResult, Waterfall
 from vitscale.analysis.breakdown import Breakdown, Straggler
 from vitscale.analysis.convergence import Convergence
 from vitscale.analysis.resources import ResourceFigures
+from vitscale.analysis.traffic import Traffic
 from vitscale.report import words
 from vitscale.report.breakdown_data import exposed_share
 
@@ -19,7 +20,7 @@ def flat(result: TrialResult) -> Object:
     """The most useful of it as values of their own, for CSV too."""
     typical = result.breakdown.typical if result.breakdown else None
     data_wait = typical.parts.get("data_wait") if typical else None
-    used, found = result.resources, result.convergence
+    used, found, sent = result.resources, result.convergence, result.traffic
     return {
         "exposed_share": exposed_share(result.breakdown) if result.breakdown else None,
         "data_wait_share": data_wait / typical.seconds
@@ -35,6 +36,14 @@ def flat(result: TrialResult) -> Object:
         "cuda_device_bytes": used.cuda_device_bytes if used else None,
         **interval_fields("noise_scale_images", found.noise_scale_images if found else None),
         **interval_fields("seconds_to_target", found.seconds_to_target if found else None),
+        "collectives_per_step": sent.calls if sent else None,
+        "logical_bytes_per_step": sent.logical_bytes if sent else None,
+        "physical_bytes_per_step": sent.physical_bytes if sent else None,
+        "wire_bytes_per_second": sent.bytes_per_second if sent else None,
+        "sent_gradient_dtype": sent.gradient_dtype if sent else None,
+        "checkpoint_save_seconds": result.checkpoint.save_seconds if result.checkpoint else None,
+        "checkpoint_load_seconds": result.checkpoint.load_seconds if result.checkpoint else None,
+        "checkpoint_bytes": result.checkpoint.bytes if result.checkpoint else None,
     }
 
 
@@ -44,6 +53,7 @@ def nested(result: TrialResult) -> Object:
         "breakdown": _breakdown(result.breakdown) if result.breakdown else None,
         "resources": _resources(result.resources) if result.resources else None,
         "convergence": _convergence(result.convergence) if result.convergence else None,
+        "traffic": _traffic(result.traffic) if result.traffic else None,
     }
 
 
@@ -98,6 +108,15 @@ def _breakdown(found: Breakdown) -> Object:
 
 def _resources(used: ResourceFigures) -> Object:
     return {key: None if key.endswith("_reason") and not value else value for key, value in asdict(used).items()}
+
+
+def _traffic(found: Traffic) -> Object:
+    return {
+        **asdict(found),
+        "reason": found.reason or None,
+        "sent": [asdict(one) for one in found.sent] if found.calls is not None else None,
+        "gradient_dtypes": dict(found.gradient_dtypes) if found.calls is not None else None,
+    }
 
 
 def _straggler(found: Straggler | None) -> Object | None:

@@ -7,6 +7,7 @@ from itertools import groupby
 
 from vitscale.analysis import Analysis, CurveResult, Interval, TrialResult
 from vitscale.analysis.breakdown import Straggler
+from vitscale.analysis.checkpoints import CheckpointCost
 from vitscale.analysis.convergence import Convergence, accuracy_at_images, accuracy_at_seconds
 from vitscale.analysis.resources import RankResources, ResourceFigures
 from vitscale.report import words
@@ -83,6 +84,9 @@ def resource_table(analysis: Analysis) -> GroupedTable | None:
         ("throttled", _resource(lambda used: used.throttled_share, _percent)),
         ("because of", lambda trial: Cell(_reasons(trial.resources))),
         ("energy per image (J)", _resource(lambda used: used.joules_per_image, words.number)),
+        ("checkpoint saved (s)", _checkpoint(lambda cost: words.number(cost.save_seconds))),
+        ("restored (s)", _checkpoint(lambda cost: words.number(cost.load_seconds))),
+        ("its files", _checkpoint(lambda cost: _bytes(cost.bytes))),
     ]
     measured = [trial for trial in analysis.trials.values() if trial.resources is not None]
     sources = dict.fromkeys(t.resources.energy_source for t in measured if t.resources and t.resources.energy_source)
@@ -99,6 +103,10 @@ def resource_table(analysis: Analysis) -> GroupedTable | None:
         lambda trial: trial.resources is not None,
         notes=notes,
     )
+
+
+def _checkpoint(show: Callable[[CheckpointCost], str]) -> Callable[[TrialResult], Cell]:
+    return lambda trial: Cell(show(trial.checkpoint) if trial.checkpoint else UNKNOWN)
 
 
 def accuracy_table(analysis: Analysis, curves: Sequence[CurveResult]) -> GroupedTable | None:

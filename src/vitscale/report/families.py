@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from vitscale.analysis import Analysis, CurveResult, TrialResult
-from vitscale.analysis.scaling import curve_name
+from vitscale.analysis.curve_names import curve_name
 
 _BATCH_FIELDS = ("train.micro_batch", "train.global_batch", "train.grad_accum")
 

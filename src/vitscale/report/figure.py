@@ -12,6 +12,8 @@ from vitscale.report.style import SERIES_COLOURS, SERIES_SHAPES
 from vitscale.report.words import finite
 from vitscale.trial import Mode
 
+_MANY = 6
+"""Of more curves the legend is set small, or it would be taller than the chart."""
 Section = Literal["scaling", "time", "resources", "accuracy", "start-up"]
 """Of the page. scaling: under the figure's batch policy. time: "Where the time goes"."""
 
@@ -60,7 +62,7 @@ def shape_of(names: Sequence[str]) -> alt.Shape:
 
 
 def _legend(names: Sequence[str]) -> alt.Legend:
-    longest = max(len(name) for name in names)
-    return alt.Legend(
-        title=None, orient="top", columns=3 if longest < 20 else 2 if longest < 30 else 1, symbolOpacity=1
-    )
+    longest, many = max(len(name) for name in names), len(names) > _MANY
+    columns = 3 if longest < 20 else 2 if longest < (40 if many else 30) else 1
+    small: dict[str, Any] = {"labelFontSize": 10, "symbolSize": 50, "columnPadding": 6} if many else {}
+    return alt.Legend(title=None, orient="top", columns=columns, symbolOpacity=1, **small)

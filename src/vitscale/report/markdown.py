@@ -6,13 +6,14 @@ from collections.abc import Iterable
 
 from vitscale.analysis import Analysis
 from vitscale.report import words
+from vitscale.report.comparison_tables import ComparisonTable, comparison_tables
 from vitscale.report.tables import failure_lines, mode_tables
 
 
 def to_markdown(analysis: Analysis) -> str:
     """The report as Markdown: findings, verdicts, a table per batch policy, waterfalls, failed trials, problems."""
     lines = [f"# {_md(analysis.study.name)}", ""]
-    lines += _bullets(_md(sentence) for sentence in words.headlines(analysis))
+    lines += _bullets(_md(text) for text in (*words.headlines(analysis), *filter(None, [words.equality(analysis)])))
     if analysis.verdicts:
         lines += ["## Can this be trusted?", ""]
         lines += _bullets(f"**{_md(v.kind)}**: {_md(v.message)}. {_md(v.advice)}" for v in analysis.verdicts)
@@ -28,8 +29,8 @@ def to_markdown(analysis: Analysis) -> str:
             for row in table.rows
         ]
         lines += ["", "Figures in brackets: 95 % intervals over runs. `~`: extrapolated from steps.", ""]
-    if analysis.comparisons:
-        lines += ["## Curve against curve", "", *_bullets(_md(words.comparison(one)) for one in analysis.comparisons)]
+    if compared := comparison_tables(analysis):
+        lines += ["## Curve against curve", "", *(line for table in compared for line in _comparison(table))]
     if explained := _waterfalls(analysis):
         lines += ["## From ideal to measured", "", *_bullets(_md(text) for text in explained)]
     if failures := failure_lines(analysis):
@@ -37,6 +38,13 @@ def to_markdown(analysis: Analysis) -> str:
     if analysis.problems:
         lines += ["## What of the records could not be used", "", *_bullets(_md(text) for text in analysis.problems)]
     return "\n".join(lines)
+
+
+def _comparison(table: ComparisonTable) -> list[str]:
+    """A row per curve: how many times as fast as the reference an epoch is."""
+    rows = [f"| {_md(row.curve)} | {' | '.join(map(str, row.cells))} |" for row in table.rows]
+    head = [f"| {_md(table.title)} | {' | '.join(table.columns)} |", f"|:--|{'--:|' * len(table.columns)}"]
+    return [*head, *rows, ""]
 
 
 def _waterfalls(analysis: Analysis) -> list[str]:

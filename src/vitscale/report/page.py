@@ -13,8 +13,10 @@ from markupsafe import Markup
 
 from vitscale.analysis import Analysis
 from vitscale.report import detail_tables, style, words
+from vitscale.report.comparison_tables import comparison_tables
 from vitscale.report.drawing import vega_lite_version
 from vitscale.report.tables import mode_tables, trial_title
+from vitscale.report.traffic_table import traffic_table
 from vitscale.store import write_whole
 
 if TYPE_CHECKING:
@@ -60,7 +62,8 @@ def to_html(analysis: Analysis) -> str:
         resources=_resources(analysis, [figure for figure in drawn if figure.section == "resources"]),
         accuracy=_accuracy(analysis, [figure for figure in drawn if figure.section == "accuracy"]),
         startup_figures=[figure for figure in drawn if figure.section == "start-up"],
-        comparisons=[words.comparison(one) for one in analysis.comparisons],
+        comparisons=comparison_tables(analysis),
+        equality=words.equality(analysis),
         failures=_failures(analysis),
         environment=_environment(analysis),
         problems=analysis.problems,
@@ -125,7 +128,7 @@ def _time(analysis: Analysis, figures: list[Figure]) -> dict[str, Any] | None:
     """Where the time goes; None where no trial has run."""
     if not any(trial.runs for trial in analysis.trials.values()):
         return None
-    tables = [detail_tables.four_figures(analysis), detail_tables.parts_table(analysis)]
+    tables = [detail_tables.four_figures(analysis), detail_tables.parts_table(analysis), traffic_table(analysis)]
     explained = any(trial.breakdown for trial in analysis.trials.values())
     remarks = ["" if explained else "No step was explained, so its parts are unknown.", words.explaining_cost(analysis)]
     return {

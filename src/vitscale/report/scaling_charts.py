@@ -14,6 +14,8 @@ from vitscale.report.style import DASHED, IDEAL_COLOUR
 from vitscale.trial import Mode
 
 _WIDTH, _HEIGHT = 400, 260
+_MOST_IDEALS = 6
+"""Of more curves only the first one's ideal is drawn: a dashed line each would hide the curves."""
 _WIDE_RANGE = 8
 """From this ratio of largest to smallest rank count on, both axes are logarithmic."""
 _HEADROOM = 1.5
@@ -27,6 +29,10 @@ def scaling_figure(analysis: Analysis, mode: Mode, curves: Sequence[CurveResult]
     if not rows or (quantity.relative and len({row["gpus"] for row in rows}) < 2):
         return None
     ideal = chart_data.ideal(analysis, curves, quantity)
+    of_which = ""
+    if ideal and not quantity.relative and len(curves) > _MOST_IDEALS:
+        of_which = next(curve.name for curve in curves if curve.name in {row["series"] for row in ideal})
+        ideal = [row for row in ideal if row["series"] == of_which]
     axis_title = quantity.title
     if quantity.is_time:
         unit = words.time_unit(row["value"] for row in rows)
@@ -44,7 +50,9 @@ def scaling_figure(analysis: Analysis, mode: Mode, curves: Sequence[CurveResult]
         alt.Tooltip("runs:Q", title="runs"),
         alt.Tooltip("trial:N", title="trial"),
     ]
-    points = alt.Chart(alt.InlineData(values=rows))
+    alike = [row for row in rows if not row["drift"]]
+    drifting = [row for row in rows if row["drift"]]
+    points = alt.Chart(alt.InlineData(values=alike))
     bounded = alt.Chart(alt.InlineData(values=[row for row in rows if row["low"] is not None]))
     caps = [
         alt.Chart(alt.InlineData(values=[row for row in rows if row["low"] is not None and not row[f"{end}_cut"]]))
@@ -58,6 +66,9 @@ def scaling_figure(analysis: Analysis, mode: Mode, curves: Sequence[CurveResult]
         *caps,
         points.mark_point(size=60, filled=True, opacity=1).encode(x=x, y=y, color=colour, shape=shape, tooltip=tooltip),
     ]
+    if drifting:
+        hollow = alt.Chart(alt.InlineData(values=drifting)).mark_point(size=60, filled=False, opacity=1)
+        layers.append(hollow.encode(x=x, y=y, color=colour, shape=shape, tooltip=[*tooltip, alt.Tooltip("drift:N")]))
     if ideal:
         ideal_colour = alt.value(IDEAL_COLOUR) if quantity.relative else colour
         layers.insert(
@@ -71,9 +82,19 @@ def scaling_figure(analysis: Analysis, mode: Mode, curves: Sequence[CurveResult]
     chart = alt.layer(*layers).properties(
         width=_WIDTH,
         height=_HEIGHT,
-        title=alt.Title(title, subtitle=subtitle + ("; dashed: ideal" if ideal else "")),
+        title=alt.Title(
+            title,
+            subtitle=subtitle
+            + ("; dashed: ideal" if ideal else "")
+            + (f" of {of_which}" if of_which else "")
+            + ("; hollow: drifts" if drifting else ""),
+        ),
     )
-    text = [f"{row['series']}, {words.ranks(row['gpus'])}: {row['shown']} ({row['bounds']})" for row in rows]
+    text = [
+        f"{row['series']}, {words.ranks(row['gpus'])}: {row['shown']} "
+        f"({'; '.join(filter(None, (row['bounds'], row['drift'])))})"
+        for row in rows
+    ]
     return finished(f"{mode}-{quantity.name}", mode, title, chart, text)
 
 

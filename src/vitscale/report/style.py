@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-# Okabe & Ito, "Color Universal Design" (2008), without black and yellow, which vanish on a dark or a light page.
-SERIES_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C", "#9467BD")
-# One shape fewer than colours: together they tell 56 series apart before a pair comes again.
+# Okabe & Ito, "Color Universal Design" (2008), without black and yellow, which vanish on a dark or a light page; then
+# darker and duller ones for studies of many curves, which nobody tells apart by colour alone.
+SERIES_COLOURS = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C", "#9467BD",
+    "#A6426E", "#999933", "#A65628", "#44AA99",
+)  # fmt: skip
+# Seven shapes and twelve colours have no common divisor: together they tell 84 series apart before a pair comes again.
 SERIES_SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
 # Cividis (Nunez, Anderton & Renslow, PLOS ONE 2018): lightness rises evenly, so that greyscale keeps the order.
 ORDERED_COLOURS = ("#2c4a7c", "#575d6d", "#7d7c78", "#a59c74", "#d3c164", "#fee838")

@@ -80,7 +80,7 @@ def _mode_table(analysis: Analysis, mode: Mode) -> ModeTable:
                 _time_cell(trial.step_seconds, step),
                 _time_cell(trial.epoch_seconds, epoch, "~" if trial.epoch_seconds_source == "extrapolated" else ""),
                 interval_cell(trial.images_per_second, number),
-                interval_cell(point.speedup, words.share),
+                _speedup_cell(trial, point),
                 interval_cell(point.efficiency, words.share),
                 *([interval_cell(point.efficiency_over_plain, words.share)] if with_plain else []),
                 Cell(number(trial.startup_seconds)),
@@ -96,6 +96,14 @@ def _mode_table(analysis: Analysis, mode: Mode) -> ModeTable:
 def _time_cell(interval: Interval | None, unit: words.Unit, sign: str = "") -> Cell:
     cell = interval_cell(interval.times(unit.per_second) if interval else None, number)
     return Cell(sign + cell.text, cell.bounds) if interval else cell
+
+
+def _speedup_cell(trial: TrialResult, point: Point) -> Cell:
+    """Of a trial that drifts what it does instead: its time is that of other work."""
+    if trial.drifts:
+        off = words.relative(trial.drift.difference)
+        return Cell("drifts", off if off == words.NOT_FINITE else f"{off} off")
+    return interval_cell(point.speedup, words.share)
 
 
 def interval_cell(interval: Interval | None, text: Callable[[float], str]) -> Cell:
@@ -117,7 +125,8 @@ def batch_text(result: TrialResult) -> str:
 def _baseline(analysis: Analysis, curve: CurveResult) -> str:
     base: Point | None = curve.baseline
     if base is None:
-        return f"{curve.name}: no baseline, for no trial of it has completed."
+        drifts = any(analysis.trials[point.trial_id].drifts for point in curve.points)
+        return f"{curve.name}: no baseline, for no trial of it has completed{' without drifting' if drifts else ''}."
     trial = analysis.trials[base.trial_id]
     epoch = trial.epoch_seconds
     seconds = words.seconds(epoch.centre if epoch else None)

@@ -24,8 +24,8 @@ def terminal_table(analysis: Analysis) -> RenderableType:
     parts: list[RenderableType] = []
     for mode_table in mode_tables(analysis):
         parts += [_table(mode_table), Padding(_lines(mode_table.baselines), (0, 0, 1, 2))]
-    costs = filter(None, [words.explaining_cost(analysis)])
-    if sentences := [*words.headlines(analysis), *words.unexplained(analysis), *costs]:
+    more = filter(None, [words.explaining_cost(analysis), words.equality(analysis)])
+    if sentences := [*words.headlines(analysis), *words.unexplained(analysis), *more]:
         parts.append(Padding(_lines(sentences), (0, 0, 1, 0)))
     if failures := failure_lines(analysis):
         parts.append(Padding(_lines(failures, "red"), (0, 0, 1, 0)))

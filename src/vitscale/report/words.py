@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitscale.analysis import Analysis, CurveComparison, CurveResult, Interval, Waterfall
-from vitscale.analysis.statistics import ONE_RUN
+from vitscale.analysis.comparisons import AgainstReference, against_references
+from vitscale.analysis.loss_differences import STEPS
+from vitscale.analysis.statistics import ONE_RUN, ComparisonVerdict
 from vitscale.report.contributions import contributions
 from vitscale.trial import Mode
 
 DASH = "\N{EN DASH}"
 UNKNOWN = DASH
+NOT_FINITE = "not finite"
 
 MODE_TITLES: dict[Mode, str] = {
     "strong-micro": "Strong scaling, micro-batch per rank fixed (strong-micro)",
@@ -26,6 +29,8 @@ MODE_MEANINGS: dict[Mode, str] = {
     "weak": "Each rank keeps its number of images, so the ideal epoch time is constant. Speedup is efficiency x ranks.",
 }
 
+_FEW_CURVES = 4
+"""As many have a sentence on their waterfall among the findings."""
 _WIDEST_UNSAID = 0.1
 """An interval of an efficiency that is wider stands beside it."""
 
@@ -119,13 +124,16 @@ def plain(text: str) -> str:
 
 
 def headlines(analysis: Analysis) -> tuple[str, ...]:
-    """What a reader should take away: how each curve scales to its largest measured size, why, and who is faster."""
-    found = []
+    """What a reader should take away: how each curve scales to its largest measured size, why, and who is faster.
+
+    Of many curves who is faster comes first, and why each scales as it does is left to the waterfalls.
+    """
+    scaling, many = [], len({curve.name for curve in analysis.curves}) > _FEW_CURVES
     for curve in analysis.curves:
         if text := _curve_headline(curve):
-            found += [text, *_why(analysis, curve)]
-    found += [comparison(largest) for largest in _largest_comparisons(analysis)]
-    return tuple(found)
+            scaling += [text] if many else [text, *_why(analysis, curve)]
+    faster = [_against(analysis, largest) for largest in _largest_comparisons(analysis)]
+    return (*faster, *scaling) if many else (*scaling, *faster)
 
 
 def _curve_headline(curve: CurveResult) -> str:
@@ -195,17 +203,57 @@ def explaining_cost(analysis: Analysis) -> str:
     return f"Explaining slowed its steps by {how_much} (those steps are in no reported time)."
 
 
-def _largest_comparisons(analysis: Analysis) -> list[CurveComparison]:
-    """Per pair of curves the one at the most ranks; a pair of trials that two modes share counts once."""
-    largest: dict[tuple[str, str, str], CurveComparison] = {}
-    for one in analysis.comparisons:
-        key = (one.mode, one.first, one.second)
-        if key not in largest or one.gpus > largest[key].gpus:
+def _largest_comparisons(analysis: Analysis) -> list[AgainstReference]:
+    """Of what was compared those at the most ranks; where two modes share all trials, once."""
+    largest: dict[tuple[str, str, frozenset[str]], AgainstReference] = {}
+    for one in against_references(analysis.curves, analysis.trials, analysis.comparisons):
+        key = (one.mode, one.varies, frozenset([one.reference, *(other.first for other in one.others)]))
+        covered = [k for k in largest if k[:2] == key[:2] and (k[2] <= key[2] or key[2] <= k[2])]
+        if all(largest[k].gpus < one.gpus for k in covered):
+            for k in covered:
+                del largest[k]
             largest[key] = one
-    by_trials: dict[tuple[str, str], CurveComparison] = {}
+    by_trials: dict[frozenset[str], AgainstReference] = {}
     for one in largest.values():
-        by_trials.setdefault((one.first_trial, one.second_trial), one)
+        by_trials.setdefault(frozenset([one.reference_trial, *(other.first_trial for other in one.others)]), one)
     return list(by_trials.values())
+
+
+def _against(analysis: Analysis, one: AgainstReference) -> str:
+    """All curves against one of them, as a sentence; of two curves in the order of the study."""
+    if len(one.others) == 1:
+        pair = {one.reference_trial, one.others[0].first_trial}
+        return comparison(
+            next(c for c in analysis.comparisons if c.mode == one.mode and {c.first_trial, c.second_trial} == pair)
+        )
+    by_verdict: dict[ComparisonVerdict, list[str]] = {}
+    for other in one.others:
+        ratio = f" ({share(other.result.ratio)}x)" if other.result.verdict != "no significant difference" else ""
+        by_verdict.setdefault(other.result.verdict, []).append(f"{other.first}{ratio}")
+    said = " / ".join(f"{verdict}: {'; '.join(names)}" for verdict, names in by_verdict.items())
+    return f"{one.mode}, {ranks(one.gpus)}, against {one.reference}: {said}."
+
+
+def equality(analysis: Analysis) -> str:
+    """How far trials that compute the same show the same loss; empty where none was held against another."""
+    agreeing = [trial.drift for trial in analysis.trials.values() if trial.drift.status == "agrees"]
+    if not agreeing:
+        return ""
+    most = max(drift.difference or 0.0 for drift in agreeing)
+    drifting = sum(trial.drifts for trial in analysis.trials.values())
+    but = f"; {drifting} drift{'s' if drifting == 1 else ''}" if drifting else ""
+    losses = f"the losses of {len(agreeing)} trials are those" if len(agreeing) > 1 else "the loss of 1 trial is that"
+    how = f"within {relative(most)}" if most else "exactly"
+    return f"Equality: over the first {STEPS} steps {losses} of a trial that must compute the same, {how}{but}."
+
+
+def relative(difference: float | None) -> str:
+    """A relative difference: "1.0 %", "3.1e-07"; "not finite" where a loss is not."""
+    if difference is None:
+        return UNKNOWN
+    if not math.isfinite(difference):
+        return NOT_FINITE
+    return f"{100 * difference:.2g} %" if difference >= 1e-3 else f"{difference:.1e}" if difference else "0"
 
 
 def comparison(one: CurveComparison) -> str:

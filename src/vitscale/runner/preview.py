@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
+from rich import filesize
 from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
 from vitscale import model_spec
+from vitscale.analysis.curve_names import engine_name
 from vitscale.launchers import launcher_for
+from vitscale.lint import Finding
+from vitscale.lint.of_trials import findings_of
+from vitscale.lint.printing import shown_key
+from vitscale.prediction import forecast_bytes
 from vitscale.runner.planning import Plan
 from vitscale.trial import Trial, samples_used, steps_per_epoch
 
@@ -38,31 +46,91 @@ def preview_table(plan: Plan) -> list[RenderableType]:
             for name, count in models.items()
         ),
     ]
+    rows = {trial_id: _row(plan, trial_id, trial) for trial_id, trial in plan.record.trials.items()}
+    same = {
+        name: row[name] for row in list(rows.values())[:1] for name in _SAID_ONCE if _all_alike(rows.values(), name)
+    }
+    if same:
+        lines.append(escape("in all trials: " + ", ".join(f"{name} {value}" for name, value in same.items())))
     table = Table(box=None, pad_edge=False)
     table.add_column("trial", no_wrap=True)
     if len(models) > 1:
         table.add_column("model", overflow="fold")
-    for name in ("engine", "precision"):
-        table.add_column(name)
-    for name in ("ranks", "threads", "batch", "data", "per epoch", "steps"):
-        table.add_column(name, justify="right")
+    columns = [name for name in _COLUMNS if name not in same]
+    for name in columns:
+        table.add_column(name, justify=_COLUMNS[name], overflow="fold")
     for trial_id, trial in plan.record.trials.items():
-        epoch, steps = _steps(plan, trial_id, trial)
-        train = trial.train
-        table.add_row(
-            trial_id,
-            *([escape(_model_of(trial))] if len(models) > 1 else []),
-            train.engine,
-            train.precision,
-            str(trial.world.size),
-            str(trial.world.threads_per_rank),
-            str(train.micro_batch) + (f" x{train.grad_accum}" if train.grad_accum > 1 else ""),
-            f"{trial.data.fraction:.3g}",
-            str(epoch),
-            str(steps),
-        )
+        named = [escape(_model_of(trial))] if len(models) > 1 else []
+        table.add_row(trial_id, *named, *(escape(rows[trial_id][name]) for name in columns))
     commands = sorted({shlex.join(_command(trial)) for trial in plan.record.trials.values()})
-    return [*lines, "", table, "", "Commands:", *(escape(f"  {command}") for command in commands)]
+    findings = [escape(line) for line in finding_lines(plan)]
+    about_the_file = ["", "The DeepSpeed file (vitscale lint tells the sources):", *findings] if findings else []
+    return [
+        *lines,
+        "",
+        table,
+        "memory: forecast peak of one rank's tensors; libraries and fragmentation come on top",
+        "",
+        "Commands:",
+        *(escape(f"  {command}") for command in commands),
+        *about_the_file,
+    ]
+
+
+_COLUMNS: dict[str, Literal["left", "right"]] = {
+    "engine": "left",
+    "precision": "left",
+    "ranks": "right",
+    "threads": "right",
+    "batch": "right",
+    "data": "right",
+    "per epoch": "right",
+    "steps": "right",
+    "memory": "right",
+}
+_SAID_ONCE = ("precision", "threads", "data", "per epoch", "steps")
+"""Columns that are one line above the table where all trials have the same in them."""
+
+
+def _row(plan: Plan, trial_id: str, trial: Trial) -> dict[str, str]:
+    """What the table says of one trial, by column."""
+    epoch, steps = _steps(plan, trial_id, trial)
+    train = trial.train
+    return {
+        "engine": engine_name(train),
+        "precision": train.precision,
+        "ranks": str(trial.world.size),
+        "threads": str(trial.world.threads_per_rank),
+        "batch": str(train.micro_batch) + (f" x{train.grad_accum}" if train.grad_accum > 1 else ""),
+        "data": f"{trial.data.fraction:.3g}",
+        "per epoch": str(epoch),
+        "steps": str(steps),
+        "memory": _memory(trial),
+    }
+
+
+def _all_alike(rows: Iterable[dict[str, str]], name: str) -> bool:
+    return len({row[name] for row in rows}) == 1
+
+
+def finding_lines(plan: Plan) -> list[str]:
+    """What the user's DeepSpeed file will really do, one line for each finding; empty where no trial has a file."""
+    trials = len(plan.record.trials)
+    return [
+        f"{finding.severity}: {_place(finding)}{finding.message}. Fix: {finding.fix}."
+        + (f" ({len(concerned)} of {trials} trials)" if len(concerned) < trials else "")
+        for finding, concerned in findings_of(plan.record.trials).items()
+    ]
+
+
+def _place(finding: Finding) -> str:
+    return f"{shown_key(finding.key)}: " if finding.key else ""
+
+
+def _memory(trial: Trial) -> str:
+    """The forecast for one rank, in bytes of 1000; a dash where it cannot be known before the model is built."""
+    forecast = forecast_bytes(trial)
+    return "-" if forecast is None else filesize.decimal(forecast)
 
 
 def _runs(plan: Plan) -> str:
@@ -91,6 +159,7 @@ def preview_json(plan: Plan) -> str:
                 "steps": steps,
                 "global_batch": trial.global_batch,
                 "parameters": model_spec.parameters(trial.model),
+                "memory_bytes": forecast_bytes(trial),
                 "command": _command(trial),
                 "resolved": trial.model_dump(mode="json"),
             }
@@ -102,6 +171,9 @@ def preview_json(plan: Plan) -> str:
         "most_runs": plan.most_runs,
         "target_ci": plan.measure.target_ci,
         "trials": trials,
+        "findings": [
+            finding.as_json() | {"trials": concerned} for finding, concerned in findings_of(plan.record.trials).items()
+        ],
     }
     return json.dumps(content, indent=1)
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from vitscale.analysis.curve_names import engine_name
 from vitscale.record import Outcome
 from vitscale.trial import Trial
 
@@ -21,7 +22,7 @@ def describe(trial: Trial) -> str:
     share = f", {trial.data.fraction:.3g} of the data" if trial.data.fraction < 1 else ""
     what = trial.model.name or trial.model.hf or trial.model.factory or "model"
     ranks = f"{trial.world.size} rank{'s' if trial.world.size > 1 else ''}"
-    return f"{what} {trial.train.engine}, {ranks}, batch {trial.train.micro_batch}{accumulation}{share}"
+    return f"{what} {engine_name(trial.train)}, {ranks}, batch {trial.train.micro_batch}{accumulation}{share}"
 
 
 def duration(seconds: float) -> str:

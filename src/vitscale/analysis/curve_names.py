@@ -1,0 +1,103 @@
+"""How curves are called: short, and no two alike that were swept apart ("deepspeed ZeRO-2, compile")."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vitscale.trial import TrainSpec, Trial
+
+_WRAPPERS = {"ddp": "DDP", "fsdp2": "FSDP2", "deepspeed": "DeepSpeed"}
+_OF_THE_NAME = ("train.engine", "train.accelerate_backend", "train.zero_stage")
+"""Fields that the engine's name holds."""
+_SWITCHES = {
+    "train.compile": ("compile", "no compile"),
+    "train.overlap_comm": ("overlap", "no overlap"),
+    "train.activation_checkpointing": ("activation checkpointing", "no activation checkpointing"),
+    "train.reshard_after_forward": ("reshard", "no reshard"),
+    "train.gradient_as_bucket_view": ("bucket view", "no bucket view"),
+    "train.static_graph": ("static graph", "no static graph"),
+    "train.drop_last": ("drop last", "keep last"),
+    "data.augment": ("augment", "no augment"),
+}
+_WORDS = {
+    "train.offload": {
+        "none": "no offload",
+        "optimizer": "optimizer offloaded",
+        "parameters": "parameters offloaded",
+    },
+}
+_PATTERNS = {
+    "train.bucket_mib": "{} MiB buckets",
+    "train.gather_bucket_mib": "{} MiB gather buckets",
+    "train.gradient_dtype": "{} gradients",
+}
+_SAID_BY_THE_VALUE = ("model.name", "data.name", "train.precision", "train.optimizer")
+
+
+def curve_name(labels: Mapping[str, Any], trial: Trial | None) -> str:
+    """The engine, then what else was swept: "ddp", "deepspeed ZeRO-2", "accelerate (FSDP2), micro_batch 16".
+
+    Args:
+        labels: the swept fields and their values.
+        trial: one of the curve, for what was not swept.
+    """
+    train = trial.train if trial is not None else None
+    named = {
+        field: labels.get(field, getattr(train, field.partition(".")[2]) if train is not None else None)
+        for field in _OF_THE_NAME
+    }
+    engine, backend, stage = (named[field] for field in _OF_THE_NAME)
+    wrapper = backend if engine == "accelerate" else engine
+    zero = f"ZeRO-{stage}" if wrapper == "deepspeed" and (stage or "train.zero_stage" in labels) else ""
+    others = {field: value for field, value in labels.items() if field not in _OF_THE_NAME}
+    if engine != "accelerate" and "train.accelerate_backend" in labels:
+        others["train.accelerate_backend"] = backend
+    if wrapper != "deepspeed" and "train.zero_stage" in labels:
+        others["train.zero_stage"] = stage
+    keys = [field.rpartition(".")[2] for field in others]
+    return ", ".join(
+        [
+            _engine(engine, backend, zero),
+            *(_swept(field, value, keys.count(field.rpartition(".")[2]) > 1) for field, value in others.items()),
+        ]
+    )
+
+
+def trial_name(trial: Trial) -> str:
+    """The engine and the rank count of one trial, with its accumulation: "ddp on 2 ranks, accumulation 3"."""
+    train = trial.train
+    ranks = f"{trial.world.size} rank{'s' if trial.world.size != 1 else ''}"
+    accumulated = f", accumulation {train.grad_accum}" if train.grad_accum > 1 else ""
+    return f"{engine_name(train)} on {ranks}{accumulated}"
+
+
+def engine_name(train: TrainSpec) -> str:
+    """What distributes training, with what decides most about it: "deepspeed ZeRO-2, optimizer offloaded"."""
+    zero = f"ZeRO-{train.zero_stage}" if train.wrapper == "deepspeed" else ""
+    offload = f", {_WORDS['train.offload'][train.offload]}" if train.offload != "none" else ""
+    return _engine(train.engine, train.accelerate_backend, zero) + offload
+
+
+def _engine(engine: Any, backend: Any, zero: str) -> str:
+    if engine is None:
+        return "unknown engine"
+    if engine == "none":
+        return "plain (no wrapper)"
+    if engine == "accelerate" and backend is not None:
+        inside = _WRAPPERS.get(str(backend), str(backend))
+        return f"accelerate ({f'{inside} {zero}' if zero else inside})"
+    return f"{engine} {zero}" if zero else str(engine)
+
+
+def _swept(field: str, value: Any, ambiguous: bool) -> str:
+    """One swept value, with as little of its field's name as tells it apart from every other field's."""
+    if ambiguous:
+        return f"{field} {value}"
+    if field in _SWITCHES and isinstance(value, bool):
+        return _SWITCHES[field][0 if value else 1]
+    if (text := _WORDS.get(field, {}).get(str(value))) is not None:
+        return text
+    if field in _PATTERNS:
+        return _PATTERNS[field].format(value)
+    return str(value) if field in _SAID_BY_THE_VALUE else f"{field.rpartition('.')[2]} {value}"

@@ -1,0 +1,199 @@
+"""Does an engine compute what the others do? Its loss, step by step, against that of a trial that does the same work.
+
+Trials that differ in nothing but how training is distributed (`trial.OF_THE_WRAPPER`), how the global batch is split
+into ranks and micro-batches, and what trades memory for time show the same loss at every optimizer step, but for
+rounding. The reference is the run without a wrapper; where the study has none, the trial that most others agree with.
+How far rounding may reach, and from which measurements: docs/decisions/0010-drift-by-the-first-steps.md.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vitscale.analysis.curve_names import trial_name
+from vitscale.analysis.loss_differences import STEPS, LossDifference, between_runs, largest, losses, seeded
+from vitscale.analysis.trials import Drift, TrialResult
+from vitscale.trial import HOW_FOUND, OF_THE_WRAPPER, Trial
+
+TOLERANCES = {"fp32": 1e-5, "bf16": 2.0**-8, "bf16-params": 2.0**-7, "fp16": 2.0**-8}
+"""Largest relative difference of a loss that rounding explains, by precision."""
+SIXTEEN_BIT_GRADIENTS = TOLERANCES["bf16"]
+"""The same of fp32 training whose gradients travel in 16 bits."""
+_AFTER_ONE_UPDATE, _AFTER_TWO = 1e-6, 1e-4
+"""The same in fp32 before training has had the time to amplify rounding."""
+_BEYOND_THOSE_THAT_AGREE = 30.0
+"""Times the largest difference of two trials or more that agree: amplified rounding scatters less."""
+_WIDEST = 0.01
+"""Beyond it a tolerance says nothing: the study's own repeats differ too much."""
+_MOST_CANDIDATES = 16
+_NO_MATTER = OF_THE_WRAPPER | {
+    "micro_batch", "grad_accum", "activation_checkpointing", "compile", "epochs", "target_accuracy", "learning_rate",
+    "learning_rate_scaling", "learning_rate_base_batch",
+}  # fmt: skip
+"""Fields of `TrainSpec` that leave the loss of the first steps as it is, or are put in as what they come to."""
+_OF_THE_FILE = ("scheduler", "curriculum_learning", "progressive_layer_drop", "compression_training", "data_efficiency")
+"""Sections of a user's own DeepSpeed file that change what is trained."""
+
+ALONE = "no other trial of the study computes the same"
+AMPLIFIED = (
+    "equal over the first {} steps, then apart by up to {}: rounding that an unstable training has amplified, or a "
+    "difference that comes late; too few trials agree to tell"
+)
+
+
+def judged(trials: Mapping[str, TrialResult]) -> dict[str, TrialResult]:
+    """The same trials, each with its drift."""
+    groups: dict[str, list[TrialResult]] = {}
+    for result in trials.values():
+        if result.records:
+            groups.setdefault(_computation(result), []).append(result)
+    found = {trial_id: drift for members in groups.values() for trial_id, drift in _judged_group(members).items()}
+    nothing = Drift("unknown", reason="no run has completed")
+    return {trial_id: replace(result, drift=found.get(trial_id, nothing)) for trial_id, result in trials.items()}
+
+
+def _computation(result: TrialResult) -> str:
+    """All that decides which losses a trial shows: equal for trials that must agree."""
+    trial, train = result.trial, result.trial.train
+    file = train.deepspeed_config or {}
+    sections = (*_OF_THE_FILE, "optimizer") if train.optimizer == "deepspeed_config" else _OF_THE_FILE
+    content: dict[str, Any] = {
+        "model": trial.model.model_dump(mode="json", exclude={"hf"} if trial.model_digest is not None else set()),
+        "digest": trial.model_digest,
+        "data": trial.data.model_dump(mode="json", exclude={*HOW_FOUND, "workers"}),
+        "fingerprint": result.records[0].header.dataset_fingerprint,
+        "train": train.model_dump(mode="json", exclude=set(_NO_MATTER)),
+        "global_batch": trial.global_batch,
+        "learning_rate": trial.peak_learning_rate,
+        "seed_by_repeat": train.target_accuracy is not None,
+        # These two keep weights in fp32 beside 16-bit ones; others do not.
+        "fp32_weights": train.precision not in ("bf16-params", "fp16") or train.wrapper in ("deepspeed", "megatron"),
+        "file": {section: file[section] for section in sections if section in file},
+    }
+    return json.dumps(content, sort_keys=True)
+
+
+def _judged_group(members: Sequence[TrialResult]) -> dict[str, Drift]:
+    """The drift of trials that must all show the same losses."""
+    if len(members) == 1:
+        return {members[0].trial_id: Drift("unknown", reason=ALONE)}
+    reference = _reference(members)
+    held = [_Held(member, reference, largest(member, reference)) for member in members if member is not reference]
+    own = _of_its_own(reference, members)
+    agreeing = [one.found.worst[1] for one in held if one.found and 0 < one.found.worst[1] <= one.tolerance(own)]
+    scatter = max(agreeing) if len(agreeing) >= 2 else math.inf
+    found = {one.member.trial_id: _drift(one, own, scatter) for one in held}
+    return found | {reference.trial_id: Drift("reference", reference.trial_id, trial_name(reference.trial))}
+
+
+def _reference(members: Sequence[TrialResult]) -> TrialResult:
+    """The run without a wrapper; else what most others agree with, at first of few ranks, at first DDP."""
+    ordered = sorted(members, key=lambda member: _nearness(member.trial))
+    if ordered[0].trial.train.engine == "none":
+        return ordered[0]
+
+    def agreeing(candidate: TrialResult) -> int:
+        held = [_Held(member, candidate, largest(member, candidate)) for member in members]
+        return sum(one.found is not None and one.found.worst[1] <= one.tolerance(0.0) for one in held)
+
+    return max(ordered[:_MOST_CANDIDATES], key=agreeing)  # the first of those with the most
+
+
+def _nearness(trial: Trial) -> tuple[bool, int, bool, int, str]:
+    train = trial.train
+    return (train.engine != "none", trial.world.size, train.engine != "ddp", train.grad_accum, trial.identity())
+
+
+@dataclass(frozen=True)
+class _Held:
+    """One trial against the reference."""
+
+    member: TrialResult
+    reference: TrialResult
+    found: LossDifference | None
+
+    @property
+    def _rounding(self) -> float:
+        precision = self.member.trial.train.precision
+        both = (self.member, self.reference)
+        if precision == "fp32" and any("16" in dtype for result in both for dtype in _gradients(result)):
+            return SIXTEEN_BIT_GRADIENTS
+        return TOLERANCES[precision]
+
+    def tolerance(self, own: float) -> float:
+        """The largest difference that rounding explains where the reference's own runs differ by `own`."""
+        return max(self._rounding, 2 * own)
+
+    def early(self, own: float) -> bool:
+        """Whether they differ by more than rounding before training has had the time to amplify it.
+
+        In 16 bits it has after two updates.
+        """
+        if self.found is None:
+            return False
+        tolerance = self.tolerance(own)
+        if self._rounding > TOLERANCES["fp32"]:
+            return self.found.early(tolerance, math.inf)
+        return self.found.early(max(_AFTER_ONE_UPDATE, 2 * own), max(_AFTER_TWO, tolerance))
+
+
+def _drift(held: _Held, own: float, scatter: float) -> Drift:
+    """`own`: how far the reference's own runs differ; `scatter`: how far those that agree do, infinite if too few."""
+    trial, reference = held.member.trial, held.reference.trial
+    name = trial_name(reference)
+    against = Drift("unknown", held.reference.trial_id, name)
+    if trial.train.precision == "fp16":
+        return replace(against, reason="with fp16 each engine's loss scaling skips steps of its own")
+    if trial.train.optimizer.startswith("onebit") and (frozen := trial.train.onebit_freeze_steps) < STEPS:
+        return replace(against, reason=f"its optimizer sends one bit per element from step {frozen + 1} on")
+    if held.found is None:
+        return replace(against, reason=f"it has no two steps in common with {name}")
+    tolerance = held.tolerance(own)
+    step, difference = held.found.worst
+    against = replace(against, difference=difference, tolerance=tolerance, step=step)
+    if tolerance > _WIDEST:
+        return replace(against, reason=f"runs of {name} differ by {own:.1%} among themselves")
+    if difference <= tolerance:
+        return replace(against, status="agrees")
+    if reason := _not_comparable(trial, reference):
+        return replace(against, reason=reason)
+    if not held.early(own) and not difference > _BEYOND_THOSE_THAT_AGREE * scatter:
+        apart = f"{difference:.1e}" if math.isfinite(difference) else "a loss that is not finite"
+        return replace(against, reason=AMPLIFIED.format(held.found.equal_steps(tolerance), apart))
+    return replace(against, status="drifts")
+
+
+def _not_comparable(trial: Trial, reference: Trial) -> str:
+    """Why a difference need not be the engine's; empty where it is."""
+    if trial.model.name is not None:
+        return ""  # ours, without dropout and without statistics over a batch
+    how = "under another engine" if _split(trial) == _split(reference) else "in another split"
+    return f"the model is not one of ours: if it drops out at random or normalises over a batch, its loss differs {how}"
+
+
+def _split(trial: Trial) -> tuple[int, int, int]:
+    return trial.world.size, trial.train.micro_batch, trial.train.grad_accum
+
+
+def _gradients(result: TrialResult) -> set[str]:
+    """The dtypes in which gradients travelled, as recorded; as asked for where they are not."""
+    recorded = {run.model.gradient_dtype for run in result.runs if run.model is not None and run.model.gradient_dtype}
+    return recorded or {result.trial.train.gradient_dtype or ""}
+
+
+def _of_its_own(reference: TrialResult, members: Sequence[TrialResult]) -> float:
+    """The largest difference among runs of the reference: its repeats, and in 16 bits its other micro-batches.
+
+    Of other micro-batches at least two count: what one of them shows is too little to go by.
+    """
+    found: list[LossDifference | None] = []
+    if not seeded(reference):
+        found = [between_runs(run, reference) for run in losses(reference)[1:]]
+    plain = [member for member in members if member.trial.train.engine == "none" and member is not reference]
+    if reference.trial.train.precision != "fp32" and len(plain) >= 2:
+        found += [largest(member, reference) for member in plain]
+    return max((one.worst[1] for one in found if one is not None), default=0.0)

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from engines.curves import GLOBAL_BATCH, MODEL, SAMPLES, Job
+from engines.forgetting import forget_engines
 from vitscale import engines, models, sources
 from vitscale.datasets import Batch, slot_loss
 from vitscale.engines import deepspeed
@@ -115,16 +116,6 @@ def make_wrong(how: str | None) -> None:
     vars(deepspeed)["configuration"], vars(passes)["slot_loss"] = configuration, loss_of_slot
 
 
-def forget_accelerate() -> None:
-    """Accelerate keeps one state for the process, and would refuse or mix up the next engine's."""
-    from accelerate.state import AcceleratorState, GradientState
-
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
-    for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
-        del os.environ[name]
-
-
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     jobs: list[Job] = json.loads((folder / "jobs.json").read_text())
@@ -140,8 +131,7 @@ def main(folder: Path) -> None:
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(1)  # the other ranks lose their connection, and end too
-        if job["train"]["engine"] == "accelerate":
-            forget_accelerate()
+        forget_engines()
         dist.barrier()
     (folder / f"rank-{PLACE.rank}.json").write_text(json.dumps(found))
     dist.barrier()

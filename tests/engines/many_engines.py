@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from engines.forgetting import forget_engines
 from vitscale import engines, models
 from vitscale.model_spec import ModelSpec, resolve
 from vitscale.probes.flight_recorder import size_ring
@@ -68,18 +69,6 @@ def count(case: dict[str, Any]) -> dict[str, Any]:
             step()
     lines = counter.lines()
     return {"gradient_dtype": engine.gradient_dtype, "lines": [line.model_dump(mode="json") for line in lines]}
-
-
-def forget_engines() -> None:
-    """Accelerate keeps what it is for the life of a process, and DeepSpeed that autocast was ever on (from then on its
-    stages 1 to 3 no longer ask what dtype gradients are to travel in); one process here is many."""
-    state = sys.modules.get("accelerate.state")
-    if state is not None:
-        state.AcceleratorState._reset_state(reset_partial_state=True)
-        state.GradientState._reset_state()
-    autocast = sys.modules.get("deepspeed.runtime.torch_autocast")
-    if autocast is not None:
-        vars(autocast)["TORCH_AUTOCAST_INITIALIZED"] = False
 
 
 def main(folder: Path) -> None:

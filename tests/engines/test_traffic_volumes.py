@@ -240,7 +240,12 @@ def launch(cases: Sequence[Case], ranks: int, folder: Path) -> list[tuple[Traffi
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     cores = sorted(os.sched_getaffinity(0))
-    environment = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+    environment = os.environ | {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(ranks),
+        "PYTHONPATH": str(SCRIPT.parents[1]),
+    }
     processes = [
         subprocess.Popen(
             ["taskset", "-c", str(cores[rank % len(cores)]), sys.executable, str(SCRIPT), str(folder)],

@@ -24,6 +24,7 @@ from engines.forgetting import forget_engines
 from vitscale import engines, models, sources
 from vitscale.datasets import Batch, slot_loss
 from vitscale.engines import deepspeed
+from vitscale.engines.deepspeed_setup import configuration
 from vitscale.probes.explainer import no_phase
 from vitscale.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 from vitscale.worker import passes
@@ -33,7 +34,6 @@ from vitscale.worker.passes import Passes
 from vitscale.worker.place import Place
 
 PLACE = Place(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"]), None)
-HONEST_CONFIGURATION = deepspeed.configuration
 
 
 def trial_of(job: Job) -> Trial:
@@ -102,7 +102,7 @@ def make_wrong(how: str | None) -> None:
     """Breaks an engine in a known way: `default-clipping` or `summed-gradients`; None mends it."""
 
     def without_clipping(trial: Trial) -> dict[str, Any]:
-        config = HONEST_CONFIGURATION(trial)
+        config = configuration(trial)
         del config["gradient_clipping"]
         return config
 
@@ -111,9 +111,9 @@ def make_wrong(how: str | None) -> None:
         # The loss as it was, the gradient as many times as there are ranks.
         return loss.detach() + PLACE.world_size * (loss - loss.detach())
 
-    configuration = without_clipping if how == "default-clipping" else HONEST_CONFIGURATION
+    given = without_clipping if how == "default-clipping" else configuration
     loss_of_slot = summed if how == "summed-gradients" else slot_loss
-    vars(deepspeed)["configuration"], vars(passes)["slot_loss"] = configuration, loss_of_slot
+    vars(deepspeed)["configuration"], vars(passes)["slot_loss"] = given, loss_of_slot
 
 
 def main(folder: Path) -> None:

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from results_factory import make_trial
-from vitscale.engines.deepspeed import _norm_unknown, configuration
+from vitscale.engines.deepspeed import _norm_unknown
+from vitscale.engines.deepspeed_setup import configuration
 
 
 @pytest.mark.parametrize(

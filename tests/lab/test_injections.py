@@ -241,7 +241,7 @@ def test_exposed_communication_agrees_with_the_exported_trace(
     linked: Mapping[tuple[int, str], Run], link_folder: Path
 ) -> None:
     """Rasterised from the trace file with none of the product's interval code: a microsecond is exposed where gloo is
-    at work and no operator runs on any thread."""
+    at work and no operator runs on any thread, but for the host's own work between two operators."""
     run = linked[RATES[-1], "ddp, many buckets"]
     for rank, parts in enumerate(explained(run).ranks):
         traces = list((link_folder / str(RATES[-1])).glob(f"runs/{run.header.trial_id}-*/trace-rank-{rank}-*.json.gz"))
@@ -262,4 +262,9 @@ def exposed_seconds(events: Sequence[Mapping[str, Any]]) -> float:
             communicating[marked] = True
         elif event.get("cat") == "cpu_op" and event["name"].startswith("aten::"):
             computing[marked] = True
+    # By definition a gap of less than 100 us is the host's own work; a busy machine makes many of them.
+    edges = np.flatnonzero(np.diff(np.concatenate(([True], computing, [True]))))
+    for start, end in zip(edges[::2], edges[1::2], strict=True):
+        if end - start < 100:
+            computing[start:end] = True
     return float((communicating & ~computing).sum()) / 1e6

@@ -14,6 +14,7 @@ from typing_extensions import override
 from vitscale.engines import deepspeed as through_deepspeed
 from vitscale.engines.base import SCALED, Engine, LossOf, TorchEngine, weight_dtype
 from vitscale.engines.blocks import blocks_of, with_options
+from vitscale.engines.deepspeed_setup import configuration
 from vitscale.engines.optimizers import optimizer_of, set_rate
 from vitscale.engines.whole_tensors import TorchTensors, WholeTensors, torch_loss_scale
 from vitscale.engines.zero_tensors import deepspeed_tensors
@@ -155,7 +156,7 @@ def _accelerator(model: nn.Module, trial: Trial, device: torch.device) -> Any:
         os.environ.pop(name, None)
     given: dict[str, Any] = {"gradient_accumulation_steps": train.grad_accum}
     if train.wrapper == "deepspeed":
-        given["deepspeed_plugin"] = DeepSpeedPlugin(hf_ds_config=through_deepspeed.configuration(trial))
+        given["deepspeed_plugin"] = DeepSpeedPlugin(hf_ds_config=configuration(trial))
         return Accelerator(**given)
     given["mixed_precision"] = train.precision if train.precision in ("bf16", "fp16") else "no"
     given["cpu"] = device.type == "cpu"

@@ -75,6 +75,8 @@ TWO_RANKS: list[tuple[Case, Kinds]] = [
     ({"engine": "ddp", "grad_accum": 3}, DDP),
     ({"engine": "ddp"} | BF16, DDP),
     ({"engine": "ddp"} | PURE, {"all_reduce bfloat16": (2, PSI)}),
+    # What it is already need not be asked of a hook, which gloo would refuse.
+    ({"engine": "ddp"} | PURE | ASKED, {"all_reduce bfloat16": (2, PSI)}),
     ({"engine": "ddp", "bucket_mib": 1}, {"all_reduce float32": (4, PSI)}),
     ({"engine": "ddp", "static_graph": True, "gradient_as_bucket_view": True}, DDP),
     ({"engine": "ddp", "activation_checkpointing": True}, DDP),

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from vitscale.engines import deepspeed as through_deepspeed
-from vitscale.engines.base import SCALED, Engine, LossOf, TorchEngine, weight_dtype
+from vitscale.engines.base import SCALED, Engine, LossOf, TorchEngine, compressed_to, weight_dtype
 from vitscale.engines.blocks import blocks_of, with_options
 from vitscale.engines.deepspeed_setup import configuration
 from vitscale.engines.optimizers import optimizer_of, set_rate
@@ -183,5 +183,5 @@ def _ddp_options(train: TrainSpec) -> Any:
         **({} if train.bucket_mib is None else {"bucket_cap_mb": train.bucket_mib}),
         gradient_as_bucket_view=train.gradient_as_bucket_view,
         static_graph=train.static_graph,
-        comm_hook=hooks.get(train.gradient_dtype or "", DDPCommunicationHookType.NO),
+        comm_hook=hooks.get(compressed_to(train) or "", DDPCommunicationHookType.NO),
     )

@@ -135,6 +135,12 @@ def weight_dtype(train: TrainSpec) -> torch.dtype:
     return torch.bfloat16 if train.precision == "bf16-params" else torch.float32
 
 
+def compressed_to(train: TrainSpec) -> str | None:
+    """The dtype of `train.gradient_dtype` where DDP must convert gradients to it; None where they are in it already."""
+    named = train.gradient_dtype
+    return None if named is None or COMMUNICATED[named] is weight_dtype(train) else named
+
+
 class TorchEngine(Engine):
     """What plain training, DDP and FSDP2 share: torch's own loop. They differ in the wrapper and in when gradients
     travel.

@@ -10,7 +10,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
-from vitscale.engines.base import TorchEngine, weight_dtype
+from vitscale.engines.base import TorchEngine, compressed_to, weight_dtype
 from vitscale.engines.blocks import with_options
 from vitscale.trial import TrainSpec
 
@@ -41,8 +41,8 @@ class DdpEngine(TorchEngine):
             gradient_as_bucket_view=train.gradient_as_bucket_view,
             static_graph=train.static_graph,
         )
-        if train.gradient_dtype in _COMPRESSED:
-            wrapped.register_comm_hook(None, _COMPRESSED[train.gradient_dtype])
+        if dtype := compressed_to(train):
+            wrapped.register_comm_hook(None, _COMPRESSED[dtype])
         return wrapped
 
     @override

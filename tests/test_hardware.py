@@ -187,11 +187,13 @@ def test_a_kernel_that_does_not_tell_of_throttling(tmp_path: Path, stat: str) ->
 
 def test_real_throttling_by_the_kernel_is_seen(limited_group: Path) -> None:
     """A process that computes without a pause under a twentieth of a core is held back nearly all of the time; else it
-    computes, or waits for a core that others use."""
+    computes, or waits for a core that others use. On one core, for the kernel adds up over cores: moved to a second one
+    it leaves the first held back as well."""
     (limited_group / "cpu.cfs_quota_us").write_text("5000")
     program = """
-import pathlib, sys, time
+import os, pathlib, sys, time
 from vitscale.hardware import cpu_throttled_seconds
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 pathlib.Path(sys.argv[1]).write_text("0")
 began, before, used = time.perf_counter(), cpu_throttled_seconds(), time.process_time()
 while time.perf_counter() - began < 1:

@@ -117,7 +117,7 @@ VIT = {
 
 def test_a_hugging_face_folder_is_a_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(VIT))
-    assert re.search(r" with 2\d,\d{3}\s+parameters", lint(APPENDIX_B, "--model", tmp_path).stdout)
+    assert re.search(r" with\s+2\d,\d{3}\s+parameters", lint(APPENDIX_B, "--model", tmp_path).stdout)
     (tmp_path / "config.json").write_text(json.dumps(VIT | {"model_type": "swin"}))
     refused = lint(APPENDIX_B, "--model", tmp_path).exception
     assert isinstance(refused, RequestError)

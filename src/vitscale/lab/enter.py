@@ -1,0 +1,128 @@
+"""`python enter.py PID TICKS PROCS -- ARGV...`: runs ARGV in the namespaces and the cgroup of a host.
+
+PID and TICKS name the host's first process and when it started; PROCS is its cgroup's `cgroup.procs`, or `-`. The
+command keeps its folder, environment and open files. Signals to this process reach it, its exit is this process's exit,
+and it is killed with this process. It imports nothing heavy: it stands before every command of a host.
+"""
+
+import ctypes
+import os
+import resource
+import select
+import signal
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+NAMESPACES = ("ipc", "net", "uts", "mnt", "pid")
+"""All but the last are entered by the command alone, so that what waits for it outside keeps no host alive."""
+
+_PR_SET_PDEATHSIG = 1
+_FORWARDED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
+_BY_THE_TERMINAL = 0x80
+"""`si_code` SI_KERNEL: a key that was pressed, which the command, in the same process group, has been sent too."""
+_NOT_ENTERED, _NOT_RUN = 126, 127
+"""Exit codes, as a shell's."""
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def start_ticks(pid: int) -> int | None:
+    """When process `pid` started, in clock ticks since boot; None where there is none, or only its zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    # proc(5): the name in parentheses may hold anything; the state is field 3, the start field 22.
+    fields = stat.rpartition(")")[2].split()
+    return int(fields[19]) if fields[0] not in "ZX" else None
+
+
+def main(arguments: list[str]) -> NoReturn:
+    """Enters, runs the command, and leaves as it left."""
+    match arguments:
+        case [pid, ticks, procs, "--", *command] if pid.isdecimal() and ticks.isdecimal() and command:
+            pass
+        case _:
+            sys.exit("usage: enter.py PID TICKS PROCS -- COMMAND...")
+    folder = Path.cwd()
+    try:
+        inside = {name: os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name in NAMESPACES}
+        group = None if procs == "-" else os.open(procs, os.O_WRONLY)
+        cores = os.sched_getaffinity(int(pid))
+    except OSError as error:
+        _fail(f"the host is gone: {error.strerror}")
+    if start_ticks(int(pid)) != int(ticks):
+        _fail("the host is gone")
+    signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED | {signal.SIGCHLD})
+    _set_namespace(inside.pop("pid"))
+    parent_lives, lifeline = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(lifeline)
+            os.sched_setaffinity(0, cores)
+            _become(command, list(inside.values()), group, folder, parent_lives)
+        except OSError as error:
+            _fail(str(error))
+    for descriptor in (*inside.values(), *([] if group is None else [group])):
+        os.close(descriptor)
+    _leave_as(_follow(child))
+
+
+def _become(command: list[str], namespaces: list[int], group: int | None, folder: Path, parent_lives: int) -> NoReturn:
+    if group is not None:
+        os.write(group, b"0")
+    for namespace in namespaces:
+        _set_namespace(namespace)
+    os.chdir(folder)
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # A parent that died before the call sends no signal. Its id would not tell: outside the namespace all are 0.
+    if select.select([parent_lives], [], [], 0)[0]:
+        os._exit(_NOT_ENTERED)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    try:
+        os.execvp(command[0], command)  # noqa: S606 - no shell is wanted
+    except OSError as error:
+        _fail(f"{command[0]!r} cannot be run: {error.strerror}", _NOT_RUN)
+
+
+def _follow(child: int) -> int:
+    """Passes signals on until the command ends; its wait status."""
+    while True:
+        received = signal.sigwaitinfo(_FORWARDED | {signal.SIGCHLD})
+        if received.si_signo != signal.SIGCHLD:
+            if received.si_code != _BY_THE_TERMINAL:
+                os.kill(child, received.si_signo)
+            continue
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status
+
+
+def _leave_as(status: int) -> NoReturn:
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if -code not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-code, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def _set_namespace(descriptor: int) -> None:
+    """`os.setns` came with Python 3.12."""
+    if _libc.setns(descriptor, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    os.close(descriptor)
+
+
+def _fail(reason: str, code: int = _NOT_ENTERED) -> NoReturn:
+    sys.stderr.write(f"vitscale lab: {reason}\n")
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,37 @@
+"""`python init.py NAME`: the first process of a host. Its end is the end of everything inside.
+
+It holds the host's namespaces, has its name, and reaps processes whose parents are gone. It imports nothing heavy.
+"""
+
+import os
+import signal
+import socket
+import sys
+
+
+def main(name: str) -> None:
+    """Runs until it is killed, or until what started it dies before it says `stay`."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    socket.sethostname(name)
+    print("ready", flush=True)
+    # Only once its process id is written down may it outlive what started it.
+    if sys.stdin.readline() != "stay\n":
+        sys.exit(1)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nowhere, stream)
+    while True:
+        signal.sigwait({signal.SIGCHLD})
+        _reap()
+
+
+def _reap() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,169 @@
+"""A laboratory in use: commands on its hosts, and faults to order."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from vitscale.errors import RequestError, VitscaleError, explain, unknown
+from vitscale.lab import building, entering, network, processes, programs, quota, secure_shell
+from vitscale.lab.ending import end_holders, take_down
+from vitscale.lab.guard import Guard
+from vitscale.lab.plan import Plan
+from vitscale.lab.state import State, existing, names, read
+
+
+class Laboratory:
+    """Hosts by number, from 0."""
+
+    interface = network.INTERFACE
+    """The name of every host's network interface."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.hostfile = state.hostfile
+        """One line per host: `host0 slots=1`."""
+        self.names = tuple(host.name for host in state.hosts)
+        self.addresses = tuple(network.address(number) for number in range(len(state.hosts)))
+
+    def command(self, host: int, argv: Sequence[str]) -> list[str]:
+        """`argv` as it is run on a host, in the same folder and environment; its exit code is the command's.
+
+        Signals are passed on to it, and it is killed when what runs the command is.
+        """
+        return entering.command(self.state, host, list(argv))
+
+    def cut(self, host: int) -> None:
+        """Pulls the host's cable."""
+        network.set_link(self.state.switch_process, host, "down")
+
+    def mend(self, host: int) -> None:
+        """Plugs it in again."""
+        network.set_link(self.state.switch_process, host, "up")
+
+    def kill(self, host: int) -> None:
+        """The host is gone, with everything that ran on it, when this returns."""
+        end_holders([self.state.hosts[host]])
+
+    def slow(self, host: int, cores: float) -> None:
+        """From now on all processes of the host together get so many CPU seconds per second.
+
+        Raises:
+            RequestError: this machine cannot limit them.
+        """
+        Plan(cores_per_host=cores)
+        controller = quota.find_controller()
+        if controller is None:
+            raise quota.refused("there is no CPU controller")
+        try:
+            controller.limit(self.state.cgroup, self.names[host], cores)
+        except OSError as error:
+            raise quota.refused(str(error)) from None
+
+    def cores(self, host: int) -> float | None:
+        """CPU seconds per second that all of the host's processes together get at most; None: no limit."""
+        controller = quota.find_controller()
+        return controller.cores(self.state.cgroup, self.names[host]) if controller else None
+
+    def processes(self, host: int) -> list[int]:
+        """Ids, as seen outside the lab, of what runs on a host besides its first process and its sshd."""
+        first = self.state.hosts[host].first
+        if not first.alive:
+            return []
+        daemon = secure_shell.daemon_pid(self.state.folder / self.names[host])
+        return [
+            pid
+            for pid in processes.in_same_namespace(first.pid)
+            if pid != first.pid and processes.innermost_id(pid) != daemon
+        ]
+
+
+@contextmanager
+def laboratory(
+    hosts: int = 2,
+    bandwidth_mbit: float | None = None,
+    cores_per_host: float | None = None,
+    slots: int = 1,
+    name: str | None = None,
+) -> Iterator[Laboratory]:
+    """Hosts for the length of a block. They are gone after it, also when this process is killed.
+
+    Each sends, and receives, `bandwidth_mbit` megabits per second at most; all of its processes together get
+    `cores_per_host` CPU seconds per second. Without a name it gets one of its own.
+
+    Raises:
+        VitscaleError: a value is wrong, a lab of this name exists, or this machine cannot make hosts.
+    """
+    name = name or f"{os.getpid()}-{secrets.token_hex(4)}"
+    with _built(Plan(name, hosts, bandwidth_mbit, cores_per_host, slots)) as (state, _):
+        yield Laboratory(state)
+
+
+def up(plan: Plan) -> State:
+    """Makes hosts that outlive this process, until `take_down`.
+
+    Raises:
+        VitscaleError: a lab of this name exists, or this machine cannot make hosts; nothing is left then.
+    """
+    with _built(plan) as (state, guard):
+        guard.keep()
+    return state
+
+
+def down(name: str) -> bool:
+    """Ends the lab of this name with all that runs on it; False where there was none.
+
+    Raises:
+        VitscaleError: something was not gone after 10 s.
+    """
+    programs.require()
+    return take_down(name)
+
+
+def laboratories() -> tuple[list[Laboratory], list[VitscaleError]]:
+    """All that there are, by name; and what is wrong with those that cannot be read."""
+    programs.require()
+    found, wrong = [], []
+    for name in names():
+        try:
+            state = read(name)
+        except VitscaleError as error:
+            wrong.append(error)
+        else:
+            found += [] if state is None else [Laboratory(state)]
+    return found, wrong
+
+
+def command_on(name: str, host: str, argv: Sequence[str]) -> list[str]:
+    """`argv` as it is run on a host of the lab of this name.
+
+    Raises:
+        RequestError: there is no such lab or host, or the host is gone.
+    """
+    programs.require()
+    lab = Laboratory(existing(name))
+    if host not in lab.names:
+        raise unknown("host", host, lab.names)
+    number = lab.names.index(host)
+    if not lab.state.hosts[number].first.alive:
+        again = f"vitscale lab down --name {name}"
+        raise RequestError(
+            explain(f"{host} of the lab {name!r} is gone", next_step=f"End the lab, and make it anew: {again}")
+        )
+    return lab.command(number, argv)
+
+
+@contextmanager
+def _built(plan: Plan) -> Iterator[tuple[State, Guard]]:
+    programs.require()
+    building.make_folder(plan.name)
+    started: list[subprocess.Popen[str]] = []
+    with Guard(plan.name, started) as guard:
+        try:
+            state = building.build(plan, started)
+        except OSError as error:
+            raise VitscaleError(explain(f"the lab {plan.name!r} cannot be made: {error}")) from None
+        yield state, guard

@@ -1,0 +1,71 @@
+"""Makes namespaces, held by one process whose end frees them, and runs programs in them."""
+
+from __future__ import annotations
+
+import select
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from vitscale.lab import programs
+from vitscale.lab.processes import Process, process
+
+_INIT = Path(__file__).with_name("init.py")
+_START_SECONDS = 30.0
+_KINDS = ("--net", "--uts", "--ipc", "--mount", "--pid")
+
+
+def hold(name: str, write_down: Callable[[Process, Process], None]) -> tuple[subprocess.Popen[str], Process]:
+    """Starts a process that holds namespaces of its own, with `name` as their host name.
+
+    `write_down` gets `unshare`, which waits, and the first process inside. Only when it has returned may they outlive
+    this process: nothing is ever left that is not written down. Returned is `unshare`, to be waited for, and the first
+    process.
+
+    Raises:
+        RequestError: namespaces cannot be made here.
+    """
+    argv = [
+        *(programs.find("unshare") or "unshare", *_KINDS, "--fork", "--kill-child", "--mount-proc"),
+        *(sys.executable, "-I", "-S", str(_INIT), name),
+    ]
+    holder = subprocess.Popen(
+        argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd="/",
+        start_new_session=True,  # Ctrl-C ends what was asked for in the terminal, not the hosts
+    )
+    if holder.stdin is None or holder.stdout is None or holder.stderr is None:
+        raise AssertionError("pipes were asked for")
+    try:
+        with holder.stdin, holder.stdout, holder.stderr:
+            ready, _, _ = select.select([holder.stdout], [], [], _START_SECONDS)
+            if not ready or holder.stdout.readline() != "ready\n":
+                holder.kill()
+                raise programs.failed(argv, holder.stderr.read())
+            first = process(_only_child(holder.pid))
+            write_down(process(holder.pid), first)
+            holder.stdin.write("stay\n")
+    except BaseException:
+        holder.kill()
+        holder.wait()
+        raise
+    return holder, first
+
+
+def _only_child(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii"))
+
+
+def call_inside(first: Process, program: str, *arguments: str) -> str:
+    """Runs a program to its end in a host's network and mount namespaces, and returns what it printed.
+
+    Raises:
+        RequestError: it failed, with what it said.
+    """
+    inside = programs.find(program) or program
+    return programs.call("nsenter", f"--target={first.pid}", "--net", "--mount", "--", inside, *arguments)

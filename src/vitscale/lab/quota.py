@@ -1,0 +1,130 @@
+"""CPU quotas of hosts: a cgroup for each, under one for the lab, by version 1 or 2 of the kernel's interface."""
+
+from __future__ import annotations
+
+import errno
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitscale.errors import RequestError, VitscaleError, explain
+
+PERIOD_MICROSECONDS = 20_000
+"""Shorter than a step, so that a host with half a core is a slow host and not one that stands still now and then."""
+LEAST_CORES = 0.05
+"""The kernel takes no quota below 1 ms."""
+_EMPTY_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Controller:
+    """Where the kernel's CPU controller is found."""
+
+    version: int
+    root: Path
+
+    def create(self, lab: str, hosts: tuple[str, ...]) -> None:
+        """Makes the hosts' cgroups, without a quota.
+
+        Raises:
+            OSError: it may not.
+        """
+        folder = self.root / lab
+        folder.mkdir()
+        if self.version == 2:
+            for parent in (self.root, folder):
+                _enable_cpu(parent)
+        for host in hosts:
+            (folder / host).mkdir()
+
+    def limit(self, lab: str, host: str, cores: float) -> None:
+        """All processes of the host together get so much CPU time per time."""
+        quota = str(round(cores * PERIOD_MICROSECONDS))
+        folder = self.root / lab / host
+        if self.version == 2:
+            _write(folder / "cpu.max", f"{quota} {PERIOD_MICROSECONDS}")
+        else:
+            _write(folder / "cpu.cfs_period_us", str(PERIOD_MICROSECONDS))
+            _write(folder / "cpu.cfs_quota_us", quota)
+
+    def cores(self, lab: str, host: str) -> float | None:
+        """What the host is limited to now; None where nothing limits it."""
+        folder = self.root / lab / host
+        try:
+            if self.version == 2:
+                quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
+            else:
+                quota, period = (
+                    (folder / name).read_text(encoding="ascii") for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+                )
+            return None if quota.strip() in ("max", "-1") else int(quota) / int(period)
+        except (OSError, ValueError):
+            return None
+
+    def members(self, lab: str, host: str) -> Path:
+        """The file by which a process joins a host's cgroup."""
+        return self.root / lab / host / "cgroup.procs"
+
+    def remove(self, lab: str) -> None:
+        """Removes the lab's cgroups, whose processes have ended.
+
+        Raises:
+            VitscaleError: one still has processes after 10 s.
+        """
+        folder = self.root / lab
+        end = time.monotonic() + _EMPTY_SECONDS
+        for path in (*(host for host in folder.glob("*") if host.is_dir()), folder):
+            while not _removed(path):
+                if time.monotonic() > end:
+                    raise VitscaleError(explain(f"cgroup {path} is still in use", next_step="Try again later"))
+                time.sleep(0.01)
+
+
+def find_controller(mounts: Path = Path("/proc/self/mounts")) -> Controller | None:
+    """The machine's CPU controller; None where there is none."""
+    second = None
+    for line in mounts.read_text(encoding="utf-8").splitlines():
+        _, folder, kind, options = line.split(" ")[:4]
+        if kind == "cgroup" and "cpu" in options.split(","):
+            return Controller(1, Path(folder))
+        if kind == "cgroup2":
+            second = second or Path(folder)
+    with suppress(OSError):
+        if second is not None and "cpu" in (second / "cgroup.controllers").read_text(encoding="ascii").split():
+            return Controller(2, second)
+    return None
+
+
+def refused(reason: str) -> RequestError:
+    """What to raise when a quota was asked for and cannot be set."""
+    return RequestError(
+        explain(
+            f"this machine cannot limit the cores of hosts: {reason}",
+            next_step="Leave out --cores-per-host; in a container, start it with --privileged --cgroupns=host",
+        )
+    )
+
+
+def _enable_cpu(folder: Path) -> None:
+    """Lets the folder's children have quotas. At the root, where systemd does the same, it stays enabled: others that
+    have come since may rely on it."""
+    enabled = folder / "cgroup.subtree_control"
+    if "cpu" not in enabled.read_text(encoding="ascii").split():
+        _write(enabled, "+cpu")
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="ascii")
+
+
+def _removed(folder: Path) -> bool:
+    try:
+        folder.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            return False
+        raise
+    return True

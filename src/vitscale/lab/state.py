@@ -1,0 +1,141 @@
+"""What a laboratory leaves in its folder so that later commands find it, and end it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from vitscale.errors import RequestError, VitscaleError, explain
+from vitscale.lab.plan import check_name
+from vitscale.lab.processes import Process, pid_namespace
+
+RUN = Path("/run")
+"""Owned by root, as a lab is, and empty after a reboot, as a lab is."""
+PREFIX = "vitscale-lab-"
+_FILE = "lab.json"
+
+
+class Holder(BaseModel):
+    """Two processes that hold the namespaces of a host, or of the switch."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    name: str
+    outside: Process
+    """`unshare`, which waits for `first`."""
+    first: Process
+    """The first process inside: with it everything inside ends."""
+
+
+class State(BaseModel):
+    """A laboratory, or as much of it as was made so far."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    name: str
+    pid_namespace: str | None
+    """Where the ids of its processes mean what they say."""
+    slots: int
+    bandwidth_mbit: float | None
+    switch: Holder | None = None
+    hosts: tuple[Holder, ...] = ()
+    missing_for_ssh: tuple[str, ...] = ()
+
+    @property
+    def folder(self) -> Path:
+        """Everything that the lab has on disk."""
+        return folder_of(self.name)
+
+    @property
+    def hostfile(self) -> Path:
+        """One line per host."""
+        return self.folder / "hostfile"
+
+    @property
+    def cgroup(self) -> str:
+        """The name of the lab's cgroup."""
+        return PREFIX + self.name
+
+    @property
+    def switch_process(self) -> Process:
+        """Whose network namespace the switch is in.
+
+        Raises:
+            RequestError: the lab was never finished.
+        """
+        if self.switch is None:
+            raise RequestError(
+                explain(f"lab {self.name!r} was never finished", next_step=f"vitscale lab down --name {self.name}")
+            )
+        return self.switch.first
+
+    @property
+    def holders(self) -> tuple[Holder, ...]:
+        """Of every namespace."""
+        return (*([] if self.switch is None else [self.switch]), *self.hosts)
+
+
+def folder_of(name: str) -> Path:
+    """The folder of the lab of this name."""
+    return RUN / f"{PREFIX}{check_name(name)}"
+
+
+def names() -> list[str]:
+    """Of all labs that have a folder."""
+    return sorted(folder.name.removeprefix(PREFIX) for folder in RUN.glob(f"{PREFIX}*") if folder.is_dir())
+
+
+def write(state: State) -> None:
+    """Writes it whole or not at all."""
+    temporary = state.folder / f"{_FILE}.new"
+    temporary.write_text(state.model_dump_json(indent=1), encoding="utf-8")
+    temporary.replace(state.folder / _FILE)
+
+
+def read(name: str) -> State | None:
+    """The lab of this name; None where there is none, or nothing of it but its folder.
+
+    Raises:
+        VitscaleError: what its folder holds is not to be trusted, or the lab is not this machine's to end.
+    """
+    folder = folder_of(name)
+    try:
+        # It names processes that will be killed: nobody else may have written it.
+        found = folder.stat()
+        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise _damaged(folder, "others may write to it")
+        state = State.model_validate_json((folder / _FILE).read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        raise _damaged(folder, "lab.json cannot be read") from error
+    if state.pid_namespace != pid_namespace("self"):
+        raise RequestError(
+            explain(
+                f"lab {name!r} was made elsewhere: this is one of its hosts, or another container",
+                next_step="Give the command where 'vitscale lab up' was given",
+            )
+        )
+    return state
+
+
+def existing(name: str) -> State:
+    """The lab of this name.
+
+    Raises:
+        RequestError: there is none.
+    """
+    state = read(name)
+    if state is None:
+        raise RequestError(
+            explain(f"there is no lab {name!r}", valid=names(), next_step=f"Make it: vitscale lab up --name {name}")
+        )
+    return state
+
+
+def _damaged(folder: Path, why: str) -> VitscaleError:
+    return VitscaleError(
+        explain(f"{folder} is no lab's folder: {why}", next_step="Look at it, and remove it if nothing of a lab runs")
+    )

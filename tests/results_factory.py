@@ -32,6 +32,7 @@ from vitscale.record import (
     StepLine,
     StudyRecord,
 )
+from vitscale.shares import micro_batches
 from vitscale.trial import DataSpec, Mode, TrainSpec, Trial, WindowSpec, World, samples_used, steps_per_epoch
 from vitscale.windows import windows
 
@@ -106,7 +107,9 @@ def make_rank(
 ) -> RankRecord:
     """One rank's record: `steps` are the seconds of its optimizer steps, epochs their sums."""
     per_epoch = steps_in_epoch or len(steps)
-    images = trial.train.micro_batch * trial.train.grad_accum if images is None else images
+    of_all = trial.global_batch if images is None else images * trial.world.size
+    if images is None:
+        images = micro_batches(trial.train, trial.world.size)[rank] * trial.train.grad_accum
     losses = [2.0 / (1 + 0.1 * k) for k in range(len(steps))] if losses is None else losses
     step_lines = [
         StepLine(step=k, epoch=k // per_epoch, seconds=s, images=images, loss=losses[k], warmup=k < warmup)
@@ -119,7 +122,7 @@ def make_rank(
             EpochLine(
                 epoch=epoch,
                 steps=len(own),
-                images=sum(line.images for line in own) * trial.world.size,
+                images=len(own) * of_all,
                 seconds=sum(line.seconds for line in own),
                 complete=len(own) == per_epoch,
                 train_loss=own[-1].loss,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from vitscale.batch_policy import batch_of, fraction_of
+from vitscale.batch_policy import batch_of, fraction_of, micro_batches_of
 from vitscale.errors import RequestError
 from vitscale.model_spec import ModelSpec
 from vitscale.study import ScalingSection, Study, TrainSection
@@ -80,6 +80,43 @@ def test_more_ranks_than_images_in_the_global_batch() -> None:
 def test_a_missing_micro_batch_is_named(mode: Any) -> None:
     with pytest.raises(RequestError, match=r"train\.micro_batch is missing\. Add micro_batch = 64"):
         batch_of(mode, train(None), 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [(1, None), (2, None), (3, (11, 10, 3))],  # the first of the speeds are those of fewer ranks
+)
+def test_shares_follow_the_speeds_of_so_many_ranks(ranks: int, expected: tuple[int, ...] | None) -> None:
+    assert micro_batches_of(train(rank_speeds=(1.0, 1.0, 0.31)), ranks, 8) == expected
+    assert micro_batches_of(train(), ranks, 8) is None
+
+
+def test_speeds_that_differ_too_little_for_another_image_make_the_same_trial() -> None:
+    assert micro_batches_of(train(rank_speeds=(1.0, 0.99)), 2, 8) is None
+
+
+@pytest.mark.parametrize("mode", ["strong-micro", "strong-global", "weak"])
+def test_under_every_policy_the_global_batch_is_that_of_equal_shares(mode: Any) -> None:
+    section = train(32, grad_accum=4, rank_speeds=(1.0, 0.5, 0.5, 0.25))
+    for ranks in (2, 4):
+        micro_batch, accumulation = batch_of(mode, section, ranks, 1)
+        found = micro_batches_of(section, ranks, micro_batch)
+        assert found is not None
+        assert sum(found) * accumulation == ranks * micro_batch * accumulation
+
+
+def test_fewer_speeds_than_ranks_are_refused_with_the_count() -> None:
+    with pytest.raises(RequestError) as caught:
+        micro_batches_of(train(rank_speeds=(1.0, 0.5)), 3, 8)
+    assert str(caught.value) == (
+        "train.rank_speeds holds 2 speeds for 3 ranks. Give 3, one for each rank in order (fewer ranks use the first "
+        "of them), or leave 3 out of scaling.gpus."
+    )
+
+
+def test_a_share_beyond_all_reason_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"one rank 1,998,002 of 2,000,000 images\. Valid: at most 1,000,000 images"):
+        micro_batches_of(train(rank_speeds=(1000.0, 1.0)), 2, 1_000_000)
 
 
 def study(mode: str, gpus: tuple[int, ...], fraction: float = 1.0, per_gpu: float | None = None) -> Study:

@@ -172,3 +172,22 @@ def test_a_checkpoint_is_asked_for_by_the_study(tmp_path: Path) -> None:
 def test_accelerate_stands_for_ddp_unless_told(tmp_path: Path) -> None:
     trials = expanded(tmp_path, {"train": {"engine": "accelerate"}}, EIGHT_CORES).trials.values()
     assert {(trial.train.accelerate_backend, trial.train.wrapper) for trial in trials} == {("ddp", "ddp")}
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2", "deepspeed", "accelerate"])
+def test_every_engine_takes_unequal_shares(engine: str) -> None:
+    engine_options.check(train(engine, micro_batches=(11, 5), grad_accum=3, compile=True, optimizer="sgd"))
+
+
+def test_a_deepspeed_file_that_says_what_every_gpu_takes_is_refused_where_they_take_unequal_shares() -> None:
+    fixed, left_open = ({"train_micro_batch_size_per_gpu": value} for value in (8, "auto"))
+    assert refusal("deepspeed", micro_batches=(11, 5), deepspeed_config=fixed) == (
+        "train.rank_speeds gives ranks 11 + 5 images, and the DeepSpeed configuration says "
+        'train_micro_batch_size_per_gpu = 8 for all of them. Remove that key from the file (or set it to "auto"), or '
+        "leave rank_speeds out."
+    )
+    engine_options.check(train("deepspeed", deepspeed_config=fixed))
+    engine_options.check(train("deepspeed", micro_batches=(11, 5), deepspeed_config=left_open))
+    # What it says of all ranks together stays true.
+    together = {"train_batch_size": 16, "gradient_accumulation_steps": 1}
+    engine_options.check(train("deepspeed", micro_batches=(11, 5), deepspeed_config=together))

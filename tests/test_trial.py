@@ -81,6 +81,7 @@ def test_the_identity_is_what_it_was() -> None:
     [
         ("train", {"bucket_mib": 25}),
         ("train", {"target_accuracy": 0.9}),
+        ("train", {"micro_batches": (1, 15, 8, 8, 8, 8, 8, 8)}),
         ("window", {"explain": False}),
         ("window", {"traces": True}),
     ],
@@ -126,6 +127,8 @@ def other_value(field: FieldInfo, value: Any) -> Any:
         return value / 2 if value else 0.5
     if kind is str:
         return f"{value}-other"
+    if typing.get_origin(kind) is tuple:
+        return (1, 15, 8, 8, 8, 8, 8, 8)  # shares of the ranks of `trial`
     if typing.get_origin(kind) is dict:
         return {"zero_optimization": {"stage": 0}}
     raise AssertionError(f"no other value known for {annotation}: extend this test")
@@ -166,6 +169,14 @@ def test_the_identity_survives_storing() -> None:
     config = {"fp16": {"enabled": False}, "gradient_clipping": 0.1, "list": [1, 2.5, "x", None]}
     stored = trial().model_copy(update={"train": trial().train.model_copy(update={"deepspeed_config": config})})
     assert Trial.model_validate_json(stored.model_dump_json()).identity() == stored.identity()
+
+
+@pytest.mark.parametrize("shares", [(8,) * 7, (8,) * 7 + (9,), ()])
+def test_shares_that_are_not_those_of_the_ranks_are_refused(shares: tuple[int, ...]) -> None:
+    content = trial().model_dump()
+    content["train"]["micro_batches"] = shares
+    with pytest.raises(ValidationError, match="not the shares of 8 ranks with 8 images in the mean"):
+        Trial.model_validate(content)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, 0.0])

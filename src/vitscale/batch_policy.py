@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from vitscale.errors import RequestError, explain
+from vitscale.shares import shares
 from vitscale.study import Study, TrainSection
 from vitscale.trial import Mode, exact
+
+_MOST_IMAGES = 1_000_000
+"""Of `trial.BatchCount`."""
 
 
 def batch_of(mode: Mode, train: TrainSection, world_size: int, smallest_world: int) -> tuple[int, int]:
@@ -34,6 +38,36 @@ def batch_of(mode: Mode, train: TrainSection, world_size: int, smallest_world: i
     # The largest micro-batch that divides the rank's share needs the fewest micro-steps.
     micro_batch = next(b for b in range(min(train.micro_batch, share), 0, -1) if share % b == 0)
     return micro_batch, share // micro_batch
+
+
+def micro_batches_of(train: TrainSection, world_size: int, micro_batch: int) -> tuple[int, ...] | None:
+    """Images per micro-step of each rank where `rank_speeds` makes them unequal; their mean is `micro_batch`.
+
+    None where all are equal: that is the same trial as without `rank_speeds`.
+
+    Raises:
+        RequestError: there are fewer speeds than ranks, or a share is too large.
+    """
+    if train.rank_speeds is None:
+        return None
+    if len(train.rank_speeds) < world_size:
+        raise RequestError(
+            explain(
+                f"train.rank_speeds holds {len(train.rank_speeds)} speeds for {world_size} ranks",
+                next_step=f"Give {world_size}, one for each rank in order (fewer ranks use the first of them), or "
+                f"leave {world_size} out of scaling.gpus",
+            )
+        )
+    found = shares(world_size * micro_batch, train.rank_speeds[:world_size])
+    if max(found) > _MOST_IMAGES:
+        raise RequestError(
+            explain(
+                f"train.rank_speeds gives one rank {max(found):,} of {world_size * micro_batch:,} images",
+                valid=[f"at most {_MOST_IMAGES:,} images on a rank"],
+                next_step="Use a smaller train.micro_batch",
+            )
+        )
+    return None if len(set(found)) == 1 else found
 
 
 def fraction_of(study: Study, world_size: int) -> float:

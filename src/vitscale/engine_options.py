@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vitscale.errors import RequestError, explain, shown, unknown
+from vitscale.shares import in_words
 from vitscale.trial import Device, Precision, TrainSpec
 
 ENGINES = ("none", "ddp", "fsdp2", "deepspeed", "accelerate", "megatron")
@@ -105,6 +106,7 @@ def _refusals(train: TrainSpec) -> Iterator[Refusal]:
     yield from _precisions(train)
     yield from _optimizers(train)
     yield from _deepspeed(train)
+    yield from _fixed_micro_batch(train)
     yield from _ddp(train)
     yield from _fsdp2(train)
 
@@ -212,6 +214,17 @@ def _deepspeed(train: TrainSpec) -> Iterator[Refusal]:
             f"train.offload = 'parameters' needs zero_stage = 3, and this is {stage}: below it every rank computes "
             "with whole weights",
             "Set zero_stage = 3, or offload = 'optimizer'",
+        )
+
+
+def _fixed_micro_batch(train: TrainSpec) -> Iterator[Refusal]:
+    """A DeepSpeed file that says how many images every GPU takes."""
+    fixed = (train.deepspeed_config or {}).get("train_micro_batch_size_per_gpu")
+    if train.micro_batches is not None and isinstance(fixed, int):
+        yield Refusal(
+            f"train.rank_speeds gives ranks {in_words(train.micro_batches)} images, and the DeepSpeed configuration "
+            f"says train_micro_batch_size_per_gpu = {fixed} for all of them",
+            'Remove that key from the file (or set it to "auto"), or leave rank_speeds out',
         )
 
 

@@ -10,9 +10,9 @@ import hashlib
 import json
 import math
 from fractions import Fraction
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from vitscale.model_spec import ModelSpec
 
@@ -54,6 +54,7 @@ _ADDED_LATER: dict[str, dict[str, Any]] = {
         "static_graph": False,
         "activation_checkpointing": False,
         "compile": False,
+        "micro_batches": None,
     },
     "window": {"explain": True, "traces": False, "checkpoint": False},
 }
@@ -168,6 +169,9 @@ class TrainSpec(Spec):
     deepspeed_config: dict[str, Any] | None = None
     """The user's own DeepSpeed configuration, as read; null where there is none."""
     drop_last: bool = False
+    micro_batches: tuple[BatchCount, ...] | None = None
+    """Images per micro-step of each rank, where ranks are of unlike speed; they add up to ranks x `micro_batch`. Null:
+    `micro_batch` on every rank."""
     target_accuracy: Accuracy | None = None
     """Training ends after the first epoch whose held-out accuracy reaches it; `epochs` is then the limit."""
     seed: Seed = 0
@@ -220,6 +224,14 @@ class Trial(Spec):
     launcher: str
     model_digest: str | None = None
     """Of a Hugging Face configuration: which model it describes, wherever its folder lies; null for other models."""
+
+    @model_validator(mode="after")
+    def _shares_fit(self) -> Self:
+        shares = self.train.micro_batches
+        ranks, mean = self.world.size, self.train.micro_batch
+        if shares is not None and (len(shares) != ranks or sum(shares) != ranks * mean):
+            raise ValueError(f"micro_batches are not the shares of {ranks} ranks with {mean} images in the mean")
+        return self
 
     @property
     def global_batch(self) -> int:

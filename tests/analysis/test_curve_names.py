@@ -29,6 +29,9 @@ from vitscale.trial import AccelerateBackend, GradientDtype, Offload
         ({"engine": "ddp", "compile": True, "gradient_dtype": "bf16"}, "ddp, compile, bf16 gradients"),
         ({"compile": False, "bucket_mib": 4}, "ddp, no compile, 4 MiB buckets"),
         ({"precision": "bf16", "optimizer": "sgd", "micro_batch": 16}, "ddp, bf16, sgd, micro_batch 16"),
+        ({"rank_speeds": [1.0, 1, 0.31]}, "ddp, shares 2 x 1 : 0.31"),
+        ({"rank_speeds": [1.0, 1.0]}, "ddp, equal shares 2 x 1"),
+        ({"rank_speeds": None}, "ddp, rank_speeds None"),
     ],
 )
 def test_names(labels: dict[str, Any], name: str) -> None:
@@ -46,6 +49,13 @@ def test_a_field_of_two_sections_is_named_in_full() -> None:
     labels = {"model.name": "vit-b16", "data.name": "digits"}
     assert curve_name(labels, make_trial()) == "ddp, model.name vit-b16, data.name digits"
     assert curve_name({"model.name": "vit-b16"}, make_trial()) == "ddp, vit-b16"
+
+
+def test_unequal_shares_are_named_once() -> None:
+    unequal = make_trial("ddp", 2, grad_accum=3, micro_batches=(11, 5))
+    assert curve_name({"train.engine": "ddp"}, unequal) == "ddp, unequal shares"
+    assert curve_name({"train.rank_speeds": [1.0, 0.5]}, unequal) == "ddp, shares 1 : 0.5"
+    assert trial_name(unequal) == "ddp on 2 ranks, accumulation 3, shares 11 + 5"
 
 
 def test_a_trial_is_named_by_what_distributes_it() -> None:
@@ -69,6 +79,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "bucket_mib": st.integers(1, 1000),
     "gather_bucket_mib": st.integers(1, 1000),
     "learning_rate": st.floats(1e-6, 1.0),
+    "rank_speeds": st.lists(st.floats(1e-6, 1000.0), min_size=1, max_size=5),
     **dict.fromkeys(
         ["compile", "overlap_comm", "activation_checkpointing", "reshard_after_forward", "gradient_as_bucket_view",
          "static_graph", "drop_last"],

@@ -217,6 +217,12 @@ def test_a_models_own_chance_is_not_the_engines() -> None:
     assert statuses((plain, EQUAL), (ddp, constant(1e-7))) == ["reference", "agrees"]
 
 
+def test_unequal_shares_are_held_to_the_same_losses_and_another_split() -> None:
+    """Their steps have the images of equal shares: a loss that leaves them is drift, but for a model's own chance."""
+    plain, unequal = make_trial("none", micro_batch=16), make_trial("ddp", 2, micro_batches=(13, 3))
+    assert statuses((plain, EQUAL), (unequal, constant(1e-3))) == ["reference", "drifts"]
+
+
 def test_fp16_and_one_bit_optimizers_tell_nothing() -> None:
     assert "loss scaling" in drift_of(EQUAL, precision="fp16").reason
     one_bit: dict[str, Any] = {"optimizer": "onebit-adam", "onebit_freeze_steps": 10}
@@ -234,6 +240,7 @@ def test_fp16_and_one_bit_optimizers_tell_nothing() -> None:
         {"zero_stage": 3, "offload": "parameters", "bucket_mib": 1},
         {"activation_checkpointing": True, "compile": True},
         {"epochs": 9},
+        {"micro_batches": (13, 3)},
         {"learning_rate": 0.001 * 256 / 16, "learning_rate_scaling": "linear"},
     ],
 )

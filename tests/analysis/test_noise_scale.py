@@ -78,6 +78,28 @@ def test_a_known_noise_scale_is_found_again(gradient: float, noise: float, ranks
     assert found.centre == pytest.approx(noise / gradient, rel=0.05)
 
 
+def test_a_known_noise_scale_is_found_again_from_unequal_shares() -> None:
+    """tr(Sigma) / |G|^2 is 20 images; three ranks take 20, 9 and 3 of 32. Within 5 % over 20,000 steps."""
+    shares, steps, noise = (20, 9, 3), 20_000, 20.0
+    random = np.random.default_rng(3)
+    mean = np.full(100, 0.1)
+    own = [mean + random.normal(size=(steps, 100)) * np.sqrt(noise / 100 / images) for images in shares]
+    big = sum(images * gradient for images, gradient in zip(shares, own, strict=True)) / 32
+    ranks = [
+        [
+            line(step, (small, whole), images, 32)
+            for step, (small, whole) in enumerate(
+                zip((gradient**2).sum(axis=1).tolist(), (big**2).sum(axis=1).tolist(), strict=True)
+            )
+        ]
+        for images, gradient in zip(shares, own, strict=True)
+    ]
+    found, reason = noise_scale([run_of(ranks, make_trial("ddp", 3))])
+    assert reason == ""
+    assert found is not None
+    assert found.centre == pytest.approx(noise, rel=0.05)
+
+
 def test_the_estimate_has_no_bias_from_dividing_by_a_noisy_number() -> None:
     """In two steps of five of this run |G|^2 comes out negative: the mean of the steps' ratios is far off."""
     run = drawn_run(2, 16, 20_000, gradient=1.0, noise=500.0, seed=2)

@@ -7,6 +7,7 @@ import pytest
 from results_factory import make_curve, make_environment, make_results, make_trial, steady_run
 from verdict_finder import THREE, kinds, three_repeats, verdict
 from vitscale.record import Collective, Device, GpuSamples, ResourcesLine, Results, TrafficLine
+from vitscale.trial import Trial, World
 
 
 @pytest.mark.parametrize(
@@ -148,3 +149,26 @@ def test_gpus_that_slow_their_clocks_are_told_with_the_reason() -> None:
 )
 def test_less_than_a_hundredth_of_the_time_is_no_throttling(use: dict[str, Any]) -> None:
     assert "throttled" not in kinds(with_use(**use))
+
+
+def on_hosts(trial: Trial, nodes: int) -> Trial:
+    size = trial.world.size
+    return trial.model_copy(update={"world": World(nodes=nodes, ranks_per_node=size // nodes, threads_per_rank=1)})
+
+
+def study_over_hosts(nodes: list[int]) -> Results:
+    """1, 2 and 4 ranks on so many hosts each."""
+    trials = [on_hosts(make_trial(gpus=gpus), count) for gpus, count in zip((1, 2, 4), nodes, strict=True)]
+    runs = [steady_run(trial, seconds, repeat) for trial in trials for repeat, seconds in enumerate(THREE)]
+    return make_results([(make_curve(trials), trials)], runs)
+
+
+def test_a_curve_over_the_edge_of_a_host_is_told() -> None:
+    found = verdict(study_over_hosts([1, 1, 2]), "across-hosts")
+    assert "up to 2 ranks lie on one host, from 4 on they lie on several" in found.message
+    assert found.level == "note"
+
+
+@pytest.mark.parametrize("nodes", [[1, 1, 1], [1, 2, 4]])
+def test_a_curve_inside_a_host_or_with_one_rank_on_each_is_not(nodes: list[int]) -> None:
+    assert "across-hosts" not in kinds(study_over_hosts(nodes))

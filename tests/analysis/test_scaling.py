@@ -157,6 +157,20 @@ def test_the_engines_own_fields_do_not_keep_the_plain_run_away() -> None:
     assert found.curves[0].plain_trial == plain.identity()
 
 
+@pytest.mark.parametrize("counts", [(1, 3), (3,)])
+def test_unequal_shares_have_the_plain_run_and_a_name(counts: tuple[int, ...]) -> None:
+    trials = [make_trial("ddp", gpus, micro_batches=(11, 10, 3) if gpus == 3 else None) for gpus in counts]
+    plain = make_trial("none")
+    runs = [steady_run(trial, 0.1) for trial in (*trials, plain)]
+    found = analyse(make_results([(make_curve(trials), trials), (make_curve([plain]), [plain])], runs))
+    assert found.curves[0].plain_trial == plain.identity()
+    assert found.curves[0].name == "ddp, unequal shares"
+    # Images of all ranks, however they are shared out.
+    per_second = found.trials[trials[-1].identity()].images_per_second
+    assert per_second is not None
+    assert per_second.centre == pytest.approx(24 / 0.1)
+
+
 # --- curve against curve -------------------------------------------------------------------------------------------
 
 

@@ -18,21 +18,19 @@ FEATURES, CLASSES = 5, 3
 @settings(deadline=None)
 @given(
     samples=st.integers(1, 30),
-    world_size=st.integers(1, 5),
-    micro_batch=st.integers(1, 5),
+    micro_batches=st.lists(st.integers(1, 5), min_size=1, max_size=5),
     grad_accum=st.integers(1, 4),
     seed=st.integers(0, 1000),
 )
 def test_ranks_together_have_the_gradient_of_one_process(
-    samples: int, world_size: int, micro_batch: int, grad_accum: int, seed: int
+    samples: int, micro_batches: list[int], grad_accum: int, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     images = torch.randn(samples, FEATURES, dtype=torch.float64, generator=generator)
     labels = torch.randint(CLASSES, (samples,), generator=generator)
     weight = torch.randn(CLASSES, FEATURES, dtype=torch.float64, generator=generator, requires_grad=True)
-    order = EpochOrder(
-        samples, seed=seed, epoch=0, world_size=world_size, micro_batch=micro_batch, grad_accum=grad_accum
-    )
+    world_size = len(micro_batches)
+    order = EpochOrder(samples, seed=seed, epoch=0, micro_batches=micro_batches, grad_accum=grad_accum)
     for step in range(order.steps):
         gradient = torch.zeros_like(weight)
         loss_sum = 0.0

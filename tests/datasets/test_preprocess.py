@@ -109,22 +109,22 @@ def test_seed_epoch_and_id_decide_and_nothing_else() -> None:
 
 
 @settings(deadline=None, max_examples=30)
-@given(world_size=st.integers(1, 5), micro_batch=st.integers(1, 7), grad_accum=st.integers(1, 3))
-def test_many_ranks_see_what_one_would(world_size: int, micro_batch: int, grad_accum: int) -> None:
+@given(micro_batches=st.lists(st.integers(1, 7), min_size=1, max_size=5), grad_accum=st.integers(1, 3))
+def test_many_ranks_see_what_one_would(micro_batches: list[int], grad_accum: int) -> None:
     images = pictures(37, 16)
     preprocess = Preprocess("cifar10", 24, augment=True, seed=1)
     alone = preprocess(images, torch.arange(37), epoch=2, training=True)
-    order = EpochOrder(37, seed=0, epoch=2, world_size=world_size, micro_batch=micro_batch, grad_accum=grad_accum)
+    order = EpochOrder(37, seed=0, epoch=2, micro_batches=micro_batches, grad_accum=grad_accum)
     for step in range(order.steps):
         for micro_step in range(grad_accum):
-            for rank in range(world_size):
+            for rank in range(len(micro_batches)):
                 ids = torch.from_numpy(order.slot(step, micro_step, rank).ids)
                 assert torch.equal(preprocess(images[ids], ids, epoch=2, training=True), alone[ids])
 
 
 def test_the_order_of_an_epoch_says_nothing_of_its_shifts() -> None:
     # One white image, so that what is black tells the shift; the first quarter of an epoch against the rest.
-    order = EpochOrder(4000, seed=0, epoch=0, world_size=1, micro_batch=1000, grad_accum=1)
+    order = EpochOrder(4000, seed=0, epoch=0, micro_batches=[1000], grad_accum=1)
     white = torch.full((1000, 16, 16, 3), 255, dtype=torch.uint8)
     preprocess = Preprocess("cifar10", 16, augment=True, seed=0, flip=False)
     for step in range(order.steps):

@@ -99,7 +99,7 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
 
 
 def make_wrong(how: str | None) -> None:
-    """Breaks an engine in a known way: `default-clipping` or `summed-gradients`; None mends it."""
+    """Breaks an engine in a known way: `default-clipping`, `summed-gradients`, `unweighted`; None mends it."""
 
     def without_clipping(trial: Trial) -> dict[str, Any]:
         config = configuration(trial)
@@ -111,8 +111,12 @@ def make_wrong(how: str | None) -> None:
         # The loss as it was, the gradient as many times as there are ranks.
         return loss.detach() + PLACE.world_size * (loss - loss.detach())
 
+    def unweighted(losses: torch.Tensor, weights: torch.Tensor, *counts: int) -> torch.Tensor:
+        own_mean = (losses * weights).sum() / max(1.0, float(weights.sum()))
+        return slot_loss(losses, weights, *counts).detach() + own_mean - own_mean.detach()
+
     given = without_clipping if how == "default-clipping" else configuration
-    loss_of_slot = summed if how == "summed-gradients" else slot_loss
+    loss_of_slot = {"summed-gradients": summed, "unweighted": unweighted}.get(how or "", slot_loss)
     vars(deepspeed)["configuration"], vars(passes)["slot_loss"] = given, loss_of_slot
 
 

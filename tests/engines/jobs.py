@@ -72,6 +72,15 @@ PURE_ENGINES = ("zero-0", "zero-1", "zero-2", "zero-3")
 ROUNDED = (("ddp", "fp16"), ("fsdp2", "bf16"), ("zero-0", "bf16"), ("zero-0", "fp16"),
            ("accelerate-ddp", "fp16"))  # fmt: skip
 
+SHARES: dict[int, dict[int, list[int]]] = {
+    2: {1: [25, 11], 3: [10, 2]},
+    3: {1: [23, 9, 4], 3: [7, 4, 1]},
+}
+"""Images per micro-step of each rank, by ranks and accumulation: as ranks of unlike speed take them."""
+SHARED = {2: ("sgd-clipped", "sgd-accumulated"), 3: ("adamw-clipped", "sgd-accumulated")}
+SHARED_ONCE = ("accelerate-ddp", "accelerate-zero-0", "accelerate-zero-3")
+"""Engines that meet unequal shares in one setting of three ranks; `FULLY` meet them in all of `SHARED`."""
+
 SAVED_BEFORE, RESUMED_UNTIL = 6, 12
 SAVED = ("ddp", "fsdp2", "zero-0", "zero-1", "zero-2", "zero-3", "zero-2-offload", "zero-3-offload",
          "accelerate-ddp", "accelerate-zero-3")  # fmt: skip
@@ -110,6 +119,7 @@ def of_world(ranks: int, two_ranks: Path) -> list[Job]:
                 job["measure"] = True
         jobs += _more_on_two_ranks()
         jobs += _resumed_otherwise(two_ranks)
+    jobs += [job for setting in SHARED.get(ranks, ()) for job in _of_unequal_shares(ranks, setting)]
     for setting, pairs in (("adamw-clipped", RESUMED[ranks]), ("sgd-clipped", RESUMED_SGD[ranks])):
         for saved, resumed in pairs:
             fields = ENGINES.get(resumed, {"engine": "none"}) | SETTINGS[setting]
@@ -145,6 +155,18 @@ def _more_on_two_ranks() -> list[Job]:
         job = _job(f"{name} {how}", ENGINES[engine] | (SGD if optimizer == "sgd" else ADAMW))
         job["wrong"] = how
         jobs.append(job)
+    return jobs
+
+
+def _of_unequal_shares(ranks: int, setting: str) -> list[Job]:
+    """Every engine, and one whose ranks each take the mean of their own images."""
+    fields = SETTINGS[setting]
+    fields = fields | {"micro_batches": SHARES[ranks][fields.get("grad_accum", 1)]}
+    engines = FULLY + (SHARED_ONCE if ranks == 3 and setting == "sgd-accumulated" else ())
+    jobs = [_job(f"{engine} {setting} shares", ENGINES[engine] | fields) for engine in engines]
+    if ranks == 2:
+        jobs.append(_job(f"ddp {setting} unweighted", ENGINES["ddp"] | fields))
+        jobs[-1]["wrong"] = "unweighted"
     return jobs
 
 

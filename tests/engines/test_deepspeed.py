@@ -52,6 +52,11 @@ def test_the_configuration_says_what_deepspeed_would_choose_otherwise() -> None:
     }
 
 
+def test_deepspeed_is_told_the_mean_of_unequal_shares_so_that_its_batch_sizes_close() -> None:
+    config = configuration(make_trial("deepspeed", 2, micro_batch=8, grad_accum=3, micro_batches=(13, 3)))
+    assert (config["train_batch_size"], config["train_micro_batch_size_per_gpu"]) == (48, 8)
+
+
 @pytest.mark.parametrize(
     ("train", "zero"),
     [

@@ -46,6 +46,25 @@ def test_every_step_has_the_same_images_whoever_takes_them(worlds: Worlds, ranks
         assert curve.ids == reference.ids[curve.first : curve.first + len(curve.ids)], name
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_unequal_shares_train_as_one_process_does(worlds: Worlds, ranks: int) -> None:
+    """Ranks that take up to seven times as many images as others, in one piece and in three, padding included."""
+    differences = {
+        name: largest_difference(curve.losses, reference_of(worlds, name.split()[1]).losses)
+        for name, curve in worlds[ranks].items()
+        if name.endswith(" shares")
+    }
+    assert len(differences) == len(jobs.FULLY) * 2 + (len(jobs.SHARED_ONCE) if ranks == 3 else 0)
+    assert max(differences.values()) < EQUAL, {which: value for which, value in differences.items() if value >= EQUAL}
+
+
+@pytest.mark.parametrize("setting", jobs.SHARED[2])
+def test_the_harness_sees_shares_that_are_not_weighted(worlds: Worlds, setting: str) -> None:
+    """The mean of the ranks' own means is what an engine makes of losses that are means, and is another gradient."""
+    wrong = worlds[2][f"ddp {setting} unweighted"]
+    assert largest_difference(wrong.losses, reference_of(worlds, setting).losses) > 1000 * EQUAL
+
+
 def test_the_settings_are_different_trainings(worlds: Worlds) -> None:
     """Clipping bites, learning rates move, and the optimizers differ: none of them is equal for being idle."""
     one = worlds[1]

@@ -4,6 +4,7 @@ INJECTED is a JSON object:
   loader_seconds    every batch takes so much longer to read
   loader_period     with it only the batches of every other so many steps do
   forward_seconds   the model computes so much longer in every training forward
+  image_seconds     it computes so much longer for each image; one number for each rank
   rank              on this rank alone; on all of them without it
 """
 
@@ -13,6 +14,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,10 @@ def inject(fault: dict[str, Any]) -> None:
     if fault.get("loader_seconds"):
         _delay_the_loader(fault["loader_seconds"], fault.get("loader_period"))
     if fault.get("forward_seconds"):
-        _compute_longer(fault["forward_seconds"])
+        _compute_longer(lambda images: fault["forward_seconds"])
+    if fault.get("image_seconds"):
+        own = fault["image_seconds"][int(os.environ.get("RANK", "0"))]
+        _compute_longer(lambda images: images * own)
 
 
 def _delay_the_loader(seconds: float, period: int | None) -> None:
@@ -42,7 +47,8 @@ def _delay_the_loader(seconds: float, period: int | None) -> None:
     Batches._read = slow  # type: ignore[method-assign]
 
 
-def _compute_longer(seconds: float) -> None:
+def _compute_longer(seconds_of: Callable[[int], float]) -> None:
+    """`seconds_of`: images of a micro-batch to seconds."""
     import torch
     from torch import nn
 
@@ -54,8 +60,8 @@ def _compute_longer(seconds: float) -> None:
         model = build(spec)
         matrix = torch.randn(192, 192)
 
-        def compute(module: nn.Module, _arguments: Any) -> None:
-            end = time.perf_counter() + seconds
+        def compute(module: nn.Module, arguments: Any) -> None:
+            end = time.perf_counter() + seconds_of(len(arguments[0]))
             while module.training and time.perf_counter() < end:
                 torch.mm(matrix, matrix)
 

@@ -296,6 +296,10 @@ def test_activations_grow_with_the_micro_batch_and_nothing_else_does(
     assert many == one | {part: images * one[part] for part in ("activations", "images")}
 
 
+def test_the_largest_share_decides() -> None:
+    assert forecast(trial(2, micro_batch=8, micro_batches=(14, 2))) == forecast(trial(2, micro_batch=14))
+
+
 def test_the_peak_is_the_highest_moment() -> None:
     found = known(trial())
     assert found.peak_bytes == sum(found.parts.values()) == max(sum(m.values()) for m in found.moments.values())

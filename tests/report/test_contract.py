@@ -26,6 +26,7 @@ from vitscale import store
 from vitscale.analysis import analyse
 from vitscale.record import Results
 from vitscale.report import to_csv, to_json
+from vitscale.report.tables import batch_text, trial_label
 
 EXPLAINED = [
     "exposed_share", "data_wait_share", "explaining_overhead", "mfu", "share_of_matmul", "joules_per_image",
@@ -59,7 +60,7 @@ def test_the_whole_contract_is_there() -> None:
     assert list(content) == [
         "version", "study", "trials", "curves", "waterfalls", "comparisons", "verdicts", "problems",
     ]  # fmt: skip
-    assert content["version"] == 3
+    assert content["version"] == 4
     for trial in content["trials"]:
         assert set(CONTRACT) <= set(trial)
         assert list(trial) == list(content["trials"][0])
@@ -81,6 +82,23 @@ def test_the_values_of_a_trial_known_by_hand() -> None:
     assert {key: found[2][key] for key in expected} == expected
     assert found[2]["held_out_loss"] == pytest.approx(found[2]["loss"] + 0.1)
     assert found[1]["speedup"] == found[1]["efficiency"] == 1.0
+
+
+def test_unequal_shares_are_told() -> None:
+    trials = [make_trial("ddp", 1), make_trial("ddp", 3, micro_batches=(11, 10, 3), grad_accum=2)]
+    runs = [make_run(t, [make_rank(t, rank, [0.1] * 9, warmup=3) for rank in range(t.world.size)]) for t in trials]
+    results = make_results([(make_curve(trials), trials)], runs, repeats=1)
+    found = by_gpus(results)
+    keys = ("micro_batch", "largest_micro_batch", "micro_batches", "global_batch", "curve")
+    assert [found[1][key] for key in keys] == [8, 8, None, 8, "ddp, unequal shares"]
+    assert [found[3][key] for key in keys] == [8, 11, [11, 10, 3], 48, "ddp, unequal shares"]
+    (one, three) = csv.DictReader(io.StringIO(to_csv(analyse(results))))
+    assert (one["largest_micro_batch"], three["largest_micro_batch"]) == ("8", "11")
+    analysis = analyse(results)
+    assert [batch_text(trial) for trial in analysis.trials.values()] == ["8 = 1 x 8", "48 = (11 + 10 + 3) x 2"]
+    assert trial_label(analysis, analysis.trials[trials[1].identity()]) == (
+        "ddp, unequal shares, 3 ranks, micro-batches (11 + 10 + 3) x 2"
+    )
 
 
 def test_intervals_are_in_order_where_there_are_repeats() -> None:

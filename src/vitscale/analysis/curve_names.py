@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from vitscale.shares import in_words
 from vitscale.trial import TrainSpec, Trial
 
 _WRAPPERS = {"ddp": "DDP", "fsdp2": "FSDP2", "deepspeed": "DeepSpeed"}
@@ -31,6 +32,7 @@ _PATTERNS = {
     "train.bucket_mib": "{} MiB buckets",
     "train.gather_bucket_mib": "{} MiB gather buckets",
     "train.gradient_dtype": "{} gradients",
+    "scaling.gpus_per_node": "{} to a host",
 }
 _SAID_BY_THE_VALUE = ("model.name", "data.name", "train.precision", "train.optimizer")
 
@@ -40,7 +42,7 @@ def curve_name(labels: Mapping[str, Any], trial: Trial | None) -> str:
 
     Args:
         labels: the swept fields and their values.
-        trial: one of the curve, for what was not swept.
+        trial: the one of the curve with the most ranks, for what was not swept.
     """
     train = trial.train if trial is not None else None
     named = {
@@ -60,16 +62,20 @@ def curve_name(labels: Mapping[str, Any], trial: Trial | None) -> str:
         [
             _engine(engine, backend, zero),
             *(_swept(field, value, keys.count(field.rpartition(".")[2]) > 1) for field, value in others.items()),
+            *(["unequal shares"] if train and train.micro_batches and "train.rank_speeds" not in labels else []),
         ]
     )
 
 
 def trial_name(trial: Trial) -> str:
-    """The engine and the rank count of one trial, with its accumulation: "ddp on 2 ranks, accumulation 3"."""
+    """The engine and the rank count of one trial, with its accumulation and the images of each rank where these differ:
+    "ddp on 2 ranks, accumulation 3, shares 16 + 8".
+    """
     train = trial.train
     ranks = f"{trial.world.size} rank{'s' if trial.world.size != 1 else ''}"
     accumulated = f", accumulation {train.grad_accum}" if train.grad_accum > 1 else ""
-    return f"{engine_name(train)} on {ranks}{accumulated}"
+    shares = f", shares {in_words(train.micro_batches)}" if train.micro_batches else ""
+    return f"{engine_name(train)} on {ranks}{accumulated}{shares}"
 
 
 def engine_name(train: TrainSpec) -> str:
@@ -94,6 +100,9 @@ def _swept(field: str, value: Any, ambiguous: bool) -> str:
     """One swept value, with as little of its field's name as tells it apart from every other field's."""
     if ambiguous:
         return f"{field} {value}"
+    if field == "train.rank_speeds" and isinstance(value, (list, tuple)):
+        alike = "equal shares" if len(set(map(str, value))) == 1 else "shares"
+        return f"{alike} {in_words(value, ' : ')}"
     if field in _SWITCHES and isinstance(value, bool):
         return _SWITCHES[field][0 if value else 1]
     if (text := _WORDS.get(field, {}).get(str(value))) is not None:

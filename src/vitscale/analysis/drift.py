@@ -17,6 +17,7 @@ from typing import Any
 from vitscale.analysis.curve_names import trial_name
 from vitscale.analysis.loss_differences import STEPS, LossDifference, between_runs, largest, losses, seeded
 from vitscale.analysis.trials import Drift, TrialResult
+from vitscale.shares import micro_batches
 from vitscale.trial import HOW_FOUND, OF_THE_WRAPPER, Trial
 
 TOLERANCES = {"fp32": 1e-5, "bf16": 2.0**-8, "bf16-params": 2.0**-7, "fp16": 2.0**-8}
@@ -31,8 +32,8 @@ _WIDEST = 0.01
 """Beyond it a tolerance says nothing: the study's own repeats differ too much."""
 _MOST_CANDIDATES = 16
 _NO_MATTER = OF_THE_WRAPPER | {
-    "micro_batch", "grad_accum", "activation_checkpointing", "compile", "epochs", "target_accuracy", "learning_rate",
-    "learning_rate_scaling", "learning_rate_base_batch",
+    "micro_batch", "micro_batches", "grad_accum", "activation_checkpointing", "compile", "epochs", "target_accuracy",
+    "learning_rate", "learning_rate_scaling", "learning_rate_base_batch",
 }  # fmt: skip
 """Fields of `TrainSpec` that leave the loss of the first steps as it is, or are put in as what they come to."""
 _OF_THE_FILE = ("scheduler", "curriculum_learning", "progressive_layer_drop", "compression_training", "data_efficiency")
@@ -175,8 +176,8 @@ def _not_comparable(trial: Trial, reference: Trial) -> str:
     return f"the model is not one of ours: if it drops out at random or normalises over a batch, its loss differs {how}"
 
 
-def _split(trial: Trial) -> tuple[int, int, int]:
-    return trial.world.size, trial.train.micro_batch, trial.train.grad_accum
+def _split(trial: Trial) -> tuple[tuple[int, ...], int]:
+    return micro_batches(trial.train, trial.world.size), trial.train.grad_accum
 
 
 def _gradients(result: TrialResult) -> set[str]:

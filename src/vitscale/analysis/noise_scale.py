@@ -108,12 +108,17 @@ def _known(line: GradientLine) -> bool:
 
 
 def _parts(lines: Sequence[GradientLine]) -> tuple[float, float] | None:
-    """|G|^2 and tr(Sigma) of one step; None where its norms cannot be those of gradients and their mean."""
-    sizes = {(line.small_images, line.big_images) for line in lines}
-    small = sum(line.small_squared_norm or 0.0 for line in lines) / len(lines)
+    """|G|^2 and tr(Sigma) of one step; None where its norms cannot be those of gradients and their mean.
+
+    Ranks of unequal shares b_r count in proportion to them: `sum(b_r |G_b_r|^2) / sum(b_r)` is expected to be
+    |G|^2 + tr(Sigma) / b with b the mean share.
+    """
+    at_once = sum(line.small_images for line in lines)
+    few = at_once / len(lines)
+    small = sum(line.small_images / few * (line.small_squared_norm or 0.0) for line in lines) / len(lines)
     big = sum(line.big_squared_norm or 0.0 for line in lines) / len(lines)
-    (few, many), *others = sizes
-    if others or few >= many or not big <= _ROUNDING * small:
+    many, *others = {line.big_images for line in lines}
+    if others or many % at_once or few >= many or not big <= _ROUNDING * small:
         return None
     squared_gradient = (many * big - few * small) / (many - few)
     noise = (small - big) / (1 / few - 1 / many)

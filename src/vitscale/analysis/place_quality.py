@@ -27,6 +27,24 @@ def unlike_repeats(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
         )
 
 
+def across_hosts(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> Iterable[Verdict]:
+    """Curves that begin inside one host and go on over several: two networks under one line."""
+    nodes = {trial.trial_id: trial.trial.world.nodes for trial in trials}
+    for curve in curves:
+        inside = [point for point in curve.points if nodes[point.trial_id] == 1]
+        beyond = [point for point in curve.points if nodes[point.trial_id] > 1]
+        # One rank alone talks to nobody: it belongs to either.
+        if beyond and any(point.gpus > 1 for point in inside):
+            yield Verdict(
+                "across-hosts",
+                "note",
+                f"{curve.name} ({curve.mode}): up to {inside[-1].gpus} ranks lie on one host, from {beyond[0].gpus} on "
+                "they lie on several: what is lost between the two is the network between hosts",
+                "To see what it costs, compare the same rank count packed and spread: sweep scaling.gpus_per_node.",
+                tuple(point.trial_id for point in beyond),
+            )
+
+
 def unlike_points(curves: Sequence[CurveResult]) -> Iterable[Verdict]:
     """Points that may not be held against their baseline."""
     for curve in curves:
@@ -39,20 +57,6 @@ def unlike_points(curves: Sequence[CurveResult]) -> Iterable[Verdict]:
                 "Run the whole curve on one kind of machine with one set of library versions.",
                 tuple(point.trial_id for point in curve.points if point.speedup is None),
             )
-
-
-def mixed_hardware(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
-    """Runs on more than one type of device."""
-    mixed = [trial for trial in measured if trial.surroundings and len(trial.surroundings.devices) > 1]
-    if mixed and mixed[0].surroundings:
-        yield Verdict(
-            "mixed-hardware",
-            "warning",
-            f"mixed hardware inside {count(mixed)}: {' and '.join(mixed[0].surroundings.devices)}; the slowest type "
-            "sets the pace of every step",
-            "Use one device type, or read the figures as those of the slowest.",
-            tuple(trial.trial_id for trial in mixed),
-        )
 
 
 def oversubscribed(measured: Sequence[TrialResult]) -> Iterable[Verdict]:

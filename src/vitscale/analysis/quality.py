@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vitscale.analysis import measurement_quality, place_quality, run_quality, study_quality
+from vitscale.analysis import measurement_quality, place_quality, run_quality, share_quality, study_quality
 from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.trials import TrialResult
 from vitscale.analysis.verdict import Verdict
@@ -24,7 +24,8 @@ def verdicts(trials: Sequence[TrialResult], curves: Sequence[CurveResult], study
         *study_quality.baselines(curves, trials),
         *place_quality.unlike_repeats(measured),
         *place_quality.unlike_points(curves),
-        *place_quality.mixed_hardware(measured),
+        *share_quality.mixed_hardware(measured),
+        *share_quality.unequal_shares(measured),
         *place_quality.oversubscribed(measured),
         *place_quality.throttled(measured),
         *run_quality.unstable(measured),
@@ -39,6 +40,7 @@ def verdicts(trials: Sequence[TrialResult], curves: Sequence[CurveResult], study
         *measurement_quality.costly_profile(measured),
         *measurement_quality.unaccounted(measured),
         *study_quality.mixed_epochs(curves, trials),
+        *place_quality.across_hosts(curves, trials),
         *place_quality.gradient_dtypes(measured),
         *place_quality.surroundings_changed(measured),
     ]

@@ -25,7 +25,7 @@ from vitscale.analysis.trials import TrialResult
 from vitscale.record import Curve
 from vitscale.trial import HOW_FOUND, OF_THE_WRAPPER, Mode, Trial, exact
 
-_OF_THE_BATCH = {"micro_batch", "grad_accum"}
+_OF_THE_BATCH = {"micro_batch", "grad_accum", "micro_batches"}
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def scale(curve: Curve, trials: Mapping[str, TrialResult], combine_unlike: bool)
                 over_plain, efficiency_over_plain = _against(plain, result, curve.mode, point.gpus)
         points.append(Point(point.gpus, point.trial_id, speedup, efficiency, over_plain, efficiency_over_plain))
     return CurveResult(
-        name=curve_name(curve.labels, trials[ordered[0].trial_id].trial if ordered else None),
+        name=curve_name(curve.labels, trials[ordered[-1].trial_id].trial if ordered else None),
         mode=curve.mode,
         labels=curve.labels,
         points=tuple(points),

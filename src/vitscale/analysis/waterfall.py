@@ -88,7 +88,7 @@ class Waterfall:
     interval: Interval | None = None
     """Of the efficiency."""
     work_per_rank: float | None = None
-    """Images of a rank's optimizer step, against the baseline's."""
+    """Images of a rank's optimizer step, in the mean of the ranks, against the baseline's."""
     images_left_out: float = 0.0
     """Share of an epoch's images that drop_last leaves out."""
 

@@ -10,8 +10,9 @@ def slot_loss(losses: Tensor, weights: Tensor, step_real: int, world_size: int, 
 
     Data-parallel engines average gradients over N ranks and divide by A micro-steps. Summed over all N * A slots of a
     step that is `sum over slots of slot_loss / (N * A) = sum of the R real losses / R`: exactly the mean over the
-    images that count, however unevenly they fill the slots. Padding has w = 0 and adds nothing to the gradient. (A
-    model that mixes images, as batch norm does, still sees it.)
+    images that count, however unevenly they fill the slots: in the last step of an epoch, or because ranks of unlike
+    speed take unequal shares. The mean of each slot's own mean would not be that. Padding has w = 0 and adds nothing to
+    the gradient. (A model that mixes images, as batch norm does, still sees it.)
 
     Args:
         losses: [n], one loss per entry of the slot.

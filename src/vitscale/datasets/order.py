@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ class Slot(NamedTuple):
     """One rank's share of one micro-step."""
 
     ids: Ids
-    """[n], n <= micro_batch and alike on all ranks of a step."""
+    """[n], n <= the rank's micro-batch; alike in all micro-steps of a step, and on ranks of equal micro-batches."""
     weights: Weights
     """[n], 1 for an image that counts, 0 for padding."""
     real: int
@@ -34,11 +35,14 @@ class EpochOrder:
     - `fraction` < 1 uses a fixed choice of `trial.samples_used` images, made by `seed` alone: whatever the world size
       and the epoch, and the choice for a smaller fraction lies within that for a larger one.
     - An epoch is a permutation of these by `seed` and `epoch`. Optimizer step s takes run s of G images, where
-      G = world_size * micro_batch * grad_accum: with the same G a step sees the same images on any number of ranks.
-    - Within a step slot k = micro_step * world_size + rank takes run k of micro_batch images.
-    - The last step may have only R < G images. All its slots then have c = ceil(R / (world_size * grad_accum)) entries:
-      ranks stay in step, and no more than a slot's worth of padding is computed. Padding repeats images of the
-      step with weight 0; see `slot_loss`. With `drop_last` that step is left out, so `steps` may be 0.
+      G = sum(micro_batches) * grad_accum: with the same G a step sees the same images on any number of ranks, in
+      whatever shares.
+    - Within a step the slots follow one another, those of a micro-step by rank; that of rank r takes the next
+      micro_batches[r] images.
+    - The last step may have only R < G images. Its slots shrink alike: that of rank r then has
+      ceil(micro_batches[r] * R / G) entries. So no rank is done later than it would be in a full step, and fewer
+      entries than slots are padding. Padding repeats images of the step with weight 0; see `slot_loss`. With
+      `drop_last` that step is left out, so `steps` may be 0.
 
     The order is computed from positions (`mix64`), so it does not change with numpy's version.
     """
@@ -49,16 +53,18 @@ class EpochOrder:
         *,
         seed: int,
         epoch: int,
-        world_size: int,
-        micro_batch: int,
+        micro_batches: Sequence[int],
         grad_accum: int,
         drop_last: bool = False,
         fraction: float = 1.0,
     ) -> None:
-        """`samples` is the size of the whole split; 0 <= `seed` < 2^31; all sizes are at least 1."""
-        self.world_size, self.micro_batch, self.grad_accum = world_size, micro_batch, grad_accum
+        """`samples` is the size of the whole split; 0 <= `seed` < 2^31; all sizes are at least 1.
+
+        `micro_batches` are the images per micro-step of each rank.
+        """
+        self.micro_batches, self.world_size, self.grad_accum = tuple(micro_batches), len(micro_batches), grad_accum
         used = samples_used(samples, fraction)
-        self.steps = steps_per_epoch(used, world_size, micro_batch, grad_accum, drop_last)
+        self.steps = steps_per_epoch(used, 1, sum(micro_batches), grad_accum, drop_last)
         subset = np.arange(samples, dtype=np.int64)
         if used < samples:
             subset = np.sort(_shuffled(subset, stream(Purpose.SUBSET, seed))[:used])
@@ -66,14 +72,13 @@ class EpochOrder:
 
     def slot(self, step: int, micro_step: int, rank: int) -> Slot:
         """The share of `rank` in `micro_step` of optimizer `step`, each counted from 0."""
-        slots = self.world_size * self.grad_accum
-        number = micro_step * self.world_size + rank
         if not (0 <= step < self.steps and 0 <= micro_step < self.grad_accum and 0 <= rank < self.world_size):
             raise IndexError(f"no slot for step {step}, micro-step {micro_step}, rank {rank}")
-        global_batch = slots * self.micro_batch
+        global_batch = sum(self.micro_batches) * self.grad_accum
         batch = self._ids[step * global_batch : (step + 1) * global_batch]
-        entries = -(-len(batch) // slots)
-        places = np.arange(number * entries, (number + 1) * entries)
+        entries = [-(-size * len(batch) // global_batch) for size in self.micro_batches]
+        first = micro_step * sum(entries) + sum(entries[:rank])
+        places = np.arange(first, first + entries[rank])
         real = places < len(batch)
         return Slot(batch[places % len(batch)], real.astype(np.float32), int(real.sum()), len(batch))
 

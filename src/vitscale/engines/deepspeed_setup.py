@@ -16,6 +16,9 @@ def configuration(trial: Trial) -> dict[str, Any]:
 
     - `gradient_clipping`: always written out, for DeepSpeed's default was 0.0 and became 1.0 in 2026;
     - bf16 is `torch_autocast` (fp32 weights), as on the other engines: `bf16.enabled` would be another precision;
+    - `train_micro_batch_size_per_gpu` is the mean where ranks take unequal shares: DeepSpeed insists that it times
+      ranks and accumulation is `train_batch_size`, which is true of the mean alone. Its own data loader, pipelines and
+      printed rates read it, none of which is used here (`_batch_assertion` in runtime/config.py, 0.19);
     - the throughput timer is off: it synchronises the device on every step (DeepSpeed's `timers.throughput`).
     """
     train = trial.train

@@ -6,6 +6,7 @@ import math
 from typing import NamedTuple
 
 from vitscale.model_spec import ModelSpec, ParameterShapes, activation_bytes
+from vitscale.shares import largest_micro_batch
 from vitscale.trial import TrainSpec
 
 AUTOCAST = ("bf16", "fp16")
@@ -13,7 +14,7 @@ AUTOCAST = ("bf16", "fp16")
 
 
 class Activations(NamedTuple):
-    """Bytes of one micro-batch on one rank."""
+    """Bytes of one micro-batch on the rank that takes most images."""
 
     images: int
     """The float images, there from before forward to after backward, and their cast."""
@@ -49,7 +50,7 @@ def activations(
 
     Args:
         spec: the model, resolved.
-        train: its micro-batch and options.
+        train: its micro-batch, the largest where ranks take unequal shares, and its options.
         shapes: of its parameters.
         autocast: whether fp32 weights are cast as they are used.
         casts_kept: whether the casts are kept for backward. DeepSpeed's linear layer of ZeRO-3 casts again instead.
@@ -57,7 +58,7 @@ def activations(
     hidden, mlp = shapes.block[-1][0], shapes.block[-3][0]
     tokens = shapes.embedding[-3][1]
     classes = shapes.head[-1][0]
-    images = train.micro_batch
+    images = largest_micro_batch(train)
     rows = tokens * images
     # The residual stream stays in fp32 under autocast.
     pure = train.precision == "bf16-params" or (train.precision == "fp16" and not autocast)

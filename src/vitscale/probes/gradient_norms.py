@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -57,31 +57,40 @@ def squared_norm(gradients: Iterable[Tensor | None]) -> float:
 
 
 def gradient_line(
-    step: int, *, images: int, slots: int, grad_accum: int, unreduced: float, reduced: float, unknown: str | None
+    step: int,
+    *,
+    images: int,
+    own_images: Sequence[int],
+    world_size: int,
+    unreduced: float,
+    reduced: float,
+    unknown: str | None,
 ) -> GradientLine:
     """What a step's norms come to for gradients that are means over their images.
 
-    Backward starts from the loss / A, A = `grad_accum`, so that a hook sees 1/A of the mean gradient of its
-    micro-batch: the mean of the squared norms over the A micro-steps is `unreduced * A**2 / A`.
+    Backward starts from the sum of a micro-batch's losses times N / R (`slot_loss` / A), with N = `world_size` and R =
+    `images`. So of a micro-batch of n images a hook sees the mean gradient times n N / R: the mean of the squared norms
+    over A micro-steps is `unreduced * (R / (n N))**2 / A`.
 
     Args:
         step: its number.
         images: real images of the step, over all ranks and micro-steps.
-        slots: ranks x micro-steps, over which they are shared out.
-        grad_accum: micro-steps.
+        own_images: real images of each of this rank's micro-steps.
+        world_size: ranks.
         unreduced: `MicroBatchNorms.total` of the step.
         reduced: the squared norm of the gradient that the optimizer got.
         unknown: why the engine cannot tell, if so.
     """
     reason = unknown
-    if reason is None and images % slots:
+    if reason is None and (0 in own_images or len(set(own_images)) > 1):
         reason = "the step holds padding: its gradients are not of equally many images"
     if reason is None and not (math.isfinite(unreduced) and math.isfinite(reduced)):
         reason = "the gradient was not finite"
+    own = max(1, own_images[0])
     return GradientLine(
         step=step,
-        small_images=max(1, images // slots),
-        small_squared_norm=None if reason else unreduced * grad_accum,
+        small_images=own,
+        small_squared_norm=None if reason else unreduced * (images / (own * world_size)) ** 2 / len(own_images),
         big_images=images,
         big_squared_norm=None if reason else reduced,
         reason=reason,

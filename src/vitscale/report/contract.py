@@ -8,6 +8,8 @@ Versions of the JSON:
   3  engines: of each trial its wrapper's options, its drift from the trials that compute the same, what an optimizer
      step sends, and what a checkpoint takes; of a comparison `fields`, all that differ. `zero_stage` is there under
      Accelerate with DeepSpeed too. Nothing else of version 2 has changed.
+  4  clusters: of each trial `micro_batches`, the images per micro-step of each rank where they are not equal (else
+     null), and `largest_micro_batch`; `micro_batch` is their mean. Nothing of version 3 has changed.
 
 Unknown is null (an empty cell in CSV), never 0 and never NaN. Times are seconds, sizes bytes, shares in [0, 1].
 """
@@ -22,8 +24,9 @@ from vitscale.analysis.trials import Drift
 from vitscale.report import contract_details, words
 from vitscale.report.contract_details import interval_fields
 from vitscale.report.words import finite
+from vitscale.shares import largest_micro_batch
 
-VERSION = 3
+VERSION = 4
 
 
 def to_json(analysis: Analysis) -> str:
@@ -64,7 +67,7 @@ def to_csv(analysis: Analysis) -> str:
     return polars.DataFrame(cells).write_csv()
 
 
-_NESTED = ("modes", "startup", "epochs", "breakdown", "resources", "convergence", "traffic")
+_NESTED = ("modes", "micro_batches", "startup", "epochs", "breakdown", "resources", "convergence", "traffic")
 
 
 def trial_rows(analysis: Analysis) -> list[dict[str, Any]]:
@@ -104,6 +107,8 @@ def _trial(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
         "gpus": trial.world.size,
         "threads_per_rank": trial.world.threads_per_rank,
         "micro_batch": trial.train.micro_batch,
+        "largest_micro_batch": largest_micro_batch(trial.train),
+        "micro_batches": list(trial.train.micro_batches) if trial.train.micro_batches else None,
         "grad_accum": trial.train.grad_accum,
         "global_batch": trial.global_batch,
         "precision": trial.train.precision,

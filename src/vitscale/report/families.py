@@ -13,7 +13,7 @@ _BATCH_FIELDS = ("train.micro_batch", "train.global_batch", "train.grad_accum")
 
 def families(analysis: Analysis, curves: Sequence[CurveResult]) -> list[str]:
     """Each curve's name without its batch size; in full, and numbered, where two would be one at the same batch."""
-    trials = [analysis.trials[curve.points[0].trial_id] for curve in curves]
+    trials = [analysis.trials[curve.points[-1].trial_id] for curve in curves]
     batches = [kept_batch(curve, trial) for curve, trial in zip(curves, trials, strict=True)]
     short = [
         curve_name({field: value for field, value in curve.labels.items() if field not in _BATCH_FIELDS}, trial.trial)

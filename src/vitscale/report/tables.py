@@ -9,6 +9,7 @@ from vitscale.analysis import Analysis, CurveResult, Interval, Point
 from vitscale.analysis.trials import NOT_RUN_YET, TrialResult
 from vitscale.report import words
 from vitscale.report.words import UNKNOWN, number
+from vitscale.shares import in_words
 from vitscale.trial import Mode
 
 
@@ -74,7 +75,7 @@ def _mode_table(analysis: Analysis, mode: Mode) -> ModeTable:
             trial = analysis.trials[point.trial_id]
             accuracy = trial.epochs[-1].held_out_accuracy if trial.epochs else None
             cells = [
-                Cell(f"{point.gpus:,}"),
+                Cell(words.ranks_on_hosts(trial.trial.world)),
                 Cell(batch_text(trial)),
                 Cell(str(len(trial.runs))),
                 _time_cell(trial.step_seconds, step),
@@ -116,10 +117,13 @@ def interval_cell(interval: Interval | None, text: Callable[[float], str]) -> Ce
 
 
 def batch_text(result: TrialResult) -> str:
-    """ "64 = 2 x 16 x 2": the global batch, as ranks x micro-batch x accumulation."""
+    """ "64 = 2 x 16 x 2": the global batch, as ranks x micro-batch x accumulation; or "48 = (20 + 4) x 2"."""
     trial, train = result.trial, result.trial.train
     accumulated = f" x {train.grad_accum}" if train.grad_accum > 1 else ""
-    return f"{trial.global_batch:,} = {trial.world.size} x {train.micro_batch}{accumulated}"
+    at_once = f"{trial.world.size} x {train.micro_batch}"
+    if train.micro_batches:
+        at_once = f"({in_words(train.micro_batches)})" if accumulated else in_words(train.micro_batches)
+    return f"{trial.global_batch:,} = {at_once}{accumulated}"
 
 
 def _baseline(analysis: Analysis, curve: CurveResult) -> str:
@@ -154,6 +158,8 @@ def trial_label(analysis: Analysis, result: TrialResult) -> str:
     trial = result.trial
     curve, _ = analysis.curve_of(result.trial_id) or (None, None)
     batch = f"micro-batch {trial.train.micro_batch}"
+    if trial.train.micro_batches:
+        batch = f"micro-batches ({in_words(trial.train.micro_batches)})"
     batch += f" x {trial.train.grad_accum}" if trial.train.grad_accum > 1 else ""
     fraction = f", {trial.data.fraction:.4g} of the images" if trial.data.fraction < 1 else ""
     return f"{curve.name if curve else trial.train.engine}, {words.ranks(trial.world.size)}, {batch}{fraction}"

@@ -12,7 +12,7 @@ from vitscale.analysis.comparisons import AgainstReference, against_references
 from vitscale.analysis.loss_differences import STEPS
 from vitscale.analysis.statistics import ONE_RUN, ComparisonVerdict
 from vitscale.report.contributions import contributions
-from vitscale.trial import Mode
+from vitscale.trial import Mode, World
 
 DASH = "\N{EN DASH}"
 UNKNOWN = DASH
@@ -108,6 +108,11 @@ def finite(value: Any) -> Any:
 def ranks(count: int) -> str:
     """ "1 rank", "8 ranks"."""
     return f"{count:,} rank{'s' if count != 1 else ''}"
+
+
+def ranks_on_hosts(world: World) -> str:
+    """ "8", or "8 = 2 x 4" on two hosts."""
+    return f"{world.size:,}" if world.nodes == 1 else f"{world.size:,} = {world.nodes:,} x {world.ranks_per_node:,}"
 
 
 def certainty(interval: Interval) -> str:

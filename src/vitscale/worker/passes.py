@@ -10,6 +10,7 @@ from torch import Tensor
 from vitscale.datasets import Batch, Batches, EpochOrder, Preprocess, slot_loss
 from vitscale.engines import Engine
 from vitscale.probes.explainer import Phase, no_phase
+from vitscale.shares import micro_batches
 from vitscale.sources import Dataset, Split
 from vitscale.trial import Trial
 from vitscale.worker.group import total
@@ -79,8 +80,7 @@ class Passes:
             fraction=fraction,
             seed=self.seed,
             epoch=epoch,
-            world_size=self.place.world_size,
-            micro_batch=self.trial.train.micro_batch,
+            micro_batches=micro_batches(self.trial.train, self.place.world_size),
             grad_accum=grad_accum,
             drop_last=drop_last,
         )

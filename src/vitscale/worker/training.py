@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vitscale.datasets import Batches
 from vitscale.engines import Engine
+from vitscale.launch_file import boot_id
 from vitscale.probes.explainer import Explainer
 from vitscale.probes.gradient_norms import MicroBatchNorms, gradient_line
 from vitscale.probes.resources import ResourceProbe
@@ -24,7 +25,7 @@ from vitscale.windows import windows
 from vitscale.worker.counted_steps import counted_traffic
 from vitscale.worker.group import barrier, total
 from vitscale.worker.passes import Passes, means
-from vitscale.worker.place import Place, boot_id
+from vitscale.worker.place import Place
 
 
 @dataclass(frozen=True)
@@ -145,29 +146,29 @@ class Training:
             self.engine.set_learning_rate(self.trial.learning_rate_at(self.step))
         norms = MicroBatchNorms(self.engine.module) if window == "gradients" else None
         with norms or nullcontext():
-            step_loss, real_images, step_real = self._micro_steps(epoch, batches, sums)
+            step_loss, own_images, step_images = self._micro_steps(epoch, batches, sums)
         with self.explainer.phase("optimizer"):
             if norms is None:
                 self.engine.step()
             else:
                 reduced = self.engine.step_with_norm()
-        self._record(self.clock.mark(_Mark(self.step, epoch, real_images, window), step_loss))
+        self._record(self.clock.mark(_Mark(self.step, epoch, sum(own_images), window), step_loss))
         if norms is not None:
-            self._record_norms(step_real, norms.total(), reduced)
+            self._record_norms(step_images, own_images, norms.total(), reduced)
 
-    def _micro_steps(self, epoch: int, batches: Batches, sums: Tensor) -> tuple[Tensor, int, int]:
-        """Forward and backward of a step: its mean loss on this rank, this rank's real images, those of all ranks."""
+    def _micro_steps(self, epoch: int, batches: Batches, sums: Tensor) -> tuple[Tensor, list[int], int]:
+        """Forward and backward of a step: this rank's mean loss, the real images of its micro-steps, and of all."""
         grad_accum = self.trial.train.grad_accum
         step_loss = torch.zeros((), device=self.device)
-        real_images = 0
+        own_images = []
         for micro_step in range(grad_accum):
             with self.explainer.phase("data"):
                 batch = next(batches)
             last = micro_step == grad_accum - 1
             loss = self.passes.micro_step(batch, sums, epoch=epoch, last=last, phase=self.explainer.phase)
             step_loss += loss / grad_accum
-            real_images += batch.real
-        return step_loss, real_images, batch.step_real
+            own_images.append(batch.real)
+        return step_loss, own_images, batch.step_real
 
     def _unrecorded_step(self, epoch: int, batches: Batches) -> None:
         self._micro_steps(epoch, batches, torch.zeros(3, dtype=torch.float64, device=self.device))
@@ -197,14 +198,13 @@ class Training:
                 )
             )
 
-    def _record_norms(self, images: int, unreduced: float, reduced: float) -> None:
-        grad_accum = self.trial.train.grad_accum
+    def _record_norms(self, images: int, own_images: list[int], unreduced: float, reduced: float) -> None:
         self.log.write(
             gradient_line(
                 self.step,
                 images=images,
-                slots=self.place.world_size * grad_accum,
-                grad_accum=grad_accum,
+                own_images=own_images,
+                world_size=self.place.world_size,
                 unreduced=unreduced,
                 reduced=reduced,
                 unknown=self.engine.norm_unknown,

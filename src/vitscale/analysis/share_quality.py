@@ -1,0 +1,92 @@
+"""Do ranks of unlike speed take the images that suit them, so that none waits for another?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from vitscale.analysis.curve_names import trial_name
+from vitscale.analysis.environments import environments
+from vitscale.analysis.rank_speeds import gain, rank_speeds
+from vitscale.analysis.trials import TrialResult
+from vitscale.analysis.verdict import Verdict, count, percent
+
+_WORTH_IT = 0.05
+"""Share of the time of forward and backward from which other shares are advised."""
+
+
+def mixed_hardware(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+    """Trials whose ranks are of unlike type or quota and take equally many images; with the shares that suit them."""
+    mixed = [trial for trial in measured if trial.trial.train.micro_batches is None and _unlike(trial)]
+    if not mixed:
+        return
+    widest = _widest(mixed)
+    speeds = rank_speeds(widest)
+    otherwise = "Or use one device type, or read the figures as those of the slowest."
+    if speeds is None:
+        advice = f"Set train.rank_speeds: `vitscale check` measures them. {otherwise}"
+    elif gain(widest, speeds) < _WORTH_IT:
+        advice = f"Other shares would save less than {percent(_WORTH_IT)} of forward and backward."
+    else:
+        advice = f"{_set(widest, speeds)} {otherwise}"
+    yield Verdict(
+        "mixed-hardware",
+        "warning",
+        f"mixed hardware inside {count(mixed)}: {_unlike(widest)}; all ranks take equally many images, so that the "
+        f"slowest sets the pace of every step{_measured(speeds)}",
+        advice,
+        tuple(trial.trial_id for trial in mixed),
+    )
+
+
+def unequal_shares(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+    """Trials whose ranks take unequal shares of the images, and whether these suit them."""
+    unequal = [trial for trial in measured if trial.trial.train.micro_batches is not None]
+    if not unequal:
+        return
+    widest = _widest(unequal)
+    speeds = rank_speeds(widest)
+    suits = speeds is None or gain(widest, speeds) < _WORTH_IT
+    hardware = f" ({_unlike(widest)})" if _unlike(widest) else ""
+    same = "A step has the images and the gradient of equal shares: these trials compare as any other."
+    yield Verdict(
+        "unequal-shares",
+        "note" if suits else "warning",
+        f"unequal shares in {count(unequal)}: {trial_name(widest.trial)}{hardware}{_measured(speeds)}",
+        same if speeds is None or suits else f"{_set(widest, speeds)} {same}",
+        tuple(trial.trial_id for trial in unequal),
+    )
+
+
+def _widest(trials: Sequence[TrialResult]) -> TrialResult:
+    """Of the most ranks: fewer use the first of its speeds."""
+    return max(trials, key=lambda trial: trial.trial.world.size)
+
+
+def _set(trial: TrialResult, speeds: Sequence[float]) -> str:
+    return (
+        f"Set rank_speeds = {list(speeds)} under [train]: forward and backward of a step then take "
+        f"{percent(gain(trial, speeds))} less time, with the same images in it."
+    )
+
+
+def _measured(speeds: Sequence[float] | None) -> str:
+    if speeds is None:
+        return ""
+    slowest = min(speeds)
+    return (
+        f". By the time an image takes them, rank {speeds.index(slowest)} computes at {slowest:g} of the fastest, and "
+        f"{len(speeds)} ranks do the work of {sum(speeds):.3g} like that one"
+    )
+
+
+def _unlike(trial: TrialResult) -> str:
+    """The types or the quotas that differ among a trial's ranks; empty where none do, or where it is not known."""
+    for run in trial.records:
+        ranks = environments(run)
+        if len(devices := sorted({one.device.name for one in ranks})) > 1:
+            return " and ".join(devices)
+        if len(quotas := {one.cpu_quota_cores for one in ranks}) > 1:
+            each = sorted(quotas, key=lambda cores: math.inf if cores is None else cores)
+            return f"CPU quotas of {' and '.join('none' if cores is None else f'{cores:g}' for cores in each)} cores"
+    return ""

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from vitscale.lifeline import PROGRESS
 from vitscale.probes.events import events_of
 from vitscale.probes.timeline import PHASE_PREFIX, STEP, steps_on_cpu, steps_on_cuda
 from vitscale.record import ExplainedLine, PhaseName
@@ -55,6 +56,7 @@ class Explainer:
 
     def step(self, number: int) -> AbstractContextManager[object]:
         """The annotation around a whole step."""
+        PROGRESS.step = number
         if self._profile is None:
             return _NOTHING
         self._steps.append(number)
@@ -62,6 +64,7 @@ class Explainer:
 
     def phase(self, name: PhaseName) -> AbstractContextManager[object]:
         """The annotation around a part of a step."""
+        PROGRESS.phase = name
         return _NOTHING if self._profile is None else record_function(PHASE_PREFIX + name)
 
     def end_block(self, rank: int) -> list[ExplainedLine]:

@@ -1,0 +1,121 @@
+"""Latency and bandwidth of collectives, fitted to what was measured; and bus bandwidth by nccl-tests' convention."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from vitscale.check_record import GROUPS, OPERATIONS, CheckedRank, CollectiveFit, CollectiveLine, Group, Operation
+
+_LARGE = 16
+"""Bandwidth is fitted to sizes from the largest down to this part of it: smaller messages may pass on a burst, in a
+cache or by another protocol."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One size of one operation in one group, over all ranks and repeats."""
+
+    size_bytes: int
+    bus_bytes: float
+    seconds: float
+
+
+def bus_factor(operation: Operation, ranks: int) -> float:
+    """Bus bandwidth / (size / time), which makes it the bandwidth of the slowest link for any number of ranks.
+
+    nccl-tests, doc/PERFORMANCE.md: 2 (n-1)/n for all-reduce, (n-1)/n for all-gather, reduce-scatter and all-to-all.
+    """
+    return (2 if operation == "all_reduce" else 1) * (ranks - 1) / ranks
+
+
+def bus_bandwidth(operation: Operation, ranks: int, size_bytes: int, seconds: float) -> float | None:
+    """Bytes per second; None where no time passed."""
+    return bus_factor(operation, ranks) * size_bytes / seconds if seconds > 0 else None
+
+
+def points(ranks: Sequence[CheckedRank], group: Group, operation: Operation) -> tuple[int, list[Point]]:
+    """(ranks in the group, its points by rising size): the slowest rank of each repeat, the median over repeats.
+
+    Inside nodes every host has a group of its own, and the slowest host counts.
+    """
+    by_size: dict[tuple[int, int], list[CollectiveLine]] = {}
+    for rank in ranks:
+        for line in rank.collectives:
+            if (line.group, line.operation) == (group, operation):
+                by_size.setdefault((line.ranks, line.size_bytes), []).append(line)
+    if not by_size:
+        return 0, []
+    most = max(count for count, _ in by_size)  # hosts with fewer ranks have other sizes, and other factors
+    found = []
+    for (count, size), lines in sorted(by_size.items()):
+        repeats = min(len(line.seconds) for line in lines)
+        seconds = statistics.median(max(line.seconds[n] for line in lines) for n in range(repeats))
+        if count == most and seconds > 0:
+            found.append(Point(size, bus_factor(operation, count) * size, seconds))
+    return most, found
+
+
+def fit(found: Sequence[Point]) -> tuple[float, float] | None:
+    """(latency in seconds, bandwidth in bytes per second) of `seconds = latency + bus_bytes / bandwidth`.
+
+    Least squares of relative residuals, neither figure negative: first both on the large sizes, of which the bandwidth
+    is kept; then the latency on all others, where relative residuals make the smallest sizes count. None: fewer than
+    two sizes, or times that do not grow with the size.
+    """
+    if len(found) < 2:
+        return None
+    largest = max(point.bus_bytes for point in found)
+    large = [point for point in found if point.bus_bytes * _LARGE >= largest]
+    if len(large) < 2:
+        large = sorted(found, key=lambda point: point.bus_bytes)[-2:]
+    latency, seconds_per_byte = _non_negative(large)
+    if seconds_per_byte <= 0:
+        return None
+    small = [point for point in found if point not in large]
+    if small:
+        weights = [1 / (point.seconds * point.seconds) for point in small]
+        above = [point.seconds - point.bus_bytes * seconds_per_byte for point in small]
+        latency = max(0.0, sum(w * a for w, a in zip(weights, above, strict=True)) / sum(weights))
+    return latency, 1 / seconds_per_byte
+
+
+def _non_negative(found: Iterable[Point]) -> tuple[float, float]:
+    """(a, b) >= 0 that minimise the sum of ((a + b x - t) / t)^2: the free minimum, else the better edge."""
+    rows = [(1 / point.seconds, point.bus_bytes / point.seconds) for point in found]
+    uu, uv, vv = sum(u * u for u, _ in rows), sum(u * v for u, v in rows), sum(v * v for _, v in rows)
+    u1, v1 = sum(u for u, _ in rows), sum(v for _, v in rows)
+    determinant = uu * vv - uv * uv
+    if determinant > 1e-12 * uu * vv:
+        a, b = (u1 * vv - v1 * uv) / determinant, (uu * v1 - uv * u1) / determinant
+        if a >= 0 and b >= 0:
+            return a, b
+    only_a, only_b = (u1 / uu, 0.0), (0.0, v1 / vv)
+    return min(only_a, only_b, key=lambda ab: sum((ab[0] * u + ab[1] * v - 1) ** 2 for u, v in rows))
+
+
+def fits(ranks: Sequence[CheckedRank]) -> tuple[CollectiveFit, ...]:
+    """What was fitted to each operation in each group that was swept."""
+    done = []
+    for group in GROUPS:
+        for operation in OPERATIONS:
+            count, found = points(ranks, group, operation)
+            fitted = fit(found)
+            if fitted is None:
+                continue
+            latency, bandwidth = fitted
+            residuals = [abs(latency + p.bus_bytes / bandwidth - p.seconds) / p.seconds for p in found]
+            done.append(
+                CollectiveFit(
+                    group=group,
+                    operation=operation,
+                    ranks=count,
+                    latency_seconds=latency,
+                    bandwidth_bytes_per_second=bandwidth,
+                    largest_size_bytes=found[-1].size_bytes,
+                    largest_seconds=found[-1].seconds,
+                    worst_residual=max(residuals),
+                )
+            )
+    return tuple(done)

@@ -1,0 +1,188 @@
+"""Will the libraries take the right network interface, and is it as fast as it should be?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from vitscale.check_record import CheckRecord, FactsLine
+from vitscale.preflight import interfaces
+from vitscale.preflight.quantities import rate
+from vitscale.preflight.verdict import Verdict, listed
+
+_SLOWER = 0.5
+"""Another interface counts as faster from twice the speed on."""
+_LINK_SHARE = 0.5
+"""Of an interface's speed that all-reduce should reach across nodes."""
+
+
+def facts_by_host(record: CheckRecord) -> dict[str, FactsLine]:
+    """The facts of one rank of each host."""
+    found: dict[str, FactsLine] = {}
+    for rank in record.ranks:
+        if rank.facts is not None:
+            found.setdefault(rank.facts.environment.host, rank.facts)
+    return found
+
+
+def interface_choices(record: CheckRecord) -> Iterable[Verdict]:
+    """The traps of NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, where there are several hosts."""
+    hosts = facts_by_host(record)
+    if len(hosts) < 2:
+        return
+    choices = {host: interfaces.choice(facts) for host, facts in hosts.items()}
+    yield from _lacking(choices)
+    yield from _loopback(hosts, choices)
+    yield from _virtual(choices)
+    yield from _same_address(hosts, choices)
+    yield from _slower(hosts, choices)
+    yield from _unused_infiniband(hosts, choices)
+
+
+def _lacking(choices: Mapping[str, interfaces.Choice]) -> Iterable[Verdict]:
+    lacking = [host for host, choice in choices.items() if choice.setting is not None and not choice.names]
+    if lacking:
+        choice = choices[lacking[0]]
+        yield Verdict(
+            "interface-missing",
+            "error",
+            f"{choice.variable} = '{choice.setting}' names no working interface of {listed(lacking)}",
+            f"Interfaces have other names there (ip -br addr): set {choice.variable} to what all hosts have, or leave "
+            "it out",
+            hosts=tuple(lacking),
+        )
+
+
+def _loopback(hosts: Mapping[str, FactsLine], choices: Mapping[str, interfaces.Choice]) -> Iterable[Verdict]:
+    alone = [host for host, choice in choices.items() if choice.names == ("lo",)]
+    if not alone:
+        return
+    choice = choices[alone[0]]
+    if choice.address is not None:
+        resolved = hosts[alone[0]].hostname_addresses
+        why = f"their own names resolve to {resolved[0]}" if resolved else "their own names resolve to no address"
+        how = "Correct /etc/hosts there (Debian writes 127.0.1.1 before the host's name), or set"
+    else:
+        why, how = "it is what is set, or all there is", "Set"
+    candidate = _candidate(hosts[alone[0]])
+    yield Verdict(
+        "loopback-chosen",
+        "error",
+        f"{listed(alone)} would be reached at a loopback address, which leads every other host to itself: {why}",
+        f'{how} launch.interface = "{candidate or "eth0"}" in the study',
+        hosts=tuple(alone),
+    )
+
+
+def _virtual(choices: Mapping[str, interfaces.Choice]) -> Iterable[Verdict]:
+    wrong = {host: c.names[0] for host, c in choices.items() if c.names and c.names[0].startswith(interfaces.VIRTUAL)}
+    if wrong:
+        host, name = next(iter(wrong.items()))
+        yield Verdict(
+            "virtual-interface",
+            "warning",
+            f"{choices[host].variable}: {listed([*wrong])} would talk over {name}, which leads to containers or "
+            "virtual machines and not to other hosts",
+            "Set launch.interface in the study to the interface of the network between the hosts",
+            hosts=tuple(wrong),
+        )
+
+
+def _same_address(hosts: Mapping[str, FactsLine], choices: Mapping[str, interfaces.Choice]) -> Iterable[Verdict]:
+    owners: dict[str, list[str]] = {}
+    for host, choice in choices.items():
+        for one in interfaces.named(hosts[host], choice.names[:1]):
+            for address in interfaces.bare_addresses(one)[:1]:
+                if not interfaces.is_loopback(address):
+                    owners.setdefault(address, []).append(host)
+    for address, several in owners.items():
+        if len(several) > 1:
+            yield Verdict(
+                "same-address",
+                "error",
+                f"{listed(several)} all have the address {address} on the interface that is taken "
+                f"({choices[several[0]].names[0]}): they would connect to themselves",
+                "Set launch.interface in the study to the interface of the network between the hosts",
+                hosts=tuple(several),
+            )
+
+
+def _slower(hosts: Mapping[str, FactsLine], choices: Mapping[str, interfaces.Choice]) -> Iterable[Verdict]:
+    slower = {}
+    for host, choice in choices.items():
+        taken = [one.speed_mbit for one in interfaces.named(hosts[host], choice.names) if one.speed_mbit is not None]
+        other = [
+            one
+            for one in hosts[host].interfaces
+            if one.up and one.addresses and one.speed_mbit is not None and one.name not in choice.names
+            and not one.name.startswith(interfaces.VIRTUAL)
+        ]  # fmt: skip
+        best = max(other, key=lambda one: one.speed_mbit or 0, default=None)
+        if taken and best is not None and max(taken) < _SLOWER * (best.speed_mbit or 0):
+            slower[host] = (
+                f"{choice.names[0]} at {max(taken):,} Mbit/s is taken, and {best.name} has {best.speed_mbit:,}"
+            )
+    if slower:
+        host, how = next(iter(slower.items()))
+        yield Verdict(
+            "slower-interface",
+            "warning",
+            f"{listed([*slower])}: {how}",
+            "Set launch.interface in the study to the faster one, if it leads to the other hosts",
+            hosts=tuple(slower),
+        )
+
+
+def _unused_infiniband(hosts: Mapping[str, FactsLine], choices: Mapping[str, interfaces.Choice]) -> Iterable[Verdict]:
+    active = [host for host, facts in hosts.items() if any(port.active for port in facts.infiniband)]
+    unused = []
+    for host in active:
+        environment = hosts[host].environment
+        by_socket = environment.backend != "nccl" or environment.settings.get("NCCL_IB_DISABLE", "0") not in ("", "0")
+        over_ip = any(one.kind == "infiniband" for one in interfaces.named(hosts[host], choices[host].names))
+        if by_socket and not over_ip:
+            unused.append(host)
+    if unused:
+        port = next(port for port in hosts[unused[0]].infiniband if port.active)
+        nccl = hosts[unused[0]].environment.backend == "nccl"
+        yield Verdict(
+            "infiniband-unused",
+            "warning",
+            f"{listed(unused)}: InfiniBand is there ({port.name}, {port.rate}) and "
+            + ("NCCL_IB_DISABLE keeps NCCL from it" if nccl else "gloo talks over another interface"),
+            "Unset NCCL_IB_DISABLE" if nccl else "Set launch.interface in the study to its IP interface (ib0)",
+            hosts=tuple(unused),
+        )
+
+
+def slow_link(record: CheckRecord) -> Iterable[Verdict]:
+    """All-reduce across nodes, far below the speed of the interface it goes over."""
+    hosts = facts_by_host(record)
+    speeds = []
+    for facts in hosts.values():
+        choice = interfaces.choice(facts)
+        if facts.environment.backend == "nccl" and any(port.active for port in facts.infiniband):
+            return  # it goes over InfiniBand, whose speed is not that of a network interface
+        speeds += [one.speed_mbit for one in interfaces.named(facts, choice.names) if one.speed_mbit is not None]
+    for fit in record.fits:
+        if fit.group == "across nodes" and fit.operation == "all_reduce" and speeds:
+            possible = min(speeds) * 1e6 / 8
+            if fit.bandwidth_bytes_per_second < _LINK_SHARE * possible:
+                reached = fit.bandwidth_bytes_per_second / possible
+                yield Verdict(
+                    "slow-link",
+                    "warning",
+                    f"all-reduce across nodes reaches {rate(fit.bandwidth_bytes_per_second, 'B/s')}, {reached:.2f} of "
+                    f"the interface's {rate(possible, 'B/s')}",
+                    "See whether others use the network, and whether a switch or a limit lies between the hosts "
+                    "(iperf3 -P 8)",
+                )
+
+
+def _candidate(facts: FactsLine) -> str | None:
+    """The fastest interface that leads to other hosts, as far as that can be seen from here."""
+    usable = [
+        one
+        for one in facts.interfaces
+        if one.up and one.addresses and one.kind != "loopback" and not one.name.startswith(interfaces.VIRTUAL)
+    ]
+    return max(usable, key=lambda one: one.speed_mbit or 0).name if usable else None

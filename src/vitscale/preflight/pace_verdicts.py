@@ -1,0 +1,169 @@
+"""Do all ranks compute at one pace; and if not, whose is the slow one, and why?"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping
+
+from vitscale.check_record import CheckedRank, CheckRecord
+from vitscale.preflight.speeds import against_others, rank_speeds, rates
+from vitscale.preflight.verdict import Verdict, hosts_of, listed, ranks_named
+
+_SLOW = 0.9
+"""A rank below this share of the others' pace is slow."""
+_UNSTEADY = 0.15
+_THROTTLED = 0.01
+"""Share of the time, above which throttling is told."""
+_MOST_SPEEDS = 64
+
+
+def slow_ranks(record: CheckRecord) -> Iterable[Verdict]:
+    """Ranks well below the pace of the others, in every repeat; those alike are told together."""
+    found = rates(record.ranks)
+    relative = against_others(found)
+    alike: dict[tuple[str, str], list[CheckedRank]] = {}
+    for rank in record.ranks:
+        pace = relative.get(rank.rank)
+        if pace is None or pace >= _SLOW or rank.compute is None:
+            continue
+        # One repeat at the others' pace: it was disturbed in the other ones, which `unsteady` tells.
+        if max(rank.compute.pieces_per_second) < found[rank.rank] / pace:
+            alike.setdefault((_device(rank), f"{pace:.2f}"), []).append(rank)
+    multiplied = against_others({r.rank: r.matmul.flops_per_second for r in record.ranks if r.matmul is not None})
+    for (device, at), slow in sorted(alike.items(), key=lambda item: item[0][1]):
+        numbers = [rank.rank for rank in slow]
+        verb = "computes" if len(slow) == 1 else "compute"
+        whose = "its" if len(slow) == 1 else "their"
+        yield Verdict(
+            "slow-rank",
+            "warning",
+            f"{ranks_named(numbers)} ({device}, {listed(hosts_of(slow))}) {verb} at {at} of the others: with equal "
+            f"shares the job runs at {whose} pace. {_why(slow[0], multiplied)}",
+            _share_advice(record, numbers),
+            tuple(numbers),
+            hosts_of(slow),
+        )
+
+
+def _why(rank: CheckedRank, multiplied: Mapping[int, float]) -> str:
+    """Why the first of the slow ranks is slow, as far as it was measured."""
+    compute = rank.compute
+    if compute is not None and (compute.cpu_throttled_share or 0.0) > _THROTTLED and rank.facts is not None:
+        quota = rank.facts.environment.cpu_quota_cores
+        return f"Its CPU quota of {quota:g} cores holds it back" if quota is not None else "Its CPU quota holds it back"
+    if compute is not None and compute.gpu is not None and (compute.gpu.throttled_share or 0.0) > _THROTTLED:
+        return f"Its GPU slows its clocks: {listed(compute.gpu.throttle_reasons)}"
+    on_cpu = rank.facts is not None and rank.facts.environment.device.type == "cpu"
+    if compute is not None and compute.cpu_share is not None and on_cpu and compute.cpu_share < _SLOW:
+        return f"It gets {compute.cpu_share:.2f} of a core: other processes take the rest"
+    own = multiplied.get(rank.rank)
+    if own is None:
+        return "Its matrix-multiply rate is unavailable"
+    if own < _SLOW:
+        return f"Its matrix-multiply rate is {own:.2f} of the others' too: the device is slower"
+    return f"Its matrix-multiply rate is {own:.2f} of the others': something else takes its time"
+
+
+def _share_advice(record: CheckRecord, slow: list[int]) -> str:
+    without = f"Leave {'it' if len(slow) == 1 else 'them'} out, or give smaller shares"
+    speeds = rank_speeds(record)
+    if speeds is None or len(speeds) > _MOST_SPEEDS:
+        return f"{without} with rank_speeds in [train]"
+    return f"{without}: in [train] rank_speeds = [{', '.join(map(str, speeds))}]"
+
+
+def mixed_devices(record: CheckRecord) -> Iterable[Verdict]:
+    """Ranks on unlike devices."""
+    by_device: dict[str, list[CheckedRank]] = {}
+    for rank in record.ranks:
+        if rank.facts is not None:
+            by_device.setdefault(_device(rank), []).append(rank)
+    if len(by_device) > 1:
+        each = listed([f"{name} ({ranks_named([r.rank for r in ranks])})" for name, ranks in by_device.items()])
+        yield Verdict(
+            "mixed-devices",
+            "warning",
+            f"the ranks compute on unlike devices: {each}; the slowest type sets the pace of every step, and the least "
+            "memory the largest batch",
+            "Use one type, or shares that follow the speeds (rank_speeds in [train])",
+        )
+
+
+def throttled(record: CheckRecord) -> Iterable[Verdict]:
+    """Clocks slowed by a GPU, and ranks held back by the CPU controller, while they computed."""
+    hot = {
+        rank.rank: rank
+        for rank in record.ranks
+        if rank.compute is not None and rank.compute.gpu is not None
+        and (rank.compute.gpu.throttled_share or 0.0) > _THROTTLED
+    }  # fmt: skip
+    if hot:
+        reasons = [
+            reason for r in hot.values() if r.compute and r.compute.gpu for reason in r.compute.gpu.throttle_reasons
+        ]
+        yield Verdict(
+            "gpu-throttled",
+            "warning",
+            f"the GPU of {ranks_named([*hot])} ({listed(hosts_of(hot.values()))}) slows its clocks: "
+            f"{listed(list(dict.fromkeys(reasons)))}",
+            "See to cooling and the power limit (nvidia-smi -q -d PERFORMANCE)",
+            tuple(hot),
+            hosts_of(hot.values()),
+        )
+    held = {r.rank: r for r in record.ranks if r.compute and (r.compute.cpu_throttled_share or 0.0) > _THROTTLED}
+    if held:
+        most = max(rank.compute.cpu_throttled_share or 0.0 for rank in held.values() if rank.compute)
+        yield Verdict(
+            "cpu-throttled",
+            "warning",
+            f"the CPU quota holds back {ranks_named([*held])} ({listed(hosts_of(held.values()))}), by up to "
+            f"{most:.2f} core-seconds per second",
+            "Ask for a quota of as many cores as the ranks of a host compute with, or use fewer ranks or threads",
+            tuple(held),
+            hosts_of(held.values()),
+        )
+
+
+def unsteady(record: CheckRecord) -> Iterable[Verdict]:
+    """Ranks whose pace changes from one repeat to the next."""
+    worst = {}
+    for rank in record.ranks:
+        if rank.compute is not None and (middle := statistics.median(rank.compute.pieces_per_second)) > 0:
+            spread = (max(rank.compute.pieces_per_second) - min(rank.compute.pieces_per_second)) / middle
+            if spread > _UNSTEADY:
+                worst[rank.rank] = spread
+    if worst:
+        yield Verdict(
+            "unsteady",
+            "note",
+            f"the pace of {ranks_named([*worst])} varies by up to {100 * max(worst.values()):.0f} % from one repeat to "
+            "the next: other processes compute there too, or clocks change",
+            "See what else runs there (top, nvidia-smi), and check again; speeds are known no better than that",
+            tuple(worst),
+        )
+
+
+def clocks_differ(record: CheckRecord) -> Iterable[Verdict]:
+    """GPUs of one type at unlike clocks under the same work."""
+    clocks: dict[str, dict[int, float]] = {}
+    for rank in record.ranks:
+        if rank.compute is not None and rank.compute.gpu is not None:
+            clock = rank.compute.gpu.sm_clock_mhz_median
+            if clock is not None and clock > 0:
+                clocks.setdefault(_device(rank), {})[rank.rank] = clock
+    for device, by_rank in clocks.items():
+        highest = max(by_rank.values())
+        low = [rank for rank, clock in by_rank.items() if clock < _SLOW * highest]
+        if low:
+            yield Verdict(
+                "clocks-differ",
+                "warning",
+                f"{device}: {ranks_named(low)} at {min(by_rank.values()):,.0f} MHz, others at {highest:,.0f} MHz under "
+                "the same work",
+                "Look for a lower power limit or locked clocks (nvidia-smi -q -d CLOCK,POWER)",
+                tuple(low),
+            )
+
+
+def _device(rank: CheckedRank) -> str:
+    return rank.facts.environment.device.name if rank.facts is not None else "unavailable device"

@@ -1,0 +1,176 @@
+"""Runs a check: asks the hosts, starts ranks as for training, waits within limits, and reads what they left."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitscale import sources
+from vitscale.check_record import CheckedRank, CheckRecord, CheckRequest
+from vitscale.errors import RequestError, StoreError, VitscaleError, explain, printable, shown
+from vitscale.preflight.asking import Where
+from vitscale.preflight.fit import fits
+from vitscale.preflight.loader_need import loader_need
+from vitscale.preflight.reach import ask
+from vitscale.record import RankRecord
+from vitscale.runner.classify import log_tail, outcome_of
+from vitscale.runner.starting import start_ranks, worked_out
+from vitscale.runner.watch import watch
+from vitscale.store import write_whole
+from vitscale.store.check_lines import read_checked_ranks
+from vitscale.store.checks import check_folder, write_check
+
+_START_SECONDS = 180.0
+"""For ssh, and imports from a slow file server on many hosts at once."""
+_LOG_CHARACTERS = 4000
+_MODULE = "vitscale.worker.check"
+_ANY_FOLDER = Path("/RESULTS/checks/CHECK")
+"""Stands for a check's folder where only the form of a command matters."""
+
+_STOPPED = {
+    "hang": "no rank recorded anything for {limit:g} s",
+    "timeout": "the ranks were not done after {limit:g} s",
+}
+
+
+class CheckInterrupted(VitscaleError):
+    """Ctrl-C: all ranks are ended, nothing is stored."""
+
+    exit_code = 130
+
+
+def run_check(
+    place: Where, wanted: CheckRequest, results: Path | None, say: Callable[[str], None]
+) -> tuple[CheckRecord, Path]:
+    """Measures, stores, and returns what was measured and where it is stored.
+
+    Args:
+        place: the hosts.
+        wanted: what every rank is to do.
+        results: the results folder; None: the user's own folder of checks.
+        say: takes a line for whoever waits.
+
+    Raises:
+        RequestError: the ranks cannot be started like this, or the study's images are damaged.
+        StoreError: the folder cannot be written.
+        CheckInterrupted: on Ctrl-C; no process is left.
+    """
+    if place.trial is not None:
+        # Decoded once and here: damage shows before anything starts.
+        sources.load(place.trial.data.model_copy(update={"fraction": 1.0}))
+    launch = place.study.launch
+    # Refused, if at all, before anything is written.
+    worked_out(place.scheduler, launch, launch.launcher, wanted.world, _ANY_FOLDER, _MODULE)
+    started_unix_seconds = time.time()
+    check_id = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(started_unix_seconds))}-{secrets.token_hex(3)}"
+    checks = check_folder(results).absolute()
+    folder = checks / check_id
+    began = time.monotonic()
+    try:
+        folder.mkdir(parents=True)
+        write_whole(folder / "request.json", wanted.model_dump_json())
+    except OSError as error:
+        raise StoreError(
+            explain(
+                f"{shown(str(checks))} cannot be written: {error.strerror or error}",
+                next_step="Give a folder you may write to with -o",
+            )
+        ) from None
+    try:
+        answers = ask(place.hosts, folder / "request.json")
+        gone = {answer.name for answer in answers if answer.seconds is None or answer.sees_folder is False}
+        if gone:
+            place = place.without(gone)
+            wanted = wanted.model_copy(update={"world": wanted.world.model_copy(update={"nodes": max(1, place.nodes)})})
+            write_whole(folder / "request.json", wanted.model_dump_json())
+        end = _End("not started", "no host is left to start one on")
+        if not (place.hosts == () and gone):
+            say(f"Checking {_counted(wanted)}; this takes a minute or more.")
+            end = _measure(place, wanted, folder)
+        ranks = read_checked_ranks(folder, wanted.world.size)
+        whole = len(ranks) == wanted.world.size and all(rank.ended for rank in ranks)
+        record = CheckRecord.model_validate(
+            {
+                "id": check_id,
+                "started_unix_seconds": max(0.0, started_unix_seconds),
+                "wall_seconds": time.monotonic() - began,
+                "request": wanted,
+                "launcher": place.study.launch.launcher,
+                "scheduler": type(place.scheduler).__name__,
+                "hosts": answers,
+                "ranks": ranks,
+                "fits": fits(ranks),
+                "loader_need": None if place.trial is None else loader_need(place.trial, ranks, results),
+                "ending": end.how,
+                "ending_reason": "" if whole else end.reason,
+                "guilty_rank": None if whole else end.rank,
+                "log": "" if whole else printable(log_tail(folder / "log.txt"))[-_LOG_CHARACTERS:],
+            }
+        )
+        return record, write_check(checks, record)
+    except KeyboardInterrupt:
+        raise CheckInterrupted("interrupted: all ranks are ended, and nothing is stored") from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class _End:
+    """How the ranks' processes ended, and why where not all of them came to their end."""
+
+    how: str
+    reason: str = ""
+    rank: int | None = None
+
+
+def _measure(place: Where, wanted: CheckRequest, folder: Path) -> _End:
+    """Starts the ranks and waits for their end."""
+    launch = place.study.launch
+    ranks = worked_out(place.scheduler, launch, launch.launcher, wanted.world, folder, _MODULE)
+    environment = {"OMP_NUM_THREADS": str(wanted.world.threads_per_rank)}
+    if inherited := os.environ.get("PYTHONPATH"):
+        environment["PYTHONPATH"] = inherited
+    try:
+        started = start_ranks(ranks, place.scheduler, launch, folder, environment=environment)
+    except OSError as error:
+        raise RequestError(explain(f"the ranks cannot be started: {error.strerror or error}")) from None
+    ending = watch(
+        started,
+        folder,
+        hang_seconds=max(_START_SECONDS, *wanted.limits.values()) + 30.0,
+        timeout_seconds=wanted.longest_seconds + _START_SECONDS,
+        on_steps=lambda _steps: None,
+    )
+    how = "ended" if ending.stopped is None else "stopped"
+    if ending.stopped in _STOPPED:
+        return _End(how, _STOPPED[ending.stopped].format(limit=ending.limit_seconds or 0.0))
+    # As of a run: launchers and lifelines tell who was lost first, and how.
+    ended = [_as_of_a_run(rank) for rank in read_checked_ranks(folder, wanted.world.size)]
+    outcome = outcome_of(ending, ended, wanted.world.size, folder / "log.txt")
+    return _End(how, outcome.reason, outcome.rank)
+
+
+def _as_of_a_run(rank: CheckedRank) -> RankRecord:
+    none: tuple[()] = ()
+    return RankRecord(
+        rank=rank.rank,
+        start=None,
+        model=None,
+        phases=none,
+        steps=none,
+        epochs=none,
+        error=None,
+        ended=rank.ended,
+        broken=none,
+    )
+
+
+def _counted(wanted: CheckRequest) -> str:
+    world = wanted.world
+    hosts = f"{world.nodes} hosts, " if world.nodes > 1 else ""
+    return f"{hosts}{world.size} rank{'s' if world.size > 1 else ''}"

@@ -1,0 +1,116 @@
+"""Collectives over a range of sizes: how long each takes on this rank, one call right after the other."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from vitscale.check_record import OPERATIONS, CollectiveLine, Group, Operation, SweepPlan
+
+Call = Callable[[], object]
+
+# torch 2.13 gave two of them new names, and warns of the old ones.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+_ELEMENT_BYTES = 4
+_MOST_REPEATS = 7
+_FEWEST_REPEATS = 3
+_BATCH_SECONDS = 5e-3
+"""Shorter than that a timer and a scheduler disturb too much: several calls make one repeat."""
+_MOST_CALLS = 100
+_SHORT_SECONDS = 0.1
+_MEMORY_SHARE = 0.5
+"""Of what is free, for all ranks of a host together."""
+
+
+def sweep(
+    plan: SweepPlan, name: Group, group: dist.ProcessGroup, device: torch.device, sharing: int
+) -> Iterator[CollectiveLine]:
+    """Times every operation at every size that is short enough; called on all ranks of `group` at once.
+
+    Args:
+        plan: sizes and limits.
+        name: of the group, for the record.
+        group: the ranks that take part, two at least.
+        device: of this rank.
+        sharing: ranks that share this rank's memory.
+    """
+    ranks = dist.get_world_size(group)
+    room = -_agreed(-_free_bytes(device, sharing), group, device)
+    for operation in OPERATIONS:
+        for size in plan.sizes_bytes:
+            elements = max(1, size // _ELEMENT_BYTES // ranks) * ranks
+            size_bytes = elements * _ELEMENT_BYTES
+            # Input, output, and what the backend copies for itself.
+            if 4 * size_bytes > room:
+                break
+            call = _call(operation, elements, ranks, group, device)
+            once = _agreed(_timed(call, 1, device), group, device)
+            if once < _SHORT_SECONDS:  # the first call was a warm-up, and one more may be disturbed
+                once = _agreed(statistics.median(_timed(call, 1, device) for _ in range(5)), group, device)
+            calls = max(1, min(_MOST_CALLS, int(_BATCH_SECONDS / max(once, 1e-9))))
+            repeats = max(_FEWEST_REPEATS, min(_MOST_REPEATS, int(plan.seconds_per_size / max(once * calls, 1e-9))))
+            dist.barrier(group)
+            seconds = tuple(_timed(call, calls, device) / calls for _ in range(repeats))
+            yield CollectiveLine(
+                group=name, operation=operation, ranks=ranks, size_bytes=size_bytes, calls=calls, seconds=seconds
+            )
+            following = next((larger for larger in plan.sizes_bytes if larger > size), size)
+            if once * following / size > plan.longest_seconds:
+                break
+
+
+def _call(operation: Operation, elements: int, ranks: int, group: dist.ProcessGroup, device: torch.device) -> Call:
+    """One call whose whole is `elements`, on memory that is really there; zeros, so that sums stay what they are."""
+    part = elements // ranks
+
+    def zeros(count: int) -> Tensor:
+        return torch.empty(count, device=device).fill_(0.0)  # torch.zeros may map pages without memory behind them
+
+    if operation == "all_reduce":
+        whole = zeros(elements)
+        return lambda: dist.all_reduce(whole, group=group)
+    if operation == "all_gather":
+        own, gathered = zeros(part), zeros(elements)
+        return lambda: _all_gather(gathered, own, group=group)
+    if operation == "reduce_scatter":
+        mine, all_of_it = zeros(part), zeros(elements)
+        return lambda: _reduce_scatter(mine, all_of_it, group=group)
+    sent, received = zeros(elements), zeros(elements)
+    return lambda: dist.all_to_all_single(received, sent, group=group)
+
+
+def _timed(call: Call, calls: int, device: torch.device) -> float:
+    """Seconds of `calls` calls, one right after the other."""
+    if device.type == "cuda":
+        began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        began.record()
+        for _ in range(calls):
+            call()
+        ended.record()
+        ended.synchronize()
+        return float(began.elapsed_time(ended)) / 1000
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return time.perf_counter() - start
+
+
+def _agreed(value: float, group: dist.ProcessGroup, device: torch.device) -> float:
+    """The largest value of all ranks: they must do the same number of calls."""
+    box = torch.tensor([value], dtype=torch.float64, device=device)
+    dist.all_reduce(box, dist.ReduceOp.MAX, group)
+    return float(box.item())
+
+
+def _free_bytes(device: torch.device, sharing: int) -> float:
+    if device.type == "cuda":
+        return _MEMORY_SHARE * torch.cuda.mem_get_info(device)[0]
+    return _MEMORY_SHARE * float(psutil.virtual_memory().available) / sharing

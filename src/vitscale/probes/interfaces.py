@@ -1,0 +1,89 @@
+"""The network interfaces of a host, as the kernel tells of them, and what the host takes its own name for."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from vitscale.check_record import InfinibandPort, Interface
+
+# The kernel's ARPHRD_* numbers (include/uapi/linux/if_arp.h).
+_KINDS: dict[int, Literal["ethernet", "infiniband", "loopback"]] = {1: "ethernet", 32: "infiniband", 772: "loopback"}
+
+
+def interfaces(folder: Path = Path("/sys/class/net")) -> tuple[Interface, ...]:
+    """All interfaces by name; what the kernel does not tell of one is None."""
+    addresses = psutil.net_if_addrs()
+    try:
+        names = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    except OSError:
+        names = sorted(addresses)
+    return tuple(_interface(folder / name, _addresses(addresses.get(name, []))) for name in names)
+
+
+def _interface(folder: Path, addresses: tuple[str, ...]) -> Interface:
+    kind = _read(folder / "type") or ""
+    # The loopback interface and many tunnels say "unknown" while they work; the flag IFF_UP is what counts there.
+    state, flags = _read(folder / "operstate"), _read(folder / "flags") or "0"
+    speed = _read(folder / "speed") or ""
+    # Of a veth or a bridge the kernel says 10 Gbit/s, whatever it leads to; -1 is its word for unknown.
+    is_real = (folder / "device").exists() or (folder / "bonding").exists()
+    return Interface(
+        name=folder.name,
+        kind=_KINDS.get(int(kind), "other") if kind.isdigit() else "other",
+        up=state == "up" or (state == "unknown" and _is_up(flags)),
+        speed_mbit=int(speed) if is_real and speed.isdigit() and 0 < int(speed) < 2**31 else None,
+        addresses=addresses,
+    )
+
+
+def _is_up(flags: str) -> bool:
+    try:
+        return bool(int(flags, 16) & 1)
+    except ValueError:
+        return False
+
+
+def _addresses(found: Sequence[Any]) -> tuple[str, ...]:
+    four = [one for one in found if one.family == socket.AF_INET]
+    six = [one.address.partition("%")[0] for one in found if one.family == socket.AF_INET6]
+    with_prefix = []
+    for one in four:
+        try:
+            with_prefix.append(str(ipaddress.IPv4Interface(f"{one.address}/{one.netmask or '255.255.255.255'}")))
+        except ValueError:
+            with_prefix.append(one.address)
+    return (*with_prefix, *six)
+
+
+def infiniband_ports(folder: Path = Path("/sys/class/infiniband")) -> tuple[InfinibandPort, ...]:
+    """The ports of all InfiniBand and RoCE adapters; empty where there is none."""
+    return tuple(
+        InfinibandPort(
+            name=f"{port.parent.parent.name}:{port.name}",
+            active="ACTIVE" in (_read(port / "state") or ""),
+            rate=_read(port / "rate") or "unavailable",
+        )
+        for port in sorted(folder.glob("*/ports/*"))
+    )
+
+
+def hostname_addresses() -> tuple[str, ...]:
+    """The addresses of the host's own name, in the resolver's order: what gloo listens on by default is the first."""
+    try:
+        answers = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return ()
+    return tuple(dict.fromkeys(str(answer[4][0]) for answer in answers))
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return None

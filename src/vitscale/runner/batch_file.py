@@ -1,0 +1,126 @@
+"""RESULTS/jobs/NAME.json: what one batch job is to do; in it the login node and the job meet."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field
+
+from vitscale.errors import StoreError, explain, shown
+from vitscale.record import Outcome
+from vitscale.runner.one_run import Task
+from vitscale.store import write_whole
+from vitscale.study import LaunchSection, MeasureSection, SlurmSection
+from vitscale.trial import Spec
+
+_NAME = re.compile(r"vitscale-[0-9]+x[0-9]+-[0-9a-f]{8}")
+
+
+class BatchTask(Spec):
+    """One run of a job."""
+
+    trial_id: str
+    repeat: int
+    attempt: int
+    """Number of its first try in this job."""
+
+    @property
+    def task(self) -> Task:
+        """Which run it is."""
+        return Task(self.trial_id, self.repeat)
+
+
+class JobFile(Spec):
+    """One job, or one array with a run in each element."""
+
+    format: int = 1
+    name: str
+    """Also Slurm's name of the job: by it a job is found whose number was not written down."""
+    job_id: str | None = None
+    """Slurm's number; null until sbatch has answered."""
+    array: bool
+    tasks: tuple[BatchTask, ...] = Field(min_length=1)
+    study_folder: str
+    launch: LaunchSection
+    slurm: SlurmSection
+    measure: MeasureSection
+    closed: bool = False
+    """Nothing more comes of it: all its runs have their outcome, or are others' to do. A job that starts now leaves."""
+
+    def write(self, results: Path) -> None:
+        """Replaces the file whole."""
+        folder = results / "jobs"
+        folder.mkdir(exist_ok=True)
+        write_whole(folder / f"{self.name}.json", self.model_dump_json(indent=1))
+
+    def tasks_of(self, element: int | None) -> tuple[BatchTask, ...]:
+        """The runs of one element of an array; of a job (None) all."""
+        if element is None:
+            return self.tasks
+        return self.tasks[element : element + 1]
+
+
+def read_job(results: Path, name: str) -> JobFile:
+    """One job's file.
+
+    Raises:
+        StoreError: there is none of that name, or it cannot be read.
+    """
+    path = results / "jobs" / f"{name}.json"
+    try:
+        if not _NAME.fullmatch(name):
+            raise ValueError("no name of a job")
+        return JobFile.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise StoreError(explain(f"the job file {shown(str(path))} cannot be read: {reason}")) from None
+
+
+def open_jobs(results: Path) -> list[JobFile]:
+    """All jobs of which something may still come.
+
+    Raises:
+        StoreError: a file cannot be read.
+    """
+    names = sorted(path.stem for path in (results / "jobs").glob("vitscale-*.json"))
+    return [job for job in (read_job(results, name) for name in names) if not job.closed]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far a job has come with one of its runs."""
+
+    folder: Path
+    """Of the try that counts; it does not exist where that has not begun."""
+    outcome: Outcome | None
+
+
+def standing_of(results: Path, task: BatchTask, retries: int) -> Standing:
+    """Looks at a run's tries in this job, from its first on: each transient failure is followed by another one.
+
+    Raises:
+        StoreError: an outcome cannot be read.
+    """
+    for attempt in range(task.attempt, task.attempt + retries + 1):
+        folder = results / "runs" / f"{task.trial_id}-r{task.repeat}-a{attempt}"
+        try:
+            outcome = Outcome.model_validate_json((folder / "outcome.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return Standing(folder, None)
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{folder / 'outcome.json'} cannot be read: {str(error).splitlines()[0]}") from None
+        if not outcome.transient:
+            break
+    return Standing(folder, outcome)
+
+
+def standings(results: Path, job: JobFile) -> dict[Task, Standing]:
+    """How far a job has come with each of its runs."""
+    return {task.task: standing_of(results, task, job.measure.retries) for task in job.tasks}
+
+
+def waiting(results: Path, job: JobFile) -> set[Task]:
+    """The runs of a job that have no outcome yet."""
+    return {task for task, standing in standings(results, job).items() if standing.outcome is None}

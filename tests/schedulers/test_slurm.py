@@ -1,0 +1,185 @@
+"""An allocation of a real Slurm: its hosts, the commands to the letter, and that nothing is left on any node."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from driving import processes_naming
+from lab.slurm_cluster import SlurmCluster, slurm_cluster
+from needs import root_and
+from vitscale.hosts import Host
+from vitscale.launchers import LAUNCHERS
+from vitscale.launchers.base import Start
+from vitscale.schedulers.slurm import SlurmAllocation
+from vitscale.study import NodeSection, SlurmSection
+from vitscale.trial import World
+
+HOSTS = (Host("node0"), Host("node1"))
+RUN = Path("/shared/results/runs/0123456789ab-r0-a0")
+TWO = World(nodes=2, ranks_per_node=1, threads_per_rank=2)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SlurmCluster]:
+    with slurm_cluster() as running:
+        yield running
+
+
+@pytest.fixture
+def allocation(monkeypatch: pytest.MonkeyPatch) -> SlurmAllocation:
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    return SlurmAllocation(SlurmSection(python="/opt/python"), None)
+
+
+def commands(allocation: SlurmAllocation, launcher: str) -> list[list[str]]:
+    start = Start(("/opt/python", "-m", "vitscale.worker", str(RUN)), RUN, HOSTS, 29511)
+    return allocation.commands(LAUNCHERS[launcher].launch(TWO, start), TWO, HOSTS, RUN)
+
+
+def test_srun_is_a_step_of_the_runs_name(allocation: SlurmAllocation) -> None:
+    assert commands(allocation, "srun") == [
+        [
+            *("srun", "--job-name=0123456789ab-r0-a0", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1"),
+            *("--cpus-per-task=2", "--nodelist=node0,node1", "--distribution=block", "--overlap", "--exact"),
+            *("--cpu-bind=none", "--mpi=none", "--export=ALL", "--kill-on-bad-exit=1"),
+            *("/opt/python", "-m", "vitscale.worker", str(RUN)),
+        ]
+    ]
+
+
+def test_torchrun_has_an_agent_on_each_node(allocation: SlurmAllocation) -> None:
+    assert commands(allocation, "torchrun") == [
+        [
+            *("srun", "--job-name=0123456789ab-r0-a0", f"--nodelist=node{node}", "--nodes=1", "--ntasks=1"),
+            *("--overlap", "--cpu-bind=none", "--mpi=none", "--export=ALL"),
+            *("/opt/python", "-m", "vitscale.keeper", str(RUN), "--"),
+            *("/opt/python", "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}"),
+            *("--rdzv-backend=static", "--rdzv-conf=timeout=300", "--master-addr=node0", "--master-port=29511"),
+            *("--nproc-per-node=1", "--max-restarts=0", "-m", "vitscale.worker", str(RUN)),
+        ]
+        for node in (0, 1)
+    ]
+
+
+def test_a_container_stands_before_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    allocation = SlurmAllocation(SlurmSection(python="python3", container="vit.sif", gpus="none"), None)
+    first, _ = commands(allocation, "torchrun")
+    start = first.index("apptainer")
+    assert first[start : start + 2] == ["apptainer", "exec"]
+    assert first[first.index("vit.sif") + 1 :][:3] == ["python3", "-m", "vitscale.keeper"]
+    assert allocation.refuses("mpirun", TWO) is not None
+
+
+def test_what_is_refused(allocation: SlurmAllocation) -> None:
+    assert "past Slurm" in (allocation.refuses("deepspeed", TWO) or "")
+    assert [allocation.refuses(name, TWO) for name in ("srun", "torchrun", "mpirun", "in-process")] == [None] * 4
+
+
+def test_tasks_per_node_limit_the_ranks_where_they_were_asked_for(
+    allocation: SlurmAllocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_TASKS_PER_NODE", "4(x2),3")
+    monkeypatch.delenv("SLURM_NTASKS", raising=False)
+    assert allocation.slots() is None
+    monkeypatch.setenv("SLURM_NTASKS", "11")
+    assert allocation.slots() == 3
+
+
+def test_a_node_that_the_study_describes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "48(x2)")
+    machine = SlurmAllocation(SlurmSection(), NodeSection(cores=64, gpus=4)).machine()
+    assert (machine.cores, len(machine.gpus)) == (48, 4)
+
+
+def in_allocation(cluster: SlurmCluster, program: str, *arguments: Path | str) -> str:
+    """What a program prints that runs in an allocation of both nodes."""
+    salloc = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2"]
+    answer = subprocess.run(
+        cluster.command([*salloc, sys.executable, "-c", program, *map(str, arguments)]),
+        env=os.environ | cluster.environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout
+
+
+FACTS = """
+import json
+from vitscale.errors import RequestError
+from vitscale.schedulers.slurm import SlurmAllocation
+from vitscale.study import SlurmSection
+from vitscale.trial import World
+def refused(**world):
+    try:
+        allocation.hosts(World(**world))
+    except RequestError as error:
+        return str(error)
+allocation = SlurmAllocation(SlurmSection(), None)
+print(json.dumps({
+    "here": SlurmAllocation.here(),
+    "slots": allocation.slots(),
+    "cores": allocation.machine().cores,
+    "hosts": [host.name for host in allocation.hosts(World(nodes=2, ranks_per_node=1, threads_per_rank=2))],
+    "nodes": refused(nodes=3, ranks_per_node=1, threads_per_rank=1),
+    "threads": refused(nodes=1, ranks_per_node=1, threads_per_rank=3),
+}))
+"""
+
+
+def test_what_an_allocation_offers(cluster: SlurmCluster) -> None:
+    found = json.loads(in_allocation(cluster, FACTS))
+    assert found["here"] is True
+    assert found["hosts"] == ["node0", "node1"]
+    assert (found["slots"], found["cores"]) == (1, 2)
+    assert found["nodes"].startswith("3 nodes are needed, and job ")
+    assert "1 x 3 threads are needed on each node, and job" in found["threads"]
+
+
+# The sleepers take the run's token off, so that only Slurm can find them, as on another host.
+ORPHANS = """
+import os, sys, time
+from pathlib import Path
+import psutil
+from vitscale.schedulers.slurm import SlurmAllocation
+from vitscale.schedulers.slurm_commands import steps_named
+from vitscale.study import SlurmSection
+folder, launcher = Path(sys.argv[1]), sys.argv[2:]
+program = ["sh", "-c", 'touch "$0/$SLURM_PROCID" && exec env -u VITSCALE_JOB sleep 600.25', str(folder)]
+allocation = SlurmAllocation(SlurmSection(), None)
+job = allocation.start([launcher + program], (), token="t" * 32, log=folder / "log.txt", cwd=folder, environment={})
+while not all((folder / rank).exists() for rank in "01"):
+    time.sleep(0.01)
+for process in psutil.Process().children(recursive=True):
+    if process.name() == launcher[0]:
+        process.kill()
+job.wait(60.0)
+job_id = os.environ["SLURM_JOB_ID"]
+print(job.exit_code, len(steps_named(job_id, folder.name)), job.end(), len(steps_named(job_id, folder.name)))
+"""
+
+
+@pytest.mark.parametrize("launcher", ["srun", "mpirun"])
+def test_a_step_whose_launcher_was_killed_is_ended(cluster: SlurmCluster, tmp_path: Path, launcher: str) -> None:
+    root_and(launcher)
+    (tmp_path / "hosts").write_text("node0 slots=1\nnode1 slots=1\n")
+    command = {
+        "srun": ["srun", f"--job-name={tmp_path.name}", "--nodes=2", "--ntasks=2", "--overlap"],
+        "mpirun": [
+            *("mpirun", "-np", "2", "--hostfile", str(tmp_path / "hosts"), "--map-by", "ppr:1:node"),
+            *("--bind-to", "none", "--allow-run-as-root"),
+        ],
+    }
+    assert in_allocation(cluster, ORPHANS, tmp_path, *command[launcher]) == "-9 1 () 0\n"
+    assert processes_naming("600.25") == []

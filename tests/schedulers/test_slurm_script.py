@@ -1,0 +1,174 @@
+"""Batch scripts to the letter, and what cannot stand in one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from vitscale.errors import RequestError
+from vitscale.schedulers.slurm_script import BatchJob, batch_script, seconds_of
+from vitscale.study import SlurmSection
+from vitscale.trial import World
+
+
+def job(**changes: object) -> BatchJob:
+    given: dict[str, object] = {
+        "name": "vitscale-2x4-0123abcd",
+        "world": World(nodes=2, ranks_per_node=4, threads_per_rank=8),
+        "on_gpus": True,
+        "results": Path("/shared/results"),
+        "cwd": Path("/home/user/work"),
+    }
+    return BatchJob(**(given | changes))  # type: ignore[arg-type]
+
+
+def test_the_least() -> None:
+    assert (
+        batch_script(SlurmSection(), job(on_gpus=False))
+        == f"""\
+#!/bin/bash
+#SBATCH --job-name=vitscale-2x4-0123abcd
+#SBATCH --chdir=/home/user/work
+#SBATCH --output=/shared/results/jobs/vitscale-2x4-0123abcd-%j.out
+#SBATCH --open-mode=append
+#SBATCH --no-requeue
+#SBATCH --signal=B:TERM@60
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --cpus-per-task=8
+
+exec {sys.executable} -m vitscale.runner.job /shared/results vitscale-2x4-0123abcd
+"""
+    )
+
+
+def test_everything_as_an_array() -> None:
+    slurm = SlurmSection(
+        jobs="array",
+        partition="gpu,long",
+        account="vit",
+        qos="high",
+        time="1-02:00:00",
+        constraint="[rack1|rack2]&a100*2",
+        reservation="study week",
+        gpu_type="a100",
+        modules=["cuda/12.4", "openmpi"],
+        python="/opt/env/bin/python",
+        options=["--mail-type=END", "--exclusive", '--comment=it\'s "ours" #1 \\'],
+        setup=["source /etc/profile.d/modules.sh", 'export NCCL_DEBUG="$HOME"'],
+    )
+    assert (
+        batch_script(slurm, job(elements=6))
+        == """\
+#!/bin/bash
+#SBATCH --job-name=vitscale-2x4-0123abcd
+#SBATCH --chdir=/home/user/work
+#SBATCH --output=/shared/results/jobs/vitscale-2x4-0123abcd-%A_%a.out
+#SBATCH --open-mode=append
+#SBATCH --no-requeue
+#SBATCH --signal=B:TERM@60
+#SBATCH --array=0-5
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --cpus-per-task=8
+#SBATCH --gpus-per-node=a100:4
+#SBATCH --partition=gpu,long
+#SBATCH --account=vit
+#SBATCH --qos=high
+#SBATCH --time=1-02:00:00
+#SBATCH --constraint="[rack1|rack2]&a100*2"
+#SBATCH --reservation="study week"
+#SBATCH --mail-type=END
+#SBATCH --exclusive
+#SBATCH --comment="it's \\"ours\\" #1 \\\\"
+
+source /etc/profile.d/modules.sh
+export NCCL_DEBUG="$HOME"
+module load cuda/12.4 || exit 1
+module load openmpi || exit 1
+exec /opt/env/bin/python -m vitscale.runner.job /shared/results vitscale-2x4-0123abcd
+"""
+    )
+
+
+@pytest.mark.parametrize(
+    ("slurm", "line"),
+    [
+        (SlurmSection(), "#SBATCH --gpus-per-node=4"),
+        (SlurmSection(gpus="gres"), "#SBATCH --gres=gpu:4"),
+        (SlurmSection(gpus="gres", gpu_type="h100"), "#SBATCH --gres=gpu:h100:4"),
+    ],
+)
+def test_forms_of_asking_for_gpus(slurm: SlurmSection, line: str) -> None:
+    assert [found for found in batch_script(slurm, job()).splitlines() if "gpu" in found] == [line]
+    assert "gpu" not in batch_script(slurm, job(on_gpus=False))
+
+
+def test_gpus_that_are_not_asked_for() -> None:
+    assert "gpu" not in batch_script(SlurmSection(gpus="none"), job())
+
+
+def test_the_driver_of_a_container_runs_outside_of_it() -> None:
+    slurm = SlurmSection(container="image.sif", python="/usr/bin/python3")
+    assert f"exec {sys.executable} -m vitscale.runner.job" in batch_script(slurm, job())
+
+
+def test_a_hostile_path_and_a_hostile_interpreter() -> None:
+    """Spaces, both quotes, $(), backticks, % and a line's comment sign: one word for sbatch, one for bash."""
+    nasty = Path('/tmp/it\'s $(x) `y` "q" %j #1')
+    text = batch_script(SlurmSection(python="/opt/my env/python"), job(results=nasty, cwd=nasty))
+    assert '#SBATCH --chdir="/tmp/it\'s $(x) `y` \\"q\\" %j #1"\n' in text
+    output = '"/tmp/it\'s $(x) `y` \\"q\\" %%j #1/jobs/vitscale-2x4-0123abcd-%j.out"'
+    assert f"#SBATCH --output={output}\n" in text
+    assert text.endswith(
+        "exec '/opt/my env/python' -m vitscale.runner.job '/tmp/it'\"'\"'s $(x) `y` \"q\" %j #1' "
+        "vitscale-2x4-0123abcd\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("slurm", "part"),
+    [
+        ({"partition": "gpu\n#SBATCH --account=other"}, "slurm.partition is 'gpu\\n#SBATCH --account=other'"),
+        ({"account": "a\x1b[0m"}, "slurm.account is"),
+        ({"constraint": ""}, "slurm.constraint is ''"),
+        ({"modules": ["cuda; rm -rf /"]}, "slurm.modules has 'cuda; rm -rf /'"),
+        ({"modules": ["-h"]}, "slurm.modules has '-h'"),
+        ({"gpu_type": "a100:2"}, "slurm.gpu_type is 'a100:2'"),
+        ({"options": ["-p gpu"]}, "slurm.options has '-p gpu'"),
+        ({"options": ["--comment=a\nrm -rf /"]}, "slurm.options[0] is '--comment=a\\nrm -rf /'"),
+        ({"options": ["--nodes=4"]}, "it follows from each trial's world"),
+        ({"options": ["--partition=gpu"]}, "say slurm.partition"),
+        ({"options": ["--output=here"]}, "vitscale sets it"),
+    ],
+)
+def test_what_cannot_stand_in_a_script(slurm: dict[str, object], part: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        batch_script(SlurmSection.model_validate(slurm), job())
+    assert part in str(caught.value)
+
+
+def test_a_results_folder_that_slurm_would_misread() -> None:
+    with pytest.raises(RequestError, match="backslash"):
+        batch_script(SlurmSection(), job(results=Path("/a\\b")))
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds", "told_before"),
+    [
+        ("1", 60, 15),
+        ("90", 5400, 60),
+        ("1:30", 90, 22),
+        ("2:00:00", 7200, 60),
+        ("1-2", 93600, 60),
+        ("1-02:03", 93780, 60),
+        ("1-02:03:04", 93784, 60),
+    ],
+)
+def test_time_limits_as_slurm_reads_them(limit: str, seconds: int, told_before: int) -> None:
+    assert seconds_of(limit) == seconds
+    script = batch_script(SlurmSection(time=limit), job())
+    assert f"#SBATCH --signal=B:TERM@{told_before}\n" in script
+    assert f"#SBATCH --time={limit}\n" in script

@@ -11,7 +11,8 @@ demo: install
 	$(BIN)/vitscale report demo/results -o demo/report.html
 
 test: install check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone"
+	$(BIN)/python -m pytest -m alone
 
 check: install
 	$(BIN)/ruff format --check .

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from vitscale.hosts import Host
+from vitscale.launchers.base import Launch, Start
 from vitscale.record import EndLine, EpochLine, ModelLine, StepLine
 from vitscale.store import RankLog
 from vitscale.trial import World
@@ -28,7 +30,10 @@ class Scripted:
         self.interrupt_at: int | None = None
         """Once so many runs have been started, Ctrl-C comes instead of the next."""
 
-    def command(self, world: World, run_folder: Path) -> list[str]:
+    def launch(self, world: World, start: Start) -> Launch:
+        return Launch(commands=(tuple(self._command(start.run_folder)),))
+
+    def _command(self, run_folder: Path) -> list[str]:
         if run_folder.name.count("-") != 2:
             return ["cp", "RECORD", str(run_folder)]  # what `vitscale plan` shows
         trial_id, repeat, _ = run_folder.name.split("-")
@@ -41,7 +46,7 @@ class Scripted:
     def unavailable(self) -> str | None:
         return None
 
-    def unfit(self, world: World) -> str | None:
+    def unfit(self, world: World, hosts: tuple[Host, ...]) -> str | None:
         return None
 
     def _record(self, epoch_seconds: float) -> Path:

@@ -243,6 +243,92 @@ def test_a_run_may_be_as_long_as_its_steps_whatever_the_warm_up(tmp_path: Path) 
     assert len(found.trials) == 2
 
 
+def test_speeds_become_shares_and_equal_ones_leave_the_trial_as_it_was(tmp_path: Path) -> None:
+    scaling = {"gpus": [1, 2, 3]}
+    equal = expanded(tmp_path, {"scaling": scaling})
+    found = expanded(tmp_path, {"train": {"rank_speeds": [1.0, 1, 0.31]}, "scaling": scaling})
+    assert [trial.train.micro_batches for trial in found.trials.values()] == [None, None, (42, 41, 13)]
+    assert [trial.global_batch for trial in found.trials.values()] == [32, 64, 96]
+    assert [identity in equal.trials for identity in found.trials] == [True, True, False]
+
+
+def test_speeds_can_be_swept(tmp_path: Path) -> None:
+    found = expanded(tmp_path, {"sweep": {"train.rank_speeds": [[1.0, 1.0], [1.0, 0.5]]}})
+    assert [trial.train.micro_batches for trial in found.trials.values()] == [None, None, (43, 21)]
+
+
+@pytest.mark.parametrize(
+    ("speeds", "said"),
+    [
+        ([1.0], "train.rank_speeds holds 1 speeds for 2 ranks"),
+        ([], "train.rank_speeds"),
+        ([1.0, 0.0], "train.rank_speeds"),
+        ([1.0, "fast"], "train.rank_speeds"),
+    ],
+)
+def test_speeds_that_are_none_are_refused(tmp_path: Path, speeds: list[Any], said: str) -> None:
+    assert said in refusal(tmp_path, {"train": {"rank_speeds": speeds}})
+
+
+# --- hosts ---------------------------------------------------------------------------------------------------------
+
+
+def shapes(found: Expansion) -> list[list[tuple[int, int, str]]]:
+    """Nodes, ranks per node and trial of each point of each curve."""
+    worlds = {trial_id: trial.world for trial_id, trial in found.trials.items()}
+    return [
+        [(worlds[p.trial_id].nodes, worlds[p.trial_id].ranks_per_node, p.trial_id) for p in curve.points]
+        for curve in found.curves
+    ]
+
+
+def test_packed_against_spread_is_one_sweep_that_shares_its_one_rank_trial(tmp_path: Path) -> None:
+    """Eight ranks on one host against one on each of eight; threads alike, or spread ranks would have eight times as
+    many."""
+    found = expanded(
+        tmp_path, {"scaling": {"gpus": [1, 2, 8]}, "sweep": {"scaling.gpus_per_node": [8, 1], "train.engine": ["ddp"]}}
+    )
+    packed, spread = shapes(found)
+    assert [shape[:2] for shape in packed] == [(1, 1), (1, 2), (1, 8)]
+    assert [shape[:2] for shape in spread] == [(1, 1), (2, 1), (8, 1)]
+    assert packed[0] == spread[0]
+    assert len(found.trials) == 5
+    assert {trial.world.threads_per_rank for trial in found.trials.values()} == {1}
+    assert [curve.labels["scaling.gpus_per_node"] for curve in found.curves] == [8, 1]
+
+
+def test_hosts_without_a_sweep_leave_the_trial_of_one_host_as_it_was(tmp_path: Path) -> None:
+    threads = {"launch": {"threads_per_rank": 1}}
+    plain, named = (
+        expanded(tmp_path, threads | {"scaling": {"gpus": [1, 2], "gpus_per_node": per_node}}).trials
+        for per_node in (None, 2)
+    )
+    assert list(plain) == list(named)
+
+
+@pytest.mark.parametrize(
+    ("slots", "per_node", "shape"), [(None, None, (1, 4)), (2, None, (2, 2)), (2, 4, (1, 4)), (8, 1, (4, 1))]
+)
+def test_a_host_takes_what_the_study_says_and_else_as_many_as_it_has_slots(
+    tmp_path: Path, slots: int | None, per_node: int | None, shape: tuple[int, int]
+) -> None:
+    file = StudyFile.read(write_study(tmp_path, {"scaling": {"gpus": [4], "gpus_per_node": per_node}}))
+    found = expand(file, EIGHT_CORES, lambda _: summary(), slots)
+    assert [[point[:2] for point in curve] for curve in shapes(found)] == [[shape]]
+
+
+def test_hosts_that_would_not_be_full_are_refused(tmp_path: Path) -> None:
+    message = refusal(tmp_path, {"scaling": {"gpus": [1, 2, 3], "gpus_per_node": 2}})
+    assert "3 ranks do not fill hosts of 2. Valid: scaling.gpus in multiples of 2, or below it" in message
+    assert expanded(tmp_path, {"scaling": {"gpus": [1, 2, 4], "gpus_per_node": 2}})
+
+
+def test_the_plain_engine_computes_with_the_threads_of_the_fullest_host(tmp_path: Path) -> None:
+    sweep = {"sweep": {"train.engine": ["none", "ddp"]}}
+    found = expanded(tmp_path, sweep | {"scaling": {"gpus": [1, 16], "gpus_per_node": 4}})
+    assert {trial.world.threads_per_rank for trial in found.trials.values()} == {2}
+
+
 # --- the user's own DeepSpeed file ---------------------------------------------------------------------------------
 
 

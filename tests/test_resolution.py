@@ -9,6 +9,7 @@ import pytest
 from study_factory import EIGHT_CORES, expanded, gpus
 from vitscale.errors import RequestError
 from vitscale.hardware import Machine
+from vitscale.resolution import world_of
 from vitscale.trial import Trial
 
 FOUR_GPUS = Machine(cores=16, cpu_quota_cores=None, gpus=gpus(4), cpu_has_fast_bf16=False)
@@ -119,3 +120,64 @@ def test_fp16_by_file_is_for_gpus(tmp_path: Path) -> None:
     assert {trial.train.precision for trial in trials(tmp_path, FOUR_GPUS, changes)} == {"fp16"}
     with pytest.raises(RequestError, match="fp16 training needs a GPU"):
         trials(tmp_path, EIGHT_CORES, changes)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "per_node", "shape"),
+    [
+        (1, None, (1, 1)), (8, None, (1, 8)), (1, 4, (1, 1)), (3, 4, (1, 3)), (4, 4, (1, 4)), (8, 4, (2, 4)),
+        (8, 1, (8, 1)), (1_000_000, 4096, None), (12, 6, (2, 6)), (5, 4, None), (3, 2, None),
+    ],
+)  # fmt: skip
+def test_a_world_takes_one_host_or_full_ones(ranks: int, per_node: int | None, shape: tuple[int, int] | None) -> None:
+    if shape is None:
+        with pytest.raises(RequestError) as caught:
+            world_of(ranks, per_node, 2)
+        assert str(caught.value) == (
+            f"{ranks} ranks do not fill hosts of {per_node}. Valid: scaling.gpus in multiples of {per_node}, or below "
+            "it. Or set scaling.gpus_per_node to a number that divides them all."
+        )
+    else:
+        world = world_of(ranks, per_node, 2)
+        assert (world.nodes, world.ranks_per_node, world.threads_per_rank) == (*shape, 2)
+
+
+@pytest.mark.parametrize(
+    ("machine", "changes", "threads"),
+    [
+        (EIGHT_CORES, {"scaling": {"gpus": [1, 16], "gpus_per_node": 4}}, 2),
+        (EIGHT_CORES, {"scaling": {"gpus": [1, 32], "gpus_per_node": 8}}, 1),
+        (EIGHT_CORES, {"scaling": {"gpus": [1, 2], "gpus_per_node": 8}}, 4),
+        (FOUR_GPUS, {"scaling": {"gpus": [1, 4, 32], "gpus_per_node": 4}}, 4),
+        (QUOTA, {"scaling": {"gpus": [1, 4], "gpus_per_node": 1}}, 2),
+    ],
+)
+def test_threads_are_those_of_the_fullest_host(
+    tmp_path: Path, machine: Machine, changes: dict[str, dict[str, Any]], threads: int
+) -> None:
+    assert {trial.world.threads_per_rank for trial in trials(tmp_path, machine, changes)} == {threads}
+
+
+@pytest.mark.parametrize(
+    ("machine", "changes", "said"),
+    [
+        (
+            EIGHT_CORES, {"scaling": {"gpus": [32], "gpus_per_node": 16}},
+            "16 ranks on one host need 16 cores, and this machine offers 8",
+        ),
+        (
+            FOUR_GPUS, {"scaling": {"gpus": [16], "gpus_per_node": 8}},
+            "8 ranks on one host need 8 GPUs, and this machine offers 4",
+        ),
+        (
+            EIGHT_CORES, {"scaling": {"gpus": [4], "gpus_per_node": 2}, "launch": {"threads_per_rank": 5}},
+            "2 ranks on one host of 5 threads need 10 cores",
+        ),
+    ],
+)  # fmt: skip
+def test_a_host_that_is_too_small_for_its_share_is_refused(
+    tmp_path: Path, machine: Machine, changes: dict[str, dict[str, Any]], said: str
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        trials(tmp_path, machine, changes)
+    assert said in str(caught.value)

@@ -382,7 +382,7 @@ def test_modes_stand_in_tables_too(tmp_path: Path) -> None:
         ("train = [{ engin = 'ddp' }]", "Did you mean 'engine'?"),
         ("data = [{ root = 'a' }]", "'root' is no field of [data] that can be swept"),
         ("launch = [{ oversubscribe = true }]", "'oversubscribe' is no field of [launch]"),
-        ("scaling = [{ gpus = [1] }]", "'gpus' is no field of [scaling] that can be swept. Valid: mode"),
+        ("scaling = [{ gpus = [1] }]", "'gpus' is no field of [scaling] that can be swept. Valid: gpus_per_node, mode"),
         ("measure = [{ repeats = 1 }]", "sweep.'measure' is no field that can be swept"),
         ("train = [{ engine = 'ddp' }]\n'train.engine' = ['none']",
          "sweep.'train' and sweep.'train.engine' both vary train.engine. Give all values of a field under one"),

@@ -1,7 +1,7 @@
 """The command line: each verb is a paragraph that calls one function.
 
-Exit codes: 0 done; 1 some trials failed (they are listed), or `lint` found errors; 2 the request was wrong (nothing was
-started); 130 interrupted.
+Exit codes: 0 done; 1 some trials failed (they are listed), or `lint` or `check` found errors; 2 the request was wrong
+(nothing was started); 130 interrupted.
 """
 
 from __future__ import annotations
@@ -32,6 +32,21 @@ ResultsArgument = Annotated[Path, typer.Argument(metavar="RESULTS", help="A resu
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
+SiteOption = Annotated[
+    Path | None,
+    typer.Option("--site", metavar="FILE", help="Site file: [launch], [slurm] and [node] put over the study's own."),
+]
+LauncherOption = Annotated[
+    str | None, typer.Option("--launcher", metavar="NAME", help="How ranks are started: torchrun, mpirun, srun, ...")
+]
+SchedulerOption = Annotated[
+    str | None, typer.Option("--scheduler", metavar="NAME", help="Where they run: local, hostfile or slurm.")
+]
+HostfileOption = Annotated[
+    Path | None, typer.Option("--hostfile", metavar="FILE", help="Hosts to run on: one NAME slots=N a line.")
+]
+
+
 class _Console(Console):
     """A study goes on when nobody listens any more (`vitscale run ... | head`): what is left to say is dropped."""
 
@@ -47,13 +62,28 @@ def _silence(stream: TextIO) -> None:
 
 
 @app.command()
-def plan(study: StudyArgument, json: JsonOption = False) -> None:
+def plan(
+    study: StudyArgument,
+    commands: Annotated[
+        bool, typer.Option("--commands", help="Print every trial's exact command or batch script, and nothing else.")
+    ] = False,
+    launcher: LauncherOption = None,
+    hostfile: HostfileOption = None,
+    scheduler: SchedulerOption = None,
+    site: SiteOption = None,
+    json: JsonOption = False,
+) -> None:
     """What would run: trials, order of magnitude, exact commands. Starts nothing and writes nothing."""
     from vitscale import runner
+    from vitscale.runner.command_list import command_list
     from vitscale.runner.preview import preview_json, preview_table
+    from vitscale.site import overlay
 
-    planned = runner.plan(study)
-    if json:
+    over = overlay(site, launcher=launcher, scheduler=scheduler, hostfile=hostfile)
+    planned = runner.plan(study, overlay=over)
+    if commands and not json:
+        sys.stdout.write(command_list(planned, None))
+    elif json:
         sys.stdout.write(preview_json(planned) + "\n")
     else:
         for part in preview_table(planned):
@@ -70,14 +100,27 @@ def run(
     allow_version_change: Annotated[
         bool, typer.Option("--allow-version-change", help="Go on under other library versions than before.")
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the exact commands or batch scripts of what is not done yet.")
+    ] = False,
+    launcher: LauncherOption = None,
+    hostfile: HostfileOption = None,
+    scheduler: SchedulerOption = None,
+    site: SiteOption = None,
     json: JsonOption = False,
 ) -> None:
     """Run what is not done yet. The same command again resumes."""
     from vitscale import analysis, report, runner, store
+    from vitscale.runner.command_list import command_list
     from vitscale.runner.preview import finding_lines
+    from vitscale.site import overlay
 
-    planned = runner.plan(study)
+    over = overlay(site, launcher=launcher, scheduler=scheduler, hostfile=hostfile)
+    planned = runner.plan(study, overlay=over)
     results = output or Path("results") / planned.record.name
+    if dry_run:
+        sys.stdout.write(command_list(planned, results, retry_failed=retry_failed))
+        return
     console = _Console(stderr=json)
     for note in (*(f"note: {note}" for note in planned.expansion.notes), *finding_lines(planned)):
         console.print(note, markup=False, highlight=False, soft_wrap=True)
@@ -93,11 +136,50 @@ def run(
         console.print(f"Report: vitscale report {results}", markup=False, highlight=False, soft_wrap=True)
     if done.failures:
         console.print(
-            f"{len(done.failures)} of {len(done.outcomes)} runs did not complete. After mending the cause: "
-            "the same command with --retry-failed.",
+            f"{len(done.failures)} of {len(done.outcomes)} runs did not complete. After mending the cause: the same "
+            "command with --retry-failed; what was cancelled or cut off is done again without it.",
             highlight=False,
             soft_wrap=True,
         )
+        raise typer.Exit(1)
+
+
+@app.command()
+def check(
+    study: Annotated[
+        Path | None, typer.Argument(metavar="[STUDY.toml]", help="For its ranks, data and model.", show_default=False)
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="RESULTS", help="Results folder that it is stored in.")
+    ] = None,
+    ranks_per_node: Annotated[
+        int | None, typer.Option("--ranks-per-node", metavar="M", help="Ranks on each host.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small messages and short measurements.")] = False,
+    launcher: LauncherOption = None,
+    hostfile: HostfileOption = None,
+    scheduler: SchedulerOption = None,
+    site: SiteOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Preflight: this machine, a hostfile's hosts or an allocation. Exits with 1 where training would not start."""
+    from vitscale import preflight
+    from vitscale.preflight.as_json import check_json
+    from vitscale.preflight.printing import check_text
+    from vitscale.site import overlay
+
+    place = preflight.where(study, overlay(site, launcher=launcher, scheduler=scheduler, hostfile=hostfile))
+    wanted = preflight.request(place, ranks_per_node=ranks_per_node, quick=quick)
+    console = _Console(stderr=json)
+    say = _Console(stderr=True)
+    record, path = preflight.run_check(place, wanted, output, lambda line: say.print(line, highlight=False))
+    verdicts = preflight.judged(record)
+    if json:
+        sys.stdout.write(check_json(record, verdicts, path) + "\n")
+    else:
+        for part in check_text(record, verdicts, path, console.width):
+            console.print(part, highlight=False, soft_wrap=isinstance(part, str))
+    if any(verdict.severity == "error" for verdict in verdicts):
         raise typer.Exit(1)
 
 
@@ -169,6 +251,75 @@ def report(
         console.print(report.terminal_table(found))
     for path in report.write(found, results, wanted, output):
         console.print(str(path), markup=False, highlight=False, soft_wrap=True)
+
+
+lab_app = typer.Typer(
+    help="Several hosts on this machine, to learn and to test with (root, Linux).", no_args_is_help=True
+)
+app.add_typer(lab_app, name="lab")
+LabName = Annotated[str, typer.Option("--name", metavar="NAME", help="Which lab; there may be several at once.")]
+
+
+@lab_app.command("up")
+def lab_up(
+    hosts: Annotated[int, typer.Option("--hosts", metavar="N", help="How many.")] = 2,
+    bandwidth: Annotated[
+        str | None,
+        typer.Option("--bandwidth", metavar="RATE", help="Of every host's link: 100mbit, 1gbit.  [default: no limit]"),
+    ] = None,
+    cores_per_host: Annotated[
+        float | None, typer.Option("--cores-per-host", metavar="CORES", help="CPU quota: 0.4.  [default: no limit]")
+    ] = None,
+    slots: Annotated[int, typer.Option("--slots", metavar="RANKS", help="Ranks per host, in the hostfile.")] = 1,
+    name: LabName = "default",
+) -> None:
+    """Make hosts, and print the hostfile and how to use it. They stay until `lab down`, or a restart of the machine."""
+    from vitscale.lab import Laboratory, Plan, parse_bandwidth, up
+    from vitscale.lab.printing import up_lines
+
+    bandwidth_mbit = None if bandwidth is None else parse_bandwidth(bandwidth)
+    made = Laboratory(up(Plan(name, hosts, bandwidth_mbit, cores_per_host, slots)))
+    for line in up_lines(made):
+        _Console().print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+@lab_app.command("down")
+def lab_down(name: LabName = "default") -> None:
+    """End everything that runs on the hosts, and the hosts. Nothing of them is left."""
+    from vitscale.lab import down
+
+    said = f"Lab {name!r} is gone." if down(name) else f"There is no lab {name!r}: nothing to do."
+    _Console().print(said, markup=False, highlight=False)
+
+
+@lab_app.command("exec", context_settings={"ignore_unknown_options": True})
+def lab_exec(
+    host: Annotated[str, typer.Argument(metavar="HOST", help="Its name: host0.", show_default=False)],
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", show_default=False)],
+    name: LabName = "default",
+) -> None:
+    """Run a command on a host, in this folder and environment; its exit code is the command's."""
+    from vitscale.lab import command_on
+
+    argv = command_on(name, host, command)
+    os.execv(argv[0], argv)  # noqa: S606 - no shell is wanted
+
+
+@lab_app.command("status")
+def lab_status(json: JsonOption = False) -> None:
+    """All labs: hosts, limits, and how many processes run on each."""
+    from vitscale.lab import laboratories
+    from vitscale.lab.printing import status_json, status_table
+
+    labs, wrong = laboratories()
+    for error in wrong:
+        _Console(stderr=True).print(f"note: {error}", markup=False, highlight=False, soft_wrap=True)
+    if json:
+        sys.stdout.write(status_json(labs) + "\n")
+    elif labs:
+        _Console().print(status_table(labs), highlight=False)
+    elif not wrong:
+        _Console().print("There is no lab. Make one: vitscale lab up", highlight=False)
 
 
 @app.callback(invoke_without_command=True)

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from vitscale import deepspeed_config, engine_options, model_spec, user_model
-from vitscale.batch_policy import batch_of, fraction_of
+from vitscale.batch_policy import batch_of, fraction_of, micro_batches_of
 from vitscale.errors import RequestError, explain, shown, unknown
 from vitscale.hardware import Machine
 from vitscale.model_spec import ModelSpec
 from vitscale.record import Curve, CurvePoint
-from vitscale.resolution import device_of, precision_of, threads_of, with_deepspeed_config
+from vitscale.resolution import device_of, precision_of, threads_of, with_deepspeed_config, world_of
 from vitscale.sources import Summary
 from vitscale.study import Study
 from vitscale.study_file import StudyFile
@@ -57,21 +57,29 @@ class _Settled:
     """With the share of the training images that each uses."""
 
 
-def expand(file: StudyFile, machine: Machine, check_data: Callable[[DataSpec], Summary]) -> Expansion:
+def expand(
+    file: StudyFile, machine: Machine, check_data: Callable[[DataSpec], Summary], slots: int | None = None
+) -> Expansion:
     """Every trial of a study.
 
     Data come last: they may have to be downloaded, which a mistake elsewhere should not have to wait for.
 
     Args:
         file: the study.
-        machine: the machine it will run on.
+        machine: one host of those it will run on.
         check_data: finds and verifies a dataset (`vitscale.sources.check`); called once per different dataset.
+        slots: ranks that one host takes, where the study does not say; None: all.
 
     Raises:
         RequestError: the study asks for something that cannot be, with the value and the next step.
     """
     _refuse_idle_fields(file)
-    points = [_settled(file.path, labels, study, by_hand, machine) for labels, study, by_hand in file.points()]
+    shapes = [study.scaling.gpus_per_node or slots for _, study, _ in file.points()]
+    # Equal along all curves, packed or spread: a rank alone on its host must not compute with more threads.
+    most = None if None in shapes else max(shape for shape in shapes if shape is not None)
+    points = [
+        _settled(file.path, labels, study, by_hand, machine, slots, most) for labels, study, by_hand in file.points()
+    ]
     summaries: dict[DataSpec, Summary] = {}
     digests = {model: user_model.check(file.path, model) for model in dict.fromkeys(point.model for point in points)}
     curves: list[Curve] = []
@@ -141,15 +149,24 @@ def _refuse_idle_values(study: Study, by_hand: frozenset[str]) -> None:
         raise RequestError(explain(f"{field} has no meaning under {where}", next_step=f"Remove it, or {otherwise}"))
 
 
-def _settled(path: Path, labels: dict[str, Any], study: Study, by_hand: frozenset[str], machine: Machine) -> _Settled:
+def _settled(
+    path: Path,
+    labels: dict[str, Any],
+    study: Study,
+    by_hand: frozenset[str],
+    machine: Machine,
+    slots: int | None,
+    most_per_node: int | None,
+) -> _Settled:
     ranks = _rank_counts(study)
     _refuse_idle_values(study, by_hand)
     study, config = with_deepspeed_config(path, study, by_hand)
     _check_length_is_said(study)
     device = device_of(study, machine)
     precision = precision_of(study, device, machine)
-    threads = threads_of(study, device, machine)
-    kept = study.train.model_dump(exclude={"precision", "device", "micro_batch", "grad_accum", "global_batch"})
+    threads = threads_of(study, device, machine, most_per_node)
+    resolved = {"precision", "device", "micro_batch", "grad_accum", "global_batch", "rank_speeds"}
+    kept = study.train.model_dump(exclude=resolved)
     kept |= {"precision": precision, "device": device, "deepspeed_config": config}
     if study.train.engine == "accelerate" and study.train.accelerate_backend is None:
         kept["accelerate_backend"] = "ddp"
@@ -162,11 +179,12 @@ def _settled(path: Path, labels: dict[str, Any], study: Study, by_hand: frozense
             sizes = (gpus * micro_batch * grad_accum, micro_batch, grad_accum)
             values = dict(zip(deepspeed_config.BATCH_KEYS, sizes, strict=True))
             deepspeed_config.check_batch(config, study.scaling.mode, values)
-        train = TrainSpec(**kept, micro_batch=micro_batch, grad_accum=grad_accum)
+        shares = micro_batches_of(study.train, gpus, micro_batch)
+        train = TrainSpec(**kept, micro_batch=micro_batch, grad_accum=grad_accum, micro_batches=shares)
         engine_options.check(train)
         if study.measure.checkpoint:
             engine_options.check_checkpoint(train)
-        worlds.append((train, World(ranks_per_node=gpus, threads_per_rank=threads), fraction_of(study, gpus)))
+        worlds.append((train, world_of(gpus, study.scaling.gpus_per_node or slots, threads), fraction_of(study, gpus)))
     data = study.data
     if data.root is not None:
         data = data.model_copy(update={"root": str(beside(path, data.root))})

@@ -5,6 +5,7 @@ Format history (`FORMAT`):
   2  where the time goes: the lines explained, resources, matmul and gradient; StepLine.window; Environment.numa_nodes;
      RunHeader.seed; StudyRecord.target_ci and max_repeats. Each has a value that stands for "not recorded" in format 1.
   3  what is sent: the lines traffic and checkpoint. A run of an older format has none.
+  4  several hosts: Outcome.host and transient; RunHeader.hosts. None, False and empty in older formats.
 
 A reader accepts its own format and older ones; a newer one is refused by name.
 """
@@ -17,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from vitscale.trial import Mode, Trial
 
-FORMAT = 3
+FORMAT = 4
 
 OutcomeKind = Literal["completed", "oom", "timeout", "hang", "failed", "skipped"]
 Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
@@ -346,7 +347,11 @@ class Outcome(Record):
     rank: int | None = None
     """The rank that failed first, where that is known."""
     external: bool = False
-    """The cause lies outside the trial (disk full): the run is done again by the next `vitscale run`."""
+    """The cause lies outside the trial (disk full, cancelled): the run is done again by the next `vitscale run`."""
+    host: str | None = None
+    """The host of that rank, or the host itself that failed."""
+    transient: bool = False
+    """The cause may be gone by now (a port in use, a host that did not answer): tried again `measure.retries` times."""
     started_unix_seconds: Finite
     wall_seconds: Seconds
 
@@ -360,6 +365,9 @@ class RunHeader(Record):
     attempt: Count
     trial: Trial
     command: tuple[str, ...]
+    """The first, where one is started for each host; launch.json has all."""
+    hosts: tuple[str, ...] = ()
+    """The hosts it was given, in order of their ranks; empty where it ran on the driver's own."""
     dataset_fingerprint: str
     seed: int | None = None
     """The seed of this run; null in format 1, where it was the trial's."""

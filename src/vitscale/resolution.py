@@ -12,7 +12,7 @@ from vitscale.errors import RequestError, explain, shown
 from vitscale.hardware import Machine
 from vitscale.study import Study, TrainSection
 from vitscale.text_file import beside
-from vitscale.trial import Device, Precision
+from vitscale.trial import Device, Precision, World
 from vitscale.wording import wrong_value
 
 
@@ -100,20 +100,46 @@ def precision_of(study: Study, device: Device, machine: Machine) -> Precision:
     return precision
 
 
-def threads_of(study: Study, device: Device, machine: Machine) -> int:
+def world_of(ranks: int, ranks_per_node: int | None, threads: int) -> World:
+    """The hosts that so many ranks take: one where they fit, else as many as there are full ones.
+
+    Args:
+        ranks: in all.
+        ranks_per_node: that one host takes at most; None: all.
+        threads: of each rank.
+
+    Raises:
+        RequestError: the last host would have fewer ranks than the others.
+    """
+    if ranks_per_node is None or ranks <= ranks_per_node:
+        return World(ranks_per_node=ranks, threads_per_rank=threads)
+    if ranks % ranks_per_node:
+        raise RequestError(
+            explain(
+                f"{ranks} ranks do not fill hosts of {ranks_per_node}",
+                valid=[f"scaling.gpus in multiples of {ranks_per_node}, or below it"],
+                next_step="Or set scaling.gpus_per_node to a number that divides them all",
+            )
+        )
+    return World(nodes=ranks // ranks_per_node, ranks_per_node=ranks_per_node, threads_per_rank=threads)
+
+
+def threads_of(study: Study, device: Device, machine: Machine, most_per_node: int | None = None) -> int:
     """Threads per rank, equal along the curve.
 
-    The curve's largest world decides, also for the plain baseline on one rank, so that all curves compute alike.
+    The curve's largest world decides, also for the plain baseline on one rank, so that all curves compute alike; of
+    several hosts the fullest one.
 
     Raises:
         RequestError: the largest world needs more cores or GPUs than there are, and sharing them was not asked for.
     """
-    ranks = max(study.scaling.gpus)
+    ranks = min(max(study.scaling.gpus), most_per_node or max(study.scaling.gpus))
     threads = study.launch.threads_per_rank or max(1, machine.cores // ranks)
     if study.launch.oversubscribe:
         return threads
     largest = 1 if study.train.engine == "none" else ranks
-    named = f"{largest} rank{'s' if largest > 1 else ''}"
+    where = " on one host" if most_per_node is not None else ""
+    named = f"{largest} rank{'s' if largest > 1 else ''}{where}"
     if device == "cuda" and largest > len(machine.gpus):
         _refuse(f"{named} need {largest} GPUs, and this machine offers {len(machine.gpus)}", len(machine.gpus))
     if largest * threads > machine.cores:

@@ -31,6 +31,12 @@ RankCounts = Annotated[
     BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value),
 ]
 
+RankSpeeds = Annotated[
+    tuple[Annotated[float, Field(gt=0.0, le=1000.0)], ...],
+    Field(min_length=1, max_length=100_000),
+    BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value),
+]
+
 
 class TrainSection(Spec):
     """[train]: the fields of `trial.TrainSpec`, with "auto" where the machine or the data decide."""
@@ -69,6 +75,9 @@ class TrainSection(Spec):
     deepspeed_config: str | None = None
     drop_last: bool = False
     target_accuracy: Accuracy | None = None
+    rank_speeds: RankSpeeds | None = None
+    """Relative speeds of the ranks, in rank order, as `vitscale check` measures them: each rank's share of the
+    images of a micro-step follows its speed, so that all take equally long. By default all are equal."""
     seed: Seed = 0
 
 
@@ -80,16 +89,72 @@ class ScalingSection(Spec):
     """Ranks in all; on CPU too."""
     fraction_per_gpu: float | None = Field(default=None, gt=0.0, le=1.0)
     """Of weak: share of the training images per rank; by default `data.fraction / max(gpus)`."""
+    gpus_per_node: int | None = Field(default=None, ge=1, le=4096)
+    """Ranks on one host. N ranks take N / gpus_per_node hosts, fewer ranks than that one; by default as many as a host
+    has. Sweep it to compare the same rank count packed (8) and spread (1)."""
 
 
 class LaunchSection(Spec):
     """[launch]: how ranks are started and placed."""
 
     launcher: str = "torchrun"
+    scheduler: Literal["auto", "local", "hostfile", "slurm"] = "auto"
+    """Where it runs. auto: `hostfile` where one is given, `slurm` inside an allocation, else this machine."""
+    hostfile: str | None = None
+    """Hosts and how many ranks each takes: `NAME slots=4`, as DeepSpeed and Open MPI read them."""
+    interface: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,30}$")
+    """Network interface that ranks talk over (`NCCL_SOCKET_IFNAME`, `GLOO_SOCKET_IFNAME`, Open MPI's TCP)."""
+    environment: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$")], str] = Field(
+        default_factory=dict
+    )
+    """Variables set in every rank."""
+    mpi_discovery: bool = False
+    """mpirun with DeepSpeed: let DeepSpeed find the ranks itself, through mpi4py."""
     threads_per_rank: int | None = Field(default=None, ge=1, le=4096)
     """Equal along a curve; by default the machine's cores / max(gpus)."""
     oversubscribe: bool = False
     """Allow more threads or ranks than there are cores or GPUs."""
+
+
+class SlurmSection(Spec):
+    """[slurm]: what `sbatch` is asked for, beyond nodes, ranks and cores, which follow from each world."""
+
+    jobs: Literal["job", "array"] = "job"
+    """job: one job for each world, which does its runs one after the other. array: one array for each world, with one
+    run in each element."""
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    time: str | None = Field(default=None, pattern=r"^(\d+-)?\d{1,4}(:\d{2}){0,2}$")
+    """Of each job: minutes, or [days-]hours:minutes:seconds."""
+    constraint: str | None = None
+    reservation: str | None = None
+    gpus: Literal["gpus-per-node", "gres", "none"] = "gpus-per-node"
+    """How GPUs are asked for: `--gpus-per-node=N`, `--gres=gpu:N`, or not at all."""
+    gpu_type: str | None = None
+    """As the cluster calls it: `--gpus-per-node=a100:4`."""
+    modules: list[str] = Field(default_factory=list)
+    """`module load`ed before the ranks start, in this order."""
+    container: str | None = None
+    """An image in which the ranks run."""
+    container_runtime: Literal["apptainer", "pyxis"] = "apptainer"
+    container_mounts: list[str] = Field(default_factory=list)
+    """HOST:CONTAINER pairs, besides the results and the working directory."""
+    python: str | None = None
+    """The interpreter on the compute nodes or in the container; by default the one that runs `vitscale`."""
+    options: list[str] = Field(default_factory=list)
+    """Further `#SBATCH` options, one each: "--mail-type=END"."""
+    setup: list[str] = Field(default_factory=list)
+    """Lines of shell in the batch script, before the runs: what a site needs. The one place where shell is meant."""
+
+
+class NodeSection(Spec):
+    """[node]: one host of the cluster, where the machine that plans is not like it (a login node)."""
+
+    cores: int = Field(ge=1, le=100_000)
+    gpus: int = Field(default=0, ge=0, le=1024)
+    fast_bf16: bool = True
+    """Whether its processor or its GPUs are faster in bf16 than in fp32."""
 
 
 class MeasureSection(Spec):
@@ -114,6 +179,8 @@ class MeasureSection(Spec):
     timeout_seconds: float | None = Field(default=None, gt=0.0)
     order_seed: Seed = 0
     """Seed of the random order of runs."""
+    retries: int = Field(default=1, ge=0, le=100)
+    """How often a run is tried again whose cause was passing: a port in use, a host that did not answer."""
 
 
 class Study(Spec):
@@ -125,5 +192,7 @@ class Study(Spec):
     train: TrainSection = TrainSection()
     scaling: ScalingSection = ScalingSection()
     launch: LaunchSection = LaunchSection()
+    slurm: SlurmSection = SlurmSection()
+    node: NodeSection | None = None
     measure: MeasureSection = MeasureSection()
     sweep: dict[str, list[Any]] = Field(default_factory=dict)

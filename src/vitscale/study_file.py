@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -15,9 +15,18 @@ from pydantic import BaseModel, ValidationError
 
 from vitscale.errors import RequestError, explain, nearest, shown
 from vitscale.model_spec import ModelSpec
-from vitscale.study import LaunchSection, MeasureSection, ScalingSection, Study, TrainSection
+from vitscale.site import Overlay
+from vitscale.study import (
+    LaunchSection,
+    MeasureSection,
+    NodeSection,
+    ScalingSection,
+    SlurmSection,
+    Study,
+    TrainSection,
+)
 from vitscale.sweep import Choice, choices, swept_fields
-from vitscale.text_file import read_text
+from vitscale.text_file import has_long_keys, read_text
 from vitscale.trial import DataSpec, Mode
 from vitscale.wording import wrong_value
 
@@ -28,21 +37,20 @@ _MOST_RUNS = 20_000
 FEWEST_FOR_TARGET = 3
 """Runs from which on `measure.target_ci` can be reached; `vitscale.analysis.statistics` says why."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-# tomllib takes quadratic time over dotted keys; no study has one of more than two parts.
-_KEY_CHAIN = re.compile(r"""(?<![\w"'.-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){20}""")
 
 
 class StudyFile:
     """A study as it was read: its text, its raw values, and the validated whole."""
 
-    def __init__(self, path: Path, text: str) -> None:
+    def __init__(self, path: Path, text: str, overlay: Overlay | None = None) -> None:
+        """`overlay`: values of a site file and of the command line, put over the study's own."""
         self.path = path
         self.text = text
-        self.raw = _toml(path, text)
+        self.raw = _overlaid(_toml(path, text), overlay or {})
         self.study = _validated(path, self.raw)
 
     @classmethod
-    def read(cls, path: Path) -> StudyFile:
+    def read(cls, path: Path, overlay: Overlay | None = None) -> StudyFile:
         """Reads and validates one study file, every point of its sweep included.
 
         Raises:
@@ -55,7 +63,8 @@ class StudyFile:
             "see examples/quickstart.toml",
         )
         try:
-            file = cls(path, text)
+            file = cls(path, text, overlay)
+            file._check_sweep(overlay or {})
             for _ in file.points():
                 pass
         except RecursionError:
@@ -106,6 +115,15 @@ class StudyFile:
         except RequestError as error:
             raise RequestError(f"{shown(str(self.path))}: {error}") from None
 
+    def _check_sweep(self, overlay: Overlay) -> None:
+        """What the command line decides is not varied."""
+        for field in sorted({field for each in self._choices() for choice in each for field in choice}):
+            section, _, key = field.partition(".")
+            if key in overlay.get(section, {}):
+                raise self._error(
+                    f"sweep.'{field}' varies what --{key} or the site file decides", next_step="Remove one of the two"
+                )
+
     def _check_repeats(self) -> None:
         """`target_ci` must have runs to add, and `max_repeats` a target to add them for."""
         measure = self.study.measure
@@ -138,12 +156,41 @@ _SECTIONS: dict[str, type[BaseModel]] = {
     "train": TrainSection,
     "scaling": ScalingSection,
     "launch": LaunchSection,
+    "slurm": SlurmSection,
+    "node": NodeSection,
     "measure": MeasureSection,
 }
 
 
+def _overlaid(raw: dict[str, Any], overlay: Overlay) -> dict[str, Any]:
+    for name, section in overlay.items():
+        _check_by_itself(name, section)
+        own = raw.get(name, {})
+        if isinstance(own, dict):  # anything else is refused below
+            raw[name] = own | dict(section)
+    return raw
+
+
+def _check_by_itself(name: str, section: Mapping[str, Any]) -> None:
+    """Of what is put over a study: a mistake in it must not be looked for in the study file.
+
+    What it lacks may stand there.
+
+    Raises:
+        RequestError: of a section that has unknown keys or wrong values.
+    """
+    try:
+        _SECTIONS[name].model_validate(dict(section), strict=True)
+    except ValidationError as error:
+        problems = [problem for problem in error.errors(include_url=False) if problem["type"] != "missing"]
+        for problem in problems:
+            problem["loc"] = (name, *problem["loc"])
+        if problems:
+            raise RequestError(f"site file or command line: {_messages(problems)}") from None
+
+
 def _toml(path: Path, text: str) -> dict[str, Any]:
-    if _KEY_CHAIN.search(text):
+    if has_long_keys(text):
         raise _nested_too_deeply(path)
     try:
         return tomllib.loads(text)
@@ -170,11 +217,7 @@ def _validated(path: Path, raw: Mapping[str, Any]) -> Study:
         # Strict: "64" is no number and 1 is not true.
         study = Study.model_validate(raw, strict=True)
     except ValidationError as error:
-        problems = error.errors(include_url=False)
-        listed: set[str] = set()
-        messages = [_message(problem, listed) for problem in problems[:5]]
-        more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
-        raise RequestError(f"{shown(str(path))}: " + " ".join(messages) + more) from None
+        raise RequestError(f"{shown(str(path))}: {_messages(error.errors(include_url=False))}") from None
     if not _NAME.fullmatch(study.name):
         raise RequestError(
             explain(
@@ -183,6 +226,12 @@ def _validated(path: Path, raw: Mapping[str, Any]) -> Study:
             )
         )
     return study
+
+
+def _messages(problems: Sequence[ErrorDetails]) -> str:
+    listed: set[str] = set()
+    messages = [_message(problem, listed) for problem in problems[:5]]
+    return " ".join(messages) + (f" (and {len(problems) - 5} more)" if len(problems) > 5 else "")
 
 
 def _message(problem: ErrorDetails, listed: set[str]) -> str:
@@ -203,8 +252,10 @@ def _message(problem: ErrorDetails, listed: set[str]) -> str:
         listed.add(section)
         return message + nearest(last, valid)
     if problem["type"] == "missing":
-        next_step = 'Add name = "..."' + (f" in [{section}]" if section else "")
-        return wrong_value(problem, next_step=next_step if last == "name" else f'Add [{last}] with name = "..."')
+        if not section and last != "name":
+            return wrong_value(problem, next_step=f'Add [{last}] with name = "..."')
+        value = '"..."' if last == "name" else "..."
+        return wrong_value(problem, next_step=f"Add {last} = {value}" + (f" in [{section}]" if section else ""))
     if problem["type"] in ("model_type", "dict_type"):
         return wrong_value(problem, next_step=f"Write [{last}] on a line of its own, then one key = value per line")
     if section == "sweep" and problem["type"] == "list_type" and isinstance(problem["input"], dict):

@@ -23,8 +23,13 @@ _SECTIONS: dict[str, type[BaseModel]] = {
     "scaling": ScalingSection,
     "train": TrainSection,
 }
-_FIXED = {f"data.{key}" for key in HOW_FOUND} | {"scaling.gpus", "scaling.fraction_per_gpu", "launch.oversubscribe"}
-"""What lies along a curve, and what leaves a trial the same: where images are found, what the machine is allowed."""
+_PLACE = ("scheduler", "hostfile", "interface", "environment", "mpi_discovery", "oversubscribe")
+_FIXED = (
+    {f"data.{key}" for key in HOW_FOUND}
+    | {f"launch.{key}" for key in _PLACE}
+    | {"scaling.gpus", "scaling.fraction_per_gpu"}
+)
+"""What lies along a curve, and what leaves a trial the same: where images are found, where and how it may run."""
 SWEEPABLE = sorted({f"{section}.{key}" for section, kind in _SECTIONS.items() for key in kind.model_fields} - _FIXED)
 """The dotted fields that [sweep] may vary."""
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from vitscale.errors import RequestError, explain, shown
 
 _LARGEST_BYTES = 1 << 20
+_KEY_CHAIN = re.compile(r"""(?<![\w"'.-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){20}""")
 
 
 def read_text(path: Path, what: str, *, next_step: str) -> str:
@@ -32,6 +34,13 @@ def read_text(path: Path, what: str, *, next_step: str) -> str:
         raise RequestError(
             explain(f"{named} is not text (byte {error.start} is not UTF-8)", next_step=next_step)
         ) from None
+
+
+def has_long_keys(text: str) -> bool:
+    """Whether TOML text has dotted keys of very many parts: tomllib takes quadratic time over them, and no file of ours
+    has one of more than two.
+    """
+    return _KEY_CHAIN.search(text) is not None
 
 
 def beside(file: Path, named: str) -> Path:

@@ -23,7 +23,10 @@ def main(arguments: list[str]) -> None:
     # The parent may have died before the call: then nobody is left to send the signal.
     if os.getppid() != int(parent):
         sys.exit("vitscale: the driver is gone")
-    os.execvp(command[0], command)  # noqa: S606 - no shell is wanted
+    try:
+        os.execvp(command[0], command)  # noqa: S606 - no shell is wanted
+    except OSError as error:
+        sys.exit(f"vitscale: {command[0]} cannot be run: {error.strerror}")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ _EXPECTED = {
     "string_type": "text in quotes",
     "too_short": "a list of at least {min_length}",
     "too_long": "a list of at most {max_length}",
+    "string_pattern_mismatch": "text of the form {pattern}",
     "string_too_short": "text of at least {min_length} character(s)",
     "greater_than": "greater than {gt}",
     "greater_than_equal": "at least {ge}",

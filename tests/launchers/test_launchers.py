@@ -1,86 +1,79 @@
 from __future__ import annotations
 
-import subprocess
 import sys
 from importlib import util
 from pathlib import Path
 
 import pytest
 
-from study_factory import expanded
+from launching import FOLDER, PYTHON, a_trial, hosts, launch, world
 from vitscale.errors import RequestError
-from vitscale.launchers import LAUNCHERS, launcher_for
-from vitscale.trial import Trial, World
-
-FOLDER = Path("/results/with a space/runs/0123456789ab-r0-a0")
+from vitscale.hosts import Host
+from vitscale.launchers import LAUNCHERS, find_launcher, launcher_for, launcher_named
 
 
-def world(ranks: int, nodes: int = 1) -> World:
-    return World(nodes=nodes, ranks_per_node=ranks, threads_per_rank=2)
+def test_in_process_is_the_rank_itself() -> None:
+    argv = (PYTHON, "-m", "vitscale.worker", str(FOLDER))
+    here = launch(LAUNCHERS["in-process"], world(1, 1))
+    assert (here.commands, here.per_host) == ((argv,), False)
+    there = launch(LAUNCHERS["in-process"], world(1, 1), hosts(1))
+    assert (there.commands, there.per_host) == ((argv,), True)
 
 
-def a_trial(tmp_path: Path, launcher: str, ranks: int, nodes: int = 1) -> Trial:
-    trial = next(iter(expanded(tmp_path).trials.values()))
-    return trial.model_copy(update={"launcher": launcher, "world": world(ranks, nodes)})
-
-
-@pytest.mark.parametrize(
-    ("launcher", "ranks", "argv"),
-    [
-        (
-            "in-process", 1,
-            [sys.executable, "-m", "vitscale.worker", "/results/with a space/runs/0123456789ab-r0-a0"],
-        ),
-        (
-            "torchrun", 1,
-            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", "--max-restarts=0",
-             "-m", "vitscale.worker", "/results/with a space/runs/0123456789ab-r0-a0"],
-        ),
-        (
-            "torchrun", 8,
-            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=8", "--max-restarts=0",
-             "-m", "vitscale.worker", "/results/with a space/runs/0123456789ab-r0-a0"],
-        ),
-    ],
-)  # fmt: skip
-def test_the_exact_command(launcher: str, ranks: int, argv: list[str]) -> None:
-    assert LAUNCHERS[launcher].command(world(ranks), FOLDER) == argv
-
-
-def test_torchrun_knows_every_option_it_is_given() -> None:
-    """Asked of torch itself, without starting a rank."""
-    options = [word.partition("=")[0] for word in LAUNCHERS["torchrun"].command(world(2), FOLDER) if word[:2] == "--"]
-    helped = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--help"], capture_output=True, text=True, check=True
-    ).stdout
-    assert options
-    assert all(option in helped for option in options)
-
-
-@pytest.mark.parametrize("launcher", sorted(LAUNCHERS))
-def test_every_launcher_starts_one_rank(tmp_path: Path, launcher: str) -> None:
-    assert launcher_for(a_trial(tmp_path, launcher, 1)) is LAUNCHERS[launcher]
+@pytest.mark.parametrize("launcher", ["in-process", "torchrun", "deepspeed"])
+def test_what_needs_only_our_own_packages_starts_one_rank(tmp_path: Path, launcher: str) -> None:
+    assert launcher_for(a_trial(tmp_path, launcher, world(1, 1))) is LAUNCHERS[launcher]
 
 
 @pytest.mark.parametrize(
     ("launcher", "ranks", "nodes", "said"),
     [
-        ("mpirum", 1, 1, "unknown launcher 'mpirum'. Valid: in-process, torchrun"),
+        ("aprun", 1, 1, "unknown launcher 'aprun'. Valid: deepspeed, in-process, mpirun, srun, torchrun"),
         ("torchrum", 1, 1, "Did you mean 'torchrun'?"),
         ("in-process", 2, 1, "it starts one rank, not 2; use launcher = 'torchrun', or scaling.gpus = [1]"),
-        ("torchrun", 1, 2, "it is used on one node here, not 2"),
+        ("torchrun", 1, 2, "2 nodes need 2 hosts, and none are named; name them with launch.hostfile = 'FILE'"),
+        ("deepspeed", 1, 2, "2 nodes need 2 hosts, and none are named"),
     ],
 )
 def test_what_cannot_start_is_refused(tmp_path: Path, launcher: str, ranks: int, nodes: int, said: str) -> None:
     with pytest.raises(RequestError) as caught:
-        launcher_for(a_trial(tmp_path, launcher, ranks, nodes))
+        launcher_for(a_trial(tmp_path, launcher, world(nodes, ranks)))
     assert said in str(caught.value)
 
 
-def test_a_launcher_that_is_not_here_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(util, "find_spec", lambda _: None)
-    with pytest.raises(
-        RequestError, match=r"launch.launcher = 'torchrun' cannot be used: torch is not installed; install it"
-    ):
-        launcher_for(a_trial(tmp_path, "torchrun", 1))
-    assert launcher_for(a_trial(tmp_path, "in-process", 1))
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
+@pytest.mark.parametrize("name", ["localhost", "127.0.1.1", "::1"])
+def test_several_hosts_need_names_that_mean_the_same_everywhere(launcher: str, name: str) -> None:
+    with pytest.raises(RequestError, match=f"'{name}' is another machine on each of 2 hosts; name it in the hostfile"):
+        launcher_named(launcher, world(2, 1), (Host(name), Host("node1")))
+    assert launcher_named(launcher, world(1, 1), (Host("localhost"),))
+
+
+@pytest.mark.parametrize(
+    ("launcher", "package", "said"),
+    [
+        ("torchrun", "torch", "torch is not installed; install it"),
+        ("deepspeed", "deepspeed", "deepspeed is not installed; install it, or use launcher = 'torchrun'"),
+    ],
+)
+def test_a_launcher_that_is_not_here_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str, package: str, said: str
+) -> None:
+    monkeypatch.setattr(util, "find_spec", lambda name: None if name == package else sys.modules[name].__spec__)
+    with pytest.raises(RequestError, match=f"launch.launcher = '{launcher}' cannot be used: {said}"):
+        launcher_for(a_trial(tmp_path, launcher, world(1, 1)))
+    assert find_launcher(launcher) is LAUNCHERS[launcher], "it stays listed"
+    assert launcher_for(a_trial(tmp_path, "in-process", world(1, 1)))
+
+
+@pytest.mark.parametrize(
+    ("launcher", "said"),
+    [
+        ("mpirun", "mpirun not found: install Open MPI, or use launcher = 'torchrun'"),
+        ("srun", "srun not found: use it on a Slurm cluster, or use launcher = 'torchrun'"),
+    ],
+)
+def test_a_program_that_is_not_here_is_named(monkeypatch: pytest.MonkeyPatch, launcher: str, said: str) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(RequestError, match=said):
+        launcher_named(launcher, world(1, 1))

@@ -1,15 +1,18 @@
 """The command line with one launcher more, whose ranks only write records: a run takes a fraction of a second.
 
-Everything else is the product: driver, lock, folders, watching, outcomes. As a rank: `record_only.py RUN_FOLDER RANK`.
+Everything else is the product: driver, lock, folders, watching, outcomes. As the agent: `record_only.py FOLDER RANKS`.
 """
 
 from __future__ import annotations
 
-import subprocess
+import os
 import sys
 import time
 from pathlib import Path
 
+from vitscale import launch_file
+from vitscale.hosts import Host
+from vitscale.launchers.base import Launch, Start
 from vitscale.record import EndLine, RunHeader, StepLine
 from vitscale.store import RankLog
 from vitscale.trial import World
@@ -19,28 +22,33 @@ from vitscale.worker.place import die_with_parent
 class RecordOnly:
     """Starts a process that starts the ranks, as torchrun does."""
 
-    def command(self, world: World, run_folder: Path) -> list[str]:
-        return [sys.executable, __file__, str(run_folder), *(str(rank) for rank in range(world.size))]
+    def launch(self, world: World, start: Start) -> Launch:
+        return Launch(commands=((sys.executable, __file__, str(start.run_folder), str(world.size)),))
 
     def unavailable(self) -> str | None:
         return None
 
-    def unfit(self, world: World) -> str | None:
+    def unfit(self, world: World, hosts: tuple[Host, ...]) -> str | None:
         return None
 
 
-def agent(run_folder: Path, ranks: list[str]) -> int:
-    """Starts the ranks in sessions of their own and waits for them."""
-    die_with_parent()
-    children = [
-        subprocess.Popen([sys.executable, __file__, str(run_folder), rank], start_new_session=True) for rank in ranks
-    ]
-    return max(child.wait() for child in children)
+def agent(run_folder: Path, ranks: int) -> int:
+    """Forks the ranks into sessions of their own and waits for them."""
+    launch = launch_file.read(run_folder)
+    die_with_parent(launch)
+    children = []
+    for number in range(ranks):
+        child = os.fork()
+        if child == 0:
+            os.setsid()
+            die_with_parent(launch)
+            os._exit(rank(run_folder, number))
+        children.append(child)
+    return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
 
 
 def rank(run_folder: Path, number: int) -> int:
     """Writes one line per step; each names its run, so that a mixture would show."""
-    die_with_parent()
     header = RunHeader.model_validate_json((run_folder / "trial.json").read_text())
     log = RankLog(run_folder, number)
     mark = int(header.trial_id, 16) % 1_000_000 + header.repeat
@@ -52,15 +60,27 @@ def rank(run_folder: Path, number: int) -> int:
     return 0
 
 
-if __name__ == "__main__":
-    folder, *numbers = sys.argv[1:]
-    if folder == "cli":
-        from vitscale import cli, launchers
+def cli(arguments: list[str]) -> None:
+    """`vitscale ARGUMENTS` in this process, with the launcher `record-only`."""
+    from vitscale import cli as command_line
+    from vitscale import launchers
 
-        launchers.LAUNCHERS["record-only"] = RecordOnly()
-        sys.argv = ["vitscale", *numbers]
-        cli.main()
-    elif len(numbers) > 1:
-        sys.exit(agent(Path(folder), numbers))
+    launchers.LAUNCHERS["record-only"] = RecordOnly()
+    sys.argv = ["vitscale", *arguments]
+    command_line.main()
+
+
+def drive(arguments: list[str], folder: Path, output: Path) -> None:
+    """The same in a folder, and into a file."""
+    with output.open("w") as file:
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+    os.chdir(folder)
+    cli(arguments)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "cli":
+        cli(sys.argv[2:])
     else:
-        sys.exit(rank(Path(folder), int(numbers[0])))
+        sys.exit(agent(Path(sys.argv[1]), int(sys.argv[2])))

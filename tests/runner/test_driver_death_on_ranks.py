@@ -1,14 +1,16 @@
-"""SIGKILL of the driver under real ranks, one of them stuck: all end within 10 seconds, and the study resumes."""
+"""SIGKILL of the driver under real ranks: all end within 10 seconds, and the study resumes."""
 
 from __future__ import annotations
 
+import random
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from driving import processes_naming, start, vitscale
+from driving import processes_naming, start, tree, vitscale
 from processes import wait_until
 from vitscale import store
 
@@ -61,3 +63,34 @@ def test_ranks_end_with_their_driver_and_the_study_resumes(tmp_path: Path) -> No
     assert answer.returncode == 0, answer.stdout + answer.stderr
     (run,) = store.load(results).runs
     assert (run.outcome.kind, run.header.attempt) == ("completed", 1)
+
+
+KILLS = 4
+
+
+def test_kills_at_random_moments_lose_and_double_nothing(tmp_path: Path) -> None:
+    """Seeded; from before the first import of torch to the last step. What was finished once is never touched again."""
+    moments = random.Random(20261121)
+    shutil.copy(Path(__file__).with_name("misbehaving.py"), tmp_path)
+    (tmp_path / "study.toml").write_text(STUDY.format(model="well").replace("repeats = 1", "repeats = 2"))
+    results = tmp_path / "results"
+    kept: dict[str, bytes] = {}
+    for _ in range(KILLS):
+        driver = start(sys.executable, "-m", "vitscale", "run", "study.toml", "-o", "results", cwd=tmp_path)
+        try:
+            driver.wait(moments.uniform(1.0, 12.0))
+        except subprocess.TimeoutExpired:
+            driver.kill()
+        driver.communicate()
+        wait_until(lambda: not processes_naming(results), "all ranks are gone", seconds=10)
+        now = tree(results)
+        assert {name: now[name] for name in kept} == kept
+        finished = [path.parent for path in results.glob("runs/*/outcome.json")]
+        kept = {
+            f"{run.relative_to(results)}/{name}": content for run in finished for name, content in tree(run).items()
+        }
+    answer = vitscale("run", "study.toml", "-o", "results", cwd=tmp_path)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    runs = store.load(results).runs
+    assert sorted((run.header.repeat, run.outcome.kind) for run in runs) == [(0, "completed"), (1, "completed")]
+    assert all([line.step for line in rank.steps] == list(range(23)) for run in runs for rank in run.ranks)

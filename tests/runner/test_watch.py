@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 import time
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 from processes import alive, pid_in, wait_until
 from vitscale.record import PhaseLine, StepLine
 from vitscale.runner import watch as watching
+from vitscale.runner.listening import Listener, Sign
+from vitscale.runner.starting import Started
 from vitscale.runner.watch import StepCounter, watch
 from vitscale.schedulers.local import LocalJob
 from vitscale.store import RankLog
@@ -21,8 +24,11 @@ STEP = StepLine(step=0, epoch=0, seconds=0.1, images=8, loss=0.5, warmup=False).
 PHASE = PhaseLine(name="imports", seconds=1.0).model_dump_json()
 
 
-def job(folder: Path, program: str) -> LocalJob:
-    return LocalJob([sys.executable, "-c", program, str(folder)], log=folder / "log.txt", cwd=folder, environment={})
+def job(folder: Path, program: str) -> Started:
+    command = [sys.executable, "-c", program, str(folder)]
+    token = secrets.token_hex(16)
+    running = LocalJob([command], token=token, log=folder / "log.txt", cwd=folder, environment={})
+    return Started(running, Listener(token, "127.0.0.1"))
 
 
 # --- counting ------------------------------------------------------------------------------------------------------
@@ -141,8 +147,20 @@ class Job:
     def wall_seconds(self) -> float:
         return self.clock.now
 
-    def end(self) -> None:
+    def end(self) -> tuple[str, ...]:
         self.ended += 1
+        return ()
+
+
+class Silent:
+    """A listener whom nobody calls."""
+
+    def signs(self) -> dict[int, Sign]:
+        return {}
+
+    def ask_for_stacks(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 @pytest.fixture
@@ -154,7 +172,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_a_silent_run_is_a_hang_after_its_limit(tmp_path: Path, clock: Clock) -> None:
     stuck = Job(clock, looks=10**9)
-    ending = watch(stuck, tmp_path, hang_seconds=20.0, timeout_seconds=None, on_steps=print)  # type: ignore[arg-type]
+    ending = watch(Started(stuck, Silent()), tmp_path, hang_seconds=20.0, timeout_seconds=None, on_steps=print)  # type: ignore[arg-type]
     assert (ending.stopped, ending.limit_seconds, ending.exit_code) == ("hang", 20.0, None)
     assert stuck.looked == 21
     assert stuck.ended == 1
@@ -162,14 +180,14 @@ def test_a_silent_run_is_a_hang_after_its_limit(tmp_path: Path, clock: Clock) ->
 
 def test_any_record_of_any_rank_puts_the_hang_off(tmp_path: Path, clock: Clock) -> None:
     slow = Job(clock, looks=50, at={n: lambda: append(tmp_path, 3, PHASE + "\n") for n in (15, 30, 45)})
-    ending = watch(slow, tmp_path, hang_seconds=20.0, timeout_seconds=None, on_steps=lambda _: None)  # type: ignore[arg-type]
+    ending = watch(Started(slow, Silent()), tmp_path, hang_seconds=20.0, timeout_seconds=None, on_steps=lambda _: None)  # type: ignore[arg-type]
     assert (ending.stopped, ending.exit_code) == (None, 0)
     assert slow.ended == 1
 
 
 def test_a_busy_run_is_ended_at_its_timeout(tmp_path: Path, clock: Clock) -> None:
     busy = Job(clock, looks=10**9, at={n: lambda: append(tmp_path, 0, STEP + "\n") for n in range(1000)})
-    ending = watch(busy, tmp_path, hang_seconds=20.0, timeout_seconds=90.0, on_steps=lambda _: None)  # type: ignore[arg-type]
+    ending = watch(Started(busy, Silent()), tmp_path, hang_seconds=20.0, timeout_seconds=90.0, on_steps=lambda _: None)  # type: ignore[arg-type]
     assert (ending.stopped, ending.limit_seconds) == ("timeout", 90.0)
     assert ending.wall_seconds == pytest.approx(91.0, abs=2.0)
 
@@ -187,7 +205,7 @@ def test_a_real_hang_leaves_no_process(tmp_path: Path) -> None:
     ending = watch(hanging, tmp_path, hang_seconds=0.3, timeout_seconds=None, on_steps=print)
     assert ending.stopped == "hang"
     assert not alive(child)
-    assert hanging.exit_code == -9
+    assert hanging.job.exit_code == -9
 
 
 def test_an_interrupt_leaves_no_process(tmp_path: Path) -> None:
@@ -200,7 +218,7 @@ def test_an_interrupt_leaves_no_process(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         watch(running, tmp_path, hang_seconds=60.0, timeout_seconds=None, on_steps=on_steps)
-    assert running.exit_code is not None
+    assert running.job.exit_code is not None
     wait_until(
         lambda: not [c for c in psutil.Process().children() if c.status() != psutil.STATUS_ZOMBIE], "all are gone"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -48,8 +49,8 @@ time.sleep(600)
 KINDS = ("plain", "deaf", "daemon", "stopped")
 
 
-def start(folder: Path, command: list[str], **environment: str) -> LocalJob:
-    return LocalJob(command, log=folder / "log.txt", cwd=folder, environment=environment)
+def start(folder: Path, *commands: list[str], **environment: str) -> LocalJob:
+    return LocalJob(commands, token=secrets.token_hex(16), log=folder / "log.txt", cwd=folder, environment=environment)
 
 
 def start_tree(folder: Path, then: str) -> tuple[LocalJob, dict[str, int]]:
@@ -143,13 +144,49 @@ def test_a_world_around_the_driver_is_not_handed_on(tmp_path: Path, monkeypatch:
     for name in names:
         monkeypatch.setenv(name, "7")
     monkeypatch.setenv("COLOUR", "blue")
-    program = (
-        f"import os; print([os.environ.get(n) for n in {(*names, 'COLOUR')!r}], os.environ['VITSCALE_DRIVER_PID'])"
-    )
+    program = f"import os; print([os.environ.get(n) for n in {(*names, 'COLOUR')!r}], os.environ['VITSCALE_JOB'])"
     job = start(tmp_path, [sys.executable, "-c", program])
     assert job.wait(60.0) == 0
     job.end()
-    assert (tmp_path / "log.txt").read_text() == f"{[None] * 6 + ['blue']} {os.getpid()}\n"
+    assert (tmp_path / "log.txt").read_text() == f"{[None] * 6 + ['blue']} {job.token}\n"
+
+
+def test_several_commands_end_when_all_have_ended(tmp_path: Path) -> None:
+    waits = f"import os, sys, time\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.01)\n"
+    job = start(tmp_path, [sys.executable, "-c", "pass"], [sys.executable, "-c", waits])
+    assert job.wait(0.5) is None
+    (tmp_path / "go").touch()
+    assert job.wait(60.0) == 0
+    job.end()
+
+
+def test_of_several_commands_the_first_that_failed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others get a while to say why; one that never ends is not waited for."""
+    monkeypatch.setattr("vitscale.schedulers.local._OTHERS_SECONDS", 0.2)
+    job = start(
+        tmp_path, [sys.executable, "-c", "raise SystemExit(7)"], [sys.executable, "-c", "import time; time.sleep(600)"]
+    )
+    assert job.wait(60.0) == 7
+    job.end()
+    assert job.exit_code == 7
+
+
+def test_variables_that_a_command_must_not_see_are_kept_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    monkeypatch.setenv("COLOUR", "blue")
+    program = "import os; print(os.environ.get('NCCL_DEBUG'), os.environ.get('COLOUR'))"
+    job = LocalJob(
+        [[sys.executable, "-c", program]],
+        token=secrets.token_hex(16),
+        log=tmp_path / "log.txt",
+        cwd=tmp_path,
+        environment={},
+        without=("NCCL",),
+    )
+    assert job.wait(60.0) == 0
+    assert (tmp_path / "log.txt").read_text() == "None blue\n"
 
 
 DRIVER = """
@@ -157,8 +194,8 @@ import sys, time
 from pathlib import Path
 from vitscale.schedulers.local import LocalJob
 folder = Path(sys.argv[1])
-job = LocalJob([sys.executable, str(folder / "sleeper.py"), "deaf", str(folder / "launcher")],
-               log=folder / "log.txt", cwd=folder, environment={})
+job = LocalJob([[sys.executable, str(folder / "sleeper.py"), "deaf", str(folder / "launcher")]],
+               token="0123", log=folder / "log.txt", cwd=folder, environment={})
 time.sleep(600)
 """
 

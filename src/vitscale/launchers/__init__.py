@@ -1,29 +1,55 @@
-"""Launchers: how ranks are started. One short class per file; the table below is the whole list."""
+"""Launchers: how ranks are started. One short class per file; the table below is the whole list of our own."""
 
 from __future__ import annotations
 
 from vitscale.errors import RequestError, explain, unknown
-from vitscale.launchers.base import Launcher
+from vitscale.hosts import Host
+from vitscale.launchers import third_party
+from vitscale.launchers.base import Launch, Launcher, Start
+from vitscale.launchers.deepspeed import DeepSpeed
 from vitscale.launchers.in_process import InProcess
+from vitscale.launchers.mpirun import Mpirun
+from vitscale.launchers.srun import Srun
 from vitscale.launchers.torchrun import Torchrun
-from vitscale.trial import Trial
+from vitscale.trial import Trial, World
 
-LAUNCHERS: dict[str, Launcher] = {"in-process": InProcess(), "torchrun": Torchrun()}
+LAUNCHERS: dict[str, Launcher] = {
+    "in-process": InProcess(),
+    "torchrun": Torchrun(),
+    "deepspeed": DeepSpeed(),
+    "mpirun": Mpirun(),
+    "srun": Srun(),
+}
 
 
-def launcher_for(trial: Trial) -> Launcher:
-    """The trial's launcher.
+def find_launcher(name: str) -> Launcher:
+    """The launcher of that name, whether or not it can be used here: from the table, else from an installed package.
 
     Raises:
-        RequestError: it is unknown, not available here, or cannot start this many ranks.
+        RequestError: there is none, or the package that offers it is broken.
     """
-    if trial.launcher not in LAUNCHERS:
-        raise unknown("launcher", trial.launcher, LAUNCHERS)
-    launcher = LAUNCHERS[trial.launcher]
-    reason = launcher.unavailable() or launcher.unfit(trial.world)
-    if reason is not None:
-        raise RequestError(explain(f"launch.launcher = '{trial.launcher}' cannot be used: {reason}"))
+    launcher = LAUNCHERS.get(name) or third_party.load(name)
+    if launcher is None:
+        raise unknown("launcher", name, {*LAUNCHERS, *third_party.names()})
     return launcher
 
 
-__all__ = ["LAUNCHERS", "Launcher", "launcher_for"]
+def launcher_named(name: str, world: World, hosts: tuple[Host, ...] = ()) -> Launcher:
+    """The launcher of that name, for this world on these hosts.
+
+    Raises:
+        RequestError: it is unknown, not available here, or cannot start this many ranks on these hosts.
+    """
+    launcher = find_launcher(name)
+    reason = launcher.unavailable() or launcher.unfit(world, hosts)
+    if reason is not None:
+        raise RequestError(explain(f"launch.launcher = '{name}' cannot be used: {reason}"))
+    return launcher
+
+
+def launcher_for(trial: Trial, hosts: tuple[Host, ...] = ()) -> Launcher:
+    """The trial's launcher, as `launcher_named` finds it."""
+    return launcher_named(trial.launcher, trial.world, hosts)
+
+
+__all__ = ["LAUNCHERS", "Launch", "Launcher", "Start", "find_launcher", "launcher_for", "launcher_named"]

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
+from vitscale.hosts import Host
+from vitscale.launchers import several_hosts
+from vitscale.launchers.base import Launch, Start
 from vitscale.trial import World
 
 
 class InProcess:
     """One rank, nothing in between: the shortest start-up, and the easiest to debug."""
 
-    def command(self, world: World, run_folder: Path) -> list[str]:  # noqa: ARG002 - one signature for every launcher
+    def launch(self, world: World, start: Start) -> Launch:  # noqa: ARG002 - one signature for every launcher
         """`python -m vitscale.worker FOLDER`."""
-        return [sys.executable, "-m", "vitscale.worker", str(run_folder)]
+        return Launch(commands=(start.rank_command,), per_host=bool(start.hosts))
 
     def unavailable(self) -> str | None:
         """Always available."""
         return None
 
-    def unfit(self, world: World) -> str | None:
+    def unfit(self, world: World, hosts: tuple[Host, ...]) -> str | None:
         """Starts one rank only."""
-        if world.size == 1:
-            return None
-        return f"it starts one rank, not {world.size}; use launcher = 'torchrun', or scaling.gpus = [1]"
+        if world.size != 1:
+            return f"it starts one rank, not {world.size}; use launcher = 'torchrun', or scaling.gpus = [1]"
+        return several_hosts.lacking(world, hosts)

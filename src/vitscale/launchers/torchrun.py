@@ -3,31 +3,47 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
-from pathlib import Path
 
+from vitscale.hosts import Host
+from vitscale.launchers import several_hosts
+from vitscale.launchers.base import Launch, Start
 from vitscale.trial import World
+
+_RENDEZVOUS_SECONDS = 300
+"""How long an agent waits for the others: all of them import torch first, perhaps from one slow file server."""
 
 
 class Torchrun:
-    """One node; the agent picks a free port by itself."""
+    """`python -m torch.distributed.run`, which is what `torchrun` runs, under the ranks' own interpreter.
 
-    def command(self, world: World, run_folder: Path) -> list[str]:
-        """`python -m torch.distributed.run`, which is what `torchrun` runs, under this very interpreter.
+    No restarts: a rank that fails ends the run, and the driver decides what comes next.
+    """
 
-        No restarts: a rank that fails ends the run, and the driver decides what comes next.
+    def launch(self, world: World, start: Start) -> Launch:
+        """On one node the agent picks a free port by itself. On several there is one agent on each host."""
+        agents = tuple(self._agent(world, start, node) for node in range(world.nodes))
+        return Launch(commands=agents, per_host=bool(start.hosts))
+
+    def _agent(self, world: World, start: Start, node: int) -> tuple[str, ...]:
+        """Static rendezvous: node 0's agent is the store, node K's ranks follow those of node K-1.
+
+        torch's other rendezvous (c10d) ignores `--node-rank`, and lets each agent find out by comparing names whether
+        it is the store's host (torch 2.13, `c10d_rendezvous_backend.py`).
         """
-        return [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            f"--nproc-per-node={world.ranks_per_node}",
-            "--max-restarts=0",
-            "-m",
-            "vitscale.worker",
-            str(run_folder),
-        ]
+        python, *program = start.rank_command
+        if world.nodes == 1:
+            meeting = ["--standalone"]
+        else:
+            meeting = [
+                f"--nnodes={world.nodes}",
+                f"--node-rank={node}",
+                "--rdzv-backend=static",
+                f"--rdzv-conf=timeout={_RENDEZVOUS_SECONDS}",
+                f"--master-addr={start.hosts[0].name}",
+                f"--master-port={start.master_port}",
+            ]
+        agent = [python, "-m", "torch.distributed.run", *meeting, f"--nproc-per-node={world.ranks_per_node}"]
+        return (*agent, "--max-restarts=0", *program)
 
     def unavailable(self) -> str | None:
         """Needs torch, found without importing it."""
@@ -35,8 +51,6 @@ class Torchrun:
             return "torch is not installed; install it, or use a machine where it is"
         return None
 
-    def unfit(self, world: World) -> str | None:
-        """One node, any number of ranks."""
-        if world.nodes == 1:
-            return None
-        return f"it is used on one node here, not {world.nodes}"
+    def unfit(self, world: World, hosts: tuple[Host, ...]) -> str | None:
+        """Any number of ranks, on hosts that are named."""
+        return several_hosts.lacking(world, hosts)

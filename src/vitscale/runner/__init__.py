@@ -1,6 +1,7 @@
 """The runner: from a study file to finished runs in a results folder."""
 
-from vitscale.runner.driver import Options, Report, run
-from vitscale.runner.planning import Plan, Task, plan
+from vitscale.runner.driver import Options, run
+from vitscale.runner.one_run import Task
+from vitscale.runner.planning import Plan, Report, plan
 
 __all__ = ["Options", "Plan", "Report", "Task", "plan", "run"]

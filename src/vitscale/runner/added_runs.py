@@ -10,7 +10,8 @@ from vitscale import store
 from vitscale.analysis.target_ci import Standing, standing
 from vitscale.analysis.trials import summarise
 from vitscale.record import Outcome
-from vitscale.runner.planning import Plan, Task
+from vitscale.runner.one_run import Task
+from vitscale.runner.planning import Plan
 
 
 class AddedRuns:

@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 from vitscale import sources
 from vitscale.engine_options import ENGINE_PACKAGES
-from vitscale.errors import StoreError, explain, shown, unknown
+from vitscale.errors import RequestError, StoreError, explain, shown
 from vitscale.expansion import Expansion, expand
-from vitscale.hardware import Machine, this_machine
-from vitscale.launchers import LAUNCHERS, launcher_for
-from vitscale.record import StudyRecord
+from vitscale.hardware import Machine
+from vitscale.launchers import find_launcher
+from vitscale.record import Outcome, StudyRecord
+from vitscale.runner.one_run import Setting, Task
+from vitscale.runner.starting import worked_out
+from vitscale.schedulers import Scheduler, scheduler_for
+from vitscale.site import Overlay
 from vitscale.store import RunIndex, read_study
-from vitscale.study import MeasureSection
+from vitscale.study import LaunchSection, MeasureSection, SlurmSection
 from vitscale.study_file import StudyFile
-from vitscale.trial import DataSpec
+from vitscale.trial import DataSpec, Trial
 
+_ANY_FOLDER = Path("/RESULTS/runs/TRIAL")
+"""Stands for a run's folder where only the form of a command matters."""
 _VERSIONED = ("vitscale", "torch", "deepspeed", "transformers", "numpy", *ENGINE_PACKAGES)
-
-
-@dataclass(frozen=True)
-class Task:
-    """One run that is to be done."""
-
-    trial_id: str
-    repeat: int
 
 
 @dataclass(frozen=True)
@@ -40,8 +38,15 @@ class Plan:
     record: StudyRecord
     expansion: Expansion
     measure: MeasureSection
+    launch: LaunchSection
+    slurm: SlurmSection
+    scheduler: Scheduler
     tasks: tuple[Task, ...]
     """All runs of the study in their random order, done or not; those that `measure.target_ci` may add come after."""
+
+    def setting(self, results: Path) -> Setting:
+        """What all its runs share, in this results folder."""
+        return Setting(self.record, self.measure, self.launch, self.folder, results, self.scheduler)
 
     @property
     def most_runs(self) -> int:
@@ -50,21 +55,46 @@ class Plan:
         return len(self.record.trials) * (measure.repeats if measure.target_ci is None else measure.max_repeats)
 
 
+@dataclass(frozen=True)
+class Report:
+    """What one call did, and how the study stands."""
+
+    done_now: int
+    outcomes: dict[tuple[str, int], Outcome]
+    """By trial and repeat, all runs of the study that have an outcome."""
+
+    @property
+    def failures(self) -> dict[tuple[str, int], Outcome]:
+        """The runs that did not complete."""
+        return {key: outcome for key, outcome in self.outcomes.items() if outcome.kind != "completed"}
+
+
 def plan(
-    path: Path, machine: Machine | None = None, check_data: Callable[[DataSpec], sources.Summary] = sources.check
+    path: Path,
+    machine: Machine | None = None,
+    check_data: Callable[[DataSpec], sources.Summary] = sources.check,
+    overlay: Overlay | None = None,
 ) -> Plan:
-    """Reads and checks a study against this machine and its data; starts nothing and writes nothing.
+    """Reads and checks a study against the hosts it is to run on and its data; starts nothing and writes nothing.
+
+    Args:
+        path: the study file.
+        machine: what one host offers; None: what the scheduler says.
+        check_data: finds and verifies a dataset.
+        overlay: of a site file and the command line.
 
     Raises:
-        RequestError: the study, the data or the machine do not allow it.
+        RequestError: the study, the data or the hosts do not allow it.
     """
-    file = StudyFile.read(path)
+    file = StudyFile.read(path, overlay)
     for _, point, _ in file.points():
-        if point.launch.launcher not in LAUNCHERS:
-            raise unknown("launcher", point.launch.launcher, LAUNCHERS, next_step="Correct launch.launcher")
-    expansion = expand(file, machine or this_machine(), check_data)
+        find_launcher(point.launch.launcher)
+    scheduler = scheduler_for(file.study, path)
+    expansion = expand(file, machine or scheduler.machine(), check_data, scheduler.slots())
+    launch = file.study.launch
     for trial in expansion.trials.values():
-        launcher_for(trial)
+        worked_out(scheduler, launch, trial.launcher, trial.world, _ANY_FOLDER, "vitscale.worker")
+        _check_discovery(launch, trial)
     measure = file.study.measure
     tasks = [Task(trial_id, repeat) for trial_id in expansion.trials for repeat in range(measure.repeats)]
     # Seeded, so that a study resumed keeps the order it began with; random, so that drift favours nobody.
@@ -80,7 +110,18 @@ def plan(
         versions=installed_versions(),
         dataset_fingerprints=expansion.fingerprints,
     )
-    return Plan(path.parent.absolute(), record, expansion, measure, tuple(tasks))
+    return Plan(path.parent.absolute(), record, expansion, measure, launch, file.study.slurm, scheduler, tuple(tasks))
+
+
+def _check_discovery(launch: LaunchSection, trial: Trial) -> None:
+    if launch.mpi_discovery and (trial.launcher != "mpirun" or trial.train.wrapper != "deepspeed"):
+        raise RequestError(
+            explain(
+                f"launch.mpi_discovery = true is DeepSpeed's under mpirun, and a trial has launcher = "
+                f"'{trial.launcher}' and engine = '{trial.train.wrapper}'",
+                next_step="Remove it, or use launcher = 'mpirun' with engine = 'deepspeed'",
+            )
+        )
 
 
 def installed_versions() -> dict[str, str | None]:
@@ -170,7 +211,8 @@ def _refuse_another_study(results: Path, held: StudyRecord, record: StudyRecord)
 
 
 def outstanding(plan: Plan, index: RunIndex, *, retry_failed: bool) -> list[Task]:
-    """The runs still to be done: those without an outcome, and those whose cause lay outside the trial.
+    """The runs still to be done: those without an outcome, those whose cause lay outside the trial, and those whose
+    cause was passing and that have not been tried as often as the study says.
 
     Of the runs that `measure.target_ci` added those alone that are to be done again; what to add is not known here.
     """
@@ -179,8 +221,10 @@ def outstanding(plan: Plan, index: RunIndex, *, retry_failed: bool) -> list[Task
         finished = index.finished.get((task.trial_id, task.repeat))
         if finished is None:
             return False
-        outcome = finished[1]
-        return outcome.kind == "completed" or not (outcome.external or retry_failed)
+        folder, outcome = finished
+        # A passing failure whose next try was interrupted, or not begun any more.
+        untried = outcome.transient and int(folder.name.rpartition("-a")[2]) < plan.measure.retries
+        return outcome.kind == "completed" or not (outcome.external or retry_failed or untried)
 
     added = [
         Task(trial_id, repeat)
@@ -188,3 +232,13 @@ def outstanding(plan: Plan, index: RunIndex, *, retry_failed: bool) -> list[Task
         if trial_id in plan.record.trials and plan.record.repeats <= repeat < (plan.record.max_repeats or 0)
     ]
     return [task for task in (*plan.tasks, *added) if not done(task)]
+
+
+def standing_outcomes(plan: Plan, index: RunIndex, todo: Collection[Task]) -> dict[tuple[str, int], Outcome]:
+    """The outcomes that stand: of the study's trials, but for the runs that are to be done again."""
+    again = frozenset(todo)
+    return {
+        key: outcome
+        for key, (_, outcome) in index.finished.items()
+        if key[0] in plan.record.trials and Task(*key) not in again
+    }

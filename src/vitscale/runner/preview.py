@@ -15,13 +15,14 @@ from rich.table import Table
 
 from vitscale import model_spec
 from vitscale.analysis.curve_names import engine_name
-from vitscale.launchers import launcher_for
 from vitscale.lint import Finding
 from vitscale.lint.of_trials import findings_of
 from vitscale.lint.printing import shown_key
 from vitscale.prediction import forecast_bytes
 from vitscale.runner.planning import Plan
-from vitscale.trial import Trial, samples_used, steps_per_epoch
+from vitscale.runner.starting import worked_out
+from vitscale.shares import in_words
+from vitscale.trial import TrainSpec, Trial, samples_used, steps_per_epoch
 
 _PLACEHOLDER = Path("RESULTS/runs/TRIAL")
 
@@ -62,7 +63,7 @@ def preview_table(plan: Plan) -> list[RenderableType]:
     for trial_id, trial in plan.record.trials.items():
         named = [escape(_model_of(trial))] if len(models) > 1 else []
         table.add_row(trial_id, *named, *(escape(rows[trial_id][name]) for name in columns))
-    commands = sorted({shlex.join(_command(trial)) for trial in plan.record.trials.values()})
+    commands = sorted({shlex.join(each) for trial in plan.record.trials.values() for each in commands_of(plan, trial)})
     findings = [escape(line) for line in finding_lines(plan)]
     about_the_file = ["", "The DeepSpeed file (vitscale lint tells the sources):", *findings] if findings else []
     return [
@@ -81,6 +82,7 @@ _COLUMNS: dict[str, Literal["left", "right"]] = {
     "engine": "left",
     "precision": "left",
     "ranks": "right",
+    "hosts": "right",
     "threads": "right",
     "batch": "right",
     "data": "right",
@@ -88,7 +90,7 @@ _COLUMNS: dict[str, Literal["left", "right"]] = {
     "steps": "right",
     "memory": "right",
 }
-_SAID_ONCE = ("precision", "threads", "data", "per epoch", "steps")
+_SAID_ONCE = ("precision", "hosts", "threads", "data", "per epoch", "steps")
 """Columns that are one line above the table where all trials have the same in them."""
 
 
@@ -100,13 +102,22 @@ def _row(plan: Plan, trial_id: str, trial: Trial) -> dict[str, str]:
         "engine": engine_name(train),
         "precision": train.precision,
         "ranks": str(trial.world.size),
+        "hosts": str(trial.world.nodes),
         "threads": str(trial.world.threads_per_rank),
-        "batch": str(train.micro_batch) + (f" x{train.grad_accum}" if train.grad_accum > 1 else ""),
+        "batch": _batch(train),
         "data": f"{trial.data.fraction:.3g}",
         "per epoch": str(epoch),
         "steps": str(steps),
         "memory": _memory(trial),
     }
+
+
+def _batch(train: TrainSpec) -> str:
+    """ "16", "16 x2" or "(20 + 12) x2": the images per micro-step of a rank, or of each, and the accumulation."""
+    at_once = in_words(train.micro_batches) if train.micro_batches else str(train.micro_batch)
+    if train.grad_accum == 1:
+        return at_once
+    return f"({at_once}) x{train.grad_accum}" if train.micro_batches else f"{at_once} x{train.grad_accum}"
 
 
 def _all_alike(rows: Iterable[dict[str, str]], name: str) -> bool:
@@ -160,12 +171,13 @@ def preview_json(plan: Plan) -> str:
                 "global_batch": trial.global_batch,
                 "parameters": model_spec.parameters(trial.model),
                 "memory_bytes": forecast_bytes(trial),
-                "command": _command(trial),
+                "nodes": trial.world.nodes,
+                "commands": commands_of(plan, trial),
                 "resolved": trial.model_dump(mode="json"),
             }
         )
     content = {
-        "version": 1,
+        "version": 2,
         "study": plan.record.name,
         "runs": len(plan.tasks),
         "most_runs": plan.most_runs,
@@ -178,5 +190,6 @@ def preview_json(plan: Plan) -> str:
     return json.dumps(content, indent=1)
 
 
-def _command(trial: Trial) -> list[str]:
-    return launcher_for(trial).command(trial.world, _PLACEHOLDER)
+def commands_of(plan: Plan, trial: Trial, run_folder: Path = _PLACEHOLDER) -> list[list[str]]:
+    """The exact argv, one or one for each host, that would start a trial's ranks."""
+    return worked_out(plan.scheduler, plan.launch, trial.launcher, trial.world, run_folder, "vitscale.worker").commands

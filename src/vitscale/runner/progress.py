@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from vitscale.analysis.curve_names import engine_name
 from vitscale.record import Outcome
+from vitscale.shares import in_words
 from vitscale.trial import Trial
 
 _PLAIN_LINE_SECONDS = 30.0
@@ -22,7 +23,9 @@ def describe(trial: Trial) -> str:
     share = f", {trial.data.fraction:.3g} of the data" if trial.data.fraction < 1 else ""
     what = trial.model.name or trial.model.hf or trial.model.factory or "model"
     ranks = f"{trial.world.size} rank{'s' if trial.world.size > 1 else ''}"
-    return f"{what} {engine_name(trial.train)}, {ranks}, batch {trial.train.micro_batch}{accumulation}{share}"
+    ranks += f" on {trial.world.nodes} hosts" if trial.world.nodes > 1 else ""
+    batch = in_words(trial.train.micro_batches) if trial.train.micro_batches else str(trial.train.micro_batch)
+    return f"{what} {engine_name(trial.train)}, {ranks}, batch {batch}{accumulation}{share}"
 
 
 def duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Watches one run: passes its progress on and ends it when it hangs or runs over its time."""
+"""Watches one run: passes its progress on and ends it when it hangs, loses a rank or runs over its time."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vitscale.runner.classify import Ending, Stop, kernel_oom_kills
-from vitscale.schedulers.local import LocalJob
+from vitscale.runner.listening import Listener
+from vitscale.runner.standing import is_stopped
+from vitscale.runner.starting import Started
 
 _LOOK_SECONDS = 0.1
+_STACK_SECONDS = 1.0
+LOST_SECONDS = 10.0
+"""What a launcher has to notice by itself that a rank is gone, and to say how."""
 
 
 class StepCounter:
@@ -38,18 +43,20 @@ class StepCounter:
 
 
 def watch(
-    job: LocalJob,
+    started: Started,
     folder: Path,
     *,
     hang_seconds: float,
     timeout_seconds: float | None,
     on_steps: Callable[[int], None],
 ) -> Ending:
-    """Waits until `job` has ended, or ends it.
+    """Waits for the end of a run.
 
-    A job hangs when no rank has recorded anything for `hang_seconds`. In every case no process of the job is left when
-    this returns, and also when it is left by an exception (Ctrl-C).
+    A run is ended from here when it exceeds `timeout_seconds`, when no rank records anything for `hang_seconds`, and
+    when a rank is lost and its launcher does not end the others within `LOST_SECONDS`. In every case no process of the
+    job is left on any host that can be reached when this returns, and also when it is left by an exception (Ctrl-C).
     """
+    job, listener = started.job, started.listener
     oom_before = kernel_oom_kills()
     counter = StepCounter(folder)
     last_sign = time.monotonic()
@@ -61,16 +68,27 @@ def watch(
             if counter.look():
                 last_sign = now
                 on_steps(counter.steps)
+            signs = listener.signs()
+            lost = min((sign.ended_seconds for sign in signs.values() if sign.lost and sign.ended_seconds), default=now)
+            if now - lost > LOST_SECONDS:
+                stopped, limit = "lost", LOST_SECONDS
+                break
             if now - last_sign > hang_seconds:
                 stopped, limit = "hang", hang_seconds
+                _stacks(listener)
                 break
             if timeout_seconds is not None and job.wall_seconds > timeout_seconds:
                 stopped, limit = "timeout", timeout_seconds
                 break
         exit_code = job.exit_code
         wall_seconds = job.wall_seconds
+        signs = listener.signs()
+        stopped_ranks = frozenset(
+            rank for rank, sign in signs.items() if sign.ended_seconds is None and is_stopped(sign.pid, sign.host)
+        )
+        seen_seconds = time.monotonic()
     finally:
-        job.end()
+        unreached = started.end()
     return Ending(
         exit_code=exit_code,
         stopped=stopped,
@@ -78,4 +96,14 @@ def watch(
         kernel_oom_kills=kernel_oom_kills() - oom_before,
         started_unix_seconds=job.started_unix_seconds,
         wall_seconds=wall_seconds,
+        seen_seconds=seen_seconds,
+        signs=signs,
+        stopped_ranks=stopped_ranks,
+        unreached=unreached,
     )
+
+
+def _stacks(listener: Listener) -> None:
+    """Lets every rank write down where it stands; one that cannot (stopped, cut off) does not hold up the others."""
+    listener.ask_for_stacks()
+    time.sleep(_STACK_SECONDS)

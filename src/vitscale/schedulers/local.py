@@ -3,50 +3,94 @@
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import psutil
+from vitscale.hardware import Machine, this_machine
+from vitscale.hosts import Host
+from vitscale.job_processes import end_all
+from vitscale.launch_file import TOKEN_VARIABLE
+from vitscale.launchers.base import Launch
+from vitscale.rank_variables import ALL_NAMES
+from vitscale.trial import World
 
-_TOKEN = "VITSCALE_JOB"  # noqa: S105 - names processes, protects nothing
-_GRACE_SECONDS = 2.0
-_LOOK_SECONDS = 0.02
-_RANK_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Left over from a launcher around the driver, they would make a rank join a world that is not its own."""
+_OTHERS_SECONDS = 15.0
+"""Once one command has failed: what the others have to end by themselves, and to say why."""
+_LOOK_SECONDS = 0.05
 
 
 class LocalJob:
-    """One command and everything it starts.
+    """Some commands and everything they start.
 
     Every process of the job carries a token in its environment, so that those that left the tree (torchrun gives each
     rank a session of its own; an agent that dies leaves its ranks to init) are found and ended too.
     """
 
-    def __init__(self, command: list[str], *, log: Path, cwd: Path, environment: dict[str, str]) -> None:
-        self.token = secrets.token_hex(16)
+    def __init__(
+        self,
+        commands: Sequence[Sequence[str]],
+        *,
+        token: str,
+        log: Path,
+        cwd: Path,
+        environment: Mapping[str, str],
+        without: tuple[str, ...] = (),
+        ended_by_kill: bool = False,
+    ) -> None:
+        """Starts the commands.
+
+        Args:
+            commands: each an argv.
+            token: of this job alone.
+            log: takes what all of them print.
+            cwd: where they run.
+            environment: added to this process's own.
+            without: beginnings of names of variables that they must not see.
+            ended_by_kill: whether they are never asked to end, for what they do then reaches beyond this job.
+        """
+        self.token = token
         self.started_unix_seconds = time.time()
         self._began = time.monotonic()
-        inherited = {key: value for key, value in os.environ.items() if key not in _RANK_NAMES}
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "vitscale.tie", str(os.getpid()), "--", *command],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                cwd=cwd,
-                env=inherited | environment | {_TOKEN: self.token, "VITSCALE_DRIVER_PID": str(os.getpid())},
-                # Ctrl-C reaches the driver alone, which then ends the job in order.
-                start_new_session=True,
-            )
+        self._failed_seconds: float | None = None
+        self._first_signal = signal.SIGKILL if ended_by_kill else signal.SIGTERM
+        own = {key: value for key, value in os.environ.items() if key not in ALL_NAMES}
+        seen = {key: value for key, value in (own | dict(environment)).items() if not key.startswith(without or "\0")}
+        self._processes: list[subprocess.Popen[bytes]] = []
+        try:
+            with log.open("ab") as output:
+                for command in commands:
+                    process = subprocess.Popen(
+                        [sys.executable, "-m", "vitscale.tie", str(os.getpid()), "--", *command],
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        cwd=cwd,
+                        env=seen | {TOKEN_VARIABLE: token},
+                        # Ctrl-C reaches the driver alone, which then ends the job in order.
+                        start_new_session=True,
+                    )
+                    self._processes.append(process)
+        except BaseException:
+            # Not all could be started, or Ctrl-C came meanwhile: nobody will watch those that were.
+            end_all(token)
+            raise
 
     @property
     def exit_code(self) -> int | None:
-        """None while the launcher runs; negative where a signal ended it."""
-        return self._process.poll()
+        """None while a command runs; that of the first that failed; negative where a signal ended it."""
+        codes = [process.poll() for process in self._processes]
+        failed = next((code for code in codes if code), None)
+        if None not in codes:
+            return failed or 0
+        if failed is None:
+            return None
+        now = time.monotonic()
+        self._failed_seconds = self._failed_seconds or now
+        return failed if now - self._failed_seconds > _OTHERS_SECONDS else None
 
     @property
     def wall_seconds(self) -> float:
@@ -54,44 +98,76 @@ class LocalJob:
         return time.monotonic() - self._began
 
     def wait(self, seconds: float) -> int | None:
-        """Waits so long at most for the launcher to end."""
-        try:
-            return self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return None
-
-    def end(self) -> None:
-        """Ends every process of the job that is left: asked first, then by SIGKILL; returns when all are gone."""
-        stop = signal.SIGTERM
-        # Two looks: one that is just being forked, or is changing into another program, can slip through the first.
-        while left := self._processes() or self._processes():
-            for process in left:
+        """Waits so long at most for the end."""
+        end = time.monotonic() + seconds
+        while (code := self.exit_code) is None and time.monotonic() < end:
+            running = next((process for process in self._processes if process.poll() is None), None)
+            if running is not None:
                 try:
-                    process.send_signal(stop)
-                    # A stopped process (SIGSTOP) takes SIGTERM only once it goes on.
-                    process.send_signal(signal.SIGCONT)
-                except (psutil.NoSuchProcess, psutil.AccessDenied):
+                    running.wait(_LOOK_SECONDS if len(self._processes) > 1 else max(0.0, end - time.monotonic()))
+                except subprocess.TimeoutExpired:
                     continue
-            # Not psutil.wait_procs: it takes our child's exit code from us, and waits for zombies that nobody reaps.
-            end = time.monotonic() + _GRACE_SECONDS
-            while any(map(_runs, left)) and time.monotonic() < end:
-                time.sleep(_LOOK_SECONDS)
-            stop = signal.SIGKILL
-        self._process.wait(30.0)
+        return code
 
-    def _processes(self) -> list[psutil.Process]:
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get(_TOKEN) == self.token and _runs(process):
-                    found.append(process)
-            except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess):
-                continue
-        return found
+    def end(self) -> tuple[str, ...]:
+        """Ends every process of the job that is left on this machine; returns when all are gone."""
+        end_all(self.token, self._first_signal)
+        for process in self._processes:
+            process.wait(30.0)
+        return ()
 
 
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
+class Local:
+    """One host: this one."""
+
+    python = sys.executable
+
+    def machine(self) -> Machine:
+        """This machine."""
+        return this_machine()
+
+    def slots(self) -> int | None:
+        """As many as its cores and GPUs allow."""
+        return None
+
+    def hosts(self, world: World) -> tuple[Host, ...]:  # noqa: ARG002 - one signature for every scheduler
+        """This machine."""
+        return ()
+
+    def refuses(self, launcher: str, world: World) -> str | None:
+        """srun needs an allocation, and several nodes other hosts."""
+        if launcher == "srun":
+            return (
+                "srun starts ranks in a Slurm allocation, and this is none; run inside one (salloc), or set "
+                "launch.scheduler = 'slurm' to submit jobs"
+            )
+        if world.nodes > 1:
+            return f"{world.nodes} nodes are asked for, and this is one machine; name the others in launch.hostfile"
+        return None
+
+    def commands(self, launch: Launch, world: World, hosts: tuple[Host, ...], run_folder: Path) -> list[list[str]]:  # noqa: ARG002
+        """As the launcher gives them."""
+        return [list(command) for command in launch.commands]
+
+    def start(
+        self,
+        commands: list[list[str]],
+        hosts: tuple[Host, ...],  # noqa: ARG002
+        *,
+        token: str,
+        log: Path,
+        cwd: Path,
+        environment: Mapping[str, str],
+        without: tuple[str, ...] = (),
+        ended_by_kill: bool = False,
+    ) -> LocalJob:
+        """Starts them here."""
+        return LocalJob(
+            commands,
+            token=token,
+            log=log,
+            cwd=cwd,
+            environment=environment,
+            without=without,
+            ended_by_kill=ended_by_kill,
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import sys
 import time
@@ -10,6 +11,9 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
+from vitscale import launch_file
+from vitscale.launch_file import LaunchFile
+from vitscale.lifeline import PROGRESS, Lifeline
 from vitscale.record import EndLine, PhaseLine, RunHeader
 from vitscale.store import RankLog
 from vitscale.worker import place as placing
@@ -25,9 +29,13 @@ def main(run_folder: Path) -> NoReturn:
     apart holds the GIL while it waits for threads that want it: with gloo that was seen to hang finished ranks for
     good. And after an error a collective on another thread may wait for a rank that will never come.
     """
-    placing.die_with_parent()
-    own = placing.own_place(_ARRIVED_NS)
-    header = RunHeader.model_validate_json((run_folder / "trial.json").read_text(encoding="utf-8"))
+    launch = launch_file.read(run_folder)
+    placing.with_environment(launch)
+    placing.die_with_parent(launch)
+    own = placing.own_place(_ARRIVED_NS, launch)
+    header = _header(run_folder)
+    _check_world(own, header)
+    lifeline = _lifeline(launch, own, run_folder)
     placing.pin(own, header.trial.world)
     log = RankLog(run_folder, own.rank)
     exit_code = 0
@@ -38,7 +46,8 @@ def main(run_folder: Path) -> NoReturn:
         # Only now: torch takes its threads and cores from what `pin` has set.
         from vitscale.worker.session import train
 
-        kept_alive = train(header, own, log, began)  # noqa: F841 - see above
+        port = launch.master_port if launch is not None and launch.mpi_discovery else None
+        kept_alive = train(header, own, log, began, port)  # noqa: F841 - see above
         log.write(EndLine())
         log.close()
     except BaseException as error:
@@ -47,10 +56,41 @@ def main(run_folder: Path) -> NoReturn:
         # On a full disk the log has no room for it either; the record has.
         with contextlib.suppress(OSError):
             traceback.print_exc()
+    if lifeline is not None:
+        lifeline.close()
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(exit_code)
+
+
+def _header(run_folder: Path) -> RunHeader:
+    try:
+        return RunHeader.model_validate_json((run_folder / "trial.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        sys.exit(f"vitscale: {run_folder} is not seen on this host: is the results folder shared by all hosts?")
+
+
+def _check_world(own: placing.Place, header: RunHeader) -> None:
+    """A launcher that starts another world than was asked for must not be measured."""
+    size = header.trial.world.size
+    if own.world_size != size or not 0 <= own.rank < size:
+        sys.exit(f"vitscale: the launcher made this rank {own.rank} of {own.world_size}, and the trial has {size}")
+
+
+def _lifeline(launch: LaunchFile | None, own: placing.Place, run_folder: Path) -> Lifeline | None:
+    if launch is None or launch.lifeline is None:
+        return None
+    stacks = run_folder / f"stack-rank-{own.rank}.txt"
+
+    def dump_stacks() -> None:
+        with contextlib.suppress(OSError), stacks.open("w") as file:
+            faulthandler.dump_traceback(file)
+
+    try:
+        return Lifeline(launch, f"rank {own.rank}", PROGRESS, dump_stacks)
+    except OSError as error:
+        sys.exit(f"vitscale: rank {own.rank} cannot reach the driver at {launch.lifeline}: {error}")
 
 
 if __name__ == "__main__":

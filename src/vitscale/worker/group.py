@@ -22,19 +22,37 @@ def device_of(kind: str, place: Place) -> torch.device:
     return device
 
 
-def join(engine: str, place: Place, device: torch.device) -> str | None:
-    """Joins the group of all ranks and returns its backend; the engine "none" has none."""
+def join(engine: str, place: Place, device: torch.device, mpi_discovery_port: int | None = None) -> str | None:
+    """Joins the group of all ranks and returns its backend; the engine "none" has none.
+
+    Args:
+        engine: of the trial.
+        place: this rank.
+        device: of this rank.
+        mpi_discovery_port: let DeepSpeed find the ranks itself, through mpi4py, and meet at this port of rank 0's host.
+    """
     if engine == "none":
         return None
     size_ring()
     backend = "nccl" if device.type == "cuda" else "gloo"
-    if "MASTER_ADDR" in os.environ:
+    if mpi_discovery_port is not None:
+        _discovered_by_deepspeed(backend, mpi_discovery_port)
+    elif "MASTER_ADDR" in os.environ:
         dist.init_process_group(backend, device_id=device if backend == "nccl" else None)
     else:
         # One rank without a launcher: nobody to meet, so no port is opened. DeepSpeed insists on the variable.
         os.environ.setdefault("LOCAL_RANK", str(place.local_rank))
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     return backend
+
+
+def _discovered_by_deepspeed(backend: str, port: int) -> None:
+    import deepspeed
+    from mpi4py import MPI
+
+    deepspeed.init_distributed(backend, auto_mpi_discovery=True, distributed_port=port, verbose=False)
+    # Ranks leave by `os._exit`, and mpirun takes one that leaves with MPI under way for a failure.
+    MPI.Finalize()
 
 
 def barrier() -> None:

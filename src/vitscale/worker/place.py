@@ -10,7 +10,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitscale import launch_file
 from vitscale.hardware import cores_in_order, share_of_cores
+from vitscale.launch_file import TOKEN_VARIABLE, LaunchFile
+from vitscale.rank_variables import FAMILIES, TORCH
 from vitscale.trial import World
 
 _PR_SET_PDEATHSIG = 1
@@ -27,36 +30,62 @@ class Place:
     """From the driver's start of the launcher to here; None where the driver runs on another boot or host."""
 
 
-def own_place(arrived_ns: int) -> Place:
-    """Reads the rank from the environment; without a launcher this is the only rank."""
-    launch = None
-    started, boot = os.environ.get("VITSCALE_STARTED_NS", ""), os.environ.get("VITSCALE_BOOT_ID")
-    if started.isdigit() and boot == boot_id():
-        launch = max(0.0, (arrived_ns - int(started)) / 1e9)
-    return Place(
-        rank=int(os.environ.get("RANK", "0")),
-        world_size=int(os.environ.get("WORLD_SIZE", "1")),
-        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
-        launch_seconds=launch,
-    )
+def with_environment(launch: LaunchFile | None) -> None:
+    """Starts this very program again with the run's environment, where the launcher has not brought it here.
 
-
-def boot_id() -> str | None:
-    """Identifies this boot of this host: monotonic clocks may be compared only within it."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return None
-
-
-def die_with_parent() -> None:
-    """Asks the kernel to end this rank when its launcher dies, whatever it is doing then; the launcher is tied to the
-    driver in the same way, so ranks end with their driver even when that is killed by SIGKILL.
+    Libraries and the interpreter read variables as they start, and those who look for a run's processes see only what a
+    program began with.
     """
-    driver = os.environ.get("VITSCALE_DRIVER_PID", "")
+    if launch is not None and os.environ.get(TOKEN_VARIABLE) != launch.token:
+        environment = launch_file.completed_environment(launch)
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606 - no shell is wanted
+
+
+def own_place(arrived_ns: int, launch: LaunchFile | None) -> Place:
+    """Reads the rank from the environment, in any launcher's words; without a launcher this is the only rank.
+
+    Where the launcher does not tell torch of the rank and of rank 0's address, this does. Ends the process, with a
+    message, where the launcher's numbers are none.
+    """
+    start_up = None
+    if launch is not None and launch.host_id and launch.host_id == launch_file.host_id():
+        start_up = max(0.0, (arrived_ns - launch.started_ns) / 1e9)
+    family = next((family for family in FAMILIES if family.given(os.environ)), None)
+    if family is None:
+        return Place(rank=0, world_size=1, local_rank=0, launch_seconds=start_up)
+    names = (family.rank, family.world_size, family.local_rank)
+    try:
+        rank, world_size, local_rank = (int(os.environ.get(name, "0")) for name in names)
+    except ValueError:
+        said = ", ".join(f"{name}={os.environ.get(name, '')!r}" for name in names)
+        sys.exit(f"vitscale: the launcher's numbers of this rank are none: {said}")
+    if family is not TORCH and launch is not None and not launch.mpi_discovery:
+        _tell_torch(rank, world_size, local_rank, launch)
+    return Place(rank, world_size, local_rank, start_up)
+
+
+def _tell_torch(rank: int, world_size: int, local_rank: int, launch: LaunchFile) -> None:
+    if launch.master_address is not None and launch.master_port is not None:
+        os.environ |= {"MASTER_ADDR": launch.master_address, "MASTER_PORT": str(launch.master_port)}
+    numbers = (rank, world_size, local_rank)
+    os.environ |= {
+        name: str(number)
+        for name, number in zip((TORCH.rank, TORCH.world_size, TORCH.local_rank), numbers, strict=True)
+    }
+
+
+def die_with_parent(launch: LaunchFile | None) -> None:
+    """Asks the kernel to end this rank when its launcher dies, whatever it is doing then; the launcher is tied to the
+    driver in the same way, so ranks end with their driver even when that is killed by SIGKILL. On other hosts than the
+    driver's the lifeline does it.
+    """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     # The launcher may have died before the call: then nobody is left to send the signal.
-    if driver.isdigit() and not Path(f"/proc/{driver}").exists():
+    if (
+        launch is not None
+        and launch.host_id == launch_file.host_id()
+        and not Path(f"/proc/{launch.driver_pid}").exists()
+    ):
         sys.exit("vitscale: the driver is gone")
 
 

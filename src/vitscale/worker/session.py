@@ -18,7 +18,9 @@ from vitscale.worker.surroundings import environment
 from vitscale.worker.training import Training
 
 
-def train(header: RunHeader, place: Place, log: RankLog, began: float) -> Training:
+def train(
+    header: RunHeader, place: Place, log: RankLog, began: float, mpi_discovery_port: int | None = None
+) -> Training:
     """Builds, trains, and returns what must not be taken apart before the process ends.
 
     Args:
@@ -26,6 +28,7 @@ def train(header: RunHeader, place: Place, log: RankLog, began: float) -> Traini
         place: this rank.
         log: where it records.
         began: `time.perf_counter()` before torch was imported.
+        mpi_discovery_port: let DeepSpeed find the ranks itself, and meet at this port.
     """
     trial = header.trial
     seed = trial.train.seed if header.seed is None else header.seed
@@ -52,7 +55,7 @@ def train(header: RunHeader, place: Place, log: RankLog, began: float) -> Traini
     parameters = sum(parameter.numel() for parameter in model.parameters())
     laps.end("model")
 
-    backend = group.join(trial.train.engine, place, device)
+    backend = group.join(trial.train.engine, place, device, mpi_discovery_port)
     engine = engines.build(model, trial, device)
     laps.end("engine")
 

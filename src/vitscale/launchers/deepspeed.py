@@ -1,0 +1,99 @@
+"""deepspeed: DeepSpeed's own launcher, over pdsh and ssh where hosts are named."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from vitscale.errors import RequestError, explain
+from vitscale.hosts import Host, is_this_machine
+from vitscale.launchers import several_hosts
+from vitscale.launchers.base import Launch, Start
+from vitscale.launchers.remote_shell import first_unfit
+from vitscale.trial import World
+
+_HOSTFILE = "deepspeed.hostfile"
+_EXPORTED = ("MLFLOW", "MV2", "NCCL", "PYTHON", "UCX")
+"""Variables with these beginnings DeepSpeed writes into the remote shells' line (deepspeed/launcher/runner.py,
+EXPORT_ENVS, and `export_envs` of its accelerators). Ranks have theirs from the run's launch file."""
+_UNQUOTED = "DeepSpeed writes it unquoted into a line for remote shells (deepspeed/launcher/multinode_runner.py)"
+_WAY_OUT = "change it, or use launcher = 'torchrun'"
+
+
+class DeepSpeed:
+    """`python -m deepspeed.launcher.runner`, which is what `deepspeed` runs, under the ranks' own interpreter."""
+
+    def launch(self, world: World, start: Start) -> Launch:
+        """One runner. It starts a launcher of its own on each host: here as a child, elsewhere by pdsh over ssh.
+
+        Raises:
+            RequestError: the run's folder cannot pass the remote shells.
+        """
+        python, *program = start.rank_command
+        here = _is_here(start.hosts)
+        names = ["localhost"] if here else [host.name for host in start.hosts]
+        command = [
+            *(python, "-m", "deepspeed.launcher.runner"),
+            # Without a hostfile it counts GPUs, and stops where there are none.
+            f"--hostfile={start.run_folder / _HOSTFILE}",
+            f"--num_nodes={world.nodes}",
+            f"--num_gpus={world.ranks_per_node}",
+            f"--master_addr={'127.0.0.1' if here else names[0]}",
+            f"--master_port={start.master_port}",
+            *(["--no_ssh_check"] if here else ["--launcher=pdsh", "--force_multi"]),
+            "--no_local_rank",
+            *(["--module", *program[1:]] if program[0] == "-m" else program),
+        ]
+        if not here:
+            folder = str(start.run_folder)
+            words = [("the run's folder" if word == folder else "the ranks' argument", word) for word in program]
+            if reason := first_unfit([("the interpreter", python), *words]):
+                what = f"launch.launcher = 'deepspeed' cannot be used: {reason}; {_UNQUOTED}; {_WAY_OUT}"
+                raise RequestError(explain(what))
+        return Launch(
+            commands=(tuple(command),),
+            files=((_HOSTFILE, several_hosts.hostfile(world, names)),),
+            # A .deepspeed_env in the home or the working folder would be written into the remote shell's line too.
+            environment=(("DS_ENV_FILE", os.devnull),),
+            without_variables=() if here else _EXPORTED,
+            # Asked to end, the runner ends all of DeepSpeed's launchers on these hosts: `pkill -f` by module name.
+            ended_by_kill=not here,
+        )
+
+    def unavailable(self) -> str | None:
+        """Needs DeepSpeed, found without importing it."""
+        if importlib.util.find_spec("deepspeed") is None:
+            return "deepspeed is not installed; install it, or use launcher = 'torchrun'"
+        return None
+
+    def unfit(self, world: World, hosts: tuple[Host, ...]) -> str | None:
+        """Hosts that are named are reached by pdsh, and everything it is told must pass their shells unquoted."""
+        if reason := several_hosts.lacking(world, hosts) or _other_gpus(world):
+            return reason
+        if _is_here(hosts):
+            return None
+        if missing := [program for program in ("pdsh", "ssh") if shutil.which(program) is None]:
+            return f"{missing[0]} not found: install it, or use launcher = 'torchrun'"
+        if colon := next((host.name for host in hosts if ":" in host.name), None):
+            return f"pdsh cannot reach '{colon}' by an address with colons; give the host a name"
+        reason = first_unfit([("the interpreter", sys.executable), ("the working folder", str(Path.cwd()))])
+        return f"{reason}; {_UNQUOTED}; {_WAY_OUT}" if reason else None
+
+
+def _is_here(hosts: tuple[Host, ...]) -> bool:
+    return not hosts or (len(hosts) == 1 and is_this_machine(hosts[0].name))
+
+
+def _other_gpus(world: World) -> str | None:
+    """DeepSpeed numbers the GPUs of its ranks from 0, whatever it was told to see."""
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    given = ",".join(map(str, range(world.ranks_per_node)))
+    if not seen or f"{seen},".startswith(f"{given},"):
+        return None
+    return (
+        f"DeepSpeed's launcher replaces CUDA_VISIBLE_DEVICES={seen} by {given}; "
+        "unset it and set it in [launch.environment], which reaches the ranks, or use launcher = 'torchrun'"
+    )

@@ -1,0 +1,81 @@
+"""mpirun: Open MPI's launcher, over ssh or whatever it was built for."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+
+from vitscale.errors import shown
+from vitscale.hosts import Host
+from vitscale.launchers import several_hosts
+from vitscale.launchers.base import Launch, Start
+from vitscale.trial import World
+
+_HOSTFILE = "mpirun.hostfile"
+_ANSWER_SECONDS = 30.0
+
+
+class Mpirun:
+    """Open MPI numbers the ranks: OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_LOCAL_RANK."""
+
+    def launch(self, world: World, start: Start) -> Launch:
+        """One mpirun for all hosts. It binds nothing, for ranks pin themselves; one that fails ends them all.
+
+        On this machine a hostfile is written too: without it mpirun refuses more ranks than there are cores, which is
+        for the study to say (`launch.oversubscribe`).
+        """
+        names = [host.name for host in start.hosts] or ["localhost"]
+        command = [
+            # By its full path, Open MPI looks for its daemon under the same prefix on the other hosts.
+            shutil.which("mpirun") or "mpirun",
+            *("-np", str(world.size)),
+            *("--hostfile", str(start.run_folder / _HOSTFILE)),
+            *("--map-by", f"ppr:{world.ranks_per_node}:node"),
+            *("--bind-to", "none"),
+        ]
+        if start.interface is not None and start.hosts:
+            for component in ("btl", "oob"):
+                command += ["--mca", f"{component}_tcp_if_include", start.interface]
+        if os.geteuid() == 0:
+            command.append("--allow-run-as-root")
+        return Launch(
+            commands=((*command, *start.rank_command),),
+            files=((_HOSTFILE, several_hosts.hostfile(world, names)),),
+            ranks_know_their_master=False,
+        )
+
+    def unavailable(self) -> str | None:
+        """Needs Open MPI's mpirun, version 4 or later; other MPIs have one of that name with other options."""
+        program = shutil.which("mpirun")
+        if program is None:
+            return "mpirun not found: install Open MPI, or use launcher = 'torchrun'"
+        return _not_open_mpi(program)
+
+    def unfit(self, world: World, hosts: tuple[Host, ...]) -> str | None:
+        """Any number of ranks, on hosts that are named."""
+        return several_hosts.lacking(world, hosts)
+
+
+@functools.cache
+def _not_open_mpi(program: str) -> str | None:
+    """Asks the program what it is: once in a process, for every trial asks."""
+    try:
+        answer = subprocess.run(
+            [program, "--version"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            timeout=_ANSWER_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{program} does not say its version ({error}); repair Open MPI, or use launcher = 'torchrun'"
+    said = (answer.stdout or answer.stderr).strip()
+    if "Open MPI" in said:
+        return None
+    first = said.partition("\n")[0]
+    kind = "MPICH's or Intel MPI's (hydra)" if "HYDRA" in said or "Intel" in said else f"not Open MPI's: {shown(first)}"
+    return f"{program} is {kind}; put Open MPI's first in PATH, or use launcher = 'srun' or 'torchrun'"

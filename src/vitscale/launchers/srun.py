@@ -1,0 +1,50 @@
+"""srun: Slurm's own launcher, a job step over the nodes of an allocation."""
+
+from __future__ import annotations
+
+import shutil
+
+from vitscale.hosts import Host
+from vitscale.launchers.base import Launch, Start
+from vitscale.trial import World
+
+
+class Srun:
+    """Slurm numbers the ranks: SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID."""
+
+    def launch(self, world: World, start: Start) -> Launch:
+        """One step; each option is one word. Slurm binds nothing, for ranks pin themselves; one that fails ends all."""
+        named = [f"--nodelist={','.join(host.name for host in start.hosts)}"] if start.hosts else []
+        command = [
+            "srun",
+            # The scheduler finds the step by this name.
+            f"--job-name={start.run_folder.name}",
+            f"--nodes={world.nodes}",
+            f"--ntasks={world.size}",
+            f"--ntasks-per-node={world.ranks_per_node}",
+            f"--cpus-per-task={world.threads_per_rank}",
+            *named,
+            # Rank by rank on the first node, then on the second, as every launcher does here.
+            "--distribution=block",
+            # Beside the step that the driver itself may run in, yet with no more cores than its ranks have.
+            "--overlap",
+            "--exact",
+            "--cpu-bind=none",
+            "--mpi=none",
+            # sbatch --export=NONE would otherwise hold back what modules have set.
+            "--export=ALL",
+            "--kill-on-bad-exit=1",
+            *start.rank_command,
+        ]
+        return Launch(commands=(tuple(command),), ranks_know_their_master=False)
+
+    def unavailable(self) -> str | None:
+        """Needs Slurm's programs."""
+        if shutil.which("srun") is None:
+            return "srun not found: use it on a Slurm cluster, or use launcher = 'torchrun'"
+        return None
+
+    def unfit(self, world: World, hosts: tuple[Host, ...]) -> str | None:
+        """Any world; the scheduler knows whether the allocation is large enough."""
+        del world, hosts
+        return None

@@ -1,0 +1,55 @@
+"""Where the ranks of a run that hangs stand: which of them the others wait for."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+
+import psutil
+
+from vitscale.lifeline import BEAT_SECONDS
+from vitscale.runner.listening import Sign
+
+_PHASES = ("start-up", "data", "h2d", "forward", "backward", "optimizer")
+"""In the order in which a step goes through them."""
+_STARVED_BEATS = 5
+
+
+def is_stopped(pid: int, host: str) -> bool:
+    """Whether a process of this host is stopped (SIGSTOP, a debugger)."""
+    if host != socket.gethostname():
+        return False
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.Error:
+        return False
+
+
+def waited_for(signs: Mapping[int, Sign]) -> list[int]:
+    """The ranks that are behind: at an earlier place of the run than the furthest one. None where all stand alike.
+
+    Ranks train in step, so those that are ahead wait for those that are behind; one that has left waits for nobody.
+    """
+    places = {rank: _place(sign) for rank, sign in signs.items() if sign.ended_seconds is None}
+    last = min(places.values(), default=(0, 0))
+    behind = sorted(rank for rank, place in places.items() if place == last)
+    return behind if len(behind) < len(signs) else []
+
+
+def starved(signs: Mapping[int, Sign], now_seconds: float) -> list[int]:
+    """The ranks that have given no sign of life for long, though they have not ended; none where that is so of all."""
+    silent = sorted(
+        rank
+        for rank, sign in signs.items()
+        if sign.ended_seconds is None and now_seconds - sign.heard_seconds > _STARVED_BEATS * BEAT_SECONDS
+    )
+    return silent if len(silent) < len(signs) else []
+
+
+def place_of(sign: Sign) -> str:
+    """In words, as last heard: "forward of step 4"."""
+    return sign.phase if sign.step < 0 else f"{sign.phase} of step {sign.step}"
+
+
+def _place(sign: Sign) -> tuple[int, int]:
+    return sign.step, _PHASES.index(sign.phase) if sign.phase in _PHASES else 0

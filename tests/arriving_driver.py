@@ -1,0 +1,42 @@
+"""`python -m arriving_driver LAUNCHER HOSTFILE FOLDER`: starts arriving_ranks on two hosts, has one killed, ends all.
+
+What `vitscale run` does for a run, without training: its launchers, schedulers and lifelines are the real ones.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from processes import wait_until
+from vitscale.hosts import read_hostfile
+from vitscale.runner.starting import start_ranks, worked_out
+from vitscale.schedulers.hostfile import Hostfile
+from vitscale.study import LaunchSection
+from vitscale.trial import World
+
+VALUE = 'it\'s "quoted"; $(exit) `exit` %h\nand more'
+"""What no shell between the driver and a rank may touch."""
+WORLD = World(nodes=2, ranks_per_node=2, threads_per_rank=1)
+
+
+def main(launcher: str, hostfile: Path, folder: Path) -> None:
+    section = LaunchSection(interface="eth0", environment={"ARRIVING": VALUE})
+    scheduler = Hostfile(read_hostfile(hostfile))
+    ranks = worked_out(scheduler, section, launcher, WORLD, folder, "arriving_ranks")
+    search_path = {"PYTHONPATH": f"$(touch {folder.parent}/executed)"}
+    started = start_ranks(ranks, scheduler, section, folder, environment=search_path)
+    try:
+        wait_until(lambda: len([*folder.glob("arrived-*.json")]) == WORLD.size or started.job.exit_code, "all arrive")
+        last = WORLD.size - 1
+        (folder / f"kill-{last}").touch()
+        wait_until(lambda: (sign := started.listener.signs().get(last)) and sign.lost, "the driver hears of the loss")
+        exit_code = started.job.wait(3.0)
+    finally:
+        unreached = started.end()
+    print(json.dumps({"exit_code": exit_code, "unreached": unreached}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))

@@ -1,0 +1,41 @@
+"""`python -m arriving_ranks FOLDER`: a rank that trains nothing: says who it is, and waits to be ended or killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+from vitscale import launch_file
+from vitscale.lifeline import Lifeline
+from vitscale.store import write_whole
+from vitscale.worker import place as placing
+
+SHOWN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME", "ARRIVING")
+
+
+def main(folder: Path) -> None:
+    launch = launch_file.read(folder)
+    assert launch is not None
+    placing.with_environment(launch)
+    placing.die_with_parent(launch)
+    place = placing.own_place(placing.now_ns(), launch)
+    lifeline = Lifeline(launch, f"rank {place.rank}")
+    said = {
+        "place": [place.rank, place.world_size, place.local_rank],
+        "host": socket.gethostname(),
+        "variables": {name: os.environ.get(name) for name in SHOWN},
+    }
+    write_whole(folder / f"arrived-{place.rank}.json", json.dumps(said))
+    while not (folder / f"kill-{place.rank}").exists():
+        time.sleep(0.02)
+    os.kill(os.getpid(), signal.SIGKILL)
+    lifeline.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

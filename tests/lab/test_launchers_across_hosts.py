@@ -1,0 +1,141 @@
+"""Every launcher between two hosts of a lab: real sshd, pdsh and Open MPI, and names and addresses of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import needs
+from arriving_driver import VALUE
+from driving import TINY_MODEL
+from processes import wait_until
+from vitscale.lab import Laboratory, laboratory
+
+TESTS = Path(__file__).parents[1]
+ODD = "it's a $folder"
+"""DeepSpeed's launcher refuses it across hosts: see tests/launchers/test_deepspeed.py."""
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Laboratory]:
+    needs.root_and("ip", "tc", "ssh", "sshd", "pdsh", "mpirun")
+    with laboratory(hosts=2, slots=2) as lab:
+        yield lab
+
+
+@pytest.fixture
+def bystander(lab: Laboratory) -> Iterator[subprocess.Popen[bytes]]:
+    """On the other host, a process that looks like the launcher of somebody else's DeepSpeed job."""
+    argv = ["bash", "-c", 'exec -a "$0 -u -m deepspeed.launcher.launch" sleep 600', sys.executable]
+    process = subprocess.Popen(lab.command(1, argv))
+    wait_until(lambda: any(b"deepspeed.launcher" in command for command in on(lab, 1)), "it runs")
+    yield process
+    process.kill()
+    process.wait()
+    wait_until(lambda: not on(lab, 1), "it is gone")
+
+
+def on(lab: Laboratory, host: int) -> list[bytes]:
+    """The command lines of what runs on a host."""
+    return [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in lab.processes(host)]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("launcher", "folder"), [("torchrun", ODD), ("mpirun", ODD), ("deepspeed", "plain")])
+def test_ranks_arrive_where_they_should_and_all_end_when_one_is_killed(
+    lab: Laboratory, bystander: subprocess.Popen[bytes], tmp_path: Path, launcher: str, folder: str
+) -> None:
+    run = tmp_path / folder
+    run.mkdir()
+    argv = [sys.executable, "-m", "arriving_driver", launcher, str(lab.hostfile), str(run)]
+    driver = subprocess.run(lab.command(0, argv), cwd=TESTS, capture_output=True, text=True, timeout=120, check=False)
+    assert driver.returncode == 0, driver.stderr + (run / "log.txt").read_text()
+
+    arrived = [json.loads((run / f"arrived-{rank}.json").read_text()) for rank in range(4)]
+    assert [rank["host"] for rank in arrived] == ["host0", "host0", "host1", "host1"]
+    assert [rank["place"] for rank in arrived] == [[0, 4, 0], [1, 4, 1], [2, 4, 0], [3, 4, 1]]
+    for number, rank in enumerate(arrived):
+        variables = rank["variables"]
+        assert variables.pop("MASTER_PORT").isdigit()
+        assert variables == {
+            "RANK": str(number),
+            "LOCAL_RANK": str(number % 2),
+            "WORLD_SIZE": "4",
+            "MASTER_ADDR": "host0",
+            "GLOO_SOCKET_IFNAME": "eth0",
+            "ARRIVING": VALUE,
+        }
+    assert json.loads(driver.stdout)["unreached"] == []
+    wait_until(lambda: not on(lab, 0) and len(on(lab, 1)) <= 1, "nothing of the run is left on either host")
+    assert bystander.poll() is None, "what is not of the run goes on"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [folder], "no shell has run the search path"
+
+
+STUDY = (
+    'name = "across"'
+    + TINY_MODEL
+    + """
+[data]
+name = "digits"
+
+[train]
+engine = "deepspeed"
+precision = "fp32"
+micro_batch = 32
+
+[scaling]
+gpus = [2]
+gpus_per_node = 1
+
+[launch]
+interface = "eth0"
+threads_per_rank = 1
+
+[measure]
+repeats = 1
+warmup_steps = 1
+steps = 3
+explain = false
+"""
+)
+DISCOVERY = '[launch]\nlauncher = "mpirun"\nmpi_discovery = true\n'
+"""DeepSpeed asks MPI for rank, size and address, and is told nothing by us."""
+
+
+@pytest.mark.ranks
+def test_one_study_file_trains_the_same_under_every_launcher(lab: Laboratory, tmp_path: Path) -> None:
+    study, site = tmp_path / "study.toml", tmp_path / "discovery.toml"
+    study.write_text(STUDY)
+    site.write_text(DISCOVERY)
+    losses = {}
+    for name, options in {
+        "torchrun": ["--launcher", "torchrun"],
+        "deepspeed": ["--launcher", "deepspeed"],
+        "mpirun": ["--launcher", "mpirun"],
+        "discovery": ["--site", str(site)],
+    }.items():
+        argv = [sys.executable, "-m", "vitscale", "run", str(study), "-o", name, "--hostfile", str(lab.hostfile)]
+        command = lab.command(0, [*argv, *options])
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+        (run,) = (tmp_path / name / "runs").iterdir()
+        assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}{(run / 'log.txt').read_text()}"
+        assert json.loads((run / "outcome.json").read_text())["kind"] == "completed"
+        ranks = [lines_of(run / f"rank-{rank}.jsonl") for rank in (0, 1)]
+        assert [line["environment"]["host"] for rank in ranks for line in rank if line["kind"] == "start"] == [
+            "host0",
+            "host1",
+        ]
+        losses[name] = [[line["loss"] for line in rank if line["kind"] == "step"] for rank in ranks]
+    assert all(len(steps) == 4 for steps in losses["torchrun"])
+    assert list(losses.values()) == [losses["torchrun"]] * 4
+    wait_until(lambda: not on(lab, 0) and not on(lab, 1), "nothing is left on either host")
+
+
+def lines_of(record: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in record.read_text().splitlines()]

@@ -1,0 +1,60 @@
+"""Worlds and hosts for tests of launchers, and the argv that a launcher makes of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from study_factory import expanded
+from vitscale.hosts import Host
+from vitscale.launchers import Launch, Launcher, Start
+from vitscale.trial import Trial, World
+
+PYTHON = sys.executable
+FOLDER = Path("/results/with a space/runs/0123456789ab-r0-a0")
+PLAIN_FOLDER = Path("/results/runs/0123456789ab-r0-a0")
+
+
+def world(nodes: int, ranks_per_node: int) -> World:
+    return World(nodes=nodes, ranks_per_node=ranks_per_node, threads_per_rank=2)
+
+
+def hosts(number: int) -> tuple[Host, ...]:
+    return tuple(Host(f"node{n}", 8) for n in range(number))
+
+
+def launch(
+    launcher: Launcher,
+    of: World,
+    on: tuple[Host, ...] = (),
+    *,
+    folder: Path = FOLDER,
+    interface: str | None = None,
+) -> Launch:
+    """As the driver asks for it."""
+    command = (PYTHON, "-m", "vitscale.worker", str(folder))
+    return launcher.launch(of, Start(command, folder, on, master_port=29500, interface=interface))
+
+
+def a_trial(tmp_path: Path, launcher: str, of: World) -> Trial:
+    trial = next(iter(expanded(tmp_path).trials.values()))
+    return trial.model_copy(update={"launcher": launcher, "world": of})
+
+
+def options(argv: Iterable[str]) -> list[str]:
+    """The names of the options in an argv, up to the module that the ranks run."""
+    names = []
+    for word in argv:
+        if word == "vitscale.worker":
+            break
+        if word.startswith("--"):
+            names.append(word.partition("=")[0])
+    return names
+
+
+def help_of(*argv: str) -> str:
+    """What a program says of its options."""
+    answer = subprocess.run(argv, capture_output=True, text=True, check=True)
+    return answer.stdout + answer.stderr

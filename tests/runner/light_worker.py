@@ -1,0 +1,134 @@
+"""A rank without torch: everything of the product but the training, and one fault in the middle of it.
+
+As a rank: `python -m light_worker RUN_FOLDER`. As the command line, whose ranks are these: `light_worker.py cli ...`.
+Ranks step together as training does: each waits for all others at the end of a step, in its "backward".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+from vitscale import launch_file
+from vitscale.launch_file import LaunchFile
+from vitscale.lifeline import PROGRESS, Lifeline
+from vitscale.record import EndLine, RunHeader, StepLine
+from vitscale.store import RankLog
+from vitscale.worker import place as placing
+from vitscale.worker.failure import error_line
+
+FAULTS = ("well", "killed", "stopped", "raises", "exits_early", "stuck", "slow", "endless")
+"""By the trial's seed. All but `well`, `slow` and `endless` befall rank 1."""
+STEPS, FAULTY_STEP = 12, 4
+LENGTHS = {"slow": 600, "endless": 10**6}
+
+
+class Together:
+    """Lets no rank leave before all have come; rank 0 keeps the door."""
+
+    def __init__(self, own: placing.Place, launch: LaunchFile) -> None:
+        self.rank = own.rank
+        # A launcher that tells ranks of their master is asked as torch would.
+        address = os.environ.get("MASTER_ADDR") or launch.master_address or ""
+        port = (launch.master_port or 0) + 1
+        self.others: list[socket.socket] = []
+        if own.rank == 0:
+            with socket.create_server(("", port)) as server:
+                server.settimeout(60)
+                self.others = [server.accept()[0] for _ in range(own.world_size - 1)]
+        else:
+            self.others = [_reach(address, port)]
+
+    def wait(self) -> None:
+        if self.rank == 0:
+            for other in self.others:
+                _hear(other)
+            for other in self.others:
+                other.sendall(b"g")
+        else:
+            self.others[0].sendall(b"a")
+            _hear(self.others[0])
+
+
+def _hear(other: socket.socket) -> None:
+    if not other.recv(1):
+        raise RuntimeError("Connection closed by peer")
+
+
+def _reach(address: str, port: int) -> socket.socket:
+    for _ in range(600):
+        with contextlib.suppress(ConnectionRefusedError):
+            return socket.create_connection((address, port), timeout=60)
+        time.sleep(0.05)
+    raise TimeoutError(f"rank 0 does not listen at {address}:{port}")
+
+
+def befall(fault: str) -> None:
+    if fault == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if fault == "raises":
+        raise ValueError("the sensor on rank 1 reads nonsense")
+    if fault == "exits_early":
+        os._exit(0)
+    if fault == "stuck":
+        time.sleep(3600)
+
+
+def main(run_folder: Path) -> NoReturn:
+    launch = launch_file.read(run_folder)
+    assert launch is not None
+    placing.with_environment(launch)
+    placing.die_with_parent(launch)
+    own = placing.own_place(placing.now_ns(), launch)
+    header = RunHeader.model_validate_json((run_folder / "trial.json").read_text())
+    stacks = run_folder / f"stack-rank-{own.rank}.txt"
+
+    def dump_stacks() -> None:
+        with stacks.open("w") as file:
+            faulthandler.dump_traceback(file)
+
+    lifeline = Lifeline(launch, f"rank {own.rank}", PROGRESS, dump_stacks)
+    log = RankLog(run_folder, own.rank)
+    fault = FAULTS[header.trial.train.seed % len(FAULTS)]
+    code = 0
+    try:
+        together = Together(own, launch)
+        for step in range(LENGTHS.get(fault, STEPS)):
+            PROGRESS.step, PROGRESS.phase = step, "forward"
+            if step == FAULTY_STEP and own.rank == 1:
+                befall(fault)
+            PROGRESS.phase = "backward"
+            together.wait()
+            log.write(StepLine(step=step, epoch=0, seconds=0.01, images=own.rank + 1, loss=1.0, warmup=False))
+            time.sleep(0.01)
+        together.wait()
+        log.write(EndLine())
+        log.close()
+    except BaseException as error:
+        code = 1
+        log.end_with(error_line(error))
+    lifeline.close()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "cli":
+        from vitscale import cli
+        from vitscale.runner import one_run
+
+        one_run.RANK_MODULE = "light_worker"
+        here = str(Path(__file__).parent)
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
+        sys.argv = ["vitscale", *sys.argv[2:]]
+        cli.main()
+    else:
+        main(Path(sys.argv[1]))

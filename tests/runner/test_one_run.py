@@ -1,0 +1,181 @@
+"""Passing failures are tried again, by the real driver; what each try says is scripted."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from driving import tree
+from scripted_ranks import Scripted
+from study_factory import EIGHT_CORES, write_study
+from vitscale import launchers
+from vitscale.record import Outcome, RunHeader
+from vitscale.runner import Options, Plan, Report, plan
+from vitscale.runner import run as drive
+from vitscale.runner.command_list import command_list
+from vitscale.runner.driver import Interrupted
+from vitscale.runner.one_run import Task, run_task
+
+WELL, PASSING, LASTING, INTERRUPTED = "well", "passing", "lasting", "interrupted"
+SAID = "RuntimeError: [Errno 98] Address already in use"
+FAILS = {
+    PASSING: f"raise SystemExit({SAID!r})",
+    LASTING: "raise SystemExit('RuntimeError: bad pixel')",
+    INTERRUPTED: "import os, signal, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(600)",  # of the driver
+}
+
+
+class Tries(Scripted):
+    """The one rank of each try does as the script says."""
+
+    tries: tuple[str, ...] = ()
+
+    def _command(self, run_folder: Path) -> list[str]:
+        if run_folder.name.count("-") != 2:
+            return ["cp", "RECORD", str(run_folder)]
+        attempt = int(run_folder.name.rpartition("-a")[2])
+        self.started.append((run_folder.name, attempt))
+        how = self.tries[attempt]
+        if how == WELL:
+            return ["cp", str(self._record(1.0)), str(run_folder)]
+        return [sys.executable, "-S", "-c", FAILS[how], str(run_folder)]
+
+
+class Study:
+    """A study of one run."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *tries: str, retries: int = 1) -> None:
+        monkeypatch.setenv("VITSCALE_CACHE", str(folder / "cache"))
+        self.launcher = Tries(folder / "records", {})
+        self.launcher.tries = tries
+        monkeypatch.setitem(launchers.LAUNCHERS, "tries", self.launcher)
+        changes: dict[str, dict[str, Any]] = {
+            "train": {"epochs": 1, "precision": "fp32"},
+            "scaling": {"gpus": [1]},
+            "launch": {"launcher": "tries"},
+            "measure": {"repeats": 1, "warmup_steps": 0, "retries": retries},
+        }
+        self.plan: Plan = plan(write_study(folder, changes), EIGHT_CORES)
+        self.results = folder / "results"
+        (self.trial,) = self.plan.record.trials
+
+    def run(self, *, retry_failed: bool = False) -> Report:
+        return drive(self.plan, self.results, Options(retry_failed=retry_failed), Console(file=io.StringIO()))
+
+    def kinds(self) -> list[str | None]:
+        """Of each try's outcome, in order; None where it has none."""
+        found: list[str | None] = []
+        for attempt in range(len([*(self.results / "runs").iterdir()])):
+            folder = self.results / "runs" / f"{self.trial}-r0-a{attempt}"
+            header = RunHeader.model_validate_json((folder / "trial.json").read_text())
+            assert (header.trial_id, header.repeat, header.attempt) == (self.trial, 0, attempt)
+            outcome = folder / "outcome.json"
+            found.append(Outcome.model_validate_json(outcome.read_text()).kind if outcome.exists() else None)
+        return found
+
+
+Make = Callable[..., Study]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    return lambda *tries, **changes: Study(tmp_path, monkeypatch, *tries, **changes)
+
+
+@pytest.mark.parametrize(
+    ("tries", "retries", "kinds"),
+    [
+        ((WELL,), 1, ["completed"]),
+        ((PASSING, WELL), 1, ["failed", "completed"]),
+        ((PASSING, PASSING, PASSING), 1, ["failed", "failed"]),
+        ((PASSING, PASSING, PASSING, WELL), 3, ["failed", "failed", "failed", "completed"]),
+        ((PASSING, WELL), 0, ["failed"]),
+        ((LASTING, WELL), 3, ["failed"]),
+        ((PASSING, LASTING, WELL), 3, ["failed", "failed"]),
+    ],
+)
+def test_a_passing_failure_is_tried_again_and_every_try_is_kept(
+    make: Make, tries: tuple[str, ...], retries: int, kinds: list[str]
+) -> None:
+    study = make(*tries, retries=retries)
+    report = study.run()
+    assert study.kinds() == kinds
+    (outcome,) = report.outcomes.values()
+    assert (report.done_now, outcome.kind) == (1, kinds[-1])
+    # The last try stands, and nothing is done again.
+    before = tree(study.results)
+    assert study.run().done_now == 0
+    assert {name: content for name, content in tree(study.results).items() if name != "lock"} == {
+        name: content for name, content in before.items() if name != "lock"
+    }
+
+
+def test_a_try_says_why_it_is_followed_by_another(make: Make) -> None:
+    study = make(PASSING, WELL)
+    study.run()
+    first = Outcome.model_validate_json((study.results / "runs" / f"{study.trial}-r0-a0" / "outcome.json").read_text())
+    assert (first.transient, first.external) == (True, False)
+    assert SAID in first.detail
+
+
+def test_a_study_that_is_interrupted_between_two_tries_goes_on_with_the_next(make: Make) -> None:
+    study = make(PASSING, INTERRUPTED, WELL)
+    with pytest.raises(Interrupted):
+        study.run()
+    assert study.kinds() == ["failed", None]
+    report = study.run()
+    assert study.kinds() == ["failed", None, "completed"]
+    assert not report.failures
+
+
+def test_one_killed_before_the_second_try_goes_on_with_it(make: Make) -> None:
+    """SIGKILL falls between the outcome of the first and the folder of the second."""
+    study = make(PASSING, PASSING, WELL)
+    study.run()
+    folder = study.results / "runs" / f"{study.trial}-r0-a1"
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+    assert study.kinds() == ["failed"]
+    study.launcher.tries = (PASSING, WELL)
+    assert not study.run().failures
+    assert study.kinds() == ["failed", "completed"]
+
+
+def test_a_failure_that_was_tried_often_enough_is_tried_again_only_when_asked(make: Make) -> None:
+    study = make(PASSING, PASSING, LASTING, WELL)
+    study.run()
+    assert study.run().done_now == 0
+    assert len(study.run(retry_failed=True).failures) == 1
+    assert study.kinds() == ["failed"] * 3
+    study.run(retry_failed=True)
+    assert study.kinds() == ["failed"] * 3 + ["completed"]
+
+
+def test_a_finished_run_cannot_be_begun_anew(make: Make) -> None:
+    """Its folder is there: what the attempt before left is never written into."""
+    study = make(WELL, WELL)
+    study.run()
+    before = tree(study.results / "runs")
+    with pytest.raises(FileExistsError):
+        run_task(study.plan.setting(study.results), Task(study.trial, 0), 0, print)
+    assert tree(study.results / "runs") == before
+
+
+def test_a_dry_run_lists_what_the_next_run_does(make: Make) -> None:
+    study = make(LASTING, WELL)
+    run = study.results / "runs" / f"{study.trial}-r0"
+    listed = command_list(study.plan, study.results)
+    assert listed.startswith(f"# {study.trial}: 1 x 1 ranks, 1 run(s)\n{sys.executable} -S -c 'raise SystemExit(")
+    assert listed.endswith(f" {run}-a0\n")
+    study.run()
+    nothing = "# Nothing to do: every run of this study has its outcome.\n"
+    assert command_list(study.plan, study.results) == nothing
+    assert command_list(study.plan, study.results, retry_failed=True).endswith(f" {run}-a1\n")
+    assert study.kinds() == ["failed"]

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import psutil
+import pytest
+
+from processes import wait_until
+from vitscale.runner.listening import Sign
+from vitscale.runner.standing import is_stopped, place_of, starved, waited_for
+
+
+def sign(step: int = 4, phase: str = "backward", **changes: Any) -> Sign:
+    fields: dict[str, Any] = {"host": "node0", "pid": 77, "heard_seconds": 100.0, "step": step, "phase": phase}
+    return Sign(**(fields | changes))
+
+
+def signs(*each: Sign) -> dict[int, Sign]:
+    return dict(enumerate(each))
+
+
+@pytest.mark.parametrize(
+    ("places", "behind"),
+    [
+        ([], []),
+        ([(4, "backward")], []),
+        ([(4, "backward"), (4, "backward")], []),
+        ([(4, "backward"), (4, "forward")], [1]),
+        ([(4, "forward"), (3, "optimizer")], [1]),
+        ([(-1, "start-up"), (0, "data")], [0]),
+        ([(4, "data"), (4, "h2d"), (4, "forward"), (4, "backward"), (4, "optimizer")], [0]),
+        ([(4, "backward"), (3, "data"), (3, "data")], [1, 2]),
+        ([(0, "a phase of a later version"), (0, "data")], [0]),
+    ],
+)
+def test_ranks_that_are_behind_are_waited_for(places: list[tuple[int, str]], behind: list[int]) -> None:
+    assert waited_for(signs(*(sign(step, phase) for step, phase in places))) == behind
+
+
+def test_a_rank_that_has_left_waits_for_nobody_and_nobody_for_it() -> None:
+    left = sign(3, ended_seconds=90.0)
+    assert waited_for(signs(sign(4), left)) == [0]
+    assert waited_for(signs(left, left)) == []
+    assert starved(signs(sign(heard_seconds=100.0), left), 100.0) == []
+
+
+def test_a_rank_that_gives_no_sign_while_others_do_is_starved() -> None:
+    beating, silent = sign(heard_seconds=99.5), sign(heard_seconds=90.0)
+    assert starved(signs(beating, silent, beating, silent), 100.0) == [1, 3]
+    assert starved(signs(beating, beating), 100.0) == []
+    assert starved(signs(silent, silent), 100.0) == [], "the driver itself may not have listened"
+
+
+def test_a_place_in_words() -> None:
+    assert place_of(sign(4, "forward")) == "forward of step 4"
+    assert place_of(sign(-1, "start-up")) == "start-up"
+
+
+def test_a_stopped_process_of_this_host_is_told_from_one_that_waits() -> None:
+    here = socket.gethostname()
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        assert not is_stopped(process.pid, here)
+        process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, "it is stopped")
+        assert is_stopped(process.pid, here)
+        assert not is_stopped(process.pid, "node1"), "there the number is another process's"
+    finally:
+        process.kill()
+        process.wait()
+    assert not is_stopped(process.pid, here)
+    assert not is_stopped(2**31 - 1, here)

@@ -1,0 +1,109 @@
+"""What every rank is told: whose settings are passed on, and where rank 0 and the driver are found."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launching import hosts, world
+from processes import wait_until
+from vitscale import launch_file
+from vitscale.errors import RequestError
+from vitscale.hosts import Host
+from vitscale.job_processes import carrying
+from vitscale.runner.starting import start_ranks, worked_out
+from vitscale.schedulers import Hostfile, Local
+from vitscale.schedulers.local import LocalJob
+from vitscale.study import LaunchSection
+
+ELSEWHERE = Host("198.51.100.7", 4)  # set aside for documentation (RFC 5737)
+
+
+def test_settings_of_libraries_are_passed_on_and_secrets_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """launch.json lies in the results, which are copied and shown around."""
+    for name in os.environ:
+        if name.startswith(("NCCL_", "HF_", "OMP_", "CUDA_", "VITSCALE_", "TORCH_", "GLOO_")):
+            monkeypatch.delenv(name)
+    given = {"NCCL_DEBUG": "INFO", "HF_HOME": "/models", "OMP_NUM_THREADS": "7", "GLOO_SOCKET_IFNAME": "lo"}
+    kept = {"HF_TOKEN": "hf_1", "HF_HUB_TOKEN": "hf_2", "NCCL_SECRET": "x", "TORCH_API_KEY": "k", "HOME_PAGE": "h"}
+    apart = {"CUDA_VISIBLE_DEVICES": "3", launch_file.TOKEN_VARIABLE: "around"}
+    for name, value in (given | kept | apart).items():
+        monkeypatch.setenv(name, value)
+    section = LaunchSection(interface="eth0", environment={"HF_HOME": "/mine", "COLOUR": "blue"})
+    ranks = worked_out(Local(), section, "in-process", world(1, 1), tmp_path, "platform")
+    started = start_ranks(ranks, Local(), section, tmp_path, environment={"OMP_NUM_THREADS": "2"})
+    try:
+        wait_until(lambda: started.job.exit_code is not None, "it ends")
+    finally:
+        started.end()
+    written = launch_file.read(tmp_path)
+    assert written is not None
+    assert written.environment == {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_SOCKET_IFNAME": "eth0",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "HF_HOME": "/mine",
+        "COLOUR": "blue",
+        "OMP_NUM_THREADS": "2",
+    }
+    assert written.token == started.job.token
+    assert len(written.token) == 32
+    assert (written.driver_pid, written.host_id) == (os.getpid(), launch_file.host_id())
+    assert written.lifeline == f"127.0.0.1:{started.listener.port}"
+
+
+@pytest.mark.parametrize("on", [hosts(2), (ELSEWHERE,)])
+def test_a_run_and_its_tries_have_ports_of_their_own_below_those_of_connections(on: tuple[Host, ...]) -> None:
+    section = LaunchSection()
+    runs = [Path(f"/r/0123456789ab-r{repeat}-a{attempt}") for repeat in range(3) for attempt in range(3)]
+    of = world(len(on), 1)
+    ports = [worked_out(Hostfile(on), section, "torchrun", of, run, "vitscale.worker").port for run in runs]
+    assert ports == [worked_out(Hostfile(on), section, "torchrun", of, run, "x").port for run in runs]
+    assert len(set(ports)) == len(ports)
+    assert all(20_000 <= port < 32_000 for port in ports)
+
+
+def test_a_port_that_is_taken_here_is_left_out() -> None:
+    section, run = LaunchSection(), Path("/r/0123456789ab-r0-a0")
+    first = worked_out(Local(), section, "torchrun", world(1, 2), run, "x").port
+    with socket.create_server(("", first)):
+        assert worked_out(Local(), section, "torchrun", world(1, 2), run, "x").port == first + 1
+
+
+@pytest.mark.parametrize("name", ["nobody.invalid", "a..b"])
+def test_a_host_that_cannot_be_found_is_named_and_nothing_listens_any_more(tmp_path: Path, name: str) -> None:
+    section = LaunchSection()
+    scheduler = Hostfile((Host(name),))
+    ranks = worked_out(scheduler, section, "in-process", world(1, 1), tmp_path, "x")
+    before = len([*Path("/proc/self/fd").iterdir()])
+    with pytest.raises(RequestError, match=f"host {name} cannot be found: .*Correct the hostfile"):
+        start_ranks(ranks, scheduler, section, tmp_path, environment={})
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
+    assert not (tmp_path / launch_file.NAME).exists()
+
+
+def test_what_cannot_be_started_leaves_nothing_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even the first of two commands, whose second could not be."""
+    tokens: list[str] = []
+    begin = subprocess.Popen
+
+    def second_fails(argv: list[str], *, env: dict[str, str], **options: Any) -> subprocess.Popen[bytes]:
+        tokens.append(env[launch_file.TOKEN_VARIABLE])
+        if len(tokens) == 2:
+            raise BlockingIOError("fork: Resource temporarily unavailable")
+        return begin(argv, env=env, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", second_fails)
+    token = secrets.token_hex(16)
+    with pytest.raises(BlockingIOError):
+        LocalJob([["sleep", "600"]] * 2, token=token, log=tmp_path / "log", cwd=tmp_path, environment={})
+    assert tokens == [token] * 2
+    assert not carrying(token)

@@ -1,0 +1,203 @@
+"""Which rank a process is, in any launcher's words; and the environment that no launcher brings."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lifelines import TOKEN, write_launch
+from results_factory import make_trial
+from vitscale import launch_file
+from vitscale.launch_file import TOKEN_VARIABLE
+from vitscale.rank_variables import ALL_NAMES
+from vitscale.record import RunHeader
+from vitscale.worker.place import Place, now_ns, own_place
+
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "torch", "MASTER_PORT": "1"}
+MPIRUN = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "6", "OMPI_COMM_WORLD_LOCAL_RANK": "2"}
+SRUN = {"SLURM_PROCID": "7", "SLURM_NTASKS": "8", "SLURM_LOCALID": "3"}
+TOLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is around these tests; what a test or the code sets is taken back."""
+    for name in ALL_NAMES:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+def given(monkeypatch: pytest.MonkeyPatch, *environments: dict[str, str]) -> None:
+    for environment in environments:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+
+
+def told() -> list[str | None]:
+    return [os.environ.get(name) for name in TOLD]
+
+
+def test_without_a_launcher_it_is_the_only_rank(tmp_path: Path) -> None:
+    assert own_place(now_ns(), None) == Place(0, 1, 0, None)
+    own_place(now_ns(), write_launch(tmp_path, 1, master_address="node0", master_port=7))
+    assert told() == [None] * 5
+
+
+def test_torchrun_and_deepspeed_tell_torch_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given(monkeypatch, TORCHRUN)
+    place = own_place(now_ns(), write_launch(tmp_path, 1, master_address="node0", master_port=7))
+    assert (place.rank, place.world_size, place.local_rank) == (3, 4, 1)
+    assert told() == ["3", "4", "1", "torch", "1"]
+
+
+@pytest.mark.parametrize(("environment", "numbers"), [(MPIRUN, (5, 6, 2)), (SRUN, (7, 8, 3))])
+def test_for_others_the_launch_file_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], numbers: tuple[int, int, int]
+) -> None:
+    given(monkeypatch, environment)
+    place = own_place(now_ns(), write_launch(tmp_path, 1, master_address="node0", master_port=7))
+    assert (place.rank, place.world_size, place.local_rank) == numbers
+    assert told() == [*map(str, numbers), "node0", "7"]
+
+
+def test_deepspeed_s_own_discovery_is_not_forestalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given(monkeypatch, MPIRUN)
+    launch = write_launch(tmp_path, 1, master_address="node0", master_port=7, mpi_discovery=True)
+    assert own_place(now_ns(), launch).rank == 5
+    assert told() == [None] * 5
+
+
+@pytest.mark.parametrize(
+    ("environments", "rank"),
+    [
+        ((TORCHRUN, SRUN), 3),
+        ((MPIRUN, SRUN), 5),
+        ((TORCHRUN, MPIRUN, SRUN), 3),
+        (({"RANK": "9"}, MPIRUN), 5),
+        (({"SLURM_PROCID": "0"},), 0),
+    ],
+)
+def test_the_innermost_launcher_counts(
+    monkeypatch: pytest.MonkeyPatch, environments: tuple[dict[str, str], ...], rank: int
+) -> None:
+    """torchrun may be started by srun, mpirun in an allocation; and half of a family is none."""
+    given(monkeypatch, *environments)
+    assert own_place(now_ns(), None).rank == rank
+
+
+def test_numbers_that_are_none_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    given(monkeypatch, SRUN, {"SLURM_NTASKS": "many"})
+    with pytest.raises(SystemExit, match="SLURM_PROCID='7', SLURM_NTASKS='many', SLURM_LOCALID='3'"):
+        own_place(now_ns(), None)
+
+
+def test_the_start_up_is_known_where_clocks_are_the_same(tmp_path: Path) -> None:
+    launch = write_launch(tmp_path, 1)
+    assert own_place(launch.started_ns + 1_500_000_000, launch).launch_seconds == 1.5
+    elsewhere = launch.model_copy(update={"host_id": "another boot"})
+    assert own_place(now_ns(), elsewhere).launch_seconds is None
+    assert own_place(now_ns(), launch.model_copy(update={"host_id": ""})).launch_seconds is None
+
+
+# --- real processes ------------------------------------------------------------------------------------------------
+
+# Says what it sees, once it is what it is to be.
+PROGRAM = """
+import json, os, sys
+from pathlib import Path
+from vitscale import launch_file
+from vitscale.worker import place
+launch = launch_file.read(Path(sys.argv[1]))
+print("once", flush=True)
+place.with_environment(launch)
+print(json.dumps({"pid": os.getpid(), "argv": sys.argv[1:], "dev": sys.flags.dev_mode,
+                  "colour": os.environ.get("COLOUR"), "size": os.environ.get("SIZE"),
+                  "token": os.environ.get("VITSCALE_JOB"), "seen": "COLOUR" in Path("/proc/self/environ").read_text()}))
+"""
+
+
+@pytest.mark.parametrize("brought", [False, True])
+def test_it_begins_anew_with_the_run_s_environment_where_the_launcher_has_not_brought_it(
+    tmp_path: Path, brought: bool
+) -> None:
+    """The same process, with its own options and words: who looks for the run's processes sees it too."""
+    colour = "it's $(blue)\nand more"
+    write_launch(tmp_path, 1, environment={"COLOUR": colour})
+    environment = {name: value for name, value in os.environ.items() if name != "COLOUR"} | {"SIZE": "large"}
+    environment |= {TOKEN_VARIABLE: TOKEN, "COLOUR": "red"} if brought else {TOKEN_VARIABLE: "of the run around"}
+    process = subprocess.Popen(
+        [sys.executable, "-X", "dev", "-c", PROGRAM, str(tmp_path), "two words", "--", "-x"],
+        stdout=subprocess.PIPE,
+        env=environment,
+        text=True,
+    )
+    *begun, last = process.communicate()[0].splitlines()
+    assert begun == ["once"] * (1 if brought else 2)
+    assert json.loads(last) == {
+        "pid": process.pid,
+        "argv": [str(tmp_path), "two words", "--", "-x"],
+        "colour": "red" if brought else colour,
+        "dev": True,
+        "token": TOKEN,
+        "size": "large",
+        "seen": True,
+    }
+
+
+def test_a_rank_started_by_hand_is_left_as_it_is(tmp_path: Path) -> None:
+    answer = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True)
+    assert answer.stdout.count("once") == 1
+
+
+def rank(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A rank of a world of two, as a launcher starts it; it does not come as far as importing torch."""
+    trial = make_trial("ddp", 2)
+    header = RunHeader(
+        trial_id=trial.identity(), repeat=0, attempt=0, trial=trial, command=("x",), dataset_fingerprint="f" * 16
+    )
+    (folder / "trial.json").write_text(header.model_dump_json())
+    inherited = {name: value for name, value in os.environ.items() if name not in ALL_NAMES}
+    argv = [sys.executable, "-m", "vitscale.worker", str(folder)]
+    return subprocess.run(argv, capture_output=True, text=True, env=inherited | environment, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({}, "vitscale: the launcher made this rank 0 of 1, and the trial has 2\n"),
+        ({"RANK": "0", "WORLD_SIZE": "3"}, "vitscale: the launcher made this rank 0 of 3, and the trial has 2\n"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "vitscale: the launcher made this rank 2 of 2, and the trial has 2\n"),
+        ({"RANK": "-1", "WORLD_SIZE": "2"}, "vitscale: the launcher made this rank -1 of 2, and the trial has 2\n"),
+    ],
+)
+def test_another_world_than_was_asked_for_is_refused(tmp_path: Path, environment: dict[str, str], said: str) -> None:
+    answer = rank(tmp_path, **environment)
+    assert (answer.returncode, answer.stdout, answer.stderr) == (1, "", said)
+    assert not [*tmp_path.glob("rank-*")]
+
+
+def test_a_rank_whose_driver_cannot_be_reached_says_so(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    write_launch(tmp_path, port)
+    answer = rank(tmp_path, RANK="1", WORLD_SIZE="2")
+    assert answer.returncode == 1
+    assert answer.stderr.startswith(f"vitscale: rank 1 cannot reach the driver at 127.0.0.1:{port}: ")
+    assert "Traceback" not in answer.stderr
+
+
+def test_a_rank_that_comes_after_its_driver_has_gone_ends(tmp_path: Path) -> None:
+    """And only where the driver's process number means the driver."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    write_launch(tmp_path, 1, driver_pid=gone.pid, lifeline=None)
+    assert rank(tmp_path, RANK="0", WORLD_SIZE="3").stderr == "vitscale: the driver is gone\n"
+    write_launch(tmp_path, 1, driver_pid=gone.pid, lifeline=None, host_id="another boot")
+    assert "rank 0 of 3, and the trial has 2" in rank(tmp_path, RANK="0", WORLD_SIZE="3").stderr
+    assert launch_file.read(tmp_path) is not None

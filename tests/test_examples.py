@@ -33,8 +33,11 @@ def changed(example: str, **changes: str) -> str:
     return "\n".join(lines)
 
 
-def test_every_example_is_tested_here() -> None:
+def test_every_example_is_tested() -> None:
+    """Those for several hosts under tests/lab and tests/runner."""
     assert {path.name for path in EXAMPLES.iterdir()} == {
+        "packed_and_spread.toml",
+        "two_hosts.toml",
         "quickstart.toml",
         "cifar10_vit_b16.toml",
         "batch_sizes.toml",

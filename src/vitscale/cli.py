@@ -111,6 +111,7 @@ def run(
 ) -> None:
     """Run what is not done yet. The same command again resumes."""
     from vitscale import analysis, report, runner, store
+    from vitscale.preflight.recalled import pace_warnings
     from vitscale.runner.command_list import command_list
     from vitscale.runner.preview import finding_lines
     from vitscale.site import overlay
@@ -122,7 +123,8 @@ def run(
         sys.stdout.write(command_list(planned, results, retry_failed=retry_failed))
         return
     console = _Console(stderr=json)
-    for note in (*(f"note: {note}" for note in planned.expansion.notes), *finding_lines(planned)):
+    notes = [*planned.expansion.notes, *pace_warnings(planned, results)]
+    for note in (*(f"note: {note}" for note in notes), *finding_lines(planned)):
         console.print(note, markup=False, highlight=False, soft_wrap=True)
     options = runner.Options(retry_failed=retry_failed, allow_version_change=allow_version_change)
     done = runner.run(planned, results, options, console)

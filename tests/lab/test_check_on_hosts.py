@@ -19,7 +19,7 @@ from driving import start
 from processes import wait_until
 from vitscale.lab import Laboratory, laboratory
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.alone]
 
 MEGABITS = 200.0
 CORES = (0.8, 0.24)

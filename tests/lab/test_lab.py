@@ -96,6 +96,7 @@ def megabits(lab: Laboratory, targets: dict[int, list[str]], senders: dict[int, 
     return [int(received) * 8e-6 / float(seconds) for received, seconds in answers if received != "0"]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("targets", "senders"),
     [
@@ -126,6 +127,7 @@ print(time.process_time(), time.monotonic() - end + float(sys.argv[1]))
 """
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("cores", [CORES, 0.2])
 def test_all_processes_of_a_host_share_its_cores(lab: Laboratory, cores: float) -> None:
     lab.slow(2, cores)
@@ -139,6 +141,7 @@ def test_all_processes_of_a_host_share_its_cores(lab: Laboratory, cores: float) 
     assert 0.5 * cores < rate < 1.15 * cores  # others may use the machine too; nothing may use more than its share
 
 
+@pytest.mark.alone
 def test_what_ssh_starts_counts_against_the_hosts_cores(lab: Laboratory) -> None:
     groups = said(lab, 0, "ssh", "host1", "cat", "/proc/self/cgroup")
     assert f"/{lab.state.cgroup}/host1\n" in groups

@@ -13,7 +13,7 @@ import pytest
 
 import needs
 from arriving_driver import VALUE
-from driving import TINY_MODEL
+
 from processes import wait_until
 from vitscale.lab import Laboratory, laboratory
 
@@ -77,41 +77,15 @@ def test_ranks_arrive_where_they_should_and_all_end_when_one_is_killed(
     assert sorted(path.name for path in tmp_path.iterdir()) == [folder], "no shell has run the search path"
 
 
-STUDY = (
-    'name = "across"'
-    + TINY_MODEL
-    + """
-[data]
-name = "digits"
-
-[train]
-engine = "deepspeed"
-precision = "fp32"
-micro_batch = 32
-
-[scaling]
-gpus = [2]
-gpus_per_node = 1
-
-[launch]
-interface = "eth0"
-threads_per_rank = 1
-
-[measure]
-repeats = 1
-warmup_steps = 1
-steps = 3
-explain = false
-"""
-)
+STUDY = Path(__file__).parents[2] / "examples" / "two_hosts.toml"
+"""Also run by srun in an allocation and by sbatch: tests/runner/test_batch_jobs_on_ranks.py."""
 DISCOVERY = '[launch]\nlauncher = "mpirun"\nmpi_discovery = true\n'
 """DeepSpeed asks MPI for rank, size and address, and is told nothing by us."""
 
 
 @pytest.mark.ranks
 def test_one_study_file_trains_the_same_under_every_launcher(lab: Laboratory, tmp_path: Path) -> None:
-    study, site = tmp_path / "study.toml", tmp_path / "discovery.toml"
-    study.write_text(STUDY)
+    site = tmp_path / "discovery.toml"
     site.write_text(DISCOVERY)
     losses = {}
     for name, options in {
@@ -120,7 +94,7 @@ def test_one_study_file_trains_the_same_under_every_launcher(lab: Laboratory, tm
         "mpirun": ["--launcher", "mpirun"],
         "discovery": ["--site", str(site)],
     }.items():
-        argv = [sys.executable, "-m", "vitscale", "run", str(study), "-o", name, "--hostfile", str(lab.hostfile)]
+        argv = [sys.executable, "-m", "vitscale", "run", str(STUDY), "-o", name, "--hostfile", str(lab.hostfile)]
         command = lab.command(0, [*argv, *options])
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
         (run,) = (tmp_path / name / "runs").iterdir()

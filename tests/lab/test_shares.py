@@ -16,7 +16,7 @@ from vitscale.model_spec import ModelSpec
 from vitscale.record import Run
 from vitscale.shares import longest, shares
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.alone]
 
 SMALL = ModelSpec(name="vit-ti16", image_size=16, patch_size=8, layers=1, hidden_size=32, heads=2, mlp_size=64)
 """Next to no parameters, and next to no time of its own for an image."""

@@ -1,4 +1,4 @@
-"""The same study trained for real on two nodes: by agents of torchrun in an allocation, and by srun in a batch job."""
+"""The same study trained for real on two nodes of Slurm: by srun in an allocation, and in a batch job."""
 
 from __future__ import annotations
 
@@ -10,36 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from driving import TINY_MODEL, processes_naming
+from driving import processes_naming
 from lab.slurm_cluster import SlurmCluster, slurm_cluster
 from vitscale import store
 from vitscale.record import Run
 
 pytestmark = pytest.mark.ranks
 
-STUDY = f"""
-name = "two-nodes"
-{TINY_MODEL}
-[data]
-name = "digits"
-[train]
-precision = "fp32"
-device = "cpu"
-micro_batch = 8
-[scaling]
-gpus = [2]
-gpus_per_node = 1
+STUDY = Path(__file__).parents[2] / "examples" / "two_hosts.toml"
+"""Also run under torchrun, deepspeed and mpirun: tests/lab/test_launchers_across_hosts.py."""
+SITE = """
 [launch]
 launcher = "srun"
-threads_per_rank = 1
 [node]
 cores = 4
-[measure]
-steps = 3
-warmup_steps = 1
-repeats = 1
-explain = false
-evaluate = false
 """
 
 
@@ -51,8 +35,7 @@ def cluster() -> Iterator[SlurmCluster]:
 
 def trained(cluster: SlurmCluster, folder: Path, results: str, *arguments: str, within: tuple[str, ...] = ()) -> Run:
     """The one run of the study, done by `vitscale run`."""
-    (folder / "study.toml").write_text(STUDY)
-    command = [*within, sys.executable, "-m", "vitscale", "run", "study.toml", "-o", results, *arguments]
+    command = [*within, sys.executable, "-m", "vitscale", "run", str(STUDY), "-o", results, *arguments]
     answer = subprocess.run(
         cluster.command(command, cwd=folder),
         env=os.environ | cluster.environment,
@@ -77,12 +60,14 @@ def check_two_ranks(run: Run) -> None:
 
 
 def test_an_allocation_and_a_batch_job(cluster: SlurmCluster, tmp_path: Path) -> None:
+    site = tmp_path / "site.toml"
+    site.write_text(SITE)
     salloc = ("salloc", "--quiet", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1")
-    inside = trained(cluster, tmp_path, "inside", "--launcher", "torchrun", within=salloc)
-    check_two_ranks(inside)
-    assert inside.header.command[0] == "srun"
-    assert "torch.distributed.run" in inside.header.command
-    submitted = trained(cluster, tmp_path, "submitted", "--scheduler", "slurm")
-    check_two_ranks(submitted)
-    assert submitted.header.command[:2] == ("srun", f"--job-name={submitted.header.trial_id}-r0-a0")
+    inside = trained(cluster, tmp_path, "inside", "--launcher", "srun", within=salloc)
+    submitted = trained(cluster, tmp_path, "submitted", "--site", str(site), "--scheduler", "slurm")
+    for run in (inside, submitted):
+        check_two_ranks(run)
+        assert run.header.command[:2] == ("srun", f"--job-name={run.header.trial_id}-r0-a0")
+    losses = [[[step.loss for step in record.steps] for record in run.ranks] for run in (inside, submitted)]
+    assert losses[0] == losses[1]
     assert processes_naming(tmp_path) == []

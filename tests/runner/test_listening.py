@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -89,6 +90,21 @@ def test_a_rank_that_is_killed_is_lost_at_once(tmp_path: Path, listener: Listene
         assert (sign.lost, sign.pid) == ("ended", rank.pid)
         assert sign.ended_seconds is not None
         assert sign.ended_seconds >= sign.heard_seconds
+
+
+def test_the_last_word_of_a_rank_is_heard_though_its_end_was_noticed_first(listener: Listener) -> None:
+    """The driver wants to write to it just when it has left: the word is there, and not read yet."""
+    with connected(listener) as rank:
+        rank.sendall(hello())
+        heard(listener)
+        listener._closing = True
+        listener._thread.join()
+        rank.sendall(line(bye=True))
+        rank.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closed by a reset
+    (connection,) = listener._buffers
+    listener._tell(connection, b"\n")
+    sign = listener.signs()[0]
+    assert (sign.ended_seconds is not None, sign.lost) == (True, None)
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,12 @@ def test_what_a_driver_that_died_at_once_leaves_is_accepted(tmp_path: Path, reco
     accepted(tmp_path / "results", record)
 
 
+def test_a_folder_that_was_checked_first_is_accepted(tmp_path: Path, record: StudyRecord) -> None:
+    """`vitscale check -o results`, then `vitscale run -o results`."""
+    (tmp_path / "results" / "checks").mkdir(parents=True)
+    accepted(tmp_path / "results", record)
+
+
 @pytest.mark.parametrize("entry", ["thesis.tex", "runs", "report.html"])
 def test_a_folder_with_something_else_is_refused(tmp_path: Path, record: StudyRecord, entry: str) -> None:
     """TensorBoard writes to `runs` too."""

@@ -17,7 +17,7 @@ from vitscale import launch_file
 from vitscale.errors import RequestError
 from vitscale.hosts import Host
 from vitscale.job_processes import carrying
-from vitscale.runner.starting import start_ranks, worked_out
+from vitscale.runner.starting import _PASSED_ON, start_ranks, worked_out
 from vitscale.schedulers import Hostfile, Local
 from vitscale.schedulers.local import LocalJob
 from vitscale.study import LaunchSection
@@ -30,7 +30,7 @@ def test_settings_of_libraries_are_passed_on_and_secrets_are_not(
 ) -> None:
     """launch.json lies in the results, which are copied and shown around."""
     for name in os.environ:
-        if name.startswith(("NCCL_", "HF_", "OMP_", "CUDA_", "VITSCALE_", "TORCH_", "GLOO_")):
+        if name.startswith(_PASSED_ON):
             monkeypatch.delenv(name)
     given = {"NCCL_DEBUG": "INFO", "HF_HOME": "/models", "OMP_NUM_THREADS": "7", "GLOO_SOCKET_IFNAME": "lo"}
     kept = {"HF_TOKEN": "hf_1", "HF_HUB_TOKEN": "hf_2", "NCCL_SECRET": "x", "TORCH_API_KEY": "k", "HOME_PAGE": "h"}

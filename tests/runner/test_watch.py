@@ -8,10 +8,10 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
-from processes import alive, pid_in, wait_until
+from processes import alive, pid_in
+from vitscale.job_processes import carrying
 from vitscale.record import PhaseLine, StepLine
 from vitscale.runner import watch as watching
 from vitscale.runner.listening import Listener, Sign
@@ -219,9 +219,7 @@ def test_an_interrupt_leaves_no_process(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         watch(running, tmp_path, hang_seconds=60.0, timeout_seconds=None, on_steps=on_steps)
     assert running.job.exit_code is not None
-    wait_until(
-        lambda: not [c for c in psutil.Process().children() if c.status() != psutil.STATUS_ZOMBIE], "all are gone"
-    )
+    assert not carrying(running.job.token)
 
 
 def test_what_the_kernel_killed_meanwhile_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

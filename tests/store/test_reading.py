@@ -311,6 +311,16 @@ def test_the_last_attempt_with_an_outcome_counts_by_number_and_not_by_name(tmp_p
     index = RunIndex(tmp_path)
     assert index.attempts == {KEY: 11}
     assert index.finished[KEY][1].reason == "reason 11"
+    assert [outcome.reason for _, outcome in index.earlier[KEY]] == [f"reason {number}" for number in range(11)]
+
+
+def test_every_try_is_told(tmp_path: Path) -> None:
+    attempt(tmp_path, 0, "failed")
+    attempt(tmp_path, 1, "completed")
+    write_study(tmp_path, one_curve({1: [0.1]}).study.model_copy(update={"trials": {KEY[0]: make_trial()}}))
+    found = load(tmp_path)
+    assert [run.outcome.kind for run in found.runs] == ["completed"]
+    assert f"runs/{KEY[0]}-r0-a0 was tried again: reason 0" in found.problems
 
 
 def test_an_interrupted_attempt_leaves_the_one_before_in_place_and_its_number_in_use(tmp_path: Path) -> None:

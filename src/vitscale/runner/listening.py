@@ -113,9 +113,9 @@ class Listener:
                 return
             connection.setblocking(False)
             answers_within(connection, SILENCE_SECONDS)
+            self._selector.register(connection, selectors.EVENT_READ)
             self._buffers[connection] = b""
             self._unknown_since[connection] = time.monotonic()
-            self._selector.register(connection, selectors.EVENT_READ)
 
     def _tell(self, connection: socket.socket, message: bytes) -> None:
         try:
@@ -123,6 +123,8 @@ class Listener:
         except BlockingIOError:
             pass
         except OSError as error:
+            if not _silent(error):
+                self._hear(connection)  # what it said before it left
             self._broken(connection, error)
 
     def _hear(self, connection: socket.socket) -> None:

@@ -147,7 +147,8 @@ def check_folder(results: Path, record: StudyRecord, *, allow_version_change: bo
     held = read_study(results)
     if held is None:
         # A driver that died before it wrote study.json leaves its lock, and at most a hidden draft.
-        foreign = [name for name in entries if name != "lock" and not name.startswith(".")]
+        # `vitscale check` may have been there first.
+        foreign = [name for name in entries if name not in ("lock", "checks") and not name.startswith(".")]
         if foreign:
             raise StoreError(
                 explain(

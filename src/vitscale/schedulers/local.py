@@ -76,7 +76,7 @@ class LocalJob:
                     self._processes.append(process)
         except BaseException:
             # Not all could be started, or Ctrl-C came meanwhile: nobody will watch those that were.
-            end_all(token)
+            end_all(token, self._first_signal)
             raise
 
     @property

@@ -146,9 +146,11 @@ class RunIndex:
         self.finished: dict[tuple[str, int], tuple[Path, Outcome]] = {}
         """The last attempt that has an outcome."""
         self.problems: list[str] = []
+        self.earlier: dict[tuple[str, int], list[tuple[Path, Outcome]]] = {}
+        """The attempts before the last one that have an outcome too: tries whose cause was passing, or mended."""
         runs = results / "runs"
         folders = sorted(runs.iterdir()) if runs.is_dir() else []
-        newest: dict[tuple[str, int], int] = {}
+        told: dict[tuple[str, int], list[tuple[int, Path, Outcome]]] = {}
         for folder in folders:
             match = _RUN_FOLDER.fullmatch(folder.name)
             if match is None:
@@ -156,13 +158,18 @@ class RunIndex:
                 continue
             key, attempt = (match["trial"], int(match["repeat"])), int(match["attempt"])
             self.attempts[key] = max(attempt, self.attempts.get(key, -1))
-            if attempt < newest.get(key, -1) or not (folder / "outcome.json").exists():
+            if not (folder / "outcome.json").exists():
                 continue
             try:
-                self.finished[key] = (folder, _read_json(folder / "outcome.json", Outcome))
-                newest[key] = attempt
+                outcome = _read_json(folder / "outcome.json", Outcome)
             except StoreError as error:
                 self.problems.append(f"{error}: left out")
+            else:
+                told.setdefault(key, []).append((attempt, folder, outcome))
+        for key, attempts in told.items():
+            *before, last = sorted(attempts, key=lambda each: each[0])
+            self.finished[key] = last[1:]
+            self.earlier[key] = [each[1:] for each in before]
 
 
 def load(results: Path, only: str | None = None) -> Results:
@@ -205,6 +212,9 @@ def load(results: Path, only: str | None = None) -> Results:
             continue
         problems += [f"{line}: line left out" for record in ranks for line in record.broken]
         runs.append(Run(header=header, outcome=outcome, ranks=ranks))
+    for key, tries in index.earlier.items():
+        if key[0] in study.trials and only in (None, key[0]):
+            problems += [f"runs/{folder.name} was tried again: {outcome.reason}" for folder, outcome in tries]
     interrupted = sum(1 for key in index.attempts if key not in index.finished and key[0] in study.trials)
     if interrupted:
         problems.append(f"{interrupted} run(s) were interrupted; `vitscale run` does them again")

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from check_factory import checked, facts, record
+from study_factory import EIGHT_CORES, summary, write_study
+from vitscale.check_record import CheckRecord
+from vitscale.preflight.recalled import pace_warnings
+from vitscale.runner import Plan, plan
+from vitscale.store.checks import check_folder, write_check
+
+
+@pytest.fixture
+def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setattr(socket, "gethostname", lambda: "node0")
+    return plan(write_study(tmp_path), EIGHT_CORES, lambda _: summary())
+
+
+def on(host: str) -> CheckRecord:
+    """Two ranks of unlike pace on one host."""
+    return record(*(checked(n, pace=pace, facts=facts(n, host=host)) for n, pace in enumerate((100.0, 31.0))))
+
+
+def test_a_slow_rank_of_the_last_check_is_told_before_the_study(planned: Plan, tmp_path: Path) -> None:
+    write_check(check_folder(tmp_path / "results"), on("node0"))
+    told = pace_warnings(planned, tmp_path / "results")
+    assert "rank 1 (NVIDIA A100, node0) computes at 0.31 of the others" in told[0]
+    assert "rank_speeds = [1.0, 0.31]" in told[0]
+
+
+def test_a_check_of_other_hosts_says_nothing_of_these(planned: Plan, tmp_path: Path) -> None:
+    write_check(check_folder(tmp_path / "results"), on("elsewhere"))
+    assert pace_warnings(planned, tmp_path / "results") == []
+
+
+def test_without_a_check_or_with_ranks_alike_nothing_is_told(planned: Plan, tmp_path: Path) -> None:
+    assert pace_warnings(planned, tmp_path / "results") == []
+    alike = record(*(checked(n, facts=facts(n, host="node0")) for n in (0, 1)))
+    write_check(check_folder(tmp_path / "results"), alike)
+    assert pace_warnings(planned, tmp_path / "results") == []

@@ -25,3 +25,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip(f"a small disk cannot be mounted: {answer.stderr.strip()}")
     yield disk
     subprocess.run([umount, "--lazy", str(disk)], check=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that start ranks come first: of several processes none is to begin with the longest file when the others
+    have nothing left."""
+    long = {item.path for item in items if item.get_closest_marker("ranks") is not None}
+    items.sort(key=lambda item: item.path not in long)

@@ -23,7 +23,7 @@ HELD = """
 import faulthandler, sys, threading, time
 from pathlib import Path
 from vitscale import launch_file, lifeline
-lifeline.BEAT_SECONDS = 0.05
+lifeline.BEAT_SECONDS, lifeline.SILENCE_SECONDS = 0.05, 0.5
 folder, rank = Path(sys.argv[1]), sys.argv[2]
 def dump():
     with (folder / f"stack-rank-{rank}.txt").open("w") as file:

@@ -79,7 +79,7 @@ def test_the_json_contract(quickstart: Path) -> None:
     answer = vitscale("report", "results", "--format", "json", cwd=quickstart)
     assert answer.returncode == 0
     content = json.loads(answer.stdout, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert content["version"] == 3
+    assert content["version"] == 4
     trials = content["trials"]
     assert len(trials) == len({trial["trial"] for trial in trials}) == 10
     for trial in trials:

@@ -85,8 +85,7 @@ def test_other_runs_are_left_alone(tmp_path: Path) -> None:
     asleep = [sys.executable, "-c", "import time; time.sleep(600)"]
     other = subprocess.Popen(asleep, env=os.environ | {TOKEN_VARIABLE: "another"})
     try:
-        for token in (TOKEN, "", "anothe"):
-            assert subprocess.run([*KEEPER, "--end", token], timeout=60).returncode == 0
+        assert subprocess.run([*KEEPER, "--end", "anothe"], timeout=60).returncode == 0
         assert other.poll() is None
     finally:
         other.kill()

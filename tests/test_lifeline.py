@@ -132,7 +132,7 @@ def test_a_driver_that_is_only_stopped_keeps_it_and_one_that_is_killed_does_not(
             wait_until(lambda: (tmp_path / "heard").exists(), "the driver hears of the rank")
             driver.send_signal(signal.SIGSTOP)
             with pytest.raises(subprocess.TimeoutExpired):
-                rank.wait(1.5)  # thirty beats of it
+                rank.wait(1.5)  # three times as long as silence is taken for a cut link
             driver.kill()
             assert rank.wait(60.0) == LOST_DRIVER_EXIT_CODE
     finally:

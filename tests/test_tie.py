@@ -63,3 +63,9 @@ def test_other_arguments_are_refused(arguments: list[str]) -> None:
     answer = subprocess.run([*TIE, *arguments], capture_output=True, text=True)
     assert answer.returncode == 1
     assert answer.stderr == "usage: python -m vitscale.tie PID -- COMMAND...\n"
+
+
+def test_a_command_that_cannot_be_run_is_one_message(tmp_path: Path) -> None:
+    answer = subprocess.run([*TIE, str(os.getpid()), "--", "no-such-program"], capture_output=True, text=True)
+    assert answer.returncode == 1
+    assert answer.stderr == "vitscale: no-such-program cannot be run: No such file or directory\n"

@@ -38,6 +38,10 @@ RankSpeeds = Annotated[
 ]
 
 
+WithoutNul = Annotated[str, Field(pattern=r"^[^\x00]*$")]
+"""Text that can be a variable's value or a word of a command."""
+
+
 class TrainSection(Spec):
     """[train]: the fields of `trial.TrainSpec`, with "auto" where the machine or the data decide."""
 
@@ -104,7 +108,7 @@ class LaunchSection(Spec):
     """Hosts and how many ranks each takes: `NAME slots=4`, as DeepSpeed and Open MPI read them."""
     interface: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,30}$")
     """Network interface that ranks talk over (`NCCL_SOCKET_IFNAME`, `GLOO_SOCKET_IFNAME`, Open MPI's TCP)."""
-    environment: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$")], str] = Field(
+    environment: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$")], WithoutNul] = Field(
         default_factory=dict
     )
     """Variables set in every rank."""
@@ -140,7 +144,7 @@ class SlurmSection(Spec):
     container_runtime: Literal["apptainer", "pyxis"] = "apptainer"
     container_mounts: list[str] = Field(default_factory=list)
     """HOST:CONTAINER pairs, besides the results and the working directory."""
-    python: str | None = None
+    python: WithoutNul | None = None
     """The interpreter on the compute nodes or in the container; by default the one that runs `vitscale`."""
     options: list[str] = Field(default_factory=list)
     """Further `#SBATCH` options, one each: "--mail-type=END"."""

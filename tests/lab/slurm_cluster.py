@@ -7,6 +7,7 @@ Nodes are named node0, node1, ...; within the cluster (and only there) these nam
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import socket
@@ -212,9 +213,15 @@ def slurm_cluster(nodes: int = 2, cpus: int = 4, min_job_age_seconds: int = 300)
     """
     root_and("slurmctld", "slurmd", "srun", "munged", "unshare", "nsenter")
     folder = Path(tempfile.mkdtemp(prefix="vitscale-slurm-"))
-    cluster = SlurmCluster(folder, nodes, cpus, min_job_age_seconds)
+    with _one_at_a_time():
+        cluster = SlurmCluster(folder, nodes, cpus, min_job_age_seconds)
+        try:
+            cluster.start()
+        except BaseException:
+            cluster.stop()
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
     try:
-        cluster.start()
         yield cluster
     finally:
         cluster.stop()
@@ -223,6 +230,14 @@ def slurm_cluster(nodes: int = 2, cpus: int = 4, min_job_age_seconds: int = 300)
 
 def _mount_namespace(pid: int) -> int:
     return Path(f"/proc/{pid}/ns/mnt").stat().st_ino
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Ports are free until their daemons listen: another process's cluster must not find the same ones meanwhile."""
+    with (Path(tempfile.gettempdir()) / "vitscale-slurm-starts.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _free_ports(count: int) -> list[int]:

@@ -13,7 +13,6 @@ import pytest
 
 import needs
 from arriving_driver import VALUE
-
 from processes import wait_until
 from vitscale.lab import Laboratory, laboratory
 

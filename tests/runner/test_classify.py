@@ -504,6 +504,22 @@ def test_what_may_be_gone_when_it_is_tried_again(log: Path, message: str, passin
     assert (memory.kind, memory.transient) == ("oom", False)
 
 
+def test_what_a_keeper_or_a_rank_says_that_cannot_begin_is_in_the_reason(log: Path) -> None:
+    text = "chatter\nvitscale: the driver at 10.0.0.1:4567 is not reached from this host: timed out\nmore\n"
+    found = outcome(log, ending(1), text=text)
+    assert found.reason == (
+        "no rank started; the launcher ended with exit code 1: the driver at 10.0.0.1:4567 is not reached from this "
+        "host: timed out"
+    )
+    text = "vitscale: /results is not seen on this host: is the results folder shared by all hosts?\n"
+    assert "no rank started: " in outcome(log, ending(1), text=text).reason
+    text = "vitscale: rank 0 cannot reach the driver at 10.0.0.1:4567: timed out\n" + EXIT_3
+    found = outcome(log, ending(1), rank(0), rank(1), text=text)
+    assert (found.rank, found.reason) == (
+        0, "rank 0 ended with exit code 3: rank 0 cannot reach the driver at 10.0.0.1:4567: timed out",
+    )  # fmt: skip
+
+
 def test_a_rank_is_lost_and_its_launcher_does_nothing(log: Path) -> None:
     """The driver ends the run, and what the others raise then is no cause."""
     ends = ending(None, stopped="lost", limit_seconds=10.0, signs=signs(sign(), sign(100.5, "ended", host="node1")))

@@ -43,6 +43,10 @@ def heard(listener: Listener, rank: int = 0) -> Sign:
     return listener.signs()[rank]
 
 
+def at_step(listener: Listener, rank: int, step: int) -> None:
+    wait_until(lambda: listener.signs()[rank].step == step, f"rank {rank} is heard of step {step}")
+
+
 def let_go(connection: socket.socket) -> bool:
     """Whether the driver closes the connection; waits for it."""
     with contextlib.suppress(ConnectionError):
@@ -146,47 +150,57 @@ def test_closing_lets_go_of_all_and_takes_nobody_in(listener: Listener) -> None:
 # --- hostile callers -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        b"GET / HTTP/1.1\r\nHost: node1\r\n\r\n",
-        b"\x00\xff\xfe\n",
-        b"{\n",
-        b"[]\n",
-        b"null\n",
-        b"[" * 100_000 + b"\n",
-        b'{"a":' * 50_000 + b"\n",
-        b"1" * 5_000 + b"\n",
-        b"x" * 1_000_000,
-        b'{"token": "' + b"x" * 60_000,
-        hello(token="another"),  # noqa: S106
-        hello(token=None),
-        hello(token=[TOKEN]),
-        hello(token=TOKEN + "0"),
-        hello(role=None),
-        hello(pid="77"),
-        hello(pid=-1),
-        hello(pid=0),
-        hello(pid=2**70),
-        hello(pid=True),
-        hello(pid=7.5),
-        hello(host=7),
-        hello(host="node1\x1b[2J"),
-        hello(host="x" * 300),
-        line(),
-    ],
-    ids=range(25),
+HOSTILE = (
+    b"GET / HTTP/1.1\r\nHost: node1\r\n\r\n",
+    b"\x00\xff\xfe\n",
+    b"{\n",
+    b"[]\n",
+    b"null\n",
+    b"[" * 100_000 + b"\n",
+    b'{"a":' * 50_000 + b"\n",
+    b"1" * 5_000 + b"\n",
+    b"x" * 1_000_000,
+    b'{"token": "' + b"x" * 60_000,
+    hello(token="another"),  # noqa: S106
+    hello(token=None),
+    hello(token=[TOKEN]),
+    hello(token=TOKEN + "0"),
+    hello(role=None),
+    hello(pid="77"),
+    hello(pid=-1),
+    hello(pid=0),
+    hello(pid=2**70),
+    hello(pid=True),
+    hello(pid=7.5),
+    hello(host=7),
+    hello(host="node1\x1b[2J"),
+    hello(host="x" * 300),
+    line(),
 )
-def test_who_does_not_say_what_a_rank_says_is_let_go_of(listener: Listener, said: bytes) -> None:
-    with connected(listener) as rank, connected(listener) as stranger:
+
+
+def test_who_does_not_say_what_a_rank_says_is_let_go_of(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "_HELLO_SECONDS", 600.0)  # it is what they say that counts
+    with connected(listener) as rank:
         rank.sendall(hello(1))
         heard(listener, 1)
+        for number, said in enumerate(HOSTILE):
+            with connected(listener) as stranger:
+                with contextlib.suppress(ConnectionError):
+                    stranger.sendall(said)
+                assert let_go(stranger)
+            rank.sendall(line(step=number))
+            at_step(listener, 1, number)
+            assert set(listener.signs()) == {1}, said[:100]
+
+
+def test_a_rank_that_never_ends_a_message_is_let_go_of(listener: Listener) -> None:
+    with connected(listener) as rank:
+        rank.sendall(hello())
+        heard(listener)
         with contextlib.suppress(ConnectionError):
-            stranger.sendall(said)
-        assert let_go(stranger)
-        rank.sendall(line(step=1))
-        wait_until(lambda: listener.signs()[1].step == 1, "the rank is heard as before")
-        assert set(listener.signs()) == {1}
+            rank.sendall(b"x" * 1_000_000)
+        assert let_go(rank)
 
 
 def test_a_second_process_that_takes_itself_for_a_rank_is_let_go_of(listener: Listener) -> None:
@@ -197,7 +211,7 @@ def test_a_second_process_that_takes_itself_for_a_rank_is_let_go_of(listener: Li
         second.sendall(hello(pid=2) + line(step=9) + line(bye=True))
         assert let_go(second)
         first.sendall(line(step=1))
-        wait_until(lambda: listener.signs()[0].step == 1, "the first is heard as before")
+        at_step(listener, 0, 1)
         sign = listener.signs()[0]
         assert (sign.pid, sign.lost, sign.ended_seconds) == (1, None, None)
 
@@ -210,7 +224,7 @@ def test_a_role_that_is_no_rank_s_is_none(listener: Listener, role: str) -> None
         heard(listener, 1)
         stranger.close()
         rank.sendall(line(step=1))
-        wait_until(lambda: listener.signs()[1].step == 1, "the rank is heard")
+        at_step(listener, 1, 1)
         assert set(listener.signs()) == {1}
 
 
@@ -254,7 +268,7 @@ def test_five_hundred_that_say_nothing_keep_nobody_out(listener: Listener, monke
         heard(listener)
         assert all(map(let_go, idle)), "they are not kept for ever"
         rank.sendall(line(step=1))
-        wait_until(lambda: listener.signs()[0].step == 1, "the rank is heard as before")
+        at_step(listener, 0, 1)
 
 
 def test_files_are_left_for_the_driver_itself(monkeypatch: pytest.MonkeyPatch) -> None:

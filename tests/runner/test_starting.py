@@ -75,7 +75,7 @@ def test_a_port_that_is_taken_here_is_left_out() -> None:
     section, run = LaunchSection(), Path("/r/0123456789ab-r0-a0")
     first = worked_out(Local(), section, "torchrun", world(1, 2), run, "x").port
     with socket.create_server(("", first)):
-        assert worked_out(Local(), section, "torchrun", world(1, 2), run, "x").port == first + 1
+        assert worked_out(Local(), section, "torchrun", world(1, 2), run, "x").port > first
 
 
 @pytest.mark.parametrize("name", ["nobody.invalid", "a..b"])

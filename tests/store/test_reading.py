@@ -320,7 +320,7 @@ def test_every_try_is_told(tmp_path: Path) -> None:
     write_study(tmp_path, one_curve({1: [0.1]}).study.model_copy(update={"trials": {KEY[0]: make_trial()}}))
     found = load(tmp_path)
     assert [run.outcome.kind for run in found.runs] == ["completed"]
-    assert f"runs/{KEY[0]}-r0-a0 was tried again: reason 0" in found.problems
+    assert f"runs/{KEY[0]}-r0-a0 is not used, for it was tried again: reason 0" in found.problems
 
 
 def test_an_interrupted_attempt_leaves_the_one_before_in_place_and_its_number_in_use(tmp_path: Path) -> None:

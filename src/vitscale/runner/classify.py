@@ -34,6 +34,8 @@ _PASSING = re.compile(
 )
 _NOT_SHARED = re.compile(r"\S{1,400} is not seen on this host: is the results folder shared by all hosts\?")
 """What ranks and keepers say (`vitscale.worker`, `vitscale.keeper`)."""
+# What a keeper or a rank says that cannot begin: it cannot reach the driver, does not see the folder.
+_OWN_WORDS = re.compile(r"^vitscale: ([^\n]{1,300})", re.MULTILINE)
 _FULL_BYTES = 64 * 1024
 _AT_ONCE_SECONDS = 1.0
 """What a launcher ends because one rank has failed is gone within a fraction of this."""
@@ -122,7 +124,8 @@ def _host_gone(ending: Ending, ranks: Sequence[RankRecord], tail: str) -> _Verdi
     if not ending.unreached or own_cause or ending.stopped == "timeout":
         return None
     host = ending.unreached[0]
-    there = [rank for rank, sign in sorted(ending.signs.items()) if sign.host == host]
+    # Hosts call themselves by a short name, where a hostfile may have the long one.
+    there = [rank for rank, sign in sorted(ending.signs.items()) if sign.host.split(".")[0] == host.split(".")[0]]
     return _silent_host(host, there, tail) if there else None
 
 
@@ -300,15 +303,18 @@ def _from_outside(
     ending: Ending, ranks: Sequence[RankRecord], missing: list[int], codes: Sequence[tuple[int, int]], tail: str
 ) -> _Verdict:
     passing = _PASSING.search(tail) is not None
+    said = _OWN_WORDS.search(tail)
     if codes:
         rank, code = codes[0]
         how = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-        return _Verdict("failed", f"rank {rank} {how} without a word", rank, tail, transient=passing)
+        why = f": {said[1]}" if said else " without a word"
+        return _Verdict("failed", f"rank {rank} {how}{why}", rank, tail, transient=passing)
     launcher = f"the launcher ended with exit code {ending.exit_code}"
     if not ranks and (unseen := _NOT_SHARED.search(tail)) is not None:
         return _Verdict("failed", f"no rank started: {unseen[0]}", detail=tail)
     if not ranks:
-        return _Verdict("failed", f"no rank started; {launcher}", detail=tail, transient=passing)
+        why = f": {said[1]}" if said else ""
+        return _Verdict("failed", f"no rank started; {launcher}{why}", detail=tail, transient=passing)
     if not missing:
         return _Verdict("failed", f"all ranks finished, but {launcher}", detail=tail)
     which = ", ".join(str(rank) for rank in missing[:8])

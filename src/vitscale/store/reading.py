@@ -214,7 +214,9 @@ def load(results: Path, only: str | None = None) -> Results:
         runs.append(Run(header=header, outcome=outcome, ranks=ranks))
     for key, tries in index.earlier.items():
         if key[0] in study.trials and only in (None, key[0]):
-            problems += [f"runs/{folder.name} is not used, for it was tried again: {outcome.reason}" for folder, outcome in tries]
+            problems += [
+                f"runs/{folder.name} is not used, for it was tried again: {outcome.reason}" for folder, outcome in tries
+            ]
     interrupted = sum(1 for key in index.attempts if key not in index.finished and key[0] in study.trials)
     if interrupted:
         problems.append(f"{interrupted} run(s) were interrupted; `vitscale run` does them again")

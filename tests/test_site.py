@@ -158,3 +158,9 @@ def test_where_a_study_runs_is_not_varied(tmp_path: Path, key: str) -> None:
 @pytest.mark.parametrize("field", ["slurm.partition", "node.cores", "measure.retries"])
 def test_nor_what_is_asked_of_a_cluster(tmp_path: Path, field: str) -> None:
     assert f"sweep.'{field}' is no field that can be swept" in refusal(tmp_path, {}, {"sweep": {field: [1, 2]}})
+
+
+@pytest.mark.parametrize("scheduler", ["local", "slurm"])
+def test_another_scheduler_leaves_the_hostfile_of_the_study_aside(scheduler: str) -> None:
+    given = overlay(None, launcher=None, scheduler=scheduler, hostfile=None)
+    assert given == {"launch": {"scheduler": scheduler, "hostfile": None}}

@@ -25,7 +25,9 @@ def overlay(site: Path | None, *, launcher: str | None, scheduler: str | None, h
     """
     sections: dict[str, dict[str, Any]] = read_site(site) if site is not None else {}
     given = {"launcher": launcher, "scheduler": scheduler, "hostfile": str(hostfile.absolute()) if hostfile else None}
-    chosen = {key: value for key, value in given.items() if value is not None}
+    chosen: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    if scheduler in ("local", "slurm") and hostfile is None:
+        chosen["hostfile"] = None  # of the study or the site: it has no meaning there
     if chosen:
         sections["launch"] = sections.get("launch", {}) | chosen
     return sections

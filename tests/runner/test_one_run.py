@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import sys
 from collections.abc import Callable
@@ -15,12 +16,14 @@ from driving import tree
 from scripted_ranks import Scripted
 from study_factory import EIGHT_CORES, write_study
 from vitscale import launchers
+from vitscale.hosts import Host
 from vitscale.record import Outcome, RunHeader
 from vitscale.runner import Options, Plan, Report, plan
 from vitscale.runner import run as drive
 from vitscale.runner.command_list import command_list
 from vitscale.runner.driver import Interrupted
 from vitscale.runner.one_run import Task, run_task
+from vitscale.schedulers import Hostfile
 
 WELL, PASSING, LASTING, INTERRUPTED = "well", "passing", "lasting", "interrupted"
 SAID = "RuntimeError: [Errno 98] Address already in use"
@@ -179,3 +182,13 @@ def test_a_dry_run_lists_what_the_next_run_does(make: Make) -> None:
     assert command_list(study.plan, study.results) == nothing
     assert command_list(study.plan, study.results, retry_failed=True).endswith(f" {run}-a1\n")
     assert study.kinds() == ["failed"]
+
+
+def test_a_host_whose_name_is_not_known_just_now_fails_a_run_and_not_the_study(make: Make) -> None:
+    study = make(WELL, WELL)
+    away = dataclasses.replace(study.plan, scheduler=Hostfile((Host("node.invalid"),)))
+    report = drive(away, study.results, Options(), Console(file=io.StringIO()))
+    (outcome,) = report.outcomes.values()
+    assert (outcome.kind, outcome.transient) == ("failed", True)
+    assert "host node.invalid cannot be found" in outcome.reason
+    assert len(list(study.results.glob("runs/*/outcome.json"))) == 2

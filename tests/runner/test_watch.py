@@ -185,6 +185,22 @@ def test_any_record_of_any_rank_puts_the_hang_off(tmp_path: Path, clock: Clock) 
     assert slow.ended == 1
 
 
+def test_a_step_that_is_told_over_the_line_puts_the_hang_off(tmp_path: Path, clock: Clock) -> None:
+    """Before a network file system shows it."""
+
+    class Telling(Silent):
+        asked = 0
+
+        def signs(self) -> dict[int, Sign]:
+            self.asked += 1
+            return {3: Sign(host="host1", pid=1, heard_seconds=clock.now, step=min(self.asked, 40) // 15)}
+
+    stuck = Job(clock, looks=10**9)
+    ending = watch(Started(stuck, Telling()), tmp_path, hang_seconds=20.0, timeout_seconds=None, on_steps=print)  # type: ignore[arg-type]
+    assert ending.stopped == "hang"
+    assert 30 + 20 <= stuck.looked <= 30 + 22  # its last new step came at the 30th look
+
+
 def test_a_busy_run_is_ended_at_its_timeout(tmp_path: Path, clock: Clock) -> None:
     busy = Job(clock, looks=10**9, at={n: lambda: append(tmp_path, 0, STEP + "\n") for n in range(1000)})
     ending = watch(Started(busy, Silent()), tmp_path, hang_seconds=20.0, timeout_seconds=90.0, on_steps=lambda _: None)  # type: ignore[arg-type]

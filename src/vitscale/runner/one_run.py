@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitscale.errors import RequestError
 from vitscale.record import Outcome, RunHeader, StudyRecord
 from vitscale.runner.classify import outcome_of
 from vitscale.runner.starting import start_ranks, worked_out
@@ -105,7 +106,15 @@ def _attempt(setting: Setting, task: Task, attempt: int, on_steps: Callable[[int
         # The working directory comes first by itself; a factory's module may also lie beside the study file.
         "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(setting.folder)])),
     }
-    started = start_ranks(ranks, setting.scheduler, setting.launch, folder, environment=environment)
+    try:
+        started = start_ranks(ranks, setting.scheduler, setting.launch, folder, environment=environment)
+    except RequestError as error:
+        # A host's name that is not known just now: the other runs need not suffer for it.
+        outcome = Outcome(
+            kind="failed", reason=str(error), transient=True, started_unix_seconds=time.time(), wall_seconds=0.0
+        )
+        write_outcome(folder, outcome)
+        return outcome
     ending = watch(
         started,
         folder,

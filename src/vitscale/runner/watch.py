@@ -52,14 +52,16 @@ def watch(
 ) -> Ending:
     """Waits for the end of a run.
 
-    A run is ended from here when it exceeds `timeout_seconds`, when no rank records anything for `hang_seconds`, and
-    when a rank is lost and its launcher does not end the others within `LOST_SECONDS`. In every case no process of the
-    job is left on any host that can be reached when this returns, and also when it is left by an exception (Ctrl-C).
+    A run is ended from here when it exceeds `timeout_seconds`, when no rank records or says anything new for
+    `hang_seconds`, and when a rank is lost and its launcher does not end the others within `LOST_SECONDS`. In every
+    case no process of the job is left on any host that can be reached when this returns, and also when it is left by
+    an exception (Ctrl-C).
     """
     job, listener = started.job, started.listener
     oom_before = kernel_oom_kills()
     counter = StepCounter(folder)
     last_sign = time.monotonic()
+    places: dict[int, tuple[int, str]] = {}
     stopped: Stop | None = None
     limit: float | None = None
     try:
@@ -69,6 +71,9 @@ def watch(
                 last_sign = now
                 on_steps(counter.steps)
             signs = listener.signs()
+            # Said over the line as well: a network file system may show what ranks record a minute late.
+            if (there := {rank: (sign.step, sign.phase) for rank, sign in signs.items()}) != places:
+                places, last_sign = there, now
             lost = min((sign.ended_seconds for sign in signs.values() if sign.lost and sign.ended_seconds), default=now)
             if now - lost > LOST_SECONDS:
                 stopped, limit = "lost", LOST_SECONDS

@@ -119,7 +119,7 @@ BEFALLING = {
     "mpirun": ("well", "killed", "stopped", "raises", "exits_early", "stuck"),
     "torchrun": ("killed", "raises", "exits_early"),
 }
-HANG_SECONDS = {"mpirun": 8, "torchrun": 120}
+HANG_SECONDS = {"mpirun": 15, "torchrun": 120}
 """Only where something hangs it is waited for; torchrun's agents take seconds to start."""
 
 

@@ -219,6 +219,13 @@ def test_why_a_rank_is_slow() -> None:
     assert "gpu-throttled" in kinds(two(compute=heated))
 
 
+def test_a_quota_that_all_ranks_have_alike_is_not_why_one_of_them_is_slower() -> None:
+    """Seen on two cores of which one was disturbed: both ranks had 0.8 of a core, one computed at 0.80 of the other."""
+    held = [compute(pace, pace, pace, cpu_throttled_share=0.2, cpu_share=0.8) for pace in (56.0, 45.0)]
+    ranks = [checked(n, compute=each, cpu_quota_cores=0.8, type="cpu") for n, each in enumerate(held)]
+    assert "quota" not in only(record(*ranks), "slow-rank").message
+
+
 def test_unlike_devices() -> None:
     assert "NVIDIA A100 (rank 0) and GTX 1070 (rank 1)" in only(two(name="GTX 1070"), "mixed-devices").message
 

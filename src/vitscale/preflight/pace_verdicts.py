@@ -38,24 +38,30 @@ def slow_ranks(record: CheckRecord) -> Iterable[Verdict]:
             "slow-rank",
             "warning",
             f"{ranks_named(numbers)} ({device}, {listed(hosts_of(slow))}) {verb} at {at} of the others: with equal "
-            f"shares the job runs at {whose} pace. {_why(slow[0], multiplied)}",
+            f"shares the job runs at {whose} pace. {_why(slow[0], record, multiplied)}",
             _share_advice(record, numbers),
             tuple(numbers),
             hosts_of(slow),
         )
 
 
-def _why(rank: CheckedRank, multiplied: Mapping[int, float]) -> str:
+def _why(rank: CheckedRank, record: CheckRecord, multiplied: Mapping[int, float]) -> str:
     """Why the first of the slow ranks is slow, as far as it was measured."""
     compute = rank.compute
-    if compute is not None and (compute.cpu_throttled_share or 0.0) > _THROTTLED and rank.facts is not None:
+    others = [each.compute.cpu_share for each in record.ranks if each.compute is not None and each.rank != rank.rank]
+    most = max((share for share in others if share is not None), default=None)
+    own_share = compute.cpu_share if compute is not None else None
+    # A quota that gives all ranks as much holds none of them back against the others.
+    lacks_cpu = own_share is None or most is None or own_share < _SLOW * most
+    throttled_share = (compute.cpu_throttled_share or 0.0) if compute is not None else 0.0
+    if throttled_share > _THROTTLED and rank.facts is not None and lacks_cpu:
         quota = rank.facts.environment.cpu_quota_cores
         return f"Its CPU quota of {quota:g} cores holds it back" if quota is not None else "Its CPU quota holds it back"
     if compute is not None and compute.gpu is not None and (compute.gpu.throttled_share or 0.0) > _THROTTLED:
         return f"Its GPU slows its clocks: {listed(compute.gpu.throttle_reasons)}"
     on_cpu = rank.facts is not None and rank.facts.environment.device.type == "cpu"
-    if compute is not None and compute.cpu_share is not None and on_cpu and compute.cpu_share < _SLOW:
-        return f"It gets {compute.cpu_share:.2f} of a core: other processes take the rest"
+    if own_share is not None and on_cpu and own_share < _SLOW and lacks_cpu:
+        return f"It gets {own_share:.2f} of a core: other processes take the rest"
     own = multiplied.get(rank.rank)
     if own is None:
         return "Its matrix-multiply rate is unavailable"

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 STEPS_BEFORE = 3
@@ -60,6 +61,22 @@ def killed(num_classes: int, image_size: int) -> nn.Module:
 
 def hangs(num_classes: int, image_size: int) -> nn.Module:
     return Misbehaving(num_classes, image_size, lambda: time.sleep(3600))
+
+
+class Lonely(Misbehaving):
+    """Rank 1 enters a collective of a group that both have made, and rank 0 never does."""
+
+    group: dist.ProcessGroup | None = None
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.group = self.group or dist.new_group()
+        return super().forward(images)
+
+
+def stuck_in_a_collective(num_classes: int, image_size: int) -> nn.Module:
+    model = Lonely(num_classes, image_size, lambda: dist.all_reduce(torch.zeros(1), group=model.group))
+    return model
 
 
 def sys_exit(num_classes: int, image_size: int) -> nn.Module:

@@ -30,7 +30,7 @@ gpus = [2]
 [sweep]
 "model.factory" = [
     "misbehaving:raises", "misbehaving:out_of_memory", "misbehaving:exits_early", "misbehaving:killed",
-    "misbehaving:hangs", "misbehaving:well",
+    "misbehaving:hangs", "misbehaving:stuck_in_a_collective", "misbehaving:well",
 ]
 [measure]
 steps = 40
@@ -67,6 +67,7 @@ def test_each_run_has_one_outcome_and_the_study_went_on(outcomes: dict[str, Outc
         "exits_early": "failed",
         "killed": "failed",
         "hangs": "hang",
+        "stuck_in_a_collective": "hang",
         "well": "completed",
     }
 
@@ -81,6 +82,10 @@ def test_the_guilty_rank_and_its_traceback_are_told(outcomes: dict[str, Outcome]
     assert (killed.rank, killed.reason) == (1, "rank 1 was ended by SIGKILL without a word")
     assert "rank 1" in outcomes["exits_early"].reason or outcomes["exits_early"].rank == 1
     assert "30 s" in outcomes["hangs"].reason
+    for hang in ("hangs", "stuck_in_a_collective"):
+        assert outcomes[hang].rank == 1
+        assert "rank 1 stands in forward of step 3, and the others wait for it" in outcomes[hang].reason
+    assert "all_reduce" in outcomes["stuck_in_a_collective"].detail
 
 
 def test_no_process_is_left(study: Path, outcomes: dict[str, Outcome]) -> None:

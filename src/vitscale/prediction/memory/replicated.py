@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vitscale.model_spec import ParameterShapes
-from vitscale.prediction.holding import STATE_BYTES, Holding, added, sizes, weight_bytes
+from vitscale.prediction.memory.holding import STATE_BYTES, Holding, added, sizes, weight_bytes
 from vitscale.trial import Trial
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from vitscale.prediction.holding import communicated_bytes, weight_bytes
+from vitscale.prediction.memory.holding import communicated_bytes, weight_bytes
 from vitscale.trial import TrainSpec
 
 
@@ -40,7 +40,7 @@ def zero_settings(train: TrainSpec) -> ZeroSettings:
 
 
 def modelled(train: TrainSpec) -> bool:
-    """Whether the user's own file leaves alone what would hold something else than `vitscale.prediction.zero` says."""
+    """Whether the user's own file leaves alone what would hold something else than `vitscale.prediction.memory.zero` says."""
     config = train.deepspeed_config or {}
     zero = _section(config, "zero_optimization")
     offloads = any(

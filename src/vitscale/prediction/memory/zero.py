@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from vitscale.model_spec import ParameterShapes
-from vitscale.prediction.holding import (
+from vitscale.prediction.memory.holding import (
     STATE_BYTES,
     Holding,
     Sizes,
@@ -15,8 +15,8 @@ from vitscale.prediction.holding import (
     sizes,
     weight_bytes,
 )
-from vitscale.prediction.replicated import plain
-from vitscale.prediction.zero_settings import ZeroSettings, zero_settings
+from vitscale.prediction.memory.replicated import plain
+from vitscale.prediction.memory.zero_settings import ZeroSettings, zero_settings
 from vitscale.trial import Trial
 
 _FLATTENED_AT_MOST = 500_000_000

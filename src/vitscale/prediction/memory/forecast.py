@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from vitscale.model_spec import parameter_shapes
-from vitscale.prediction.activations import AUTOCAST, Activations, activations
-from vitscale.prediction.holding import STATE_BYTES, Holding, Parts, Sizes, added, sizes
-from vitscale.prediction.replicated import ddp, plain
-from vitscale.prediction.sharded import fsdp2
-from vitscale.prediction.zero import deepspeed
-from vitscale.prediction.zero_settings import modelled
+from vitscale.prediction.memory.activations import AUTOCAST, Activations, activations
+from vitscale.prediction.memory.holding import STATE_BYTES, Holding, Parts, Sizes, added, sizes
+from vitscale.prediction.memory.replicated import ddp, plain
+from vitscale.prediction.memory.sharded import fsdp2
+from vitscale.prediction.memory.zero import deepspeed
+from vitscale.prediction.memory.zero_settings import modelled
 from vitscale.trial import Trial
 
 _HOLDINGS = {"none": plain, "ddp": ddp, "fsdp2": fsdp2, "deepspeed": deepspeed}

@@ -1,0 +1,1 @@
+"""Links between ranks and what collectives cost on them."""

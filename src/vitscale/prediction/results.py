@@ -1,0 +1,114 @@
+"""What a prediction is: every figure with two intervals, a label, and what had to be assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from vitscale.trial import Mode, Trial
+
+CONFIDENCE = 0.90
+"""Of both intervals. (What was measured has intervals of 95 %, as the report says: `analysis.statistics`.)"""
+
+Label = Literal["interpolated", "extrapolated", "prior-driven"]
+"""interpolated: between rank counts that were measured, on as many hosts. extrapolated: beyond them, with every part of
+the answer resting on something measured or declared. prior-driven: a part that decides the answer rests on nothing but
+what is known of clusters in general."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure with its 90 % intervals: of the mean over many runs, and of one run still to be made."""
+
+    value: float
+    low: float
+    high: float
+    """Of the mean."""
+    future_low: float
+    future_high: float
+    """Of a future run: job-to-job variation is in it."""
+
+    def times(self, factor: float) -> Estimate:
+        """The same in another unit: all five numbers multiplied by a positive exact `factor`."""
+        return Estimate(*(factor * number for number in (
+            self.value, self.low, self.high, self.future_low, self.future_high
+        )))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """A part of the answer that nothing measured says anything about."""
+
+    part: str
+    """In a few words: "network between hosts"."""
+    taken: str
+    """What was taken for it: "about 3 GB/s, within a factor of 4 either way"."""
+    measurement: str
+    """The cheapest measurement that would replace it, as a command or a study."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One series at one rank count. None where unavailable; `reasons` says why, by field."""
+
+    series: str
+    """As the report calls the curve it continues; for a configuration that no curve has, what it differs in."""
+    mode: Mode
+    labels: Mapping[str, Any]
+    """What tells the series apart from others of the same results."""
+    trial: Trial
+    """The resolved trial: its world has `gpus` ranks, its batch sizes are those at that rank count."""
+    gpus: int
+    nodes: int
+    label: Label
+    images: int | None
+    """Of an epoch, all ranks together."""
+    steps_per_epoch: int | None
+    step_seconds: Estimate
+    epoch_seconds: Estimate | None
+    """Rounded steps x step seconds; the start-up of a run is not in it."""
+    images_per_second: Estimate
+    speedup: Estimate | None
+    """Against the smallest measured rank count of the series, as `vitscale.analysis.scaling` defines it."""
+    efficiency: Estimate | None
+    compute_seconds: Estimate | None
+    """Of a step: all that a rank does itself."""
+    wait_seconds: Estimate | None
+    """Exposed, of a step: for the slowest rank."""
+    wire_seconds: Estimate | None
+    """Exposed, of a step: the transfers themselves."""
+    memory_bytes: int | None
+    """Forecast peak of one rank's tensors."""
+    memory_capacity_bytes: int | None
+    """Of the device."""
+    oom_chance: float | None
+    """That it will not fit, in [0, 1]."""
+    joules_per_epoch: Estimate | None
+    cost_per_epoch: Estimate | None
+    """In the currency of the price that was given."""
+    startup_seconds: float | None
+    assumptions: tuple[Assumption, ...]
+    reasons: Mapping[str, str]
+    """Field -> why it is None."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """How well predictions of larger rank counts did that were measured too: fitted without them, compared with them."""
+
+    series: str
+    fitted_gpus: tuple[int, ...]
+    held_out_gpus: tuple[int, ...]
+    runs: int
+    """Held out."""
+    mean_absolute_percentage_error: float
+    """Of epoch seconds (step seconds where there are no epochs), as a share: 0.027 is 2.7 %."""
+    worst_error: float
+    held: int
+    """Held-out runs within the 90 % interval of a future run."""
+    interval_score: float
+    """Gneiting & Raftery (2007), equation 43, at 90 %, over the run's own value: lower is better."""
+    baseline_error: float
+    """The same error of constant seconds per step x rounded steps."""
+    baseline_interval_score: float

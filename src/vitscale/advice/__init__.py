@@ -1,0 +1,1 @@
+"""Advice: what to rent, from what is predicted."""

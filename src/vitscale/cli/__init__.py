@@ -1,0 +1,54 @@
+"""The command line: each verb is a paragraph that calls one function.
+
+Exit codes: 0 done; 1 some trials failed (they are listed), or `lint` or `check` found errors; 2 the request was wrong
+(nothing was started); 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from vitscale import __version__
+from vitscale.cli import (  # noqa: F401 - each brings its verbs
+    advising,
+    importing,
+    laboratory,
+    predicting,
+    reporting,
+    studies,
+)
+from vitscale.cli.base import ProgramConsole, app, silence
+from vitscale.errors import VitscaleError
+
+__all__ = ["app", "main"]
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    if version:
+        sys.stdout.write(f"vitscale {__version__}\n")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point: a user's mistake is one message and an exit code, never a traceback."""
+    try:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # here, where a full disk behind it can still be told
+    except VitscaleError as error:
+        ProgramConsole(stderr=True).print(f"vitscale: {error}", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        silence(sys.stdout)
+    except OSError as error:
+        # What reads or writes files has its own messages; what is left is standard output itself.
+        sys.stderr.write(f"vitscale: standard output cannot be written: {error.strerror or error}\n")
+        silence(sys.stdout)
+        sys.exit(1)

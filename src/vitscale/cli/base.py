@@ -1,0 +1,65 @@
+"""The program, and what its verbs share: arguments, options, the console."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, TextIO
+
+import click
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+from typing_extensions import override
+
+VERBS = ("plan", "run", "report", "predict", "advise", "import", "check", "lint", "lab")
+"""In the order in which `--help` lists them."""
+
+
+class _Program(TyperGroup):
+    @override
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(super().list_commands(ctx), key=VERBS.index)
+
+
+app = typer.Typer(
+    name="vitscale",
+    cls=_Program,
+    help="How will my vision transformer scale, where does the time go, and what should I rent?",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    add_completion=False,
+)
+
+StudyArgument = Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.", show_default=False)]
+ResultsArgument = Annotated[Path, typer.Argument(metavar="RESULTS", help="A results folder.", show_default=False)]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+SiteOption = Annotated[
+    Path | None,
+    typer.Option("--site", metavar="FILE", help="Site file: [launch], [slurm] and [node] put over the study's own."),
+]
+LauncherOption = Annotated[
+    str | None, typer.Option("--launcher", metavar="NAME", help="How ranks are started: torchrun, mpirun, srun, ...")
+]
+SchedulerOption = Annotated[
+    str | None, typer.Option("--scheduler", metavar="NAME", help="Where they run: local, hostfile or slurm.")
+]
+HostfileOption = Annotated[
+    Path | None, typer.Option("--hostfile", metavar="FILE", help="Hosts to run on: one NAME slots=N a line.")
+]
+
+
+class ProgramConsole(Console):
+    """A study goes on when nobody listens any more (`vitscale run ... | head`): what is left to say is dropped."""
+
+    @override
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        silence(sys.stdout)
+
+
+def silence(stream: TextIO) -> None:
+    """Points a stream that can no longer be written at nothing, so that leaving does not fail on it once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

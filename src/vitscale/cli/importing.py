@@ -1,0 +1,3 @@
+"""The verb that brings in results of others: import."""
+
+from __future__ import annotations

@@ -1,0 +1,177 @@
+"""Verbs that start from a study or a configuration: plan, run, check, lint."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitscale.cli.base import (
+    HostfileOption,
+    JsonOption,
+    LauncherOption,
+    ProgramConsole,
+    SchedulerOption,
+    SiteOption,
+    StudyArgument,
+    app,
+)
+from vitscale.errors import RequestError, explain
+
+
+@app.command()
+def plan(
+    study: StudyArgument,
+    commands: Annotated[
+        bool, typer.Option("--commands", help="Print every trial's exact command or batch script, and nothing else.")
+    ] = False,
+    launcher: LauncherOption = None,
+    hostfile: HostfileOption = None,
+    scheduler: SchedulerOption = None,
+    site: SiteOption = None,
+    json: JsonOption = False,
+) -> None:
+    """What would run: trials, order of magnitude, exact commands. Starts nothing and writes nothing."""
+    from vitscale import runner
+    from vitscale.runner.command_list import command_list
+    from vitscale.runner.preview import preview_json, preview_table
+    from vitscale.site import overlay
+
+    over = overlay(site, launcher=launcher, scheduler=scheduler, hostfile=hostfile)
+    planned = runner.plan(study, overlay=over)
+    if commands and not json:
+        sys.stdout.write(command_list(planned, None))
+    elif json:
+        sys.stdout.write(preview_json(planned) + "\n")
+    else:
+        for part in preview_table(planned):
+            ProgramConsole().print(part, highlight=False, soft_wrap=isinstance(part, str))
+
+
+@app.command()
+def run(
+    study: StudyArgument,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="RESULTS", help="Results folder.  [default: results/NAME]")
+    ] = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Do runs again that did not complete.")] = False,
+    allow_version_change: Annotated[
+        bool, typer.Option("--allow-version-change", help="Go on under other library versions than before.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the exact commands or batch scripts of what is not done yet.")
+    ] = False,
+    launcher: LauncherOption = None,
+    hostfile: HostfileOption = None,
+    scheduler: SchedulerOption = None,
+    site: SiteOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Run what is not done yet. The same command again resumes."""
+    from vitscale import analysis, report, runner, store
+    from vitscale.preflight.recalled import pace_warnings
+    from vitscale.runner.command_list import command_list
+    from vitscale.runner.preview import finding_lines
+    from vitscale.site import overlay
+
+    over = overlay(site, launcher=launcher, scheduler=scheduler, hostfile=hostfile)
+    planned = runner.plan(study, overlay=over)
+    results = output or Path("results") / planned.record.name
+    if dry_run:
+        sys.stdout.write(command_list(planned, results, retry_failed=retry_failed))
+        return
+    console = ProgramConsole(stderr=json)
+    notes = [*planned.expansion.notes, *pace_warnings(planned, results)]
+    for note in (*(f"note: {note}" for note in notes), *finding_lines(planned)):
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
+    options = runner.Options(retry_failed=retry_failed, allow_version_change=allow_version_change)
+    done = runner.run(planned, results, options, console)
+    found = analysis.analyse(store.load(results))
+    if json:
+        sys.stdout.write(report.to_json(found))
+    else:
+        console.print(report.terminal_table(found))
+        if not done.done_now:
+            console.print("Nothing to do: every run of this study has its outcome.", highlight=False)
+        console.print(f"Report: vitscale report {results}", markup=False, highlight=False, soft_wrap=True)
+    if done.failures:
+        console.print(
+            f"{len(done.failures)} of {len(done.outcomes)} runs did not complete. After mending the cause: the same "
+            "command with --retry-failed; what was cancelled or cut off is done again without it.",
+            highlight=False,
+            soft_wrap=True,
+        )
+        raise typer.Exit(1)
+
+
+@app.command()
+def check(
+    study: Annotated[
+        Path | None, typer.Argument(metavar="[STUDY.toml]", help="For its ranks, data and model.", show_default=False)
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="RESULTS", help="Results folder that it is stored in.")
+    ] = None,
+    ranks_per_node: Annotated[
+        int | None, typer.Option("--ranks-per-node", metavar="M", help="Ranks on each host.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small messages and short measurements.")] = False,
+    launcher: LauncherOption = None,
+    hostfile: HostfileOption = None,
+    scheduler: SchedulerOption = None,
+    site: SiteOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Preflight: this machine, a hostfile's hosts or an allocation. Exits with 1 where training would not start."""
+    from vitscale import preflight
+    from vitscale.preflight.as_json import check_json
+    from vitscale.preflight.printing import check_text
+    from vitscale.site import overlay
+
+    place = preflight.where(study, overlay(site, launcher=launcher, scheduler=scheduler, hostfile=hostfile))
+    wanted = preflight.request(place, ranks_per_node=ranks_per_node, quick=quick)
+    console = ProgramConsole(stderr=json)
+    say = ProgramConsole(stderr=True)
+    record, path = preflight.run_check(place, wanted, output, lambda line: say.print(line, highlight=False))
+    verdicts = preflight.judged(record)
+    if json:
+        sys.stdout.write(check_json(record, verdicts, path) + "\n")
+    else:
+        for part in check_text(record, verdicts, path, console.width):
+            console.print(part, highlight=False, soft_wrap=isinstance(part, str))
+    if any(verdict.severity == "error" for verdict in verdicts):
+        raise typer.Exit(1)
+
+
+@app.command()
+def lint(
+    config: Annotated[Path, typer.Argument(metavar="DS.json", help="A DeepSpeed configuration.", show_default=False)],
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="NAME", help="A named model (vit-b16), or a Hugging Face folder.")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", metavar="N", help="Ranks in all.")] = None,
+    deepspeed: Annotated[
+        str | None, typer.Option("--deepspeed", metavar="VERSION", help="Judge for this version.  [default: installed]")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """What a DeepSpeed configuration will really do. Exits with 1 where DeepSpeed refuses it or does otherwise."""
+    from vitscale import deepspeed_config
+    from vitscale import lint as linter
+    from vitscale.lint.printing import findings_json, findings_text
+
+    if gpus is not None and gpus < 1:
+        raise RequestError(explain(f"--gpus is {gpus}", valid=["1 or more"]))
+    setting = linter.setting_of(model, gpus, deepspeed)
+    content = deepspeed_config.read_json(config, next_step="Give the JSON file that deepspeed.initialize gets")
+    findings = linter.lint(content, setting)
+    if json:
+        sys.stdout.write(findings_json(findings) + "\n")
+    else:
+        console = ProgramConsole()
+        for line in findings_text(findings, setting.described(), console.width):
+            console.print(line, highlight=False, soft_wrap=True)
+    if any(finding.severity == "error" for finding in findings):
+        raise typer.Exit(1)

@@ -1,0 +1,1 @@
+"""Importers: results that others recorded, as results of vitscale."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO
 
-import click
 import typer
 from rich.console import Console
 from typer.core import TyperGroup
@@ -19,7 +18,7 @@ VERBS = ("plan", "run", "report", "predict", "advise", "import", "check", "lint"
 
 class _Program(TyperGroup):
     @override
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         return sorted(super().list_commands(ctx), key=VERBS.index)
 
 

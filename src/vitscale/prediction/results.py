@@ -95,7 +95,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Score:
-    """How well predictions of larger rank counts did that were measured too: fitted without them, compared with them."""
+    """How well larger rank counts that were measured too are predicted: fitted without them, compared with them."""
 
     series: str
     fitted_gpus: tuple[int, ...]

@@ -40,7 +40,7 @@ def zero_settings(train: TrainSpec) -> ZeroSettings:
 
 
 def modelled(train: TrainSpec) -> bool:
-    """Whether the user's own file leaves alone what would hold something else than `vitscale.prediction.memory.zero` says."""
+    """Whether the user's own file leaves alone what would hold something else than `zero` says."""
     config = train.deepspeed_config or {}
     zero = _section(config, "zero_optimization")
     offloads = any(

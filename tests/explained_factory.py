@@ -86,7 +86,7 @@ def _with_resources(trial: Trial, rank: RankRecord) -> RankRecord:
             cuda_device_bytes=10 * gibibyte if on_gpu else None,
             gpu=gpu if on_gpu else None,
             gpu_reason=None if on_gpu else NO_GPU,
-            energy=EnergyReading(joules=0.5 * epoch.images / trial.world.size, source="NVML", reason=None)
+            energy=EnergyReading(joules=0.5 * (epoch.images or 0) / trial.world.size, source="NVML", reason=None)
             if on_gpu
             else EnergyReading(joules=None, source=None, reason=NO_ENERGY),
         )

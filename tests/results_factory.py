@@ -290,7 +290,7 @@ def explained_run(
 def _with_explained_steps(trial: Trial, rank: RankRecord, parts: Mapping[str, Any]) -> RankRecord:
     """`rank` with its explained steps in place; an epoch lasts as long as its steps, as in `make_rank`."""
     per_epoch = rank.epochs[0].steps
-    marks = windows(trial, len(rank.steps), per_epoch)
+    marks = windows(trial, len(rank.steps), per_epoch or len(rank.steps))
     places = [place for place, window in enumerate(marks) if window == "explained"]
     if not places:
         raise ValueError(f"a run of {len(rank.steps)} steps is too short for an explained one")

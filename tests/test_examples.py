@@ -50,9 +50,11 @@ def test_every_example_is_tested() -> None:
 
 @pytest.fixture(scope="module")
 def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo with one short repeat."""
+    """The demo with one short repeat, of a model as shallow as can be: nearly all of its time is arithmetic."""
     where = tmp_path_factory.mktemp("quickstart")
-    (where / "study.toml").write_text(changed("quickstart.toml", epochs="epochs = 2", repeats="repeats = 1"))
+    (where / "study.toml").write_text(
+        changed("quickstart.toml", layers="layers = 1", epochs="epochs = 2", repeats="repeats = 1")
+    )
     answer = vitscale("run", "study.toml", "-o", "results", cwd=where)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     return where
@@ -79,7 +81,7 @@ def test_the_json_contract(quickstart: Path) -> None:
     answer = vitscale("report", "results", "--format", "json", cwd=quickstart)
     assert answer.returncode == 0
     content = json.loads(answer.stdout, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert content["version"] == 4
+    assert content["version"] == 5
     trials = content["trials"]
     assert len(trials) == len({trial["trial"] for trial in trials}) == 10
     for trial in trials:
@@ -118,7 +120,8 @@ def test_markdown_goes_to_standard_output(quickstart: Path) -> None:
 
 
 def test_batch_sizes_16_to_256_on_1_and_2_ranks_show_where_the_time_goes(tmp_path: Path) -> None:
-    (tmp_path / "study.toml").write_text(changed("batch_sizes.toml", repeats="repeats = 1", steps="steps = 14"))
+    study = changed("batch_sizes.toml", layers="layers = 1", repeats="repeats = 1", steps="steps = 14")
+    (tmp_path / "study.toml").write_text(study)
     answer = vitscale("run", "study.toml", "-o", "results", cwd=tmp_path)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     answer = vitscale("report", "results", "--format", "json,svg", "-o", "out", cwd=tmp_path)

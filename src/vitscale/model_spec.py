@@ -17,7 +17,10 @@ from vitscale.hf_config import hf_shape
 
 
 class ModelSpec(BaseModel):
-    """A named vision transformer, a Hugging Face image-classification configuration, or the user's own factory."""
+    """A named vision transformer, a Hugging Face image-classification configuration, or the user's own factory.
+
+    None of the three: an imported log does not say which model it was, and every count of it is None.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
@@ -36,6 +39,11 @@ class ModelSpec(BaseModel):
     heads: int | None = Field(default=None, ge=1, le=1024)
     mlp_size: int | None = Field(default=None, ge=1, le=1_000_000)
     """Width inside the MLP; null takes 4 x hidden_size, as all five named models have it."""
+
+    @property
+    def unknown(self) -> bool:
+        """Whether nothing says which model it is."""
+        return self.name is None and self.hf is None and self.factory is None
 
 
 class _NamedShape(NamedTuple):
@@ -172,7 +180,7 @@ class _Shape(NamedTuple):
 
 
 def _shape(spec: ModelSpec) -> _Shape | None:
-    if spec.factory is not None:
+    if spec.factory is not None or spec.unknown:
         return None
     special_tokens, qkv_bias = 1, True
     if spec.hf is not None:
@@ -215,6 +223,14 @@ def parameter_shapes(spec: ModelSpec) -> ParameterShapes | None:
         layers=s.layers,
         head=((h,), (h,), (s.classes, h), (s.classes,)),
     )
+
+
+def recorded_shapes(spec: ModelSpec) -> ParameterShapes | None:
+    """The same of a recorded spec; None too where it was never resolved: a record is input, and may hold anything."""
+    try:
+        return parameter_shapes(spec)
+    except ValueError:
+        return None
 
 
 def parameters(spec: ModelSpec) -> int | None:

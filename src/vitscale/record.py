@@ -6,19 +6,23 @@ Format history (`FORMAT`):
      RunHeader.seed; StudyRecord.target_ci and max_repeats. Each has a value that stands for "not recorded" in format 1.
   3  what is sent: the lines traffic and checkpoint. A run of an older format has none.
   4  several hosts: Outcome.host and transient; RunHeader.hosts. None, False and empty in older formats.
+  5  results of others: RunHeader.imported, StudyRecord.imported and Trial.origin, None for runs of vitscale's own. Null
+     where a log of others does not tell: ModelLine.parameters, synchronised_timing, train_samples and held_out_samples;
+     EpochLine.steps and images; Environment.threads.
 
 A reader accepts its own format and older ones; a newer one is refused by name.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from vitscale.trial import Mode, Trial
 
-FORMAT = 4
+FORMAT = 5
 
 OutcomeKind = Literal["completed", "oom", "timeout", "hang", "failed", "skipped"]
 Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
@@ -56,7 +60,8 @@ class Environment(Record):
     host: str
     device: Device
     cores_allowed: tuple[int, ...]
-    threads: int
+    threads: int | None
+    """Null: not told, by an imported log."""
     cpu_quota_cores: Finite | None
     versions: dict[str, str | None]
     backend: str | None
@@ -91,12 +96,13 @@ class ModelLine(Record):
     """What was really built, for models whose counts arithmetic cannot know; and how gradients travel."""
 
     kind: Literal["model"] = "model"
-    parameters: int
+    parameters: int | None
+    """Null, here and below: an imported log does not tell."""
     gradient_dtype: str | None
-    synchronised_timing: bool
+    synchronised_timing: bool | None
     dataset_fingerprint: str
-    train_samples: int
-    held_out_samples: int
+    train_samples: int | None
+    held_out_samples: int | None
 
 
 class StepLine(Record):
@@ -264,8 +270,9 @@ class EpochLine(Record):
 
     kind: Literal["epoch"] = "epoch"
     epoch: Count
-    steps: Count
-    images: Count
+    steps: Count | None
+    """Null, here and below: an imported log does not tell."""
+    images: Count | None
     """Of all ranks."""
     seconds: Seconds
     complete: bool
@@ -356,6 +363,39 @@ class Outcome(Record):
     wall_seconds: Seconds
 
 
+class ImportedFile(Record):
+    """One file that was imported."""
+
+    name: str
+    """Without its folder."""
+    sha256: str
+
+
+class Imported(Record):
+    """Where an imported run comes from."""
+
+    log_format: str
+    """epochs, deepspeed, trainer-state or csv."""
+    files: tuple[ImportedFile, ...]
+    ranks: tuple[Count, ...]
+    """Those of which the files tell; not all of the world where they are one rank's log."""
+    of_the_run: bool = False
+    """The times are the run's own, not those of one rank; they stand under rank 0."""
+
+
+class StudyImport(Record):
+    """How a folder of imported results came about: the same import again finds it done."""
+
+    log_format: str
+    files: tuple[ImportedFile, ...]
+    options: dict[str, str]
+    """Of the command line, those that were given."""
+    notes: tuple[str, ...]
+    """What was assumed, because the files do not tell."""
+    problems: tuple[str, ...]
+    """What of the files could not be used."""
+
+
 class RunHeader(Record):
     """trial.json in a run's folder: what this run was to do."""
 
@@ -371,6 +411,8 @@ class RunHeader(Record):
     dataset_fingerprint: str
     seed: int | None = None
     """The seed of this run; null in format 1, where it was the trial's."""
+    imported: Imported | None = None
+    """Null: vitscale ran it."""
 
 
 class Run(Record):
@@ -379,6 +421,12 @@ class Run(Record):
     header: RunHeader
     outcome: Outcome
     ranks: tuple[RankRecord, ...]
+
+    @property
+    def ranks_needed(self) -> Sequence[int]:
+        """The ranks whose records a figure of the whole run takes: all; of an imported run those its files tell of."""
+        imported = self.header.imported
+        return range(self.header.trial.world.size) if imported is None else imported.ranks
 
 
 class CurvePoint(Record):
@@ -414,6 +462,8 @@ class StudyRecord(Record):
     versions: dict[str, str | None]
     dataset_fingerprints: dict[str, str]
     """Trial identity to the fingerprint of the data it reads."""
+    imported: StudyImport | None = None
+    """Null: a study of vitscale's own."""
 
 
 class Results(Record):

@@ -224,6 +224,9 @@ class Trial(Spec):
     launcher: str
     model_digest: str | None = None
     """Of a Hugging Face configuration: which model it describes, wherever its folder lies; null for other models."""
+    origin: str | None = None
+    """Of an imported trial: the cluster and the devices it ran on, as the log names them, for what else decides its
+    result is not known. Null for trials of vitscale's own."""
 
     @model_validator(mode="after")
     def _shares_fit(self) -> Self:
@@ -264,6 +267,8 @@ class Trial(Spec):
             for key, value in added.items():
                 if content[section][key] == value:
                     del content[section][key]
+        if self.origin is None:  # came with imports; trials of vitscale's own stay as they were
+            del content["origin"]
         if self.model_digest is not None:
             del content["model"]["hf"]
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))

@@ -62,11 +62,12 @@ def test_a_named_model_has_fused_attention_and_no_dropout() -> None:
     assert "aten::scaled_dot_product_attention" in {event.key for event in profile.key_averages()}
 
 
-def test_building_a_model_keeps_the_libraries_quiet() -> None:
-    code = """
+def test_building_a_model_keeps_the_libraries_quiet(tmp_path: Path) -> None:
+    hf_spec(tmp_path, "vit", **TINY_VIT)
+    code = f"""
 from vitscale.model_spec import ModelSpec, resolve
 from vitscale.models import build
-build(resolve(ModelSpec(name="vit-ti16", layers=1), 10))
+build(resolve(ModelSpec(hf={str(tmp_path)!r}), 10))
 import logging, transformers
 transformers.utils.logging.get_logger("transformers.modeling_utils").warning("weights are newly initialized")
 logging.getLogger("huggingface_hub.utils._http").warning("retrying")

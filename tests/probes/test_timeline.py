@@ -56,6 +56,26 @@ def test_a_hosts_step_is_read_off_its_operators() -> None:
     assert set(first.unknown) == {"h2d", "launch_gaps"}
 
 
+def test_an_operator_that_waits_for_a_collective_inside_itself_does_not_compute_meanwhile() -> None:
+    """ZeRO 2 and 3 reduce a gradient in a hook, inside the operator that accumulates it; FSDP2 in its own backward."""
+    for holder in ("torch::autograd::AccumulateGrad", "RegisterPostBackwardFunctionBackward"):
+        events = [
+            event("annotation", STEP, 0, 100),
+            *phases(0, ("forward", 20), ("backward", 70), ("optimizer", 10)),
+            event("operator", "aten::linear", 0, 20),
+            event("operator", "aten::mm", 20, 40),
+            event("operator", holder, 40, 90),
+            event("operator", "aten::add_", 40, 45),  # what it computes itself shows on its own
+            event("operator", "c10d::allreduce_", 45, 46),
+            event("collective", "gloo:all_reduce", 45, 85, lane=2),
+            event("operator", "aten::div_", 85, 90),
+            event("operator", holder, 90, 91, lane=3),  # of another thread, without a collective
+            event("operator", "aten::_fused_adamw_", 90, 100),
+        ]
+        (line,) = steps_on_cpu(events, [1], block=0)
+        assert line.idle == ((0.045, 0.085),)
+
+
 def as_run(*lines: object) -> Run:
     trial = make_trial("ddp", 1)
     rank = make_rank(trial, 0, [0.1]).model_copy(update={"explained": lines})

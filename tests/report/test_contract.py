@@ -58,9 +58,10 @@ def by_gpus(results: Results) -> dict[int, dict[str, Any]]:
 def test_the_whole_contract_is_there() -> None:
     content = strict(to_json(analyse(rich_study())))
     assert list(content) == [
-        "version", "study", "trials", "curves", "waterfalls", "comparisons", "verdicts", "problems",
+        "version", "study", "trials", "curves", "waterfalls", "comparisons", "verdicts", "problems", "predictions",
+        "prediction_scores",
     ]  # fmt: skip
-    assert content["version"] == 4
+    assert content["version"] == 5
     for trial in content["trials"]:
         assert set(CONTRACT) <= set(trial)
         assert list(trial) == list(content["trials"][0])

@@ -1,9 +1,34 @@
 from __future__ import annotations
 
-import pytest
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
-from results_factory import make_trial
-from vitscale.runner.preview import _batch
+import pytest
+from rich.console import Console
+
+from results_factory import make_curve, make_results, make_trial, steady_run, write_results
+from study_factory import EIGHT_CORES, write_study
+from vitscale.errors import StoreError
+from vitscale.model_spec import resolve
+from vitscale.runner import Plan, expectation, plan
+from vitscale.runner.expectation import Expectations, expectations
+from vitscale.runner.memory_fit import memory_fits, unfit
+from vitscale.runner.outlook import Outlook
+from vitscale.runner.preview import _batch, preview_json, preview_table
+from vitscale.trial import Trial
+
+LIKE_THE_RESULTS: dict[str, dict[str, Any]] = {
+    "model": {"name": "vit-ti16", "image_size": 32, "patch_size": 16},
+    "data": {"name": "synthetic", "samples": 1024},
+    "train": {"micro_batch": 8, "epochs": 10, "engine": "ddp", "precision": "fp32", "device": "cpu"},
+    "launch": {"threads_per_rank": 1},
+    "scaling": {"gpus": [1, 2, 4]},
+    "measure": {"repeats": 2},
+}
+"""1,024 images in 128, 64 and 32 steps of an epoch, for ten epochs."""
 
 
 @pytest.mark.parametrize(
@@ -12,3 +37,182 @@ from vitscale.runner.preview import _batch
 )
 def test_the_batch_of_a_rank_or_of_each(grad_accum: int, shares: tuple[int, ...] | None, shown: str) -> None:
     assert _batch(make_trial("ddp", 3, grad_accum=grad_accum, micro_batches=shares).train) == shown
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """A step of DDP takes 100 ms on 1 rank and 110 ms on 2, in three runs of each; 6 s of start-up."""
+    trials = [_resolved(make_trial("ddp", gpus)) for gpus in (1, 2)]
+    runs = [
+        steady_run(trial, seconds * (1 + 0.001 * repeat), repeat)
+        for trial, seconds in zip(trials, (0.1, 0.11), strict=True)
+        for repeat in range(3)
+    ]
+    folder = tmp_path / "measured"
+    write_results(make_results([(make_curve(trials), trials)], runs), folder)
+    return folder
+
+
+def _resolved(trial: Trial) -> Trial:
+    return trial.model_copy(update={"model": resolve(trial.model, 10)})
+
+
+def planned(tmp_path: Path, changes: Mapping[str, dict[str, Any]] | None = None) -> Plan:
+    return plan(write_study(tmp_path, {**LIKE_THE_RESULTS, **(changes or {})}), EIGHT_CORES)
+
+
+def printed(found: Plan, outlook: Outlook, width: int = 120) -> str:
+    out = io.StringIO()
+    console = Console(file=out, width=width)
+    for part in preview_table(found, outlook):
+        console.print(part, highlight=False, soft_wrap=isinstance(part, str))
+    return out.getvalue()
+
+
+def test_times_come_from_results_of_the_same_work(tmp_path: Path, results: Path) -> None:
+    found = planned(tmp_path)
+    expected = expectations(found, results)
+
+    by_ranks = {trial.world.size: expected.by_trial[name] for name, trial in found.record.trials.items()}
+    one, two, four = (by_ranks[ranks] for ranks in (1, 2, 4))
+    assert one.seconds is not None
+    assert two.seconds is not None
+    assert four.seconds is not None
+    # 10 epochs of 128 steps, and the start-up.
+    assert one.seconds.value == pytest.approx(1280 * 0.1 + 6.0, rel=0.03)
+    assert two.seconds.value == pytest.approx(640 * 0.11 + 6.0, rel=0.03)
+    assert one.seconds.low < one.seconds.value < one.seconds.high
+    # Measured for 3 epochs, planned for 10: another trial, at a rank count that was measured.
+    assert {one.known_by, two.known_by} == {"interpolated"}
+    assert four.known_by == "extrapolated"
+
+
+def test_the_sum_is_of_all_runs_and_the_cost_of_all_ranks(tmp_path: Path, results: Path) -> None:
+    found = planned(tmp_path)
+    expected = expectations(found, results, 3.0)
+    own = {trial.world.size: expected.by_trial[name].seconds for name, trial in found.record.trials.items()}
+
+    whole = expected.total(found)
+
+    assert whole is not None
+    seconds, runs, hours = whole
+    assert runs == 6
+    known = {ranks: one.value for ranks, one in own.items() if one is not None}
+    assert seconds.value == pytest.approx(2 * sum(known.values()))
+    assert hours.value == pytest.approx(2 * sum(ranks * value for ranks, value in known.items()) / 3600)
+    content = json.loads(preview_json(found, Outlook(expected=expected)))
+    assert content["expected"]["cost"] == pytest.approx(3 * hours.value)
+    [first, *_] = content["trials"]
+    assert first["cost"] == pytest.approx(3 * first["gpu_hours"])
+    assert first["gpu_hours"] == pytest.approx(first["gpus"] * first["expected_seconds"] / 3600)
+
+
+def test_the_table_fits_80_columns_and_says_what_times_rest_on(tmp_path: Path, results: Path) -> None:
+    found = planned(tmp_path)
+    text = printed(found, Outlook(memory_fits(found, 4 * 10**9), expectations(found, results, 3.0)), 80)
+
+    assert "a rank has 4.0 GB: all trials fit" in text
+    assert "predicted from" in text
+    assert "2 interpolated, 1 extrapolated" in text
+    table = text[text.index("trial ") : text.index("memory:")]
+    assert table.splitlines()[0].split()[-4:] == ["memory", "time", "GPU-h", "cost"]
+    assert len(table.splitlines()) == 4
+    assert "fits" not in table
+
+
+def test_without_results_and_checks_times_are_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    found = planned(tmp_path)
+    outlook = Outlook(memory_fits(found), expectations(found, None))
+
+    text = printed(found, outlook, 200)
+    content = json.loads(preview_json(found, outlook))
+
+    assert "expected time: unavailable: no results to predict from" in text
+    assert "GPU-h" not in text.replace("GPU-hours", "")
+    assert content["expected"] is None
+    assert content["trials"][0]["expected_seconds"] is None
+    assert "no results to predict from" in content["trials"][0]["expected_reason"]
+
+
+def test_the_study_s_own_results_are_found_by_themselves(
+    tmp_path: Path, results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = planned(tmp_path)
+    (tmp_path / "results").mkdir()
+    results.rename(tmp_path / "results" / found.record.name)
+    monkeypatch.chdir(tmp_path)
+
+    assert expectations(found, None).origin == "predicted from results/example"
+
+
+def test_results_of_other_work_say_nothing(tmp_path: Path, results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    found = planned(tmp_path, {"model": {"name": "vit-s16", "image_size": 32, "patch_size": 16}})
+
+    expected = expectations(found, results)
+
+    assert {one.seconds for one in expected.by_trial.values()} == {None}
+    assert all("no run of this model" in one.reason for one in expected.by_trial.values())
+
+
+def test_a_folder_without_results_is_an_error_where_it_was_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreError):
+        expectations(planned(tmp_path), tmp_path / "nothing")
+
+
+def test_a_check_gives_the_order_of_magnitude(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Matmul:
+        flops_per_second = 1e9
+
+    class Rank:
+        matmul = Matmul()
+
+    class Check:
+        ranks = (Rank(), Rank())
+        started_unix_seconds = 1_700_000_000.0
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(expectation, "latest", lambda *_: Check())
+    found = planned(tmp_path)
+    expected: Expectations = expectations(found, None)
+
+    by_ranks = {trial.world.size: expected.by_trial[name].seconds for name, trial in found.record.trials.items()}
+    one, two = by_ranks[1], by_ranks[2]
+    assert one is not None
+    assert two is not None
+    # At the rate of matrix products, at a third and at a ninth of it; half as long on two ranks.
+    assert one.value == pytest.approx(3 * one.low)
+    assert one.high == pytest.approx(9 * one.low)
+    assert one.value == pytest.approx(2 * two.value)
+    text = printed(found, Outlook(expected=expected), 200)
+    assert "order of magnitude from FLOPs at a third of the matrix-multiply rate of vitscale check, 2023-11-14" in text
+    assert "~" in text
+
+
+def test_what_will_not_fit_is_marked_and_in_no_sum_when_skipped(tmp_path: Path, results: Path) -> None:
+    found = planned(tmp_path, {"sweep": {"train.micro_batch": [8, 1024]}, "scaling": {"gpus": [1]}})
+    forecasts = {name: fit.forecast_bytes or 0 for name, fit in memory_fits(found).items()}
+    small, large = sorted(forecasts, key=lambda name: forecasts[name])
+    # Beside tensors a rank on CPU takes half a GB in the middle (`prediction.memory.chance`).
+    fits = memory_fits(found, 500_000_000 + (forecasts[small] + forecasts[large]) // 2)
+    expected = expectations(found, results)
+
+    marked = Outlook(fits, expected)
+    skipping = Outlook(fits, expected, frozenset(unfit(fits)))
+
+    text = printed(found, marked)
+    assert "1 of 2 trials will not fit (--skip-unfit leaves them out)" in text
+    assert " no " in next(line for line in text.splitlines() if line.startswith(large))
+    assert " yes " in next(line for line in text.splitlines() if line.startswith(small))
+    whole, less = expected.total(found), expected.total(found, skipping.skipped)
+    assert whole is not None
+    assert less is not None
+    own = expected.by_trial[large].seconds
+    assert own is not None
+    assert whole[0].value - less[0].value == pytest.approx(2 * own.value)
+    assert "not in it: 2 runs that are skipped" in printed(found, skipping)
+    content = {one["trial"]: one for one in json.loads(preview_json(found, marked))["trials"]}
+    assert (content[large]["fits"], content[small]["fits"]) == (False, True)
+    assert content[large]["oom_chance"] > 0.5

@@ -30,6 +30,7 @@ def test_a_run_records_what_its_checkpoint_took(tmp_path: Path) -> None:
         assert line.save_seconds > 0
         assert line.load_seconds > 0
         assert rank.model is not None
+        assert rank.model.parameters is not None
         # Three numbers of 4 bytes for each parameter, and at most 200 bytes for each tensor's name and place.
         assert 12 * rank.model.parameters < line.bytes < 12 * rank.model.parameters + 3 * 50 * 200 + 1000
     assert not list(tmp_path.rglob("*.safetensors"))

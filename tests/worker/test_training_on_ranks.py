@@ -92,6 +92,7 @@ def test_what_two_further_steps_send_is_recorded_and_nothing_else_of_them(result
             assert [(line.step, line.backend, line.reason) for line in rank.traffic] == [
                 (10, "gloo", None), (11, "gloo", None),
             ]  # fmt: skip
+            assert rank.model.parameters is not None
             # DeepSpeed asks for its norm too, to clip.
             assert sizes == [rank.model.parameters + (engine == "deepspeed")] * 2
 
@@ -170,6 +171,7 @@ def test_every_rank_tells_what_it_used_in_every_epoch(results: Results) -> None:
             assert environment.numa_nodes
             for line, epoch in zip(rank.resources, rank.epochs, strict=True):
                 assert line.seconds == epoch.seconds
+                assert environment.threads is not None
                 # No rank can use more than its cores; it is pinned to as many as it has threads.
                 assert 0 < line.cpu_seconds < 1.1 * environment.threads * line.seconds + 0.02, label(run)
                 assert line.rss_bytes is not None

@@ -2,10 +2,12 @@
 
 statistics    intervals, ratios, comparisons over runs
 warmup        which of a run's first steps were slow still
+pace          how fast a run goes, from its steps or from whole epochs
 runs          the figures of one run
 exposure      waiting and transfer told apart, in one step of all ranks
 breakdown     where the time of a step goes, per rank
 resources     processors, memory, GPUs, energy, and the share of what a device can do
+one_rank_logs waiting and transfer bounded, where one rank's log is all there is
 traffic       what an optimizer step really sends, logical and physical, and the bandwidth reached
 environments  whether two runs may be combined
 trials        the figures of one trial over its runs

@@ -104,7 +104,7 @@ def breakdown(run: Run, steady_from: int = 0) -> Breakdown | None:
     by_rank = {
         rank.rank: {line.step: line for line in rank.explained if line.step >= steady_from} for rank in run.ranks
     }
-    if len(by_rank) < run.header.trial.world.size:
+    if len(by_rank) < len(run.ranks_needed):
         return None
     common = sorted(set.intersection(*(set(lines) for lines in by_rank.values())))
     parts: dict[int, list[RankParts]] = {rank: [] for rank in by_rank}

@@ -14,6 +14,7 @@ from itertools import pairwise
 
 from vitscale.analysis.common_steps import common_steps
 from vitscale.analysis.noise_scale import noise_scale, seed_of
+from vitscale.analysis.pace import whole_epochs_alone
 from vitscale.analysis.runs import RunFigures
 from vitscale.analysis.statistics import Interval, interval
 from vitscale.record import EpochLine, Run, StepLine
@@ -110,12 +111,16 @@ def course(run: Run, steady_from: int | None) -> tuple[AccuracyPoint, ...]:
     seconds_of = {lines[0].step: max(line.seconds for line in lines) for lines in steps if _light(lines, steady_from)}
     light = sum(seconds_of.values()) / len(seconds_of) if seconds_of else None
     points: list[AccuracyPoint] = []
-    images, seconds = 0, 0.0 if light is not None else None
+    images, seconds = 0, 0.0 if light is not None or whole_epochs_alone(run) else None
     while (number := len(points)) in epochs:
         line = epochs[number][0]
+        if line.images is None or line.steps is None:
+            break  # an imported log that does not tell of how many images an epoch is
         own = [lines for lines in steps if lines[0].epoch == number]
         images += line.images
-        if light is not None and seconds is not None:
+        if seconds is not None and light is None:
+            seconds += max(line.seconds for line in epochs[number])
+        elif seconds is not None and light is not None:
             whole = len(own) == line.steps and all(lines[0].step in seconds_of for lines in own)
             seconds += max(line.seconds for line in epochs[number]) if whole else line.steps * light
         points.append(AccuracyPoint(number + 1, images, _finite(seconds), _finite(line.held_out_accuracy)))

@@ -27,14 +27,19 @@ _WORDS = {
         "optimizer": "optimizer offloaded",
         "parameters": "parameters offloaded",
     },
+    "layout": {"one-gpu-per-node": "one GPU per node", "single-node": "one node", "": "layout not told"},
 }
 _PATTERNS = {
     "train.bucket_mib": "{} MiB buckets",
     "train.gather_bucket_mib": "{} MiB gather buckets",
     "train.gradient_dtype": "{} gradients",
     "scaling.gpus_per_node": "{} to a host",
+    "scaling.fraction_per_gpu": "{:g} of the data per GPU",
 }
-_SAID_BY_THE_VALUE = ("model.name", "data.name", "train.precision", "train.optimizer")
+_SAID_BY_THE_VALUE = (
+    *("model.name", "data.name", "train.precision", "train.optimizer"),
+    *("series", "cluster", "device", "layout"),
+)
 
 
 def curve_name(labels: Mapping[str, Any], trial: Trial | None) -> str:
@@ -58,10 +63,18 @@ def curve_name(labels: Mapping[str, Any], trial: Trial | None) -> str:
     if wrapper != "deepspeed" and "train.zero_stage" in labels:
         others["train.zero_stage"] = stage
     keys = [field.rpartition(".")[2] for field in others]
+    imported = trial is not None and trial.origin is not None
+    # Of an import the engine may be unknown, which says nothing where something else tells its curves apart.
+    untold = imported and engine in (None, "unknown") and bool(others)
     return ", ".join(
         [
-            _engine(engine, backend, zero),
-            *(_swept(field, value, keys.count(field.rpartition(".")[2]) > 1) for field, value in others.items()),
+            *([] if untold else [_engine(engine, backend, zero)]),
+            *(
+                f"micro-batch {value}"
+                if imported and field == "train.micro_batch"
+                else _swept(field, value, keys.count(field.rpartition(".")[2]) > 1)
+                for field, value in others.items()
+            ),
             *(["unequal shares"] if train and train.micro_batches and "train.rank_speeds" not in labels else []),
         ]
     )
@@ -86,7 +99,7 @@ def engine_name(train: TrainSpec) -> str:
 
 
 def _engine(engine: Any, backend: Any, zero: str) -> str:
-    if engine is None:
+    if engine in (None, "unknown"):
         return "unknown engine"
     if engine == "none":
         return "plain (no wrapper)"

@@ -40,6 +40,7 @@ _OF_THE_FILE = ("scheduler", "curriculum_learning", "progressive_layer_drop", "c
 """Sections of a user's own DeepSpeed file that change what is trained."""
 
 ALONE = "no other trial of the study computes the same"
+IMPORTED = "of an imported run neither the first weights nor the order of the images are known"
 AMPLIFIED = (
     "equal over the first {} steps, then apart by up to {}: rounding that an unstable training has amplified, or a "
     "difference that comes late; too few trials agree to tell"
@@ -50,11 +51,17 @@ def judged(trials: Mapping[str, TrialResult]) -> dict[str, TrialResult]:
     """The same trials, each with its drift."""
     groups: dict[str, list[TrialResult]] = {}
     for result in trials.values():
-        if result.records:
+        if result.records and result.trial.origin is None:
             groups.setdefault(_computation(result), []).append(result)
     found = {trial_id: drift for members in groups.values() for trial_id, drift in _judged_group(members).items()}
-    nothing = Drift("unknown", reason="no run has completed")
-    return {trial_id: replace(result, drift=found.get(trial_id, nothing)) for trial_id, result in trials.items()}
+    return {
+        trial_id: replace(result, drift=found.get(trial_id, _not_held(result))) for trial_id, result in trials.items()
+    }
+
+
+def _not_held(result: TrialResult) -> Drift:
+    imported = result.trial.origin is not None
+    return Drift("unknown", reason=IMPORTED if imported else "no run has completed")
 
 
 def _computation(result: TrialResult) -> str:

@@ -28,7 +28,7 @@ def energy_per_image(run: Run, epochs: Collection[int]) -> Energy:
     """
     if len(run.ranks) < run.header.trial.world.size:
         return Energy(None, None, "not every rank left a record")
-    images = {line.epoch: line.images for line in run.ranks[0].epochs}
+    images = {line.epoch: line.images for line in run.ranks[0].epochs if line.images is not None}
     total_joules, total_images = 0.0, 0
     sources: dict[str, None] = {}
     for epoch in sorted(epochs):

@@ -101,7 +101,7 @@ def oversubscription(run: Run) -> str:
             if len(set(uuids)) < len(uuids):
                 return f"{len(uuids)} ranks on {len(set(uuids))} GPU(s)"
             continue
-        threads = sum(e.threads for e in here)
+        threads = sum(e.threads or 0 for e in here)
         cores: float = len({core for e in here for core in e.cores_allowed})
         quotas = [e.cpu_quota_cores for e in here if e.cpu_quota_cores is not None]
         cores = min([cores, *quotas])

@@ -42,8 +42,9 @@ def synchronised(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
 
 def no_profile(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
     """Trials that do not say where the time of a step goes."""
-    off = those(measured, lambda trial: trial.breakdown is None and not trial.trial.window.explain)
-    short = those(measured, lambda trial: trial.breakdown is None and trial.trial.window.explain)
+    own = [trial for trial in measured if trial.trial.origin is None]  # what a log does not tell, no option brings
+    off = those(own, lambda trial: trial.breakdown is None and not trial.trial.window.explain)
+    short = those(own, lambda trial: trial.breakdown is None and trial.trial.window.explain)
     if off:
         yield Verdict(
             "profile-missing",

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vitscale.analysis import measurement_quality, place_quality, run_quality, share_quality, study_quality
+from vitscale.analysis import (
+    import_quality,
+    measurement_quality,
+    place_quality,
+    run_quality,
+    share_quality,
+    study_quality,
+)
 from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.trials import TrialResult
 from vitscale.analysis.verdict import Verdict
@@ -43,5 +50,8 @@ def verdicts(trials: Sequence[TrialResult], curves: Sequence[CurveResult], study
         *place_quality.across_hosts(curves, trials),
         *place_quality.gradient_dtypes(measured),
         *place_quality.surroundings_changed(measured),
+        *import_quality.imported_results(study),
+        *import_quality.steps_from_epochs(measured),
+        *import_quality.some_ranks(measured),
     ]
     return tuple(sorted(found, key=lambda verdict: verdict.level != "warning"))

@@ -214,7 +214,7 @@ def _rank_use(run: Run, rank: RankRecord, epochs: Collection[int]) -> _RankUse:
         rank=rank.rank,
         lines=tuple(line for line in rank.resources if line.epoch in epochs),
         all_lines=rank.resources,
-        threads=environment.threads if environment else run.header.trial.world.threads_per_rank,
+        threads=(environment.threads if environment else None) or run.header.trial.world.threads_per_rank,
         on_gpu=run.header.trial.train.device == "cuda",
         cores=environment.cores_allowed if environment else (),
         numa_nodes=environment.numa_nodes if environment else None,

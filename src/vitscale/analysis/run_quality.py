@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from vitscale.analysis.statistics import FEWEST_REPEATS
 from vitscale.analysis.trials import TrialResult
-from vitscale.analysis.verdict import Verdict, count, percent, those, worst
+from vitscale.analysis.verdict import Verdict, count, imported, percent, those, worst
 
 _FEWEST_TIMED_STEPS = 5
 _RUNS_DIFFER = 0.05
@@ -57,7 +57,10 @@ def warming_up(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
             "warning",
             f"still warming up: in {count(restless)} step times go on falling through the run (by up to "
             f"{percent(max(falls))})",
-            "Train longer (train.epochs or measure.steps) and raise measure.warmup_steps, until the times are level.",
+            "Import a longer log, or read these times as too high."
+            if imported(restless)
+            else "Train longer (train.epochs or measure.steps) and raise measure.warmup_steps, until the times are "
+            "level.",
             tuple(trial.trial_id for trial in restless),
         )
     long = [trial for trial in measured if _half(trial, [run.detected_warmup_steps > 0 for run in trial.runs])]
@@ -71,7 +74,9 @@ def warming_up(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
             "note",
             f"long warm-up: in {count(long)} the first steps after the marked warm-up were slow still and are left out "
             f"of every figure (up to {most} of a run; {trial.trial_id})",
-            f"Set measure.warmup_steps = {marked + most} to mark them from the beginning (now {marked}).",
+            "Nothing need be done: the times of an imported log stand without them."
+            if imported(long)
+            else f"Set measure.warmup_steps = {marked + most} to mark them from the beginning (now {marked}).",
             tuple(trial.trial_id for trial in long),
         )
 
@@ -82,7 +87,9 @@ def _half(trial: TrialResult, seen: Sequence[bool]) -> bool:
 
 def few_steps(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
     """Runs with too few steps for a typical one."""
-    short = {t.trial_id: n for t in measured if (n := min(run.timed_steps for run in t.runs)) < _FEWEST_TIMED_STEPS}
+    # What is imported may be means of many steps, or epochs: how few they rest on is not known.
+    own = [trial for trial in measured if trial.trial.origin is None]
+    short = {t.trial_id: n for t in own if (n := min(run.timed_steps for run in t.runs)) < _FEWEST_TIMED_STEPS}
     if short:
         yield Verdict(
             "few-steps",

@@ -9,7 +9,7 @@ from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.statistics import FEWEST_REPEATS
 from vitscale.analysis.target_ci import half_width, standing
 from vitscale.analysis.trials import TrialResult
-from vitscale.analysis.verdict import Verdict, count, names, percent
+from vitscale.analysis.verdict import Verdict, count, imported, names, percent
 from vitscale.record import StudyRecord
 
 _MOST_NAMED = 4
@@ -26,10 +26,18 @@ def few_repeats(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
             "too-few-repeats",
             "warning",
             f"too few repeats: {', '.join(how)}",
-            f"Set repeats = {FEWEST_REPEATS} or more under [measure] and run the study again: what is done is kept. "
-            "From 6 repeats intervals assume no distribution.",
+            _more_runs(measured),
             (*one, *two),
         )
+
+
+def _more_runs(measured: Sequence[TrialResult]) -> str:
+    if imported(measured):
+        return f"Import {FEWEST_REPEATS} or more runs of each setting together: how far runs differ is not known."
+    return (
+        f"Set repeats = {FEWEST_REPEATS} or more under [measure] and run the study again: what is done is kept. "
+        "From 6 repeats intervals assume no distribution."
+    )
 
 
 def unfinished(trials: Sequence[TrialResult], study: StudyRecord) -> Iterable[Verdict]:
@@ -121,7 +129,9 @@ def baselines(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> I
             f"baseline missing at one rank: figures of {names(larger)} are relative to "
             f"{' or '.join(str(gpus) for gpus in sorted({base.gpus for base in each}))} ranks, which looks better than "
             "against one",
-            "Add 1 to scaling.gpus, or make the smallest trial fit (a smaller micro_batch, accumulation).",
+            "Import a run on one GPU too, if there is one."
+            if imported(trials)
+            else "Add 1 to scaling.gpus, or make the smallest trial fit (a smaller micro_batch, accumulation).",
             tuple(base.trial_id for base in each),
         )
 
@@ -176,6 +186,8 @@ def mixed_epochs(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -
                 "note",
                 f"{curve.name} ({curve.mode}): some epoch times are measured and some extrapolated from steps; a "
                 "measured epoch also holds its closing barrier",
-                "Train at least one epoch beyond the warm-up steps at every rank count.",
+                "Import logs of whole epochs of every rank count."
+                if imported(trials)
+                else "Train at least one epoch beyond the warm-up steps at every rank count.",
                 tuple(point.trial_id for point in curve.points),
             )

@@ -16,7 +16,7 @@ _PART_OF_PHASE = {"forward": "forward", "backward": "backward", "optimizer": "op
 
 def explained_steps(run: Run) -> tuple[int, ...]:
     """The steps that every rank of a run explained, in order; none where a rank's record is missing."""
-    if len(run.ranks) < run.header.trial.world.size or not run.ranks:
+    if len(run.ranks) < len(run.ranks_needed) or not run.ranks:
         return ()
     return tuple(sorted(set.intersection(*({line.step for line in rank.explained} for rank in run.ranks))))
 

@@ -63,6 +63,12 @@ class Sent:
     physical_bytes: float | None
     """That a rank sends, the mean over ranks."""
 
+    @property
+    def tensor_bytes(self) -> int | None:
+        """Of the whole tensors, all calls together; None where their dtype's size is unknown."""
+        size = _BYTES.get(self.dtype)
+        return None if size is None else size * self.elements
+
 
 @dataclass(frozen=True)
 class Traffic:

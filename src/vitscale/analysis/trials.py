@@ -117,7 +117,7 @@ class TrialResult:
     def model_name(self) -> str:
         """The model, as the user named it."""
         model = self.trial.model
-        return model.name or model.hf or model.factory or "unnamed"
+        return model.name or model.hf or model.factory or "unknown model"
 
 
 def summarise(trial_id: str, trial: Trial, all_runs: Sequence[Run], combine_unlike: bool) -> TrialResult:

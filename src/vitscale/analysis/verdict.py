@@ -39,6 +39,11 @@ def worst(
     return sorted(found, key=lambda pair: pair[0], reverse=True)
 
 
+def imported(trials: Sequence[TrialResult]) -> bool:
+    """Whether these are imported: nobody can run them again from here."""
+    return any(trial.trial.origin is not None for trial in trials)
+
+
 def names(curves: Sequence[CurveResult]) -> str:
     """Curves as a sentence names them."""
     return "; ".join(f"{curve.name} ({curve.mode})" for curve in curves)

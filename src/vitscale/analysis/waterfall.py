@@ -217,7 +217,7 @@ def _steps(result: TrialResult) -> int:
 
 
 def _samples(result: TrialResult) -> int:
-    dataset = next((run.model.train_samples for run in result.runs if run.model is not None), 0)
+    dataset = next((run.model.train_samples for run in result.runs if run.model is not None), None) or 0
     return samples_used(dataset, result.trial.data.fraction)
 
 

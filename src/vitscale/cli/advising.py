@@ -1,3 +1,152 @@
 """The verb that says what to rent: advise."""
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vitscale.cli.base import JsonOption, ProgramConsole, ResultsArgument, app
+from vitscale.errors import RequestError, explain, shown
+
+if TYPE_CHECKING:
+    from vitscale.advice.request import Request
+
+
+@app.command()
+def advise(
+    results: ResultsArgument,
+    deadline: Annotated[
+        str | None, typer.Option("--deadline", metavar="TIME", help="Be done within it: 90s, 30m, 2h, 1.5d.")
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option("--budget", metavar="X", help="Spend at most: money with --price, else GPU-hours.")
+    ] = None,
+    min_efficiency: Annotated[
+        float | None, typer.Option("--min-efficiency", metavar="E", help="Against one rank, such as 0.8.")
+    ] = None,
+    price: Annotated[
+        float | None, typer.Option("--price", metavar="P", help="Of a GPU for an hour, in any currency.")
+    ] = None,
+    max_gpus: Annotated[
+        int | None, typer.Option("--max-gpus", metavar="N", help="Look no further.  [default: 8 x the largest run]")
+    ] = None,
+    gpus: Annotated[
+        str | None, typer.Option("--gpus", metavar="LIST", help="Look at these rank counts alone: 8,16,32.")
+    ] = None,
+    nodes_of: Annotated[
+        int | None, typer.Option("--nodes-of", metavar="M", help="Ranks of a full host.  [default: as measured]")
+    ] = None,
+    network: Annotated[
+        str | None, typer.Option("--network", metavar="NAME", help="Link between hosts, such as 25GbE.")
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option("--epochs", metavar="E", help="How long to train.  [default: as the study]")
+    ] = None,
+    images: Annotated[
+        int | None, typer.Option("--images", metavar="N", help="Of an epoch, where the results do not say.")
+    ] = None,
+    series: Annotated[str | None, typer.Option("--series", metavar="NAME", help="Which curve to advise from.")] = None,
+    gpu_memory: Annotated[
+        str | None, typer.Option("--gpu-memory", metavar="SIZE", help="Of one device: 80GB.  [default: as recorded]")
+    ] = None,
+    any_batch: Annotated[
+        bool, typer.Option("--any-batch", help="Let the answers train with another global batch than the study.")
+    ] = False,
+    chart: Annotated[
+        Path | None, typer.Option("--chart", metavar="FILE", help="Draw time against cost: .png, .svg or .html.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="STUDY.toml", help="Write the first answer as a study.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """What to rent: fastest, cheapest, most ranks, the knee. Exits with 1 where nothing meets the limits."""
+    from vitscale.advice.quantities import positive, seconds_of
+    from vitscale.advice.request import Request
+    from vitscale.prediction.asked_counts import rank_counts, size_bytes
+
+    for option, count in (
+        ("--max-gpus", max_gpus), ("--nodes-of", nodes_of), ("--epochs", epochs), ("--images", images)
+    ):  # fmt: skip
+        if count is not None and not 1 <= count <= 10**9:
+            raise RequestError(explain(f"{option}: {count} cannot be", valid=["1 or more"]))
+    asked = Request(
+        deadline_seconds=None if deadline is None else seconds_of(deadline, "--deadline"),
+        budget=positive(budget, "--budget"),
+        min_efficiency=positive(min_efficiency, "--min-efficiency", most=1.0),
+        price_per_gpu_hour=positive(price, "--price"),
+        max_gpus=max_gpus,
+        gpus=None if gpus is None else rank_counts(gpus),
+        ranks_per_node=nodes_of,
+        epochs=epochs,
+        images=images,
+        series=series,
+        memory_capacity_bytes=None if gpu_memory is None else size_bytes(gpu_memory, "--gpu-memory"),
+        any_batch=any_batch,
+    )
+    if chart is not None:
+        from vitscale.report.advice_charts import check_format
+
+        check_format(chart)
+    met = _answer(results, asked, network, chart, output, json)
+    if not met:
+        raise typer.Exit(1)
+
+
+def _answer(
+    results: Path, asked: Request, network: str | None, chart: Path | None, output: Path | None, json: bool
+) -> bool:
+    """Whether anything meets the limits; prints, draws and writes what was asked for."""
+    from vitscale import analysis, store
+    from vitscale.advice.advised import advised_from
+    from vitscale.advice.as_json import advice_json
+    from vitscale.advice.launch_line import launch_lines
+    from vitscale.advice.printing import advice_text
+    from vitscale.advice.study_text import advised_trial, study_text
+    from vitscale.prediction.sources import evidence_of
+
+    records = store.load(results)
+    found = analysis.analyse(records)
+    advice = advised_from(evidence_of(results, records, found, declared=network), found, asked)
+    option = advice.chosen
+    study, launch = None, []
+    if option is not None:
+        try:
+            trial = advice.trials[option.series]
+            study = study_text(f"{records.study.name[:90]}-advised", option, trial, advice.work)
+            launch = launch_lines(advised_trial(option, trial, advice.work))
+        except RequestError as error:
+            if output is not None:
+                raise
+            launch = [f"unavailable: {error}"]
+    if output is not None:
+        _write(output, study)
+    if chart is not None:
+        from vitscale.report.advice_charts import write_advice_chart
+
+        write_advice_chart(advice, chart)
+    if json:
+        sys.stdout.write(advice_json(advice, study) + "\n")
+    else:
+        console = ProgramConsole()
+        for part in advice_text(advice, launch, None if output is None else str(output)):
+            console.print(part, highlight=False, soft_wrap=isinstance(part, str) and part.startswith("  "))
+    return advice.met
+
+
+def _write(path: Path, study: str | None) -> None:
+    from vitscale.store import write_whole
+
+    if study is None:
+        raise RequestError(explain(f"{shown(str(path))} is not written: there is no answer to write"))
+    if path.exists():
+        raise RequestError(explain(f"{shown(str(path))} is there already", next_step="Name a new file with -o"))
+    try:
+        write_whole(path, study)
+    except OSError as error:
+        raise RequestError(
+            explain(f"the study cannot be written to {shown(str(path))}: {error.strerror or error}")
+        ) from error

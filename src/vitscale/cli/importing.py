@@ -1,3 +1,64 @@
 """The verb that brings in results of others: import."""
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitscale.cli.base import JsonOption, ProgramConsole, app
+from vitscale.errors import unknown
+
+
+@app.command("import")
+def import_(
+    logs: Annotated[list[Path], typer.Argument(metavar="LOG...", help="Log files of one format.", show_default=False)],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="RESULTS", help="Results folder.  [default: results/NAME]")
+    ] = None,
+    log_format: Annotated[
+        str, typer.Option("--format", metavar="F", help="epochs, deepspeed, trainer-state, csv; auto looks inside.")
+    ] = "auto",
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Of the study.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="NAME", help="A named model (vit-b16), or a Hugging Face folder.")
+    ] = None,
+    image_size: Annotated[int | None, typer.Option("--image-size", metavar="PIXELS", help="Of the model.")] = None,
+    engine: Annotated[str | None, typer.Option("--engine", metavar="NAME", help="ddp, fsdp2, deepspeed, ...")] = None,
+    zero_stage: Annotated[int | None, typer.Option("--zero-stage", metavar="0-3", help="Of DeepSpeed.")] = None,
+    precision: Annotated[
+        str | None, typer.Option("--precision", metavar="P", help="fp32, bf16, bf16-params or fp16.")
+    ] = None,
+    micro_batch: Annotated[
+        int | None, typer.Option("--micro-batch", metavar="N", help="Images per GPU and micro-step.")
+    ] = None,
+    train_samples: Annotated[
+        int | None, typer.Option("--train-samples", metavar="N", help="Training images of the whole dataset.")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", metavar="N", help="Ranks, where the log does not say.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Others' logs as results: DeepSpeed's, Hugging Face's, tables of epochs or of steps. Then report and predict."""
+    from vitscale.cli import imported
+    from vitscale.importers import FORMATS, Options, guess, import_logs
+
+    taken = guess(logs) if log_format == "auto" else next((one for one in FORMATS if one == log_format), None)
+    if taken is None:
+        raise unknown("format", log_format, ("auto", *FORMATS))
+    options = Options(model, image_size, engine, zero_stage, precision, micro_batch, train_samples, gpus, name)
+    results = output or Path("results") / (name or logs[0].stem)
+    done = import_logs(logs, taken, options, results)
+    if json:
+        sys.stdout.write(imported.as_json(done, str(results)) + "\n")
+        return
+    console = ProgramConsole()
+    if log_format == "auto":
+        console.print(f"Taken for --format {taken}.", highlight=False)
+    console.print(imported.table(done), highlight=False)
+    for line in imported.lines(done):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    said = "Imported into" if done.written else "Nothing to do: this import is in"
+    console.print(f"{said} {results}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"Report: vitscale report {results}", markup=False, highlight=False, soft_wrap=True)

@@ -1,3 +1,105 @@
 """The verb that says what nobody has measured: predict."""
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitscale.cli.base import JsonOption, ProgramConsole, ResultsArgument, app
+
+
+@app.command()
+def predict(
+    results: ResultsArgument,
+    gpus: Annotated[
+        str,
+        typer.Option("--gpus", metavar="LIST", help="Rank counts: 16,32,1024 or 1-8.", show_default=False),
+    ],
+    nodes_of: Annotated[
+        int | None, typer.Option("--nodes-of", metavar="M", help="Ranks on each host.  [default: as measured]")
+    ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(
+            "--network",
+            metavar="LINK",
+            help="Between hosts: 25GbE, HDR, 4x200Gb/s.  [default: from a check]",
+        ),
+    ] = None,
+    check: Annotated[
+        Path | None,
+        typer.Option("--check", metavar="FILE", help="A stored check.  [default: the newest of RESULTS]"),
+    ] = None,
+    series: Annotated[
+        str | None, typer.Option("--series", metavar="NAME", help="One curve of the report.  [default: all]")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="NAME", help="Another model: vit-l16, or a Hugging Face folder.")
+    ] = None,
+    image_size: Annotated[
+        int | None, typer.Option("--image-size", metavar="PIXELS", help="Another image size.")
+    ] = None,
+    engine: Annotated[str | None, typer.Option("--engine", metavar="NAME", help="Another engine.")] = None,
+    zero_stage: Annotated[
+        int | None, typer.Option("--zero-stage", metavar="STAGE", help="Another ZeRO stage: 0 to 3.")
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option("--precision", metavar="NAME", help="fp32, bf16, bf16-params or fp16.")
+    ] = None,
+    micro_batch: Annotated[
+        int | None, typer.Option("--micro-batch", metavar="IMAGES", help="Images per rank and micro-step.")
+    ] = None,
+    grad_accum: Annotated[
+        int | None, typer.Option("--grad-accum", metavar="N", help="Micro-steps per optimizer step.")
+    ] = None,
+    price: Annotated[
+        float | None, typer.Option("--price", metavar="PRICE", help="Of one GPU for an hour, in any currency.")
+    ] = None,
+    gpu_memory: Annotated[
+        str | None, typer.Option("--gpu-memory", metavar="SIZE", help="Of one GPU: 80GB.  [default: as recorded]")
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option("--epochs", metavar="N", help="Also the time to finish N epochs, failures included.")
+    ] = None,
+    checkpoint_seconds: Annotated[
+        float | None,
+        typer.Option("--checkpoint-seconds", metavar="SECONDS", help="To save one checkpoint.  [default: as recorded]"),
+    ] = None,
+    node_mtbf: Annotated[
+        float | None,
+        typer.Option("--node-mtbf", metavar="HOURS", help="Mean time between failures of a host.  [default: a prior]"),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Time, efficiency, memory and cost on rank counts that nobody has measured, with intervals."""
+    from vitscale import analysis, store
+    from vitscale.prediction import answering, asked_changes, asked_counts, finishing, sources
+    from vitscale.report.prediction_contract import prediction_json
+    from vitscale.report.prediction_finish import finish_fields, finish_text
+    from vitscale.report.prediction_terminal import prediction_text
+
+    counts = asked_counts.rank_counts(gpus)
+    memory = None if gpu_memory is None else asked_counts.size_bytes(gpu_memory, "--gpu-memory")
+    horizon = finishing.horizon(epochs, checkpoint_seconds, node_mtbf)
+    loaded = store.load(results)
+    found = analysis.analyse(loaded)
+    evidence = sources.evidence_of(results, loaded, found, declared=network, check=check)
+    asked = asked_changes.questions(
+        evidence,
+        counts,
+        asked_changes.Changes(model, image_size, engine, zero_stage, precision, micro_batch, grad_accum),
+        series=series,
+        nodes_of=nodes_of,
+        price_per_gpu_hour=price,
+        memory_capacity_bytes=memory,
+    )
+    answered = answering.answer(evidence, asked)
+    ends = finishing.finish(horizon, answered.predictions, evidence, found) if horizon else ()
+    if json:
+        sys.stdout.write(prediction_json(answered, [finish_fields(end) for end in ends] if horizon else None))
+    else:
+        last = finish_text(answered.predictions, ends) if ends else None
+        ProgramConsole().print(prediction_text(answered, last), highlight=False)

@@ -29,21 +29,36 @@ def report(
     combine_unlike: Annotated[
         bool, typer.Option("--combine-unlike", help="Compare runs of unlike hardware or library versions all the same.")
     ] = False,
+    like_paper: Annotated[
+        bool,
+        typer.Option(
+            "--like-paper", help="The published study's figures and claims instead (arXiv 2602.21081), as one page."
+        ),
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Tables, figures and one self-contained HTML page."""
     from vitscale import analysis, report, store
+    from vitscale.prediction import answering, sources
+    from vitscale.report import like_paper as paper
 
     if json and formats is not None:
         raise RequestError(explain("--json and --format are both given", next_step="Use --format, with json among it"))
     listed = "json" if json else formats or "html"
     wanted = list(dict.fromkeys(part.strip().lower() for part in listed.split(",")))
+    valid = paper.FORMATS if like_paper else report.FORMATS
     for name in wanted:
-        if name not in report.FORMATS:
-            raise unknown("format", name, report.FORMATS)
-    found = analysis.analyse(store.load(results), combine_unlike=combine_unlike)
+        if name not in valid:
+            raise unknown("format of --like-paper" if like_paper else "format", name, valid)
+    loaded = store.load(results)
+    found = analysis.analyse(loaded, combine_unlike=combine_unlike)
     console = ProgramConsole(stderr=bool({"md", "json"} & set(wanted)) and output is None)
+    if like_paper:
+        for line in (*paper.findings(found), *map(str, paper.write(found, results, wanted, output))):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        return
+    ahead = answering.outlook(sources.evidence_of(results, loaded, found))
     if wanted == ["html"] and output is None:
-        console.print(report.terminal_table(found))
-    for path in report.write(found, results, wanted, output):
+        console.print(report.terminal_table(found, ahead))
+    for path in report.write(found, results, wanted, output, ahead):
         console.print(str(path), markup=False, highlight=False, soft_wrap=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +20,15 @@ from vitscale.cli.base import (
 )
 from vitscale.errors import RequestError, explain
 
+if TYPE_CHECKING:
+    from vitscale.runner import Plan
+    from vitscale.runner.outlook import Outlook
+
+MemoryOption = Annotated[
+    str | None,
+    typer.Option("--gpu-memory", metavar="SIZE", help="Of one device: 80GB.  [default: of those found here]"),
+]
+
 
 @app.command()
 def plan(
@@ -27,13 +36,24 @@ def plan(
     commands: Annotated[
         bool, typer.Option("--commands", help="Print every trial's exact command or batch script, and nothing else.")
     ] = False,
+    predict_from: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="RESULTS", help="Results to predict times from.  [default: the study's own]"),
+    ] = None,
+    price: Annotated[
+        float | None, typer.Option("--price", metavar="P", help="Of a GPU for an hour, in any currency.")
+    ] = None,
+    gpu_memory: MemoryOption = None,
+    skip_unfit: Annotated[
+        bool, typer.Option("--skip-unfit", help="Leave out of the sums what will not fit in memory, as run does.")
+    ] = False,
     launcher: LauncherOption = None,
     hostfile: HostfileOption = None,
     scheduler: SchedulerOption = None,
     site: SiteOption = None,
     json: JsonOption = False,
 ) -> None:
-    """What would run: trials, order of magnitude, exact commands. Starts nothing and writes nothing."""
+    """What would run: trials, memory, time and cost, exact commands. Starts nothing and writes nothing."""
     from vitscale import runner
     from vitscale.runner.command_list import command_list
     from vitscale.runner.preview import preview_json, preview_table
@@ -42,11 +62,14 @@ def plan(
     over = overlay(site, launcher=launcher, scheduler=scheduler, hostfile=hostfile)
     planned = runner.plan(study, overlay=over)
     if commands and not json:
-        sys.stdout.write(command_list(planned, None))
-    elif json:
-        sys.stdout.write(preview_json(planned) + "\n")
+        skipped = _unfit(planned, gpu_memory) if skip_unfit else {}
+        sys.stdout.write(command_list(planned, None, unfit=skipped))
+        return
+    outlook = _outlook(planned, predict_from, price, gpu_memory, skip_unfit=skip_unfit)
+    if json:
+        sys.stdout.write(preview_json(planned, outlook) + "\n")
     else:
-        for part in preview_table(planned):
+        for part in preview_table(planned, outlook):
             ProgramConsole().print(part, highlight=False, soft_wrap=isinstance(part, str))
 
 
@@ -63,6 +86,10 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the exact commands or batch scripts of what is not done yet.")
     ] = False,
+    skip_unfit: Annotated[
+        bool, typer.Option("--skip-unfit", help="Skip trials that will not fit in memory; without it they are done.")
+    ] = False,
+    gpu_memory: MemoryOption = None,
     launcher: LauncherOption = None,
     hostfile: HostfileOption = None,
     scheduler: SchedulerOption = None,
@@ -79,14 +106,15 @@ def run(
     over = overlay(site, launcher=launcher, scheduler=scheduler, hostfile=hostfile)
     planned = runner.plan(study, overlay=over)
     results = output or Path("results") / planned.record.name
+    skipped = _unfit(planned, gpu_memory) if skip_unfit else {}
     if dry_run:
-        sys.stdout.write(command_list(planned, results, retry_failed=retry_failed))
+        sys.stdout.write(command_list(planned, results, retry_failed=retry_failed, unfit=skipped))
         return
     console = ProgramConsole(stderr=json)
     notes = [*planned.expansion.notes, *pace_warnings(planned, results)]
     for note in (*(f"note: {note}" for note in notes), *finding_lines(planned)):
         console.print(note, markup=False, highlight=False, soft_wrap=True)
-    options = runner.Options(retry_failed=retry_failed, allow_version_change=allow_version_change)
+    options = runner.Options(retry_failed=retry_failed, allow_version_change=allow_version_change, unfit=skipped)
     done = runner.run(planned, results, options, console)
     found = analysis.analyse(store.load(results))
     if json:
@@ -96,6 +124,13 @@ def run(
         if not done.done_now:
             console.print("Nothing to do: every run of this study has its outcome.", highlight=False)
         console.print(f"Report: vitscale report {results}", markup=False, highlight=False, soft_wrap=True)
+    if done.skipped:
+        console.print(
+            f"{len(done.skipped)} of {len(done.outcomes)} runs skipped: they will not fit in memory. The same command "
+            "without --skip-unfit does them.",
+            highlight=False,
+            soft_wrap=True,
+        )
     if done.failures:
         console.print(
             f"{len(done.failures)} of {len(done.outcomes)} runs did not complete. After mending the cause: the same "
@@ -104,6 +139,32 @@ def run(
             soft_wrap=True,
         )
         raise typer.Exit(1)
+
+
+def _outlook(
+    planned: Plan, predict_from: Path | None, price: float | None, gpu_memory: str | None, *, skip_unfit: bool
+) -> Outlook:
+    from vitscale.advice.quantities import positive
+    from vitscale.runner.expectation import expectations
+    from vitscale.runner.memory_fit import memory_fits, unfit
+    from vitscale.runner.outlook import Outlook
+
+    per_hour = positive(price, "--price")
+    fits = memory_fits(planned, _bytes(gpu_memory))
+    skipped = frozenset(unfit(fits)) if skip_unfit else frozenset()
+    return Outlook(fits, expectations(planned, predict_from, per_hour), skipped)
+
+
+def _unfit(planned: Plan, gpu_memory: str | None) -> dict[str, str]:
+    from vitscale.runner.memory_fit import memory_fits, unfit
+
+    return unfit(memory_fits(planned, _bytes(gpu_memory)))
+
+
+def _bytes(gpu_memory: str | None) -> int | None:
+    from vitscale.prediction.asked_counts import size_bytes
+
+    return None if gpu_memory is None else size_bytes(gpu_memory, "--gpu-memory")
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 
 import torch
@@ -59,7 +60,11 @@ ENGINES: dict[str, Callable[[], type[Engine]]] = {
 
 
 def preload(train: TrainSpec) -> None:
-    """Imports an engine's libraries now, so that their seconds count as imports."""
+    """Imports an engine's libraries now, so that their seconds count as imports.
+
+    Of torch too: the first optimizer and the first DDP module load its compiler, used or not (`torch._disable_dynamo`).
+    """
+    importlib.import_module("torch._dynamo")
     ENGINES[train.engine]().preload(train)
 
 

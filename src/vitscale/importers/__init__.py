@@ -1,1 +1,16 @@
-"""Importers: results that others recorded, as results of vitscale."""
+"""Importers: results that others recorded, as results of vitscale.
+
+epochs         a table of epochs by rank
+deepspeed      DeepSpeed's own log, with wall_clock_breakdown
+trainer_state  Hugging Face's trainer_state.json
+plain_csv      a table of measured times
+guessing       which of them a file is
+trials, curves what was found, as trials and curves
+records        the results folder
+"""
+
+from vitscale.importers.guessing import guess
+from vitscale.importers.importing import Done, import_logs
+from vitscale.importers.options import FORMATS, LogFormat, Options
+
+__all__ = ["FORMATS", "Done", "LogFormat", "Options", "guess", "import_logs"]

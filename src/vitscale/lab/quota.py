@@ -15,6 +15,9 @@ PERIOD_MICROSECONDS = 20_000
 LEAST_CORES = 0.05
 """The kernel takes no quota below 1 ms."""
 _EMPTY_SECONDS = 10.0
+_MOST_WEIGHT = {1: "262144", 2: "10000"}
+"""Against everything else on the machine, so that hosts get their quota where it is busy: with equal weights each login
+session (the kernel's autogroup) takes as much as all hosts together, however nice its processes are."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Controller:
         if self.version == 2:
             for parent in (self.root, folder):
                 _enable_cpu(parent)
+        _write(folder / ("cpu.weight" if self.version == 2 else "cpu.shares"), _MOST_WEIGHT[self.version])
         for host in hosts:
             (folder / host).mkdir()
 

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from vitscale.model_spec import ModelSpec
 from vitscale.models.factory import build_factory
 from vitscale.models.hub import build_hf
-from vitscale.models.named import build_named
 from vitscale.models.quiet import quiet_transformers
+from vitscale.models.vit import VisionTransformer
 
 __all__ = ["BUILDERS", "build", "logits_of", "preload"]
 
 BUILDERS: Mapping[str, Callable[[ModelSpec], nn.Module]] = {
-    "name": build_named,
+    "name": VisionTransformer,
     "hf": build_hf,
     "factory": build_factory,
 }
@@ -36,10 +36,8 @@ def build(spec: ModelSpec) -> nn.Module:
 
 def preload(spec: ModelSpec) -> None:
     """Imports the model's library now, so that its seconds count as imports and not as building the model."""
-    if spec.name is not None:
+    if spec.hf is not None:
         # Naming the class is what loads its module, and most of transformers with it.
-        _ = quiet_transformers().ViTForImageClassification
-    elif spec.hf is not None:
         _ = quiet_transformers().AutoModelForImageClassification
 
 

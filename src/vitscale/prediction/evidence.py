@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from vitscale.analysis import Analysis
+from vitscale.analysis.breakdown import Breakdown
+from vitscale.analysis.rank_speeds import rank_speeds
+from vitscale.analysis.trials import TrialResult
 from vitscale.prediction.network.links import Network
-from vitscale.trial import Mode, Trial
+from vitscale.trial import Mode, Trial, samples_used, steps_per_epoch
+
+_QUARTILES_APART = 1.349
+"""Of a normal distribution, in standard deviations."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,8 @@ class Point:
     joules_per_image: float | None = None
     startup_seconds: float | None = None
     memory_capacity_bytes: int | None = None
+    backend: str = "nccl"
+    """What carries collectives: nccl or gloo."""
 
     @property
     def gpus(self) -> int:
@@ -78,3 +88,81 @@ class Evidence:
     series: tuple[Series, ...]
     network: Network
     """What is known of it: measured by a check, declared by the user, or nothing."""
+    loader_images_per_second: float | None = None
+    """Of one rank's data loader alone, as a check measured it; None: not measured."""
+
+
+def gather(analysis: Analysis, network: Network, loader_images_per_second: float | None = None) -> Evidence:
+    """The evidence in an analysed results folder. Trials that drift do other work than the rest and are left out."""
+    names = [curve.name for curve in analysis.curves]
+    found = []
+    for curve in analysis.curves:
+        points = tuple(
+            _point(result)
+            for place in curve.points
+            if (result := analysis.trials[place.trial_id]).runs and not result.drifts and _costs(result)
+        )
+        if points:
+            name = curve.name if names.count(curve.name) == 1 else f"{curve.name}, {curve.mode}"
+            found.append(Series(name, curve.mode, curve.labels, points))
+    return Evidence(tuple(found), network, loader_images_per_second)
+
+
+def _costs(result: TrialResult) -> tuple[float, ...]:
+    return tuple(run.step_seconds for run in result.runs if run.step_seconds is not None)
+
+
+def _point(result: TrialResult) -> Point:
+    trial = result.trial
+    dataset = next((run.model.train_samples for run in result.runs if run.model is not None), None)
+    images = None if dataset is None else samples_used(dataset, trial.data.fraction)
+    train = trial.train
+    steps = (
+        None
+        if images is None
+        else steps_per_epoch(images, trial.world.size, train.micro_batch, train.grad_accum, train.drop_last)
+    )
+    spreads = [run.step_spread for run in result.runs if run.step_spread is not None]
+    sent = result.traffic.sent if result.traffic else ()
+    devices = [rank.start.environment.device for run in result.records[:1] for rank in run.ranks if rank.start]
+    capacities = [device.memory_bytes for device in devices if device.memory_bytes]
+    backend = result.traffic.backend if result.traffic else None
+    return Point(
+        trial_id=result.trial_id,
+        trial=trial,
+        nodes=trial.world.nodes,
+        images=images,
+        steps_per_epoch=steps or None,
+        step_seconds=_costs(result),
+        parts=_parts(result.breakdown),
+        sent_bytes={(one.operation, one.dtype): one.tensor_bytes for one in sent if one.tensor_bytes is not None},
+        sent_calls={(one.operation, one.dtype): one.calls for one in sent if one.tensor_bytes is not None},
+        devices=tuple(device.name for device in devices),
+        rank_speeds=rank_speeds(result) if result.breakdown else None,
+        step_spread=statistics.median(spreads) / _QUARTILES_APART if spreads else None,
+        joules_per_image=result.resources.joules_per_image if result.resources else None,
+        startup_seconds=result.startup_seconds,
+        memory_capacity_bytes=min(capacities) if capacities else None,
+        backend=backend if backend in ("nccl", "gloo") else ("nccl" if train.device == "cuda" else "gloo"),
+    )
+
+
+def _parts(found: Breakdown | None) -> StepParts | None:
+    """Of the typical rank, as light steps have it: what explaining adds is taken off all parts alike."""
+    if found is None:
+        return None
+    rank, slower = found.typical, 1 + max(0.0, found.overhead or 0.0)
+    if rank.seconds <= 0:
+        return None
+    known = {name: None if seconds is None else seconds / slower for name, seconds in rank.parts.items()}
+    exposed = rank.exposed_seconds / slower
+    elsewhere = (known["optimizer"] or 0.0) + (known["data_wait"] or 0.0) + exposed
+    return StepParts(
+        compute=max(0.0, rank.seconds / slower - elsewhere),
+        backward=known["backward"],
+        optimizer=known["optimizer"],
+        data_wait=known["data_wait"],
+        wait=known["wait"],
+        wire=known["wire"],
+        exposed=exposed,
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, get_args
 
 from vitscale.intervals import Interval, complement, intersection, union
@@ -43,11 +43,14 @@ def steps_on_cpu(events: Sequence[Event], steps: Sequence[int], block: int) -> l
         steps: the numbers of the steps in it, in order.
         block: the number of the block.
     """
+    calls = _calls(events)
     operators = [
         (float(event.start_ns), float(event.end_ns))
         for event in events
         # c10d's operators hand work over; what the rank does until it is done shows in the operators around them.
-        if event.kind == "operator" and not event.name.startswith(("c10d::", "autograd::engine"))
+        if event.kind == "operator"
+        and not event.name.startswith(("c10d::", "autograd::engine"))
+        and not _holds_one(event, calls)
     ]
     computing = union(operators, join_below=_SHORTEST_IDLE_NS)
     lines = []
@@ -75,6 +78,25 @@ def steps_on_cpu(events: Sequence[Event], steps: Sequence[int], block: int) -> l
             )
         )
     return lines
+
+
+def _calls(events: Iterable[Event]) -> dict[int, list[tuple[int, int]]]:
+    """When collectives were called and the calls returned, thread by thread, in order."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for event in events:
+        if event.kind == "operator" and event.name.startswith("c10d::"):
+            found.setdefault(event.lane, []).append((event.start_ns, event.end_ns))
+    return {lane: sorted(calls) for lane, calls in found.items()}
+
+
+def _holds_one(event: Event, calls: Mapping[int, Sequence[tuple[int, int]]]) -> bool:
+    """Whether a collective is called inside this operator: a hook, which may wait there. Its own operators compute.
+
+    ZeRO 2 and 3 exchange gradients inside `torch::autograd::AccumulateGrad`, FSDP2 inside its own backward function.
+    """
+    of_thread = calls.get(event.lane, ())
+    place = bisect.bisect_left(of_thread, (event.start_ns, 0))
+    return place < len(of_thread) and of_thread[place][1] <= event.end_ns
 
 
 def steps_on_cuda(events: Sequence[Event], steps: Sequence[int], block: int, world_size: int) -> list[ExplainedLine]:

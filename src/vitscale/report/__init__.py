@@ -6,6 +6,7 @@ contract    JSON with a version, and CSV
 *_data      what charts draw, as plain rows
 *_charts    one definition per chart; charts puts them together, style colours them, drawing writes them to files
 page        one self-contained HTML file
+prediction_*  what nobody has measured, as words, tables, charts and data, for the page and for `vitscale predict`
 """
 
 from vitscale.report.contract import to_csv, to_json

@@ -1,16 +1,18 @@
 """The charts: one Vega-Lite definition each, from which the page and every picture are drawn.
 
 Only charts with data are made. Points are joined only within a curve; nothing is drawn beyond what was measured but
-the ideal.
+the ideal, and in the charts of predictions.
 """
 
 from __future__ import annotations
 
 from vitscale.analysis import Analysis
+from vitscale.prediction.outlook import Outlook
 from vitscale.report.accuracy_charts import accuracy_figures
 from vitscale.report.breakdown_charts import breakdown_figures
 from vitscale.report.chart_data import QUANTITIES
 from vitscale.report.figure import Figure
+from vitscale.report.prediction_charts import prediction_figures
 from vitscale.report.resource_charts import resource_figures
 from vitscale.report.scaling_charts import scaling_figure
 from vitscale.report.timeline_charts import timeline_figures
@@ -18,8 +20,8 @@ from vitscale.report.training_charts import startup_figure, training_figures
 from vitscale.report.waterfall_charts import waterfall_figure
 
 
-def figures(analysis: Analysis) -> list[Figure]:
-    """All charts that have data, by batch policy; the start-up last."""
+def figures(analysis: Analysis, outlook: Outlook | None = None) -> list[Figure]:
+    """All charts that have data, by batch policy; then what is predicted, and the start-up last."""
     found: list[Figure] = []
     measured = [c for c in analysis.curves if any(analysis.trials[point.trial_id].runs for point in c.points)]
     for mode in dict.fromkeys(curve.mode for curve in measured):
@@ -32,6 +34,8 @@ def figures(analysis: Analysis) -> list[Figure]:
         found += accuracy_figures(analysis, mode, curves)
     found += timeline_figures(analysis)
     found += resource_figures(analysis, measured)
+    if outlook is not None:
+        found += prediction_figures(analysis, outlook)
     if start := startup_figure(analysis):
         found.append(start)
     return found

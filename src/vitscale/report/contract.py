@@ -10,6 +10,9 @@ Versions of the JSON:
      Accelerate with DeepSpeed too. Nothing else of version 2 has changed.
   4  clusters: of each trial `micro_batches`, the images per micro-step of each rank where they are not equal (else
      null), and `largest_micro_batch`; `micro_batch` is their mean. Nothing of version 3 has changed.
+  5  predictions: `predictions`, the objects of `vitscale predict --json` (whose `_low` and `_high` are of a run still
+     to be made, at 90 %), and `prediction_scores`, how well such predictions did where it is known. Both are empty
+     where nothing was measured, and in what `vitscale run --json` prints. Nothing of version 4 has changed.
 
 Unknown is null (an empty cell in CSV), never 0 and never NaN. Times are seconds, sizes bytes, shares in [0, 1].
 """
@@ -21,15 +24,16 @@ from typing import Any
 
 from vitscale.analysis import Analysis, CurveComparison, CurveResult, Point, TrialResult
 from vitscale.analysis.trials import Drift
-from vitscale.report import contract_details, words
+from vitscale.prediction.outlook import Outlook
+from vitscale.report import contract_details, prediction_contract, words
 from vitscale.report.contract_details import interval_fields
 from vitscale.report.words import finite
 from vitscale.shares import largest_micro_batch
 
-VERSION = 4
+VERSION = 5
 
 
-def to_json(analysis: Analysis) -> str:
+def to_json(analysis: Analysis, outlook: Outlook | None = None) -> str:
     """The whole analysis as strict JSON, one object per trial."""
     content = {
         "version": VERSION,
@@ -53,6 +57,8 @@ def to_json(analysis: Analysis) -> str:
             for verdict in analysis.verdicts
         ],
         "problems": list(analysis.problems),
+        "predictions": [prediction_contract.prediction(one) for one in (outlook.predictions if outlook else ())],
+        "prediction_scores": prediction_contract.scores(outlook) if outlook else [],
     }
     return json.dumps(finite(content), indent=1, allow_nan=False) + "\n"
 
@@ -105,7 +111,7 @@ def _trial(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
         "curve": curve.name if curve else None,
         "nodes": trial.world.nodes,
         "gpus": trial.world.size,
-        "threads_per_rank": trial.world.threads_per_rank,
+        "threads_per_rank": trial.world.threads_per_rank if trial.origin is None else None,
         "micro_batch": trial.train.micro_batch,
         "largest_micro_batch": largest_micro_batch(trial.train),
         "micro_batches": list(trial.train.micro_batches) if trial.train.micro_batches else None,

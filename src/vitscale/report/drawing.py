@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitscale.analysis import Analysis
 from vitscale.errors import unknown
+from vitscale.prediction.outlook import Outlook
 from vitscale.report.style import LIGHT
 from vitscale.store import write_whole
 
@@ -25,7 +26,9 @@ def vega_lite_version() -> str:
     return ".".join(altair.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
 
 
-def write_figures(analysis: Analysis, folder: Path, formats: Collection[str]) -> list[Path]:
+def write_figures(
+    analysis: Analysis, folder: Path, formats: Collection[str], outlook: Outlook | None = None
+) -> list[Path]:
     """Draws every chart that has data into `folder` in each of `formats` (png, svg, pdf).
 
     Returns:
@@ -40,8 +43,17 @@ def write_figures(analysis: Analysis, folder: Path, formats: Collection[str]) ->
             raise unknown("figure format", wanted, FIGURE_FORMATS)
     from vitscale.report.charts import figures  # altair takes half a second to import
 
+    return draw(figures(analysis, outlook), folder, formats)
+
+
+def draw(figures: Iterable[Figure], folder: Path, formats: Collection[str]) -> list[Path]:
+    """Draws charts into `folder` in each of `formats`, which are of `FIGURE_FORMATS`; returns the files written.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    return [_write(figure, folder / f"{figure.name}.{kind}", kind) for figure in figures(analysis) for kind in formats]
+    return [_write(figure, folder / f"{figure.name}.{kind}", kind) for figure in figures for kind in formats]
 
 
 def _write(figure: Figure, path: Path, kind: str) -> Path:

@@ -14,7 +14,7 @@ from vitscale.trial import Mode
 
 _MANY = 6
 """Of more curves the legend is set small, or it would be taller than the chart."""
-Section = Literal["scaling", "time", "resources", "accuracy", "start-up"]
+Section = Literal["scaling", "time", "resources", "accuracy", "prediction", "start-up"]
 """Of the page. scaling: under the figure's batch policy. time: "Where the time goes"."""
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from vitscale.analysis import Analysis
-from vitscale.report import words
+from vitscale.prediction.outlook import Outlook
+from vitscale.report import prediction_words, words
 from vitscale.report.comparison_tables import ComparisonTable, comparison_tables
+from vitscale.report.prediction_table import Foretold, SeriesTable, prediction_tables, shared_notes
 from vitscale.report.tables import failure_lines, mode_tables
 
 
-def to_markdown(analysis: Analysis) -> str:
-    """The report as Markdown: findings, verdicts, a table per batch policy, waterfalls, failed trials, problems."""
+def to_markdown(analysis: Analysis, outlook: Outlook | None = None) -> str:
+    """The report as Markdown: findings, verdicts, a table per batch policy, waterfalls, predictions, failed trials,
+    problems.
+    """
     lines = [f"# {_md(analysis.study.name)}", ""]
     lines += _bullets(_md(text) for text in (*words.headlines(analysis), *filter(None, [words.equality(analysis)])))
     if analysis.verdicts:
@@ -33,6 +37,8 @@ def to_markdown(analysis: Analysis) -> str:
         lines += ["## Curve against curve", "", *(line for table in compared for line in _comparison(table))]
     if explained := _waterfalls(analysis):
         lines += ["## From ideal to measured", "", *_bullets(_md(text) for text in explained)]
+    if outlook is not None:
+        lines += ["## What nobody has measured", "", *_predictions(outlook)]
     if failures := failure_lines(analysis):
         lines += ["## Trials that did not complete", "", *_bullets(_md(text) for text in failures)]
     if analysis.problems:
@@ -51,6 +57,34 @@ def _waterfalls(analysis: Analysis) -> list[str]:
     """Every waterfall as a sentence, why others are missing, and what explaining cost."""
     found = [f"{one.curve}, {one.mode}: {words.waterfall(one)}" for one in analysis.waterfalls if one.factors]
     return [*found, *words.unexplained(analysis), *filter(None, [words.explaining_cost(analysis)])]
+
+
+def _predictions(outlook: Outlook) -> list[str]:
+    """How good such predictions are where it is known, a table per series, what they rest on."""
+    lines = [prediction_words.INTERVALS_MEANING, ""]
+    lines += _bullets(map(_md, prediction_words.scores(outlook)))
+    tables = prediction_tables(outlook)
+    for table in tables:
+        lines += [f"### {_md(table.title)}", "", *([_md(f"{table.measured}."), ""] if table.measured else [])]
+        lines += [*_foretold(table), *_bullets(map(_md, table.notes))]
+    resting = [
+        *shared_notes(tables),
+        prediction_words.network(outlook.evidence),
+        *prediction_words.labels(outlook.predictions),
+    ]
+    return [*lines, *_bullets(_md(text) for text in (*resting, prediction_words.ASK_FOR_MORE))]
+
+
+def _foretold(table: SeriesTable) -> list[str]:
+    """A line per rank count; in brackets the 90 % intervals of the mean and of one run."""
+    cells = [[_with_intervals(column.cells[place]) for column in table.columns] for place in range(len(table.gpus))]
+    rows = [f"| {' | '.join(row)} | {label} |" for row, label in zip(cells, table.labels, strict=True)]
+    head = [f"| {' | '.join(table.headings)} |", f"|{'--:|' * len(table.columns)}:--|"]
+    return [*head, *rows, "", "In brackets: 90 % intervals, of the mean; of one run.", ""]
+
+
+def _with_intervals(cell: Foretold) -> str:
+    return f"{cell.text} ({cell.mean}; {cell.run})" if cell.mean else cell.text
 
 
 def _md(text: str) -> str:

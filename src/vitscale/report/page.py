@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +14,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from vitscale.analysis import Analysis
-from vitscale.report import detail_tables, style, words
+from vitscale.prediction.outlook import Outlook
+from vitscale.report import detail_tables, prediction_words, style, words
 from vitscale.report.comparison_tables import comparison_tables
 from vitscale.report.drawing import vega_lite_version
+from vitscale.report.prediction_table import prediction_tables, shared_notes
 from vitscale.report.tables import mode_tables, trial_title
 from vitscale.report.traffic_table import traffic_table
 from vitscale.store import write_whole
@@ -26,33 +30,24 @@ _HERE = Path(__file__).parent
 _LONGEST_DETAIL = 20_000
 
 
-def write_html(analysis: Analysis, path: Path) -> None:
+def write_html(analysis: Analysis, path: Path, outlook: Outlook | None = None) -> None:
     """Writes the page whole.
 
     Raises:
         OSError: the file cannot be written.
     """
-    write_whole(path, to_html(analysis))
+    write_whole(path, to_html(analysis, outlook))
 
 
-def to_html(analysis: Analysis) -> str:
-    """The page as text."""
+def to_html(analysis: Analysis, outlook: Outlook | None = None) -> str:
+    """The page as text; with a section on what is predicted, where something is."""
     from vitscale.report.charts import figures  # altair takes half a second to import
 
-    drawn = figures(analysis)
-    data = _json_for_script(
-        {"charts": {f.name: f.spec for f in drawn}, "themes": {"light": style.LIGHT, "dark": style.DARK}}
-    )
-    scripts = [_library(), (_HERE / "page.js").read_text(encoding="utf-8")] if drawn else []
-    templates = Environment(
-        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return templates.get_template("page.html").render(
+    drawn = figures(analysis, outlook)
+    return rendered(
+        "page.html",
+        drawn,
         study=analysis.study,
-        css=Markup((_HERE / "page.css").read_text(encoding="utf-8")),  # noqa: S704  # our own file
-        policy=_policy(scripts),
-        scripts=[Markup(script) for script in scripts],  # noqa: S704  # our own file and the library
-        data=data,
         headlines=words.headlines(analysis),
         counts=_counts(analysis),
         warnings=[verdict for verdict in analysis.verdicts if verdict.level == "warning"],
@@ -61,6 +56,7 @@ def to_html(analysis: Analysis) -> str:
         time=_time(analysis, [figure for figure in drawn if figure.section == "time"]),
         resources=_resources(analysis, [figure for figure in drawn if figure.section == "resources"]),
         accuracy=_accuracy(analysis, [figure for figure in drawn if figure.section == "accuracy"]),
+        prediction=_prediction(outlook, [figure for figure in drawn if figure.section == "prediction"]),
         startup_figures=[figure for figure in drawn if figure.section == "start-up"],
         comparisons=comparison_tables(analysis),
         equality=words.equality(analysis),
@@ -70,6 +66,25 @@ def to_html(analysis: Analysis) -> str:
     )
 
 
+def rendered(template: str, drawn: Sequence[Figure], **content: Any) -> str:
+    """A page of ours with these charts in it; everything in `content` is escaped where the template shows it."""
+    data = _json_for_script(
+        {"charts": {f.name: f.spec for f in drawn}, "themes": {"light": style.LIGHT, "dark": style.DARK}}
+    )
+    scripts = [_library(), (_HERE / "page.js").read_text(encoding="utf-8")] if drawn else []
+    templates = Environment(
+        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return templates.get_template(template).render(
+        css=Markup((_HERE / "page.css").read_text(encoding="utf-8")),  # noqa: S704  # our own file
+        policy=_policy(scripts),
+        scripts=[Markup(script) for script in scripts],  # noqa: S704  # our own file and the library
+        data=data,
+        **content,
+    )
+
+
+@functools.cache
 def _library() -> str:
     """Vega, Vega-Lite and Vega-Embed in one script that sets `vegaEmbed`."""
     import vl_convert
@@ -151,6 +166,24 @@ def _accuracy(analysis: Analysis, figures: list[Figure]) -> dict[str, Any] | Non
     ]
     tables = [table for curves in by_mode if (table := detail_tables.accuracy_table(analysis, curves))]
     return {"figures": figures, "tables": tables} if figures or tables else None
+
+
+def _prediction(outlook: Outlook | None, figures: list[Figure]) -> dict[str, Any] | None:
+    if outlook is None:
+        return None
+    tables = prediction_tables(outlook)
+    return {
+        "figures": figures,
+        "scores": prediction_words.scores(outlook),
+        "tables": tables,
+        "notes": [
+            *shared_notes(tables),
+            prediction_words.network(outlook.evidence),
+            *prediction_words.labels(outlook.predictions),
+            prediction_words.ASK_FOR_MORE,
+        ],
+        "intervals": prediction_words.INTERVALS_MEANING,
+    }
 
 
 def _failures(analysis: Analysis) -> list[dict[str, Any]]:

@@ -130,6 +130,8 @@ def _baseline(analysis: Analysis, curve: CurveResult) -> str:
     base: Point | None = curve.baseline
     if base is None:
         drifts = any(analysis.trials[point.trial_id].drifts for point in curve.points)
+        if any(analysis.trials[point.trial_id].runs for point in curve.points) and not drifts:
+            return f"{curve.name}: no baseline, for no trial of it tells an epoch time."
         return f"{curve.name}: no baseline, for no trial of it has completed{' without drifting' if drifts else ''}."
     trial = analysis.trials[base.trial_id]
     epoch = trial.epoch_seconds

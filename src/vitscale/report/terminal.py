@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from vitscale.analysis import Analysis
-from vitscale.report import words
+from vitscale.prediction.outlook import Outlook
+from vitscale.report import prediction_words, words
 from vitscale.report.tables import ModeTable, Row, failure_lines, mode_tables
 
 _HEADERS = {"efficiency": "eff.", "images/s": "images\n/s"}
@@ -19,14 +20,18 @@ _COLUMNS = ("ranks", "runs", "step", "epoch", "images/s", "speedup", "efficiency
 _WITH_BOUNDS = ("speedup",)
 
 
-def terminal_table(analysis: Analysis) -> RenderableType:
-    """One table per batch policy with its baselines in absolute time; then findings, failures, what to mind."""
+def terminal_table(analysis: Analysis, outlook: Outlook | None = None) -> RenderableType:
+    """One table per batch policy with its baselines in absolute time; then findings, how well larger rank counts are
+    predicted, failures, what to mind.
+    """
     parts: list[RenderableType] = []
     for mode_table in mode_tables(analysis):
         parts += [_table(mode_table), Padding(_lines(mode_table.baselines), (0, 0, 1, 2))]
     more = filter(None, [words.explaining_cost(analysis), words.equality(analysis)])
     if sentences := [*words.headlines(analysis), *words.unexplained(analysis), *more]:
         parts.append(Padding(_lines(sentences), (0, 0, 1, 0)))
+    if outlook is not None and outlook.scores:
+        parts.append(Padding(_lines(prediction_words.scores(outlook)), (0, 0, 1, 0)))
     if failures := failure_lines(analysis):
         parts.append(Padding(_lines(failures, "red"), (0, 0, 1, 0)))
     parts += [Text(f"! {words.plain(v.message)}", "yellow" if v.level == "warning" else "") for v in analysis.verdicts]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from vitscale.runner.planning import Plan, check_folder, outstanding
@@ -14,13 +14,14 @@ from vitscale.store import RunIndex
 _PLACEHOLDER = Path("RESULTS")
 
 
-def command_list(plan: Plan, results: Path | None, *, retry_failed: bool = False) -> str:
+def command_list(plan: Plan, results: Path | None, *, retry_failed: bool = False, unfit: Collection[str] = ()) -> str:
     """One block for each trial: what it is as a comment, then its commands. Jobs of Slurm: their scripts.
 
     Args:
         plan: the study.
         results: where it would run, of which only what is not done yet is listed; None: all, under a placeholder.
         retry_failed: list what did not complete too.
+        unfit: trials to leave out.
 
     Raises:
         StoreError: the folder holds something else.
@@ -32,8 +33,10 @@ def command_list(plan: Plan, results: Path | None, *, retry_failed: bool = False
         index = RunIndex(results)
         attempts = index.attempts
         tasks = outstanding(plan, index, retry_failed=retry_failed)
-        if not tasks:
-            return "# Nothing to do: every run of this study has its outcome.\n"
+    tasks = [task for task in tasks if task.trial_id not in unfit]
+    if not tasks:
+        left_out = ", or is left out" if unfit else ""
+        return f"# Nothing to do: every run of this study has its outcome{left_out}.\n"
     where = results.absolute() if results is not None else _PLACEHOLDER
     if isinstance(plan.scheduler, LoginNode):
         from vitscale.runner.batch_jobs import script_for

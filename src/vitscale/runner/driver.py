@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import itertools
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
@@ -19,6 +19,7 @@ from vitscale.runner.added_runs import AddedRuns
 from vitscale.runner.one_run import run_task, skip_reason
 from vitscale.runner.planning import Plan, Report, check_folder, outstanding, standing_outcomes
 from vitscale.runner.progress import StudyProgress
+from vitscale.runner.skipping import skip_unfit
 from vitscale.schedulers import LoginNode
 from vitscale.store import RunIndex, locked, write_study
 
@@ -29,6 +30,8 @@ class Options:
 
     retry_failed: bool = False
     allow_version_change: bool = False
+    unfit: Mapping[str, str] = field(default_factory=dict)
+    """Trials to skip -> why: they will not fit in memory."""
 
 
 class DiskFullError(VitscaleError):
@@ -66,7 +69,7 @@ def run(plan: Plan, results: Path, options: Options, console: Console) -> Report
                 from vitscale.runner.submitting import refuse_live_jobs, submit_outstanding
 
                 if isinstance(plan.scheduler, LoginNode):
-                    return submit_outstanding(plan, results, console, retry_failed=options.retry_failed)
+                    return submit_outstanding(plan, results, console, options.unfit, retry_failed=options.retry_failed)
                 refuse_live_jobs(results)
             return _run_outstanding(plan, results, options, console)
     except OSError as error:
@@ -113,6 +116,7 @@ def _run_outstanding(plan: Plan, results: Path, options: Options, console: Conso
     todo = outstanding(plan, index, retry_failed=options.retry_failed)
     outcomes = standing_outcomes(plan, index, todo)
     setting = plan.setting(results)
+    todo = skip_unfit(setting, todo, options.unfit, index, outcomes)
     added = AddedRuns(plan, results, outcomes, todo)
     done = 0
     with StudyProgress(console) as progress:

@@ -65,8 +65,19 @@ class Report:
 
     @property
     def failures(self) -> dict[tuple[str, int], Outcome]:
-        """The runs that did not complete."""
-        return {key: outcome for key, outcome in self.outcomes.items() if outcome.kind != "completed"}
+        """The runs that did not complete, but for those that were to be skipped."""
+        return {
+            key: outcome
+            for key, outcome in self.outcomes.items()
+            if outcome.kind != "completed" and key not in self.skipped
+        }
+
+    @property
+    def skipped(self) -> dict[tuple[str, int], Outcome]:
+        """The runs that were skipped on request, and are done by the next call that does not ask for it."""
+        return {
+            key: outcome for key, outcome in self.outcomes.items() if outcome.kind == "skipped" and outcome.external
+        }
 
 
 def plan(

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from rich import filesize
 from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
@@ -18,27 +17,18 @@ from vitscale.analysis.curve_names import engine_name
 from vitscale.lint import Finding
 from vitscale.lint.of_trials import findings_of
 from vitscale.lint.printing import shown_key
-from vitscale.prediction import forecast_bytes
+from vitscale.runner.lengths import steps_of
+from vitscale.runner.outlook import NOTHING_KNOWN, Outlook
 from vitscale.runner.planning import Plan
 from vitscale.runner.starting import worked_out
 from vitscale.shares import in_words
-from vitscale.trial import TrainSpec, Trial, samples_used, steps_per_epoch
+from vitscale.trial import TrainSpec, Trial
 
 _PLACEHOLDER = Path("RESULTS/runs/TRIAL")
 
 
-def _steps(plan: Plan, trial_id: str, trial: Trial) -> tuple[int, int]:
-    """Optimizer steps in an epoch and in the run."""
-    train = trial.train
-    images = samples_used(plan.expansion.train_samples[trial_id], trial.data.fraction)
-    epoch = steps_per_epoch(images, trial.world.size, train.micro_batch, train.grad_accum, train.drop_last)
-    if trial.window.steps is not None:
-        return epoch, trial.window.steps + trial.window.warmup_steps
-    return epoch, epoch * (train.epochs or 0)
-
-
-def preview_table(plan: Plan) -> list[RenderableType]:
-    """A table of the trials that fits a terminal of 80 columns, and the commands that would start them."""
+def preview_table(plan: Plan, outlook: Outlook = NOTHING_KNOWN) -> list[RenderableType]:
+    """A table of the trials that fits a terminal of 80 columns, what they take, and the commands that start them."""
     models = {_model_of(trial): model_spec.parameters(trial.model) for trial in plan.record.trials.values()}
     lines: list[RenderableType] = [
         escape(f"{plan.record.name}: {len(plan.record.trials)} trials, {_runs(plan)}"),
@@ -47,19 +37,23 @@ def preview_table(plan: Plan) -> list[RenderableType]:
             for name, count in models.items()
         ),
     ]
-    rows = {trial_id: _row(plan, trial_id, trial) for trial_id, trial in plan.record.trials.items()}
+    rows = {
+        trial_id: _row(plan, trial_id, trial) | outlook.cells(trial_id, trial)
+        for trial_id, trial in plan.record.trials.items()
+    }
     same = {
         name: row[name] for row in list(rows.values())[:1] for name in _SAID_ONCE if _all_alike(rows.values(), name)
     }
     if same:
         lines.append(escape("in all trials: " + ", ".join(f"{name} {value}" for name, value in same.items())))
-    table = Table(box=None, pad_edge=False)
+    columns = [name for name in _COLUMNS if name not in same and name in next(iter(rows.values()), {})]
+    # Times and costs leave room for one space between columns.
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0) if "time" in columns else (0, 1))
     table.add_column("trial", no_wrap=True)
     if len(models) > 1:
         table.add_column("model", overflow="fold")
-    columns = [name for name in _COLUMNS if name not in same]
     for name in columns:
-        table.add_column(name, justify=_COLUMNS[name], overflow="fold")
+        table.add_column(name, justify=_COLUMNS[name], overflow="fold", no_wrap=name in ("memory", "time"))
     for trial_id, trial in plan.record.trials.items():
         named = [escape(_model_of(trial))] if len(models) > 1 else []
         table.add_row(trial_id, *named, *(escape(rows[trial_id][name]) for name in columns))
@@ -71,6 +65,7 @@ def preview_table(plan: Plan) -> list[RenderableType]:
         "",
         table,
         "memory: forecast peak of one rank's tensors; libraries and fragmentation come on top",
+        *(escape(line) for line in outlook.lines(plan)),
         "",
         "Commands:",
         *(escape(f"  {command}") for command in commands),
@@ -89,6 +84,10 @@ _COLUMNS: dict[str, Literal["left", "right"]] = {
     "per epoch": "right",
     "steps": "right",
     "memory": "right",
+    "fits": "left",
+    "time": "right",
+    "GPU-h": "right",
+    "cost": "right",
 }
 _SAID_ONCE = ("precision", "hosts", "threads", "data", "per epoch", "steps")
 """Columns that are one line above the table where all trials have the same in them."""
@@ -96,7 +95,7 @@ _SAID_ONCE = ("precision", "hosts", "threads", "data", "per epoch", "steps")
 
 def _row(plan: Plan, trial_id: str, trial: Trial) -> dict[str, str]:
     """What the table says of one trial, by column."""
-    epoch, steps = _steps(plan, trial_id, trial)
+    epoch, steps = steps_of(plan, trial_id, trial)
     train = trial.train
     return {
         "engine": engine_name(train),
@@ -108,7 +107,6 @@ def _row(plan: Plan, trial_id: str, trial: Trial) -> dict[str, str]:
         "data": f"{trial.data.fraction:.3g}",
         "per epoch": str(epoch),
         "steps": str(steps),
-        "memory": _memory(trial),
     }
 
 
@@ -138,12 +136,6 @@ def _place(finding: Finding) -> str:
     return f"{shown_key(finding.key)}: " if finding.key else ""
 
 
-def _memory(trial: Trial) -> str:
-    """The forecast for one rank, in bytes of 1000; a dash where it cannot be known before the model is built."""
-    forecast = forecast_bytes(trial)
-    return "-" if forecast is None else filesize.decimal(forecast)
-
-
 def _runs(plan: Plan) -> str:
     if plan.measure.target_ci is None:
         return f"{len(plan.tasks)} runs"
@@ -156,11 +148,11 @@ def _model_of(trial: Trial) -> str:
     return trial.model.name or trial.model.hf or trial.model.factory or "model"
 
 
-def preview_json(plan: Plan) -> str:
+def preview_json(plan: Plan, outlook: Outlook = NOTHING_KNOWN) -> str:
     """The same as JSON: one object per trial."""
     trials = []
     for trial_id, trial in plan.record.trials.items():
-        epoch, steps = _steps(plan, trial_id, trial)
+        epoch, steps = steps_of(plan, trial_id, trial)
         trials.append(
             {
                 "trial": trial_id,
@@ -170,7 +162,7 @@ def preview_json(plan: Plan) -> str:
                 "steps": steps,
                 "global_batch": trial.global_batch,
                 "parameters": model_spec.parameters(trial.model),
-                "memory_bytes": forecast_bytes(trial),
+                **outlook.as_json(trial_id, trial),
                 "nodes": trial.world.nodes,
                 "commands": commands_of(plan, trial),
                 "resolved": trial.model_dump(mode="json"),
@@ -182,6 +174,7 @@ def preview_json(plan: Plan) -> str:
         "runs": len(plan.tasks),
         "most_runs": plan.most_runs,
         "target_ci": plan.measure.target_ci,
+        "expected": outlook.total_json(plan),
         "trials": trials,
         "findings": [
             finding.as_json() | {"trials": concerned} for finding, concerned in findings_of(plan.record.trials).items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -13,6 +14,7 @@ from vitscale.runner.batch_jobs import Batch, live_jobs, settle, submit_and_watc
 from vitscale.runner.one_run import Task
 from vitscale.runner.planning import Plan, Report, outstanding, standing_outcomes
 from vitscale.runner.progress import StudyProgress
+from vitscale.runner.skipping import skip_unfit
 from vitscale.store import RunIndex
 
 
@@ -28,7 +30,9 @@ def batch_of(plan: Plan, results: Path) -> Batch:
     )
 
 
-def submit_outstanding(plan: Plan, results: Path, console: Console, *, retry_failed: bool) -> Report:
+def submit_outstanding(
+    plan: Plan, results: Path, console: Console, unfit: Mapping[str, str], *, retry_failed: bool
+) -> Report:
     """Submits what is missing and has no live job, and waits for all of it. The caller holds the folder's lock.
 
     Raises:
@@ -44,6 +48,7 @@ def submit_outstanding(plan: Plan, results: Path, console: Console, *, retry_fai
     index = RunIndex(results)
     todo = outstanding(plan, index, retry_failed=retry_failed)
     outcomes = standing_outcomes(plan, index, todo)
+    todo = skip_unfit(plan.setting(results), todo, unfit, index, outcomes)
     added = AddedRuns(plan, results, outcomes, todo)
     done = 0
     with StudyProgress(console) as progress:

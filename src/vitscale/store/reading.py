@@ -194,6 +194,8 @@ def load(results: Path, only: str | None = None) -> Results:
         )
     index = RunIndex(results)
     problems = list(index.problems)
+    if study.imported is not None:
+        problems += study.imported.problems
     runs = []
     for (trial_id, repeat), (folder, outcome) in sorted(index.finished.items()):
         if only is not None and trial_id != only:

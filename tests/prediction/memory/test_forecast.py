@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitscale.model_spec import ModelSpec, parameters, resolve
+from vitscale.model_spec import ModelSpec, parameter_shapes, parameters, resolve
 from vitscale.prediction import MemoryForecast, forecast, forecast_bytes
+from vitscale.prediction.memory.forecast import held, kept
+from vitscale.prediction.memory.moments import all_totals
 from vitscale.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 
 TINY = ModelSpec(name="vit-ti16", image_size=4, patch_size=2, hidden_size=4, heads=2, layers=2, mlp_size=6)
@@ -136,6 +138,41 @@ def test_zero_2_keeps_its_part_of_the_gradients() -> None:
     assert again["end of forward"]["gradients"] == 4 * 221
 
 
+def test_a_bucket_is_full_where_fewer_activations_are_there() -> None:
+    # 1000 rows (200 images). A bucket of 60 is full first with 57, when fc1's gradient of 24 is there: GELU's input and
+    # output (2 * 6) and the second norm's output (4) are gone, the block's and the norm's gradients (2 * 4) passed on.
+    # This rank's part of the gradients is allocated only when that bucket has been reduced.
+    start = deepspeed(2, bucket=60, micro_batch=200).moments["backward"]
+    block = 1000 * (44 + 6) * 4
+    widest = 2 * block + 1000 * (4 + 6) * 4
+    assert start["activations"] + start["passed on in backward"] == widest
+    assert "temporaries" not in start
+    assert start["gradients"] == 4 * 24
+    # With one image (5 rows) the moment just after the first exchange decides. A bucket of 100 is full with 93 at the
+    # output's 16: of the last block GELU's 2 * 6, the norm's output (4) and its input (4) are gone by then.
+    after = deepspeed(2, bucket=100, micro_batch=1).moments["backward"]
+    assert after["gradients"] == 4 * (221 + 16)
+    assert after["activations"] == 5 * 4 * (2 * 50 - 12 - 4 - 4)
+    assert after["passed on in backward"] == 5 * 4 * (2 * 4)
+
+
+def test_a_bucket_full_in_the_head_is_behind_all_blocks() -> None:
+    # The classifier's 12 and 3 do not fit into 10, so that this rank's part is there when the first block is widest.
+    start = deepspeed(2, bucket=10, micro_batch=200).moments["backward"]
+    assert start["gradients"] == 4 * (221 + 24)
+    assert start["activations"] == 1000 * 4 * 2 * (44 + 6)
+
+
+def test_without_overlap_a_bucket_is_copied_once_and_on_a_gpu_with_it_twice() -> None:
+    def exchanged(device: Any, overlap: bool) -> int:
+        config = {"zero_optimization": {"reduce_bucket_size": 100}}
+        asked = trial(2, device=device, engine="deepspeed", zero_stage=2, overlap_comm=overlap, deepspeed_config=config)
+        return known(asked).moments["exchange"]["temporaries"]
+
+    assert exchanged("cuda", False) == exchanged("cpu", False) == exchanged("cpu", True) == 4 * 100
+    assert exchanged("cuda", True) == 2 * 4 * 100
+
+
 def test_zero_3_keeps_small_weights_gathered_and_large_ones_until_their_backward() -> None:
     # Above 20 elements: the projection 48, and per block fc1 and fc2, 24 each.
     found = deepspeed(3)
@@ -180,8 +217,12 @@ def test_fsdp2_gathers_block_by_block() -> None:
     assert known(trial(1, engine="fsdp2")).moments["end of forward"]["gathered weights"] == 4 * (root + block)
     kept = known(trial(2, engine="fsdp2", reshard_after_forward=False)).moments
     assert kept["end of forward"]["gathered weights"] == 4 * (root + block + 2 * block)
-    gloo = known(trial(2, engine="fsdp2", device="cpu")).moments
+    few: dict[str, Any] = {"micro_batch": 1, "activation_checkpointing": True}
+    gloo = known(trial(2, engine="fsdp2", device="cpu", **few)).moments
     assert gloo["last block"]["gloo's copies"] == 4 * block
+    # Between two blocks: what one scattered and gloo's late copy of it, and gloo's copy of what is gathered.
+    assert gloo["backward"]["buckets"] == 4 * block
+    assert gloo["backward"]["gloo's copies"] == 2 * 4 * block
 
 
 def test_checkpointing_keeps_the_inputs_of_blocks_and_one_block_whole() -> None:
@@ -189,6 +230,17 @@ def test_checkpointing_keeps_the_inputs_of_blocks_and_one_block_whole() -> None:
     assert end["activations"] == 2 * 10 * 4 * 4 + 10 * (8 + 2) * 4 + 2 * 2 * 3 * 4
     first = known(trial(activation_checkpointing=True, micro_batch=200)).moments["backward"]
     assert first["activations"] == 1000 * (4 + 44 + 6) * 4
+
+
+def test_under_autocast_checkpointing_casts_one_block_again() -> None:
+    # Matrices: per block 64 + 48, embedding 48, classifier 12. In forward all are there, and the biases that are cast:
+    # 16 + 10 per block, 4 and 3 outside.
+    asked: dict[str, Any] = {"precision": "bf16", "micro_batch": 200}
+    plainly, again = (known(trial(activation_checkpointing=flag, **asked)).moments for flag in (False, True))
+    for found in (plainly, again):
+        assert found["end of forward"]["autocast's copies"] == 2 * (2 * (112 + 26) + 60 + 7)
+    assert plainly["backward"]["autocast's copies"] == 2 * (2 * 112 + 60)
+    assert again["backward"]["autocast's copies"] == 2 * (112 + 60)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
@@ -304,6 +356,20 @@ def test_the_peak_is_the_highest_moment() -> None:
     found = known(trial())
     assert found.peak_bytes == sum(found.parts.values()) == max(sum(m.values()) for m in found.moments.values())
     assert found.moments[found.peak_moment] == found.parts
+
+
+@settings(max_examples=100, deadline=None)
+@given(SHAPES, PRECISIONS, WRAPPED, st.integers(1, 40), st.integers(1, 50), st.integers(1, 2), st.booleans())
+def test_the_peak_is_the_highest_of_all_moments_counted_one_by_one(
+    model: ModelSpec, precision: str, train: dict[str, Any], ranks: int, images: int, accumulated: int, overlap: bool
+) -> None:
+    more = {"overlap_comm": overlap} if train["engine"] == "deepspeed" else {}
+    asked = trial(
+        ranks, model, device="cpu", precision=precision, micro_batch=images, grad_accum=accumulated, **train | more
+    )
+    shapes = parameter_shapes(asked.model)
+    assert shapes is not None
+    assert known(asked).peak_bytes == max(all_totals(held(asked, shapes), kept(asked, shapes), shapes))
 
 
 def test_importing_it_imports_no_torch() -> None:

@@ -26,16 +26,17 @@ class Activations(NamedTuple):
     """Kept by the last norm and the classifier."""
     backward_of_block: int
     """The gradients that are passed on, at the moment when a block's backward has most of them."""
-    mlp_of_block: int
-    """Of what a block keeps, what its MLP keeps: gone when the MLP's backward is over."""
+    at_layers: tuple[tuple[int, int], ...]
+    """When the gradients of one of a block's layers are there (`buckets.FC2`, FC1, OUT, QKV): what is gone of what the
+    block keeps, and what is passed on."""
     stream: int
     """The gradient that one block hands to the next."""
     cast_weights: int
     """Copies of all weights in 16 bit which autocast makes, held until forward is over."""
     cast_weights_of_block: int
-    """Those of one block that its backward needs."""
+    """Those of one block that its backward needs; 0 where it makes them again (activation checkpointing)."""
     cast_weights_of_ends: int
-    """Those of embedding and classifier that their backward needs."""
+    """Those of embedding and classifier that their backward needs, and of the block that is computed again."""
 
 
 def activations(
@@ -46,7 +47,7 @@ def activations(
     Korthikanti et al., "Reducing Activation Recomputation" (arXiv 2205.05198), section 4.1 counts them per layer of a
     language model; `model_spec.activation_bytes` does for a ViT without dropout. Added here: the norms' mean and
     deviation and the attention's log-sum-exp, the last norm, images and logits, and what backward holds for a moment:
-    the gradients at the input and the output of GELU, where a block is widest.
+    the gradients of a block's output and of GELU's, where a block is widest, and those at its other layers.
 
     Args:
         spec: the model, resolved.
@@ -74,17 +75,26 @@ def activations(
     checkpointed = train.activation_checkpointing
     matrices = sum(math.prod(shape) for shape in shapes.block if len(shape) > 1)
     ends = sum(math.prod(shape) for shape in (*shapes.embedding[-2:-1], shapes.head[2]))
+    narrow, wide = rows * hidden * compute_bytes, rows * mlp * compute_bytes
+    widest = stream + wide + (rows * hidden * 2 if autocast else 0)
+    at_layers = (
+        (wide, widest),
+        (2 * wide + narrow, 2 * stream),
+        (2 * wide + narrow + stream, 2 * stream),
+        (block - stream - narrow, stream + 3 * narrow),
+    )
     biases = sum(shape[0] for shape in shapes.block if len(shape) == 1) - 4 * hidden
+    casts = autocast and casts_kept
     everything = shapes.layers * (matrices + biases) + ends + hidden + classes
     return Activations(
         images=pixels * 4 + (pixels * 2 if compute_bytes == 2 else 0),
         kept_of_block=stream if checkpointed else block,
         recomputed=block - stream if checkpointed else 0,
         head=stream + normed + rows * 2 * stream_bytes + 2 * images * classes * 4,
-        backward_of_block=stream + rows * mlp * compute_bytes + (rows * hidden * 2 if autocast else 0),
-        mlp_of_block=2 * rows * mlp * compute_bytes,
+        backward_of_block=widest,
+        at_layers=at_layers,
         stream=stream,
-        cast_weights=2 * everything if autocast and casts_kept else 0,
-        cast_weights_of_block=2 * matrices if autocast and casts_kept else 0,
-        cast_weights_of_ends=2 * ends if autocast and casts_kept else 0,
+        cast_weights=2 * everything if casts else 0,
+        cast_weights_of_block=2 * matrices if casts and not checkpointed else 0,
+        cast_weights_of_ends=2 * (ends + (matrices if checkpointed else 0)) if casts else 0,
     )

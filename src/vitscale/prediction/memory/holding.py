@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from vitscale.model_spec import ParameterShapes
@@ -39,6 +40,7 @@ class Sizes(NamedTuple):
         return self.embedding + self.head
 
 
+@lru_cache(maxsize=256)
 def sizes(shapes: ParameterShapes) -> Sizes:
     """Counts of a model's shapes."""
 
@@ -73,12 +75,16 @@ class Holding:
     """During all of backward."""
     kept_gathered_per_block: int = 0
     """Gathered weights of each block whose backward is still to come."""
+    bucket: int = 0
+    """Elements of a bucket that is exchanged during backward as soon as it is full; 0: there is none."""
+    flush: Parts = field(default_factory=dict)
+    """Per element of a full bucket, while it is exchanged."""
     from_first_flush: Parts = field(default_factory=dict)
-    """During backward from the moment on when the first bucket is full."""
-    first_flush: int = 0
-    """Gradients that fill the first bucket, in elements: the one after them starts its exchange."""
+    """During backward, when the first bucket has been exchanged."""
+    first_block: Parts = field(default_factory=dict)
+    """During backward, when the gradients of the first whole block have been exchanged."""
     between_blocks: Parts = field(default_factory=dict)
-    """Beside all of the above, while a block's gradients are scattered and the next block is gathered."""
+    """Beside all of the above, after a block's gradients have been scattered, while a block is gathered."""
     exchange: Parts = field(default_factory=dict)
     """When backward is over and gradients are exchanged: all there is beside `steady`."""
     step: Parts = field(default_factory=dict)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
+from itertools import accumulate
 
 from vitscale.model_spec import ParameterShapes
 from vitscale.prediction.memory.holding import (
@@ -72,16 +74,19 @@ def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> Holding:
     bucket = settings.reduce_bucket * each * dtypes * (2 if settings.overlap else 1)
     part = _whole_tensors_in_part(shapes, ranks) * each
     filled = _filled(count, settings)
-    flattened = filled * each * (settings.overlap + 1) if ranks > 1 else 0
+    # On another stream the copy of the bucket before may still be there.
+    copies = 2 if settings.overlap and train.device == "cuda" else 1
+    per_element = each * copies if ranks > 1 else 0
     if communicated_bytes(train) != each:
-        flattened += filled * communicated_bytes(train)
+        per_element += communicated_bytes(train)
+    flattened = filled * per_element
     matrices = shard(max(map(sum, _groups(shapes))), ranks)
     # Flattened in the gradients' dtype, and cast for fp32 masters.
     step = {"gradients": part, "temporaries": matrices * (each + (4 if each == 2 else 0))}
     during = train.zero_stage == 2 or settings.overlap
     held = part if train.zero_stage == 2 else count.all * each
     exchange = {"gradients": part, "temporaries": flattened}
-    if not during and filled == count.all:
+    if filled == count.all:
         # One bucket holds them all: its flat copy is gone when this rank's part is copied out.
         exchange = {"temporaries": max(flattened, part)}
     elif not during:
@@ -95,8 +100,9 @@ def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> Holding:
         held={"gradients": held} if train.grad_accum > 1 else {},
         held_buckets={"buckets": bucket} if train.grad_accum > 1 and not during else {},
         backward={"buckets": bucket},
-        from_first_flush={"gradients": part, "temporaries": flattened} if during else {},
-        first_flush=min(count.all, settings.reduce_bucket),
+        bucket=settings.reduce_bucket if during else 0,
+        flush={"temporaries": per_element},
+        from_first_flush={"gradients": part} if during else {},
         exchange={"buckets": bucket} | exchange,
         step=step,
     )
@@ -135,10 +141,7 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> Holding:
     filled = _filled(count, settings)
     copied = arriving if train.device == "cpu" and kept and arriving < rest else 0
     fetched = rest if kept else rest_of_block
-    flush = {
-        "temporaries": filled * scattered,
-        "gloo's copies": filled * scattered if train.device == "cpu" else 0,
-    }
+    flush = {"temporaries": scattered, "gloo's copies": scattered if train.device == "cpu" else 0}
     matrices = shard(max(map(sum, _groups(shapes))), ranks)
     return Holding(
         steady={
@@ -154,9 +157,9 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> Holding:
         forward_end=added(lasting, {"gathered weights": fetched}),
         backward=lasting if kept else added(lasting, {"gathered weights": fetched + arriving}),
         kept_gathered_per_block=rest_of_block if kept else 0,
-        from_first_flush=flush,
-        first_flush=min(count.all, settings.reduce_bucket),
-        exchange=added(lasting, flush),
+        bucket=settings.reduce_bucket,
+        flush=flush,
+        exchange=added(lasting, {part: filled * each for part, each in flush.items()}),
         step={"temporaries": matrices * (each + (4 if each == 2 else 0))},
     )
 
@@ -169,6 +172,7 @@ def _states(trial: Trial, count: Sizes, ranks: int) -> dict[str, int]:
     return {"optimizer states": STATE_BYTES[trial.train.optimizer] * shard(count.all, ranks)}
 
 
+@lru_cache(maxsize=256)
 def _groups(shapes: ParameterShapes) -> tuple[list[int], list[int]]:
     """Elements of each tensor in the optimizer's two groups: those with weight decay and those without."""
     everything = shapes.embedding + shapes.layers * shapes.block + shapes.head
@@ -178,17 +182,19 @@ def _groups(shapes: ParameterShapes) -> tuple[list[int], list[int]]:
     )
 
 
+@lru_cache(maxsize=65_536)
 def _whole_tensors_in_part(shapes: ParameterShapes, ranks: int) -> int:
     """Elements of all tensors that a rank's part holds something of, on the rank where they are most.
 
     The copy of its gradients takes each of them whole (`copy_grads_in_partition`).
     """
-    touched = [0] * ranks
+    more_from: dict[int, int] = {}
     for group in _groups(shapes):
         length = shard(sum(group), ranks)
         start = 0
         for elements in group:
-            for rank in range(start // length, min(ranks - 1, (start + elements - 1) // length) + 1):
-                touched[rank] += elements
+            first, last = start // length, min(ranks - 1, (start + elements - 1) // length)
+            more_from[first] = more_from.get(first, 0) + elements
+            more_from[last + 1] = more_from.get(last + 1, 0) - elements
             start += elements
-    return max(touched)
+    return max(accumulate(more_from[rank] for rank in sorted(more_from)))

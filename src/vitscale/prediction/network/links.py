@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+Level = Literal["inside", "across"]
+"""Of a host."""
 Source = Literal["check", "declared", "assumed"]
 """check: measured by `vitscale check`. declared: the user named the network. assumed: a prior about clusters."""
 
@@ -32,9 +34,16 @@ class Network:
 
     inside: Link
     across: Link
-    by_operation: Mapping[tuple[Literal["inside", "across"], str], Link] = field(default_factory=dict)
-    """(level, operation) -> what a check measured of that very operation, where it did."""
+    by_operation: Mapping[tuple[Level, str], Link] = field(default_factory=dict)
+    """(level, operation) -> what a check measured of that very operation, where it did on three ranks or more."""
+    between_two: Mapping[tuple[Level, str], Link] = field(default_factory=dict)
+    """The same of two ranks alone: there some operations are slower than the link, for both neighbours of a ring are
+    one (gloo's all-gather takes up to half as long again), and with more ranks they are not."""
 
-    def link(self, level: Literal["inside", "across"], operation: str) -> Link:
+    def link(self, level: Level, operation: str) -> Link:
         """Of an operation as the field names it (all_reduce, all_gather, reduce_scatter, all_to_all, ...)."""
         return self.by_operation.get((level, operation)) or (self.inside if level == "inside" else self.across)
+
+    def link_between_two(self, level: Level, operation: str) -> Link:
+        """The same where two ranks are all there are."""
+        return self.between_two.get((level, operation)) or self.link(level, operation)

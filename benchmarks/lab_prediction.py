@@ -1,0 +1,236 @@
+"""Predictions held against hosts on one machine: fitted on 1 and 2 hosts and a check, compared with 3 and 4.
+
+    python benchmarks/lab_prediction.py [--bandwidths 100mbit,400mbit] [--repeats 1] [--keep FOLDER]
+                                        [--write docs/calibration-lab.md]
+
+As root, on Linux, with Open MPI and OpenSSH: the hosts are those of `vitscale lab`, each with a fixed share of a core
+and a link of fixed rate, and every engine trains the same small ViT on them. At each bandwidth two results folders are
+made: `fit` (a check of two hosts, runs on 1 and 2) and `truth` (runs on 3 and 4), which the prediction never sees.
+About half an hour with one repeat; what lies in `--keep` already is not measured again. `--write` puts the table
+between the markers of a document. Exits with 1 where an error is above 10 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from vitscale import analysis, store
+from vitscale.lab import Laboratory, laboratory
+from vitscale.prediction import sources
+from vitscale.prediction.fitting import fit
+from vitscale.prediction.predicting import Question, predict
+from vitscale.prediction.results import Estimate
+from vitscale.trial import Trial
+
+BEGIN, END = "<!-- lab table: begin -->", "<!-- lab table: end -->"
+HOSTS = 4
+CORES_PER_HOST = 0.35
+"""Four hosts take 1.4 cores: on two, what else runs on the machine finds room."""
+FITTED, HELD_OUT = (1, 2), (3, 4)
+SHARING = (0, 2)
+"""Hosts that are fitted to. On two cores they share one, as hosts do among 3 and 4 and with the same bursts."""
+MICRO_BATCH, STEPS = 32, 12
+BOUND = 0.10
+STUDY = """\
+name = "lab-{name}"
+
+[model]
+name = "vit-ti16"           # 2.7 million parameters: 10.8 MB of gradients
+image_size = 32
+patch_size = 8
+layers = 6
+
+[data]
+name = "synthetic"
+
+[train]
+precision = "fp32"
+micro_batch = {micro_batch}
+
+[scaling]
+mode = "strong-micro"
+gpus = [{gpus}]
+gpus_per_node = 1
+
+[sweep]
+train = [
+  {{ engine = "ddp", bucket_mib = 2 }},
+  {{ engine = "deepspeed", zero_stage = 1, bucket_mib = 4, gather_bucket_mib = 4 }},
+  {{ engine = "deepspeed", zero_stage = 2, bucket_mib = 4, gather_bucket_mib = 4 }},
+  {{ engine = "deepspeed", zero_stage = 3, bucket_mib = 4, gather_bucket_mib = 4 }},
+  {{ engine = "fsdp2" }},
+]
+
+[launch]
+threads_per_rank = 1
+
+[measure]
+steps = {steps}
+warmup_steps = 2
+repeats = {repeats}
+evaluate = false
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One engine on one rank count at one bandwidth. `predicted` and `measured` are seconds of a step."""
+
+    bandwidth: str
+    engine: str
+    hosts: int
+    fitted: tuple[float, ...]
+    """Measured, on 1 and 2 hosts."""
+    predicted: Estimate
+    measured: float
+    label: str
+
+    @property
+    def error(self) -> float:
+        """As a share of what was measured."""
+        return self.predicted.value / self.measured - 1
+
+    @property
+    def held(self) -> bool:
+        """Whether the 90 % interval of a future run holds it."""
+        return self.predicted.future_low <= self.measured <= self.predicted.future_high
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--bandwidths", default="100mbit,400mbit")
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--keep", type=Path, metavar="FOLDER")
+    parser.add_argument("--write", type=Path, metavar="DOCUMENT")
+    asked = parser.parse_args()
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for bandwidth in asked.bandwidths.split(","):
+            folder = (asked.keep or Path(scratch)).resolve() / bandwidth
+            measure(folder, float(bandwidth.removesuffix("mbit")), asked.repeats)
+            rows += compared(folder, bandwidth)
+    text = f"{machine(asked.repeats)}\n\n{table(rows)}\n\n{summary(rows)}"
+    print(text)
+    if asked.write:
+        page = asked.write.read_text(encoding="utf-8")
+        before, _, rest = page.partition(BEGIN)
+        _, _, after = rest.partition(END)
+        asked.write.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+    if not all(abs(row.error) <= BOUND for row in rows):
+        sys.exit(1)
+
+
+def measure(folder: Path, bandwidth_mbit: float, repeats: int) -> None:
+    """Makes the results folders `fit`, with a check of two hosts, and `truth`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with laboratory(HOSTS, bandwidth_mbit, CORES_PER_HOST) as lab:
+        two = folder / "two-hosts"
+        hosts = lab.hostfile.read_text(encoding="utf-8").splitlines(keepends=True)
+        two.write_text("".join(hosts[place] for place in SHARING))
+        fitted = folder / "fit"
+        if not list((fitted / "checks").glob("*.json")):
+            on_host_0(lab, ["check", "--hostfile", str(two), "--launcher", "mpirun", "-o", str(fitted)])
+        run_study(lab, two, fitted, FITTED, repeats)
+        run_study(lab, lab.hostfile, folder / "truth", HELD_OUT, repeats)
+
+
+def run_study(lab: Laboratory, hostfile: Path, results: Path, gpus: Sequence[int], repeats: int) -> None:
+    """Runs what is not done yet."""
+    file = results.with_suffix(".toml")
+    counts = ", ".join(map(str, gpus))
+    text = STUDY.format(name=results.name, micro_batch=MICRO_BATCH, gpus=counts, steps=STEPS, repeats=repeats)
+    file.write_text(text, encoding="utf-8")
+    on_host_0(lab, ["run", str(file), "-o", str(results), "--hostfile", str(hostfile), "--launcher", "mpirun"])
+
+
+def on_host_0(lab: Laboratory, arguments: Sequence[str]) -> None:
+    """A command of vitscale, as on a cluster's head node. Ends the benchmark where it fails."""
+    began = time.monotonic()
+    subprocess.run(lab.command(0, [sys.executable, "-m", "vitscale", *arguments]), check=True, stdout=sys.stderr)
+    print(f"vitscale {arguments[0]}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+
+
+def compared(folder: Path, bandwidth: str) -> list[Row]:
+    """Each engine on 3 and 4 hosts: predicted from `fit` alone, beside the measured runs of `truth`."""
+    results = store.load(folder / "fit")
+    known = analysis.analyse(results)
+    predictions = predict(fit(sources.evidence_of(folder / "fit", results, known)), Question(HELD_OUT))
+    truth = analysis.analyse(store.load(folder / "truth"))
+    measured = {
+        (engine_of(one.trial), one.trial.world.size): statistics.median(run.step_seconds or 0.0 for run in one.runs)
+        for some in (known, truth)
+        for one in some.trials.values()
+        if one.runs
+    }
+    return [
+        Row(
+            bandwidth=bandwidth,
+            engine=(engine := engine_of(one.trial)),
+            hosts=one.gpus,
+            fitted=tuple(measured[engine, count] for count in FITTED),
+            predicted=one.step_seconds,
+            measured=measured[engine, one.gpus],
+            label=one.label,
+        )
+        for one in predictions
+    ]
+
+
+def engine_of(trial: Trial) -> str:
+    """As the table has it."""
+    train = trial.train
+    return {"ddp": "DDP", "fsdp2": "FSDP2"}.get(train.engine) or f"ZeRO-{train.zero_stage}"
+
+
+def machine(repeats: int) -> str:
+    """What it was measured on."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "deepspeed"))
+    return (
+        f"{cpu}, {os.cpu_count()} cores, {platform.system()} {platform.release()}; {packages}; Python "
+        f"{platform.python_version()}. {HOSTS} hosts of {CORES_PER_HOST:g} cores; {MICRO_BATCH} images a rank; {STEPS} "
+        f"steps a run, {'one run' if repeats == 1 else f'the median of {repeats} runs'} for each figure."
+    )
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Seconds of a step."""
+    lines = [
+        "| link | engine | measured, 1 host | 2 hosts | hosts | predicted | 90 % of runs | measured | error |",
+        "| --- | --- | ---: | ---: | ---: | ---: | --- | ---: | ---: |",
+    ]
+    for row in sorted(rows, key=lambda row: row.bandwidth):
+        between = f"{row.predicted.future_low:.2f} to {row.predicted.future_high:.2f}"
+        one, two = row.fitted
+        cells = [row.bandwidth, row.engine, f"{one:.2f} s", f"{two:.2f} s", str(row.hosts)]
+        cells += [f"{row.predicted.value:.2f} s", between if row.held else f"{between}: outside"]
+        cells += [f"{row.measured:.2f} s", f"{100 * row.error:+.1f} %"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """How far off, how often within the interval, and how far off the simplest answer would be."""
+    errors = [abs(row.error) for row in rows]
+    as_on_two = [abs(row.fitted[-1] / row.measured - 1) for row in rows]
+    return (
+        f"Mean error {100 * statistics.fmean(errors):.1f} %, worst {100 * max(errors):.1f} %; "
+        f"{sum(row.held for row in rows)} of {len(rows)} within the 90 % interval of a future run. The step of two "
+        f"hosts, taken for more: mean {100 * statistics.fmean(as_on_two):.1f} %, worst {100 * max(as_on_two):.1f} %."
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Models that others use to predict scaling, each with the same kind of interval, to stand beside ours."""

@@ -1,0 +1,159 @@
+"""The answers: fastest, cheapest, most ranks, the knee; each from candidates that are as sure as can be had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from vitscale.advice.judging import Limits, best, front, grades, option_at, overshoot
+from vitscale.advice.landscape import Landscape, Mask
+from vitscale.advice.option import Option
+from vitscale.advice.request import Request
+from vitscale.prediction.step.model import Array
+
+Kind = Literal["fastest", "cheapest", "most", "knee"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One question and what answers it."""
+
+    kind: Kind
+    option: Option
+    bolder: Option | None = None
+    """A better one, of which it is less sure that it meets the limits, or whose engine nobody measured."""
+    at_the_end: bool = False
+    """Of the knee: it lies at the largest count looked at, so that the real one may lie beyond."""
+
+
+@dataclass(frozen=True)
+class Choosing:
+    """What all answers are chosen by."""
+
+    view: Landscape
+    asked: Request
+    found: Limits
+    seconds: Array
+    """What is to be short: the time of the work, or to the same loss where the global batch may change."""
+
+    @property
+    def pool(self) -> Mask:
+        """Who may be an answer."""
+        return self.view.usable & (self.view.keeps_batch | self.asked.any_batch)
+
+    @property
+    def preferred(self) -> Mask:
+        """Of these the ones whose engine was measured; all, where there is none."""
+        measured = self.pool & self.view.measured
+        return measured if measured.any() else self.pool
+
+    @property
+    def gpu_hours(self) -> Array:
+        """That `seconds` take."""
+        return self.view.gpus * self.seconds / 3600
+
+    def option(self, place: int) -> Option:
+        """One candidate."""
+        return option_at(self.view, self.asked, self.found, place)
+
+
+def answers(choosing: Choosing) -> tuple[Answer, ...]:
+    """One answer for each question that the limits ask; none where nothing meets them. Always the knee.
+
+    Without a limit: the fastest, the cheapest and the knee.
+    """
+    asked = choosing.asked
+    wanted: list[Kind] = []
+    if asked.budget is not None or not asked.limited:
+        wanted.append("fastest")
+    if asked.deadline_seconds is not None or not asked.limited:
+        wanted.append("cheapest")
+    if asked.min_efficiency is not None:
+        wanted.append("most")
+    found = [answer for kind in wanted if (answer := _within_limits(choosing, kind)) is not None]
+    knee = _knee(choosing)
+    return (*found, knee) if knee is not None else tuple(found)
+
+
+def closest(choosing: Choosing) -> Option | None:
+    """Of all that may be an answer the one that misses its worst limit by least; None where nothing may be one."""
+    beyond = overshoot(choosing.found, len(choosing.view.candidates))
+    place = best(choosing.preferred, beyond, choosing.seconds)
+    return None if place is None else choosing.option(place)
+
+
+def each_alone(choosing: Choosing) -> dict[str, Option]:
+    """Limit -> the best under it alone; those that nothing meets are not in it."""
+    kinds: dict[str, Kind] = {"deadline": "cheapest", "budget": "fastest", "efficiency": "most"}
+    found = {}
+    for limit, shares in choosing.found.items():
+        answer = _within_limits(replace(choosing, found={limit: shares}), kinds[limit])
+        if answer is not None:
+            found[limit] = answer.option
+    return found
+
+
+def _within_limits(choosing: Choosing, kind: Kind) -> Answer | None:
+    """The best of the surest: first those that meet every limit, measured before not measured; then the probable."""
+    grade = grades(choosing.found, len(choosing.view.candidates))
+    pick = _PICKS[kind]
+    tiers = [mask & (grade >= level) for level in (2, 1) for mask in (choosing.preferred, choosing.pool)]
+    places = [pick(choosing, mask) for mask in tiers]
+    chosen = next((place for place in places if place is not None), None)
+    if chosen is None:
+        return None
+    # The best that only probably meets the limits; without doubt about those, the best engine that nobody measured.
+    others = [place for place in (places[2], places[1]) if place is not None and place != chosen]
+    bolder = next((place for place in others if _gains(choosing, kind, place, chosen)), None)
+    return Answer(kind, choosing.option(chosen), None if bolder is None else choosing.option(bolder))
+
+
+_WORTH_TELLING = 0.05
+"""By so much a bolder answer must be better."""
+
+
+def _gains(choosing: Choosing, kind: Kind, other: int, chosen: int) -> bool:
+    if kind == "most":
+        return bool(choosing.view.gpus[other] > choosing.view.gpus[chosen])
+    cost = choosing.seconds if kind == "fastest" else choosing.gpu_hours
+    return bool(cost[other] < (1 - _WORTH_TELLING) * cost[chosen])
+
+
+def _fastest(choosing: Choosing, mask: Mask) -> int | None:
+    return best(mask, choosing.seconds, choosing.gpu_hours)
+
+
+def _cheapest(choosing: Choosing, mask: Mask) -> int | None:
+    return best(mask, choosing.gpu_hours, choosing.seconds)
+
+
+def _most(choosing: Choosing, mask: Mask) -> int | None:
+    """Most ranks, as far as each addition makes it faster: beyond, more would be paid for a longer time."""
+    worth = np.zeros(len(mask), dtype=bool)
+    worth[front(mask, choosing.seconds, choosing.gpu_hours)] = True
+    return best(worth, -choosing.view.gpus, choosing.seconds)
+
+
+_PICKS: dict[Kind, Callable[[Choosing, Mask], int | None]] = {
+    "fastest": _fastest,
+    "cheapest": _cheapest,
+    "most": _most,
+}
+
+
+def _knee(choosing: Choosing) -> Answer | None:
+    """The largest efficiency / time, which is the smallest ranks x time^2. Start-up is paid once, and left out.
+
+    Eager, Zahorjan & Lazowska, "Speedup Versus Efficiency in Parallel Systems" (IEEE Transactions on Computers 38(3),
+    1989), section 4. Up to there one per cent less time costs less than one per cent more GPU-hours, beyond it more.
+    """
+    view = choosing.view
+    training = view.training_seconds + (choosing.seconds - view.seconds)
+    place = best(choosing.preferred, view.gpus * training**2, view.gpus)
+    if place is None:
+        return None
+    last = view.gpus[choosing.preferred].max()
+    return Answer("knee", choosing.option(place), at_the_end=bool(view.gpus[place] == last))

@@ -1,0 +1,105 @@
+"""Advice as JSON: unavailable is null."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from vitscale.advice.advising import Advice
+from vitscale.advice.option import Option, Range
+
+
+def advice_json(advice: Advice, study: str | None) -> str:
+    """One object.
+
+    Args:
+        advice: what was found.
+        study: the text of the study that would run it; None where there is none.
+    """
+    asked = advice.asked
+    content = {
+        "version": 1,
+        "series": advice.reference,
+        "limits": {
+            "deadline_seconds": asked.deadline_seconds,
+            "budget": asked.budget,
+            "budget_unit": "GPU-hours" if asked.price_per_gpu_hour is None else "money",
+            "min_efficiency": asked.min_efficiency,
+        },
+        "price_per_gpu_hour": asked.price_per_gpu_hour,
+        "work": {
+            "images_per_epoch": advice.work.images,
+            "epochs": advice.work.epochs,
+            "startup_seconds": advice.work.startup_seconds,
+        },
+        "noise_scale_images": advice.noise.images,
+        "noise_scale_reason": advice.noise.reason or None,
+        "met": advice.met,
+        "answers": [
+            {
+                "question": answer.kind,
+                **_option(answer.option),
+                "bolder": None if answer.bolder is None else _option(answer.bolder),
+                "at_the_end": answer.at_the_end,
+            }
+            for answer in advice.answers
+        ],
+        "closest": None if advice.closest is None else _option(advice.closest),
+        "each_limit_alone": {limit: _option(option) for limit, option in advice.alone.items()}
+        | dict.fromkeys(advice.never),
+        "other_batch": None if advice.other_batch is None else _option(advice.other_batch),
+        "pareto_front": [_option(option) for option in advice.front],
+        "looked_at": advice.looked_at,
+        "dropped": dict(advice.dropped),
+        "refused": dict(advice.refused),
+        "assumptions": [
+            {"part": one.part, "taken": one.taken, "measurement": one.measurement} for one in advice.assumptions
+        ],
+        "measurements": [
+            {
+                "part": one.part,
+                "what": one.what,
+                "gpu_minutes": one.gpu_minutes,
+                "interval_ratio_before": one.spread_before,
+                "interval_ratio_after": one.spread_after,
+            }
+            for one in advice.measurements
+        ],
+        "study": study,
+    }
+    return json.dumps(content, indent=1, allow_nan=False)
+
+
+def _option(option: Option) -> dict[str, Any]:
+    candidate = option.candidate
+    return {
+        "gpus": option.gpus,
+        "nodes": option.nodes,
+        "ranks_per_node": candidate.ranks_per_node,
+        "engine": candidate.engine,
+        "zero_stage": candidate.zero_stage,
+        "micro_batch": candidate.micro_batch,
+        "grad_accum": candidate.grad_accum,
+        "activation_checkpointing": candidate.activation_checkpointing,
+        "global_batch": option.global_batch,
+        "keeps_global_batch": option.keeps_batch,
+        "label": option.label,
+        "series": option.series,
+        "engine_measured": option.measured_engine,
+        **_range("seconds", option.seconds),
+        **_range("gpu_hours", option.gpu_hours),
+        **_range("cost", option.cost),
+        **_range("efficiency", option.efficiency),
+        "seconds_to_same_loss": option.same_loss_seconds,
+        "memory_bytes": option.memory_bytes,
+        "oom_chance": option.oom_chance,
+        "verdicts": dict(option.verdicts),
+        "verdict": option.verdict,
+    }
+
+
+def _range(name: str, between: Range | None) -> dict[str, float | None]:
+    parts = (None, None, None) if between is None else (between.value, between.low, between.high)
+    known = [None if part is None or not math.isfinite(part) else part for part in parts]
+    return dict(zip((name, f"{name}_low", f"{name}_high"), known, strict=True))

@@ -1,0 +1,121 @@
+"""What could be rented and trained: every engine, batch and rank count that the model and the precision allow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from vitscale import engine_options
+from vitscale.advice.family import Family, measured_micro_batches
+from vitscale.errors import RequestError
+from vitscale.prediction.candidates import Candidate
+from vitscale.prediction.step.messages import messages
+from vitscale.trial import OF_THE_WRAPPER, TrainSpec
+
+_ENGINES = (("ddp", 0), ("fsdp2", 0), ("deepspeed", 0), ("deepspeed", 1), ("deepspeed", 2), ("deepspeed", 3))
+"""Looked at though nobody measured them; accelerate stands for one of them, Megatron-Core needs more to be set up."""
+_SMALLER, _LARGER = 4, 3
+"""Powers of two by which micro-batches go below the smallest measured one, and beyond the largest."""
+_ACCUMULATIONS = (1, 2, 4)
+"""Of candidates that train with another global batch."""
+_MOST_IMAGES = 1_000_000
+"""Of a micro-batch: `trial.BatchCount`."""
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """All of them, which of them keep the study's global batch, and what was not even looked at."""
+
+    found: tuple[Candidate, ...]
+    keeps_batch: tuple[bool, ...]
+    """Whether a candidate has the global batch that the study's policy gives at its rank count."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Engine, as a reader would call it -> why it cannot train this."""
+    indivisible: tuple[int, ...] = ()
+    """Rank counts over which the study's one global batch does not divide."""
+
+
+def candidates(family: Family, counts: tuple[tuple[int, int], ...]) -> Candidates:
+    """Every combination of engine, stage, micro-batch, accumulation, checkpointing and rank count.
+
+    Args:
+        family: the series to advise about.
+        counts: (ranks, ranks on each host).
+    """
+    engines, refused = _engines(family)
+    ladder = _micro_batches(family)
+    found: list[Candidate] = []
+    keeps: list[bool] = []
+    indivisible = []
+    for gpus, per_node in counts:
+        share = share_of_batch(family, gpus)
+        if share is None:
+            indivisible.append(gpus)
+        batches = dict.fromkeys(_kept(share, ladder), True)
+        for micro_batch in ladder:
+            for accum in _ACCUMULATIONS:
+                batches.setdefault((micro_batch, accum), False)
+        for engine, stage in engines:
+            if engine == "none" and gpus > 1:
+                continue
+            for (micro_batch, accum), kept in batches.items():
+                for checkpointing in (False, True):
+                    found.append(Candidate(gpus, per_node, engine, stage, micro_batch, accum, checkpointing))
+                    keeps.append(kept)
+    return Candidates(tuple(found), tuple(keeps), refused, tuple(indivisible))
+
+
+def share_of_batch(family: Family, gpus: int) -> int | None:
+    """Images per rank and optimizer step under the study's batch policy; None where they do not divide."""
+    trial = family.trial
+    if family.reference.mode == "strong-global":
+        return None if trial.global_batch % gpus else trial.global_batch // gpus
+    return trial.train.micro_batch * trial.train.grad_accum
+
+
+def _engines(family: Family) -> tuple[list[tuple[str, int]], dict[str, str]]:
+    """Measured ones first."""
+    kept: list[tuple[str, int]] = sorted(family.engines)
+    refused = {}
+    for engine, stage in _ENGINES:
+        if (engine, stage) in family.engines or family.trial.train.optimizer == "deepspeed_config":
+            continue  # the optimizer of the user's own DeepSpeed file is nobody else's
+        name = f"{engine} ZeRO-{stage}" if stage else engine
+        train = with_engine(family.trial.train, engine, stage)
+        try:
+            engine_options.check(train)
+        except RequestError as error:
+            refused[name] = str(error)
+            continue
+        if messages(family.trial.model_copy(update={"train": train})) is None:
+            refused[name] = "no run used it, and what it sends for this model is unavailable"
+        else:
+            kept.append((engine, stage))
+    return kept, refused
+
+
+def with_engine(train: TrainSpec, engine: str, zero_stage: int) -> TrainSpec:
+    """The same training under another wrapper at its defaults; unchanged under the one it has."""
+    if (train.engine, train.zero_stage) == (engine, zero_stage):
+        return train
+    defaults = {name: TrainSpec.model_fields[name].default for name in OF_THE_WRAPPER - {"engine"}}
+    return train.model_copy(update=defaults | {"engine": engine, "zero_stage": zero_stage})
+
+
+def _micro_batches(family: Family) -> tuple[int, ...]:
+    """Those that were measured, and powers of two times them."""
+    measured = measured_micro_batches(family.members)
+    least, most = min(measured), max(measured)
+    found = set(measured)
+    found |= {least >> power for power in range(1, _SMALLER + 1) if least % (1 << power) == 0}
+    found |= {most << power for power in range(1, _LARGER + 1)}
+    return tuple(sorted(size for size in found if 1 <= size <= _MOST_IMAGES))
+
+
+def _kept(share: int | None, ladder: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """(micro-batch, accumulation) whose product is a rank's share of the global batch."""
+    if share is None:
+        return
+    for micro_batch in sorted({*ladder, share}):
+        if share % micro_batch == 0 and micro_batch <= _MOST_IMAGES:
+            yield micro_batch, share // micro_batch

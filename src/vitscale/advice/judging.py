@@ -1,0 +1,106 @@
+"""Limits held against what is expected: by the interval of a future run, not by the expected value alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitscale.advice.landscape import Landscape, Mask
+from vitscale.advice.option import VERDICTS, Option, Range, Verdict
+from vitscale.advice.request import Request
+from vitscale.prediction.step.model import Array
+
+Limits = Mapping[str, tuple[Array, Array, Array]]
+"""Limit -> (share of it that the expected value takes, that the near end of the interval takes, that the far end
+takes): 1.0 is exactly at the limit, more misses it. Efficiency is turned round: least allowed / expected."""
+
+
+def limits(view: Landscape, asked: Request) -> Limits:
+    """Every limit that was given, over all candidates."""
+    found: dict[str, tuple[Array, Array, Array]] = {}
+    if asked.deadline_seconds is not None:
+        most = asked.deadline_seconds
+        found["deadline"] = (view.seconds / most, view.seconds_low / most, view.seconds_high / most)
+    if asked.budget is not None:
+        per_second = view.gpus / 3600 * (asked.price_per_gpu_hour or 1.0) / asked.budget
+        found["budget"] = (view.seconds * per_second, view.seconds_low * per_second, view.seconds_high * per_second)
+    if asked.min_efficiency is not None:
+        least = asked.min_efficiency
+        found["efficiency"] = (least / view.efficiency, least / view.efficiency_high, least / view.efficiency_low)
+    return found
+
+
+def grades(found: Limits, count: int) -> NDArray[np.int64]:
+    """Of each candidate its worst verdict, as its place in `VERDICTS`; without a limit the best one. NaN misses."""
+    worst = np.full(count, len(VERDICTS) - 1)
+    for value, _, far in found.values():
+        worst = np.minimum(worst, np.where(far <= 1.0, 2, np.where(value <= 1.0, 1, 0)))
+    return worst
+
+
+def overshoot(found: Limits, count: int) -> Array:
+    """Of each candidate the largest share that its expected value takes of any limit."""
+    largest = np.zeros(count)
+    for value, _, _ in found.values():
+        largest = np.maximum(largest, np.where(np.isnan(value), np.inf, value))
+    return largest
+
+
+def option_at(view: Landscape, asked: Request, found: Limits, place: int) -> Option:
+    """One candidate, taken out of the arrays."""
+
+    def known(values: Array) -> float | None:
+        return float(values[place]) if np.isfinite(values[place]) else None
+
+    candidate = view.candidates[place]
+    seconds = Range(*(float(each[place]) for each in (view.seconds, view.seconds_low, view.seconds_high)))
+    efficiency = Range(*(float(each[place]) for each in (view.efficiency, view.efficiency_low, view.efficiency_high)))
+    gpu_hours = seconds.times(candidate.gpus / 3600)
+    price = asked.price_per_gpu_hour
+    return Option(
+        candidate=candidate,
+        series=view.series[place],
+        label=view.labels[place],
+        measured_engine=bool(view.measured[place]),
+        global_batch=int(view.global_batch[place]),
+        keeps_batch=bool(view.keeps_batch[place]),
+        seconds=seconds,
+        gpu_hours=gpu_hours,
+        cost=None if price is None else gpu_hours.times(price),
+        efficiency=efficiency,
+        same_loss_seconds=known(view.same_loss_seconds),
+        memory_bytes=known(view.memory_bytes),
+        oom_chance=known(view.oom_chance),
+        verdicts={name: _verdict(*(float(each[place]) for each in shares)) for name, shares in found.items()},
+    )
+
+
+def _verdict(value: float, _near: float, far: float) -> Verdict:
+    return "meets" if far <= 1.0 else "probably" if value <= 1.0 else "misses"
+
+
+def best(mask: Mask, *keys: Array) -> int | None:
+    """The place of the smallest first key in `mask`; of equals, of the smallest second, and so on. None: mask empty."""
+    places = np.flatnonzero(mask)
+    if not len(places):
+        return None
+    order = np.lexsort([key[places] for key in reversed(keys)])
+    return int(places[order[0]])
+
+
+def front(mask: Mask, first: Array, second: Array) -> list[int]:
+    """Places in `mask` that no other one beats in one of two costs without losing in the other, by rising `first`.
+
+    Of equals in both only one is kept.
+    """
+    places = np.flatnonzero(mask)
+    order = places[np.lexsort((second[places], first[places]))]
+    kept: list[int] = []
+    lowest = np.inf
+    for place in order:
+        if second[place] < lowest:
+            kept.append(int(place))
+            lowest = float(second[place])
+    return kept

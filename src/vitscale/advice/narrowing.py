@@ -1,0 +1,168 @@
+"""Which one measurement would narrow an answer most for what it costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from vitscale.advice.option import Option
+from vitscale.prediction.evidence import Series
+from vitscale.prediction.network.links import Network
+from vitscale.prediction.parameters import JOB_TO_JOB
+
+_Z = 1.6449
+"""Standard deviations on either side of a normal distribution's middle 90 %."""
+CHECKED_SPREAD = 0.1
+"""Standard deviation of the logarithm of a bandwidth that a check measured."""
+_CHECK_SECONDS = 120.0
+"""What `vitscale check` takes on all its ranks, starting them included."""
+_SHORT_STEPS = 60
+"""Of a short run, warm-up included."""
+_UNKNOWN_STARTUP_SECONDS = 60.0
+_OVERLAP_LEFT = 0.25
+"""Of the variance of what is hidden of transfers, once runs of two ranks and more are there: (0.15 / 0.30)^2, the two
+priors of `prediction.parameters`."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One more measurement, and how much narrower an answer would be with it."""
+
+    what: str
+    """As a command or a study."""
+    part: str
+    """What of the step it tells more of."""
+    gpu_minutes: float
+    spread_before: float
+    """Upper over lower end of the 90 % interval of a future run, start-up aside."""
+    spread_after: float
+
+    @property
+    def gain_per_gpu_minute(self) -> float:
+        """Reduction of the interval's width, as a logarithm."""
+        return (math.log(self.spread_before) - math.log(self.spread_after)) / self.gpu_minutes
+
+
+def measurements(
+    option: Option, series: Series, network: Network, shares: Mapping[str, float], startup_seconds: float | None
+) -> tuple[Measurement, ...]:
+    """What would narrow an option's interval, the most for a GPU-minute first; none where nothing would by a tenth.
+
+    The variance of the logarithm of a future run's step is the sum of its parts' (`prediction.candidates`). A
+    measurement of a part leaves of its variance what such a measurement leaves; the width goes as the root of the sum.
+
+    Args:
+        option: the answer.
+        series: the measured series it was worked out from.
+        network: what is known of it.
+        shares: of that variance, by part; "job-to-job" is never the whole.
+        startup_seconds: of a run; None: unknown.
+    """
+    paid = startup_seconds or 0.0  # of every run alike: what is uncertain is the rest
+    if not option.seconds.low > paid:
+        return ()
+    width = math.log((option.seconds.high - paid) / (option.seconds.low - paid))
+    if not (math.isfinite(width) and width > 0):
+        return ()
+    variance = (width / (2 * _Z)) ** 2
+    startup = _UNKNOWN_STARTUP_SECONDS if startup_seconds is None else startup_seconds
+    found = []
+    for part, what, gpu_minutes, left in _possible(option, series, network, shares, variance, startup):
+        kept = math.sqrt(max(0.0, 1 - sum(shares.get(one, 0.0) * (1 - rest) for one, rest in left.items())))
+        found.append(Measurement(what, part, gpu_minutes, math.exp(width), math.exp(width * kept)))
+    worth = [one for one in found if math.log(one.spread_after) <= 0.9 * width]
+    return tuple(sorted(worth, key=lambda one: -one.gain_per_gpu_minute))
+
+
+_Possible = tuple[str, str, float, Mapping[str, float]]
+"""Part, what to do, GPU-minutes, and what it leaves of the variance by part."""
+
+
+def _possible(
+    option: Option, series: Series, network: Network, shares: Mapping[str, float], variance: float, startup: float
+) -> Iterator[_Possible]:
+    yield from _checks(option, series, network)
+    yield from _runs(option, series, shares, variance, startup)
+
+
+def _checks(option: Option, series: Series, network: Network) -> Iterator[_Possible]:
+    per_node = option.candidate.ranks_per_node
+
+    def left(spread: float) -> float:
+        return min(1.0, (CHECKED_SPREAD / spread) ** 2) if spread > 0 else 1.0
+
+    inside = {}
+    if option.gpus > 1 and per_node > 1 and network.inside.source != "check":
+        ranks = min(per_node, max(2, max(point.trial.world.ranks_per_node for point in series.points)))
+        inside = {"network inside hosts": left(network.inside.bandwidth_spread)}
+        what = f"vitscale check, on one host with {ranks} ranks"
+        yield "network inside hosts", what, ranks * _CHECK_SECONDS / 60, inside
+    if option.nodes > 1 and network.across.source != "check":
+        what = f"vitscale check --hostfile HOSTS, on 2 hosts with {per_node} rank{'s' if per_node > 1 else ''} each"
+        # It measures both levels at once.
+        both = inside | {"network between hosts": left(network.across.bandwidth_spread)}
+        yield (
+            "network inside and between hosts" if inside else "network between hosts",
+            what,
+            (2 * per_node * _CHECK_SECONDS / 60),
+            both,
+        )
+
+
+def _runs(
+    option: Option, series: Series, shares: Mapping[str, float], variance: float, startup: float
+) -> Iterator[_Possible]:
+    """Short runs: of the answer itself, and of smaller counts where a part was never measured."""
+    candidate = option.candidate
+    step = _step_seconds(series)
+
+    def gpu_minutes(ranks: int, runs: int) -> float:
+        return runs * ranks * (startup + _SHORT_STEPS * step) / 60
+
+    def known_to(part: str, runs: int) -> float:
+        """A part that runs measure directly is known as far as runs agree."""
+        own = shares.get(part, 0.0) * variance
+        return min(1.0, JOB_TO_JOB**2 / runs / own) if own > 0 else 1.0
+
+    measured = {point.trial.train.micro_batch for point in series.points}
+    if candidate.micro_batch not in measured or not option.measured_engine:
+        yield (
+            "compute",
+            f"2 short runs on 1 rank at micro-batch {candidate.micro_batch} (measure.steps = 50, repeats = 2)",
+            gpu_minutes(1, 2),
+            {"compute": known_to("compute", 2)},
+        )
+    if option.gpus > 1 and (max(point.gpus for point in series.points) == 1 or not option.measured_engine):
+        yield (
+            "overlap",
+            f"2 short runs of {candidate.engine} on 2 ranks (measure.steps = 50, measure.explain = true)",
+            gpu_minutes(2, 2),
+            {"overlap": _OVERLAP_LEFT, "stragglers": 1.0},
+        )
+    few = min(len(point.step_seconds) for point in series.points)
+    if few < 3:
+        counts = sorted({point.gpus for point in series.points})
+        more, where = 3 - few, ", ".join(map(str, counts))
+        yield (
+            "compute",
+            f"{more} more run{'s' if more > 1 else ''} of what was measured, on {where} ranks (measure.repeats = 3)",
+            sum(gpu_minutes(count, more) for count in counts),
+            {"compute": known_to("compute", 3), "optimizer": few / 3},
+        )
+    if option.gpus not in {point.gpus for point in series.points}:
+        everything = [part for part in shares if part != "job-to-job"]
+        yield (
+            "all but job-to-job",
+            f"2 short runs on {option.gpus} ranks themselves (measure.steps = 50, repeats = 2)",
+            gpu_minutes(option.gpus, 2),
+            dict.fromkeys(everything, min(1.0, JOB_TO_JOB**2 / 2 / variance)),
+        )
+
+
+def _step_seconds(series: Series) -> float:
+    return max(seconds for point in series.points for seconds in point.step_seconds)
+
+
+SpreadByPart = Callable[[str, int, int], Mapping[str, float]]
+"""Series, ranks, ranks on each host -> share of the variance by part."""

@@ -1,0 +1,73 @@
+"""One configuration with what is expected of it, and its verdict on each limit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from vitscale.prediction.results import Label
+
+if TYPE_CHECKING:
+    from vitscale.prediction.candidates import Candidate
+
+Verdict = Literal["meets", "probably", "misses"]
+"""meets: the far end of the 90 % interval of a future run is within the limit, so that about 19 of 20 runs are.
+probably: the expected value is. misses: it is not."""
+VERDICTS: tuple[Verdict, ...] = ("misses", "probably", "meets")
+"""From worst to best."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """An expected value, and the 90 % interval of a future run."""
+
+    value: float
+    low: float
+    high: float
+
+    def times(self, factor: float) -> Range:
+        """In another unit."""
+        return Range(self.value * factor, self.low * factor, self.high * factor)
+
+
+@dataclass(frozen=True)
+class Option:
+    """A candidate, and the whole work on it. None: unavailable."""
+
+    candidate: Candidate
+    series: str
+    """Which measured series it was worked out from."""
+    label: Label
+    measured_engine: bool
+    """Whether any run of these results used this engine at this stage."""
+    global_batch: int
+    keeps_batch: bool
+    """Whether it trains with the global batch that the study's own policy has at this rank count."""
+    seconds: Range
+    """Of the whole work, with start-up."""
+    gpu_hours: Range
+    cost: Range | None
+    """In the currency of the price that was given."""
+    efficiency: Range
+    same_loss_seconds: float | None
+    """Until the loss that the study's own global batch would have after this work."""
+    memory_bytes: float | None
+    oom_chance: float | None
+    verdicts: Mapping[str, Verdict]
+    """Limit ("deadline", "budget", "efficiency") -> whether it is met; those that were given."""
+
+    @property
+    def gpus(self) -> int:
+        """Ranks."""
+        return self.candidate.gpus
+
+    @property
+    def nodes(self) -> int:
+        """Hosts."""
+        return self.candidate.gpus // self.candidate.ranks_per_node
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of all."""
+        return min(self.verdicts.values(), key=VERDICTS.index, default="meets")

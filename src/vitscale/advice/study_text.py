@@ -1,0 +1,113 @@
+"""An option as a study file that `vitscale plan` and `vitscale run` take."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from vitscale.advice.candidates import with_engine
+from vitscale.advice.option import Option
+from vitscale.advice.quantities import duration, figures
+from vitscale.advice.request import Work
+from vitscale.errors import RequestError, explain
+from vitscale.study import TrainSection
+from vitscale.trial import DataSpec, TrainSpec, Trial, World
+
+
+def advised_trial(option: Option, trial: Trial, work: Work) -> Trial:
+    """What an option would run: the measured `trial` with the option's engine, batch and ranks.
+
+    Raises:
+        RequestError: the study used a DeepSpeed file of its own, or was imported: only its author can repeat that.
+    """
+    own = trial.train
+    chosen = option.candidate
+    if trial.origin is not None:
+        raise RequestError(
+            explain(
+                f"these results were imported ({trial.origin}), and do not say how to start such a training",
+                next_step="Write a study with the engine, batch and ranks as advised",
+            )
+        )
+    if own.deepspeed_config is not None and (own.engine, own.zero_stage) == (chosen.engine, chosen.zero_stage):
+        raise RequestError(
+            explain(
+                "the study trained with a DeepSpeed file of its own, which the results hold no copy of that a study "
+                "could name",
+                next_step="Take the study's own file, and set [scaling] and [train] as advised",
+            )
+        )
+    train = with_engine(own, chosen.engine, chosen.zero_stage).model_copy(
+        update={
+            "micro_batch": chosen.micro_batch,
+            "grad_accum": chosen.grad_accum,
+            "activation_checkpointing": chosen.activation_checkpointing,
+            "epochs": work.epochs,
+            "micro_batches": None,
+        }
+    )
+    world = World(
+        nodes=option.nodes, ranks_per_node=chosen.ranks_per_node, threads_per_rank=trial.world.threads_per_rank
+    )
+    window = trial.window.model_copy(update={"steps": None})
+    return trial.model_copy(update={"train": train, "world": world, "window": window})
+
+
+def study_text(name: str, option: Option, trial: Trial, work: Work) -> str:
+    """TOML of one trial: every value that decides it is written out, none left to "auto".
+
+    Args:
+        name: of the study; what a study's name may not hold is replaced.
+        option: what was advised.
+        trial: of the measured series that it was worked out from.
+        work: for the epochs.
+
+    Raises:
+        RequestError: as `advised_trial`.
+    """
+    advised = advised_trial(option, trial, work)
+    sections: dict[str, dict[str, Any]] = {
+        "model": advised.model.model_dump(exclude_none=True),
+        "data": {"name": advised.data.name} | _changed(advised.data, DataSpec),
+        "train": _train(advised.train),
+        "scaling": {"mode": "strong-micro", "gpus": [option.gpus], "gpus_per_node": option.candidate.ranks_per_node},
+        "launch": {"launcher": advised.launcher, "threads_per_rank": advised.world.threads_per_rank},
+        "measure": {"repeats": 1, "warmup_steps": advised.window.warmup_steps, "evaluate": advised.window.evaluate},
+    }
+    lines = [
+        "# Written by vitscale advise.",
+        f"# Expected: {duration(option.seconds.value)} ({duration(option.seconds.low)} to "
+        f"{duration(option.seconds.high)} for 9 runs in 10), {figures(option.gpu_hours.value)} GPU-hours; "
+        f"{option.label}.",
+        f"# Global batch {option.global_batch:,}"
+        + ("." if option.keeps_batch else ", which is NOT the one that the measured study trains with."),
+        f"name = {_toml(re.sub(r'[^A-Za-z0-9._-]', '-', name))}",
+    ]
+    for section, keys in sections.items():
+        lines += ["", f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in keys.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _train(train: TrainSpec) -> dict[str, Any]:
+    """What a [train] section knows of, where it is not at its default; precision and device in any case."""
+    always = {
+        "engine": train.engine,
+        "precision": train.precision,
+        "device": train.device,
+        "micro_batch": train.micro_batch,
+    }
+    taken = {key: value for key, value in _changed(train, TrainSpec).items() if key in TrainSection.model_fields}
+    return always | {key: value for key, value in taken.items() if key not in ("deepspeed_config", *always)}
+
+
+def _changed(spec: DataSpec | TrainSpec, kind: type[DataSpec] | type[TrainSpec]) -> dict[str, Any]:
+    fields = kind.model_fields
+    values = {key: getattr(spec, key) for key, field in fields.items() if not field.is_required()}
+    return {key: value for key, value in values.items() if value != fields[key].default and value is not None}
+
+
+def _toml(value: Any) -> str:
+    """A TOML value: JSON's are TOML's too, but for what must be escaped in a string."""
+    text = json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
+    return text.replace("\x7f", "\\u007f")

@@ -1,0 +1,164 @@
+"""How advice is worded, in a terminal and in a study's comments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vitscale.advice.advising import Advice
+from vitscale.advice.answers import Answer
+from vitscale.advice.option import Option, Range
+from vitscale.advice.quantities import duration, figures
+
+_QUESTIONS = {"fastest": "fastest", "cheapest": "cheapest", "most": "most ranks", "knee": "knee of the curve"}
+VERDICT_WORDS = {"meets": "yes", "probably": "probably", "misses": "no"}
+
+
+def engine(option: Option) -> str:
+    """ "ddp", "deepspeed ZeRO-2", with what else decides memory."""
+    candidate = option.candidate
+    stage = f" ZeRO-{candidate.zero_stage}" if candidate.zero_stage else ""
+    checkpointed = ", activation checkpointing" if candidate.activation_checkpointing else ""
+    return f"{candidate.engine}{stage}{checkpointed}"
+
+
+def batch(option: Option) -> str:
+    """ "32 x2 = 512": a rank's micro-batch, its accumulation, and the global batch they make."""
+    candidate = option.candidate
+    accumulated = f" x{candidate.grad_accum}" if candidate.grad_accum > 1 else ""
+    return f"{candidate.micro_batch}{accumulated} = {option.global_batch:,}"
+
+
+def time(between: Range) -> str:
+    """ "1.50 h (1.40 h to 1.70 h)"."""
+    return f"{duration(between.value)} ({duration(between.low)} to {duration(between.high)})"
+
+
+def amount(between: Range) -> str:
+    """ "12.0 (11.2 to 13.6)"."""
+    return f"{figures(between.value)} ({figures(between.low)} to {figures(between.high)})"
+
+
+def amounts(option: Option) -> str:
+    """ "1.50 h, 12.0 GPU-hours"."""
+    return f"{duration(option.seconds.value)}, {figures(option.gpu_hours.value)} GPU-hours"
+
+
+def place(option: Option) -> str:
+    """ "16 GPUs on 2 hosts"."""
+    ranks = f"{option.gpus} rank{'s' if option.gpus > 1 else ''}"
+    return ranks if option.nodes == 1 else f"{ranks} on {option.nodes} hosts"
+
+
+def in_short(option: Option) -> str:
+    """One option in half a line."""
+    return f"{place(option)}, {engine(option)}, batch {batch(option)}"
+
+
+def question(advice: Advice, answer: Answer) -> str:
+    """What an answer answers."""
+    name = _QUESTIONS[answer.kind]
+    if answer.kind == "knee" or not advice.asked.limited:
+        return name
+    return f"{name} within the limits"
+
+
+def limit_lines(advice: Advice) -> list[str]:
+    """The limits as they were understood."""
+    asked = advice.asked
+    money, unit = ("a cost of ", "") if asked.price_per_gpu_hour is not None else ("", " GPU-hours")
+    found = []
+    if asked.deadline_seconds is not None:
+        found.append(f"done within {duration(asked.deadline_seconds)}")
+    if asked.budget is not None:
+        found.append(f"{money}at most {figures(asked.budget)}{unit}")
+    if asked.min_efficiency is not None:
+        found.append(f"efficiency of at least {100 * asked.min_efficiency:.3g} %")
+    return found
+
+
+def notes(advice: Advice) -> Iterator[str]:
+    """What a reader must know to use the answers; one sentence or two each."""
+    work = advice.work
+    if work.startup_seconds is None:
+        yield "Start-up is unavailable (no run measured it) and left out of all times."
+    told = set()
+    for answer in advice.answers:
+        if answer.at_the_end:
+            yield (
+                f"The knee is the largest count looked at ({answer.option.gpus}): the real one may lie beyond. Look "
+                "further with --max-gpus."
+            )
+        if answer.option.candidate not in told:
+            yield from _about(answer)
+        told.add(answer.option.candidate)
+    if advice.other_batch is not None:
+        other = advice.other_batch
+        same = (
+            f"{duration(other.same_loss_seconds)} to the same loss"
+            if other.same_loss_seconds is not None
+            else "what that does to accuracy is unknown"
+        )
+        yield (
+            f"With another global batch than the study's, {in_short(other)} would take {duration(other.seconds.value)} "
+            f"({same}). --any-batch lets the answers do that."
+        )
+    yield from _same_loss(advice)
+    if advice.noise.images is None:
+        yield f"Time to the same loss: unavailable. The gradient noise scale is unknown: {advice.noise.reason}."
+    if not advice.memory_known:
+        yield (
+            "Memory: unavailable, so nothing was left out for it. Give the memory of one device with --gpu-memory, if "
+            "the model is one that vitscale can count."
+        )
+    if advice.indivisible:
+        counts = ", ".join(map(str, advice.indivisible[:8])) + (", ..." if len(advice.indivisible) > 8 else "")
+        yield f"The study's global batch of {advice.study_batches[-1]:,} does not divide over {counts} ranks."
+
+
+def _same_loss(advice: Advice) -> Iterator[str]:
+    """What throughput alone hides, where the gradient noise scale is known."""
+    if advice.noise.images is None:
+        return
+    low, high = advice.noise.low, advice.noise.high
+    over = "" if low is None or high is None else f" (over the trials {figures(low)} to {figures(high)})"
+    yield (
+        f"Same loss: until the loss that a global batch of {advice.study_batches[0]:,} would have after this work, at "
+        f"a gradient noise scale of {figures(advice.noise.images)} images{over}, each batch at its best learning rate."
+    )
+    known = [(option.same_loss_seconds, option) for option in advice.front if option.same_loss_seconds is not None]
+    if known and known[0][0] > (quickest := min(known, key=lambda pair: pair[0]))[0] and not advice.asked.any_batch:
+        yield (
+            f"To the same loss {in_short(quickest[1])} is the fastest of these: {duration(quickest[0])}, where "
+            f"{in_short(known[0][1])} takes {duration(known[0][0])}."
+        )
+
+
+def _about(answer: Answer) -> Iterator[str]:
+    name = _QUESTIONS[answer.kind].capitalize()
+    option = answer.option
+    if not option.measured_engine:
+        yield f"{name}: no run of these results used {engine(option)}. Try it before you rent for it."
+    if not option.keeps_batch:
+        yield (
+            f"{name}: trains with a global batch of {option.global_batch:,}; the study's own would be another at this "
+            "count. Accuracy and the best learning rate may differ."
+        )
+    if option.label == "prior-driven":
+        yield f"{name}: prior-driven. A part that decides it rests on no measurement."
+    if answer.bolder is not None:
+        other = answer.bolder
+        why = "" if other.measured_engine else ", an engine that was not measured"
+        sure = "" if other.verdict == "meets" else ", which only probably meets the limits"
+        yield (
+            f"{name}, if you dare: {in_short(other)}{why}{sure}: {time(other.seconds)}, "
+            f"{figures(other.gpu_hours.value)} GPU-hours."
+        )
+
+
+def dropped_lines(advice: Advice) -> list[str]:
+    """How many configurations were left out, and why; engines that are refused for one reason together."""
+    found = [f"{count:,} left out: {why}." for why, count in advice.dropped.items()]
+    by_reason: dict[str, list[str]] = {}
+    for name, why in advice.refused.items():
+        by_reason.setdefault(why.rstrip("."), []).append(name)
+    return [*found, *(f"{', '.join(names)} left out: {why}." for why, names in by_reason.items())]

@@ -1,0 +1,199 @@
+"""Two claims as tests: is training over several hosts as fast as in one, and as accurate on N GPUs as on fewer?
+
+That no difference was found is not that there is none: each answer says what difference it can exclude.
+
+Sources: Schuirmann, "A comparison of the two one-sided tests procedure and the power approach for assessing the
+equivalence of average bioavailability" (Journal of Pharmacokinetics and Biopharmaceutics 15, 1987, 657-680); Welch,
+"The generalization of 'Student's' problem" (Biometrika 34, 1947, 28-35).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from vitscale.analysis.statistics import CONFIDENCE, FEWEST_REPEATS, Interval, ratio
+
+MARGIN = 0.05
+"""Epoch times within this factor count as equal: a whole run, done again, varies by as much."""
+LEVEL = 0.05
+"""Of each of the two one-sided tests for equivalence."""
+
+HostsVerdict = Literal[
+    "too few to tell", "equivalent", "no difference shown", "different", "different, but within the margin"
+]
+AccuracyVerdict = Literal[
+    "higher", "lower", "no difference shown", "one run: beyond counting error", "one run: within counting error",
+    "one run: no error known",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CountRatio:
+    """Epoch seconds over several hosts, as a multiple of those in one host, at one GPU count."""
+
+    gpus: int
+    ratio: Interval
+    """With an interval where both sides have repeated runs."""
+    one_host_runs: int
+    several_hosts_runs: int
+
+
+@dataclass(frozen=True)
+class HostsTest:
+    """One host against several over all GPU counts. `ratio` above 1: several hosts are slower."""
+
+    counts: tuple[CountRatio, ...]
+    ratio: Interval
+    """Geometric mean over the counts; its 95 % interval is Student's t on the logarithms, a count being the unit."""
+    scatter: float | None
+    """Standard deviation of the counts' ratios, as a factor less 1."""
+    margin: float
+    p_equivalence: float | None
+    """Of two one-sided tests: below 0.05 a ratio outside 1/(1+margin) to 1+margin is excluded. None: fewer than 2."""
+    cannot_exclude: float | None
+    """Largest difference within the 95 % interval, as a share: 0.03 is 3 %, in either direction."""
+    verdict: HostsVerdict
+
+
+@dataclass(frozen=True)
+class AccuracyDifference:
+    """Accuracy at one rank count less that at another, after equally many images. All as shares in [0, 1]."""
+
+    difference: float
+    low: float | None
+    high: float | None
+    """95 % interval over runs (Welch); None where a side has one run."""
+    counting_error: float | None
+    """Half the 95 % interval from counting right and wrong images alone: the least that a difference is uncertain by.
+    How far another seed would move it is not in it. None where the numbers of images are unknown."""
+    runs: tuple[int, int]
+    """Of the reference, and of what is held against it."""
+    verdict: AccuracyVerdict
+
+
+def hosts_test(
+    one_host: Mapping[int, Sequence[float]], several_hosts: Mapping[int, Sequence[float]], margin: float = MARGIN
+) -> HostsTest | None:
+    """Tests one host against several, paired by GPU count; None where no count of several GPUs was measured on both.
+
+    Epochs of a run are no repeats: a run is one value. With one run per count nothing is known of a single count, but
+    the counts together are repeated measurements of one ratio, if the ratio is the same at each.
+
+    Args:
+        one_host: GPU count to the epoch seconds of each run; positive and finite.
+        several_hosts: the same, over several hosts.
+        margin: a factor of 1 + margin or less, either way, counts as equal.
+    """
+    counts = tuple(
+        CountRatio(gpus, ratio(several_hosts[gpus], one_host[gpus]), len(one_host[gpus]), len(several_hosts[gpus]))
+        for gpus in sorted(one_host)
+        if gpus > 1 and one_host[gpus] and several_hosts.get(gpus)
+    )
+    if not counts:
+        return None
+    # Not of the ratios, which may be beyond all floats.
+    logs = [_mean_log(several_hosts[one.gpus]) - _mean_log(one_host[one.gpus]) for one in counts]
+    mean = statistics.fmean(logs)
+    if len(logs) < 2:
+        alone = counts[0].ratio
+        return HostsTest(counts, alone, None, margin, None, _cannot_exclude(alone), _of_one(alone))
+    freedom, spread = len(logs) - 1, statistics.stdev(logs)
+    error = spread / math.sqrt(len(logs))
+    half = _t_quantile(freedom, (1 + CONFIDENCE) / 2) * error
+    whole = Interval(_exp(mean), _exp(mean - half), _exp(mean + half))
+    p_value = _equivalence(mean, error, freedom, math.log1p(margin))
+    verdict = _verdict(whole, p_value) if len(logs) >= FEWEST_REPEATS else "too few to tell"
+    return HostsTest(counts, whole, _exp(spread) - 1, margin, p_value, _cannot_exclude(whole), verdict)
+
+
+def accuracy_difference(
+    reference: Sequence[float], other: Sequence[float], images_counted: tuple[int, int] | None = None
+) -> AccuracyDifference:
+    """How much higher `other` is than `reference`.
+
+    Args:
+        reference: accuracy of each run, in [0, 1].
+        other: the same of what is held against it.
+        images_counted: from how many images each run of either side counted its accuracy; None where unknown.
+
+    Raises:
+        ValueError: a side is empty, or holds what is no share.
+    """
+    if not reference or not other or not all(0 <= value <= 1 for value in (*reference, *other)):
+        raise ValueError(f"accuracies must be shares, at least one on each side: {list(reference)}, {list(other)}")
+    means = statistics.fmean(reference), statistics.fmean(other)
+    difference, runs = means[1] - means[0], (len(reference), len(other))
+    counting = None
+    if images_counted is not None:
+        normal = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+        counted = [images * count for images, count in zip(images_counted, runs, strict=True)]
+        variances = (mean * (1 - mean) / images for mean, images in zip(means, counted, strict=True))
+        counting = normal * math.sqrt(sum(variances))
+    if min(runs) < 2:
+        return AccuracyDifference(difference, None, None, counting, runs, _of_single_runs(difference, counting))
+    parts = [(statistics.variance(values) / len(values), len(values) - 1) for values in (reference, other)]
+    squared = sum(part for part, _ in parts)
+    half = 0.0
+    if squared > 0:
+        freedom = 1 / sum((part / squared) ** 2 / degrees for part, degrees in parts)
+        half = _t_quantile(freedom, (1 + CONFIDENCE) / 2) * math.sqrt(squared)
+    low, high = difference - half, difference + half
+    verdict: AccuracyVerdict = "higher" if low > 0 else "lower" if high < 0 else "no difference shown"
+    return AccuracyDifference(difference, low, high, counting, runs, verdict)
+
+
+def _equivalence(mean: float, error: float, freedom: int, bound: float) -> float:
+    """The larger p-value of the two one-sided tests that `mean` is not beyond `-bound` or `bound`."""
+    if error == 0:
+        return 0.0 if abs(mean) < bound else 1.0
+    from scipy.special import stdtr  # a third of a second to import, and only needed here
+
+    return float(max(stdtr(freedom, -(mean + bound) / error), stdtr(freedom, -(bound - mean) / error)))
+
+
+def _verdict(whole: Interval, p_value: float) -> HostsVerdict:
+    shown = whole.low is not None and whole.high is not None and not whole.low <= 1 <= whole.high
+    if shown:
+        return "different, but within the margin" if p_value < LEVEL else "different"
+    return "equivalent" if p_value < LEVEL else "no difference shown"
+
+
+def _of_one(alone: Interval) -> HostsVerdict:
+    """Of a single count: what its repeated runs say, if it has any."""
+    if alone.low is None or alone.high is None or alone.note:
+        return "too few to tell"
+    return "no difference shown" if alone.low <= 1 <= alone.high else "different"
+
+
+def _cannot_exclude(whole: Interval) -> float | None:
+    if whole.low is None or whole.high is None:
+        return None
+    return max(abs(whole.low - 1), abs(whole.high - 1))
+
+
+def _of_single_runs(difference: float, counting: float | None) -> AccuracyVerdict:
+    if counting is None:
+        return "one run: no error known"
+    return "one run: beyond counting error" if abs(difference) > counting else "one run: within counting error"
+
+
+def _mean_log(values: Sequence[float]) -> float:
+    return statistics.fmean(map(math.log, values))
+
+
+def _exp(log: float) -> float:
+    """Infinity beyond all floats: records are input, and may hold anything."""
+    try:
+        return math.exp(log)
+    except OverflowError:
+        return math.inf
+
+
+def _t_quantile(degrees_of_freedom: float, share: float) -> float:
+    from scipy.special import stdtrit  # a third of a second to import, and only needed here
+
+    return float(stdtrit(degrees_of_freedom, share))

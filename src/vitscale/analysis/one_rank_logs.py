@@ -1,0 +1,122 @@
+"""What one rank's log alone says of waiting and transfer: bounds, and a sign of which of the two it is.
+
+A rank's exchange of gradients takes x_i = T + W_i in step i: the transfer, and the wait for the slowest rank. Only
+their sum is in the log. Where every step sends the same over the same network, so that T is the same in each:
+
+    T <= min x_i              no step can take less than its transfer
+    W >= mean x_i - min x_i   what is above that was not transfer
+    T >= sent bytes / link    where both are known; else 0
+    W <= mean x_i - that      a rank that is early by the same time in every step waits in every step, the quickest too
+
+so the quickest step bounds the transfer from above, and never from below. Whether the rank was early is seen from its
+own pace: one that waits waits for a moment that others set, so that what it computes slower it waits less. Of the
+change of x from one step to the next per change of its own computing, -1 says that it waits, 0 that others wait for it
+(or that nobody waits), as far as ranks do not slow down together.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vitscale.intervals import length, union
+from vitscale.record import ExplainedLine, Run
+
+_FEWEST_STEPS = 20
+
+
+@dataclass(frozen=True)
+class OneRankBounds:
+    """Seconds of a step, mean over the steady steps unless said otherwise."""
+
+    rank: int
+    steps: int
+    step_seconds: float
+    exchange_seconds: float
+    """Transfer and wait together."""
+    exchange_median_seconds: float
+    transfer_low: float
+    transfer_high: float
+    wait_low: float
+    wait_high: float
+    follows_own_pace: float | None
+    """Change of the exchange per change of the rank's own computing, from step to step: -1 where it waits, 0 where it
+    does not. Median over the steps of which the computing changed most; None where it hardly changes."""
+
+    @property
+    def waits(self) -> bool | None:
+        """Whether the rank waits in a typical step; None where its pace does not tell."""
+        if self.follows_own_pace is None or 0.25 < -self.follows_own_pace < 0.75:
+            return None
+        return self.follows_own_pace < -0.5
+
+
+def one_rank_bounds(
+    run: Run, steady_from: int = 0, sent_bytes: float | None = None, link_bytes_per_second: float | None = None
+) -> OneRankBounds | None:
+    """The bounds of a run of which one rank alone is recorded; None of others, and of fewer than 20 steps.
+
+    Args:
+        run: the record.
+        steady_from: the first step after warm-up (`RunFigures.steady_from`).
+        sent_bytes: what a rank sends and receives over its link in a step, at least.
+        link_bytes_per_second: what that link can do, at most.
+    """
+    if run.header.trial.world.size < 2 or len(run.ranks) != 1 or len(run.ranks_needed) != 1:
+        return None
+    rank = run.ranks[0]
+    light = {line.step for line in rank.steps if line.window == "light" and not line.warmup}
+    lines = [line for line in rank.explained if line.step >= steady_from and line.step in light and line.collectives]
+    if len(lines) < _FEWEST_STEPS:
+        return None
+    exchanged = [_exchange(line) for line in lines]
+    mean, least = statistics.fmean(exchanged), min(exchanged)
+    floor = 0.0
+    if sent_bytes is not None and link_bytes_per_second is not None and link_bytes_per_second > 0:
+        floor = min(least, sent_bytes / link_bytes_per_second)
+    return OneRankBounds(
+        rank=rank.rank,
+        steps=len(lines),
+        step_seconds=statistics.fmean(line.seconds for line in lines),
+        exchange_seconds=mean,
+        exchange_median_seconds=statistics.median(exchanged),
+        transfer_low=floor,
+        transfer_high=least,
+        wait_low=mean - least,
+        wait_high=mean - floor,
+        follows_own_pace=_follows(lines, exchanged),
+    )
+
+
+def ring_bytes(tensor_bytes: float, ranks: int) -> float:
+    """What each rank sends in an all-reduce of `tensor_bytes` by a ring: 2 (N - 1) / N of them.
+
+    No algorithm sends less from the busiest rank: Patarasuk & Yuan, "Bandwidth optimal all-reduce algorithms for
+    clusters of workstations" (JPDC 69, 2009), section 3.
+    """
+    return 2 * (ranks - 1) / ranks * tensor_bytes
+
+
+def _exchange(line: ExplainedLine) -> float:
+    return length(union((start, end) for _, _, start, end in line.collectives))
+
+
+def _follows(lines: Sequence[ExplainedLine], exchanged: Sequence[float]) -> float | None:
+    """The median ratio of the changes, over the half of the steps whose computing changed most."""
+    own = [
+        sum(end - start for name, start, end in line.phases if name in ("forward", "backward")) - exchange
+        for line, exchange in zip(lines, exchanged, strict=True)
+    ]
+    changes = [
+        (own[after] - own[before], exchanged[after] - exchanged[before])
+        for before, after in zip(range(len(lines)), range(1, len(lines)), strict=False)
+        if lines[after].step - lines[before].step <= 2
+    ]
+    if len(changes) < _FEWEST_STEPS:
+        return None
+    typical = statistics.median(abs(change) for change, _ in changes)
+    # Timers have two decimals of a millisecond: below a tenth of one there is nothing to be seen.
+    if typical < 1e-4:
+        return None
+    return statistics.median(other / change for change, other in changes if abs(change) >= typical)

@@ -1,0 +1,178 @@
+"""Reads DeepSpeed's logs with `wall_clock_breakdown`: of one rank, of several in one file, or of one file per rank."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vitscale.errors import RequestError, explain, shown
+from vitscale.importers.deepspeed_facts import MOST_MICRO_STEPS, Facts
+from vitscale.importers.deepspeed_lines import Broken, timers, without_colours
+from vitscale.importers.deepspeed_steps import ONE_RANK, WARMUP_STEPS, RankTimes, step_lines
+from vitscale.importers.files import identified, lines
+from vitscale.importers.findings import Findings, FoundRank, FoundRun, Problems, Setting, listed
+from vitscale.importers.options import Options
+from vitscale.record import ImportedFile
+
+_UNKNOWN_GPU = "unknown GPU"
+_RANK_IN_NAME = re.compile(r"rank[-_.]?(\d{1,6})(?!\d)", re.IGNORECASE)
+_BEGINS = "DeepSpeed info: version="
+
+
+@dataclass
+class _Part:
+    """One run in one file; a log that was appended to has several."""
+
+    files: tuple[ImportedFile, ...]
+    facts: Facts = field(default_factory=Facts)
+    ranks: dict[int, RankTimes] = field(default_factory=dict)
+
+    @property
+    def has_steps(self) -> bool:
+        return any(step is not None for rank in self.ranks.values() for step in rank.steps)
+
+    @property
+    def began(self) -> float | None:
+        """When its first step ended."""
+        times = (step[0].unix_seconds for rank in self.ranks.values() for step in rank.steps[:1] if step)
+        return next((one for one in times if one is not None), None)
+
+
+def read(paths: Sequence[Path], options: Options) -> Findings:
+    """The runs of all files. Files of the same world that tell of different ranks are one run.
+
+    Raises:
+        RequestError: a log does not tell how many GPUs it is of, or tells another number than --gpus.
+        StoreError: a file cannot be read.
+    """
+    parts: list[_Part] = []
+    problems: list[str] = []
+    notes: dict[str, None] = {}
+    for path in paths:
+        told = Problems(path.name)
+        parts += [part for part in _parts(path, told) if part.has_steps]
+        problems += told.told()
+    runs: list[FoundRun] = []
+    for group in _one_run_each(parts):
+        run, said = _run(group, options, len(runs))
+        runs.append(run)
+        notes |= dict.fromkeys(said)
+    return Findings(tuple(runs), tuple(notes), tuple(problems))
+
+
+def _parts(path: Path, told: Problems) -> list[_Part]:
+    files = (identified(path),)
+    match = _RANK_IN_NAME.search(path.name)
+    own = int(match[1]) if match else 0
+    parts = [_Part(files)]
+    for number, raw, whole in lines(path):
+        text = without_colours(raw)
+        if _BEGINS in text and parts[-1].has_steps:
+            parts.append(_Part(files))  # started again, into the same file
+        part = parts[-1]
+        part.facts.take(text)
+        for one in timers(text):
+            if isinstance(one, Broken):
+                told.line(number, one.why, "broken" if whole else "cut-off")
+                if not whole:
+                    continue  # the last line of the file: no step comes after it
+            rank = own if one.rank is None else one.rank
+            part.ranks.setdefault(rank, RankTimes()).take(one)
+    return parts
+
+
+def _one_run_each(parts: Iterable[_Part]) -> list[list[_Part]]:
+    """Parts that are one run: of the same world size, and no rank told twice."""
+    groups: list[list[_Part]] = []
+    for part in parts:
+        home = next((group for group in groups if _belongs(part, group)), None)
+        if home is None:
+            groups.append([part])
+        else:
+            home.append(part)
+    return groups
+
+
+def _belongs(part: _Part, group: Sequence[_Part]) -> bool:
+    taken = {rank for other in group for rank in other.ranks}
+    sizes = [next(iter(one.facts.world_sizes().values()), None) for one in (part, *group)]
+    known = {size for size in sizes if size is not None}
+    begins = [one.began for one in (part, *group)]
+    times = [one for one in begins if one is not None]
+    # Ranks end their first step within the same collective; an hour is for clocks that disagree.
+    together = not times or max(times) - min(times) < 3600
+    return not taken & part.ranks.keys() and len(known) <= 1 and together
+
+
+def _run(group: Sequence[_Part], options: Options, number: int) -> tuple[FoundRun, list[str]]:
+    facts = [part.facts for part in group]
+    name = group[0].files[0].name
+    ranks = {rank: times for part in group for rank, times in part.ranks.items() if any(times.steps)}
+    gpus, notes = _gpus(facts, options, name)
+    if beyond := [rank for rank in sorted(ranks) if rank >= gpus]:
+        notes.append(f"{name} is of {gpus} GPUs: times of rank {listed(beyond)} are left out")
+        ranks = {rank: times for rank, times in ranks.items() if rank < gpus}
+    if not ranks:
+        raise RequestError(explain(f"{shown(name)} tells of no rank of its world of {gpus}"))
+    accum = next((n for f in facts if 0 < (n := f.numbers.get("grad_accum", 0)) <= MOST_MICRO_STEPS), 1)
+    micro_batch = next((found for f in facts if (found := f.micro_batch(gpus, accum)) is not None), None)
+    nodes = next((found for f in facts if (found := f.nodes(gpus)) is not None), None)
+    if nodes is None:
+        nodes = 1
+        if gpus > 1:
+            notes.append(f"{name} does not tell on how many hosts its {gpus} GPUs were: one is assumed")
+    hosts = {rank: host for f in facts for rank, host in f.hosts.items()}
+    untold = ONE_RANK.format(listed(sorted(ranks))) if len(ranks) < gpus else ""
+    images = (micro_batch or options.micro_batch or 0) * accum
+    own: list[FoundRank] = []
+    for rank in sorted(ranks):
+        steps, explained = step_lines(ranks[rank], images, accum, untold)
+        host = hosts.get(rank)
+        own.append(FoundRank(rank, device=_UNKNOWN_GPU, host=host, steps=steps, explained=explained))
+    if untold:
+        notes.append(f"{name} tells of rank {listed(sorted(ranks))} of {gpus}: {untold}")
+    setting = Setting(
+        gpus=gpus,
+        nodes=nodes,
+        micro_batch=micro_batch,
+        grad_accum=accum,
+        engine="deepspeed",
+        zero_stage=next((f.numbers["zero_stage"] for f in facts if "zero_stage" in f.numbers), None),
+        precision=next((f.precision for f in facts if f.precision is not None), None),
+    )
+    run = FoundRun(
+        setting=setting,
+        name=f"{name} {number}",
+        files=tuple(dict.fromkeys(file for part in group for file in part.files)),
+        ranks=tuple(own),
+        versions={key: value for f in reversed(facts) for key, value in f.versions.items()},
+        synchronised=any(f.synchronised for f in facts),
+        started_unix_seconds=max(0.0, group[0].began or 0.0),
+        warmup_steps=WARMUP_STEPS,
+    )
+    return run, notes
+
+
+def _gpus(facts: Iterable[Facts], options: Options, name: str) -> tuple[int, list[str]]:
+    """The world size, and a note where the log contradicts itself.
+
+    Raises:
+        RequestError: nobody tells it, or --gpus is another.
+    """
+    said: dict[str, int] = {}
+    for one in facts:
+        said = one.world_sizes() | said
+    told = next((said[key] for key in ("world_size", "NCCL's nranks", "train_batch_size") if key in said), None)
+    if told is not None and options.gpus is not None and options.gpus != told:
+        raise RequestError(
+            explain(f"--gpus is {options.gpus}, but {shown(name)} is of {told}", next_step="Leave --gpus out")
+        )
+    gpus = told or options.gpus
+    if gpus is None:
+        raise RequestError(
+            explain(f"{shown(name)} does not tell its world size", next_step="Give it: --gpus 8, of all ranks together")
+        )
+    others = [f"{key} {size}" for key, size in said.items() if size != gpus]
+    return gpus, [f"{name} is taken for one of {gpus} GPUs; it also says {listed(others)}"] if others else []

@@ -1,0 +1,223 @@
+"""Reads a table of epochs: one row per run, epoch and rank, with the seconds that rank took."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from vitscale.errors import StoreError, explain
+from vitscale.importers import numbers
+from vitscale.importers.dataset_sizes import an_epoch
+from vitscale.importers.files import identified
+from vitscale.importers.findings import Findings, FoundRank, FoundRun, Problems, Setting, listed
+from vitscale.importers.layouts import nodes_of
+from vitscale.importers.options import MOST_GPUS, Options
+from vitscale.importers.tables import Row, header, rows
+from vitscale.record import EpochLine, ImportedFile
+
+REQUIRED = ("gpus", "epoch_seconds")
+_KNOWN = (
+    *("cluster", "gpu", "layout", "nodes", "dataset", "fraction", "micro_batch", "grad_accum", "run", "gpus", "epoch"),
+    *("rank", "epoch_seconds", "loss", "accuracy"),
+)
+_LONGEST_TEXT = 100
+_MOST_ROWS = 5_000_000
+_UNTOLD = re.compile(r"[^\w .,:;+/()-]+")
+
+
+class _Row(NamedTuple):
+    """One row's own values."""
+
+    seconds: float
+    loss: float | None
+    accuracy: float | None
+    device: str | None
+
+
+@dataclass
+class _Run:
+    """One run while it is read: (rank, epoch) to its row."""
+
+    setting: Setting
+    name: str
+    by_rank: bool
+    """Whether its file says whose time each row is."""
+    rows: dict[tuple[int, int], _Row] = field(default_factory=dict)
+    devices: dict[int, str] = field(default_factory=dict)
+    """Rank to its GPU, as its first row tells it."""
+    next_epoch: Counter[int] = field(default_factory=Counter)
+
+
+def read(paths: Sequence[Path], options: Options) -> Findings:
+    """The runs of one or several tables; the same run may go on in another file.
+
+    Raises:
+        RequestError: a required column is missing.
+        StoreError: a file cannot be read, or has too many rows.
+    """
+    runs: dict[tuple[Setting, str], _Run] = {}
+    problems: list[str] = []
+    notes: dict[str, None] = {}
+    kept = 0
+    for path in paths:
+        told, columns = Problems(path.name), header(path)
+        for row in rows(path, REQUIRED, told):
+            try:
+                setting, values = _setting(row, options), _values(row)
+                rank = numbers.whole(row["rank"] or "0", 0, setting.gpus - 1)
+                epoch = numbers.whole(row["epoch"], 0, 10_000_000) if row["epoch"] else None
+            except ValueError as error:
+                told.line(row.line, str(error))
+                continue
+            name = text_of(row["run"]) or "1"
+            run = _home(runs, _Run(setting, name, "rank" in columns), rank, values.device)
+            _add(run, rank, epoch, values, row.line, told)
+            kept += 1
+            if kept > _MOST_ROWS:
+                raise StoreError(explain(f"more than {_MOST_ROWS:,} rows", next_step="Import fewer files at a time"))
+        notes |= dict.fromkeys(_notes_on(columns))
+        problems += told.told()
+    files = tuple(identified(path) for path in paths)
+    first = 0 if any(epoch == 0 for run in runs.values() for _, epoch in run.rows) else 1
+    found = tuple(_found(run, first, options, files) for run in runs.values())
+    notes |= dict.fromkeys(_unknown_layouts(found))
+    return Findings(found, tuple(notes), (*problems, *_gaps(found, first)))
+
+
+def _setting(row: Row, options: Options) -> Setting:
+    gpus = numbers.whole(row["gpus"], 1, MOST_GPUS)
+    layout, batch = text_of(row["layout"]), row["micro_batch"]
+    nodes = numbers.whole(row["nodes"], 1, gpus) if row["nodes"] else nodes_of(layout, gpus) or 1
+    if gpus % nodes:
+        raise ValueError(f"{gpus} GPUs do not share out over {nodes} nodes")
+    return Setting(
+        gpus=gpus,
+        nodes=nodes,
+        micro_batch=numbers.whole(batch, 1, 1_000_000) if batch else options.micro_batch,
+        grad_accum=numbers.whole(row["grad_accum"] or "1", 1, 1_000_000),
+        fraction=numbers.share(row["fraction"] or "1.0"),
+        cluster=text_of(row["cluster"]),
+        layout=layout,
+        dataset=text_of(row["dataset"]),
+    )
+
+
+def _values(row: Row) -> _Row:
+    accuracy = numbers.finite(row["accuracy"])
+    if accuracy is not None and not 0 <= accuracy <= 1:
+        raise ValueError(f"an accuracy of {accuracy:g} is no share from 0 to 1")
+    return _Row(numbers.seconds(row["epoch_seconds"]), numbers.finite(row["loss"]), accuracy, text_of(row["gpu"]))
+
+
+def text_of(text: str) -> str | None:
+    """A name of a believable length and characters; None for none."""
+    return _UNTOLD.sub("?", text.strip())[:_LONGEST_TEXT] or None
+
+
+def _home(runs: dict[tuple[Setting, str], _Run], own: _Run, rank: int, device: str | None) -> _Run:
+    """The run a row belongs to: that of its setting and name, unless this rank has another GPU there."""
+    run = runs.setdefault((own.setting, own.name), own)
+    if device is None or run.devices.setdefault(rank, device) == device:
+        return run
+    name = f"{own.name} on {device}"
+    return runs.setdefault((own.setting, name), _Run(own.setting, name, own.by_rank))
+
+
+def _add(run: _Run, rank: int, epoch: int | None, values: _Row, line: int, told: Problems) -> None:
+    if epoch is None:  # without a column of epochs each row of a rank is its next one
+        run.next_epoch[rank] += 1
+        epoch = run.next_epoch[rank]
+    before = run.rows.setdefault((rank, epoch), values)
+    if before is values:
+        return
+    if before == values:
+        told.line(line, f"epoch {epoch} of rank {rank} again", "duplicate")
+    else:
+        told.line(line, f"epoch {epoch} of rank {rank} again, with other values: the first count", "contradicting")
+
+
+def _found(run: _Run, first: int, options: Options, files: tuple[ImportedFile, ...]) -> FoundRun:
+    steps, images = an_epoch(run.setting, options)
+    # Loss and accuracy are the run's: where one rank alone tells them, they hold for all.
+    said: dict[int, tuple[float | None, float | None]] = {}
+    by_rank: dict[int, list[int]] = {}
+    for rank, epoch in sorted(run.rows):
+        by_rank.setdefault(rank, []).append(epoch)
+        row = run.rows[rank, epoch]
+        loss, accuracy = said.get(epoch, (None, None))
+        said[epoch] = (row.loss if loss is None else loss, row.accuracy if accuracy is None else accuracy)
+    ranks = tuple(
+        FoundRank(
+            rank,
+            device=next((run.rows[rank, e].device for e in epochs if run.rows[rank, e].device), None),
+            epochs=tuple(
+                EpochLine(
+                    epoch=epoch - first,
+                    steps=steps,
+                    images=images,
+                    seconds=run.rows[rank, epoch].seconds,
+                    complete=True,
+                    train_loss=said[epoch][0],
+                    train_accuracy=said[epoch][1],
+                    held_out_loss=None,
+                    held_out_accuracy=None,
+                    peak_bytes=None,
+                )
+                for epoch in epochs
+            ),
+        )
+        for rank, epochs in by_rank.items()
+    )
+    devices = tuple(sorted({rank.device for rank in ranks if rank.device}))
+    return FoundRun(replace(run.setting, devices=devices), run.name, files, ranks, of_the_run=not run.by_rank)
+
+
+def _notes_on(columns: Sequence[str]) -> Iterable[str]:
+    if ignored := [column for column in columns if column and column not in _KNOWN]:
+        yield f"columns that mean nothing here are ignored: {listed([text_of(one) for one in ignored])}"
+    if "rank" not in columns:
+        yield "there is no column rank: each row is taken for the run's own time, that of its slowest rank"
+    if "fraction" not in columns:
+        yield "there is no column fraction: every epoch is taken for one of the whole dataset"
+
+
+def _unknown_layouts(found: Iterable[FoundRun]) -> Iterable[str]:
+    settings = [run.setting for run in found]
+    odd = sorted({s.layout for s in settings if s.layout and nodes_of(s.layout, s.gpus) is None and s.nodes == 1})
+    if odd:
+        said = listed([repr(one) for one in odd])
+        yield f"layout {said} does not tell how many hosts: one is assumed (a column nodes would tell)"
+
+
+def _named(run: FoundRun) -> str:
+    setting = run.setting
+    where = ", ".join(part for part in (setting.cluster, setting.layout, setting.dataset) if part)
+    batch = f", micro-batch {setting.micro_batch}" if setting.micro_batch else ""
+    return f"run {run.name} on {setting.gpus} GPUs ({where}{batch}, fraction {setting.fraction:g})"
+
+
+def _gaps(found: Iterable[FoundRun], first: int) -> Iterable[str]:
+    """Runs without an epoch that others came after, epochs that a rank lacks, and ranks that tell of nothing."""
+    lacking, partial, absent = [], [], []
+    for run in found:
+        name = _named(run)
+        there = {line.epoch for rank in run.ranks for line in rank.epochs}
+        if gaps := sorted(set(range(max(there))) - there):
+            lacking.append(f"{name} (epoch {listed([gap + first for gap in gaps])})")
+        for rank in run.ranks:
+            if fewer := sorted(there - {line.epoch for line in rank.epochs}):
+                partial.append(f"rank {rank.rank} of {name} (epoch {listed([one + first for one in fewer])})")
+        if 1 < len(run.ranks) < run.setting.gpus:
+            present = {rank.rank for rank in run.ranks}
+            missing = [rank for rank in range(min(run.setting.gpus, 10_000)) if rank not in present]
+            absent.append(f"{name} (rank {listed(missing)})")
+    if lacking:
+        yield f"epochs are missing in {listed(lacking)}"
+    if partial:
+        yield f"epochs that not every rank tells of are in no time: {listed(partial)}"
+    if absent:
+        yield f"ranks are missing in {listed(absent)}: their times, and perhaps the slowest, are not in these runs"

@@ -1,0 +1,78 @@
+"""Reads files of others line by line: any bytes, lines of any length, however large the file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from vitscale.errors import StoreError, explain, printable, shown
+from vitscale.record import ImportedFile
+
+LONGEST_LINE = 64 * 1024
+"""Of a longer one the rest is passed over."""
+MOST_LINES = 20_000_000
+
+
+def identified(path: Path) -> ImportedFile:
+    """The name of a file and what it holds.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    _check(path)
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in its name
+        raise cannot_read(path, error) from None
+    return ImportedFile(name=printable(path.name)[:200], sha256=digest.hexdigest())
+
+
+def lines(path: Path) -> Iterator[tuple[int, str, bool]]:
+    """(Number from 1, text without its end, whether it is whole) of each line.
+
+    Whole: it ends with a line break and is no longer than `LONGEST_LINE`. What is no UTF-8 becomes a replacement
+    character.
+
+    Raises:
+        StoreError: the file cannot be read, or has more than `MOST_LINES` lines.
+    """
+    _check(path)
+    try:
+        with path.open("rb") as file:
+            number = 0
+            while raw := file.readline(LONGEST_LINE):
+                number += 1
+                if number > MOST_LINES:
+                    raise StoreError(
+                        explain(f"{shown(path.name)} has more than {MOST_LINES:,} lines", next_step="Cut it into parts")
+                    )
+                whole = raw.endswith(b"\n")
+                if not whole and len(raw) == LONGEST_LINE:
+                    while (rest := file.readline(LONGEST_LINE)) and not rest.endswith(b"\n"):
+                        pass
+                text = raw.decode("utf-8", errors="replace")
+                yield number, (text.removeprefix("\ufeff") if number == 1 else text).rstrip("\r\n"), whole
+    except (OSError, ValueError) as error:
+        raise cannot_read(path, error) from None
+
+
+def _check(path: Path) -> None:
+    """Refuses what would never end, or never begin: devices and pipes."""
+    try:
+        other = path.exists() and not path.is_file()
+    except (OSError, ValueError) as error:
+        raise cannot_read(path, error) from None
+    if other:
+        raise StoreError(
+            explain(f"{shown(str(path))} cannot be read: it is no file", next_step="Give the file of a log")
+        )
+
+
+def cannot_read(path: Path, error: Exception) -> StoreError:
+    """What to say of a file that cannot be read."""
+    why = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+    return StoreError(explain(f"{shown(str(path))} cannot be read: {why}", next_step="Give the file of a log"))

@@ -1,0 +1,113 @@
+"""From log files to a results folder: read, made trials and curves, written, summed up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitscale.errors import RequestError, StoreError, explain, printable, shown
+from vitscale.importers import deepspeed, epochs, plain_csv, trainer_state
+from vitscale.importers.curves import curves_of
+from vitscale.importers.dataset_sizes import train_samples
+from vitscale.importers.findings import Findings, Setting
+from vitscale.importers.options import FORMATS, LogFormat, Options, check
+from vitscale.importers.records import TrialRun, fingerprint, write
+from vitscale.importers.trials import micro_batch_of, notes_on, trial_of
+from vitscale.record import StudyImport, StudyRecord
+from vitscale.trial import Trial
+
+_READERS: dict[LogFormat, Callable[[Sequence[Path], Options], Findings]] = {
+    "epochs": epochs.read,
+    "deepspeed": deepspeed.read,
+    "trainer-state": trainer_state.read,
+    "csv": plain_csv.read,
+}
+_MOST_FILES = 10_000
+
+
+@dataclass(frozen=True)
+class Done:
+    """An import that is in its folder."""
+
+    study: StudyRecord
+    runs: tuple[TrialRun, ...]
+    written: bool
+    """False: it was there already."""
+
+
+def import_logs(paths: Sequence[Path], log_format: LogFormat, options: Options, results: Path) -> Done:
+    """Reads files of one format and writes what they hold as a results folder. The same again finds it done.
+
+    Args:
+        paths: of the files; together they are one study.
+        log_format: how they are to be read.
+        options: what the user says of them.
+        results: the folder to write.
+
+    Raises:
+        RequestError: an option is wrong, the files lack what nobody else can tell, or there is nothing to use in them.
+        StoreError: a file cannot be read, or the folder cannot be written or holds something else.
+    """
+    check(options)
+    if not 1 <= len(paths) <= _MOST_FILES:
+        raise RequestError(explain(f"{len(paths)} files are given", valid=[f"1 to {_MOST_FILES:,}"]))
+    found = _READERS[log_format](paths, options)
+    if not found.runs:
+        why = f": {'; '.join(found.problems)}" if found.problems else ""
+        raise StoreError(
+            explain(
+                f"nothing in {shown(', '.join(path.name for path in paths))} can be used as {log_format}{why}",
+                next_step=f"See docs/importing.md for what each format needs: {', '.join(FORMATS)}",
+            )
+        )
+    runs = _trial_runs(found, options)
+    study = _study(paths, log_format, options, found, runs)
+    return Done(study, runs, write(results, study, runs))
+
+
+def _trial_runs(found: Findings, options: Options) -> tuple[TrialRun, ...]:
+    repeats: dict[str, int] = {}
+    runs = []
+    for run in found.runs:
+        trial = trial_of(run, options)
+        identity = trial.identity()
+        repeat = repeats.get(identity, 0)
+        repeats[identity] = repeat + 1
+        # How many steps an epoch has takes both: without the one the other must not be taken for it.
+        samples = None if micro_batch_of(run, options) is None else train_samples(run.setting, options)
+        runs.append(TrialRun(run, trial, repeat, samples))
+    return tuple(runs)
+
+
+def _named_for(paths: Sequence[Path]) -> str:
+    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    stem = printable(paths[0].stem)[:100]
+    return f"{stem}{more}" if stem else ""
+
+
+def _study(
+    paths: Sequence[Path], log_format: LogFormat, options: Options, found: Findings, runs: Sequence[TrialRun]
+) -> StudyRecord:
+    trials: dict[str, tuple[Setting, Trial]] = {}
+    for one in runs:
+        trials.setdefault(one.trial.identity(), (one.run.setting, one.trial))
+    files = tuple(dict.fromkeys(file for one in runs for file in one.run.files))
+    notes = (*found.notes, *notes_on([one.run for one in runs], options))
+    given = "".join(f"\n{name} = {value}" for name, value in options.given().items())
+    return StudyRecord(
+        name=options.name or _named_for(paths) or log_format,
+        text=f"Imported as {log_format} from {', '.join(one.name for one in files)}.{given}\n",
+        repeats=1,
+        curves=curves_of(list(trials.values())),
+        trials={identity: trial for identity, (_, trial) in trials.items()},
+        versions={},
+        dataset_fingerprints={identity: fingerprint(trial) for identity, (_, trial) in trials.items()},
+        imported=StudyImport(
+            log_format=log_format,
+            files=files,
+            options=options.given(),
+            notes=tuple(dict.fromkeys(notes)),
+            problems=found.problems,
+        ),
+    )

@@ -1,0 +1,99 @@
+"""What the user says of imported files that they do not tell themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal, get_args
+
+from vitscale.errors import RequestError, explain, shown, unknown
+from vitscale.model_spec import NAMED_MODELS, ModelSpec, resolve
+from vitscale.trial import Precision
+
+LogFormat = Literal["epochs", "deepspeed", "trainer-state", "csv"]
+FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
+MOST_GPUS = 1_000_000
+_MOST_IMAGES = 10_000_000_000
+_CLASSES = {"cifar10": 10, "cifar100": 100, "digits": 10}
+_CLASSES_ELSE = 1000
+_LONGEST_NAME = 100
+
+
+@dataclass(frozen=True)
+class Options:
+    """None: the files tell, or it is unknown."""
+
+    model: str | None = None
+    image_size: int | None = None
+    engine: str | None = None
+    zero_stage: int | None = None
+    precision: str | None = None
+    micro_batch: int | None = None
+    train_samples: int | None = None
+    gpus: int | None = None
+    name: str | None = None
+
+    def given(self) -> dict[str, str]:
+        """Those that were given, as text."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def check(options: Options) -> None:
+    """Refuses values that no run can have.
+
+    Raises:
+        RequestError: names the option, the value and the valid ones.
+    """
+    _within("--gpus", options.gpus, 1, MOST_GPUS)
+    _within("--micro-batch", options.micro_batch, 1, 1_000_000)
+    _within("--train-samples", options.train_samples, 1, _MOST_IMAGES)
+    _within("--image-size", options.image_size, 1, 8192)
+    _within("--zero-stage", options.zero_stage, 0, 3)
+    if options.precision is not None:
+        precision(options.precision)
+    for option, value in (("--engine", options.engine), ("--name", options.name)):
+        if value is not None and not (value.strip() and value.isprintable() and len(value) <= _LONGEST_NAME):
+            raise RequestError(
+                explain(f"{option} is {shown(value)}", valid=[f"1 to {_LONGEST_NAME} printable characters"])
+            )
+    if options.image_size is not None and options.model is None:
+        raise RequestError(
+            explain("--image-size is given without --model", next_step="Name the model too: --model vit-b16")
+        )
+    model_of(options, None)
+
+
+def precision(text: str) -> Precision:
+    """The precision of that name.
+
+    Raises:
+        RequestError: there is none.
+    """
+    known: tuple[Precision, ...] = get_args(Precision)
+    for one in known:
+        if text == one:
+            return one
+    raise unknown("precision", text, known)
+
+
+def model_of(options: Options, dataset: str | None) -> ModelSpec:
+    """The resolved model; where none was named, one of which every count is unknown.
+
+    Raises:
+        RequestError: it cannot be built.
+    """
+    classes = _CLASSES.get(dataset or "", _CLASSES_ELSE)
+    if options.model is None:
+        return ModelSpec()
+    if options.model not in NAMED_MODELS and not Path(options.model).is_dir():
+        raise unknown("model", options.model, NAMED_MODELS, "Name one of these, or a Hugging Face folder")
+    spec = ModelSpec(name=options.model) if options.model in NAMED_MODELS else ModelSpec(hf=options.model)
+    if options.image_size is not None:  # set by the constructor: a size that is left out is the configuration's
+        spec = ModelSpec(name=spec.name, hf=spec.hf, image_size=options.image_size)
+    return resolve(spec, classes)
+
+
+def _within(option: str, value: int | None, least: int, most: int) -> None:
+    if value is not None and not least <= value <= most:
+        raise RequestError(explain(f"{option} is {value}", valid=[f"{least:,} to {most:,}"]))

@@ -1,0 +1,178 @@
+"""Writes imported runs as a results folder: beside it first, then put in its place whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitscale.errors import StoreError, explain, shown
+from vitscale.importers.findings import FoundRank, FoundRun
+from vitscale.model_spec import parameters
+from vitscale.record import (
+    FORMAT,
+    Device,
+    EndLine,
+    Environment,
+    Imported,
+    Line,
+    ModelLine,
+    Outcome,
+    RunHeader,
+    StartLine,
+    StudyRecord,
+)
+from vitscale.store import read_study
+from vitscale.trial import Trial
+
+_UNKNOWN_HOST = "unknown host"
+
+
+@dataclass(frozen=True)
+class TrialRun:
+    """One run, and the trial and the repeat it is."""
+
+    run: FoundRun
+    trial: Trial
+    repeat: int
+    train_samples: int | None
+
+    @property
+    def folder(self) -> str:
+        """Its folder under runs/."""
+        return f"{self.trial.identity()}-r{self.repeat}-a0"
+
+
+def write(results: Path, study: StudyRecord, runs: Sequence[TrialRun]) -> bool:
+    """Writes the folder; False where it holds this very import already, and nothing was written.
+
+    Raises:
+        StoreError: the folder holds something else, or cannot be written.
+    """
+    results = results.resolve()  # "." has no name of its own
+    if _held(results, study, runs):
+        return False
+    draft = results.with_name(f".{results.name}.{os.getpid()}.import")
+    try:
+        results.parent.mkdir(parents=True, exist_ok=True)
+        draft.mkdir()
+        for run in runs:
+            _write_run(draft / "runs" / run.folder, run, study)
+        (draft / "study.json").write_text(study.model_dump_json(indent=1), encoding="utf-8")
+        os.sync()
+        draft.replace(results)  # takes the place of an empty folder too
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise StoreError(
+            explain(f"{shown(str(results))} cannot be written: {why}", next_step="Give another folder with -o")
+        ) from None
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return True
+
+
+def _held(results: Path, study: StudyRecord, runs: Iterable[TrialRun]) -> bool:
+    """Whether the folder holds this import, whole.
+
+    Raises:
+        StoreError: it holds something else, or only a part.
+    """
+    try:
+        there = results.is_symlink() or (results.exists() and (not results.is_dir() or any(results.iterdir())))
+    except OSError as error:
+        raise StoreError(explain(f"{shown(str(results))} cannot be read: {error.strerror}")) from None
+    if not there:
+        return False
+    held = read_study(results) if results.is_dir() else None
+    other = "Give another folder with -o, or remove this one"
+    if held is None or held.imported is None:
+        what = "results of another kind" if held is not None else "something else than results"
+        raise StoreError(explain(f"{shown(str(results))} exists already and holds {what}", next_step=other))
+    if held != study:
+        files = ", ".join(one.name for one in held.imported.files)
+        raise StoreError(
+            explain(f"{shown(str(results))} holds another import already (of {shown(files)})", next_step=other)
+        )
+    if not all((results / "runs" / run.folder / "outcome.json").is_file() for run in runs):
+        raise StoreError(explain(f"{shown(str(results))} holds a part of this import only", next_step=other))
+    return True
+
+
+def _write_run(folder: Path, one: TrialRun, study: StudyRecord) -> None:
+    folder.mkdir(parents=True)
+    run, trial = one.run, one.trial
+    log_format = study.imported.log_format if study.imported else ""
+    header = RunHeader(
+        trial_id=trial.identity(),
+        repeat=one.repeat,
+        attempt=0,
+        trial=trial,
+        command=(),
+        dataset_fingerprint=study.dataset_fingerprints[trial.identity()],
+        imported=Imported(
+            log_format=log_format,
+            files=run.files,
+            ranks=tuple(rank.rank for rank in run.ranks),
+            of_the_run=run.of_the_run,
+        ),
+    )
+    (folder / "trial.json").write_text(header.model_dump_json(indent=1), encoding="utf-8")
+    for rank in run.ranks:
+        with (folder / f"rank-{rank.rank}.jsonl").open("w", encoding="utf-8") as file:
+            file.writelines(f"{line.model_dump_json()}\n" for line in _lines(one, rank))
+    outcome = Outcome(
+        kind="completed", reason="", started_unix_seconds=run.started_unix_seconds, wall_seconds=_wall_seconds(run)
+    )
+    (folder / "outcome.json").write_text(outcome.model_dump_json(indent=1), encoding="utf-8")
+
+
+def _lines(one: TrialRun, rank: FoundRank) -> Iterable[Line]:
+    if rank.device is not None:
+        yield StartLine(
+            format=FORMAT,
+            trial=one.trial.identity(),
+            rank=rank.rank,
+            world_size=one.trial.world.size,
+            environment=_environment(one.run, rank.host, rank.device),
+        )
+    yield ModelLine(
+        parameters=parameters(one.trial.model),
+        gradient_dtype=None,
+        synchronised_timing=one.run.synchronised,
+        dataset_fingerprint=fingerprint(one.trial),
+        train_samples=one.train_samples,
+        held_out_samples=None,
+    )
+    yield from rank.steps
+    yield from rank.explained
+    yield from rank.epochs
+    yield EndLine()
+
+
+def _environment(run: FoundRun, host: str | None, device: str) -> Environment:
+    versions: Mapping[str, str | None] = run.versions
+    return Environment(
+        host=host or _UNKNOWN_HOST,
+        device=Device(type="cuda", name=device),
+        cores_allowed=(),
+        threads=None,
+        cpu_quota_cores=None,
+        versions=dict(versions),
+        backend=None,
+        settings={},
+        git_revision=None,
+    )
+
+
+def fingerprint(trial: Trial) -> str:
+    """Stands for a dataset of which the name alone is known."""
+    return f"imported: {trial.data.name}"
+
+
+def _wall_seconds(run: FoundRun) -> float:
+    """Of the rank with the most of it, as far as it is told."""
+    return max(
+        max(sum(line.seconds for line in rank.epochs), sum(line.seconds for line in rank.steps)) for rank in run.ranks
+    )

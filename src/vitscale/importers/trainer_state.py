@@ -1,0 +1,189 @@
+"""Reads Hugging Face's trainer_state.json: one run, of which it tells one time for the whole training."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vitscale.errors import RequestError, StoreError, explain, shown
+from vitscale.importers.dataset_sizes import an_epoch, train_samples
+from vitscale.importers.files import cannot_read, identified
+from vitscale.importers.findings import Findings, FoundRank, FoundRun, Setting
+from vitscale.importers.numbers import LONGEST_SECONDS
+from vitscale.importers.options import Options
+from vitscale.record import EpochLine, StepLine
+
+_LARGEST_BYTES = 256 << 20
+_MOST_EPOCHS = 10_000
+_NEAR = 0.05
+
+
+def read(paths: Sequence[Path], options: Options) -> Findings:
+    """One run per file, all on --gpus ranks.
+
+    Raises:
+        RequestError: --gpus is missing.
+        StoreError: a file cannot be read, or no training has ended in any.
+    """
+    gpus = options.gpus
+    if gpus is None:
+        raise RequestError(
+            explain(
+                "a trainer_state.json does not tell the GPUs", next_step="Give them: --gpus 8, of all ranks together"
+            )
+        )
+    found: list[FoundRun] = []
+    problems: list[str] = []
+    notes: dict[str, None] = {}
+    for path in paths:
+        try:
+            run, said = _run(path, _state(path), gpus, options)
+        except ValueError as error:
+            problems.append(f"{path.name}: {error}")
+            continue
+        found.append(run)
+        notes |= dict.fromkeys(said)
+    return Findings(tuple(found), tuple(notes), tuple(problems))
+
+
+def _state(path: Path) -> Mapping[str, Any]:
+    try:
+        if path.stat().st_size > _LARGEST_BYTES:
+            raise StoreError(explain(f"{shown(path.name)} is larger than {_LARGEST_BYTES >> 20} MiB"))
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise cannot_read(path, error) from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except ValueError as error:
+        if isinstance(error, UnicodeError):
+            raise ValueError("it is no UTF-8") from None
+        if "null byte" in str(error):
+            raise cannot_read(path, error) from None
+        raise ValueError(f"it is no JSON, or cut off ({str(error)[:100]})") from None
+    if not isinstance(content, dict) or not isinstance(content.get("log_history"), list):
+        raise ValueError("it has no log_history")
+    return content
+
+
+def _run(path: Path, state: Mapping[str, Any], gpus: int, options: Options) -> tuple[FoundRun, list[str]]:
+    """Raises ValueError where the file tells no time."""
+    history = [entry for entry in state["log_history"] if isinstance(entry, dict)]
+    ended = [entry for entry in history if _positive(entry.get("train_runtime"))]
+    if not ended:
+        raise ValueError("no training has ended in it: no entry has train_runtime")
+    end = ended[-1]
+    steps = _count(end.get("step")) or _count(state.get("global_step"))
+    if steps is None:
+        raise ValueError("it does not tell its steps")
+    evaluating = sum(_positive(entry.get("eval_runtime")) or 0.0 for entry in history)
+    runtime = _positive(end.get("train_runtime")) or 0.0
+    seconds = runtime - evaluating
+    if not 0 < seconds <= LONGEST_SECONDS:
+        raise ValueError(f"train_runtime {runtime:g} s less evaluation of {evaluating:g} s is no time")
+    notes = [f"{path.name}: one time for the whole run, with its first steps: every epoch is shown as the mean one"]
+    if evaluating:
+        notes.append(f"{path.name}: {evaluating:.0f} s of evaluation are taken out of its {runtime:.0f} s")
+    setting = _setting(path, state, end, steps, gpus, options, notes)
+    epochs = _positive(end.get("epoch")) or _positive(state.get("epoch")) or 0.0
+    whole = min(_MOST_EPOCHS, math.floor(epochs + 0.01))
+    images = (setting.micro_batch or 0) * setting.grad_accum
+    rank = FoundRank(
+        0,
+        epochs=tuple(_epochs(history, whole, seconds / epochs, setting, options)) if whole else (),
+        steps=()
+        if whole and train_samples(setting, options)
+        else (StepLine(step=0, epoch=0, seconds=seconds / steps, images=images, loss=None, warmup=False),),
+    )
+    return FoundRun(setting, path.name, (identified(path),), (rank,), of_the_run=True), notes
+
+
+def _setting(
+    path: Path,
+    state: Mapping[str, Any],
+    end: Mapping[str, Any],
+    steps: int,
+    gpus: int,
+    options: Options,
+    notes: list[str],
+) -> Setting:
+    """The batch and the dataset, from the rates: images/s over steps/s is the global batch."""
+    rate, pace = _positive(end.get("train_samples_per_second")), _positive(end.get("train_steps_per_second"))
+    runtime = _positive(end.get("train_runtime")) or 0.0
+    planned = _positive(state.get("num_train_epochs"))
+    samples = None
+    if rate and planned and _count(state.get("max_steps")) == steps:
+        # Transformers' speed_metrics: images of all epochs / train_runtime, with three decimals.
+        samples = round(rate * runtime / planned)
+        notes.append(
+            f"{path.name}: about {samples:,} training images, from its images/s (--train-samples says it exactly)"
+        )
+    micro_batch = options.micro_batch or _count(state.get("train_batch_size"))
+    of_all = rate / pace if rate and pace else None
+    accum = 1
+    if micro_batch is not None and of_all is not None:
+        times = of_all / (gpus * micro_batch)
+        near = max(1, round(times))
+        if abs(times / near - 1) <= _NEAR:
+            accum = near
+        else:
+            notes.append(
+                f"{path.name}: {of_all:.3g} images a step are not {gpus} GPUs x {micro_batch}, whatever the "
+                "accumulation: is --gpus right?"
+            )
+    elif micro_batch is None and of_all is not None and round(of_all / gpus) >= 1:
+        micro_batch = round(of_all / gpus)
+        notes.append(f"{path.name}: {micro_batch} images per GPU and step, from its rates, without accumulation")
+    if options.micro_batch is None and micro_batch is not None and micro_batch > 1_000_000:
+        raise ValueError(f"train_batch_size {micro_batch} is no batch of a GPU")
+    return Setting(gpus=gpus, micro_batch=micro_batch, grad_accum=min(accum, 1_000_000), train_samples=samples or None)
+
+
+def _epochs(
+    history: Sequence[Mapping[str, Any]], whole: int, seconds: float, setting: Setting, options: Options
+) -> Iterable[EpochLine]:
+    steps, images = an_epoch(setting, options)
+    for number in range(whole):
+        own = [entry for entry in history if (at := _positive(entry.get("epoch"))) and number < at <= number + 1 + 1e-9]
+        yield EpochLine(
+            epoch=number,
+            steps=steps,
+            images=images,
+            seconds=seconds,
+            complete=True,
+            train_loss=_last(own, "loss"),
+            train_accuracy=None,
+            held_out_loss=_last(own, "eval_loss"),
+            held_out_accuracy=_share(_last(own, "eval_accuracy")),
+            peak_bytes=None,
+        )
+
+
+def _last(entries: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    return next((value for entry in reversed(entries) if (value := _number(entry.get(key))) is not None), None)
+
+
+def _share(value: float | None) -> float | None:
+    return value if value is not None and 0 <= value <= 1 else None
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _positive(value: object) -> float | None:
+    number = _number(value)
+    return number if number is not None and 0 < number <= LONGEST_SECONDS else None
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= 10**9 else None

@@ -1,0 +1,78 @@
+"""Makes a trial of what a log says of its run; what it does not say is assumed, and a note tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from vitscale.importers.dataset_sizes import train_samples
+from vitscale.importers.findings import FoundRun, Setting, listed
+from vitscale.importers.options import Options, model_of, precision
+from vitscale.trial import DataSpec, Precision, TrainSpec, Trial, WindowSpec, World
+
+UNKNOWN = "unknown"
+_ASSUMED_PRECISION: Precision = "fp32"
+_ASSUMED_MICRO_BATCH = 1
+
+
+def trial_of(run: FoundRun, options: Options) -> Trial:
+    """The trial of one run."""
+    setting = run.setting
+    engine = options.engine or setting.engine or UNKNOWN
+    stage = options.zero_stage if options.zero_stage is not None else setting.zero_stage
+    told = precision(options.precision) if options.precision else setting.precision
+    return Trial(
+        model=model_of(options, setting.dataset),
+        data=DataSpec(name=setting.dataset or UNKNOWN, fraction=setting.fraction),
+        train=TrainSpec(
+            engine=engine,
+            precision=told or _ASSUMED_PRECISION,
+            device="cuda",
+            micro_batch=micro_batch_of(run, options) or _ASSUMED_MICRO_BATCH,
+            grad_accum=setting.grad_accum,
+            zero_stage=stage or 0,
+        ),
+        world=World(nodes=setting.nodes, ranks_per_node=setting.gpus // setting.nodes, threads_per_rank=1),
+        window=WindowSpec(
+            warmup_steps=run.warmup_steps, evaluate=False, explain=any(rank.explained for rank in run.ranks)
+        ),
+        launcher=UNKNOWN,
+        origin=origin_of(setting),
+    )
+
+
+def micro_batch_of(run: FoundRun, options: Options) -> int | None:
+    """Images per GPU and micro-step; None where nobody tells."""
+    return run.setting.micro_batch or options.micro_batch
+
+
+def origin_of(setting: Setting) -> str:
+    """What tells trials of two clusters apart: the cluster, the devices, a layout, a series, as the file words them."""
+    parts = [setting.cluster, setting.series, setting.layout, " and ".join(setting.devices)]
+    return "; ".join(part for part in parts if part) or UNKNOWN
+
+
+def notes_on(runs: Sequence[FoundRun], options: Options) -> Iterable[str]:
+    """What had to be assumed of these runs, or stays unknown."""
+    if options.model is None:
+        yield "the model is unknown (--model names it): no parameters, FLOPs or MFU"
+    elif options.image_size is None:
+        size = model_of(options, None).image_size
+        yield f"the image size is not told (--image-size): {size} x {size} pixels are assumed"
+    if options.engine is None and any(run.setting.engine is None for run in runs):
+        yield "the engine is unknown (--engine names it)"
+    if options.precision is None and any(run.setting.precision is None for run in runs):
+        yield f"the precision is not told (--precision): {_ASSUMED_PRECISION} is assumed"
+    if any(micro_batch_of(run, options) is None for run in runs):
+        yield "the micro-batch is not told (--micro-batch): 1 stands for it, and what follows from it is unknown"
+    if any(not rank.epochs for run in runs for rank in run.ranks[:1] if train_samples(run.setting, options) is None):
+        yield "how many images the dataset has is not told (--train-samples): no epoch times, and no speedup from them"
+    unsized = sorted({run.setting.dataset or "(not named)" for run in runs if _unsized(run)})
+    if unsized:
+        yield (
+            f"how many images dataset {listed(unsized)} has is not known (--train-samples): no steps of an epoch, and "
+            "no images/s from epochs"
+        )
+
+
+def _unsized(run: FoundRun) -> bool:
+    return any(line.images is None for rank in run.ranks for line in rank.epochs)

@@ -1,0 +1,147 @@
+"""The vision transformer of Dosovitskiy et al., "An Image is Worth 16x16 Words" (ICLR 2021), with fused attention.
+
+It is transformers' `ViTForImageClassification` without dropout, to the bit: the same names of parameters, the same
+weights from the same seed, the same logits and gradients (`tests/models/test_vit.py` holds them together). What it is
+without is the import of transformers' modelling code, which takes each rank longer than that of torch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from typing_extensions import override
+
+from vitscale.model_spec import ModelSpec
+
+_DEVIATION = 0.02
+"""Of initial weights."""
+_EPSILON = 1e-6
+"""Of layer norms, as in the original ViT and in torchvision; transformers' default of 1e-12 is below what 16-bit
+weights can tell from 0."""
+
+
+class VisionTransformer(nn.Module):
+    """Patches, a class token, positions; blocks with their norms in front; a classifier on the class token."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.vit = _Encoder(spec)
+        self.classifier = nn.Linear(self.vit.width, spec.num_classes or 0)
+        _draw(self.classifier)
+
+    @override
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits [b, classes] of float images [b, 3, H, W]."""
+        encoded: Tensor = self.vit(images)
+        logits: Tensor = self.classifier(encoded[:, 0])
+        return logits
+
+
+class _Encoder(nn.Module):
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        patch, width, layers, heads, mlp = (
+            spec.patch_size, spec.hidden_size, spec.layers, spec.heads, spec.mlp_size,
+        )  # fmt: skip
+        if patch is None or width is None or layers is None or heads is None or mlp is None:
+            raise ValueError("a model is built of a resolved spec: call resolve(spec, dataset_classes) first")
+        self.width = width
+        self.embeddings = _Embeddings(spec.image_size, patch, width)
+        self.layers = nn.ModuleList([_Block(width, heads, mlp) for _ in range(layers)])
+        self.layernorm = nn.LayerNorm(width, eps=_EPSILON)
+        self._initialise()
+
+    @override
+    def forward(self, images: Tensor) -> Tensor:
+        hidden: Tensor = self.embeddings(images)
+        for block in self.layers:
+            hidden = block(hidden)
+        normed: Tensor = self.layernorm(hidden)
+        return normed
+
+    def _initialise(self) -> None:
+        """In transformers' order, so that the same seed gives the same weights."""
+        _draw(self.embeddings.patch_embeddings.projection)
+        for tensor in (self.embeddings.position_embeddings, self.embeddings.cls_token):
+            nn.init.trunc_normal_(tensor, std=_DEVIATION)
+        for module in self.layers.modules():
+            if isinstance(module, nn.Linear):
+                _draw(module)
+
+
+class _Embeddings(nn.Module):
+    def __init__(self, image_size: int, patch: int, width: int) -> None:
+        super().__init__()
+        self.cls_token = nn.Parameter(torch.randn(1, 1, width))
+        self.patch_embeddings = _Patches(patch, width)
+        self.position_embeddings = nn.Parameter(torch.randn(1, (image_size // patch) ** 2 + 1, width))
+
+    @override
+    def forward(self, images: Tensor) -> Tensor:
+        patches: Tensor = self.patch_embeddings(images)
+        return torch.cat((self.cls_token.expand(len(images), -1, -1), patches), dim=1) + self.position_embeddings
+
+
+class _Patches(nn.Module):
+    def __init__(self, patch: int, width: int) -> None:
+        super().__init__()
+        self.projection = nn.Conv2d(3, width, kernel_size=patch, stride=patch)
+
+    @override
+    def forward(self, images: Tensor) -> Tensor:
+        projected: Tensor = self.projection(images)
+        return projected.flatten(2).transpose(1, 2)
+
+
+class _Block(nn.Module):
+    def __init__(self, width: int, heads: int, mlp: int) -> None:
+        super().__init__()
+        self.attention = _Attention(width, heads)
+        self.layernorm_before = nn.LayerNorm(width, eps=_EPSILON)
+        self.layernorm_after = nn.LayerNorm(width, eps=_EPSILON)
+        self.mlp = _Mlp(width, mlp)
+
+    @override
+    def forward(self, hidden: Tensor) -> Tensor:
+        hidden = self.attention(self.layernorm_before(hidden)) + hidden
+        after: Tensor = self.mlp(self.layernorm_after(hidden)) + hidden
+        return after
+
+
+class _Attention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.head_width = width // heads
+        self.q_proj = nn.Linear(width, width)
+        self.k_proj = nn.Linear(width, width)
+        self.v_proj = nn.Linear(width, width)
+        self.o_proj = nn.Linear(width, width)
+
+    @override
+    def forward(self, hidden: Tensor) -> Tensor:
+        query, key, value = (
+            project(hidden).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        mixed = scaled_dot_product_attention(query, key, value)
+        out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+class _Mlp(nn.Module):
+    def __init__(self, width: int, mlp: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, mlp)
+        self.fc2 = nn.Linear(mlp, width)
+
+    @override
+    def forward(self, hidden: Tensor) -> Tensor:
+        out: Tensor = self.fc2(nn.functional.gelu(self.fc1(hidden)))
+        return out
+
+
+def _draw(layer: nn.Linear | nn.Conv2d) -> None:
+    nn.init.normal_(layer.weight, std=_DEVIATION)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)

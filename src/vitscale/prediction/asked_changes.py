@@ -1,0 +1,141 @@
+"""What is to differ from the measured series, as a user names it: another model, image size, batch, engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, get_args
+
+from vitscale.engine_options import ENGINES
+from vitscale.errors import RequestError, explain, shown, unknown
+from vitscale.model_spec import NAMED_MODELS, ModelSpec, resolve
+from vitscale.prediction.answering import can_grow
+from vitscale.prediction.evidence import Evidence, Series
+from vitscale.prediction.predicting import Question
+from vitscale.trial import Precision
+
+_IMAGENET_CLASSES = 1000
+"""For a model whose own number of classes is not recorded."""
+_MOST_A_PRICE = 1e9
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Each as on the command line; None: as measured."""
+
+    model: str | None = None
+    """A named model, or the folder of a Hugging Face model."""
+    image_size: int | None = None
+    engine: str | None = None
+    zero_stage: int | None = None
+    precision: str | None = None
+    micro_batch: int | None = None
+    grad_accum: int | None = None
+
+
+def questions(
+    evidence: Evidence,
+    gpus: tuple[int, ...],
+    changes: Changes,
+    *,
+    series: str | None = None,
+    nodes_of: int | None = None,
+    price_per_gpu_hour: float | None = None,
+    memory_capacity_bytes: int | None = None,
+) -> tuple[Question, ...]:
+    """One question for each series asked about: another model depends on what the series itself trains.
+
+    Raises:
+        RequestError: there is no such series, or a value cannot be.
+    """
+    if not evidence.series:
+        raise RequestError(
+            explain(
+                "the results have no completed run to predict from",
+                next_step="`vitscale report` on them says what happened to each trial; run the study again",
+            )
+        )
+    _check(changes)
+    named = {one.name: one for one in evidence.series}
+    if series is not None and series not in named:
+        raise unknown("series", series, named, next_step="Name one of them with --series, or leave it out for all")
+    if nodes_of is not None and nodes_of < 1:
+        raise RequestError(explain(f"--nodes-of is {nodes_of}", valid=["1 or more"]))
+    if price_per_gpu_hour is not None and not 0 < price_per_gpu_hour <= _MOST_A_PRICE:
+        raise RequestError(explain(f"--price is {price_per_gpu_hour:g}", valid=["more than 0"]))
+    return tuple(
+        Question(
+            gpus=gpus,
+            nodes_of=nodes_of,
+            series=one.name,
+            changes=_changed(one, changes),
+            price_per_gpu_hour=price_per_gpu_hour,
+            memory_capacity_bytes=memory_capacity_bytes,
+        )
+        for one in _chosen(evidence.series if series is None else (named[series],), gpus, changes)
+    )
+
+
+def _chosen(series: Sequence[Series], gpus: tuple[int, ...], changes: Changes) -> list[Series]:
+    """Of those that can have so many ranks the ones that were measured with the changes, else all."""
+    able = [one for one in series if max(gpus) == 1 or can_grow(one, changes.engine)]
+    if not able:
+        names = ", ".join(shown(one.name) for one in series)
+        raise RequestError(
+            explain(f"{names}: measured without an engine, so on one rank only", next_step="Add --engine ddp")
+        )
+    return [one for one in able if not _differences(one, changes)] or able
+
+
+def _check(changes: Changes) -> None:
+    if changes.engine is not None and changes.engine not in ENGINES:
+        raise unknown("engine", changes.engine, ENGINES)
+    if changes.precision is not None and changes.precision not in get_args(Precision):
+        raise unknown("precision", changes.precision, get_args(Precision))
+    if changes.zero_stage is not None and not 0 <= changes.zero_stage <= 3:
+        raise RequestError(explain(f"--zero-stage is {changes.zero_stage}", valid=[0, 1, 2, 3]))
+    for option, value, most in (
+        ("--micro-batch", changes.micro_batch, 1_000_000),
+        ("--grad-accum", changes.grad_accum, 1_000_000),
+        ("--image-size", changes.image_size, 8192),
+    ):
+        if value is not None and not 1 <= value <= most:
+            raise RequestError(explain(f"{option} is {value}", valid=[f"1 to {most:,}"]))
+
+
+def _changed(series: Series, changes: Changes) -> dict[str, Any]:
+    """By field of `TrainSpec`, and the model resolved."""
+    trial = series.points[-1].trial
+    given = {field.name: getattr(changes, field.name) for field in fields(changes)}
+    asked = {name: value for name, value in given.items() if value is not None}
+    if "model" in asked or "image_size" in asked:
+        name, size = asked.pop("model", None), asked.pop("image_size", trial.model.image_size)
+        asked["model"] = _model(name, size, trial.model)
+    return asked
+
+
+def _differences(series: Series, changes: Changes) -> dict[str, Any]:
+    """What of the changes is not as measured."""
+    trial = series.points[-1].trial
+    own = {"model": trial.model, **trial.train.model_dump()}
+    return {name: value for name, value in _changed(series, changes).items() if own[name] != value}
+
+
+def _model(name: str | None, image_size: int, measured: ModelSpec) -> ModelSpec:
+    """`measured` at another image size, or another model with as many classes."""
+    classes = measured.num_classes or _IMAGENET_CLASSES
+    if name is None:
+        return resolve(measured.model_copy(update={"image_size": image_size}), classes)
+    if name in NAMED_MODELS:
+        return resolve(ModelSpec(name=name, image_size=image_size, num_classes=classes), classes)
+    if not _is_folder(name):
+        raise unknown("model", name, NAMED_MODELS, next_step="Or give the folder of a Hugging Face model")
+    return resolve(ModelSpec(hf=name, image_size=image_size, num_classes=classes), classes)
+
+
+def _is_folder(name: str) -> bool:
+    try:
+        return Path(name).is_dir()
+    except (OSError, ValueError):  # a NUL, a name too long
+        return False

@@ -1,0 +1,60 @@
+"""Rank counts and memory sizes as a user writes them: "16,32,1024", "1-8", "80GB"."""
+
+from __future__ import annotations
+
+import re
+
+from vitscale.errors import RequestError, explain, shown
+
+MOST_RANKS = 100_000
+MOST_COUNTS = 1000
+"""In one question."""
+
+_COUNT = re.compile(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?")
+_SIZE = re.compile(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([KMGT]i?)B\s*", re.IGNORECASE)
+_EXAMPLE = 'Write "16,32,1024" or "1-8"'
+
+
+def rank_counts(text: str, option: str = "--gpus") -> tuple[int, ...]:
+    """The counts in a list of numbers and ranges, each once, in rising order.
+
+    Raises:
+        RequestError: a part is no count, a range runs backwards, a count is 0 or too large, or there are too many.
+    """
+    found: set[int] = set()
+    for part in text.split(","):
+        match = _COUNT.fullmatch(part)
+        if match is None:
+            raise RequestError(explain(f"{option}: {shown(part.strip())} is no rank count", next_step=_EXAMPLE))
+        first = int(match[1])
+        last = int(match[2]) if match[2] is not None else first
+        for count in (first, last):
+            if not 1 <= count <= MOST_RANKS:
+                raise RequestError(explain(f"{option}: {count} ranks cannot be", valid=[f"1 to {MOST_RANKS:,}"]))
+        if last < first:
+            raise RequestError(
+                explain(f"{option}: {shown(part.strip())} runs backwards", next_step=f'Write "{last}-{first}"')
+            )
+        if len(found) + last - first + 1 > MOST_COUNTS:
+            raise RequestError(
+                explain(f"{option}: more than {MOST_COUNTS:,} rank counts", next_step="Ask for fewer, such as 8,16,32")
+            )
+        found.update(range(first, last + 1))
+    return tuple(sorted(found))
+
+
+def size_bytes(text: str, option: str) -> int:
+    """Bytes of "80GB" (10^9 bytes) or "80GiB" (2^30).
+
+    Raises:
+        RequestError: it is no size, or none at all.
+    """
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise RequestError(explain(f"{option}: {shown(text)} is no size", next_step='Write "80GB" or "75.5GiB"'))
+    base = 1024 if match[2].lower().endswith("i") else 1000
+    power = "KMGT".index(match[2][0].upper()) + 1
+    size = int(float(match[1]) * base**power)
+    if size < 1:
+        raise RequestError(explain(f"{option}: {shown(text)} is nothing", next_step='Write "80GB" or "75.5GiB"'))
+    return size

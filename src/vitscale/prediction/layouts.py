@@ -1,0 +1,119 @@
+"""Where the ranks of a prediction lie, and what their batches are."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from vitscale.errors import RequestError, explain
+from vitscale.prediction.evidence import Point, Series
+from vitscale.trial import Trial, World, exact, steps_per_epoch
+
+MOST_RANKS = 100_000
+_USUAL_HOST = 8
+"""Ranks of a host where all that was measured lay on one, and nobody said how many it takes."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One rank count of a series, with what follows from it."""
+
+    trial: Trial
+    images: int | None
+    """Of an epoch."""
+    steps_per_epoch: int | None
+    host_size_assumed: bool
+
+    @property
+    def gpus(self) -> int:
+        """Ranks."""
+        return self.trial.world.size
+
+
+def ranks_per_node(series: Series, gpus: int, nodes_of: int | None) -> tuple[int, bool]:
+    """(ranks on each host, whether that is an assumption).
+
+    As the user says; else as in a measured point with as many ranks; else as in the largest that spans hosts; else all
+    on one host, up to the most measured there or eight, and beyond that equal hosts of at most so many.
+    """
+    if nodes_of is not None:
+        return min(nodes_of, gpus), False
+    same = [point for point in series.points if point.gpus == gpus]
+    if same:
+        return same[-1].trial.world.ranks_per_node, False
+    spread = [point for point in series.points if point.nodes > 1]
+    if spread:
+        return _largest_share(gpus, spread[-1].trial.world.ranks_per_node), False
+    host = max(_USUAL_HOST, *(point.gpus for point in series.points))
+    return (gpus, False) if gpus <= host else (_largest_share(gpus, host), True)
+
+
+def _largest_share(gpus: int, host: int) -> int:
+    """The most ranks on each of equal hosts that take at most `host`."""
+    return next(count for count in range(min(host, gpus), 0, -1) if gpus % count == 0)
+
+
+def place(series: Series, template: Trial, gpus: int, nodes_of: int | None) -> Place:
+    """The trial at a rank count.
+
+    Raises:
+        RequestError: so many ranks cannot be, or a global batch does not divide over them.
+    """
+    if not 1 <= gpus <= MOST_RANKS:
+        raise RequestError(explain(f"--gpus holds {gpus}", valid=[f"1 to {MOST_RANKS:,}"]))
+    per_node, assumed = ranks_per_node(series, gpus, nodes_of)
+    if gpus % per_node:
+        raise RequestError(
+            explain(
+                f"{gpus} ranks do not fill hosts of {per_node}",
+                valid=[
+                    str(count) for count in (gpus // per_node * per_node, (gpus // per_node + 1) * per_node) if count
+                ],
+                next_step="Ask for whole hosts, or say --nodes-of",
+            )
+        )
+    train = template.train.model_copy(update={"micro_batches": None})
+    if series.mode == "strong-global":
+        train = train.model_copy(update=_share_of(series, template, gpus))
+    world = World(nodes=gpus // per_node, ranks_per_node=per_node, threads_per_rank=template.world.threads_per_rank)
+    images, fraction = images_at(series, gpus)
+    data = template.data if fraction is None else template.data.model_copy(update={"fraction": min(1.0, fraction)})
+    trial = template.model_copy(update={"train": train, "world": world, "data": data})
+    steps = (
+        None if images is None else steps_per_epoch(images, gpus, train.micro_batch, train.grad_accum, train.drop_last)
+    )
+    return Place(trial, images, steps or None, assumed)
+
+
+def images_at(series: Series, gpus: int) -> tuple[int | None, float | None]:
+    """(images of an epoch, share of the training images): under weak scaling both grow with the ranks."""
+    known: Point = series.points[-1]
+    if series.mode != "weak":
+        return known.images, known.trial.data.fraction
+    fraction = exact(known.trial.data.fraction) * gpus / known.gpus
+    if known.images is None:
+        return None, float(fraction)
+    whole = exact(known.trial.data.fraction)
+    return math.ceil(known.images / whole * fraction) if known.gpus != gpus else known.images, float(fraction)
+
+
+def _share_of(series: Series, template: Trial, gpus: int) -> dict[str, int]:
+    """Micro-batch and accumulation of a rank that keep the global batch: as measured, else as `batch_policy.batch_of`
+    has it with the largest micro-batch that was."""
+    whole = template.global_batch
+    for point in series.points:
+        if (point.gpus, point.trial.global_batch) == (gpus, whole):
+            return {"micro_batch": point.trial.train.micro_batch, "grad_accum": point.trial.train.grad_accum}
+    if whole % gpus:
+        near = [n for n in range(1, min(whole, 2 * gpus) + 1) if whole % n == 0]
+        raise RequestError(
+            explain(
+                f"a global batch of {whole} does not divide over {gpus} ranks",
+                valid=[str(n) for n in near[-4:]],
+                next_step="Ask for a rank count that divides it",
+            )
+        )
+    share = whole // gpus
+    most = max(point.trial.train.micro_batch for point in series.points)
+    micro_batch = next(b for b in range(min(most, share), 0, -1) if share % b == 0)
+    return {"micro_batch": micro_batch, "grad_accum": share // micro_batch}

@@ -1,0 +1,118 @@
+"""Peaks of thousands of configurations that differ in a few fields: each kind worked out once, then straight lines.
+
+Every moment of a step takes a fixed number of bytes and so many for each image of the micro-batch. The peak is the
+highest of these lines: worked out for one engine, stage and rank count, it is known for every micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import NamedTuple
+
+from vitscale.model_spec import recorded_shapes
+from vitscale.prediction.memory.forecast import held, kept, known
+from vitscale.prediction.memory.moments import all_totals
+from vitscale.trial import Trial, World
+
+_TEMPLATES = 32
+"""Templates whose lines are remembered."""
+
+
+class _Line(NamedTuple):
+    per_image: int
+    fixed: int
+
+
+class _Kind(NamedTuple):
+    """All that decides on memory beside the micro-batch and the template."""
+
+    gpus: int
+    engine: str
+    zero_stage: int
+    accumulates: bool
+    activation_checkpointing: bool
+
+
+class Peaks:
+    """Peaks of one template trial's variants, remembered by kind."""
+
+    def __init__(self, template: Trial) -> None:
+        self._template = template
+        self._shapes = recorded_shapes(template.model)
+        self._of = lru_cache(maxsize=65_536)(self._lines)
+
+    def peak_bytes(self, kind: _Kind, micro_batch: int) -> int | None:
+        """As `peak_bytes_of`."""
+        lines = self._of(kind)
+        return max((line.fixed + line.per_image * micro_batch for line in lines), default=None)
+
+    def _lines(self, kind: _Kind) -> tuple[_Line, ...]:
+        """Those of which one is highest at some micro-batch; none where memory is unknown."""
+        one, two = (self._variant(kind, micro_batch) for micro_batch in (1, 2))
+        if self._shapes is None or not known(one):
+            return ()
+        holding = held(one, self._shapes)
+        at_one, at_two = (all_totals(holding, kept(trial, self._shapes), self._shapes) for trial in (one, two))
+        return _highest(_Line(b - a, 2 * a - b) for a, b in zip(at_one, at_two, strict=True))
+
+    def _variant(self, kind: _Kind, micro_batch: int) -> Trial:
+        """The template with these fields, not validated again: that would take longer than all the rest."""
+        train = self._template.train
+        changed = {
+            "engine": kind.engine,
+            "accelerate_backend": train.accelerate_backend if kind.engine == train.engine else None,
+            "zero_stage": kind.zero_stage,
+            "grad_accum": 1 + kind.accumulates,
+            "activation_checkpointing": kind.activation_checkpointing,
+            "micro_batch": micro_batch,
+            "micro_batches": None,
+        }
+        world = World.model_construct(
+            nodes=1, ranks_per_node=kind.gpus, threads_per_rank=self._template.world.threads_per_rank
+        )
+        return self._template.model_copy(update={"train": train.model_copy(update=changed), "world": world})
+
+
+def peak_bytes_of(
+    template: Trial,
+    *,
+    gpus: int,
+    engine: str,
+    zero_stage: int,
+    micro_batch: int,
+    grad_accum: int,
+    activation_checkpointing: bool = False,
+) -> int | None:
+    """Peak bytes of a rank of `template` with these fields in place of its own; None where unknown.
+
+    The same as `forecast_bytes` of the trial that has them, some hundred times as fast once a kind is known. Every rank
+    takes `micro_batch` images. The template is remembered by its identity as an object: hand in the same one.
+    """
+    kind = _Kind(gpus, engine, zero_stage, grad_accum > 1, activation_checkpointing)
+    return _peaks(template).peak_bytes(kind, micro_batch)
+
+
+_peaks_by_id: dict[int, tuple[Trial, Peaks]] = {}
+"""`id` of a template -> itself, so that no other object gets that id, and its peaks. (A trial with a DeepSpeed file has
+no hash.)"""
+
+
+def _peaks(template: Trial) -> Peaks:
+    found = _peaks_by_id.get(id(template))
+    if found is None:
+        if len(_peaks_by_id) >= _TEMPLATES:
+            del _peaks_by_id[next(iter(_peaks_by_id))]
+        found = _peaks_by_id[id(template)] = (template, Peaks(template))
+    return found[1]
+
+
+def _highest(lines: Iterable[_Line]) -> tuple[_Line, ...]:
+    """The upper envelope over all micro-batches from 1 on."""
+    kept_lines: list[_Line] = []
+    for line in sorted(set(lines)):
+        while kept_lines and line.fixed + line.per_image >= kept_lines[-1].fixed + kept_lines[-1].per_image:
+            # Steeper or as steep, and as high already at one image.
+            kept_lines.pop()
+        kept_lines.append(line)
+    return tuple(kept_lines)

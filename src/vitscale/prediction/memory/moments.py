@@ -1,0 +1,156 @@
+"""The moments of a step at which a rank's memory can be highest, and what lies there at each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from vitscale.model_spec import ParameterShapes
+from vitscale.prediction.memory.activations import Activations
+from vitscale.prediction.memory.buckets import EMBEDDING, FC1, HEAD, Flush, flushes
+from vitscale.prediction.memory.holding import Holding, Parts, Sizes, added, sizes
+
+
+class _Backward(NamedTuple):
+    """One moment of backward: what of it changes from moment to moment."""
+
+    left: int
+    """Blocks that have not gone through backward."""
+    stored: int
+    """Bytes of activations that are still there."""
+    passed: int
+    """Bytes of gradients that are passed on."""
+    done: int = 0
+    """Elements of gradients that are made and stay as `Holding.gradient_bytes` says."""
+    new: int = 0
+    """Elements of gradients that are just there."""
+    flushed: int = 0
+    """Elements of the full bucket that is exchanged just now."""
+    after_bucket: bool = False
+    """Whether one has been exchanged already."""
+    after_block: bool = False
+    """Whether the gradients of a whole block have been."""
+    between: bool = False
+    """Whether it lies between two blocks."""
+
+
+def moments(holding: Holding, kept: Activations, shapes: ParameterShapes) -> dict[str, Parts]:
+    """Name of each moment -> bytes by part; of backward's moments the highest."""
+    highest = max(zip(_backward_totals(holding, kept, shapes), _moments_of(holding, kept, shapes), strict=True))[1]
+    named = _outside_backward(holding, kept, sizes(shapes)) | {"backward": _parts(holding, kept, highest)}
+    order = ("last block", "end of forward", "backward", "exchange", "step")
+    return {name: {part: size for part, size in named[name].items() if size} for name in order}
+
+
+def all_totals(holding: Holding, kept: Activations, shapes: ParameterShapes) -> list[int]:
+    """Bytes at every moment, those of backward one by one, in an order that does not depend on the micro-batch."""
+    outside = _outside_backward(holding, kept, sizes(shapes)).values()
+    return [sum(parts.values()) for parts in outside] + _backward_totals(holding, kept, shapes)
+
+
+def _outside_backward(holding: Holding, kept: Activations, count: Sizes) -> dict[str, Parts]:
+    base = added(holding.steady, {"images": kept.images})
+    held = added(base, holding.held)
+    blocks = count.layers * kept.kept_of_block
+    before_last = {"activations": blocks - kept.kept_of_block, "autocast's copies": kept.cast_weights}
+    after_last = {"activations": blocks + kept.head, "autocast's copies": kept.cast_weights}
+    return {
+        "last block": added(held, holding.held_buckets, before_last, holding.forward),
+        "end of forward": added(held, holding.held_buckets, after_last, holding.forward_end),
+        "exchange": added(base, holding.exchange),
+        "step": added(base, holding.step),
+    }
+
+
+def _moments_of(holding: Holding, kept: Activations, shapes: ParameterShapes) -> tuple[_Backward, ...]:
+    return _backward(kept, shapes, holding.bucket, bool(holding.between_blocks))
+
+
+@lru_cache(maxsize=1024)
+def _backward(kept: Activations, shapes: ParameterShapes, bucket: int, between: bool) -> tuple[_Backward, ...]:
+    """Those that can be highest, of a holding with such buckets; `between`: whether it holds more between blocks.
+
+    In each block: where it is widest, and when its MLP is done; between it and the next; and wherever a bucket is full.
+    From block to block activations fall and gradients rise, so that it is mostly the first block or the last.
+    """
+    return tuple(_going_through_backward(kept, shapes, bucket, between))
+
+
+def _going_through_backward(
+    kept: Activations, shapes: ParameterShapes, bucket: int, between: bool
+) -> Iterator[_Backward]:
+    count = sizes(shapes)
+    full = flushes(shapes, bucket) if bucket else ()
+    for index, flush in enumerate(full):
+        stored, passed = _at_layer(kept, flush)
+        during = _Backward(flush.left, stored, passed, 0, flush.new, flush.elements, after_bucket=index > 0)
+        yield during
+        if index == 0:
+            yield during._replace(flushed=0, after_bucket=True)
+    first_full = (full[0].left + (full[0].layer == HEAD)) if full else 0
+    gone, passed = kept.at_layers[FC1]
+    if between:
+        yield _Backward(count.layers, count.layers * kept.kept_of_block, kept.stream, count.head, between=True)
+    for left in range(count.layers, 0, -1):
+        done = count.head + (count.layers - left) * count.block
+        block = left * kept.kept_of_block + kept.recomputed
+        after = (left < first_full, left < count.layers)
+        yield _Backward(left, block, kept.backward_of_block, done, count.largest_of_block, 0, *after)
+        yield _Backward(left, block - gone, passed, done + count.mlp // 2, count.largest_of_block, 0, *after)
+        if between:
+            below = (left - 1) * kept.kept_of_block
+            yield _Backward(left - 1, below, kept.stream, done + count.block, after_block=True, between=True)
+    yield _Backward(0, 0, 2 * kept.stream, count.all, count.embedding, 0, bool(full), after_block=True)
+
+
+def _at_layer(kept: Activations, flush: Flush) -> tuple[int, int]:
+    """Bytes of activations stored and of gradients passed on when the gradient that did not fit is there."""
+    blocks = flush.left * kept.kept_of_block
+    if flush.layer == HEAD:
+        return blocks + kept.stream, kept.stream
+    if flush.layer == EMBEDDING:
+        return 0, 2 * kept.stream
+    gone, passed = kept.at_layers[flush.layer]
+    return blocks + kept.recomputed - gone, passed
+
+
+def _parts(holding: Holding, kept: Activations, moment: _Backward) -> Parts:
+    outside_bucket = moment.flushed if moment.flushed > holding.bucket else 0
+    made = int(moment.done * holding.gradient_bytes) + (moment.new + outside_bucket) * holding.new_gradient_bytes
+    return added(
+        holding.steady,
+        holding.held,
+        holding.backward,
+        holding.from_first_flush if moment.after_bucket else {},
+        holding.first_block if moment.after_block else {},
+        holding.between_blocks if moment.between else {},
+        {part: moment.flushed * each for part, each in holding.flush.items()},
+        {
+            "images": kept.images,
+            "activations": moment.stored,
+            "passed on in backward": moment.passed,
+            "autocast's copies": moment.left * kept.cast_weights_of_block + kept.cast_weights_of_ends,
+            "gathered weights": moment.left * holding.kept_gathered_per_block,
+            "gradients": made,
+        },
+    )
+
+
+def _backward_totals(holding: Holding, kept: Activations, shapes: ParameterShapes) -> list[int]:
+    """The sum of `_parts` at each of `_backward`, without the parts."""
+    nothing = _Backward(0, 0, 0)
+    always = sum(_parts(holding, kept, nothing).values())
+    flush, after_bucket, after_block, between = (
+        sum(parts.values())
+        for parts in (holding.flush, holding.from_first_flush, holding.first_block, holding.between_blocks)
+    )
+    per_block = kept.cast_weights_of_block + holding.kept_gathered_per_block
+    made, new = holding.gradient_bytes, holding.new_gradient_bytes
+    return [
+        always
+        + at.left * per_block + at.stored + at.passed + int(at.done * made) + at.new * new
+        + at.flushed * (flush + (new if at.flushed > holding.bucket else 0))
+        + at.after_bucket * after_bucket + at.after_block * after_block + at.between * between
+        for at in _moments_of(holding, kept, shapes)
+    ]  # fmt: skip

@@ -1,0 +1,161 @@
+"""The network as a check measured it, as the user declared it, or as clusters in general have it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import replace
+
+import numpy as np
+
+from vitscale.check_record import CheckRecord, CollectiveFit
+from vitscale.prediction.network.collectives import LinkDraws, lines
+from vitscale.prediction.network.links import Level, Link, Network
+
+ASSUMED_INSIDE = Link(8e9, 10e-6, 1.3, 1.0, "assumed", "nothing measured inside a host")
+"""From PCIe 3 through a host's memory, 3 GB/s, to NVLink, 100 GB/s and more, within two standard deviations."""
+ASSUMED_ACROSS = Link(3e9, 30e-6, 1.35, 1.0, "assumed", "nothing measured between hosts")
+"""From 10GbE, 1 GB/s, to a 400 Gb/s adapter, 45 GB/s, within two standard deviations."""
+
+_LEAST_SPREAD = 0.05
+"""Of a measured bandwidth: what another day, or another pair of hosts, gives."""
+_LATENCY_SPREAD = 0.3
+"""What a call takes before its first hop is not known apart from the hops (`collectives` takes a share for it)."""
+_LEAST_LATENCY = 5e-7
+"""Of a hop: a link of the same board takes as long. A fit may find none at all."""
+
+
+def network_of(check: CheckRecord | None, declared: Link | None = None) -> Network:
+    """The network between ranks: what a check measured, before what is assumed; across hosts, what the user declared.
+
+    Args:
+        check: of the cluster. One on a single host says nothing of the network between hosts, and one with a rank per
+            host nothing of what is inside.
+        declared: across hosts: it stands before what was measured.
+    """
+    measured, of_two = ({}, {}) if check is None else _measured(check)
+    if declared is not None:
+        measured, of_two = ({k: v for k, v in one.items() if k[0] == "inside"} for one in (measured, of_two))
+    inside = _typical(measured, of_two, "inside") or ASSUMED_INSIDE
+    across = declared or _typical(measured, of_two, "across") or ASSUMED_ACROSS
+    return Network(inside, across, measured, of_two)
+
+
+_Links = dict[tuple[Level, str], Link]
+
+
+def _typical(measured: _Links, of_two: _Links, level: Level) -> Link | None:
+    """Of a level: of its all-reduce, else of whatever was measured. Of two ranks the operation that went fastest, for
+    the link is at least that fast."""
+    several = [link for (one, _), link in measured.items() if one == level]
+    two = [link for (one, _), link in of_two.items() if one == level]
+    if several:
+        return measured.get((level, "all_reduce")) or several[0]
+    if not two:
+        return None
+    fastest = max(two, key=lambda link: link.bandwidth_bytes_per_second)
+    latency = of_two.get((level, "all_reduce"), fastest)
+    return replace(fastest, latency_seconds=latency.latency_seconds, latency_spread=latency.latency_spread)
+
+
+def _measured(check: CheckRecord) -> tuple[_Links, _Links]:
+    """(level, operation) -> link: of three ranks or more, and of two.
+
+    All ranks together, several on each of several hosts, cross both levels. What they reach is no more than what hosts
+    pass between them, and it counts where it is more than one rank of each host reached: that one may have driven one
+    of a host's adapters only.
+    """
+    world = check.request.world
+    several: _Links = {}
+    of_two: _Links = {}
+    for fit in check.fits:
+        if fit.ranks < 2 or fit.bandwidth_bytes_per_second <= 0:
+            continue
+        nodes, local = _spread_over(fit, world.nodes, world.ranks_per_node)
+        level: Level = "across" if nodes > 1 else "inside"
+        found = of_two if fit.ranks == 2 else several
+        link = _link(check, fit, nodes, local)
+        other = found.get((level, fit.operation))
+        if other is None:
+            found[level, fit.operation] = link
+        elif fit.group == "all ranks" and link.bandwidth_bytes_per_second > other.bandwidth_bytes_per_second:
+            found[level, fit.operation] = replace(link, latency_seconds=other.latency_seconds)
+    return several, {place: _between_two(link, place[0], of_two) for place, link in of_two.items()}
+
+
+def _between_two(link: Link, level: Level, of_two: _Links) -> Link:
+    """An operation between two ranks, by what all operations of that check say of the link.
+
+    Its latency is at least the all-reduce's: every operation takes a hop, and one below it is what the line through the
+    sizes happened to meet at 0; many small calls would cost nothing. Where it reached less than the fastest, it is taken
+    to reach the (geometric) mean of the two: gloo's all-gather between two takes the link's time or half as long again
+    from one call to the next (docs/calibration-lab.md), and a check of a few large calls saw either.
+    """
+    like = [other for (its_level, _), other in of_two.items() if its_level == level]
+    fastest = max(other.bandwidth_bytes_per_second for other in like)
+    latest = of_two.get((level, "all_reduce"), link).latency_seconds
+    return replace(
+        link,
+        bandwidth_bytes_per_second=math.sqrt(link.bandwidth_bytes_per_second * fastest),
+        latency_seconds=max(link.latency_seconds, latest),
+    )
+
+
+def _spread_over(fit: CollectiveFit, nodes: int, ranks_per_node: int) -> tuple[int, int]:
+    """(hosts, ranks on each) of the ranks that took part."""
+    if fit.group == "inside nodes":
+        return 1, fit.ranks
+    if fit.group == "across nodes":
+        return fit.ranks, 1
+    local = min(ranks_per_node, fit.ranks)
+    return (math.ceil(fit.ranks / local), local) if nodes > 1 else (1, fit.ranks)
+
+
+def _link(check: CheckRecord, fit: CollectiveFit, nodes: int, local: int) -> Link:
+    """The link that makes `collectives.lines` say what was fitted, with the algorithm that is the cheapest.
+
+    A fit has the latency of a whole call and nccl-tests' bus bandwidth. A link has the latency of one hop, and a
+    bandwidth of what really passes: twice the former for gloo's reduce-scatter, which is an all-reduce.
+    """
+    backend = _backend(check)
+    one, free = np.asarray(1.0), np.asarray(0.0)
+    unhindered = np.asarray(np.inf)
+    hop = LinkDraws(unhindered, one)
+    pipe = LinkDraws(one, free)
+    through_memory = LinkDraws(unhindered, free)
+    place = (fit.operation, np.asarray(float(fit.ranks)), np.asarray(float(local)))
+    hops = min(float(line.seconds) for line in lines(*place, hop, hop, backend))
+    volume = min(
+        float(line.seconds_per_byte) for line in lines(*place, through_memory if nodes > 1 else pipe, pipe, backend)
+    )
+    bus_bytes = (2 if fit.operation == "all_reduce" else 1) * (fit.ranks - 1) / fit.ranks  # of a byte: `CollectiveFit`
+    bandwidth = fit.bandwidth_bytes_per_second * volume / bus_bytes
+    where = f"{nodes} hosts" if nodes > 1 else f"{fit.ranks} ranks of a host"
+    return Link(
+        bandwidth_bytes_per_second=bandwidth,
+        latency_seconds=max(_LEAST_LATENCY, fit.latency_seconds / hops),
+        bandwidth_spread=math.hypot(_LEAST_SPREAD, min(1.0, fit.worst_residual) / 4, _repeats_differ(check, fit)),
+        latency_spread=math.hypot(_LATENCY_SPREAD, min(1.0, fit.worst_residual)),
+        source="check",
+        described=f"check {check.id}: {fit.operation} over {where}",
+    )
+
+
+def _backend(check: CheckRecord) -> str:
+    """As the ranks told; where none did, that of their device."""
+    told = {rank.facts.environment.backend for rank in check.ranks if rank.facts is not None}
+    return next((name for name in told if name), "gloo" if check.request.device == "cpu" else "nccl")
+
+
+def _repeats_differ(check: CheckRecord, fit: CollectiveFit) -> float:
+    """Standard error of the logarithm of the largest size's time, over repeats; 0 where there is one."""
+    largest = [
+        line.seconds
+        for rank in check.ranks
+        for line in rank.collectives
+        if (line.group, line.operation, line.size_bytes) == (fit.group, fit.operation, fit.largest_size_bytes)
+    ]
+    slowest = [max(times) for times in zip(*largest, strict=False)]
+    if len(slowest) < 2 or min(slowest) <= 0:
+        return 0.0
+    return min(1.0, statistics.stdev(map(math.log, slowest)) / math.sqrt(len(slowest)))

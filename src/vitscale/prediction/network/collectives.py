@@ -1,0 +1,168 @@
+"""What one collective takes, as its library carries it out: the cheapest of its algorithms on links inside and across.
+
+Every algorithm is a straight line over the bytes of the tensor, and the cheapest counts: without the tree the latency
+of an all-reduce would grow with the number of ranks, and large jobs would be far too slow. All functions broadcast:
+links are (draws, 1) or scalars, configurations (configs,), results (draws, configs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+OPERATIONS = frozenset(
+    {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter", "all_to_all", "barrier"}
+)
+"""Those that have a cost here."""
+_TREE = 0.92
+"""Of a ring's bandwidth: NCCL's own figure for its trees (`ncclTopoTuneModel` in src/graph/tuning.cc)."""
+
+_CALL = 2.5
+"""What a call of NCCL takes before its first hop, in hops: its own figures for small messages over a network are 6.6 us
+and 2.7 us a hop (`baseLat`, `hwLat` in src/graph/tuning.cc). Without it, what two hosts took for a call would be taken
+for hops, of which large jobs make thousands."""
+
+
+@dataclass(frozen=True)
+class LinkDraws:
+    """One level of a network, (draws, 1) or scalars as arrays; see `links.Link`."""
+
+    bandwidth_bytes_per_second: Array
+    """Greater than 0. Across: of a host, whose ranks share it."""
+    latency_seconds: Array
+    """Of one hop. A call of NCCL takes 2.5 more before the first."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One algorithm of one operation: `seconds + seconds_per_byte x bytes of the tensor`."""
+
+    seconds: Array
+    seconds_per_byte: Array
+
+
+def collective_seconds(
+    operation: str,
+    tensor_bytes: float | Array,
+    ranks: Array,
+    ranks_per_node: Array,
+    inside: LinkDraws,
+    across: LinkDraws,
+    backend: str,
+) -> Array:
+    """Seconds of one call, (draws, configs); exactly 0 for one rank.
+
+    Args:
+        operation: one of `OPERATIONS`.
+        tensor_bytes: of the whole tensor: what an all-gather puts out, what a reduce-scatter takes in.
+        ranks: N, those of the communicator.
+        ranks_per_node: g, at most; the ranks lie on n = ceil(N / g) hosts.
+        inside: between ranks of a host.
+        across: between hosts. Its bandwidth is a host's, as a check measures it with one rank per host; all ranks of
+            the host share it.
+        backend: "gloo", or any other for NCCL's algorithms.
+
+    Raises:
+        ValueError: an operation that has no cost here.
+    """
+    return cheapest(lines(operation, ranks, ranks_per_node, inside, across, backend), tensor_bytes)
+
+
+def cheapest(found: Iterable[Line], tensor_bytes: float | Array) -> Array:
+    """Seconds of the cheapest of some algorithms."""
+    return reduce(np.minimum, (line.seconds + line.seconds_per_byte * tensor_bytes for line in found))
+
+
+def lines(
+    operation: str, ranks: Array, ranks_per_node: Array, inside: LinkDraws, across: LinkDraws, backend: str
+) -> tuple[Line, ...]:
+    """The algorithms that the backend has for an operation: for asking after many sizes, as `collective_seconds`.
+
+    NCCL's costs are those by which it chooses itself (`ncclTopoTuneModel`, src/graph/tuning.cc): a ring for every
+    operation, and for an all-reduce a tree; its aggregated trees for all-gather and reduce-scatter, with one rank per
+    host, grow with the ranks too and are left out. Bytes are those of the bus bandwidth (PERFORMANCE.md of nccl-tests).
+    gloo has rings alone (gloo/allreduce.cc, allgather.cc; torch asks for no other), carries out a
+    reduce-scatter as an all-reduce, and sends in a reduce nearly as much (docs/traffic.md).
+    """
+    if operation not in OPERATIONS:
+        raise ValueError(f"no cost of {operation!r}")
+    count = np.maximum(1.0, np.asarray(ranks, dtype=np.float64))
+    local = np.clip(np.asarray(ranks_per_node, dtype=np.float64), 1.0, count)
+    place = _Place(count, local, np.ceil(count / local), inside, across)
+    if backend == "gloo" and operation in ("reduce_scatter", "reduce"):
+        operation = "all_reduce"
+    found = _of(operation, place, gloo=backend == "gloo")
+    hop = np.where(place.nodes > 1.0, across.latency_seconds, inside.latency_seconds)
+    begin = 0.0 if backend == "gloo" else _CALL * hop
+    alone = count <= 1.0
+    return tuple(Line(np.where(alone, 0.0, begin + f.seconds), np.where(alone, 0.0, f.seconds_per_byte)) for f in found)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """N ranks, g of them on each of n hosts."""
+
+    ranks: Array
+    local: Array
+    nodes: Array
+    inside: LinkDraws
+    across: LinkDraws
+
+    @property
+    def slowest(self) -> Array:
+        """Bandwidth of the slowest link that a ring over all ranks crosses."""
+        b_in, b_ax = self.inside.bandwidth_bytes_per_second, self.across.bandwidth_bytes_per_second
+        both = np.where(self.local > 1.0, np.minimum(b_in, b_ax), b_ax)
+        return np.where(self.nodes > 1.0, both, b_in)
+
+
+def _of(operation: str, place: _Place, *, gloo: bool) -> tuple[Line, ...]:
+    if operation == "all_to_all":
+        return (_all_to_all(place),)
+    if operation == "all_reduce":
+        return (_ring(place, 2.0),) if gloo else (_ring(place, 2.0), _tree(place))
+    if operation == "barrier":
+        # Of gloo a dissemination barrier (gloo/barrier.cc), of NCCL an all-reduce of one element.
+        one = _tree(place)
+        return (Line(one.seconds, np.zeros_like(one.seconds)),)
+    return (_ring(place, 1.0),)
+
+
+def _ring(place: _Place, turns: float) -> Line:
+    """`turns` x ((N - n) a_in + (n - 1) a_ax + (N - 1)/N S/B): an all-reduce goes around twice, all others once."""
+    hops_inside, hops_across = place.ranks - place.nodes, place.nodes - 1.0
+    return Line(
+        turns * (hops_inside * place.inside.latency_seconds + hops_across * place.across.latency_seconds),
+        turns * (place.ranks - 1.0) / place.ranks / place.slowest,
+    )
+
+
+def _tree(place: _Place) -> Line:
+    """`2 ((g - 1) a_in + ceil(log2 n) a_ax)`, and the bytes: a chain inside each host, a tree of hosts, up and down.
+
+    Inside, a rank sends 2 S. Of more than two hosts so does an adapter, at its worst; of two it sends S, for each of
+    NCCL's two trees has one of the hosts as its root: that is how bus bandwidths above an adapter's come about
+    (nccl-tests, issue 196).
+    """
+    depth = np.ceil(np.log2(place.nodes))
+    over = np.where(place.nodes > 2.0, 2.0, 1.0) / place.across.bandwidth_bytes_per_second
+    inside = np.where(place.local > 1.0, 2.0 / place.inside.bandwidth_bytes_per_second, 0.0)
+    return Line(
+        2.0 * ((place.local - 1.0) * place.inside.latency_seconds + depth * place.across.latency_seconds),
+        np.maximum(inside, np.where(place.nodes > 1.0, over, 0.0)) / _TREE,
+    )
+
+
+def _all_to_all(place: _Place) -> Line:
+    """Each rank sends S/N to each other: (g - 1)/N S inside, and a host's g ranks together g (N - g)/N S across."""
+    ranks, local = place.ranks, place.local
+    within = (local - 1.0) / ranks / place.inside.bandwidth_bytes_per_second
+    beyond = local * (ranks - local) / ranks / place.across.bandwidth_bytes_per_second
+    hops = (local - 1.0) * place.inside.latency_seconds + (place.nodes - 1.0) * place.across.latency_seconds
+    return Line(hops, np.maximum(within, beyond))

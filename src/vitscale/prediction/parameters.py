@@ -1,0 +1,111 @@
+"""The parameters of a step that are estimated, what is known of each before any step was timed, and the part it is of.
+
+All are logarithms of what they are named for, and normal before measurements. What is taken for them is about clusters
+in general; on the published study's data any choice within a factor of two does about as well (docs/log.md):
+
+compute          nothing is known; the measured steps decide
+alone            a rank that is alone computes as fast as one of many, within 2 % on a GPU; on a CPU, where ranks share
+                 memory, turbo clocks and quotas, within 15 %
+fixed share      of a micro-step that does not depend on its images: 5 %, within a factor of 3
+optimizer        2 % of a step, within a factor of 3, until it is measured
+devices          like devices differ by 1 %, within a factor of 2. Sinha et al., "Not All GPUs Are Created Equal"
+                 (arXiv 2208.11035), saw 8 % on average between all devices of a cluster
+jitter           0.5 % from step to step, until it is measured
+bandwidth ...    as surely as the link is known (`network.links`)
+overlap          exposed transfers are what arithmetic says, within 15 %; 30 % for an engine that nobody measured
+contention       a hidden second of transfers costs the compute beside it a tenth, within a factor of 2.2
+
+Of an engine whose messages are unknown:
+
+transfer share   of compute at two ranks: 1 %, within a factor of 4
+across share     the same between two hosts: 3 %, within a factor of 7; none of its own where all that was measured lies
+                 between hosts, for it is in the former
+growth           with each doubling: 2 %, within a factor of 7: small, but it may be large
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from vitscale.prediction.evidence import Point
+from vitscale.prediction.network.links import Network
+
+JOB_TO_JOB, OF_UNKNOWN_JOBS = 0.02, 0.03
+"""Relative standard deviation of one run against the next. The latter of logs that do not tell what was run: what they
+time holds more than steps. Hoefler & Belli (SC'15) and the published study see 1 to 5 %."""
+JOB_TO_JOB_FREEDOM = 4.0
+"""How many runs' worth of knowledge that is (a scaled inverse chi-squared prior)."""
+_ALONE = {"cuda": 0.02, "cpu": 0.15}
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "compute": ("compute", "alone", "fixed share"),
+    "network inside hosts": ("bandwidth inside", "latency inside"),
+    "network between hosts": ("bandwidth across", "latency across", "across share"),
+    "overlap": ("overlap", "contention", "transfer share", "growth"),
+    "optimizer": ("optimizer",),
+    "stragglers": ("devices", "jitter"),
+}
+"""Part of a step -> its parameters. What is left is job-to-job."""
+NAMES = tuple(name for names in PARTS.values() for name in names)
+
+
+@dataclass(frozen=True)
+class Prior:
+    """Of one parameter's logarithm."""
+
+    mean: float
+    spread: float
+
+
+def priors(points: Sequence[Point], network: Network, known_messages: bool) -> dict[str, Prior]:
+    """What is known of every parameter of a series before its steps are looked at.
+
+    Args:
+        points: of the series: only their scale, their jitter and whether their optimizer was timed are used.
+        network: its links' spreads.
+        known_messages: whether what the engine sends is known.
+    """
+    step = min(statistics.median(point.step_seconds) / point.trial.train.grad_accum for point in points)
+    jitter = _jitter(points)
+    timed = [point.parts.optimizer for point in points if point.parts and point.parts.optimizer]
+    known_parts = known_messages or bool(timed)
+    return {
+        "compute": Prior(math.log(step), 3.0),
+        "alone": Prior(0.0, _ALONE[points[-1].trial.train.device]),
+        "fixed share": Prior(math.log(0.05), 1.0),
+        # Where nothing tells the optimizer from the rest it is left in the rest.
+        "optimizer": Prior(math.log(timed[0] if timed else 0.02 * step), 1.0)
+        if known_parts
+        else Prior(math.log(1e-6 * step), 0.01),
+        "devices": Prior(math.log(0.01), 0.7),
+        "jitter": Prior(math.log(0.005), 0.7) if jitter is None else Prior(math.log(max(1e-4, jitter)), 0.3),
+        "bandwidth inside": Prior(0.0, network.inside.bandwidth_spread),
+        "latency inside": Prior(0.0, network.inside.latency_spread),
+        "bandwidth across": Prior(0.0, network.across.bandwidth_spread),
+        "latency across": Prior(0.0, network.across.latency_spread),
+        "overlap": Prior(0.0, 0.15 if any(point.gpus > 1 for point in points) else 0.3),
+        "contention": Prior(math.log(0.1), 0.8),
+        "transfer share": Prior(math.log(0.01), 1.5),
+        "across share": Prior(math.log(1e-5), 0.01) if _all_across(points) else Prior(math.log(0.03), 2.0),
+        "growth": Prior(math.log(0.02), 2.0),
+    }
+
+
+_OF_THE_LARGEST = (1.0, 0.826, 0.701, 0.611, 0.540, 0.486, 0.443)
+"""Standard deviation of the largest of 1, 2, 4, ... 64 standard normals (Teichroew, Annals of Math. Stat. 1956)."""
+
+
+def _jitter(points: Sequence[Point]) -> float | None:
+    """Relative standard deviation of one rank's step: of the fewest ranks, where least of it is transfers and least is
+    lost by taking the slowest rank's."""
+    known = next((point for point in points if point.step_spread), None)
+    if known is None or known.step_spread is None:
+        return None
+    return known.step_spread / _OF_THE_LARGEST[min(round(math.log2(known.gpus)), len(_OF_THE_LARGEST) - 1)]
+
+
+def _all_across(points: Sequence[Point]) -> bool:
+    several = [point for point in points if point.gpus > 1]
+    return bool(several) and all(point.nodes > 1 for point in several)

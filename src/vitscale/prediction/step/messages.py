@@ -1,0 +1,98 @@
+"""What one optimizer step of a trial sends, and when: by arithmetic, or made equal to what was counted."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from vitscale.model_spec import ParameterShapes, recorded_shapes
+from vitscale.prediction.memory.zero_settings import modelled
+from vitscale.prediction.step.message import Message
+from vitscale.prediction.step.replicated import ddp, megatron
+from vitscale.prediction.step.sharded import fsdp2
+from vitscale.prediction.step.zero import deepspeed
+from vitscale.trial import TrainSpec, Trial
+
+__all__ = ["Message", "messages", "rescaled"]
+
+_SENT: Mapping[str, Callable[[Trial, ParameterShapes], tuple[Message, ...]]] = {
+    "none": lambda *_: (),
+    "ddp": ddp,
+    "fsdp2": fsdp2,
+    "deepspeed": deepspeed,
+    "megatron": megatron,
+}
+_KNOWN_OPTIMIZERS = ("adamw", "lamb", "sgd")
+_OTHERWISE = (
+    "zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights",
+    "zero_hpz_partition_size", "mics_shard_size", "zeropp_loco_param",
+)  # fmt: skip
+"""Of `zero_optimization`: what sends something else."""
+
+
+def messages(trial: Trial) -> tuple[Message, ...] | None:
+    """What an optimizer step of a resolved trial sends, in the order in which each phase asks for it.
+
+    For one rank too, as engines do; it costs nothing there. None where unknown: a model that only building it could
+    count, an optimizer that exchanges something of its own, a DeepSpeed file that asks for other exchanges.
+    """
+    train = trial.train
+    shapes = recorded_shapes(trial.model)
+    if shapes is None or train.wrapper not in _SENT or train.optimizer not in _KNOWN_OPTIMIZERS:
+        return None
+    if train.wrapper == "deepspeed" and not (modelled(_without_offload(train)) and _plain_exchange(train)):
+        return None
+    return _SENT[train.wrapper](trial, shapes)
+
+
+def _without_offload(train: TrainSpec) -> TrainSpec:
+    """Offloading changes where states lie, not what is sent."""
+    config = dict(train.deepspeed_config or {})
+    zero = config.get("zero_optimization")
+    if isinstance(zero, dict):
+        config["zero_optimization"] = {key: value for key, value in zero.items() if not key.startswith("offload_")}
+    return train.model_copy(update={"deepspeed_config": config})
+
+
+def _plain_exchange(train: TrainSpec) -> bool:
+    config = train.deepspeed_config or {}
+    zero = config.get("zero_optimization")
+    asked = zero if isinstance(zero, dict) else {}
+    return "optimizer" not in config and not any(_asks(asked.get(key)) for key in _OTHERWISE)
+
+
+def _asks(value: object) -> bool:
+    """Whether a setting is on; groups of 1 or -1 rank are DeepSpeed's own way of saying that there are none."""
+    return value is True or (not isinstance(value, bool) and value not in (None, 1, -1, 0))
+
+
+def rescaled(
+    found: Sequence[Message], sent_bytes: Mapping[tuple[str, str], int], grad_accum: int
+) -> tuple[Message, ...]:
+    """The same schedule with the bytes of each operation made equal to what was counted in an optimizer step.
+
+    An operation that was not counted is left out; one that no message has is sent after backward, hidden by nothing.
+
+    Args:
+        found: by arithmetic.
+        sent_bytes: (operation, dtype) -> bytes of the whole tensors, all calls together.
+        grad_accum: micro-steps in an optimizer step of the trial that was counted.
+    """
+    counted: defaultdict[str, float] = defaultdict(float)
+    for (operation, _), amount in sent_bytes.items():
+        counted[operation] += amount
+    planned: defaultdict[str, float] = defaultdict(float)
+    for one in found:
+        planned[one.operation] += one.tensor_bytes * one.times(grad_accum)
+    kept = [
+        replace(one, tensor_bytes=one.tensor_bytes * counted[one.operation] / planned[one.operation])
+        for one in found
+        if counted[one.operation] > 0
+    ]
+    missing = [
+        Message(operation, amount, 1, "after", None, False)
+        for operation, amount in counted.items()
+        if amount > 0 and operation not in planned
+    ]
+    return (*kept, *missing)

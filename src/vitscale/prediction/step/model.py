@@ -1,0 +1,176 @@
+"""An optimizer step as a sum of parts, over draws of what is uncertain and any number of rank counts at once.
+
+    step = max(loading, slowest rank's compute + exposed transfers + optimizer)
+
+    compute     A micro-steps, each `(q + (1-q) b / b_ref)` of the one at the reference micro-batch b_ref: a share q
+                of it does not depend on the images; plus a share of the transfers that run beside it
+    slowest     compute x (1 + z(N) sqrt(devices^2 + jitter^2)), z(N) the expected largest of N standard normals; on
+                unlike devices the slowest type's factor on top
+    transfers   the engine's messages at the links' bandwidths, less what computing hides, times an efficiency
+    optimizer   of all parameters, or of 1/N of them where the engine shards their states
+
+Of an engine whose messages are unknown the transfers are a share of one micro-step's compute, and grow as a ring's do,
+by 2(N-1)/N over N ranks, and between n hosts by 2(n-1)/n of a share of their own; and with each doubling by a little
+more, for latency and for what computing can hide no longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitscale.prediction.network.collectives import LinkDraws, collective_seconds
+from vitscale.prediction.network.links import Level, Network
+from vitscale.prediction.step.messages import Message
+from vitscale.prediction.step.overlap import exposed_seconds
+from vitscale.prediction.step.stragglers import expected_slowest
+
+Array = NDArray[np.float64]
+Draws = Mapping[str, Array]
+"""Parameter -> its logarithm, (draws, 1). `vitscale.prediction.parameters` names them."""
+
+
+@dataclass(frozen=True)
+class Worlds:
+    """Where steps are asked for: one place per configuration, all arrays of one length."""
+
+    ranks: Array
+    ranks_per_node: Array
+    micro_batch: Array
+    """Images per micro-step of a rank."""
+    grad_accum: Array
+    slowdown: Array
+    """Of the slowest device type against the one that `compute` stands for: 1 where all are alike."""
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds of a step, (draws, configurations)."""
+
+    compute: Array
+    """Of a rank of median speed."""
+    optimizer: Array
+    data_wait: Array
+    wait: Array
+    """For the slowest rank."""
+    wire: Array
+    """Exposed transfers."""
+
+    @property
+    def total(self) -> Array:
+        """The step."""
+        return self.compute + self.optimizer + self.data_wait + self.wait + self.wire
+
+
+@dataclass(frozen=True)
+class Loading:
+    """Reading images: what it takes a rank, and whether training goes on meanwhile."""
+
+    seconds_per_image: float
+    ahead: bool
+
+
+@dataclass(frozen=True)
+class StepModel:
+    """What of a series' step is arithmetic: the rest are parameters."""
+
+    messages: tuple[Message, ...] | None
+    backend: str
+    shards_optimizer: bool
+    backward_share: float
+    """Of compute."""
+    reference_micro_batch: int
+    network: Network
+    loading: Loading | None
+
+    def times(self, draws: Draws, worlds: Worlds) -> StepTimes:
+        """The parts of a step.
+
+        Args:
+            draws: the logarithms of all parameters.
+            worlds: the configurations.
+        """
+        fixed = np.minimum(0.9, np.exp(draws["fixed share"]))
+        alone = np.where(worlds.ranks == 1, draws["alone"], 0.0)
+        images = fixed + (1 - fixed) * worlds.micro_batch / self.reference_micro_batch
+        micro_step = np.exp(draws["compute"] + alone) * images
+        exposed, hidden = self._transfers(draws, worlds, micro_step)
+        # What backward hides it pays for in part: transfers take memory bandwidth, cores and multiprocessors from it.
+        compute = micro_step * worlds.grad_accum + np.exp(draws["contention"]) * hidden
+        spread = np.hypot(np.exp(draws["devices"]), np.exp(draws["jitter"]))
+        late = worlds.slowdown * (1 + spread * expected_slowest(worlds.ranks)) - 1
+        shards = worlds.ranks if self.shards_optimizer else np.ones_like(worlds.ranks)
+        optimizer = np.exp(draws["optimizer"]) / shards
+        wait = compute * late
+        wire = exposed * np.exp(draws["overlap"])
+        rest = compute + wait + wire + optimizer
+        return StepTimes(compute, optimizer + 0 * rest, self._data_wait(worlds, rest), wait, wire)
+
+    def _data_wait(self, worlds: Worlds, rest: Array) -> Array:
+        if self.loading is None:
+            return np.zeros_like(rest)
+        loading = self.loading.seconds_per_image * worlds.micro_batch * worlds.grad_accum
+        return np.maximum(0.0, loading - rest) if self.loading.ahead else loading + 0 * rest
+
+    def _transfers(self, draws: Draws, worlds: Worlds, micro_step: Array) -> tuple[Array, Array]:
+        """(exposed, hidden) seconds of a step's transfers."""
+        exposed = np.zeros(np.broadcast_shapes(micro_step.shape, worlds.ranks.shape))
+        hidden = np.zeros_like(exposed)
+        if self.messages is None:
+            return self._as_a_ring(draws, worlds), hidden
+        for accumulation in np.unique(worlds.grad_accum):
+            at = worlds.grad_accum == accumulation
+            some = Worlds(
+                worlds.ranks[at], worlds.ranks_per_node[at], worlds.micro_batch[at], worlds.grad_accum[at],
+                worlds.slowdown[at],
+            )  # fmt: skip
+            slowest = micro_step[:, at] * some.slowdown
+            kinds = {(one.operation, one.tensor_bytes): one for one in self.messages}
+            seconds = {kind: self._collective(draws, some, one) for kind, one in kinds.items()}
+            exposed[:, at] = exposed_seconds(
+                self.messages,
+                partial(_looked_up, seconds),
+                slowest * (1 - self.backward_share),
+                slowest * self.backward_share,
+                int(accumulation),
+            )
+            for one in self.messages:
+                hidden[:, at] += seconds[one.operation, one.tensor_bytes] * one.times(int(accumulation))
+        return exposed, np.maximum(0.0, hidden - exposed)
+
+    def _collective(self, draws: Draws, worlds: Worlds, one: Message) -> Array:
+        def link(level: Level) -> LinkDraws:
+            several, two = (of(level, one.operation) for of in (self.network.link, self.network.link_between_two))
+            pair = worlds.ranks == 2
+            return LinkDraws(
+                np.where(pair, two.bandwidth_bytes_per_second, several.bandwidth_bytes_per_second)
+                * np.exp(draws[f"bandwidth {level}"]),
+                np.where(pair, two.latency_seconds, several.latency_seconds) * np.exp(draws[f"latency {level}"]),
+            )
+
+        return collective_seconds(
+            one.operation,
+            one.tensor_bytes_at(worlds.ranks),
+            worlds.ranks,
+            worlds.ranks_per_node,
+            link("inside"),
+            link("across"),
+            self.backend,
+        )
+
+    def _as_a_ring(self, draws: Draws, worlds: Worlds) -> Array:
+        """Shares of the compute of one micro-step at the reference, for what is sent does not grow with the images."""
+        ranks, nodes = worlds.ranks, np.ceil(worlds.ranks / worlds.ranks_per_node)
+        inside = np.exp(draws["transfer share"]) * 2 * (ranks - 1) / ranks
+        across = np.exp(draws["across share"]) * 2 * (nodes - 1) / nodes
+        growth = 1 + np.exp(draws["growth"]) * np.log2(np.maximum(1.0, ranks / 2))
+        wire: Array = np.exp(draws["compute"]) * (inside + across) * growth
+        return wire
+
+
+def _looked_up(known: Mapping[tuple[str, float], Array], operation: str, tensor_bytes: float) -> Array:
+    return known[operation, tensor_bytes]

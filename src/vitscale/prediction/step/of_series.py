@@ -1,0 +1,124 @@
+"""The model of a series' step, from what its measured points have in common."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from vitscale.prediction.evidence import Evidence, Point, Series
+from vitscale.prediction.step.messages import messages, rescaled
+from vitscale.prediction.step.model import Loading, StepModel, Worlds
+from vitscale.shares import largest_micro_batch
+from vitscale.trial import TrainSpec
+
+_BACKWARD_SHARE = 2 / 3
+"""Of compute, where it was not timed: backward has twice the matrix products of forward."""
+_ALIKE = 0.9
+"""Of the median speed: ranks above it are not told apart."""
+_LEAST_LOADING = 0.01
+"""Of a step: below it nobody waits for the loader."""
+
+
+def fitted_points(series: Series) -> tuple[tuple[Point, ...], str]:
+    """(points that a fit may rest on, why others are left out).
+
+    A rank alone on one device type says nothing of ranks on a mixture of types, unless its speed against theirs was
+    measured.
+    """
+    mixtures = [point for point in series.points if len(set(point.devices)) > 1 and point.rank_speeds is None]
+    if not mixtures:
+        return series.points, ""
+    left_out = [point for point in series.points if point not in mixtures]
+    counts = ", ".join(str(point.gpus) for point in left_out)
+    return tuple(mixtures), f"{counts} ranks ran on one device type, the others on a mixture" if left_out else ""
+
+
+def device_factors(points: Sequence[Point]) -> dict[str, float]:
+    """Device name -> what an image takes it against the fastest type: from the largest point that has unlike devices
+    and timed each rank. Empty where there is none."""
+    for point in reversed(points):
+        if len(set(point.devices)) > 1 and point.rank_speeds is not None:
+            slower: dict[str, list[float]] = {}
+            for name, speed in zip(point.devices, point.rank_speeds, strict=True):
+                slower.setdefault(name, []).append(1 / speed)
+            typical = {name: statistics.median(found) for name, found in slower.items()}
+            return {name: found / min(typical.values()) for name, found in typical.items()}
+    return {}
+
+
+def slowdown(point: Point, factors: Mapping[str, float]) -> float:
+    """The slowest rank's time for an image against that of the fastest device type; where types are not told apart,
+    against the typical rank's. 1 where nothing tells ranks apart."""
+    if factors:
+        return max((factors.get(name, 1.0) for name in point.devices), default=1.0)
+    speeds = point.rank_speeds
+    if not speeds or min(speeds) > _ALIKE * statistics.median(speeds):
+        return 1.0
+    return statistics.median(speeds) / min(speeds)
+
+
+def typical_slowdown(point: Point, factors: Mapping[str, float]) -> float:
+    """The same of the rank in the middle, whose parts are `Point.parts`."""
+    return statistics.median(factors.get(name, 1.0) for name in point.devices) if factors and point.devices else 1.0
+
+
+def worlds_of(points: Sequence[Point]) -> Worlds:
+    """Where points were measured."""
+
+    def column(values: list[float]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        return np.array(values, dtype=float)
+
+    factors = device_factors(points)
+    return Worlds(
+        ranks=column([point.gpus for point in points]),
+        ranks_per_node=column([point.trial.world.ranks_per_node for point in points]),
+        micro_batch=column([largest_micro_batch(point.trial.train) for point in points]),
+        grad_accum=column([point.trial.train.grad_accum for point in points]),
+        slowdown=column([slowdown(point, factors) for point in points]),
+    )
+
+
+def shards_optimizer(train: TrainSpec) -> bool:
+    """Whether each rank updates its own part of the parameters alone."""
+    return train.wrapper in ("fsdp2", "megatron") or (train.wrapper == "deepspeed" and train.zero_stage >= 1)
+
+
+def model_of(points: Sequence[Point], evidence: Evidence) -> StepModel:
+    """The model of the points' step: the engine's messages by arithmetic, with the bytes that were counted."""
+    largest = points[-1]
+    sent = messages(largest.trial)
+    counted = next((point for point in reversed(points) if point.sent_bytes and point.gpus > 1), None)
+    if sent is not None and counted is not None:
+        sent = rescaled(sent, counted.sent_bytes, counted.trial.train.grad_accum)
+    shares = [p.parts.backward / p.parts.compute for p in points if p.parts and p.parts.backward and p.parts.compute]
+    return StepModel(
+        messages=sent,
+        backend=largest.backend,
+        shards_optimizer=shards_optimizer(largest.trial.train),
+        backward_share=min(0.95, statistics.median(shares)) if shares else _BACKWARD_SHARE,
+        reference_micro_batch=largest_micro_batch(points[0].trial.train),
+        network=evidence.network,
+        loading=_loading(points, evidence),
+    )
+
+
+def _loading(points: Sequence[Point], evidence: Evidence) -> Loading | None:
+    """What reading an image takes a rank: as steps waited for it, else as a check timed the loader alone."""
+    waits = [
+        (point.parts.data_wait, statistics.median(point.step_seconds), point.trial.train)
+        for point in points
+        if point.parts is not None and point.parts.data_wait is not None
+    ]
+    ahead = points[-1].trial.data.workers > 0
+    if waits and not ahead:
+        return Loading(
+            statistics.median(wait / (train.micro_batch * train.grad_accum) for wait, _, train in waits), ahead
+        )
+    bound = [step / (t.micro_batch * t.grad_accum) for wait, step, t in waits if wait > _LEAST_LOADING * step]
+    if bound:  # the loader is the slower of the two, and sets the pace
+        return Loading(statistics.median(bound), ahead)
+    if ahead and evidence.loader_images_per_second:
+        return Loading(1 / evidence.loader_images_per_second, ahead)
+    return None

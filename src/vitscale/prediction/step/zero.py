@@ -1,0 +1,176 @@
+"""What DeepSpeed sends at each ZeRO stage: as it was counted (docs/traffic.md), which is not what its paper says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from vitscale.model_spec import ParameterShapes
+from vitscale.prediction.memory.holding import communicated_bytes, sizes, weight_bytes
+from vitscale.prediction.memory.zero_settings import ZeroSettings, zero_settings
+from vitscale.prediction.step.gradients import Filled, Tensor, flushed_before_full, of_backward, tensors
+from vitscale.prediction.step.message import Message, Phase
+from vitscale.trial import TrainSpec, Trial
+
+_FLATTENED_AT_MOST = 500_000_000
+"""Elements that stage 0 sends at a time (`allreduce_gradients` in runtime/engine.py of DeepSpeed 0.19)."""
+_GATHERED_AT_MOST = 500_000_000
+"""`allgather_bucket_size`, in elements, at its default."""
+_MODULES_OF_BLOCK = 8
+"""Two norms, four projections and the MLP's two layers: what is gathered at a time where nothing is kept."""
+_MODULES_AROUND = 4
+
+
+def deepspeed(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
+    """DeepSpeed 0.19 at the trial's stage; see the functions below."""
+    return (_stage_0, _stages_1_and_2, _stages_1_and_2, _stage_3)[trial.train.zero_stage](trial, shapes)
+
+
+def _stage_0(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
+    """One all-reduce of everything after backward, whatever its buckets are to be."""
+    train, count = trial.train, sizes(shapes).all
+    pieces = -(-count // _FLATTENED_AT_MOST)
+    whole = Message("all_reduce", count * communicated_bytes(train) / pieces, pieces, "after", None, False)
+    norm = [_scalars(1, 4)] if train.gradient_clipping > 0 else []
+    return (whole, *norm)
+
+
+def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
+    """All-reduces of all gradients on all ranks, once or in every micro-step of stage 2; then all-gathers of weights.
+
+    Without overlap stage 2 stops backward for each bucket. With it, too, the default bucket of 5e8 elements is larger
+    than most vision transformers, and nothing is left to hide it.
+    """
+    train, ranks = trial.train, trial.world.size
+    settings = zero_settings(train)
+    overlap, every = settings.overlap, train.zero_stage == 2
+    phase: Phase = "backward" if every or overlap else "after"
+    reduced = _reduced("all_reduce", train, tensors(shapes), settings, phase, overlap, every)
+    if _to_owners(train):
+        reduced = [
+            Message("reduce", one.tensor_bytes / ranks, one.calls * ranks, one.phase, one.ready, one.every_micro_step)
+            for one in reduced
+        ]
+    each = weight_bytes(train)
+    return (*reduced, _scalars(3 if each == 2 else 2, 4), *_gathered_after(trial, shapes, each))
+
+
+def _gathered_after(trial: Trial, shapes: ParameterShapes, each: int) -> list[Message]:
+    """Updated weights, in two groups: with weight decay and without. Each is padded to 2 elements per rank."""
+    train, unit = trial.train, 2 * trial.world.size
+    limit = _zero_section(train).get("allgather_bucket_size", _GATHERED_AT_MOST)
+    if train.gather_bucket_mib is not None:
+        limit = train.gather_bucket_mib * 2**20 // each
+    limit = int(limit) if isinstance(limit, int | float) and limit >= 1 else _GATHERED_AT_MOST
+    found = []
+    everything = tensors(shapes)
+    for decayed in (True, False):
+        elements = sum(one.elements for one in everything if (len(one.shape) > 1) is decayed)
+        padded = -(-elements // unit) * unit
+        pieces = max(1, padded // limit)
+        found.append(Message("all_gather", padded * each / pieces, pieces, "after", None, False))
+    return found
+
+
+def _stage_3(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
+    """All-gathers of what no rank keeps, in every forward; reduce-scatters in every backward.
+
+    Tensors up to `stage3_param_persistence_threshold` are gathered once, one by one, after the step. The others are
+    fetched `stage3_prefetch_bucket_size` ahead of their use. Backward has them still, unless they exceed
+    `stage3_max_live_parameters` or `stage3_max_reuse_distance`; then it gathers them anew.
+    """
+    train = trial.train
+    settings = zero_settings(train)
+    everything = tensors(shapes)
+    rest = [one for one in everything if one.elements > settings.persistence_threshold]
+    kept = [one for one in everything if one.elements <= settings.persistence_threshold]
+    each = weight_bytes(train)
+
+    def gathered_bytes(one: Tensor) -> int:
+        return 2 if train.precision == "bf16" and not one.lone else each
+
+    found = []
+    if sum(one.elements for one in rest) <= settings.max_kept:
+        found += _fetched(rest, settings, gathered_bytes, "forward")
+    else:
+        for phase in ("forward", "backward"):
+            found += _fetched(rest, settings, gathered_bytes, phase)
+    # Overlap is stage 3's default, and that of no other (`overlap_comm_valid` in runtime/zero/config.py).
+    # On a CPU there is no second stream: a bucket's exchange holds backward up all the same (docs/calibration-lab.md).
+    chosen = train.overlap_comm if train.overlap_comm is not None else _zero_section(train).get("overlap_comm")
+    overlap = chosen is not False and train.device == "cuda"
+    found += _reduced("reduce_scatter", train, everything, settings, "backward", overlap, True)
+    found.append(_scalars(2, 8))
+    if kept:
+        amount = sum(one.elements for one in kept) * each
+        found.append(Message("all_gather", amount / len(kept), len(kept), "after", None, False))
+    return tuple(found)
+
+
+def _fetched(
+    rest: Sequence[Tensor], settings: ZeroSettings, gathered_bytes: Callable[[Tensor], int], phase: Phase
+) -> list[Message]:
+    """Weights gathered ahead of their use, a piece while the piece before is computed with; the first hidden by none.
+
+    Where less may be kept than is fetched ahead, nothing is: each module's weights are gathered when it begins.
+    """
+    ahead = settings.max_kept >= settings.prefetch_bucket
+    if not ahead:
+        amount = sum(one.elements * gathered_bytes(one) for one in rest)
+        blocks = max(1, round(sum(len(one.shape) == 2 for one in rest) / 6))
+        modules = blocks * _MODULES_OF_BLOCK + _MODULES_AROUND
+        return [Message("all_gather", amount / modules, modules, phase, None, True)]
+    order = rest if phase == "forward" else rest[::-1]
+    found: list[Message] = []
+    started = 0.0
+    piece: list[Tensor] = []
+    for place, one in enumerate(order):
+        piece.append(one)
+        if sum(each.elements for each in piece) < settings.prefetch_bucket and place + 1 < len(order):
+            continue
+        needed = piece[0].begins if phase == "forward" else 1.0 - piece[0].ends
+        amount = sum(each.elements * gathered_bytes(each) for each in piece)
+        ready = started if found else needed
+        found.append(Message("all_gather", amount, 1, phase, ready, True, needed))
+        started, piece = needed, []
+    return found
+
+
+def _reduced(
+    operation: str,
+    train: TrainSpec,
+    everything: Sequence[Tensor],
+    settings: ZeroSettings,
+    phase: Phase,
+    overlap: bool,
+    every: bool,
+) -> list[Message]:
+    """Buckets of gradients. Autocast makes two kinds: what it casts travels in bf16, norms and lone tensors in fp32."""
+    if train.precision == "bf16":
+        kinds = [([one for one in everything if not one.lone], 2), ([one for one in everything if one.lone], 4)]
+    else:
+        kinds = [(list(everything), communicated_bytes(train))]
+    found = [
+        Message(operation, filled.elements * each, 1, phase, filled.ready if overlap else None, every)
+        for some, each in kinds
+        for filled in _in_buckets(of_backward(some), settings.reduce_bucket)
+    ]
+    return sorted(found, key=lambda one: one.ready or 0.0)
+
+
+def _in_buckets(gradients: Iterable[Filled], limit: int) -> list[Filled]:
+    return flushed_before_full(gradients, max(1, limit))
+
+
+def _scalars(calls: int, size: int) -> Message:
+    """Norms and whether anything overflowed."""
+    return Message("all_reduce", size, calls, "after", None, False)
+
+
+def _zero_section(train: TrainSpec) -> dict[str, object]:
+    found = (train.deepspeed_config or {}).get("zero_optimization")
+    return found if isinstance(found, dict) else {}
+
+
+def _to_owners(train: TrainSpec) -> bool:
+    """Whether each gradient is reduced to the one rank that needs it, as the paper has it."""
+    return _zero_section(train).get("use_multi_rank_bucket_allreduce") is False

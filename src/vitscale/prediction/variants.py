@@ -1,0 +1,162 @@
+"""A measured series with something changed: its model, its draws, and what had to be assumed for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from vitscale import engine_options, model_spec
+from vitscale.errors import RequestError, explain, unknown
+from vitscale.model_spec import ModelSpec
+from vitscale.prediction.fitting import DRAWS, FittedSeries
+from vitscale.prediction.results import Assumption
+from vitscale.prediction.step.messages import messages
+from vitscale.prediction.step.model import Array, Draws, StepModel
+from vitscale.prediction.step.of_series import shards_optimizer
+from vitscale.trial import TrainSpec, Trial
+
+_RECOMPUTED = 4 / 3
+"""Compute with activation checkpointing against without: each block's forward once more."""
+_SPREAD_OF_MODELS, _SPREAD_OF_ENGINES, _SPREAD_OF_PRECISIONS, _SPREAD_OF_CHECKPOINTING = 0.25, 0.30, 0.50, 0.05
+"""Standard deviations of the logarithm of what is scaled by arithmetic instead of measured."""
+_FIELDS = (
+    "engine", "accelerate_backend", "zero_stage", "precision", "micro_batch", "grad_accum", "bucket_mib",
+    "activation_checkpointing",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a prediction is worked out from."""
+
+    fitted: FittedSeries
+    trial: Trial
+    """Of the largest measured point, with the changes; its world is not asked for."""
+    model: StepModel
+    draws: Draws
+    assumptions: tuple[Assumption, ...]
+    """Of the changes alone."""
+    guessed: bool
+    """A change rests on general knowledge alone."""
+
+
+def variant(fitted: FittedSeries, changes: Mapping[str, Any]) -> Variant:
+    """A series with some fields changed; with none it is the series itself.
+
+    Args:
+        fitted: of the series.
+        changes: fields of `TrainSpec`, or "model" with a resolved ModelSpec.
+
+    Raises:
+        RequestError: a field that cannot be changed, or options that the engine refuses.
+    """
+    base = fitted.points[-1].trial
+    own = {"model": base.model, **base.train.model_dump()}
+    changes = {name: value for name, value in changes.items() if own.get(name, ...) != value}
+    for name in changes:
+        if name not in (*_FIELDS, "model"):
+            raise unknown("field to change", name, [*_FIELDS, "model"])
+    train = base.train.model_copy(update={k: v for k, v in changes.items() if k in _FIELDS})
+    if "micro_batch" in changes:
+        train = train.model_copy(update={"micro_batches": None})
+    spec: ModelSpec = changes.get("model", base.model)
+    trial = base.model_copy(update={"train": train, "model": spec})
+    if not changes:
+        return Variant(fitted, trial, fitted.model, fitted.draws, (), False)
+    if train.engine in engine_options.ENGINES or train.engine != base.train.engine:  # not an import of unknown engine
+        engine_options.check(train)
+    return _Changed(fitted, base, trial).variant()
+
+
+class _Changed:
+    def __init__(self, fitted: FittedSeries, base: Trial, trial: Trial) -> None:
+        self.fitted, self.base, self.trial = fitted, base, trial
+        self.draws = dict(fitted.draws)
+        self.model = fitted.model
+        self.assumptions: list[Assumption] = []
+        self.guessed = False
+        self.rng = np.random.default_rng(7)
+
+    def variant(self) -> Variant:
+        old, new = self.base.train, self.trial.train
+        if self.base.model != self.trial.model:
+            self._other_model()
+        if old.precision != new.precision:
+            self._other_precision()
+        if new.activation_checkpointing != old.activation_checkpointing:
+            factor = _RECOMPUTED if new.activation_checkpointing else 1 / _RECOMPUTED
+            self._scale("compute", factor, _SPREAD_OF_CHECKPOINTING)
+            self._assume("activation checkpointing", f"{factor:.3g} times the compute", "run the study with it")
+        if _wrapping(old) != _wrapping(new) or self.base.model != self.trial.model:
+            self._other_engine()
+        return Variant(self.fitted, self.trial, self.model, self.draws, tuple(self.assumptions), self.guessed)
+
+    def _scale(self, name: str, factor: float, spread: float) -> None:
+        noise = spread * self.rng.standard_normal((DRAWS, 1))
+        self.draws[name] = self.draws[name] + math.log(factor) + noise
+
+    def _assume(self, part: str, taken: str, measurement: str) -> None:
+        self.assumptions.append(Assumption(part, taken, measurement))
+
+    def _other_model(self) -> None:
+        flops = [model_spec.training_flops(trial.model) for trial in (self.base, self.trial)]
+        counts = [model_spec.parameters(trial.model) for trial in (self.base, self.trial)]
+        if not (flops[0] and flops[1] and counts[0] and counts[1]):
+            raise RequestError(
+                explain(
+                    "the model cannot be exchanged: the FLOPs of the measured or of the wanted one are unavailable",
+                    next_step="Both must be named models (vit-b16) or folders with a plain ViT's config.json",
+                )
+            )
+        factor = flops[1] / flops[0]
+        self._scale("compute", factor, _SPREAD_OF_MODELS)
+        self._scale("optimizer", counts[1] / counts[0], _SPREAD_OF_MODELS)
+        self._assume(
+            "compute of another model",
+            f"{factor:.3g} times, as its FLOPs are, within 25 %",
+            "a study of one rank with it",
+        )
+
+    def _other_precision(self) -> None:
+        speed = {"fp32": 1.0, "bf16": 2.5, "fp16": 2.5, "bf16-params": 2.5}
+        factor = speed[self.base.train.precision] / speed[self.trial.train.precision]
+        self._scale("compute", factor, _SPREAD_OF_PRECISIONS)
+        self._assume(
+            "another precision", f"{factor:.3g} times the compute, within a factor of 1.6", "run the study with it"
+        )
+        self.guessed = True
+
+    def _other_engine(self) -> None:
+        sent = messages(self.trial)
+        train = self.trial.train
+        if sent is None:
+            raise RequestError(
+                explain(
+                    f"what engine {train.engine!r} sends for this model is unavailable",
+                    next_step="Name a model whose shape is known (vit-b16) and an engine that is measured or modelled",
+                )
+            )
+        backend = self.fitted.model.backend
+        self.model = replace(self.model, messages=sent, shards_optimizer=shards_optimizer(train), backend=backend)
+        if _wrapping(self.base.train) != _wrapping(train):
+            self.draws["overlap"] = _SPREAD_OF_ENGINES * self.rng.standard_normal((DRAWS, 1))
+            self._assume(
+                "an engine that was not measured",
+                "what it sends and hides, by arithmetic, within 30 %",
+                "a study with it",
+            )
+        if self.fitted.model.messages is None:
+            self.guessed = True
+
+
+def _wrapping(train: TrainSpec) -> tuple[object, ...]:
+    return (train.wrapper, train.zero_stage if train.wrapper == "deepspeed" else 0, train.bucket_mib)
+
+
+def thinned(draws: Draws, count: int) -> dict[str, Array]:
+    """The first `count` draws of each parameter; they come in random order."""
+    return {name: rows[:count] for name, rows in draws.items()}

@@ -1,0 +1,187 @@
+"""The curves of the results as the study's figures see them: workload, place, and costs against one GPU."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vitscale.analysis import Analysis, CurveResult, Interval, TrialResult
+from vitscale.analysis.environments import differences
+from vitscale.analysis.statistics import ONE_RUN, ratio
+from vitscale.published import published
+from vitscale.report.like_paper.catalogue import Place
+from vitscale.trial import Mode
+
+_SAID_OTHERWISE = ("data.name", "train.micro_batch", "train.grad_accum")
+SAME = 1e-3
+"""Epoch times closer than this, as a share, are the published measurement itself, imported."""
+_OF_PLACE = ("layout", "scaling.gpus_per_node")
+
+
+@dataclass(frozen=True)
+class Member:
+    """One measured rank count of a series."""
+
+    gpus: int
+    trial: TrialResult
+    against_base: Interval | None = None
+    """How many times as fast an epoch is as the base's; None where the two must not be compared."""
+    why_not: str = ""
+    """Why it is None."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve, with what the figures choose by."""
+
+    curve: CurveResult
+    mode: Mode
+    dataset: str
+    micro_batch: int
+    place: Place
+    members: tuple[Member, ...]
+    """Those with an epoch time or an accuracy, by rank count."""
+
+    @property
+    def base(self) -> Member | None:
+        """The smallest rank count that may be compared."""
+        return next((member for member in self.members if member.trial.comparable_costs), None)
+
+    @property
+    def group(self) -> tuple[Any, ...]:
+        """What two series share whose only difference is where their GPUs are."""
+        labels = {k: v for k, v in self.curve.labels.items() if k not in _OF_PLACE}
+        return self.mode, self.dataset, self.micro_batch, tuple(sorted((k, str(v)) for k, v in labels.items()))
+
+
+def all_series(analysis: Analysis) -> list[Series]:
+    """Every curve with a measurement. Of one that begins in one host and goes on over several there are two series.
+
+    A series over several hosts that lacks one GPU borrows it from its twin in one host: on one GPU both are the same.
+    """
+    found = [one for curve in analysis.curves for one in _of_curve(analysis, curve)]
+    single = {one.group: one.members[0] for one in found if one.place == "one host" and one.members[0].gpus == 1}
+    whole = []
+    for one in found:
+        twin = single.get(one.group)
+        if one.place != "one host" and twin is not None and one.members[0].gpus > 1:
+            one = replace(one, members=(twin, *one.members))
+        whole.append(_compared(one))
+    return whole
+
+
+def names(some: Sequence[Series]) -> list[str]:
+    """What tells these series apart, as a reader would say it; in full where that is not enough."""
+    places = {one.place for one in some}
+    said = (*_SAID_OTHERWISE, *(_OF_PLACE if len(places) > 1 else ()))
+    varied = [
+        field
+        for field in dict.fromkeys(field for one in some for field in one.curve.labels)
+        if field not in said and len({_said(field, one.curve.labels.get(field)) for one in some}) > 1
+    ]
+    shorts = []
+    for one in some:
+        dataset = DATASET_NAMES.get(one.dataset, one.dataset)
+        parts = [dataset] if len({s.dataset for s in some}) > 1 else []
+        parts += [f"micro-batch {one.micro_batch:,}"] if len({s.micro_batch for s in some}) > 1 else []
+        parts += filter(None, (_said(field, one.curve.labels.get(field)) for field in varied))
+        parts += ["one host" if one.place == "one host" else "several hosts"] if len(places) > 1 else []
+        shorts.append(", ".join(parts) or f"{dataset}, micro-batch {one.micro_batch:,}")
+    counts = Counter(shorts)
+    unclear = [one.curve.name if counts[short] > 1 else short for one, short in zip(some, shorts, strict=True)]
+    return [
+        f"{name} ({unclear[: place + 1].count(name)})" if unclear.count(name) > 1 else name
+        for place, name in enumerate(unclear)
+    ]
+
+
+def apart_in_micro_batch(some: Sequence[Series]) -> list[tuple[str, list[Series]]]:
+    """Sets of two series or more that differ in micro-batch alone, each with a name that does not tell it."""
+    sets: dict[tuple[Any, ...], list[Series]] = {}
+    for one in some:
+        labels = tuple((k, str(v)) for k, v in one.curve.labels.items() if k != "train.micro_batch")
+        sets.setdefault((one.mode, one.dataset, one.place, labels), []).append(one)
+    several = [members for members in sets.values() if len({one.micro_batch for one in members}) > 1]
+    labelled = names([replace(members[0], micro_batch=0) for members in several])
+    return [(name.partition(", micro-batch")[0], members) for name, members in zip(labelled, several, strict=True)]
+
+
+DATASET_NAMES: Mapping[str, str] = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
+
+
+def _said(field: str, value: Any) -> str:
+    """A swept value as it stands in a name; numbers and switches with their field; nothing for all of the data."""
+    if value is None or (field, value) == ("data.fraction", 1.0):
+        return ""
+    return value if isinstance(value, str) else f"{field.rpartition('.')[2]} {value}"
+
+
+def _of_curve(analysis: Analysis, curve: CurveResult) -> list[Series]:
+    members = [
+        Member(point.gpus, trial)
+        for point in sorted(curve.points, key=lambda point: point.gpus)
+        if (trial := analysis.trials[point.trial_id]).runs
+    ]
+    several = any(member.trial.trial.world.nodes > 1 for member in members)
+    inside = [member for member in members if member.trial.trial.world.nodes == 1]
+    parts: list[tuple[Place, list[Member]]] = []
+    if inside and (len(inside) > 1 or not several):
+        parts.append(("one host", inside))
+    if several:
+        unlike = len({name for member in members for name in _devices(member.trial)}) > 1
+        unlike = unlike or _published_as_unlike(curve, members)
+        parts.append(("several unlike hosts" if unlike else "several like hosts", members))
+    train = members[-1].trial.trial if members else None
+    return [
+        Series(curve, curve.mode, train.data.name, train.train.micro_batch, place, tuple(some))
+        for place, some in parts
+        if train is not None
+    ]
+
+
+def _devices(trial: TrialResult) -> tuple[str, ...]:
+    return trial.surroundings.devices if trial.surroundings is not None else ()
+
+
+def _published_as_unlike(curve: CurveResult, members: Sequence[Member]) -> bool:
+    """Whether these are published measurements of a cluster of unlike hosts, whose raw data name one kind of GPU."""
+    facts = [fact for fact in published().facts if fact.cluster in published().unlike_clusters]
+    for member in members:
+        trial, seconds = member.trial.trial, member.trial.epoch_seconds
+        own = (curve.labels.get("cluster"), trial.data.name, trial.train.micro_batch, member.gpus)
+        for fact in facts:
+            if own == (fact.cluster, fact.dataset, fact.micro_batch, fact.gpus) and seconds is not None:
+                same_share = abs(trial.data.fraction - fact.fraction) < 1e-9
+                if same_share and abs(seconds.centre / fact.epoch_seconds - 1) < SAME:
+                    return True
+    return False
+
+
+def _compared(one: Series) -> Series:
+    """`one` with every member held against its smallest; the analysis' own figure where it has one."""
+    base = one.base
+    if base is None:
+        return one
+    known = {point.trial_id: point for point in one.curve.points}
+    own_base = one.curve.baseline is not None and one.curve.baseline.trial_id == base.trial.trial_id
+    members = []
+    for member in one.members:
+        costs = member.trial.comparable_costs
+        if not costs:
+            members.append(replace(member, why_not="it has no epoch time that may be compared"))
+            continue
+        point = known.get(member.trial.trial_id)
+        figure = (point.efficiency if one.mode == "weak" else point.speedup) if point is not None and own_base else None
+        if figure is not None:
+            members.append(replace(member, against_base=figure))
+            continue
+        if between := differences(base.trial.surroundings, member.trial.surroundings):
+            members.append(replace(member, why_not="; ".join(between)))
+        elif member.trial.trial_id == base.trial.trial_id:
+            exact = 1.0 if len(costs) > 1 else None
+            members.append(replace(member, against_base=Interval(1.0, exact, exact, "" if exact else ONE_RUN)))
+        else:
+            members.append(replace(member, against_base=ratio(base.trial.comparable_costs, costs)))
+    return replace(one, members=tuple(members))

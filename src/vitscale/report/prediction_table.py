@@ -1,0 +1,173 @@
+"""Predictions as tables of text, one per series: what the page, Markdown and the terminal lay out alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from vitscale.prediction.outlook import Outlook
+from vitscale.prediction.results import Estimate, Label, Prediction
+from vitscale.report import prediction_words, words
+from vitscale.report.words import DASH, UNKNOWN, number
+from vitscale.trial import Mode
+
+_WIDE_RANGE = 100
+
+
+@dataclass(frozen=True)
+class Foretold:
+    """A figure as text, with its two intervals of 90 % where it has them."""
+
+    text: str
+    mean: str = ""
+    run: str = ""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One figure of all rank counts."""
+
+    key: str
+    heading: str
+    unit: str
+    """Empty where the figure has none, or each cell its own."""
+    cells: tuple[Foretold, ...]
+
+
+@dataclass(frozen=True)
+class SeriesTable:
+    """One series, a line per rank count; columns of which anything is known."""
+
+    name: str
+    mode: Mode
+    title: str
+    measured: str
+    """In words, what it was fitted to; empty for a series that is not in the evidence."""
+    gpus: tuple[int, ...]
+    nodes: tuple[int, ...]
+    labels: tuple[Label, ...]
+    columns: tuple[Column, ...]
+    notes: tuple[str, ...]
+    """Sentences: what is assumed, what would replace most of it, what is unavailable; what holds of all series alike
+    is in `shared_notes`."""
+    all_notes: tuple[str, ...]
+    """With what holds of all alike."""
+
+    def column(self, key: str) -> Column | None:
+        """By key; None where nothing of it is known."""
+        return next((column for column in self.columns if column.key == key), None)
+
+    @property
+    def headings(self) -> tuple[str, ...]:
+        """Of all columns, with their units, and the label's."""
+        return (*(f"{one.heading} ({one.unit})" if one.unit else one.heading for one in self.columns), "label")
+
+
+def prediction_tables(outlook: Outlook) -> tuple[SeriesTable, ...]:
+    """One table for each series, in the order of the predictions."""
+    series = dict.fromkeys((one.series, one.mode) for one in outlook.predictions)
+    tables = [_table([one for one in outlook.predictions if (one.series, one.mode) == key], outlook) for key in series]
+    alike = set(shared_notes(tables))
+    return tuple(replace(table, notes=tuple(note for note in table.all_notes if note not in alike)) for table in tables)
+
+
+def shared_notes(tables: Sequence[SeriesTable]) -> tuple[str, ...]:
+    """What holds of all series alike, where there are several: told once."""
+    if len(tables) < 2:
+        return ()
+    return tuple(note for note in tables[0].all_notes if all(note in table.all_notes for table in tables))
+
+
+def _table(found: Sequence[Prediction], outlook: Outlook) -> SeriesTable:
+    first = found[0]
+    known = next((one for one in outlook.evidence.series if one.name == first.series), None)
+    title = prediction_words.title(first.series, first.mode)
+    notes = (*prediction_words.assumptions(found), prediction_words.measure_next(found))
+    columns = [
+        Column("ranks", "ranks", "", tuple(Foretold(_ranks(one)) for one in found)),
+        _seconds("step", "step", [one.step_seconds for one in found]),
+        _seconds("epoch", "epoch", [one.epoch_seconds for one in found]),
+        _figures("images", "images/s", [one.images_per_second for one in found], number),
+        _figures("speedup", "speedup", [one.speedup for one in found], number),
+        _figures("efficiency", "efficiency", [one.efficiency for one in found], prediction_words.efficiency),
+        *_parts(found),
+        _memory([one.memory_bytes for one in found]),
+        _texts("oom", "chance of OOM", [prediction_words.chance(one.oom_chance) for one in found]),
+        _energy([one.joules_per_epoch for one in found]),
+        _figures("cost", "cost/epoch", [one.cost_per_epoch for one in found], number),
+    ]
+    return SeriesTable(
+        name=first.series,
+        mode=first.mode,
+        title="; ".join(part for part in (title, prediction_words.changed(first, known) if known else "") if part),
+        measured=prediction_words.measured(known) if known else "",
+        gpus=tuple(one.gpus for one in found),
+        nodes=tuple(one.nodes for one in found),
+        labels=tuple(one.label for one in found),
+        columns=tuple(column for column in columns if any(cell.text != UNKNOWN for cell in column.cells)),
+        notes=(),
+        all_notes=tuple(note for note in (*notes, *prediction_words.unavailable(found)) if note),
+    )
+
+
+def _ranks(one: Prediction) -> str:
+    return words.ranks_on_hosts(one.trial.world)
+
+
+def _memory(sizes: Sequence[int | None]) -> Column:
+    large = max((size for size in sizes if size is not None), default=0) >= 2**30
+    cells = (UNKNOWN if size is None else number(size / (2**30 if large else 2**20)) for size in sizes)
+    return Column("memory", "memory", "GiB" if large else "MiB", tuple(map(Foretold, cells)))
+
+
+def _seconds(key: str, heading: str, estimates: Sequence[Estimate | None]) -> Column:
+    return _in_unit(key, heading, estimates, _unit([one.value for one in estimates if one is not None]))
+
+
+def _unit(values: Sequence[float]) -> words.Unit:
+    """In which the largest reads best; over a wide range, in which the middle does."""
+    if not values or max(values) <= _WIDE_RANGE * min(values):
+        return words.time_unit(values)
+    return words.time_unit([math.sqrt(min(values) * max(values))])
+
+
+def _parts(found: Sequence[Prediction]) -> list[Column]:
+    """What a step is made of, all in one unit, so that the columns compare."""
+    parts = {
+        "compute": [one.compute_seconds for one in found],
+        "exposed wait": [one.wait_seconds for one in found],
+        "exposed wire": [one.wire_seconds for one in found],
+    }
+    unit = _unit([one.value for some in parts.values() for one in some if one is not None and one.value > 0])
+    return [_in_unit(name.removeprefix("exposed "), name, estimates, unit) for name, estimates in parts.items()]
+
+
+def _in_unit(key: str, heading: str, estimates: Sequence[Estimate | None], unit: words.Unit) -> Column:
+    cells = tuple(_cell(one.times(unit.per_second) if one else None, number) for one in estimates)
+    return Column(key, heading, unit.sign, cells)
+
+
+def _energy(estimates: Sequence[Estimate | None]) -> Column:
+    factor, sign = prediction_words.energy_unit(max((one.value for one in estimates if one is not None), default=0.0))
+    return _in_unit("energy", "energy/epoch", estimates, words.Unit(1 / factor, sign))
+
+
+def _figures(key: str, heading: str, estimates: Sequence[Estimate | None], show: Callable[[float], str]) -> Column:
+    return Column(key, heading, "", tuple(_cell(one, show) for one in estimates))
+
+
+def _texts(key: str, heading: str, texts: Sequence[str]) -> Column:
+    return Column(key, heading, "", tuple(Foretold(text) for text in texts))
+
+
+def _cell(estimate: Estimate | None, show: Callable[[float], str]) -> Foretold:
+    if estimate is None:
+        return Foretold(UNKNOWN)
+    if estimate.future_low == estimate.future_high:
+        return Foretold(show(estimate.value))
+    return Foretold(
+        show(estimate.value),
+        f"{show(estimate.low)}{DASH}{show(estimate.high)}",
+        f"{show(estimate.future_low)}{DASH}{show(estimate.future_high)}",
+    )

@@ -1,0 +1,201 @@
+"""Predictions in words: what labels mean, what was assumed, what is unavailable, how well such predictions did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from vitscale.prediction.evidence import Evidence, Series
+from vitscale.prediction.outlook import Outlook
+from vitscale.prediction.results import Assumption, Label, Prediction, Score
+from vitscale.report.words import number, percent, share
+from vitscale.trial import Mode
+
+LABEL_MEANINGS: dict[Label, str] = {
+    "interpolated": "between rank counts that were measured, on as many hosts",
+    "extrapolated": "beyond what was measured; each part that decides it was measured or declared",
+    "prior-driven": "a part that decides it is an assumption about clusters in general, not a measurement",
+}
+INTERVALS_MEANING = (
+    "Two intervals of 90 %: of the mean over many runs, and of one run still to be made, which also varies from run to "
+    "run. Compare your own run with the second."
+)
+ASK_FOR_MORE = (
+    "`vitscale predict` answers for other rank counts, models, engines and networks; the options named here are its."
+)
+FIELD_NAMES = {
+    "epoch_seconds": "epoch time",
+    "images": "images",
+    "steps_per_epoch": "steps per epoch",
+    "speedup": "speedup",
+    "efficiency": "efficiency",
+    "compute_seconds": "compute",
+    "wait_seconds": "exposed wait",
+    "wire_seconds": "exposed wire",
+    "memory_bytes": "memory",
+    "memory_capacity_bytes": "the device's memory",
+    "oom_chance": "the chance of running out of memory",
+    "joules_per_epoch": "energy",
+    "cost_per_epoch": "cost",
+    "startup_seconds": "start-up",
+}
+
+
+_MOST_LEFT_OUT = 4
+
+
+def measured(series: Series) -> str:
+    """What a series was measured at: "measured on 1, 2 and 4 ranks of 1 host"."""
+    counts = _counted(sorted({point.gpus for point in series.points}))
+    hosts = sorted({point.nodes for point in series.points})
+    of = f"{hosts[0]}" if len(hosts) == 1 else f"{hosts[0]} to {hosts[-1]}"
+    return f"measured on {counts} rank{'' if counts == '1' else 's'}, {of} host{'' if hosts[-1] == 1 else 's'}"
+
+
+def title(series: str, mode: Mode) -> str:
+    """A series by name and batch policy; where names were not enough, the name has the policy already."""
+    return series if series.endswith(mode) else f"{series}, {mode}"
+
+
+def changed(one: Prediction, series: Series) -> str:
+    """What a prediction differs in from the series it continues: "with vit-b16, engine ddp"; empty for nothing."""
+    own, asked = series.points[-1].trial, one.trial
+    batch = () if series.mode == "strong-global" else ("micro_batch", "grad_accum")
+    fields = ("engine", "zero_stage", "precision", *batch)
+    values = {field: getattr(asked.train, field) for field in fields}
+    told = [f"{name} {value}" for name, value in values.items() if getattr(own.train, name) != value]
+    if (asked.model.name, asked.model.hf) != (own.model.name, own.model.hf):
+        told.insert(0, asked.model.name or asked.model.hf or "another model")
+    if asked.model.image_size != own.model.image_size:
+        told.append(f"{asked.model.image_size} pixels")
+    return f"with {', '.join(told)}" if told else ""
+
+
+def labels(predictions: Iterable[Prediction]) -> tuple[str, ...]:
+    """What each label that occurs means, once."""
+    return tuple(f"{label}: {LABEL_MEANINGS[label]}." for label in LABEL_MEANINGS if label in _used(predictions))
+
+
+def _used(predictions: Iterable[Prediction]) -> set[Label]:
+    return {one.label for one in predictions}
+
+
+def network(evidence: Evidence) -> str:
+    """What is taken for the network, and where from."""
+    links = (("inside a host", evidence.network.inside), ("between hosts", evidence.network.across))
+    told = [link.described if link.source == "assumed" else f"{where} {link.described}" for where, link in links]
+    return f"Network: {'; '.join(told)}."
+
+
+def assumptions(predictions: Iterable[Prediction]) -> tuple[str, ...]:
+    """What nothing measured says anything about, and what was taken for it; each once."""
+    return tuple(f"Assumed: {one.part}: {one.taken}." for one in distinct_assumptions(predictions))
+
+
+def distinct_assumptions(predictions: Iterable[Prediction]) -> tuple[Assumption, ...]:
+    """In order of first mention."""
+    return tuple(dict.fromkeys(assumed for one in predictions for assumed in one.assumptions))
+
+
+def measure_next(predictions: Iterable[Prediction]) -> str:
+    """The one measurement that would replace most of what is assumed; empty where nothing is."""
+    found = distinct_assumptions(predictions)
+    return f"What would narrow it most: {found[0].measurement}." if found else ""
+
+
+def unavailable(predictions: Sequence[Prediction]) -> tuple[str, ...]:
+    """What could not be said and why, a line for each reason; with the rank counts where it is so at some only."""
+    fields: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+    for field, name in FIELD_NAMES.items():
+        counts: dict[str, list[int]] = {}
+        for one in predictions:
+            if field in one.reasons:
+                counts.setdefault(one.reasons[field], []).append(one.gpus)
+        for reason, at in counts.items():
+            fields.setdefault((reason, tuple(at)), []).append(name)
+    everywhere = tuple(one.gpus for one in predictions)
+    return tuple(
+        _first_upper(f"{listed(names)}{'' if at == everywhere else f' at {_counts(at)}'}: unavailable: {reason}.")
+        for (reason, at), names in fields.items()
+    )
+
+
+def _counts(gpus: Sequence[int]) -> str:
+    return f"{_counted(gpus)} rank{'' if tuple(gpus) == (1,) else 's'}"
+
+
+def _counted(gpus: Sequence[int]) -> str:
+    """In rising order; from three on, neighbours as a range: "1 to 4 and 8"."""
+    ranges: list[list[int]] = []
+    for count in gpus:
+        if ranges and count == ranges[-1][-1] + 1:
+            ranges[-1].append(count)
+        else:
+            ranges.append([count])
+    parts: list[str] = []
+    for one in ranges:
+        parts += [f"{one[0]:,} to {one[-1]:,}"] if len(one) > 2 else [f"{count:,}" for count in one]
+    return listed(parts)
+
+
+def scores(outlook: Outlook) -> tuple[str, ...]:
+    """All of them as sentences; of three or more first what they come to."""
+    modes = {series.name: series.mode for series in outlook.evidence.series}
+    single = tuple(score(one, modes.get(one.series)) for one in outlook.scores)
+    if len(single) < 3:
+        return single
+    runs = sum(one.runs for one in outlook.scores)
+    error = sum(one.runs * one.mean_absolute_percentage_error for one in outlook.scores) / runs
+    held = sum(one.held for one in outlook.scores)
+    return (
+        f"Of {runs} runs on more ranks than were fitted, in {len(single)} series, {held} lay inside the 90 % interval "
+        f"of a run; predictions were off by {percent(error, 1)} in the mean.",
+        *single,
+    )
+
+
+def score(one: Score, mode: Mode | None = None) -> str:
+    """How far predictions from the smaller counts were from the larger ones, beside the simplest baseline's.
+
+    With a fixed global batch a rank's step shrinks, and constant seconds per step are no baseline.
+    """
+    held_out = _counts(one.held_out_gpus)
+    off = f"was off by {percent(one.mean_absolute_percentage_error, 1)}"
+    if one.runs > 1:
+        off += f" in the mean, by {percent(one.worst_error, 1)} at worst"
+    inside = f"{one.held} of {one.runs} runs lay" if one.runs > 1 else f"{'the' if one.held else 'no'} run lay"
+    return (
+        f"{one.series}: predicting {held_out} from {_counted(one.fitted_gpus)} {off}; "
+        f"{inside} inside the 90 % interval of a run."
+        + ("" if mode == "strong-global" else f" Constant seconds per step: {percent(one.baseline_error, 1)}.")
+    )
+
+
+def left_out(reasons: Sequence[str]) -> tuple[str, ...]:
+    """What was asked and cannot be: the first few, and how many more."""
+    more = len(reasons) - _MOST_LEFT_OUT
+    told = tuple(f"Left out: {reason}" for reason in reasons[:_MOST_LEFT_OUT])
+    return (*told, f"Left out: {more} more of the kind.") if more > 0 else told
+
+
+def chance(value: float | None) -> str:
+    """Of running out of memory: "<1 %", ">99 %"."""
+    return ">99 %" if value is not None and 0.995 <= value < 1 else percent(value)
+
+
+def efficiency(value: float) -> str:
+    """With two decimals; where those say nothing any more, with two digits."""
+    return share(value) if value >= 0.1 else number(value, 2)
+
+
+def energy_unit(joules: float) -> tuple[float, str]:
+    """Joules of the unit in which so many read best, and its sign."""
+    return next((unit for unit in ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ")) if joules >= unit[0]), (1.0, "J"))
+
+
+def listed(parts: Sequence[str]) -> str:
+    """ "1, 2 and 4"."""
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def _first_upper(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,187 @@
+"""What the runs of a plan are expected to take: from what was measured, else, roughly, from FLOPs."""
+
+from __future__ import annotations
+
+import socket
+import statistics
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitscale.advice.option import Range
+from vitscale.errors import RequestError, StoreError
+from vitscale.runner.lengths import steps_of
+from vitscale.runner.planning import Plan
+from vitscale.store.checks import latest
+from vitscale.trial import Trial
+
+if TYPE_CHECKING:
+    from vitscale.prediction.candidates import Candidate
+    from vitscale.prediction.evidence import Series
+    from vitscale.prediction.fitting import Fitted
+
+ROUGHLY = "order of magnitude"
+_SHARE_OF_MATMUL = 1 / 3
+"""Of the matrix-multiply rate, reached in training: between all of it and a ninth."""
+_NOTHING_TO_GO_BY = "no results to predict from (give --from RESULTS), and no stored `vitscale check` of this host"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """One run of a trial. `seconds` None: unavailable, and `reason` says why."""
+
+    seconds: Range | None
+    """With start-up where it was measured; the 90 % interval of a future run."""
+    known_by: str
+    """measured, interpolated, extrapolated, prior-driven, or `ROUGHLY`; empty where unavailable."""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Expectations:
+    """Of all trials of a plan."""
+
+    by_trial: Mapping[str, Expected]
+    origin: str = ""
+    """What they rest on."""
+    price_per_gpu_hour: float | None = None
+
+    def total(self, plan: Plan, without: Collection[str] = ()) -> tuple[Range, int, Range] | None:
+        """(seconds of all runs one after another, how many runs those are, GPU-hours); None where none is known.
+
+        The ends of the intervals are added up too, as if all runs were slow or fast together.
+        """
+        seconds, hours, runs = [0.0] * 3, [0.0] * 3, 0
+        for task in plan.tasks:
+            own = self.by_trial[task.trial_id].seconds
+            if own is None or task.trial_id in without:
+                continue
+            runs += 1
+            ranks = plan.record.trials[task.trial_id].world.size
+            for n, end in enumerate((own.value, own.low, own.high)):
+                seconds[n] += end
+                hours[n] += ranks * end / 3600
+        return (Range(*seconds), runs, Range(*hours)) if runs else None
+
+
+def expectations(plan: Plan, results: Path | None, price_per_gpu_hour: float | None = None) -> Expectations:
+    """What each trial is expected to take.
+
+    Args:
+        plan: the study.
+        results: to predict from. None: those that `vitscale run` would go on with, where there are any.
+        price_per_gpu_hour: in any currency.
+
+    Raises:
+        StoreError: `results` was given, and holds none.
+    """
+    own = Path("results") / plan.record.name
+    found, origin = _from_results(plan, own if results is None else results, needed=results is not None)
+    missing = [trial_id for trial_id in plan.record.trials if trial_id not in found or found[trial_id].seconds is None]
+    if missing and (rough := _from_flops(plan, missing)) is not None:
+        found |= rough[0]
+        origin = "; ".join(part for part in (origin, rough[1]) if part)
+    unavailable = Expected(None, "", _NOTHING_TO_GO_BY)
+    by_trial = {trial_id: found.get(trial_id, unavailable) for trial_id in plan.record.trials}
+    return Expectations(by_trial, origin, price_per_gpu_hour)
+
+
+def _from_results(plan: Plan, results: Path, *, needed: bool) -> tuple[dict[str, Expected], str]:
+    if not needed and not (results / "study.json").is_file():
+        return {}, ""
+    from vitscale import analysis, store
+    from vitscale.prediction.fitting import fit
+    from vitscale.prediction.sources import evidence_of
+
+    try:
+        records = store.load(results)
+    except StoreError:
+        if needed:
+            raise
+        return {}, ""
+    evidence = evidence_of(results, records, analysis.analyse(records))
+    if not evidence.series:
+        return {}, ""
+    fitted = fit(evidence)
+    measured = {point.trial_id for series in evidence.series for point in series.points}
+    groups: dict[tuple[str, str, int, bool], list[str]] = {}
+    found: dict[str, Expected] = {}
+    for trial_id, trial in plan.record.trials.items():
+        near = _nearest(fitted, trial)
+        if near is None:
+            found[trial_id] = Expected(None, "", f"{results} holds no run of this model, data and training")
+            continue
+        train = trial.train
+        kind = (near.name, train.engine, train.zero_stage, train.activation_checkpointing)
+        groups.setdefault(kind, []).append(trial_id)
+    for (series, *_), members in groups.items():
+        found |= _forecast(plan, fitted, series, members, measured)
+    return found, f"predicted from {results}"
+
+
+def _nearest(fitted: Fitted, trial: Trial) -> Series | None:
+    from vitscale.advice.family import Family, workload
+
+    alike = [one.series for one in fitted.series.values() if workload(one.points[-1].trial) == workload(trial)]
+    return Family(alike[0], tuple(alike)).nearest(_candidate(trial)) if alike else None
+
+
+def _candidate(trial: Trial) -> Candidate:
+    from vitscale.prediction.candidates import Candidate
+
+    train, world = trial.train, trial.world
+    return Candidate(
+        world.size, world.ranks_per_node, train.engine, train.zero_stage, train.micro_batch, train.grad_accum,
+        train.activation_checkpointing,
+    )  # fmt: skip
+
+
+def _forecast(plan: Plan, fitted: Fitted, series: str, members: list[str], measured: set[str]) -> dict[str, Expected]:
+    from vitscale.prediction.candidates import forecast_candidates
+
+    trials = [plan.record.trials[trial_id] for trial_id in members]
+    try:
+        steps = forecast_candidates(fitted, series, [_candidate(trial) for trial in trials])
+    except RequestError as error:
+        return dict.fromkeys(members, Expected(None, "", str(error)))
+    startups = [point.startup_seconds for point in fitted.series[series].series.points if point.startup_seconds]
+    startup = max(startups, default=0.0)
+    found = {}
+    for n, (trial_id, trial) in enumerate(zip(members, trials, strict=True)):
+        _, count = steps_of(plan, trial_id, trial)
+        one = Range(float(steps.step_seconds[n]), float(steps.step_future_low[n]), float(steps.step_future_high[n]))
+        whole = one.times(count)
+        seconds = Range(startup + whole.value, startup + whole.low, startup + whole.high)
+        known = one.value == one.value  # NaN is not
+        label = "measured" if trial_id in measured else steps.labels[n]
+        found[trial_id] = Expected(seconds, label) if known else Expected(None, "", "its step cannot be predicted")
+    return found
+
+
+def _from_flops(plan: Plan, trial_ids: list[str]) -> tuple[dict[str, Expected], str] | None:
+    """At a third of the rate at which a check saw this host multiply matrices; transfers and start-up not counted."""
+    from vitscale.analysis.compute import flops_per_image
+
+    largest = max((trial.world for trial in plan.record.trials.values()), key=lambda world: world.size)
+    hosts = tuple(host.name for host in plan.scheduler.hosts(largest)) or (socket.gethostname(),)
+    check = latest(None, hosts)
+    rates = [rank.matmul.flops_per_second for rank in check.ranks if rank.matmul is not None] if check else []
+    if check is None or not rates:
+        return None
+    rate = statistics.median(rates)
+    found = {}
+    for trial_id in trial_ids:
+        trial = plan.record.trials[trial_id]
+        flops = flops_per_image(trial)
+        if isinstance(flops, str):
+            found[trial_id] = Expected(None, "", flops)
+            continue
+        _, count = steps_of(plan, trial_id, trial)
+        least = count * trial.global_batch / trial.world.size * flops / rate
+        found[trial_id] = Expected(
+            Range(least / _SHARE_OF_MATMUL, least, least / _SHARE_OF_MATMUL**2), ROUGHLY
+        )  # fmt: skip
+    day = time.strftime("%Y-%m-%d", time.gmtime(check.started_unix_seconds))
+    return found, f"{ROUGHLY} from FLOPs at a third of the matrix-multiply rate of vitscale check, {day}"

@@ -1,0 +1,153 @@
+"""What is told of planned trials before they run: memory and whether it suffices, time, GPU-hours, money."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich import filesize
+
+from vitscale.advice.option import Range
+from vitscale.advice.quantities import duration, figures
+from vitscale.prediction import forecast_bytes
+from vitscale.runner.expectation import ROUGHLY, Expectations, Expected
+from vitscale.runner.memory_fit import MemoryFit
+from vitscale.runner.planning import Plan
+from vitscale.trial import Trial
+
+_DASH = "-"
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """By trial. Nothing is told of a trial that is not in `fits` or `expected` but its forecast of memory."""
+
+    fits: Mapping[str, MemoryFit] = field(default_factory=dict)
+    expected: Expectations | None = None
+    skipped: frozenset[str] = frozenset()
+    """Trials that will not be run, and are in no sum."""
+
+    def cells(self, trial_id: str, trial: Trial) -> dict[str, str]:
+        """Columns of the table, where any trial has something in them."""
+        fit = self.fits.get(trial_id)
+        forecast = forecast_bytes(trial) if fit is None else fit.forecast_bytes
+        # A dash where it cannot be known before the model is built.
+        found = {"memory": _DASH if forecast is None else filesize.decimal(forecast)}
+        if any(one.unfit or one.unsure for one in self.fits.values()):
+            known = fit is not None and fit.oom_chance is not None
+            found["fits"] = (
+                _DASH if fit is None or not known else "no" if fit.unfit else "maybe" if fit.unsure else "yes"
+            )
+        if self.expected is None or all(one.seconds is None for one in self.expected.by_trial.values()):
+            return found
+        own = self.expected.by_trial[trial_id]
+        about = "~" if own.known_by == ROUGHLY else ""
+        price = self.expected.price_per_gpu_hour
+        hours = None if own.seconds is None else own.seconds.value * trial.world.size / 3600
+        found["time"] = _DASH if own.seconds is None else about + duration(own.seconds.value)
+        found["GPU-h"] = _DASH if hours is None else about + figures(hours)
+        if price is not None:
+            found["cost"] = _DASH if hours is None else about + figures(hours * price)
+        return found
+
+    def lines(self, plan: Plan) -> list[str]:
+        """Below the table."""
+        return [*self._memory_lines(), *self._time_lines(plan)]
+
+    def _memory_lines(self) -> list[str]:
+        capacities = {fit.capacity_bytes for fit in self.fits.values()}
+        known = sorted(size for size in capacities if size is not None)
+        if not known:
+            return []
+        sizes = " or ".join(filesize.decimal(size) for size in known)
+        unfit = sum(fit.unfit for fit in self.fits.values())
+        unsure = sum(fit.unsure for fit in self.fits.values())
+        unknown = sum(fit.oom_chance is None for fit in self.fits.values())
+        remedy = "" if self.skipped else " (--skip-unfit leaves them out)"
+        told = [
+            f"{unfit} of {len(self.fits)} trials will not fit{remedy}" if unfit else "",
+            f"{unsure} may not" if unsure else "",
+            f"of {unknown} it is unknown" if unknown else "",
+        ]
+        return [f"a rank has {sizes}: " + ("; ".join(filter(None, told)) or "all trials fit")]
+
+    def _time_lines(self, plan: Plan) -> list[str]:
+        if self.expected is None:
+            return []
+        whole = self.expected.total(plan, self.skipped)
+        reasons = [own.reason for own in self.expected.by_trial.values() if own.seconds is None]
+        if whole is None:
+            return [f"expected time: unavailable: {reasons[0]}"] if reasons else []
+        seconds, runs, hours = whole
+        price = self.expected.price_per_gpu_hour
+        cost = "" if price is None else f", cost {_between(hours.times(price), figures)}"
+        line = (
+            f"expected: {runs} runs one after another {_between(seconds, duration)}, "
+            f"{_between(hours, figures)} GPU-hours{cost}; {self.expected.origin} ({self._known_by()})"
+        )
+        skipped = sum(task.trial_id in self.skipped for task in plan.tasks)
+        unknown = len(plan.tasks) - runs - skipped
+        return [
+            line,
+            *([f"not in it: {skipped} runs that are skipped"] if skipped else []),
+            *([f"not in it: {unknown} runs, unavailable: {reasons[0]}"] if unknown and reasons else []),
+        ]
+
+    def _known_by(self) -> str:
+        labels = [own.known_by for own in self._own() if own.seconds is not None]
+        counted = [f"{labels.count(label)} {label}" for label in dict.fromkeys(labels)]
+        return f"{'trial' if len(labels) == 1 else 'trials'}: {', '.join(counted)}"
+
+    def _own(self) -> list[Expected]:
+        return [] if self.expected is None else list(self.expected.by_trial.values())
+
+    def as_json(self, trial_id: str, trial: Trial) -> dict[str, Any]:
+        """Of one trial; unavailable is null."""
+        fit = self.fits.get(trial_id)
+        found: dict[str, Any] = {
+            "memory_bytes": forecast_bytes(trial) if fit is None else fit.forecast_bytes,
+            "memory_capacity_bytes": None if fit is None else fit.capacity_bytes,
+            "oom_chance": None if fit is None else fit.oom_chance,
+            "fits": None if fit is None or fit.oom_chance is None else not fit.unfit,
+        }
+        own = None if self.expected is None else self.expected.by_trial.get(trial_id)
+        hours = None if own is None or own.seconds is None else own.seconds.times(trial.world.size / 3600)
+        return (
+            found
+            | _numbers("expected_seconds", None if own is None else own.seconds)
+            | _numbers("gpu_hours", hours)
+            | _numbers("cost", self._cost(hours))
+            | {"known_by": (own.known_by or None) if own is not None else None}
+            | {"expected_reason": (own.reason or None) if own is not None else None}
+        )
+
+    def total_json(self, plan: Plan) -> dict[str, Any] | None:
+        """Of all runs; null where nothing is known of any."""
+        whole = None if self.expected is None else self.expected.total(plan, self.skipped)
+        if whole is None or self.expected is None:
+            return None
+        seconds, runs, hours = whole
+        return (
+            {"runs": runs, "origin": self.expected.origin}
+            | _numbers("seconds", seconds)
+            | _numbers("gpu_hours", hours)
+            | _numbers("cost", self._cost(hours))
+        )
+
+    def _cost(self, hours: Range | None) -> Range | None:
+        price = None if self.expected is None else self.expected.price_per_gpu_hour
+        return None if hours is None or price is None else hours.times(price)
+
+
+NOTHING_KNOWN = Outlook()
+
+
+def _between(between: Range, form: Callable[[float], str]) -> str:
+    return f"{form(between.value)} ({form(between.low)} to {form(between.high)})"
+
+
+def _numbers(name: str, between: Range | None) -> dict[str, float | None]:
+    if between is None:
+        return dict.fromkeys((name, f"{name}_low", f"{name}_high"))
+    return {name: between.value, f"{name}_low": between.low, f"{name}_high": between.high}

@@ -1,0 +1,311 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from advice_factory import ASKED, COUNTS, advised, evidence, forecaster, step_seconds
+from vitscale.advice.advising import Advice, advise
+from vitscale.advice.option import Option
+from vitscale.advice.request import NoiseScale, Request
+from vitscale.errors import RequestError
+from vitscale.prediction.candidates import Candidate
+
+
+def answer(advice: Advice, kind: str) -> Option:
+    return next(one.option for one in advice.answers if one.kind == kind)
+
+
+def test_the_law_comes_out_as_counted_by_hand() -> None:
+    front = advised().front
+
+    assert [option.gpus for option in front] == [20, 10, 5, 4, 2, 1]
+    assert [option.seconds.value for option in front] == pytest.approx([1450, 1900, 2800, 3250, 5500, 10_000])
+    assert [3600 * option.gpu_hours.value for option in front] == pytest.approx(
+        [29_000, 19_000, 14_000, 13_000, 11_000, 10_000]
+    )
+    assert front[1].seconds.high == pytest.approx(1900 * 1.05)
+    assert front[1].efficiency.value == pytest.approx(1 / 1.9)
+
+
+def test_without_limits_the_fastest_the_cheapest_and_the_knee() -> None:
+    advice = advised()
+
+    assert {one.kind: one.option.gpus for one in advice.answers} == {"fastest": 20, "cheapest": 1, "knee": 10}
+    assert not advice.answers[-1].at_the_end
+    assert advice.met
+
+
+def test_a_knee_at_the_last_count_says_that_it_may_lie_beyond() -> None:
+    advice = advised(replace(ASKED, gpus=(1, 2, 4)))
+
+    assert answer(advice, "knee").gpus == 4
+    assert advice.answers[-1].at_the_end
+
+
+@pytest.mark.parametrize(
+    ("deadline", "ranks", "bolder"),
+    [
+        (2940.0, 5, None),  # 2,800 s, at most 2,940: to the second
+        (2939.0, 10, 5),  # 5 ranks only probably make it, and cost a quarter less
+        (1523.0, 20, None),
+    ],
+)
+def test_the_cheapest_under_a_deadline_is_judged_by_the_interval(
+    deadline: float, ranks: int, bolder: int | None
+) -> None:
+    found = advised(replace(ASKED, deadline_seconds=deadline)).answers[0]
+
+    assert (found.kind, found.option.gpus, found.option.verdict) == ("cheapest", ranks, "meets")
+    assert (None if found.bolder is None else found.bolder.gpus) == bolder
+    assert found.bolder is None or found.bolder.verdict == "probably"
+
+
+@pytest.mark.parametrize("price", [None, 2.5])
+def test_the_fastest_under_a_budget_in_gpu_hours_or_money(price: float | None) -> None:
+    hours = 13_650 / 3600  # 13,000 GPU-seconds of 4 ranks, 5 % more at most
+    budget = hours * (price or 1.0)
+    asked = replace(ASKED, budget=budget * 1.0001, price_per_gpu_hour=price)
+
+    found = advised(asked).answers[0]
+
+    assert (found.kind, found.option.gpus, found.option.verdict) == ("fastest", 4, "meets")
+    assert (found.option.cost is None) == (price is None)
+    if price is not None and found.option.cost is not None:
+        assert found.option.cost.value == pytest.approx(13_000 / 3600 * price)
+    assert advised(replace(asked, budget=budget * 0.9999)).answers[0].option.gpus == 2
+
+
+def test_most_ranks_above_an_efficiency() -> None:
+    # Of 4 ranks 0.7692, at least 0.7616 by the mean's interval.
+    sure = advised(replace(ASKED, min_efficiency=0.761)).answers[0]
+    perhaps = advised(replace(ASKED, min_efficiency=0.765)).answers[0]
+
+    assert (sure.kind, sure.option.gpus, sure.option.verdict) == ("most", 4, "meets")
+    assert (perhaps.option.gpus, perhaps.option.verdict) == (2, "meets")
+    assert perhaps.bolder is not None
+    assert (perhaps.bolder.gpus, perhaps.bolder.verdict) == (4, "probably")
+
+
+def test_most_ranks_are_no_more_than_pay() -> None:
+    def grows(one: Candidate) -> float:
+        return step_seconds(one) * (3.0 if one.gpus == 20 else 1.0)  # 20 ranks are slower than 5
+
+    assert answer(advised(replace(ASKED, min_efficiency=0.01), forecaster(grows)), "most").gpus == 10
+
+
+def test_all_limits_hold_for_every_answer() -> None:
+    advice = advised(replace(ASKED, deadline_seconds=4000.0, budget=15_000 / 3600, min_efficiency=0.7))
+
+    assert {one.kind: one.option.gpus for one in advice.answers} == {
+        "fastest": 5, "cheapest": 4, "most": 5, "knee": 10,
+    }  # fmt: skip
+    assert set(answer(advice, "fastest").verdicts) == {"deadline", "budget", "efficiency"}
+    assert answer(advice, "knee").verdict == "misses"
+
+
+def test_where_nothing_meets_the_limits_the_nearest_is_named_and_each_limit_alone() -> None:
+    advice = advised(replace(ASKED, deadline_seconds=2000.0, budget=12_000 / 3600))
+
+    assert not advice.met
+    assert [one.kind for one in advice.answers] == ["knee"]
+    # Over the deadline and the budget: 5 ranks by 1.40 and 1.17, 10 by 0.95 and 1.58, 4 by 1.63 and 1.08.
+    assert advice.closest is not None
+    assert advice.closest.gpus == 5
+    assert advice.chosen is advice.closest
+    assert {limit: option.gpus for limit, option in advice.alone.items()} == {"deadline": 10, "budget": 2}
+    assert advice.never == ()
+
+
+def test_a_limit_that_nothing_meets_by_itself() -> None:
+    advice = advised(replace(ASKED, deadline_seconds=100.0))
+
+    assert advice.closest is not None
+    assert advice.closest.gpus == 20
+    assert advice.never == ("deadline",)
+
+
+def test_an_engine_that_nobody_measured_is_no_answer_but_a_hint() -> None:
+    def better_fsdp2(one: Candidate) -> float:
+        return step_seconds(one) * (0.6 if one.engine == "fsdp2" else 1.0)  # 0.78 of ddp's
+
+    advice = advised(replace(ASKED, budget=13_700 / 3600), forecaster(better_fsdp2))
+    found = advice.answers[0]
+
+    assert (found.option.candidate.engine, found.option.gpus) == ("ddp", 4)
+    assert found.bolder is not None
+    assert (found.bolder.candidate.engine, found.bolder.measured_engine) == ("fsdp2", False)
+    assert {option.candidate.engine for option in advice.front} == {"ddp"}
+
+
+def test_an_engine_that_nobody_measured_is_the_answer_where_no_measured_one_will_do() -> None:
+    def replicas(one: Candidate) -> float:
+        return 1.0 if (one.engine, one.zero_stage) == ("deepspeed", 3) else 100.0
+
+    found = answer(advised(forecast=forecaster(memory=replicas, capacity=10.0)), "fastest")
+
+    assert (found.candidate.engine, found.candidate.zero_stage, found.measured_engine) == ("deepspeed", 3, False)
+
+
+def test_the_global_batch_stays_the_study_s_unless_told_otherwise() -> None:
+    asked = replace(ASKED, gpus=(1, 2, 4, 5, 10))
+    kept, free = advised(asked), advised(replace(asked, any_batch=True))
+
+    assert all(one.option.keeps_batch and one.option.global_batch == 64 * one.option.gpus for one in kept.answers)
+    assert kept.other_batch is not None
+    assert kept.other_batch.global_batch == 1280
+    # 10 ranks take 10 steps of an epoch at 64, and at 128 take 5 of 1.7 times as long.
+    assert answer(free, "fastest").global_batch == 1280
+    assert free.other_batch is None
+
+
+def test_strong_global_keeps_one_global_batch_and_names_counts_that_do_not_divide_it() -> None:
+    advice = advise(evidence("strong-global"), replace(ASKED, gpus=(1, 2, 3, 4)), NoiseScale.unknown(""), forecaster())
+
+    # The series' largest trial has 4 ranks x 64.
+    assert {one.option.global_batch for one in advice.answers} == {256}
+    assert advice.indivisible == (3,)
+
+
+def test_under_weak_scaling_the_work_is_that_of_the_largest_trial() -> None:
+    weak = evidence("weak")
+    points = tuple(replace(point, images=1600 * point.gpus) for point in weak.series[0].points)
+    advice = advise(
+        replace(weak, series=(replace(weak.series[0], points=points),)), ASKED, NoiseScale.unknown(""), forecaster()
+    )
+
+    assert advice.work.images == 6400
+    assert answer(advice, "cheapest").seconds.value == pytest.approx(10_000)
+
+
+def test_what_does_not_fit_is_dropped_and_counted_and_accumulation_keeps_the_batch() -> None:
+    def memory(one: Candidate) -> float:
+        return one.micro_batch / (4 if one.activation_checkpointing else 1)
+
+    advice = advised(forecast=forecaster(memory=memory, capacity=32.0))
+    found = answer(advice, "fastest").candidate
+
+    # 2 x 32 takes 2 (0.3 + 0.35) = 1.3 steps; 64 with checkpointing 1.33.
+    assert (found.micro_batch, found.grad_accum, found.activation_checkpointing) == (32, 2, False)
+    [(why, count)] = advice.dropped.items()
+    assert "will not fit" in why
+    # Micro-batch 64 at the study's global batch: six counts and six engines, with checkpointing it fits.
+    assert count == len(COUNTS) * 6
+
+
+def test_checkpointing_is_looked_at_only_where_memory_needs_it() -> None:
+    def memory(one: Candidate) -> float:
+        return 1.0 if one.activation_checkpointing else 100.0
+
+    tight = advised(forecast=forecaster(memory=memory, capacity=10.0))
+    roomy = advised(forecast=forecaster(memory=memory, capacity=1000.0))
+
+    assert all(one.option.candidate.activation_checkpointing for one in tight.answers)
+    assert not any(one.option.candidate.activation_checkpointing for one in roomy.answers)
+    assert not any(option.candidate.activation_checkpointing for option in advised().by_count)
+
+
+def test_where_memory_is_unknown_checkpointing_stays_as_it_was_measured() -> None:
+    plain = evidence()
+    points = [
+        replace(point, trial=point.trial.model_copy(update={
+            "train": point.trial.train.model_copy(update={"activation_checkpointing": True})
+        }))
+        for point in plain.series[0].points
+    ]  # fmt: skip
+    checkpointed = replace(plain, series=(replace(plain.series[0], points=tuple(points)),))
+
+    advice = advise(checkpointed, ASKED, NoiseScale.unknown(""), forecaster())
+
+    assert all(option.candidate.activation_checkpointing for option in advice.front)
+
+
+def test_time_to_the_same_loss_by_hand() -> None:
+    noise = NoiseScale(images=640.0)
+    advice = advised(noise=noise)
+
+    # The study's smallest global batch is 64: at 10 ranks B = 640, (640 + 640) / (64 + 640) times the images.
+    ten = next(option for option in advice.front if option.gpus == 10)
+    assert ten.same_loss_seconds == pytest.approx(1900 * 1280 / 704)
+    assert advised().front[0].same_loss_seconds is None
+
+
+def test_with_any_batch_and_a_known_noise_scale_the_time_to_the_same_loss_decides() -> None:
+    asked = replace(ASKED, any_batch=True)
+    throughput = answer(advised(asked), "fastest")
+    to_loss = answer(advised(asked, noise=NoiseScale(images=10.0)), "fastest")
+
+    # With so little noise every image more in a batch is lost: the smallest batches learn most from an image.
+    assert to_loss.global_batch < throughput.global_batch
+
+
+def test_start_up_is_part_of_the_time_and_the_cost_but_not_of_the_knee() -> None:
+    plain = evidence()
+    series = plain.series[0]
+    slow = replace(series, points=tuple(replace(point, startup_seconds=1000.0) for point in series.points))
+    advice = advise(replace(plain, series=(slow,)), ASKED, NoiseScale.unknown(""), forecaster())
+
+    assert answer(advice, "fastest").seconds.value == pytest.approx(2450)
+    assert answer(advice, "fastest").gpu_hours.value == pytest.approx(20 * 2450 / 3600)
+    assert answer(advice, "knee").gpus == 10
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (replace(ASKED, series="nobody"), "unknown series 'nobody'"),
+        (replace(ASKED, gpus=(3,), ranks_per_node=2), "3 ranks do not fill hosts of 2"),
+        (replace(ASKED, max_gpus=1, gpus=(2,)), "no rank count is left"),
+    ],
+)
+def test_what_cannot_be_asked(asked: Request, said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        advised(asked)
+
+
+def test_a_study_of_some_steps_needs_epochs() -> None:
+    found = evidence()
+    trials = [point.trial for point in found.series[0].points]
+    stepwise = [
+        replace(point, trial=trial.model_copy(update={"train": trial.train.model_copy(update={"epochs": None})}))
+        for point, trial in zip(found.series[0].points, trials, strict=True)
+    ]
+    series = replace(found.series[0], points=tuple(stepwise))
+
+    with pytest.raises(RequestError, match="Give --epochs"):
+        advise(replace(found, series=(series,)), replace(ASKED, epochs=None), NoiseScale.unknown(""), forecaster())
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.floats(0.2, 5.0), min_size=12, max_size=12),
+    st.sampled_from([None, 1500.0, 3000.0, 6000.0]),
+    st.sampled_from([None, 2.0, 4.0, 8.0]),
+    st.booleans(),
+)
+def test_nothing_that_is_rejected_dominates_an_answer(
+    factors: list[float], deadline: float | None, budget: float | None, any_batch: bool
+) -> None:
+    def step(one: Candidate) -> float:
+        place = (COUNTS.index(one.gpus) + 3 * one.micro_batch + 5 * one.zero_stage + one.grad_accum) % len(factors)
+        return step_seconds(one) * factors[place]
+
+    asked = replace(ASKED, gpus=(1, 4, 10), deadline_seconds=deadline, budget=budget, any_batch=any_batch)
+    advice = advised(asked, forecaster(step))
+    rivals = [option for option in advice.by_count if option.measured_engine]
+    for one in advice.answers:
+        chosen = one.option
+        equals = [rival for rival in rivals if _rank(rival) >= _rank(chosen) or one.kind == "knee"]
+        assert not any(_dominates(rival, chosen) for rival in equals)
+
+
+def _rank(option: Option) -> int:
+    return ("misses", "probably", "meets").index(option.verdict)
+
+
+def _dominates(one: Option, other: Option) -> bool:
+    ours, theirs = (np.array([option.seconds.value, option.gpu_hours.value]) for option in (one, other))
+    return bool((ours <= theirs * (1 + 1e-12)).all() and (ours < theirs * (1 - 1e-9)).any())

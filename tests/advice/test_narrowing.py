@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from advice_factory import ASKED, advised, evidence
+from evidence_factory import MEASURED, UNKNOWN
+from vitscale.advice.narrowing import CHECKED_SPREAD, measurements
+from vitscale.advice.option import Option, Range
+
+SHARES = {
+    "compute": 0.1, "network inside hosts": 0.0, "network between hosts": 0.8, "overlap": 0.0, "optimizer": 0.0,
+    "stragglers": 0.0, "job-to-job": 0.1,
+}  # fmt: skip
+
+
+def across_hosts() -> Option:
+    """8 ranks on 2 hosts, whose time is known within a factor of 2."""
+    option = advised(replace(ASKED, gpus=(8,), ranks_per_node=4)).answers[0].option
+    return replace(option, seconds=Range(1000.0, 700.0, 1400.0))
+
+
+def test_an_unknown_network_is_checked_first_and_the_width_is_that_of_the_root_of_the_variances() -> None:
+    found = measurements(across_hosts(), evidence().series[0], UNKNOWN, SHARES, 0.0)
+
+    best = next(one for one in found if "--hostfile" in one.what)
+    left = (CHECKED_SPREAD / UNKNOWN.across.bandwidth_spread) ** 2
+    assert best.spread_before == pytest.approx(2.0)
+    assert math.log(best.spread_after) == pytest.approx(math.log(2.0) * math.sqrt(0.2 + 0.8 * left))
+    # 2 hosts of 4 ranks for two minutes.
+    assert best.gpu_minutes == pytest.approx(16.0)
+    assert "vitscale check --hostfile" in best.what
+
+
+def test_start_up_is_not_what_is_uncertain() -> None:
+    option = replace(across_hosts(), seconds=Range(1500.0, 1200.0, 1900.0))
+
+    assert measurements(option, evidence().series[0], UNKNOWN, SHARES, 500.0)[0].spread_before == pytest.approx(2.0)
+
+
+def test_what_was_checked_is_not_advised_again() -> None:
+    found = measurements(across_hosts(), evidence().series[0], MEASURED, SHARES, 0.0)
+
+    assert not any("check" in one.what for one in found)
+
+
+def test_a_check_on_two_hosts_tells_of_both_levels() -> None:
+    shares = SHARES | {"network between hosts": 0.4, "network inside hosts": 0.4}
+    left = [(CHECKED_SPREAD / link.bandwidth_spread) ** 2 for link in (UNKNOWN.inside, UNKNOWN.across)]
+
+    found = measurements(across_hosts(), evidence().series[0], UNKNOWN, shares, 0.0)
+
+    both = next(one for one in found if "--hostfile" in one.what)
+    assert both.part == "network inside and between hosts"
+    assert math.log(both.spread_after) == pytest.approx(math.log(2.0) * math.sqrt(0.2 + 0.4 * sum(left)))
+
+
+def test_ranked_by_gain_for_a_gpu_minute() -> None:
+    found = measurements(across_hosts(), evidence().series[0], UNKNOWN, SHARES | {"compute": 0.4}, 0.0)
+
+    gains = [one.gain_per_gpu_minute for one in found]
+    assert len(gains) > 1
+    assert gains == sorted(gains, reverse=True)
+
+
+def test_job_to_job_variation_is_nothing_that_a_measurement_takes_away() -> None:
+    only_jobs = dict.fromkeys(SHARES, 0.0) | {"job-to-job": 1.0}
+
+    assert measurements(across_hosts(), evidence().series[0], UNKNOWN, only_jobs, 0.0) == ()
+
+
+def test_inside_one_host_the_network_between_hosts_does_not_matter() -> None:
+    option = replace(across_hosts(), candidate=replace(across_hosts().candidate, gpus=4))
+
+    found = measurements(option, evidence().series[0], UNKNOWN, SHARES, 0.0)
+
+    assert not any("--hostfile" in one.what for one in found)

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from advice_factory import ASKED, advised, evidence, forecaster
+from vitscale.advice.advising import Advice, advise
+from vitscale.advice.as_json import advice_json
+from vitscale.advice.narrowing import Measurement
+from vitscale.advice.printing import advice_text
+from vitscale.advice.request import NoiseScale
+from vitscale.errors import RequestError
+from vitscale.report.advice_charts import advice_figure, check_format, write_advice_chart
+
+CHECK = Measurement("vitscale check --hostfile HOSTS", "network between hosts", 16.0, 2.0, 1.25)
+
+
+def printed(advice: Advice, width: int = 80) -> str:
+    out = io.StringIO()
+    console = Console(file=out, width=width)
+    for part in advice_text(advice, ["torchrun ..."], None):
+        console.print(part, highlight=False, soft_wrap=isinstance(part, str))
+    return out.getvalue()
+
+
+def test_an_answer_says_its_interval_its_verdict_and_what_it_rests_on() -> None:
+    text = printed(advised(replace(ASKED, deadline_seconds=2000.0)))
+
+    assert "Cheapest within the limits: 10 ranks, ddp, batch 64 = 640" in text
+    assert "time       31.7 min (30.1 min to 33.2 min)   deadline met: yes" in text
+    assert "GPU-hours  5.28 (5.01 to 5.54)" in text
+    assert "known by   extrapolated, from ddp" in text
+    assert "Knee of the curve: the same as the cheapest within the limits." in text
+    assert "cost" not in text.split("\n\n")[1]
+
+
+def test_the_unknown_is_unavailable_with_its_reason() -> None:
+    text = printed(advised())
+
+    assert "Time to the same loss: unavailable. The gradient noise scale is unknown: not measured." in text
+    assert "Memory: unavailable" in text
+    assert "Start-up is unavailable" in text
+
+
+def test_no_answer_says_by_how_much_and_which_limit_alone_can_be_met() -> None:
+    text = printed(advised(replace(ASKED, deadline_seconds=2000.0, budget=12_000 / 3600)), width=200)
+
+    assert "No configuration meets the limits. What comes nearest:" in text
+    assert "The deadline would have to be 40 % larger." in text
+    assert "The budget would have to be 16.7 % larger." in text
+    assert "The deadline alone: 10 ranks" in text
+    assert "The budget alone: 2 ranks" in text
+
+
+def test_a_table_line_fits_a_terminal_of_80_columns() -> None:
+    advice = advised(
+        replace(ASKED, deadline_seconds=2000.0, price_per_gpu_hour=2.5, budget=50.0),
+        noise=NoiseScale(500.0, 400.0, 600.0),
+    )
+    lines = printed(advice).splitlines()
+
+    front = lines[next(n for n, line in enumerate(lines) if line.startswith("Nothing else is both")) :][:12]
+    assert any(line.lstrip().startswith("ddp") and " 1,280 " in line for line in front)
+    assert max(map(len, front)) <= 80
+
+
+def test_where_throughput_and_learning_disagree_both_are_told() -> None:
+    text = printed(advised(noise=NoiseScale(500.0, 400.0, 600.0)), 300)
+
+    # (1280 + 500) / (64 + 500) x 1,450 s = 76 min, and (640 + 500) / 564 x 1,900 s = 64 min.
+    assert "gradient noise scale of 500 images (over the trials 400 to 600)" in text
+    assert "To the same loss 10 ranks, ddp, batch 64 = 640 is the fastest of these: 1.07 h" in text
+    assert "takes 1.27 h" in text
+
+
+def test_what_was_left_out_is_counted_with_the_reason() -> None:
+    advice = advised(forecast=forecaster(memory=lambda one: float(one.micro_batch), capacity=32.0))
+
+    assert "left out: more than a 5 % chance that it will not fit in memory." in printed(advice, 200)
+
+
+def test_markup_in_names_is_not_obeyed() -> None:
+    found = evidence()
+    advice = advise(
+        replace(found, series=(replace(found.series[0], name="[red]x[/red] [/] \x1b[2J"),)),
+        ASKED,
+        NoiseScale(None),
+        forecaster(),
+    )
+
+    assert r"[red]x[/red] [/] \x1b[2J" in printed(advice, 200)
+
+
+def test_json_has_null_for_the_unavailable_and_one_object_for_each_answer() -> None:
+    advice = replace(advised(replace(ASKED, deadline_seconds=2000.0)), measurements=(CHECK,))
+
+    found = json.loads(advice_json(advice, "name = 1"))
+
+    assert [one["question"] for one in found["answers"]] == ["cheapest", "knee"]
+    first = found["answers"][0]
+    assert (first["gpus"], first["cost"], first["memory_bytes"], first["verdict"]) == (10, None, None, "meets")
+    assert first["seconds_low"] < first["seconds"] < first["seconds_high"]
+    assert [one["gpus"] for one in found["pareto_front"]] == [20, 10, 5, 4, 2, 1]
+    assert found["measurements"][0]["interval_ratio_after"] == 1.25
+    assert found["limits"]["budget_unit"] == "GPU-hours"
+    assert found["study"] == "name = 1"
+
+
+def test_the_chart_has_every_engine_the_front_and_the_answers(tmp_path: Path) -> None:
+    advice = advised(replace(ASKED, deadline_seconds=2000.0, price_per_gpu_hour=2.0))
+    figure = advice_figure(advice)
+    assert figure is not None
+    drawn = json.dumps(figure.spec)
+
+    assert "ddp" in drawn
+    assert "fsdp2 *" in drawn
+    assert "cheapest within the limits = knee of the curve" in drawn
+    assert '"title": "cost"' in drawn
+    write_advice_chart(advice, tmp_path / "chart.svg")
+    assert (tmp_path / "chart.svg").read_bytes().startswith(b"<svg")
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_chart_of_another_kind_or_place_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="unknown chart format 'gif'"):
+        check_format(tmp_path / "chart.gif")
+    with pytest.raises(RequestError, match="cannot be written"):
+        write_advice_chart(advised(), tmp_path / "no" / "chart.svg")

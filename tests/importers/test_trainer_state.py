@@ -1,0 +1,94 @@
+"""Hugging Face's trainer_state.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from importers.logs import imported
+from vitscale.errors import RequestError, StoreError
+from vitscale.importers import Options, import_logs
+
+
+def state(folder: Path, name: str = "trainer_state.json", **changes: Any) -> Path:
+    """Of a run on 4 GPUs x 8 images x 2 micro-steps: 3 epochs of 100 steps at 0.5 s, and 30 s of evaluation."""
+    end = {
+        "epoch": 3.0,
+        "step": 300,
+        "train_loss": 1.2,
+        "train_runtime": 180.0,
+        "train_samples_per_second": 3 * 6400 / 180,
+        "train_steps_per_second": 300 / 180,
+    }
+    content: dict[str, Any] = {
+        "epoch": 3.0,
+        "global_step": 300,
+        "max_steps": 300,
+        "num_train_epochs": 3,
+        "train_batch_size": 8,
+        "log_history": [
+            {"epoch": 0.5, "loss": 2.0, "learning_rate": 1e-4, "step": 50},
+            {"epoch": 1.0, "loss": 1.5, "step": 100},
+            *({"epoch": k, "eval_loss": 1.0, "eval_accuracy": 0.2 * k, "eval_runtime": 10.0} for k in (1.0, 2.0, 3.0)),
+            end,
+        ],
+    }
+    path = folder / name
+    path.write_text(json.dumps(content | changes))
+    return path
+
+
+def test_steps_epochs_and_losses(tmp_path: Path) -> None:
+    found = imported(tmp_path, [state(tmp_path)], "trainer-state", gpus=4)
+    ((_, trial),) = found.trials.items()
+    assert trial.trial.train.micro_batch == 8
+    assert trial.trial.train.grad_accum == 2
+    assert trial.epoch_costs == pytest.approx([50.0])
+    assert trial.step_seconds is not None
+    assert trial.step_seconds.centre == pytest.approx(0.5)
+    assert trial.images_per_second is not None
+    assert trial.images_per_second.centre == pytest.approx(6400 / 50)
+    assert [epoch.held_out_accuracy for epoch in trial.epochs] == pytest.approx([0.2, 0.4, 0.6])
+    assert trial.epochs[0].train_loss == 1.5
+
+
+def test_less_than_an_epoch_is_a_mean_step(tmp_path: Path) -> None:
+    end = {"epoch": 0.4, "step": 40, "train_runtime": 20.0}
+    path = state(tmp_path, log_history=[end], max_steps=40, num_train_epochs=1)
+    found = imported(tmp_path, [path], "trainer-state", gpus=4)
+    ((_, trial),) = found.trials.items()
+    assert trial.step_seconds is not None
+    assert trial.step_seconds.centre == pytest.approx(0.5)
+
+
+def test_the_gpus_must_be_told(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="--gpus"):
+        import_logs([state(tmp_path)], "trainer-state", Options(), tmp_path / "results")
+
+
+def test_gpus_that_do_not_fit_the_rates_are_noted(tmp_path: Path) -> None:
+    found = imported(tmp_path, [state(tmp_path)], "trainer-state", gpus=3)
+    assert found.study.imported is not None
+    assert any("is --gpus right?" in note for note in found.study.imported.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"log_history": [', "no JSON, or cut off"),
+        ("[" * 100_000, "nested too deeply|no JSON"),
+        ("[]", "no log_history"),
+        ('{"log_history": [{"loss": 1}]}', "no training has ended"),
+        ('{"log_history": [{"train_runtime": NaN, "step": 3}]}', "no training has ended"),
+        ('{"log_history": [{"train_runtime": 5, "step": 3}, {"eval_runtime": 9}]}', "is no time"),
+        ('{"log_history": [{"train_runtime": 5, "step": true}]}', "does not tell its steps"),
+    ],
+)
+def test_what_is_no_finished_run_is_refused(tmp_path: Path, text: str, why: str) -> None:
+    path = tmp_path / "state.json"
+    path.write_text(text)
+    with pytest.raises(StoreError, match=why):
+        import_logs([path], "trainer-state", Options(gpus=2, micro_batch=8), tmp_path / "results")

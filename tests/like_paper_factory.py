@@ -1,0 +1,84 @@
+"""Studies like the published one with known truth: datasets, micro-batches, one host and several."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from results_factory import make_environment, make_results, make_trial, steady_run
+from vitscale.record import Curve, CurvePoint, Device, Results, Run
+from vitscale.trial import Mode, Trial, World
+
+Cells = Mapping[int, Sequence[float]]
+"""GPU count to the step seconds of each run."""
+
+
+def paper_trial(
+    gpus: int,
+    *,
+    dataset: str = "cifar10",
+    micro_batch: int = 16,
+    spread: bool = False,
+    fraction: float = 1.0,
+    model: str = "vit-b16",
+    image_size: int = 224,
+    epochs: int = 3,
+) -> Trial:
+    """One point; `spread`: one GPU on each host."""
+    plain = make_trial("deepspeed", gpus, micro_batch=micro_batch, fraction=fraction, epochs=epochs)
+    return plain.model_copy(
+        update={
+            "model": plain.model.model_copy(update={"name": model, "image_size": image_size}),
+            "data": plain.data.model_copy(update={"name": dataset}),
+            "world": World(nodes=gpus if spread else 1, ranks_per_node=1 if spread else gpus, threads_per_rank=1),
+        }
+    )
+
+
+def paper_curve(
+    cells: Cells, mode: Mode = "strong-micro", devices: Sequence[str] = ("Example GPU",), **fields: Any
+) -> tuple[Curve, list[Trial], list[Run]]:
+    """A curve with its trials and runs; rank r has the device `devices[r % len(devices)]`."""
+    trials = []
+    for gpus in cells:
+        own: dict[str, Any] = {"fraction": gpus / 10} if mode == "weak" else {}
+        trials.append(paper_trial(gpus, **(own | fields)))
+    labels = {
+        "data.name": trials[0].data.name,
+        "train.micro_batch": trials[0].train.micro_batch,
+        "layout": "one-gpu-per-node" if fields.get("spread") else "single-node",
+    }
+    points = tuple(CurvePoint(gpus=trial.world.size, trial_id=trial.identity()) for trial in trials)
+    runs = [
+        steady_run(
+            trial,
+            seconds,
+            repeat,
+            environments=[
+                make_environment(rank, device=Device(type="cuda", name=devices[rank % len(devices)]))
+                for rank in range(trial.world.size)
+            ],
+        )
+        for trial in trials
+        for repeat, seconds in enumerate(cells[trial.world.size])
+    ]
+    return Curve(mode=mode, labels=labels, points=points), trials, runs
+
+
+def paper_study(*curves: tuple[Curve, list[Trial], list[Run]]) -> Results:
+    """Results of several curves."""
+    runs = {(run.header.trial_id, run.header.repeat): run for _, _, some in curves for run in some}
+    return make_results([(curve, trials) for curve, trials, _ in curves], list(runs.values()), name="paper", repeats=1)
+
+
+def whole_study() -> Results:
+    """One host and several, two datasets, two micro-batches, strong and weak; single runs but for one curve."""
+    strong = {1: [0.8], 2: [0.82], 4: [0.85], 8: [0.9]}
+    repeated = {1: [0.8, 0.81, 0.79], 2: [0.82, 0.83, 0.81], 4: [0.85, 0.86, 0.84], 8: [0.9, 0.91, 0.89]}
+    return paper_study(
+        paper_curve(repeated, dataset="cifar10", micro_batch=16),
+        paper_curve({n: [4 * s for s in runs] for n, runs in strong.items()}, dataset="cifar10", micro_batch=64),
+        paper_curve(strong, mode="weak", dataset="cifar10", micro_batch=16),
+        paper_curve(strong, dataset="cifar100", micro_batch=64),
+        paper_curve({2: [0.83], 4: [0.85], 8: [0.92]}, dataset="cifar100", micro_batch=64, spread=True),
+    )

@@ -1,0 +1,79 @@
+"""Peaks of many configurations: each the very forecast of the trial that it stands for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vitscale.model_spec import ModelSpec, resolve
+from vitscale.prediction.memory import forecast_bytes
+from vitscale.prediction.memory.many import peak_bytes_of
+from vitscale.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
+
+MODEL = resolve(ModelSpec(name="vit-ti16", image_size=32, patch_size=8, layers=3), 10)
+
+
+def trial(ranks: int, model: ModelSpec = MODEL, device: Any = "cuda", **train: Any) -> Trial:
+    chosen: dict[str, Any] = {"engine": "ddp", "precision": "fp32", "micro_batch": 8, "bucket_mib": 1} | train
+    return Trial(
+        model=model,
+        data=DataSpec(name="synthetic"),
+        train=TrainSpec(device=device, **chosen),
+        world=World(ranks_per_node=ranks, threads_per_rank=1),
+        window=WindowSpec(steps=1),
+        launcher="torchrun",
+    )
+
+
+TEMPLATES = [
+    trial(2, device=device, precision=precision, **more)
+    for device in ("cpu", "cuda")
+    for precision in ("fp32", "bf16", "bf16-params")
+    for more in (
+        {}, {"micro_batches": (14, 2)}, {"engine": "accelerate", "accelerate_backend": "fsdp2"},
+        {"engine": "deepspeed", "deepspeed_config": {"zero_optimization": {"stage3_max_live_parameters": 10}}},
+    )
+]  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from(TEMPLATES),
+    st.sampled_from(["none", "ddp", "fsdp2", "deepspeed", "accelerate", "megatron"]),
+    st.integers(0, 3), st.integers(1, 300), st.integers(1, 600), st.integers(1, 4), st.booleans(),
+)  # fmt: skip
+def test_each_is_the_forecast_of_its_trial(
+    template: Trial, engine: str, stage: int, gpus: int, images: int, accumulated: int, checkpointed: bool
+) -> None:
+    said = peak_bytes_of(
+        template, gpus=gpus, engine=engine, zero_stage=stage, micro_batch=images, grad_accum=accumulated,
+        activation_checkpointing=checkpointed,
+    )  # fmt: skip
+    same = template.train.engine == engine
+    fields = template.train.model_dump() | {
+        "engine": engine,
+        "accelerate_backend": template.train.accelerate_backend if same else None,
+        "zero_stage": stage,
+        "micro_batch": images,
+        "micro_batches": None,
+        "grad_accum": accumulated,
+        "activation_checkpointing": checkpointed,
+    }
+    whole = template.model_dump() | {"train": fields, "world": {"ranks_per_node": gpus, "threads_per_rank": 1}}
+    assert said == forecast_bytes(Trial.model_validate(whole))
+
+
+def test_a_model_of_the_users_own_is_unknown() -> None:
+    own = trial(1, ModelSpec(factory="my_models:build"))
+    asked: dict[str, Any] = {"zero_stage": 0, "micro_batch": 8, "grad_accum": 1}
+    assert peak_bytes_of(own, gpus=2, engine="ddp", **asked) is None
+
+
+def test_templates_are_not_mixed_up() -> None:
+    # More templates than are remembered: those that went must be worked out again, not taken for others.
+    for hidden in range(1, 50):
+        own = trial(2, MODEL.model_copy(update={"hidden_size": 3 * hidden, "mlp_size": 12 * hidden}))
+        asked: dict[str, Any] = {"zero_stage": 0, "micro_batch": 8, "grad_accum": 1}
+        assert peak_bytes_of(own, gpus=2, engine="ddp", **asked) == forecast_bytes(own)

@@ -1,0 +1,159 @@
+"""Each part of a step, by hand: one draw, all parameters said."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.special import ndtri
+
+from vitscale.prediction.network.links import Link, Network
+from vitscale.prediction.parameters import NAMES
+from vitscale.prediction.step.message import Message
+from vitscale.prediction.step.model import Draws, Loading, StepModel, StepTimes, Worlds
+
+NOTHING = math.log(1e-12)
+BYTES = 1e9
+"""Of the one all-reduce that the engine below sends."""
+
+
+def link(bandwidth: float) -> Link:
+    return Link(bandwidth, 1e-12, 0.1, 0.1, "check", "by hand")
+
+
+INSIDE, ACROSS, PAIR = link(10e9), link(1e9), link(5e9)
+NETWORK = Network(INSIDE, ACROSS, between_two={("inside", "all_reduce"): PAIR})
+AFTER = (Message("all_reduce", BYTES, 1, "after", None, False),)
+BESIDE = (Message("all_reduce", BYTES, 1, "backward", 0.0, False),)
+
+
+def draws(**logs: float) -> Draws:
+    """Every parameter at nothing, or at the factor 1; compute of a micro-step is 1 s."""
+    neutral = {
+        "compute",
+        "alone",
+        "bandwidth inside",
+        "latency inside",
+        "bandwidth across",
+        "latency across",
+        "overlap",
+    }
+    given = {name.replace(" ", "_"): 0.0 if name in neutral else NOTHING for name in NAMES} | logs
+    return {name: np.array([[given[name.replace(" ", "_")]]]) for name in NAMES}
+
+
+def model(messages: tuple[Message, ...] | None = (), **fields: Any) -> StepModel:
+    content: dict[str, Any] = {
+        "messages": messages, "backend": "gloo", "shards_optimizer": False, "backward_share": 0.6,
+        "reference_micro_batch": 32, "network": NETWORK, "loading": None,
+    }  # fmt: skip
+    return StepModel(**(content | fields))
+
+
+def at(ranks: int, per_node: int = 8, micro_batch: int = 32, grad_accum: int = 1, slowdown: float = 1.0) -> Worlds:
+    numbers = (ranks, min(ranks, per_node), micro_batch, grad_accum, slowdown)
+    return Worlds(*(np.array([float(number)]) for number in numbers))
+
+
+def parts(found: StepTimes) -> dict[str, float]:
+    return {name: float(getattr(found, name)[0, 0]) for name in ("compute", "optimizer", "data_wait", "wait", "wire")}
+
+
+NONE = {"compute": 1.0, "optimizer": 0.0, "data_wait": 0.0, "wait": 0.0, "wire": 0.0}
+
+
+def near(expected: dict[str, float]) -> Any:
+    return pytest.approx(NONE | expected, abs=1e-6)
+
+
+def test_one_rank_computes_and_nothing_else() -> None:
+    assert parts(model(AFTER).times(draws(), at(1))) == near({})
+
+
+def test_compute_grows_with_images_and_micro_steps_but_for_what_is_fixed() -> None:
+    """q + (1 - q) 64/32 with q = 0.2 is 1.8, three times."""
+    found = model().times(draws(fixed_share=math.log(0.2)), at(1, micro_batch=64, grad_accum=3))
+    assert parts(found) == near({"compute": 3 * 1.8})
+
+
+def test_a_rank_that_is_alone_computes_at_its_own_pace() -> None:
+    faster = draws(alone=math.log(0.5))
+    assert parts(model().times(faster, at(1))) == near({"compute": 0.5})
+    assert parts(model().times(faster, at(2))) == near({})
+
+
+def test_all_wait_for_the_slowest_of_like_devices() -> None:
+    """3 % and 4 % together are 5 %; the largest of 8 normals is expected at Phi^-1(7.625 / 8.25)."""
+    found = model().times(draws(devices=math.log(0.03), jitter=math.log(0.04)), at(8))
+    assert parts(found) == near({"wait": 0.05 * float(ndtri(7.625 / 8.25))})
+
+
+def test_all_wait_for_the_slowest_type_of_unlike_devices() -> None:
+    assert parts(model().times(draws(), at(4, slowdown=1.5))) == near({"wait": 0.5})
+
+
+def test_an_optimizer_that_is_sharded_takes_its_share() -> None:
+    update = draws(optimizer=math.log(0.4))
+    assert parts(model().times(update, at(4))) == near({"optimizer": 0.4})
+    assert parts(model(shards_optimizer=True).times(update, at(4))) == near({"optimizer": 0.1})
+
+
+def test_what_is_sent_after_backward_is_exposed() -> None:
+    """A ring of four over 10 GB/s: 2 * 3/4 * 1 GB. Over two hosts of two the slower link counts."""
+    assert parts(model(AFTER).times(draws(), at(4))) == near({"wire": 0.15})
+    assert parts(model(AFTER).times(draws(), at(4, per_node=2))) == near({"wire": 1.5})
+
+
+def test_two_ranks_have_links_of_their_own() -> None:
+    """2 * 1/2 * 1 GB at the 5 GB/s that a check saw between two."""
+    assert parts(model(AFTER).times(draws(), at(2))) == near({"wire": 0.2})
+
+
+def test_parameters_move_what_they_are_named_for() -> None:
+    twice = math.log(2)
+    assert parts(model(AFTER).times(draws(bandwidth_inside=twice), at(4))) == near({"wire": 0.075})
+    assert parts(model(AFTER).times(draws(bandwidth_across=twice), at(4))) == near({"wire": 0.15})
+    assert parts(model(AFTER).times(draws(overlap=twice), at(4))) == near({"wire": 0.3})
+
+
+def test_what_backward_hides_is_paid_for_by_contention() -> None:
+    """0.15 s beside 0.6 s of backward are hidden; a fifth of them is lost."""
+    assert parts(model(BESIDE).times(draws(), at(4))) == near({})
+    assert parts(model(BESIDE).times(draws(contention=math.log(0.2)), at(4))) == near({"compute": 1.03})
+
+
+def test_what_sticks_out_of_backward_is_exposed() -> None:
+    """1.5 s over two hosts beside 0.6 s of backward: 0.9 s, and 0.6 s hidden."""
+    found = model(BESIDE).times(draws(contention=math.log(0.5)), at(4, per_node=2))
+    assert parts(found) == near({"wire": 0.9, "compute": 1.3})
+
+
+def test_a_loader_beside_training_is_waited_for_where_it_is_the_slower() -> None:
+    slow, quick = Loading(0.05, ahead=True), Loading(0.01, ahead=True)
+    assert parts(model(loading=slow).times(draws(), at(1))) == near({"data_wait": 0.6})  # 32 * 0.05 less the second
+    assert parts(model(loading=quick).times(draws(), at(1))) == near({})
+
+
+def test_a_loader_between_steps_is_always_waited_for() -> None:
+    found = model(loading=Loading(0.01, ahead=False)).times(draws(), at(1, grad_accum=2))
+    assert parts(found) == near({"data_wait": 0.64, "compute": 2.0})
+
+
+def test_what_nobody_knows_the_bytes_of_grows_as_a_ring_does() -> None:
+    """0.1 * 2 * 3/4 inside a host; between two hosts 0.2 * 2 * 1/2 more; and a tenth for each doubling beyond two."""
+    shares = {"transfer_share": math.log(0.1), "across_share": math.log(0.2)}
+    assert parts(model(None).times(draws(**shares), at(4))) == near({"wire": 0.15})
+    assert parts(model(None).times(draws(**shares), at(4, per_node=2))) == near({"wire": 0.35})
+    grown = draws(**shares, growth=math.log(0.1))
+    assert parts(model(None).times(grown, at(2))) == near({"wire": 0.1})
+    assert parts(model(None).times(grown, at(8))) == near({"wire": 0.1 * 2 * 7 / 8 * 1.2})
+
+
+def test_configurations_and_draws_broadcast() -> None:
+    two = {name: np.vstack([rows, rows]) for name, rows in draws().items()}
+    two["compute"] = np.array([[0.0], [math.log(2)]])
+    worlds = Worlds(*(np.array(column, dtype=float) for column in ([1, 4, 4], [1, 4, 2], [32] * 3, [1, 1, 2], [1] * 3)))
+    found = model(AFTER).times(two, worlds)
+    assert found.total == pytest.approx(np.array([[1.0, 1.15, 3.5], [2.0, 2.15, 5.5]]), abs=1e-6)

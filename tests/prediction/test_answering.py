@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from prediction_factory import resolved_study
+from results_factory import make_results
+from vitscale.analysis import analyse
+from vitscale.errors import RequestError
+from vitscale.prediction.answering import answer, outlook
+from vitscale.prediction.evidence import Evidence, gather
+from vitscale.prediction.network.checked import network_of
+from vitscale.prediction.predicting import Question
+from vitscale.trial import Mode
+
+STEPS = {1: [0.100, 0.101], 2: [0.104, 0.105], 4: [0.108, 0.109]}
+
+
+def evidence(mode: Mode = "strong-micro") -> Evidence:
+    return gather(analyse(resolved_study(STEPS, mode)), network_of(None))
+
+
+def test_a_report_looks_eight_times_as_far_as_was_measured() -> None:
+    found = outlook(evidence())
+    assert found is not None
+    gpus = [one.gpus for one in found.predictions]
+    assert {1, 2, 4, 6, 8, 16, 24, 32} <= set(gpus)
+    assert (gpus, gpus[-1]) == (sorted(gpus), 32)
+    assert [score.held_out_gpus for score in found.scores] == [(4,)]
+
+
+def test_twice_the_same() -> None:
+    assert outlook(evidence()) == outlook(evidence())
+
+
+def test_nothing_measured_has_no_outlook() -> None:
+    empty = gather(analyse(make_results([], [])), network_of(None))
+    assert outlook(empty) is None
+
+
+def test_rank_counts_that_a_global_batch_does_not_divide_over_are_left_out() -> None:
+    (series,) = evidence().series
+    points = tuple(  # 8 images, whatever the ranks
+        dataclasses.replace(
+            point,
+            trial=point.trial.model_copy(
+                update={"train": point.trial.train.model_copy(update={"micro_batch": 8 // point.gpus})}
+            ),
+        )
+        for point in series.points
+    )
+    fixed = dataclasses.replace(evidence(), series=(dataclasses.replace(series, mode="strong-global", points=points),))
+    found = outlook(fixed)
+    assert found is not None
+    assert [one.gpus for one in found.predictions] == [1, 2, 4, 8]
+    answered = answer(
+        dataclasses.replace(fixed, series=(*fixed.series, dataclasses.replace(series, name="other"))),
+        [Question((8, 16), series=series.name), Question((8, 16), series="other")],
+    )
+    assert [(one.series, one.gpus) for one in answered.predictions] == [("ddp", 8), ("other", 8), ("other", 16)]
+    (reason,) = answered.left_out
+    assert reason.startswith("ddp: a global batch of 8 does not divide over 16 ranks")
+
+
+def test_what_alone_is_asked_and_cannot_be_is_refused() -> None:
+    with pytest.raises(RequestError, match="12 ranks do not fill hosts of 8"):
+        answer(evidence(), [Question((8, 12), nodes_of=8, series="ddp")])
+
+
+def test_a_plain_series_has_no_outlook() -> None:
+    (series,) = evidence().series
+    points = tuple(
+        dataclasses.replace(
+            point,
+            trial=point.trial.model_copy(update={"train": point.trial.train.model_copy(update={"engine": "none"})}),
+        )
+        for point in series.points[:1]
+    )
+    plain = dataclasses.replace(evidence(), series=(dataclasses.replace(series, points=points),))
+    assert outlook(plain) is None

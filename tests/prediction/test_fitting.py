@@ -1,0 +1,123 @@
+"""Known truth goes into the evidence and must come out of the fit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from evidence_factory import MEASURED, UNKNOWN, make_evidence, make_point
+from vitscale.prediction.evidence import Point, StepParts
+from vitscale.prediction.fitting import DRAWS, FittedSeries, fit
+from vitscale.prediction.parameters import NAMES
+
+
+def of(*points: Point, network: object = UNKNOWN) -> FittedSeries:
+    evidence = make_evidence(points)
+    return fit(replace(evidence, network=network) if network is not UNKNOWN else evidence).series["ddp"]  # type: ignore[arg-type]
+
+
+def median(fitted: FittedSeries, name: str) -> float:
+    return float(np.exp(np.median(fitted.draws[name])))
+
+
+def test_every_parameter_is_drawn() -> None:
+    fitted = of(make_point(1, 0.2))
+    assert set(fitted.draws) == set(NAMES)
+    assert {rows.shape for rows in fitted.draws.values()} == {(DRAWS, 1)}
+    assert np.isfinite(np.concatenate(list(fitted.draws.values()))).all()
+
+
+def test_the_compute_of_one_rank_is_what_its_steps_took_less_the_optimizer() -> None:
+    parts = StepParts(0.19, 0.125, 0.01, 0.0, None, None, 0.0)
+    fitted = of(make_point(1, (0.2, 0.2, 0.2), parts=parts))
+    assert median(fitted, "compute") == pytest.approx(0.19, rel=0.01)
+    assert median(fitted, "optimizer") == pytest.approx(0.01, rel=0.1)
+
+
+def test_transfers_of_unknown_size_are_the_share_that_explains_the_growth() -> None:
+    share = 0.15  # of compute at two ranks; 2 (N-1)/N of it at N
+    steps = {n: 0.6 * (1 + share * 2 * (n - 1) / n) for n in (1, 2, 3, 4)}
+    fitted = of(*(make_point(n, (s, s, s), model=None, engine="unknown") for n, s in steps.items()))
+    assert median(fitted, "transfer share") == pytest.approx(share, rel=0.15)
+    assert median(fitted, "compute") == pytest.approx(0.6, rel=0.02)
+
+
+def test_what_the_runs_differ_by_is_the_job_to_job_spread() -> None:
+    rng = np.random.default_rng(3)
+    steady = of(make_point(1, tuple(0.2 * np.exp(0.002 * rng.standard_normal(40)))))
+    noisy = of(make_point(1, tuple(0.2 * np.exp(0.05 * rng.standard_normal(40)))))
+    assert float(np.median(noisy.job_spread)) == pytest.approx(0.05, rel=0.25)
+    assert float(np.median(steady.job_spread)) < 0.015  # the prior's 3 % still weighs as four runs
+    assert steady.job_spread.min() > 0
+
+
+def test_nothing_measured_leaves_a_parameter_at_its_prior() -> None:
+    fitted = of(make_point(1, (0.2, 0.2)), network=MEASURED)
+    across = fitted.draws["bandwidth across"]
+    assert float(across.std()) == pytest.approx(MEASURED.across.bandwidth_spread, rel=0.2)
+    assert float(across.mean()) == pytest.approx(0.0, abs=0.02)
+
+
+def test_a_link_that_nobody_checked_is_learnt_from_steps_that_it_slows() -> None:
+    """ZeRO-0 sends 4 x 85.8 M bytes after backward: at 2 GB/s and two ranks 2 (N-1)/N S/B = 0.172 s."""
+    parameters = 85_806_346
+    step = 0.2 + parameters * 4 / 2e9
+    alone = make_point(1, (0.2, 0.2, 0.2), engine="deepspeed")
+    fitted = of(alone, make_point(2, (step, step, step), engine="deepspeed"))
+    assert 8e9 * median(fitted, "bandwidth inside") * 1 / median(fitted, "overlap") == pytest.approx(2e9, rel=0.1)
+    assert float(fitted.draws["bandwidth inside"].std()) < 0.3  # it was 1.0
+    assert float(fitted.draws["bandwidth across"].std()) == pytest.approx(1.2, rel=0.2)  # one host says nothing of it
+
+
+def test_more_runs_narrow_the_compute() -> None:
+    few = of(make_point(1, (0.2, 0.21), model=None, engine="unknown"))
+    many = of(make_point(1, (0.2, 0.21) * 8, model=None, engine="unknown"))
+    assert float(many.draws["compute"].std()) < float(few.draws["compute"].std())
+
+
+def test_the_same_evidence_gives_the_same_draws() -> None:
+    points = (make_point(1, 0.2), make_point(2, 0.21))
+    one, other = of(*points), of(*points)
+    assert all((one.draws[name] == other.draws[name]).all() for name in NAMES)
+    assert (one.job_spread == other.job_spread).all()
+
+
+def test_two_explanations_of_one_growth_are_both_kept() -> None:
+    """Without a single rank share and compute trade off; the most probable point alone would be far too sure."""
+    steps = {2: 2.22, 3: 2.43, 4: 2.47}
+    fitted = of(*(make_point(n, s, model=None, engine="unknown", per_node=1) for n, s in steps.items()))
+    shares = np.exp(fitted.draws["transfer share"])
+    low, high = np.quantile(shares, [0.05, 0.95])
+    assert high / low > 5
+
+
+def test_ranks_alone_on_one_device_type_are_left_out_of_a_mixture() -> None:
+    alone = make_point(1, 0.23, model=None, engine="unknown", devices=("A",))
+    mixed = [make_point(n, 0.6, model=None, engine="unknown", devices=("A", "B", "C")[:n]) for n in (2, 3)]
+    fitted = of(alone, *mixed)
+    assert [point.gpus for point in fitted.points] == [2, 3]
+    assert fitted.left_out == "1 ranks ran on one device type, the others on a mixture"
+    assert median(fitted, "compute") < 0.61
+
+
+def test_strong_global_points_tell_the_share_that_images_do_not_change() -> None:
+    fixed = 0.3
+    points = []
+    for gpus in (1, 2, 4, 8):
+        compute = 0.2 * (fixed + (1 - fixed) / gpus)
+        parts = StepParts(compute, compute * 2 / 3, 0.001, 0.0, 0.0, 0.0, 0.0)
+        points.append(make_point(gpus, (compute + 0.001,) * 3, parts=parts, micro_batch=64 // gpus, engine="ddp"))
+    evidence = replace(make_evidence(points, MEASURED, mode="strong-global"))
+    fitted = fit(evidence).series["ddp"]
+    assert median(fitted, "fixed share") == pytest.approx(fixed, rel=0.1)
+    assert math.isfinite(float(fitted.job_spread.sum()))
+
+
+def test_the_parts_of_a_mixture_are_those_of_its_typical_rank() -> None:
+    """Two of three ranks are of the type that takes twice as long, and so is the rank in the middle."""
+    parts = StepParts(0.38, 0.25, 0.02, 0.0, 0.0, 0.0, 0.0)
+    mixed = make_point(3, (0.4,) * 3, parts=parts, devices=("new", "old", "old"), rank_speeds=(1.0, 0.5, 0.5))
+    assert median(of(mixed, network=MEASURED), "compute") == pytest.approx(0.19, rel=0.03)

@@ -1,0 +1,168 @@
+"""What is said of the two claims."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from like_paper_factory import paper_curve, paper_study, whole_study
+from vitscale.analysis import analyse
+from vitscale.analysis.claims import hosts_test
+from vitscale.published import Layout, published
+from vitscale.record import Results, Run
+from vitscale.report.like_paper import findings
+from vitscale.report.like_paper.claims import claims, hosts_sentence
+from vitscale.report.like_paper.series import all_series
+
+CELLS = {1: [0.8], 4: [0.8], 8: [0.8]}
+
+
+def with_accuracy(results: Results, final: dict[int, list[float]]) -> Results:
+    """`results` with the held-out accuracy of every epoch of each run, by GPU count and repeat."""
+
+    def changed(run: Run) -> Run:
+        accuracy = final[run.header.trial.world.size][run.header.repeat]
+        ranks = tuple(
+            rank.model_copy(
+                update={"epochs": tuple(e.model_copy(update={"held_out_accuracy": accuracy}) for e in rank.epochs)}
+            )
+            for rank in run.ranks
+        )
+        return run.model_copy(update={"ranks": ranks})
+
+    return results.model_copy(update={"runs": tuple(map(changed, results.runs))})
+
+
+def test_single_runs_are_a_sign_and_no_proof() -> None:
+    study = with_accuracy(paper_study(paper_curve(CELLS)), {1: [0.6], 4: [0.58], 8: [0.3]})
+    overall, line = findings(analyse(study))
+    assert (
+        "2 comparisons with fewer GPUs after equal images: lower beyond error in 1, higher in 0, neither in 1"
+        in overall
+    )
+    assert "single runs: a sign, not a proof" in overall
+    assert "against 1 GPU (global batch 16) after 3,072 images each" in line
+    # 205 images held out: 1.96 x sqrt(0.6 x 0.4 / 205 + 0.58 x 0.42 / 205) = 9.5 points.
+    assert "-2.0 points at 4 GPUs (global batch 64), no more than counting errors explain (+/- 9.5)" in line
+    assert "-30.0 points at 8 GPUs (global batch 128), more than counting errors explain" in line
+    assert "how far another seed would move it is not known" in line
+
+
+def test_repeated_runs_have_an_interval() -> None:
+    cells = {1: [0.8] * 3, 4: [0.8] * 3, 8: [0.8] * 3}
+    accuracies = {1: [0.6, 0.61, 0.59], 4: [0.6, 0.61, 0.62], 8: [0.5, 0.51, 0.49]}
+    overall, line = findings(analyse(with_accuracy(paper_study(paper_curve(cells)), accuracies)))
+    # Both sides have a standard deviation of 1 point: 2.776 x sqrt(2 / 3) = 2.3 points with 4 degrees of freedom.
+    assert "+1.0 points at 4 GPUs (global batch 64; 95 % interval -1.3 to +3.3), no difference shown" in line
+    assert "one of 3.3 points cannot be excluded" in line
+    assert "-10.0 points at 8 GPUs (global batch 128; 95 % interval -12.3 to -7.7), lower" in line
+    assert overall.endswith("equal accuracy is not what these runs show.")
+
+
+def test_counts_other_than_4_and_8_are_held_against_the_smallest() -> None:
+    study = with_accuracy(paper_study(paper_curve({2: [0.8], 3: [0.8], 6: [0.8]})), {2: [0.5], 3: [0.5], 6: [0.5]})
+    tests = claims(all_series(analyse(study))).accuracy
+    assert [(test.base_gpus, test.gpus) for test in tests] == [(2, 6)]
+
+
+def test_gpus_are_told_from_the_global_batch_where_micro_batches_differ() -> None:
+    study = paper_study(
+        paper_curve({1: [0.8], 2: [0.8], 4: [0.8]}, micro_batch=16),
+        paper_curve({1: [0.8], 2: [0.8], 4: [0.8]}, micro_batch=64),
+    )
+    changed = with_accuracy(study, {1: [0.5], 2: [0.55], 4: [0.6]})
+    tests = claims(all_series(analyse(changed))).equal_batch
+    # 16 x 4 = 64 x 1; no other global batch is reached twice.
+    assert [(test.gpus, test.base_gpus, test.batches) for test in tests] == [(4, 1, (64, 64))]
+    assert tests[0].result.difference == pytest.approx(0.1)
+    assert "CIFAR-10, one global batch of 64: +10.0 points at 4 GPUs" in findings(analyse(changed))[-1]
+
+
+def test_weak_scaling_is_in_neither_claim() -> None:
+    study = paper_study(paper_curve(CELLS, mode="weak"), paper_curve(CELLS, mode="weak", spread=True))
+    tested = claims(all_series(analyse(study)))
+    assert (tested.accuracy, tested.hosts) == ((), ())
+    assert findings(analyse(study)) == []
+
+
+def test_hosts_of_unlike_devices_are_not_paired() -> None:
+    study = paper_study(
+        paper_curve({2: [0.8], 4: [0.8]}),
+        paper_curve({2: [0.8], 4: [0.8]}, spread=True, devices=("Other GPU",)),
+    )
+    assert claims(all_series(analyse(study))).hosts == ()
+
+
+def test_hosts_of_unlike_workloads_are_not_paired() -> None:
+    study = paper_study(
+        paper_curve({2: [0.8], 4: [0.8]}, dataset="cifar10"),
+        paper_curve({2: [0.8], 4: [0.8]}, dataset="cifar100", spread=True),
+    )
+    assert claims(all_series(analyse(study))).hosts == ()
+
+
+@pytest.mark.parametrize(
+    ("ratios", "said"),
+    [
+        ([1.001, 0.999, 1.0], "no difference shown, and one beyond 5 % is excluded (p = below 0.001)"),
+        ([0.9, 1.1, 1.0], "no difference shown, which is not that there is none: a difference of 27.9 %"),
+        ([1.2, 1.21, 1.19], "there is a difference; one beyond 5 % is not excluded"),
+        ([1.02, 1.021, 1.019], "there is a difference, and it is within 5 %"),
+        (
+            [1.0, 1.02],
+            "(2 GPU counts; 95 % interval -10.9 % to +14.5 %; from count to count it scatters by 1.4 %): too few",
+        ),
+        ([1.1], "+10.0 % against one host (1 GPU count, one run each): too few to tell"),
+    ],
+)
+def test_hosts_in_words(ratios: list[float], said: str) -> None:
+    one = {gpus: [10.0] for gpus in range(2, 2 + len(ratios))}
+    test = hosts_test(one, {gpus: [10.0 * ratio] for gpus, ratio in zip(one, ratios, strict=True)})
+    assert test is not None
+    assert said in hosts_sentence(test)
+
+
+def test_the_whole_study_pairs_its_one_workload() -> None:
+    (pair,) = claims(all_series(analyse(whole_study()))).hosts
+    assert (pair.name, [one.gpus for one in pair.test.counts]) == ("CIFAR-100, micro-batch 64", [2, 4, 8])
+
+
+def test_the_published_claim_on_published_facts() -> None:
+    """No difference shown, less than 5 %; what is said in the docs."""
+
+    def times(layout: Layout) -> dict[int, list[float]]:
+        facts = published().of(dataset="cifar100", micro_batch=64, layout=layout)
+        return {fact.gpus: [fact.epoch_seconds] for fact in facts}
+
+    test = hosts_test(times("single-node"), times("one-gpu-per-node"))
+    assert test is not None
+    assert (test.verdict, len(test.counts)) == ("equivalent", 7)
+    assert "+0.3 % against one host (7 GPU counts; 95 % interval -2.3 % to +2.9 %" in hosts_sentence(test)
+    docs = Path(__file__).parents[3] / "docs" / "like-paper.md"
+    assert "-2.3 % to +2.9 %" in docs.read_text(encoding="utf-8")
+
+
+def test_the_published_raw_data_from_import_to_findings(tmp_path: Path) -> None:
+    repository = Path(__file__).parents[3]
+    folder = Path(os.environ.get("VITSCALE_PAPER_DATA", repository.parent / "shared" / "paper"))
+    if not (folder / "epochs.csv").is_file():
+        pytest.skip(f"no epochs.csv in {folder}: set VITSCALE_PAPER_DATA to the folder of the published raw data")
+    from typer.testing import CliRunner
+
+    from vitscale.cli import app
+
+    results = tmp_path / "results"
+    assert CliRunner().invoke(app, ["import", str(folder / "epochs.csv"), "-o", str(results)]).exit_code == 0
+    answer = CliRunner().invoke(app, ["report", "--like-paper", "--json", str(results)])
+    assert answer.exit_code == 0
+    import json
+
+    content = json.loads(answer.stdout)
+    missing = {one["number"] for one in content["figures"] if not one["drawn"]}
+    assert missing == {6, 17}
+    (hosts,) = content["claims"]["hosts"]
+    assert hosts["verdict"] == "equivalent"
+    by_cell = {(one["workload"], one["gpus"]): one["difference"] for one in content["claims"]["accuracy"]}
+    assert by_cell["CIFAR-10, micro-batch 64, vector, one host", 8] == pytest.approx(0.5140 - 0.5847)

@@ -1,0 +1,99 @@
+"""Which series a figure draws, what stands in for what, and what is said where there is none."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+
+from like_paper_factory import paper_curve, paper_study, whole_study
+from vitscale.analysis import analyse
+from vitscale.record import Results
+from vitscale.report.like_paper.catalogue import FIGURES, PaperFigure
+from vitscale.report.like_paper.selection import Lack, Selection, select, steps_for
+from vitscale.report.like_paper.series import all_series
+from vitscale.study import ScalingSection
+
+BY_NUMBER = {figure.number: figure for figure in FIGURES}
+CELLS = {1: [0.8], 2: [0.8]}
+
+
+def chosen(number: int, results: Results) -> Selection | Lack:
+    return select(BY_NUMBER[number], all_series(analyse(results)))
+
+
+def workloads(number: int, results: Results) -> list[tuple[str, int, str]]:
+    found = chosen(number, results)
+    assert isinstance(found, Selection)
+    return [(one.dataset, one.micro_batch, one.place) for one in found.series]
+
+
+def test_the_catalogue_has_every_figure_once_and_says_what_it_draws() -> None:
+    assert list(BY_NUMBER) == [4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17]
+    assert len({figure.name for figure in FIGURES}) == len(FIGURES)
+    assert all(figure.draws for figure in FIGURES)
+
+
+def test_each_figure_gets_its_own_workloads() -> None:
+    study = whole_study()
+    assert workloads(8, study) == [("cifar10", 16, "one host"), ("cifar10", 64, "one host")]
+    assert workloads(9, study) == [("cifar10", 16, "one host")]
+    assert workloads(12, study) == [("cifar10", 16, "one host")]
+    assert workloads(14, study) == [("cifar100", 64, "one host")]
+    assert workloads(16, study) == [("cifar100", 64, "several like hosts")]
+    assert [dataset for dataset, _, _ in workloads(13, study)] == ["cifar10", "cifar100", "cifar100"]
+
+
+@pytest.mark.parametrize("number", [4, 5, 17])
+def test_what_is_lacking_is_named_with_what_there_is_and_what_to_do(number: int) -> None:
+    found = chosen(number, whole_study())
+    assert isinstance(found, Lack)
+    assert "over several hosts" in found.reason
+    assert "They hold strong-micro in one host on CIFAR-10 (micro-batch 16)" in found.reason
+    assert found.steps[-1] == "# vitscale report --like-paper RESULTS"
+    assert any("--hostfile" in step for step in found.steps)
+
+
+def test_own_datasets_stand_in_where_there_is_none_of_the_studys() -> None:
+    study = paper_study(paper_curve(CELLS, dataset="digits"), paper_curve(CELLS, dataset="synthetic"))
+    first, second = chosen(8, study), chosen(14, study)
+    assert isinstance(first, Selection)
+    assert isinstance(second, Selection)
+    assert ([one.dataset for one in first.series], first.notes) == (["digits"], ("digits in place of CIFAR-10",))
+    assert ([one.dataset for one in second.series], second.notes) == (
+        ["synthetic"],
+        ("synthetic in place of CIFAR-100",),
+    )
+
+
+def test_nothing_stands_in_for_a_dataset_where_the_results_hold_another_of_the_studys() -> None:
+    assert isinstance(chosen(14, paper_study(paper_curve(CELLS, dataset="cifar10"))), Lack)
+
+
+def test_the_smallest_and_the_largest_micro_batch_stand_in_for_16_and_64() -> None:
+    study = paper_study(*(paper_curve(CELLS, micro_batch=size) for size in (8, 32, 128)))
+    assert workloads(12, study) == [("cifar10", 8, "one host")]
+    assert workloads(13, study) == [("cifar10", 128, "one host")]
+    alone = paper_study(paper_curve(CELLS, micro_batch=8))
+    assert workloads(12, alone) == [("cifar10", 8, "one host")]
+    assert isinstance(chosen(13, alone), Lack)
+
+
+def test_one_gpu_count_is_no_scaling() -> None:
+    assert isinstance(chosen(8, paper_study(paper_curve({2: [0.8]}))), Lack)
+
+
+def test_results_without_runs_lack_everything() -> None:
+    empty = whole_study().model_copy(update={"runs": ()})
+    for figure in FIGURES:
+        found = chosen(figure.number, empty)
+        assert isinstance(found, Lack)
+        assert found.reason == "No trial of these results has completed."
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: str(figure.number))
+def test_what_to_write_into_the_study_file_is_valid(figure: PaperFigure) -> None:
+    read = tomllib.loads("\n".join(steps_for(figure)))
+    ScalingSection.model_validate(read["scaling"])
+    assert read["scaling"]["mode"] == (figure.mode or "strong-micro")
+    assert read.get("data", {}).get("name") == figure.dataset

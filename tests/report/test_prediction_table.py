@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import dataclasses
+import io
+
+import pytest
+from rich.console import Console
+
+from prediction_factory import estimate, make_outlook, make_prediction, make_score, study
+from vitscale.prediction.outlook import Outlook
+from vitscale.report.markdown import to_markdown
+from vitscale.report.prediction_table import Foretold, prediction_tables
+from vitscale.report.prediction_terminal import prediction_text
+from vitscale.report.terminal import terminal_table
+
+
+def printed(outlook: Outlook, finish: str | None = None, width: int = 80) -> str:
+    out = io.StringIO()
+    Console(file=out, width=width).print(prediction_text(outlook, finish), highlight=False)
+    return out.getvalue()
+
+
+def test_a_table_has_a_line_per_rank_count_with_both_intervals() -> None:
+    (table,) = prediction_tables(make_outlook(study()))
+    assert (table.title, table.gpus) == ("ddp, strong-micro", (1, 2, 4, 8, 16))
+    assert table.labels == ("interpolated", "interpolated", "interpolated", "extrapolated", "prior-driven")
+    step, epoch, speedup = (table.column(key) for key in ("step", "epoch", "speedup"))
+    assert step is not None
+    assert epoch is not None
+    assert speedup is not None
+    # On 8 ranks a step takes 100 + 2 x 8 + 20 ms, and 16 of them an epoch.
+    assert (step.unit, step.cells[3]) == ("ms", Foretold("136", "131\u2013141", "122\u2013150"))
+    assert (epoch.unit, epoch.cells[3]) == ("s", Foretold("2.18", "2.09\u20132.26", "1.96\u20132.39"))
+    assert speedup.cells[3].text == "6.00"
+    assert table.column("ranks") is not None
+    assert [cell.text for cell in table.columns[0].cells] == ["1", "2", "4", "8 = 2 x 4", "16 = 4 x 4"]
+
+
+def test_columns_of_which_nothing_is_known_are_left_out_and_told() -> None:
+    (table,) = prediction_tables(make_outlook(study()))
+    assert table.column("energy") is table.column("cost") is table.column("oom") is None
+    assert "Energy: unavailable: no run recorded it." in table.notes
+    known = make_prediction(8, joules_per_epoch=estimate(4200), cost_per_epoch=estimate(1.5), oom_chance=0.2)
+    (full,) = prediction_tables(make_outlook(study(), [known]))
+    assert [full.columns[place].cells[0].text for place in (-3, -2, -1)] == ["20 %", "4.20", "1.50"]
+
+
+def test_what_is_known_of_some_rank_counts_is_a_dash_at_others() -> None:
+    rows = [make_prediction(4), make_prediction(8, wait_seconds=None)]
+    (table,) = prediction_tables(make_outlook(study(), rows))
+    wait = table.column("wait")
+    assert wait is not None
+    assert [cell.text for cell in wait.cells] == ["4.00", "\u2013"]
+
+
+def test_each_series_has_its_own_table() -> None:
+    rows = [make_prediction(8), make_prediction(8, series="fsdp2"), make_prediction(16, series="fsdp2")]
+    assert [(table.title, table.gpus) for table in prediction_tables(make_outlook(study(), rows))] == [
+        ("ddp, strong-micro", (8,)),
+        ("fsdp2, strong-micro", (8, 16)),
+    ]
+
+
+def test_the_terminal_shows_it_in_80_columns_with_nothing_cut() -> None:
+    rows = [
+        make_prediction(
+            gpus,
+            "prior-driven",
+            ranks_per_node=8,
+            joules_per_epoch=estimate(4.2e9),
+            cost_per_epoch=estimate(123_456),
+            oom_chance=0.999,
+            memory_bytes=80 * 2**30,
+        )
+        for gpus in (16, 4096, 100_000)
+    ]
+    said = printed(make_outlook(study(), rows, [make_score()]), "Finished in 3 h.")
+    assert max(map(len, said.splitlines())) <= 80
+    assert "\u2026" not in said
+    for part in (
+        "100,000", "12,500", "prior-driven", "(GiB)", "80.0", ">99 %", "(GJ)", "4.20", "123,456",
+        "Assumed: network between hosts", "What would narrow it most: vitscale check", "Finished in 3 h.",
+        "predicting 8 ranks from 1, 2 and 4", "Two intervals of 90 %", "Network: inside a host",
+    ):  # fmt: skip
+        assert part in said, part
+
+
+def test_without_images_the_intervals_are_of_the_step() -> None:
+    rows = [
+        make_prediction(gpus, epoch_seconds=None, images=None, steps_per_epoch=None, reasons={}) for gpus in (8, 16)
+    ]
+    said = printed(make_outlook(study(), rows))
+    assert "step, one run" in said
+    assert "epoch" not in said.partition("Two intervals")[0]
+    assert "122\u2013150" in said
+
+
+def test_names_cannot_draw_on_the_terminal() -> None:
+    rows = [make_prediction(8, series="\x1b[31mred[bold]", reasons={"speedup": "\x1b[2J"})]
+    said = printed(make_outlook(study(), rows))
+    assert "\x1b" not in said
+    assert "red[bold]" in said
+
+
+@pytest.mark.parametrize("hostile", ["<script>alert(1)</script>", "a | b", "`code` *b*"])
+def test_markdown_takes_names_literally(hostile: str) -> None:
+    analysis = study()
+    rows = [make_prediction(8, series=hostile, reasons={"speedup": hostile})]
+    text = to_markdown(analysis, make_outlook(analysis, rows))
+    section = text.partition("## What nobody has measured")[2]
+    assert section
+    assert hostile not in section
+
+
+def test_markdown_has_the_section_with_scores_and_intervals() -> None:
+    analysis = study()
+    assert "nobody has measured" not in to_markdown(analysis)
+    text = to_markdown(analysis, make_outlook(analysis, scores=[make_score()]))
+    assert "- ddp: predicting 8 ranks from 1, 2 and 4 was off by 2.1 %" in text
+    line = next(line for line in text.splitlines() if line.startswith("| 8 = 2 x 4 |"))
+    assert "2.18 (2.09\u20132.26; 1.96\u20132.39)" in line
+    assert line.endswith("| extrapolated |")
+
+
+def test_the_report_on_a_terminal_says_how_good_predictions_are() -> None:
+    analysis = study()
+    outlook = make_outlook(analysis, scores=[make_score()])
+
+    def said(shown: Outlook) -> str:
+        out = io.StringIO()
+        Console(file=out, width=200).print(terminal_table(analysis, shown))
+        return out.getvalue()
+
+    assert "predicting 8 ranks from 1, 2 and 4 was off by 2.1 %" in said(outlook)
+    assert "predicting" not in said(dataclasses.replace(outlook, scores=()))

@@ -1,0 +1,184 @@
+"""`vitscale advise` on records whose truth is known: what it answers, writes and refuses."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from advice_factory import ASKED, evidence
+from evidence_factory import FAST, UNKNOWN
+from prediction_factory import resolved_study
+from results_factory import write_results
+from study_factory import EIGHT_CORES, summary
+from vitscale import analysis, cli, runner, store
+from vitscale.advice.advised import advised_from
+from vitscale.advice.advising import noise_of
+from vitscale.analysis.statistics import Interval
+from vitscale.prediction.network.links import Network
+from vitscale.prediction.sources import evidence_of
+from vitscale.report import advice_charts
+
+Answer = tuple[int, str, str]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three epochs of 1,024 images at micro-batch 8; 6 s of start-up.
+
+    100 ms on 1 rank, 104 ms on 2, 108 ms on 4: 128, 64 and 32 steps take 12.8, 6.66 and 3.46 s an epoch.
+    """
+    folder = tmp_path_factory.mktemp("study") / "results"
+    write_results(resolved_study({1: [0.1, 0.1], 2: [0.104, 0.104], 4: [0.108, 0.108]}), folder)
+    return folder
+
+
+@pytest.fixture
+def advise(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., Answer]:
+    """Calls `vitscale advise` in this process: exit code, standard output, standard error."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+    def call(folder: Path, *arguments: str) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["vitscale", "advise", str(folder), *arguments])
+        code: Any = 0
+        try:
+            cli.main()
+        except SystemExit as ended:
+            code = ended.code or 0
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+def test_known_times_come_out(advise: Callable[..., Answer], results: Path) -> None:
+    code, out, err = advise(results, "--gpus", "1,2,4", "--json")
+
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    by_ranks = {one["gpus"]: one for one in found["pareto_front"]}
+    assert by_ranks[1]["seconds"] == pytest.approx(6 + 3 * 12.8, rel=0.05)
+    assert by_ranks[2]["seconds"] == pytest.approx(6 + 3 * 6.66, rel=0.05)
+    assert by_ranks[4]["seconds"] == pytest.approx(6 + 3 * 3.46, rel=0.05)
+    assert {one["question"]: one["gpus"] for one in found["answers"]} == {"fastest": 4, "cheapest": 1, "knee": 4}
+
+
+def test_a_deadline_a_budget_and_what_they_cost(advise: Callable[..., Answer], results: Path) -> None:
+    code, out, _ = advise(
+        results, "--gpus", "1,2,4", "--deadline", "30s", "--budget", "0.04", "--price", "2.5", "--json"
+    )
+
+    found = json.loads(out)
+    first = found["answers"][0]
+    # Of 1 rank 44 s; of 2 ranks 26 s for 0.036, of 4 ranks 16 s for 0.045.
+    assert (code, first["gpus"], first["verdict"]) == (0, 2, "meets")
+    assert first["cost"] == pytest.approx(2.5 * 2 * 26.0 / 3600, rel=0.05)
+
+
+def test_nothing_meets_the_limits_and_the_exit_code_says_so(advise: Callable[..., Answer], results: Path) -> None:
+    code, out, err = advise(results, "--gpus", "1,2,4", "--deadline", "10s")
+
+    assert (code, err) == (1, "")
+    assert "No configuration meets the limits. What comes nearest:" in out
+    assert "Nearest: 4 ranks" in out
+
+
+def test_what_is_written_is_a_study_that_plan_takes(
+    advise: Callable[..., Answer], results: Path, tmp_path: Path
+) -> None:
+    study = tmp_path / "advised.toml"
+    code, out, _ = advise(results, "--gpus", "2", "-o", str(study))
+
+    assert code == 0
+    assert f"vitscale run {study}" in out
+    assert "torch.distributed.run --standalone --nproc-per-node=2" in out
+    plan = runner.plan(study, machine=EIGHT_CORES, check_data=lambda _: summary(1024))
+    [trial] = plan.record.trials.values()
+    assert (trial.world.size, trial.train.micro_batch, trial.train.epochs) == (2, 8, 3)
+    again, _, err = advise(results, "--gpus", "2", "-o", str(study))
+    assert again == 2
+    assert "is there already" in err
+
+
+def test_a_chart_is_drawn_where_it_was_asked_for(
+    advise: Callable[..., Answer], results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[tuple[int, Path]] = []
+    monkeypatch.setattr(
+        advice_charts, "write_advice_chart", lambda advice, path: drawn.append((len(advice.by_count), path))
+    )
+
+    code, _, _ = advise(results, "--gpus", "1,2", "--chart", str(tmp_path / "chart.svg"))
+
+    assert code == 0
+    [(options, path)] = drawn
+    assert options >= 2
+    assert path == tmp_path / "chart.svg"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--deadline", "2x"], "--deadline: '2x' is no duration"),
+        (["--budget", "-5"], "--budget: -5 cannot be"),
+        (["--budget", "nan"], "--budget"),
+        (["--price", "0"], "--price: 0 cannot be"),
+        (["--min-efficiency", "80"], "numbers above 0 and at most 1"),
+        (["--max-gpus", "0"], "--max-gpus: 0 cannot be"),
+        (["--gpus", "0"], "--gpus"),
+        (["--gpus", "two"], "--gpus"),
+        (["--gpu-memory", "80"], "--gpu-memory"),
+        (["--series", "nobody"], "unknown series 'nobody'"),
+        (["--network", "a string and two tins"], "a string and two tins"),
+        (["--chart", "chart.gif"], "unknown chart format 'gif'"),
+    ],
+)
+def test_a_mistake_is_one_message_and_exit_code_2(
+    advise: Callable[..., Answer], results: Path, arguments: list[str], said: str
+) -> None:
+    code, out, err = advise(results, *arguments)
+
+    assert (code, out) == (2, "")
+    assert said in " ".join(err.split())
+    assert "Traceback" not in err
+
+
+def test_a_folder_without_results(advise: Callable[..., Answer], tmp_path: Path) -> None:
+    code, _, err = advise(tmp_path / "nothing")
+
+    assert code == 2
+    assert "Traceback" not in err
+
+
+def test_a_real_fit_across_hosts_names_the_check_where_nobody_measured_the_network(results: Path) -> None:
+    records = store.load(results)
+    inside_known = replace(evidence(), network=Network(FAST, UNKNOWN.across))
+    advice = advised_from(inside_known, analysis.analyse(records), replace(ASKED, gpus=(40,), ranks_per_node=20))
+
+    assert advice.chosen is not None
+    assert advice.chosen.label == "prior-driven"
+    assert any(one.part == "network between hosts" for one in advice.assumptions)
+    assert any("vitscale check --hostfile" in one.what for one in advice.measurements)
+
+
+def test_the_noise_scale_is_the_median_over_the_series_trials(results: Path) -> None:
+    found = analysis.analyse(store.load(results))
+    known = evidence_of(results, store.load(results), found)
+    assert noise_of(found, known, None).images is None
+    trials = {}
+    for place, (trial_id, result) in enumerate(found.trials.items()):
+        assert result.convergence is not None
+        scale = Interval((300.0, 500.0, 100.0)[place], None, None)
+        trials[trial_id] = replace(result, convergence=replace(result.convergence, noise_scale_images=scale))
+
+    noise = noise_of(replace(found, trials=trials), known, None)
+
+    assert (noise.images, noise.low, noise.high) == (300.0, 100.0, 500.0)

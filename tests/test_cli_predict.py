@@ -1,0 +1,177 @@
+"""`vitscale predict`: what it answers, and what it refuses with one message and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prediction_factory import resolved_study
+from results_factory import failed_run, make_curve, make_results, make_trial, write_results
+from vitscale import cli
+
+Answer = tuple[int, str, str]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One, two and four ranks under DDP."""
+    folder = tmp_path_factory.mktemp("study") / "results"
+    write_results(resolved_study({1: [0.1, 0.101], 2: [0.104, 0.105], 4: [0.108, 0.109]}), folder)
+    return folder
+
+
+@pytest.fixture
+def vitscale(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., Answer]:
+    """Calls the command line in this process: exit code, standard output, standard error."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+    def call(*arguments: str) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["vitscale", *arguments])
+        code: Any = 0
+        try:
+            cli.main()
+        except SystemExit as ended:
+            code = ended.code or 0
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def predict(vitscale: Callable[..., Answer]) -> Callable[..., Answer]:
+    """Calls `vitscale predict FOLDER ARGUMENTS`."""
+    return lambda folder, *arguments: vitscale("predict", str(folder), *arguments)
+
+
+def test_json_is_a_list_with_an_interval_of_a_run_for_each_rank_count(
+    predict: Callable[..., Answer], results: Path
+) -> None:
+    code, out, err = predict(results, "--gpus", "8,2,1024", "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert [one["gpus"] for one in found] == [2, 8, 1024]
+    for one in found:
+        assert one["epoch_seconds_low"] < one["epoch_seconds"] < one["epoch_seconds_high"]
+        assert one["epoch_seconds_low"] <= one["epoch_seconds_mean_low"]
+    assert [one["label"] for one in found] == ["interpolated", "extrapolated", "prior-driven"]
+    assert found[0]["epoch_seconds"] == pytest.approx(64 * 0.1045, rel=0.05)
+    assert found[2]["assumptions"][0]["part"] == "network between hosts"
+
+
+def test_the_table_fits_80_columns_and_says_what_it_rests_on(predict: Callable[..., Answer], results: Path) -> None:
+    job = ("--epochs", "90", "--node-mtbf", "1000", "--checkpoint-seconds", "12")
+    code, out, err = predict(results, "--gpus", "4,16,1024", "--price", "2.5", "--gpu-memory", "80GB", *job)
+    assert (code, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= 80
+    for part in (
+        "measured on 1, 2 and 4 ranks, 1 host", "interpolated", "prior-driven", "Assumed: network between hosts",
+        "What would narrow it most", "Energy: unavailable", "Time to finish 90 epochs (prior-driven)",
+        "predicting 4 ranks from 1 and 2", "nothing measured between hosts",
+    ):  # fmt: skip
+        assert part in out, part
+
+
+def test_a_declared_network_is_no_prior_and_narrows_the_answer(predict: Callable[..., Answer], results: Path) -> None:
+    (assumed,) = json.loads(predict(results, "--gpus", "64", "--nodes-of", "4", "--json")[1])
+    (declared,) = json.loads(predict(results, "--gpus", "64", "--nodes-of", "4", "--network", "25GbE", "--json")[1])
+    assert (assumed["label"], declared["label"]) == ("prior-driven", "extrapolated")
+    assert declared["nodes"] == 16
+    ratio = {
+        name: one["epoch_seconds_high"] / one["epoch_seconds_low"]
+        for name, one in (("assumed", assumed), ("declared", declared))
+    }
+    assert ratio["declared"] < ratio["assumed"]
+
+
+def test_another_configuration_is_told_and_another_answer(predict: Callable[..., Answer], results: Path) -> None:
+    (own,) = json.loads(predict(results, "--gpus", "8", "--json")[1])
+    (other,) = json.loads(predict(results, "--gpus", "8", "--json", "--model", "vit-b16", "--micro-batch", "16")[1])
+    assert other["micro_batch"] == 16
+    assert other["step_seconds"] > 2 * own["step_seconds"]
+    out = predict(results, "--gpus", "8", "--model", "vit-b16", "--micro-batch", "16")[1]
+    assert "with vit-b16, micro_batch 16" in " ".join(out.split())
+
+
+def test_the_time_to_finish_is_in_the_json(predict: Callable[..., Answer], results: Path) -> None:
+    (one,) = json.loads(predict(results, "--gpus", "8", "--epochs", "1000", "--json")[1])
+    assert one["finish_seconds"] > one["work_seconds"] == pytest.approx(1000 * one["epoch_seconds"])
+    assert one["finish_seconds_low"] < one["finish_seconds"] < one["finish_seconds_high"]
+    assert one["finish_label"] == "prior-driven"
+    assert one["finish_assumptions"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--gpus", "0"], "0 ranks cannot be"),
+        (["--gpus", "sixteen"], "'sixteen' is no rank count"),
+        (["--gpus", "200000"], "200000 ranks cannot be"),
+        (["--gpus", "8", "--series", "nothing"], "unknown series 'nothing'. Valid: ddp"),
+        (["--gpus", "8", "--engine", "horovod"], "unknown engine 'horovod'"),
+        (["--gpus", "8", "--model", "vit-b61"], "Did you mean 'vit-b16'?"),
+        (["--gpus", "8", "--network", "carrier pigeon"], "carrier pigeon"),
+        (["--gpus", "8", "--check", "/nowhere/check.json"], "/nowhere/check.json cannot be read"),
+        (["--gpus", "12", "--nodes-of", "8"], "12 ranks do not fill hosts of 8"),
+        (["--gpus", "8", "--nodes-of", "0"], "--nodes-of is 0"),
+        (["--gpus", "8", "--zero-stage", "2"], "zero_stage"),
+        (["--gpus", "8", "--zero-stage", "7"], "--zero-stage is 7"),
+        (["--gpus", "8", "--precision", "fp8"], "unknown precision 'fp8'"),
+        (["--gpus", "8", "--micro-batch", "0"], "--micro-batch is 0"),
+        (["--gpus", "8", "--price", "-1"], "--price is -1"),
+        (["--gpus", "8", "--price", "nan"], "--price is nan"),
+        (["--gpus", "8", "--gpu-memory", "lots"], "--gpu-memory: 'lots' is no size"),
+        (["--gpus", "8", "--epochs", "0"], "--epochs is 0"),
+        (["--gpus", "8", "--node-mtbf", "100"], "says nothing without --epochs"),
+    ],
+)
+def test_bad_input_is_one_message(
+    predict: Callable[..., Answer], results: Path, arguments: list[str], said: str
+) -> None:
+    code, out, err = predict(results, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("vitscale: ")
+    assert said in err
+    assert "Traceback" not in err
+    assert len(err.splitlines()) <= 2
+
+
+def test_results_without_a_completed_run_are_refused(predict: Callable[..., Answer], tmp_path: Path) -> None:
+    trial = make_trial()
+    failed = failed_run(trial, "oom", "rank 0 ran out of memory")
+    write_results(make_results([(make_curve([trial]), [trial])], [failed]), tmp_path / "results")
+    code, out, err = predict(tmp_path / "results", "--gpus", "8")
+    assert (code, out) == (2, "")
+    assert "no completed run to predict from" in err
+
+
+def test_what_is_no_results_folder_is_refused(predict: Callable[..., Answer], tmp_path: Path) -> None:
+    code, out, err = predict(tmp_path / "nothing", "--gpus", "8")
+    assert (code, out) == (2, "")
+    assert err.startswith("vitscale: ")
+
+
+def test_the_report_looks_ahead_by_itself(vitscale: Callable[..., Answer], results: Path) -> None:
+    code, out, _ = vitscale("report", str(results), "--json")
+    content = json.loads(out)
+    assert code == 0
+    assert max(one["gpus"] for one in content["predictions"]) == 32
+    assert [one["held_out_gpus"] for one in content["prediction_scores"]] == [[4]]
+    assert vitscale("report", str(results), "--json")[1] == out
+
+
+def test_a_report_without_a_completed_run_has_no_predictions(vitscale: Callable[..., Answer], tmp_path: Path) -> None:
+    trial = make_trial()
+    failed = failed_run(trial, "oom", "rank 0 ran out of memory")
+    write_results(make_results([(make_curve([trial]), [trial])], [failed]), tmp_path / "results")
+    code, out, err = vitscale("report", str(tmp_path / "results"), "--format", "md")
+    assert (code, err) == (0, "")
+    assert "nobody has measured" not in out

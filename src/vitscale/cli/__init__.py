@@ -1,7 +1,7 @@
 """The command line: each verb is a paragraph that calls one function.
 
-Exit codes: 0 done; 1 some trials failed (they are listed), `lint` or `check` found errors, or `advise` found nothing that
-meets the limits; 2 the request was wrong (nothing was started); 130 interrupted.
+Exit codes: 0 done; 1 some trials failed (they are listed), `lint` or `check` found errors, or `advise` found nothing
+that meets the limits; 2 the request was wrong (nothing was started); 130 interrupted.
 """
 
 from __future__ import annotations

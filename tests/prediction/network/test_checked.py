@@ -121,6 +121,11 @@ def test_no_operation_between_two_is_earlier_than_the_all_reduce() -> None:
         check(2, 1, fit("across nodes", "all_gather", 2, 0.0, 1e9), fit("across nodes", "all_reduce", 2, 2e-3, 1e9))
     )
     assert network.link_between_two("across", "all_gather").latency_seconds == pytest.approx(1e-3)
+    late = network_of(
+        check(2, 1, fit("across nodes", "all_gather", 2, 5e-3, 1e9), fit("across nodes", "all_reduce", 2, 2e-3, 1e9))
+    )
+    assert late.link("across", "all_gather").latency_seconds == pytest.approx(5e-3)  # among more ranks too
+    assert late.link("across", "broadcast").latency_seconds == pytest.approx(1e-3)
 
 
 def test_what_is_declared_stands_before_what_was_measured_across_hosts_alone() -> None:

@@ -36,26 +36,18 @@ def network_of(check: CheckRecord | None, declared: Link | None = None) -> Netwo
     measured, of_two = ({}, {}) if check is None else _measured(check)
     if declared is not None:
         measured, of_two = ({k: v for k, v in one.items() if k[0] == "inside"} for one in (measured, of_two))
-    inside = _typical(measured, of_two, "inside") or ASSUMED_INSIDE
-    across = declared or _typical(measured, of_two, "across") or ASSUMED_ACROSS
+    inside = _typical(measured, "inside") or ASSUMED_INSIDE
+    across = declared or _typical(measured, "across") or ASSUMED_ACROSS
     return Network(inside, across, measured, of_two)
 
 
 _Links = dict[tuple[Level, str], Link]
 
 
-def _typical(measured: _Links, of_two: _Links, level: Level) -> Link | None:
-    """Of a level: of its all-reduce, else of whatever was measured. Of two ranks the operation that went fastest, for
-    the link is at least that fast."""
-    several = [link for (one, _), link in measured.items() if one == level]
-    two = [link for (one, _), link in of_two.items() if one == level]
-    if several:
-        return measured.get((level, "all_reduce")) or several[0]
-    if not two:
-        return None
-    fastest = max(two, key=lambda link: link.bandwidth_bytes_per_second)
-    latency = of_two.get((level, "all_reduce"), fastest)
-    return replace(fastest, latency_seconds=latency.latency_seconds, latency_spread=latency.latency_spread)
+def _typical(measured: _Links, level: Level) -> Link | None:
+    """Of a level: of its all-reduce, else of whatever was measured."""
+    of_level = [link for (one, _), link in measured.items() if one == level]
+    return measured.get((level, "all_reduce")) or (of_level[0] if of_level else None)
 
 
 def _measured(check: CheckRecord) -> tuple[_Links, _Links]:
@@ -80,16 +72,17 @@ def _measured(check: CheckRecord) -> tuple[_Links, _Links]:
             found[level, fit.operation] = link
         elif fit.group == "all ranks" and link.bandwidth_bytes_per_second > other.bandwidth_bytes_per_second:
             found[level, fit.operation] = replace(link, latency_seconds=other.latency_seconds)
-    return several, {place: _between_two(link, place[0], of_two) for place, link in of_two.items()}
+    two = {place: _between_two(link, place[0], of_two) for place, link in of_two.items()}
+    return {place: _beyond_two(link, place[0], of_two) for place, link in two.items()} | several, two
 
 
 def _between_two(link: Link, level: Level, of_two: _Links) -> Link:
     """An operation between two ranks, by what all operations of that check say of the link.
 
-    Its latency is at least the all-reduce's: every operation takes a hop, and one below it is what the line through the
-    sizes happened to meet at 0; many small calls would cost nothing. Where it reached less than the fastest, it is taken
-    to reach the (geometric) mean of the two: gloo's all-gather between two takes the link's time or half as long again
-    from one call to the next (docs/calibration-lab.md), and a check of a few large calls saw either.
+    Its latency is at least the all-reduce's: every operation takes a hop, and one below it is what the line through
+    the sizes happened to meet at 0; many small calls would cost nothing. Where it reached less than the fastest, it is
+    taken to reach the (geometric) mean of the two: gloo's all-gather between two takes the link's time or half as long
+    again from one call to the next (docs/calibration-lab.md), and a check of a few large calls saw either.
     """
     like = [other for (its_level, _), other in of_two.items() if its_level == level]
     fastest = max(other.bandwidth_bytes_per_second for other in like)
@@ -99,6 +92,12 @@ def _between_two(link: Link, level: Level, of_two: _Links) -> Link:
         bandwidth_bytes_per_second=math.sqrt(link.bandwidth_bytes_per_second * fastest),
         latency_seconds=max(link.latency_seconds, latest),
     )
+
+
+def _beyond_two(link: Link, level: Level, of_two: _Links) -> Link:
+    """What two ranks tell of an operation among more: its own latency of a hop, and the bandwidth of the fastest."""
+    fastest = max(other.bandwidth_bytes_per_second for (its_level, _), other in of_two.items() if its_level == level)
+    return replace(link, bandwidth_bytes_per_second=fastest)
 
 
 def _spread_over(fit: CollectiveFit, nodes: int, ranks_per_node: int) -> tuple[int, int]:

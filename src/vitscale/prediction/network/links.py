@@ -35,7 +35,7 @@ class Network:
     inside: Link
     across: Link
     by_operation: Mapping[tuple[Level, str], Link] = field(default_factory=dict)
-    """(level, operation) -> what a check measured of that very operation, where it did on three ranks or more."""
+    """(level, operation) -> what a check measured of that very operation, for three ranks or more."""
     between_two: Mapping[tuple[Level, str], Link] = field(default_factory=dict)
     """The same of two ranks alone: there some operations are slower than the link, for both neighbours of a ring are
     one (gloo's all-gather takes up to half as long again), and with more ranks they are not."""

@@ -76,7 +76,8 @@ def test_what_is_enabled_already_is_left_alone(second: Path) -> None:
 def test_version_1_to_the_letter(tmp_path: Path) -> None:
     controller = Controller(1, tmp_path)
     controller.create("lab", ("host0",))
-    assert list((tmp_path / "lab").iterdir()) == [tmp_path / "lab" / "host0"]
+    assert sorted(path.name for path in (tmp_path / "lab").iterdir()) == ["cpu.shares", "host0"]
+    assert (tmp_path / "lab" / "cpu.shares").read_text() == "262144"  # before everything else on the machine
     controller.limit("lab", "host0", 1.5)
     assert (tmp_path / "lab" / "host0" / "cpu.cfs_period_us").read_text() == "20000"
     assert (tmp_path / "lab" / "host0" / "cpu.cfs_quota_us").read_text() == "30000"
@@ -89,5 +90,6 @@ def test_removing_what_is_not_there_is_no_error(tmp_path: Path) -> None:
     controller = Controller(1, tmp_path)
     controller.remove("lab")
     controller.create("lab", ("host0",))
+    (tmp_path / "lab" / "cpu.shares").unlink()  # the kernel's own files go with their cgroup
     controller.remove("lab")
     assert list(tmp_path.iterdir()) == []

@@ -40,7 +40,7 @@ def test_the_compute_of_one_rank_is_what_its_steps_took_less_the_optimizer() -> 
 def test_transfers_of_unknown_size_are_the_share_that_explains_the_growth() -> None:
     share = 0.15  # of compute at two ranks; 2 (N-1)/N of it at N
     steps = {n: 0.6 * (1 + share * 2 * (n - 1) / n) for n in (1, 2, 3, 4)}
-    fitted = of(*(make_point(n, (s, s, s), model=None, engine="unknown") for n, s in steps.items()))
+    fitted = of(*(make_point(n, (s,) * 12, model=None, engine="unknown") for n, s in steps.items()))
     assert median(fitted, "transfer share") == pytest.approx(share, rel=0.15)
     assert median(fitted, "compute") == pytest.approx(0.6, rel=0.02)
 

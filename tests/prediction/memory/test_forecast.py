@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitscale.model_spec import ModelSpec, parameter_shapes, parameters, resolve
+from vitscale.model_spec import ModelSpec, ParameterShapes, parameter_shapes, parameters, resolve
 from vitscale.prediction import MemoryForecast, forecast, forecast_bytes
+from vitscale.prediction.memory.activations import activations
 from vitscale.prediction.memory.forecast import held, kept
 from vitscale.prediction.memory.moments import all_totals
 from vitscale.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
@@ -375,3 +376,24 @@ def test_the_peak_is_the_highest_of_all_moments_counted_one_by_one(
 def test_importing_it_imports_no_torch() -> None:
     code = "import sys, vitscale.prediction; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("precision", "packed"), [("fp32", 0), ("bf16-params", 2 * 5 * 6 * 2), ("bf16", 2 * 5 * 6 * 2)]
+)
+def test_a_16_bit_product_on_a_cpu_packs_its_wider_operand(precision: str, packed: int) -> None:
+    """2 images x 5 tokens x an MLP of 6, in 2 bytes."""
+    on_gpu, on_cpu = (
+        activations(
+            one.model, one.train, known_shapes(one), autocast=precision == "bf16", casts_kept=precision == "bf16"
+        )
+        for one in (trial(precision=precision), trial(precision=precision, device="cpu"))
+    )
+    assert on_cpu.backward_of_block - on_gpu.backward_of_block == packed
+    assert on_cpu.kept_of_block == on_gpu.kept_of_block
+
+
+def known_shapes(wanted: Trial) -> ParameterShapes:
+    found = parameter_shapes(wanted.model)
+    assert found is not None
+    return found

@@ -89,3 +89,10 @@ def test_a_model_whose_shape_is_open_is_no_evidence(tmp_path: Path, own_checks: 
     unresolved = one_curve({1: [0.1], 2: [0.1]})
     assert evidence_of(tmp_path, unresolved, analyse(unresolved)).series == ()
     assert len(evidence_of(tmp_path, RESULTS, analyse(RESULTS)).series) == 1
+
+
+def test_a_check_may_be_asked_for_by_name_and_must_then_be_there(tmp_path: Path, own_checks: Path) -> None:
+    with pytest.raises(VitscaleError, match="there is no check of the hosts"):
+        network(tmp_path, declared="check")
+    stored(tmp_path / "checks", "a", "b", bandwidth=2e9)
+    assert network(tmp_path, declared="check").across.bandwidth_bytes_per_second == pytest.approx(2e9)

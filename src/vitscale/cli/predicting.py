@@ -26,7 +26,7 @@ def predict(
         typer.Option(
             "--network",
             metavar="LINK",
-            help="Between hosts: 25GbE, HDR, 4x200Gb/s.  [default: from a check]",
+            help="Between hosts: 25GbE, HDR, 4x200Gb/s, or check.  [default: from a check]",
         ),
     ] = None,
     check: Annotated[

@@ -9,6 +9,7 @@ from pathlib import Path
 from vitscale import model_spec
 from vitscale.analysis import Analysis
 from vitscale.check_record import CheckRecord
+from vitscale.errors import RequestError, explain, shown
 from vitscale.model_spec import ModelSpec
 from vitscale.prediction.evidence import Evidence, gather
 from vitscale.prediction.network.checked import network_of
@@ -31,16 +32,24 @@ def evidence_of(
         folder: the results folder, for the checks in it.
         results: its records.
         analysis: of them.
-        declared: the link between hosts by name or figures ("25GbE"); it takes the place of a checked one.
+        declared: the link between hosts by name or figures ("25GbE"); it takes the place of a checked one. "check": that
+            one, which must be there.
         check: a stored check to take the network from. None: the newest of the results folder; where it has none, the
             newest of the user's own that ran on the very hosts of the results.
 
     Raises:
-        RequestError: the declared network is none that is known.
+        RequestError: the declared network is none that is known, or a check is asked for and there is none.
         StoreError: `check` cannot be read.
     """
-    link = None if declared is None else declared_link(declared)
     record = checks.read_check(check) if check is not None else _found(folder, results)
+    if declared == "check" and record is None:
+        raise RequestError(
+            explain(
+                "--network check: there is no check of the hosts of these results",
+                next_step=f"Run vitscale check --hostfile HOSTS -o {shown(str(folder))}, or name the link: --network 25GbE",
+            )
+        )
+    link = None if declared in (None, "check") else declared_link(declared)
     found = gather(analysis, network_of(record, link), _loader(record))
     resolved = tuple(one for one in found.series if all(_is_resolved(point.trial.model) for point in one.points))
     return replace(found, series=resolved)

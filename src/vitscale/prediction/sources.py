@@ -32,8 +32,8 @@ def evidence_of(
         folder: the results folder, for the checks in it.
         results: its records.
         analysis: of them.
-        declared: the link between hosts by name or figures ("25GbE"); it takes the place of a checked one. "check": that
-            one, which must be there.
+        declared: the link between hosts by name or figures ("25GbE"); it takes the place of a checked one. "check":
+            that one, which must be there.
         check: a stored check to take the network from. None: the newest of the results folder; where it has none, the
             newest of the user's own that ran on the very hosts of the results.
 
@@ -46,7 +46,7 @@ def evidence_of(
         raise RequestError(
             explain(
                 "--network check: there is no check of the hosts of these results",
-                next_step=f"Run vitscale check --hostfile HOSTS -o {shown(str(folder))}, or name the link: --network 25GbE",
+                next_step=f"Run vitscale check --hostfile HOSTS -o {shown(str(folder))}, or say --network 25GbE",
             )
         )
     link = None if declared in (None, "check") else declared_link(declared)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from explained_factory import NO_ENERGY, batch_study
+from needs import skip_or_fail
 from results_factory import (
     explained_run,
     failed_run,
@@ -71,7 +72,7 @@ def page_of(results: Results, folder: Path) -> str:
 def dom(path: Path, profile: Path) -> str:
     """The page's DOM after its scripts have run in Chromium, without a network."""
     if CHROMIUM is None:
-        pytest.skip("Chromium is not installed: the page is not rendered")
+        skip_or_fail("Chromium is not installed: the page is not rendered")
     answer = subprocess.run(
         [
             CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",

@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from like_paper_factory import paper_curve, paper_study, whole_study
+from needs import skip_or_fail
 from results_factory import write_results
 from vitscale.analysis import analyse
 from vitscale.cli import app
@@ -95,7 +96,7 @@ def test_nothing_is_loaded_and_text_of_users_stays_text() -> None:
 
 def test_chromium_draws_every_figure_and_runs_nothing_of_a_user(tmp_path: Path) -> None:
     if CHROMIUM is None:
-        pytest.skip("Chromium is not installed: the page is not rendered")
+        skip_or_fail("Chromium is not installed: the page is not rendered")
     page = tmp_path / "like-paper.html"
     page.write_text(hostile_page(), encoding="utf-8")
     answer = subprocess.run(

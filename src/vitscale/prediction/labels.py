@@ -54,7 +54,8 @@ def assumptions(asked: Variant, place: Place) -> tuple[Assumption, ...]:
         found.append(Assumption("the mixture of devices", f"as measured; {asked.fitted.left_out}", "`vitscale check`"))
     if place.host_size_assumed:
         size = place.trial.world.ranks_per_node
-        found.append(Assumption("ranks on a host", f"{size}, for none were measured on several", "say --nodes-of"))
+        why = "for none were measured on several" if place.trial.world.nodes > 1 else "more than were measured on one"
+        found.append(Assumption("ranks on a host", f"{size}, {why}", "say --nodes-of"))
     return tuple(found)
 
 

@@ -45,7 +45,9 @@ def ranks_per_node(series: Series, gpus: int, nodes_of: int | None) -> tuple[int
     if spread:
         return _largest_share(gpus, spread[-1].trial.world.ranks_per_node), False
     host = max(_USUAL_HOST, *(point.gpus for point in series.points))
-    return (gpus, False) if gpus <= host else (_largest_share(gpus, host), True)
+    if gpus <= host:
+        return gpus, gpus > max(point.gpus for point in series.points)
+    return _largest_share(gpus, host), True
 
 
 def _largest_share(gpus: int, host: int) -> int:

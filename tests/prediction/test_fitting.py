@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,12 +10,12 @@ import pytest
 from evidence_factory import MEASURED, UNKNOWN, make_evidence, make_point
 from vitscale.prediction.evidence import Point, StepParts
 from vitscale.prediction.fitting import DRAWS, FittedSeries, fit
+from vitscale.prediction.network.links import Network
 from vitscale.prediction.parameters import NAMES
 
 
-def of(*points: Point, network: object = UNKNOWN) -> FittedSeries:
-    evidence = make_evidence(points)
-    return fit(replace(evidence, network=network) if network is not UNKNOWN else evidence).series["ddp"]  # type: ignore[arg-type]
+def of(*points: Point, network: Network = UNKNOWN) -> FittedSeries:
+    return fit(make_evidence(points, network)).series["ddp"]
 
 
 def median(fitted: FittedSeries, name: str) -> float:
@@ -110,7 +109,7 @@ def test_strong_global_points_tell_the_share_that_images_do_not_change() -> None
         compute = 0.2 * (fixed + (1 - fixed) / gpus)
         parts = StepParts(compute, compute * 2 / 3, 0.001, 0.0, 0.0, 0.0, 0.0)
         points.append(make_point(gpus, (compute + 0.001,) * 3, parts=parts, micro_batch=64 // gpus, engine="ddp"))
-    evidence = replace(make_evidence(points, MEASURED, mode="strong-global"))
+    evidence = make_evidence(points, MEASURED, mode="strong-global")
     fitted = fit(evidence).series["ddp"]
     assert median(fitted, "fixed share") == pytest.approx(fixed, rel=0.1)
     assert math.isfinite(float(fitted.job_spread.sum()))

@@ -1,7 +1,7 @@
 """The parameters of a step that are estimated, what is known of each before any step was timed, and the part it is of.
 
 All are logarithms of what they are named for, and normal before measurements. What is taken for them is about clusters
-in general; on the published study's data any choice within a factor of two does about as well (docs/log.md):
+in general, and was chosen with simulated studies and the published one in view: docs/log.md tells what was tried.
 
 compute          nothing is known; the measured steps decide
 alone            a rank that is alone computes as fast as one of many, within 2 % on a GPU; on a CPU, where ranks share

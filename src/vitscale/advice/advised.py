@@ -14,7 +14,7 @@ from vitscale.prediction.candidates import Candidate, Forecasts, forecast_candid
 from vitscale.prediction.evidence import Evidence
 from vitscale.prediction.fitting import FittedSeries, fit
 from vitscale.prediction.labels import assumptions
-from vitscale.prediction.layouts import Place
+from vitscale.prediction.layouts import Place, host_size
 from vitscale.prediction.results import Assumption
 from vitscale.prediction.variants import variant
 from vitscale.trial import World
@@ -55,6 +55,7 @@ def _assumptions(fitted: FittedSeries, option: Option, advice: Advice) -> tuple[
     }
     changed = variant(fitted, {name: value for name, value in wanted.items() if getattr(train, name) != value})
     world = World(nodes=option.nodes, ranks_per_node=candidate.ranks_per_node, threads_per_rank=1)
-    assumed_hosts = option.nodes > 1 and advice.asked.ranks_per_node is None and fitted.points[-1].nodes == 1
+    beyond = candidate.gpus > max(point.gpus for point in fitted.points)
+    assumed_hosts = advice.asked.ranks_per_node is None and host_size(fitted.points)[1] and beyond
     there = Place(changed.trial.model_copy(update={"world": world}), None, None, assumed_hosts)
     return assumptions(changed, there)

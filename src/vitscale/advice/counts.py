@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from vitscale.errors import RequestError, explain
 from vitscale.prediction.asked_counts import MOST_RANKS
 from vitscale.prediction.evidence import Series
+from vitscale.prediction.layouts import equal_hosts, host_size
 
 BEYOND = 8
 """How many times the largest measured count is looked at, where the user does not say."""
@@ -25,16 +26,18 @@ def counts(
         series: the measured ones.
         gpus: exactly these.
         max_gpus: none beyond it. None: eight times the largest measured one.
-        ranks_per_node: of a full host. None: of the largest measured host.
+        ranks_per_node: of a full host. None: as `layouts.host_size` has it, and a count of `gpus` that does not fill
+            such hosts lies on smaller, equal ones.
 
     Raises:
         RequestError: a count of `gpus` does not fill its hosts, or no count is left.
     """
     points = [point for one in series for point in one.points]
-    per_node = ranks_per_node or max(point.trial.world.ranks_per_node for point in points)
+    per_node = ranks_per_node or host_size(points)[0]
     measured = {point.gpus for point in points}
     if gpus is not None:
-        if uneven := [count for count in gpus if count > per_node and count % per_node]:
+        uneven = [count for count in gpus if count > per_node and count % per_node]
+        if uneven and ranks_per_node is not None:
             raise RequestError(
                 explain(
                     f"{uneven[0]} ranks do not fill hosts of {per_node}",
@@ -52,7 +55,7 @@ def counts(
         wanted = {count for count in wanted if count <= max_gpus}
     if not wanted:
         raise RequestError(explain("no rank count is left", next_step="Raise --max-gpus, or leave --gpus out"))
-    return tuple((count, min(count, per_node)) for count in sorted(wanted))
+    return tuple((count, equal_hosts(count, per_node)) for count in sorted(wanted))
 
 
 def _hosts(most: int) -> set[int]:

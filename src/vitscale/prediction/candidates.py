@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from vitscale.prediction.parameters import PARTS
 from vitscale.prediction.predicting import left_out_by_the_model, mixed_slowdown
 from vitscale.prediction.results import Label
 from vitscale.prediction.step.model import Array, Worlds
-from vitscale.prediction.variants import Variant, thinned, variant
+from vitscale.prediction.variants import Variant, variant
 from vitscale.trial import Trial, World
 
 _DRAWS = 64
@@ -163,12 +163,13 @@ def _worlds(asked: Variant, some: Sequence[Candidate]) -> Worlds:
 def _fill(columns: dict[str, Array], at: Any, asked: Variant, some: Sequence[Candidate], capacity: int | None) -> None:
     fitted, worlds = asked.fitted, _worlds(asked, some)
     rng = np.random.default_rng(13)
-    draws = thinned(asked.draws, _DRAWS)
+    chosen = _typical_draws(asked, worlds)
+    draws = {name: rows[chosen] for name, rows in asked.draws.items()}
     beyond = left_out_by_the_model(fitted, worlds.ranks, spread_out_normals(rng, _DRAWS))
     mean = asked.model.times(draws, worlds).total * beyond
     alone = replace(worlds, ranks=np.ones_like(worlds.ranks), ranks_per_node=np.ones_like(worlds.ranks))
     one_rank = asked.model.times(draws, replace(alone, slowdown=mixed_slowdown(fitted, alone.ranks))).total
-    future = mean * np.exp(fitted.job_spread[:_DRAWS] * spread_out_normals(rng, _DRAWS))
+    future = mean * np.exp(fitted.job_spread[chosen] * spread_out_normals(rng, _DRAWS))
     low, middle, high = np.quantile(mean, [0.05, 0.5, 0.95], axis=0)
     future_low, future_high = np.quantile(future, [0.05, 0.95], axis=0)
     per_step = worlds.ranks * worlds.micro_batch * worlds.grad_accum
@@ -190,6 +191,16 @@ def _fill(columns: dict[str, Array], at: Any, asked: Variant, some: Sequence[Can
         )
     for name, values in found.items():
         columns[name][at] = values
+
+
+def _typical_draws(asked: Variant, worlds: Worlds) -> Array:
+    """(_DRAWS,) places: one draw from each of so many equally likely ranges of the step on the most ranks, so that few
+    draws have the tails of all."""
+    most = int(np.argmax(worlds.ranks))
+    at_most = Worlds(*(getattr(worlds, one.name)[[most]] for one in fields(worlds)))
+    order = np.argsort(asked.model.times(asked.draws, at_most).total[:, 0], kind="stable")
+    places: Array = order[((np.arange(_DRAWS) + 0.5) * len(order) / _DRAWS).astype(int)]
+    return places
 
 
 def _steps_per_epoch(fitted: FittedSeries, ranks: Array, per_step: Array, drop_last: bool) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vitscale.errors import RequestError, explain
@@ -33,24 +34,27 @@ class Place:
 def ranks_per_node(series: Series, gpus: int, nodes_of: int | None) -> tuple[int, bool]:
     """(ranks on each host, whether that is an assumption).
 
-    As the user says; else as in a measured point with as many ranks; else as in the largest that spans hosts; else all
-    on one host, up to the most measured there or eight, and beyond that equal hosts of at most so many.
+    As the user says; else as in a measured point with as many ranks; else on the fewest equal hosts of `host_size`.
     """
     if nodes_of is not None:
         return min(nodes_of, gpus), False
     same = [point for point in series.points if point.gpus == gpus]
     if same:
         return same[-1].trial.world.ranks_per_node, False
-    spread = [point for point in series.points if point.nodes > 1]
-    if spread:
-        return _largest_share(gpus, spread[-1].trial.world.ranks_per_node), False
-    host = max(_USUAL_HOST, *(point.gpus for point in series.points))
-    if gpus <= host:
-        return gpus, gpus > max(point.gpus for point in series.points)
-    return _largest_share(gpus, host), True
+    host, assumed = host_size(series.points)
+    return equal_hosts(gpus, host), assumed and gpus > max(point.gpus for point in series.points)
 
 
-def _largest_share(gpus: int, host: int) -> int:
+def host_size(points: Sequence[Point]) -> tuple[int, bool]:
+    """(ranks that a host takes, whether that is an assumption): the most that any did where some points span hosts;
+    else eight, or the most that were measured."""
+    most = max(point.trial.world.ranks_per_node for point in points)
+    if any(point.nodes > 1 for point in points):
+        return most, False
+    return max(_USUAL_HOST, most), True
+
+
+def equal_hosts(gpus: int, host: int) -> int:
     """The most ranks on each of equal hosts that take at most `host`."""
     return next(count for count in range(min(host, gpus), 0, -1) if gpus % count == 0)
 

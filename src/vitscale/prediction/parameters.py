@@ -11,6 +11,9 @@ optimizer        2 % of a step, within a factor of 3, until it is measured
 devices          like devices differ by 1 %, within a factor of 2. Sinha et al., "Not All GPUs Are Created Equal"
                  (arXiv 2208.11035), saw 8 % on average between all devices of a cluster
 jitter           0.5 % from step to step, until it is measured
+lateness         what two ranks wait beyond that, because they stop for more than one collective of a step: 0.1 % of
+                 compute on a GPU, within a factor of 5, 0.3 % on a CPU, within one of 7; nothing where messages are
+                 unknown
 bandwidth ...    as surely as the link is known (`network.links`)
 overlap          exposed transfers are what arithmetic says, within 15 %; 30 % for an engine that nobody measured
 contention       a hidden second of transfers costs the compute beside it a tenth, within a factor of 2.2
@@ -45,7 +48,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "network between hosts": ("bandwidth across", "latency across", "across share"),
     "overlap": ("overlap", "contention", "transfer share", "growth"),
     "optimizer": ("optimizer",),
-    "stragglers": ("devices", "jitter"),
+    "stragglers": ("devices", "jitter", "lateness"),
 }
 """Part of a step -> its parameters. What is left is job-to-job."""
 NAMES = tuple(name for names in PARTS.values() for name in names)
@@ -59,6 +62,9 @@ class Prior:
     spread: float
 
 
+_LATENESS = {"cuda": Prior(math.log(0.001), 1.5), "cpu": Prior(math.log(0.003), 2.0)}
+
+
 def priors(points: Sequence[Point], network: Network, known_messages: bool) -> dict[str, Prior]:
     """What is known of every parameter of a series before its steps are looked at.
 
@@ -67,13 +73,14 @@ def priors(points: Sequence[Point], network: Network, known_messages: bool) -> d
         network: its links' spreads.
         known_messages: whether what the engine sends is known.
     """
+    device = points[-1].trial.train.device
     step = min(statistics.median(point.step_seconds) / point.trial.train.grad_accum for point in points)
     jitter = _jitter(points)
     timed = [point.parts.optimizer for point in points if point.parts and point.parts.optimizer]
     known_parts = known_messages or bool(timed)
     return {
         "compute": Prior(math.log(step), 3.0),
-        "alone": Prior(0.0, _ALONE[points[-1].trial.train.device]),
+        "alone": Prior(0.0, _ALONE[device]),
         "fixed share": Prior(math.log(0.05), 1.0),
         # Where nothing tells the optimizer from the rest it is left in the rest.
         "optimizer": Prior(math.log(timed[0] if timed else 0.02 * step), 1.0)
@@ -81,6 +88,7 @@ def priors(points: Sequence[Point], network: Network, known_messages: bool) -> d
         else Prior(math.log(1e-6 * step), 0.01),
         "devices": Prior(math.log(0.01), 0.7),
         "jitter": Prior(math.log(0.005), 0.7) if jitter is None else Prior(math.log(max(1e-4, jitter)), 0.3),
+        "lateness": _LATENESS[device] if known_messages else Prior(math.log(1e-5), 0.01),
         "bandwidth inside": Prior(0.0, network.inside.bandwidth_spread),
         "latency inside": Prior(0.0, network.inside.latency_spread),
         "bandwidth across": Prior(0.0, network.across.bandwidth_spread),

@@ -15,7 +15,7 @@ from vitscale.model_spec import ModelSpec
 from vitscale.prediction.fitting import DRAWS, FittedSeries
 from vitscale.prediction.results import Assumption
 from vitscale.prediction.step.messages import messages
-from vitscale.prediction.step.model import Array, Draws, StepModel
+from vitscale.prediction.step.model import Draws, StepModel
 from vitscale.prediction.step.of_series import shards_optimizer
 from vitscale.trial import TrainSpec, Trial
 
@@ -155,8 +155,3 @@ class _Changed:
 
 def _wrapping(train: TrainSpec) -> tuple[object, ...]:
     return (train.wrapper, train.zero_stage if train.wrapper == "deepspeed" else 0, train.bucket_mib)
-
-
-def thinned(draws: Draws, count: int) -> dict[str, Array]:
-    """The first `count` draws of each parameter; they come in random order."""
-    return {name: rows[:count] for name, rows in draws.items()}

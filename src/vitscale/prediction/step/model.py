@@ -5,7 +5,8 @@
     compute     A micro-steps, each `(q + (1-q) b / b_ref)` of the one at the reference micro-batch b_ref: a share q
                 of it does not depend on the images; plus a share of the transfers that run beside it
     slowest     compute x (1 + z(N) sqrt(devices^2 + jitter^2)), z(N) the expected largest of N standard normals; on
-                unlike devices the slowest type's factor on top
+                unlike devices the slowest type's factor on top; and a lateness that grows with z(N) too: ranks that
+                stop for many collectives of a step wait in each, which one sum over the step does not show
     transfers   the engine's messages at the links' bandwidths, less what computing hides, times an efficiency
     optimizer   of all parameters, or of 1/N of them where the engine shards their states
 
@@ -32,6 +33,7 @@ from vitscale.prediction.step.stragglers import expected_slowest
 Array = NDArray[np.float64]
 Draws = Mapping[str, Array]
 """Parameter -> its logarithm, (draws, 1). `vitscale.prediction.parameters` names them."""
+_SLOWER_OF_TWO = float(expected_slowest(np.array([2.0]))[0])
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,8 @@ class StepModel:
         # What backward hides it pays for in part: transfers take memory bandwidth, cores and multiprocessors from it.
         compute = micro_step * worlds.grad_accum + np.exp(draws["contention"]) * hidden
         spread = np.hypot(np.exp(draws["devices"]), np.exp(draws["jitter"]))
-        late = worlds.slowdown * (1 + spread * expected_slowest(worlds.ranks)) - 1
+        slowest = expected_slowest(worlds.ranks)
+        late = worlds.slowdown * (1 + spread * slowest) - 1 + np.exp(draws["lateness"]) * slowest / _SLOWER_OF_TWO
         shards = worlds.ranks if self.shards_optimizer else np.ones_like(worlds.ranks)
         optimizer = np.exp(draws["optimizer"]) / shards
         wait = compute * late

@@ -90,6 +90,16 @@ def test_all_wait_for_the_slowest_of_like_devices() -> None:
     assert parts(found) == near({"wait": 0.05 * float(ndtri(7.625 / 8.25))})
 
 
+def test_lateness_is_that_of_two_ranks_and_grows_as_the_slowest_of_more() -> None:
+    """On top of what devices differ by; a rank alone waits for nobody."""
+    late = draws(lateness=math.log(0.2))
+    assert parts(model().times(late, at(1))) == near({})
+    assert parts(model().times(late, at(2))) == near({"wait": 0.2})
+    assert parts(model().times(late, at(8))) == near({"wait": 0.2 * float(ndtri(7.625 / 8.25) / ndtri(1.625 / 2.25))})
+    both = model().times(draws(lateness=math.log(0.2)), at(2, slowdown=1.5))
+    assert parts(both) == near({"wait": 0.5 + 0.2})
+
+
 def test_all_wait_for_the_slowest_type_of_unlike_devices() -> None:
     assert parts(model().times(draws(), at(4, slowdown=1.5))) == near({"wait": 0.5})
 

@@ -1,6 +1,6 @@
 """Predictions where the truth is known: simulated studies, their intervals and errors, beside Amdahl, USL and Ernest.
 
-    python benchmarks/calibration.py [--studies 500] [--first-seed 0] [--json] [--write docs/calibration.md]
+    python benchmarks/calibration.py [--studies 500] [--first-seed 50000] [--json] [--write docs/calibration.md]
 
 Each study measures up to 4 or 8 ranks of a cluster that `benchmarks/simulator.py` invents, and is asked for 4, 16 and
 64 times as many: with what a check of the network found, without, and from epoch times alone. Truth is the mean over

@@ -41,11 +41,14 @@ def test_the_compute_of_one_rank_is_what_its_steps_took_less_the_optimizer() -> 
 def test_transfers_of_unknown_size_are_the_share_that_explains_the_growth() -> None:
     share = 0.15  # of compute at two ranks; 2 (N-1)/N of it at N
     steps = {n: 0.6 * (1 + share * 2 * (n - 1) / n) for n in (1, 2, 3, 4)}
-    fitted = of(*(make_point(n, (s,) * 12, model=None, engine="unknown") for n, s in steps.items()))
-    # A smaller share that grows with each doubling explains it nearly as well, and is likelier beforehand.
+    evidence = make_evidence([make_point(n, (s,) * 12, model=None, engine="unknown") for n, s in steps.items()])
+    fitted = fit(evidence).series["ddp"]
+    # A rank alone that is 2 % faster, and a smaller share that grows with each doubling, explain it as well.
     assert median(fitted, "transfer share") == pytest.approx(share, rel=0.2)
     low, high = np.exp(np.quantile(fitted.draws["transfer share"], [0.05, 0.95]))
     assert low < share < high
+    (found,) = predict(fit(evidence), Question((8,)))
+    assert found.step_seconds.value == pytest.approx(0.6 * (1 + share * 2 * 7 / 8), rel=0.02)
     assert median(fitted, "compute") == pytest.approx(0.6, rel=0.02)
 
 

@@ -9,6 +9,7 @@ Format history (`FORMAT`):
   5  results of others: RunHeader.imported, StudyRecord.imported and Trial.origin, None for runs of vitscale's own. Null
      where a log of others does not tell: ModelLine.parameters, synchronised_timing, train_samples and held_out_samples;
      EpochLine.steps and images; Environment.threads.
+  6  what else decides a time: Environment.allocation. Null in older formats.
 
 A reader accepts its own format and older ones; a newer one is refused by name.
 """
@@ -22,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from vitscale.trial import Mode, Trial
 
-FORMAT = 5
+FORMAT = 6
 
 OutcomeKind = Literal["completed", "oom", "timeout", "hang", "failed", "skipped"]
 Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
@@ -71,6 +72,8 @@ class Environment(Record):
     """The memory nodes of `cores_allowed`; null where the kernel does not tell."""
     git_revision: str | None
     """Of the working directory, with "+changes" where it had any; null outside a repository."""
+    allocation: str | None = None
+    """The batch system's job around the rank ("slurm 4711"): runs of one allocation share its hosts. Null outside."""
 
 
 class StartLine(Record):

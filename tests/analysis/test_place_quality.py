@@ -6,6 +6,7 @@ import pytest
 
 from results_factory import make_curve, make_environment, make_results, make_trial, steady_run
 from verdict_finder import THREE, kinds, three_repeats, verdict
+from vitscale.analysis.environments import allocation
 from vitscale.record import Collective, Device, GpuSamples, ResourcesLine, Results, TrafficLine
 from vitscale.trial import Trial, World
 
@@ -109,6 +110,13 @@ def test_changed_surroundings_are_a_note() -> None:
     runs = [steady_run(trials[0], 0.1), steady_run(trials[1], 0.1, environments=moved)]
     found = verdict(make_results([(make_curve(trials), trials)], runs), "surroundings-changed")
     assert "host, NCCL or gloo settings" in found.message
+
+
+def test_the_allocation_of_a_run_is_that_of_any_rank_that_names_one() -> None:
+    trial = make_trial("ddp", 2)
+    told = [make_environment(0), make_environment(1, allocation="slurm 4711")]
+    assert allocation(steady_run(trial, 0.1, environments=told)) == "slurm 4711"
+    assert allocation(steady_run(trial, 0.1)) is None
 
 
 def with_use(**use: Any) -> Results:

@@ -53,6 +53,11 @@ def environments(run: Run) -> list[Environment]:
     return [rank.start.environment for rank in run.ranks if rank.start is not None]
 
 
+def allocation(run: Run) -> str | None:
+    """The batch system's job that the run's ranks ran in ("slurm 4711"); None outside, and in older records."""
+    return next((e.allocation for e in environments(run) if e.allocation is not None), None)
+
+
 def differences(one: Surroundings | None, other: Surroundings | None) -> tuple[str, ...]:
     """Why two runs must not be combined; empty where nothing speaks against it, or where it is not known.
 

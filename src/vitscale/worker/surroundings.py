@@ -7,6 +7,7 @@ import platform
 import shutil
 import socket
 import subprocess
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from vitscale.hardware import cpu_quota_cores, numa_nodes, visible_gpus
 from vitscale.record import Device, Environment
 
 _SETTINGS = ("NCCL_", "GLOO_", "OMP_", "MKL_", "KMP_", "CUDA_", "TORCH_", "PYTORCH_", "DS_", "HF_HUB_OFFLINE")
+_ALLOCATIONS = {"SLURM_JOB_ID": "slurm", "PBS_JOBID": "pbs", "LSB_JOBID": "lsf"}
 VERSIONED = ("vitscale", "torch", "deepspeed", "transformers", "numpy", *ENGINE_PACKAGES)
 
 
@@ -43,7 +45,13 @@ def environment(device: torch.device, backend: str | None) -> Environment:
         backend=backend,
         settings={key: value for key, value in sorted(os.environ.items()) if key.startswith(_SETTINGS)},
         git_revision=_git_revision(Path.cwd()),
+        allocation=allocation(os.environ),
     )
+
+
+def allocation(variables: Mapping[str, str]) -> str | None:
+    """The batch system and its job id, from the variables it sets in a job; None outside."""
+    return next((f"{system} {variables[name]}" for name, system in _ALLOCATIONS.items() if variables.get(name)), None)
 
 
 def _device(device: torch.device) -> Device:

@@ -10,6 +10,7 @@ from results_factory import TRAIN_SAMPLES, failed_run, make_curve, make_results,
 from vitscale.analysis import analyse
 from vitscale.prediction.evidence import Point, gather
 from vitscale.record import Collective, Results, Run, TrafficLine
+from vitscale.trial import Trial
 
 
 def points(results: Results) -> dict[int, Point]:
@@ -89,21 +90,29 @@ def test_ranks_of_unlike_speed_are_told() -> None:
     assert found[2].rank_speeds == (1.0, 0.8)
 
 
+def counted_run(trial: Trial, collectives: tuple[Collective, ...], backend: str = "gloo") -> Run:
+    run = steady_run(trial, 0.2)
+    lines = (TrafficLine(step=1, backend=backend, collectives=collectives),)
+    return run.model_copy(update={"ranks": tuple(rank.model_copy(update={"traffic": lines}) for rank in run.ranks)})
+
+
+def test_a_recorder_that_saw_nothing_is_no_evidence_that_nothing_is_sent() -> None:
+    trial = make_trial("ddp", 2)
+    results = make_results([(make_curve([trial]), [trial])], [counted_run(trial, (), "nccl")])
+    (result,) = analyse(results).trials.values()
+    assert result.traffic is not None
+    assert (result.traffic.logical_bytes, result.traffic.physical_bytes) == (None, None)
+    found = points(results)
+    assert (found[2].backend, found[2].sent_bytes, found[2].sent_calls) == ("nccl", {}, {})  # as if not counted
+
+
 def test_what_was_counted_is_the_bytes_of_whole_tensors() -> None:
     trial = make_trial("ddp", 2)
     reduce = Collective(
         communicator="world", ranks=2, operation="all_reduce", dtype="float32", input_elements=100, output_elements=100
     )
     gather_ = reduce.model_copy(update={"operation": "all_gather", "dtype": "bfloat16", "input_elements": 50})
-    run = steady_run(trial, 0.2)
-    ranks = tuple(
-        rank.model_copy(
-            update={"traffic": (TrafficLine(step=1, backend="gloo", collectives=(reduce, reduce, gather_)),)}
-        )
-        for rank in run.ranks
-    )
-    counted: Run = run.model_copy(update={"ranks": ranks})
-    found = points(make_results([(make_curve([trial]), [trial])], [counted]))
+    found = points(make_results([(make_curve([trial]), [trial])], [counted_run(trial, (reduce, reduce, gather_))]))
     assert found[2].sent_bytes == {("all_reduce", "float32"): 800, ("all_gather", "bfloat16"): 200}
     assert found[2].sent_calls == {("all_reduce", "float32"): 2, ("all_gather", "bfloat16"): 1}
 

@@ -140,4 +140,29 @@ def test_the_ring_is_sized_unless_the_user_did(monkeypatch: pytest.MonkeyPatch) 
 def test_a_recorder_that_is_switched_off_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
     with pytest.raises(Unreadable, match="switched off"):
-        flight_recorder.entries()
+        flight_recorder.entries("gloo")
+
+
+class Recorders:
+    """A build with NCCL: a recorder for it, and one for all others, each filled by its own backend alone."""
+
+    def __init__(self, nccl: str, others: str) -> None:
+        self.nccl, self.others = nccl, others
+
+    def _dump_nccl_trace_json(self, *, includeCollectives: bool, onlyActive: bool) -> str:
+        return self.nccl if includeCollectives and not onlyActive else "{}"
+
+    def _dump_fr_trace_json(self, *, includeCollectives: bool, onlyActive: bool) -> str:
+        return self.others if includeCollectives and not onlyActive else "{}"
+
+
+def test_the_recorder_of_the_backend_in_use_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    nccl, others = dump(raw(0, "nccl:all_reduce")), dump(raw(0, "gloo:barrier"), raw(1, "gloo:broadcast"))
+    monkeypatch.setattr(flight_recorder, "c10d", Recorders(nccl, others))
+    assert [entry.operation for entry in flight_recorder.entries("nccl")] == ["all_reduce"]
+    assert [entry.operation for entry in flight_recorder.entries("gloo")] == ["barrier", "broadcast"]
+
+
+def test_a_backend_without_a_recorder_is_named() -> None:
+    with pytest.raises(Unreadable, match="no flight recorder of mpi that can be read"):
+        flight_recorder.entries("mpi")

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, ProcessGroup
 
+from vitscale.probes import traffic
 from vitscale.probes.flight_recorder import Entry, Unreadable
 from vitscale.probes.traffic import CLOCK_SET, NO_GROUP, CountedStep, ReduceScatter, TrafficCounter, collectives
 from vitscale.record import Collective
@@ -21,7 +22,7 @@ def entry(
 
 
 def found(entries: list[Entry], step: CountedStep) -> list[tuple[str, int, int]]:
-    told = collectives(entries, step, lambda name: 2)
+    told = collectives([entries], step, 1, lambda name: 2)
     assert {one.ranks for one in told} <= {2}
     return [(one.operation, one.input_elements, one.output_elements) for one in told]
 
@@ -40,6 +41,51 @@ def test_a_ring_that_has_lost_the_steps_beginning_tells_nothing() -> None:
     assert len(found([entry(0, 5), entry(1, 6)], CountedStep(0, 5, 20))) == 2
 
 
+def test_ranks_that_trained_together_cannot_have_sent_nothing() -> None:
+    before, after = entry(0, 4), entry(1, 20)
+    with pytest.raises(Unreadable, match="saw no collective, though 8 ranks trained together"):
+        collectives([[before, after]], CountedStep(0, 5, 20), 8, lambda name: 8)
+    with pytest.raises(Unreadable, match="though 2 ranks"):
+        collectives([[]], CountedStep(0, 5, 20), 2, lambda name: 2)
+    assert collectives([[]], CountedStep(0, 5, 20), 1, lambda name: 1) == []  # the plain engine alone calls nothing
+
+
+def test_a_group_with_two_backends_is_read_off_both_recorders_each_entry_once() -> None:
+    device, host = [entry(0, 5), entry(1, 9)], [entry(0, 7, "broadcast")]
+    step = CountedStep(0, 5, 20)
+    assert [one.operation for one in collectives([device, host], step, 2, lambda name: 2)] == [
+        "all_reduce", "broadcast", "all_reduce",
+    ]  # fmt: skip
+    assert len(collectives([device, device], step, 2, lambda name: 2)) == 2
+    with pytest.raises(Unreadable, match="ring of 1 entries is too small"):
+        collectives([device, [entry(3, 7)]], CountedStep(0, 6, 20), 2, lambda name: 2)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("config", "carrier", "read"),
+    [("gloo", "gloo", ["gloo"]), ("nccl", "nccl", ["nccl"]), ("cpu:gloo,cuda:nccl", "nccl", ["nccl", "gloo"])],
+)
+def test_which_recorder_is_read_follows_from_the_groups_backend(
+    monkeypatch: pytest.MonkeyPatch, config: str, carrier: str, read: list[str]
+) -> None:
+    asked: list[str] = []
+
+    def of(backend: str) -> tuple[Entry, ...]:
+        asked.append(backend)
+        return ()
+
+    monkeypatch.setattr(dist, "get_backend", lambda: config)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 8)
+    monkeypatch.setattr(traffic, "entries", of)
+    counter = TrafficCounter()
+    with counter.step(0):
+        pass
+    (line,) = counter.lines()
+    assert (asked, line.backend, line.collectives) == (read, carrier, None)
+    assert line.reason == "the flight recorder saw no collective, though 8 ranks trained together"
+
+
 def test_a_clock_that_was_set_tells_nothing() -> None:
     with pytest.raises(Unreadable, match=CLOCK_SET):
         found([entry(0, 5)], CountedStep(0, 0, 20, clock_set=True))
@@ -55,7 +101,7 @@ def test_a_reduce_scatter_stands_where_its_all_reduces_stood() -> None:
 
 def test_a_reduce_scatter_of_two_dtypes_is_one_for_each() -> None:
     entries = [entry(0, 5, elements=6), entry(1, 6, elements=4, dtype="bfloat16")]
-    told = collectives(entries, CountedStep(0, 0, 20, (ReduceScatter(4, 8, 10),)), lambda name: 2)
+    told = collectives([entries], CountedStep(0, 0, 20, (ReduceScatter(4, 8, 10),)), 1, lambda name: 2)
     assert [(one.operation, one.dtype, one.input_elements, one.output_elements) for one in told] == [
         ("reduce_scatter", "float32", 6, 3), ("reduce_scatter", "bfloat16", 4, 2),
     ]  # fmt: skip

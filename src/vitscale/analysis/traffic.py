@@ -153,6 +153,9 @@ def _why_not(runs: Sequence[Run]) -> str:
             for rank, line in enumerate(lines):
                 if line.collectives is None:
                     return line.reason or "they could not be counted"
+                if not line.collectives and len(lines) > 1:
+                    # Of an old record: on NCCL a recorder was read that only other backends write into.
+                    return f"the recorder of {line.backend} was found empty, though {len(lines)} ranks trained together"
                 where = f"rank {rank} in step {line.step} of repeat {run.header.repeat}"
                 kinds = Counter(_nameless(one) for one in line.collectives)
                 first = first or (where, kinds)

@@ -3,6 +3,9 @@
 Every process group writes each collective it is given into the recorder's ring, whoever calls it: DDP's reducer does so
 from C++, where no wrapper in Python would see it. An entry tells when the collective was called, by the clock of
 `time.time_ns`, and its sizes; nothing waits for anything. The recorder's other form of output is a pickle.
+
+Torch has two recorders: NCCL writes into one of its own, all other backends into the other. A build with NCCL can read
+both, and the wrong one answers that it is empty.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ _RING = "TORCH_FR_BUFFER_SIZE"
 _RING_ENTRIES = 16_384
 """Of about 800 bytes each, taken as they come (torch 2.13). Two steps of ZeRO-3 that accumulates can exceed torch's own
 2,000."""
+_DUMPS = {"nccl": "_dump_nccl_trace_json", "gloo": "_dump_fr_trace_json"}
+"""By backend: what reads the recorder it writes into."""
 _VERSION = "2."
 """Of the dump: within 2 fields are only added (FlightRecorder.hpp of torch 2.13 has 2.10)."""
 NO_DTYPE = "none"
@@ -76,15 +81,17 @@ def too_small(entries: int) -> str:
     return f"the recorder's ring of {entries:,} entries is too small: set {_RING} to more in the environment"
 
 
-def entries() -> tuple[Entry, ...]:
-    """All that is in the ring, oldest first. Takes about 50 us an entry: for a pause.
+def entries(backend: str) -> tuple[Entry, ...]:
+    """All that is in the ring of the recorder that a backend writes into, oldest first.
+
+    Takes about 50 us an entry: for a pause.
 
     Raises:
         Unreadable: there is no recorder, it is switched off, or it speaks a language of its own.
     """
-    dump = getattr(c10d, "_dump_fr_trace_json", None)
+    dump = getattr(c10d, _DUMPS.get(backend, ""), None)
     if dump is None:
-        raise Unreadable("this torch has no flight recorder that can be read as JSON")
+        raise Unreadable(f"this torch has no flight recorder of {backend} that can be read as JSON")
     if os.environ.get(_RING) == "0":
         raise Unreadable(f"the flight recorder is switched off ({_RING}=0)")
     return parse(dump(includeCollectives=True, onlyActive=False))

@@ -28,6 +28,7 @@ NO_GROUP = "none"
 _CLOCK_SET_NS = 1_000_000
 """By so much the wall clock may leave the steady one in a step."""
 CLOCK_SET = "the system's clock was set in the course of the step"
+SAW_NOTHING = "the flight recorder saw no collective, though {ranks} ranks trained together"
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,9 @@ class TrafficCounter:
     """Counts the collectives of some of this rank's optimizer steps."""
 
     def __init__(self) -> None:
-        self.backend = str(dist.get_backend()) if dist.is_initialized() else NO_GROUP
+        self._backends = _backends() if dist.is_initialized() else (NO_GROUP,)
+        self._ranks = dist.get_world_size() if dist.is_initialized() else 1
+        self.backend = self._backends[0]
         self._steps: list[CountedStep] = []
 
     @contextmanager
@@ -73,14 +76,14 @@ class TrafficCounter:
     def lines(self) -> list[TrafficLine]:
         """What was sent in each counted step. Reads the whole ring: for a pause."""
         try:
-            recorded = entries()
+            rings = [entries(backend) for backend in self._backends]
         except Unreadable as error:
             return [self._unknown(step, str(error)) for step in self._steps]
-        return [self._line(step, recorded) for step in self._steps]
+        return [self._line(step, rings) for step in self._steps]
 
-    def _line(self, step: CountedStep, recorded: Sequence[Entry]) -> TrafficLine:
+    def _line(self, step: CountedStep, rings: Sequence[Sequence[Entry]]) -> TrafficLine:
         try:
-            found = collectives(recorded, step, _size_of)
+            found = collectives(rings, step, self._ranks, _size_of)
         except Unreadable as error:
             return self._unknown(step, str(error))
         return TrafficLine(step=step.number, backend=self.backend, collectives=tuple(found))
@@ -89,12 +92,25 @@ class TrafficCounter:
         return TrafficLine(step=step.number, backend=self.backend, collectives=None, reason=reason)
 
 
-def collectives(recorded: Sequence[Entry], step: CountedStep, size_of: Callable[[str], int]) -> list[Collective]:
+def _backends() -> tuple[str, ...]:
+    """What carries out the collectives of this rank's group; that of its device's tensors first.
+
+    A group may have a backend for each kind of device: "cpu:gloo,cuda:nccl".
+    """
+    config = str(dist.get_backend())
+    names = {one.rpartition(":")[2] for one in config.split(",")}
+    return tuple(sorted(names, key=lambda name: (name != "nccl", name)))
+
+
+def collectives(
+    rings: Sequence[Sequence[Entry]], step: CountedStep, ranks: int, size_of: Callable[[str], int]
+) -> list[Collective]:
     """The collectives of one step, in the order of their calls.
 
     Args:
-        recorded: the ring's entries, oldest first.
+        rings: the entries of each recorder that the group writes into, oldest first.
         step: which step.
+        ranks: that train together: where there are several, no collective means that the recorder was blind.
         size_of: the ranks of a communicator by its name.
 
     Raises:
@@ -102,9 +118,14 @@ def collectives(recorded: Sequence[Entry], step: CountedStep, size_of: Callable[
     """
     if step.clock_set:
         raise Unreadable(CLOCK_SET)
-    if recorded and recorded[0].record > 0 and recorded[0].created_ns >= step.began_ns:
-        raise Unreadable(too_small(len(recorded)))
+    for ring in rings:
+        if ring and ring[0].record > 0 and ring[0].created_ns >= step.began_ns:
+            raise Unreadable(too_small(len(ring)))
+    # A set: a later torch may keep one recorder for both backends, and answer with it twice.
+    recorded = sorted({entry for ring in rings for entry in ring}, key=lambda entry: (entry.created_ns, entry.record))
     of_step = [entry for entry in recorded if step.began_ns <= entry.created_ns < step.ended_ns]
+    if not of_step and ranks > 1:
+        raise Unreadable(SAW_NOTHING.format(ranks=ranks))
     inside: dict[ReduceScatter, list[Entry]] = {scatter: [] for scatter in step.scatters}
     asked: list[Entry | ReduceScatter] = []
     for entry in of_step:

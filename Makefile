@@ -1,18 +1,24 @@
-# The two commands: `make demo` and `make test`. `make install` and `make check` are parts of them.
+# The two commands: `make demo` and `make test`. `make install` and `make check` are parts of them; `make nightly` repeats
+# what `make test` does in small, often.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check install clean
+.PHONY: demo test nightly check install clean
 
 demo: install
 	$(BIN)/vitscale run examples/quickstart.toml -o demo/results
 	$(BIN)/vitscale report demo/results -o demo/report.html
 
 test: install check
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone"
-	$(BIN)/python -m pytest -m alone
+	@failed=0; \
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not alone" || failed=1; \
+	$(BIN)/python -m pytest -m alone || failed=1; \
+	exit $$failed
+
+nightly: install
+	$(BIN)/python -m pytest -m nightly
 
 check: install
 	$(BIN)/ruff format --check .

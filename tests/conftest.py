@@ -1,4 +1,4 @@
-"""Fixtures that several folders share."""
+"""Fixtures that several folders share; the order of all tests, and what is done by the same process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,18 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
+
+hypothesis.settings.register_profile("any machine", deadline=None)
+hypothesis.settings.load_profile("any machine")
+
+WORLDS = ("tests/engines/test_equality.py", "tests/engines/test_checkpoints_on_ranks.py")
+"""Files that share worlds of ranks: one process runs them, so that each world is trained once."""
+LONG = (*WORLDS,)
+"""Files that begin first, the longest before the others: the one that ends last decides when all have ended."""
 
 
 @pytest.fixture
@@ -27,8 +38,25 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run([umount, "--lazy", str(disk)], check=True)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that start ranks come first: of several processes none is to begin with the longest file when the others
-    have nothing left."""
-    long = {item.path for item in items if item.get_closest_marker("ranks") is not None}
-    items.sort(key=lambda item: item.path not in long)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what is for the night, and puts files first that are long: of several processes none is to begin with
+    the longest file when the others have nothing left."""
+    if "nightly" not in config.option.markexpr:
+        left_out = [item for item in items if item.get_closest_marker("nightly") is not None]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+    ranks = {item.path for item in items if item.get_closest_marker("ranks") is not None}
+    places = {config.rootpath / file: place for place, file in enumerate(LONG)}
+    items.sort(key=lambda item: (places.get(item.path, len(places)), item.path not in ranks))
+
+
+class _FilesAndWorlds(LoadFileScheduling):  # type: ignore[misc]
+    """A file's tests are run by one process, and so are those of all files that share worlds."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return WORLDS[0] if file in WORLDS else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    return _FilesAndWorlds(config, log) if config.option.dist == "loadfile" else None

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -96,8 +95,7 @@ def test_open_mpi_is_taken(path: Path, version: str) -> None:
 
 
 def test_mpirun_knows_every_option_it_is_given() -> None:
-    if shutil.which("mpirun") is None:
-        needs.skip_or_fail("not installed: mpirun")
+    needs.programs("mpirun")
     argv = launch(Mpirun(), world(2, 2), hosts(2), interface="eth0").commands[0]
     if "Open MPI) 4." not in help_of("mpirun", "--version"):
         pytest.skip("only Open MPI 4 lists its options; tests/lab starts ranks with them")

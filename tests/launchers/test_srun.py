@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -28,8 +27,7 @@ def test_the_exact_command(nodes: int, ranks: int, interface: str | None) -> Non
 
 
 def test_srun_knows_every_option_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if shutil.which("srun") is None:
-        needs.skip_or_fail("not installed: srun")
+    needs.programs("srun")
     conf = tmp_path / "slurm.conf"  # srun does not even help without one
     conf.write_text("ClusterName=none\nSlurmctldHost=localhost\nNodeName=localhost\nPartitionName=all Nodes=ALL\n")
     monkeypatch.setenv("SLURM_CONF", str(conf))

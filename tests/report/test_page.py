@@ -3,15 +3,13 @@ from __future__ import annotations
 import dataclasses
 import html.parser
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from browser import drawn
 from explained_factory import NO_ENERGY, batch_study
-from needs import skip_or_fail
 from results_factory import (
     explained_run,
     failed_run,
@@ -29,7 +27,6 @@ from vitscale.report import write_html
 from vitscale.report.charts import figures
 from vitscale.report.page import to_html
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 MARKER = "vitscaleattack"
 HOSTILE = (
     f"</script></style></pre></title><script>document.title='{MARKER}'</script>"
@@ -67,22 +64,6 @@ class Elements(html.parser.HTMLParser):
 def page_of(results: Results, folder: Path) -> str:
     write_html(analyse(results), folder / "report.html")
     return (folder / "report.html").read_text(encoding="utf-8")
-
-
-def dom(path: Path, profile: Path) -> str:
-    """The page's DOM after its scripts have run in Chromium, without a network."""
-    if CHROMIUM is None:
-        skip_or_fail("Chromium is not installed: the page is not rendered")
-    answer = subprocess.run(
-        [
-            CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-            "--disable-background-networking", "--disable-component-update", "--disable-sync",
-            "--disable-dev-shm-usage", "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={profile}",
-            "--window-size=1200,3000", "--virtual-time-budget=20000", "--dump-dom", path.as_uri(),
-        ],
-        capture_output=True, text=True, timeout=240, check=True,
-    )  # fmt: skip
-    return answer.stdout
 
 
 def hostile_lines(run: Run) -> Run:
@@ -280,7 +261,7 @@ def drawn_marks(tree: str) -> dict[str, int]:
 
 def test_chromium_draws_every_chart_of_the_page(tmp_path: Path) -> None:
     page_of(rich_study(), tmp_path)
-    tree = dom(tmp_path / "report.html", tmp_path / "profile")
+    tree = drawn(tmp_path / "report.html")
     marks: dict[str, Any] = drawn_marks(tree)
     assert len(marks) == 24
     assert all("<svg" in place.partition("<details")[0] for place in chart_places(tree).values())
@@ -295,7 +276,7 @@ def test_chromium_draws_every_chart_of_the_page(tmp_path: Path) -> None:
 def test_chromium_draws_every_bar_and_every_lane_of_an_explained_study(tmp_path: Path) -> None:
     results = batch_study([16, 32, 64], [1, 2])
     page_of(results, tmp_path)
-    tree = dom(tmp_path / "report.html", tmp_path / "profile")
+    tree = drawn(tmp_path / "report.html")
     marks = drawn_marks(tree)
     # data wait, forward, backward, optimizer, other on one rank; wait and wire too on two.
     assert marks["strong-micro-breakdown"] == marks["strong-micro-breakdown-share"] == 3 * (5 + 7)
@@ -310,7 +291,7 @@ def test_chromium_draws_every_bar_and_every_lane_of_an_explained_study(tmp_path:
 
 def test_chromium_runs_nothing_that_a_user_wrote(tmp_path: Path) -> None:
     page_of(hostile_study(), tmp_path)
-    tree = dom(tmp_path / "report.html", tmp_path / "profile")
+    tree = drawn(tmp_path / "report.html")
     title = re.search(r"<title>(.*?)</title>", tree, re.DOTALL)
     assert title is not None
     assert title[1] != MARKER

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import subprocess
 import sys
@@ -198,8 +197,7 @@ time.sleep(600)
 @pytest.mark.parametrize(("how", "code"), [("killed", -signal.SIGKILL), ("exits", 3)])
 def test_mpirun_still_words_its_report_so(tmp_path: Path, how: str, code: int) -> None:
     """The real launcher."""
-    if shutil.which("mpirun") is None:
-        needs.skip_or_fail("not installed: mpirun")
+    needs.programs("mpirun")
     argv = ["mpirun", "-np", "2", "--oversubscribe", "--bind-to", "none", "--allow-run-as-root", sys.executable, "-c"]
     answer = subprocess.run([*argv, RANK, how], capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert read(answer.stdout + answer.stderr).codes == ((1, code),)

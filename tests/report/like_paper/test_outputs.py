@@ -6,16 +6,14 @@ import functools
 import html.parser
 import json
 import re
-import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from browser import drawn
 from like_paper_factory import paper_curve, paper_study, whole_study
-from needs import skip_or_fail
 from results_factory import write_results
 from vitscale.analysis import analyse
 from vitscale.cli import app
@@ -23,7 +21,6 @@ from vitscale.errors import RequestError
 from vitscale.record import Results
 from vitscale.report.like_paper import write
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 MARKER = "vitscaleattack"
 HOSTILE = (
     f"</script></style><script>document.title='{MARKER}'</script><img src=x onerror=\"document.title='{MARKER}'\">"
@@ -95,21 +92,9 @@ def test_nothing_is_loaded_and_text_of_users_stays_text() -> None:
 
 
 def test_chromium_draws_every_figure_and_runs_nothing_of_a_user(tmp_path: Path) -> None:
-    if CHROMIUM is None:
-        skip_or_fail("Chromium is not installed: the page is not rendered")
     page = tmp_path / "like-paper.html"
     page.write_text(hostile_page(), encoding="utf-8")
-    answer = subprocess.run(
-        [
-            CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-            "--disable-background-networking", "--disable-component-update", "--disable-sync",
-            "--disable-dev-shm-usage", "--host-resolver-rules=MAP * ~NOTFOUND",
-            f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=20000", "--dump-dom",
-            page.as_uri(),
-        ],
-        capture_output=True, text=True, timeout=240, check=True,
-    )  # fmt: skip
-    tree = answer.stdout
+    tree = drawn(page)
     assert tree.count("<svg") >= 14
     assert "could not be drawn:" not in re.sub(r"<script.*?</script>", "", tree, flags=re.DOTALL)
     title = re.search(r"<title>(.*?)</title>", tree, re.DOTALL)

@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from results_factory import make_trial
 from study_factory import EIGHT_CORES, expanded
 from vitscale import engine_options
+from vitscale.engine_options import norms_unknown
 from vitscale.errors import RequestError
 from vitscale.trial import TrainSpec
+from vitscale.windows import windows
 
 
 def train(engine: str, **changes: Any) -> TrainSpec:
@@ -191,3 +194,55 @@ def test_a_deepspeed_file_that_says_what_every_gpu_takes_is_refused_where_they_t
     # What it says of all ranks together stays true.
     together = {"train_batch_size": 16, "gradient_accumulation_steps": 1}
     engine_options.check(train("deepspeed", micro_batches=(11, 5), deepspeed_config=together))
+
+
+@pytest.mark.parametrize(
+    ("engine", "train", "reason"),
+    [
+        ("ddp", {}, None),
+        ("none", {"precision": "bf16"}, None),
+        ("deepspeed", {}, None),
+        ("deepspeed", {"zero_stage": 3, "precision": "bf16-params"}, None),
+        ("deepspeed", {"zero_stage": 0, "deepspeed_config": {"optimizer": {"type": "Muon"}}}, None),
+        ("deepspeed", {"zero_stage": 2, "deepspeed_config": {"zero_optimization": {"compute_grad_norm": True}}}, None),
+        ("deepspeed", {"zero_stage": 2, "deepspeed_config": {"optimizer": "adam", "zero_optimization": []}}, None),
+        ("accelerate", {"accelerate_backend": "ddp"}, None),
+        ("deepspeed", {"precision": "fp16"}, "fp16 scales the gradients by a factor that changes as training goes on"),
+        ("ddp", {"precision": "fp16"}, "fp16 scales the gradients by a factor that changes as training goes on"),
+        ("fsdp2", {}, "FSDP2 scatters gradients before a rank's own can be seen whole"),
+        (
+            "accelerate",
+            {"accelerate_backend": "fsdp2"},
+            "FSDP2 scatters gradients before a rank's own can be seen whole",
+        ),
+        ("megatron", {}, "Megatron-Core scatters gradients into buffers of its own"),
+        (
+            "accelerate",
+            {"accelerate_backend": "deepspeed"},
+            "Accelerate takes DeepSpeed's optimizer step, and with it the gradients, inside its backward",
+        ),
+        ("deepspeed", {"optimizer": "onebit-adam"}, "the optimizer exchanges no gradients once it compresses"),
+        (
+            "deepspeed",
+            {"deepspeed_config": {"optimizer": {"type": "ZeroOneAdam"}}},
+            "the optimizer exchanges no gradients once it compresses",
+        ),
+        (
+            "deepspeed",
+            {"zero_stage": 1, "deepspeed_config": {"optimizer": {"type": "Muon"}}},
+            "under Muon DeepSpeed takes the norm of the update, not of the gradient",
+        ),
+        (
+            "deepspeed",
+            {"zero_stage": 2, "deepspeed_config": {"zero_optimization": {"compute_grad_norm": False}}},
+            "the DeepSpeed file sets compute_grad_norm to false",
+        ),
+    ],
+)
+def test_where_the_gradients_norms_are_unknown_it_says_why_and_no_step_takes_them(
+    engine: str, train: dict[str, Any], reason: str | None
+) -> None:
+    trial = make_trial(engine, 2, **train)
+    assert norms_unknown(trial.train) == reason
+    assert ("gradients" in windows(trial, 200, 1000)) == (reason is None)
+    assert "explained" in windows(trial, 200, 1000)

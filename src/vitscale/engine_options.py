@@ -37,6 +37,8 @@ _FROM_STAGE_1 = ("offload", "overlap_comm", "bucket_mib", "gather_bucket_mib")
 (`allreduce_gradients` in deepspeed/runtime/engine.py, 0.19)."""
 
 _ONE_BIT = ("onebit-adam", "onebit-lamb")
+_COMPRESSING = ("onebitadam", "onebitlamb", "zerooneadam")
+"""Optimizers of a DeepSpeed file, in lower case, that exchange something of their own instead of gradients."""
 
 
 class Refusal(NamedTuple):
@@ -95,6 +97,31 @@ def _missing(distribution: str, remedy: str) -> str | None:
         metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return f"{distribution} is not installed ({remedy})"
+    return None
+
+
+def norms_unknown(train: TrainSpec) -> str | None:
+    """Why the norms of a micro-batch's and of a step's gradient cannot be told; None where they can."""
+    if train.precision == "fp16":
+        return "fp16 scales the gradients by a factor that changes as training goes on"
+    if train.wrapper == "fsdp2":
+        # FSDP2 hands autograd weights of its own, so that no hook sees the gradient of one micro-batch.
+        return "FSDP2 scatters gradients before a rank's own can be seen whole"
+    if train.wrapper == "megatron":
+        return "Megatron-Core scatters gradients into buffers of its own"
+    if train.wrapper != "deepspeed":
+        return None
+    if train.engine == "accelerate":
+        return "Accelerate takes DeepSpeed's optimizer step, and with it the gradients, inside its backward"
+    config = train.deepspeed_config or {}
+    optimizer, zero = config.get("optimizer"), config.get("zero_optimization")
+    kind = str(optimizer.get("type")).lower() if isinstance(optimizer, dict) else ""
+    if train.optimizer in _ONE_BIT or kind in _COMPRESSING:
+        return "the optimizer exchanges no gradients once it compresses"
+    if kind == "muon" and train.zero_stage > 0:
+        return "under Muon DeepSpeed takes the norm of the update, not of the gradient"
+    if isinstance(zero, dict) and zero.get("compute_grad_norm") is False and train.zero_stage > 0:
+        return "the DeepSpeed file sets compute_grad_norm to false"
     return None
 
 

@@ -12,6 +12,7 @@ long run hold light steps alone, and their wall time is the sum of these.
 
 from __future__ import annotations
 
+from vitscale.engine_options import norms_unknown
 from vitscale.record import StepWindow
 from vitscale.trial import Trial
 
@@ -70,7 +71,7 @@ def windows(trial: Trial, steps: int, steps_per_epoch: int) -> tuple[StepWindow,
 
     while len(blocks) < BLOCKS[device] and add("explained", explained):
         pass
-    if has_two_batch_sizes(trial):
+    if has_two_batch_sizes(trial) and norms_unknown(trial.train) is None:
         any(add("gradients", length) for length in GRADIENT_STEPS)
     for window, place, length in _whole_bursts(blocks, trial.data.workers):
         found[place : place + length] = [window] * length

@@ -82,9 +82,7 @@ def test_both_norms_of_a_step_are_those_of_gradients_worked_out_by_hand(model: S
         micro_steps(engine)
     in_grad = sum(float((p.grad**2).sum()) for p in model.parameters() if p.grad is not None)
     reduced = engine.step_with_norm()
-    line = gradient_line(
-        7, images=8, own_images=[4, 4], world_size=1, unreduced=norms.total(), reduced=reduced, unknown=None
-    )
+    line = gradient_line(7, images=8, own_images=[4, 4], world_size=1, unreduced=norms.total(), reduced=reduced)
     assert (line.step, line.small_images, line.big_images, line.reason) == (7, 4, 8, None)
     small = sum(float(gradient @ gradient) for gradient in by_hand) / GRAD_ACCUM
     big = torch.stack(by_hand).mean(dim=0)
@@ -92,10 +90,6 @@ def test_both_norms_of_a_step_are_those_of_gradients_worked_out_by_hand(model: S
     assert line.big_squared_norm == pytest.approx(float(big @ big), rel=1e-5)
     assert line.big_squared_norm == pytest.approx(in_grad, rel=1e-5)
     assert reduced > 2 * CLIPPING**2  # so that the test would see clipping
-
-
-def test_torch_engines_know_their_norms(model: SmallModel) -> None:
-    assert engine_of(model).norm_unknown is None
 
 
 def test_a_step_with_its_norm_trains_as_any_other(model: SmallModel) -> None:
@@ -175,20 +169,18 @@ def test_where_no_gradient_is_there_is_no_norm(model: SmallModel) -> None:
         ({"own_images": [0]}, "the step holds padding: its gradients are not of equally many images"),
         ({"reduced": math.inf}, "the gradient was not finite"),
         ({"unreduced": math.nan}, "the gradient was not finite"),
-        ({"unknown": "the engine does not tell"}, "the engine does not tell"),
-        ({"unknown": "the engine does not tell", "own_images": [4, 3]}, "the engine does not tell"),
     ],
 )
 def test_what_is_unknown_is_null_with_its_reason(changes: dict[str, Any], reason: str) -> None:
     fields: dict[str, Any] = {
-        "images": 8, "own_images": [4, 4], "world_size": 1, "unreduced": 3.0, "reduced": 2.0, "unknown": None,
+        "images": 8, "own_images": [4, 4], "world_size": 1, "unreduced": 3.0, "reduced": 2.0,
     }  # fmt: skip
     line = gradient_line(0, **(fields | changes))
     assert (line.small_squared_norm, line.big_squared_norm, line.reason) == (None, None, reason)
 
 
 def test_a_step_that_is_not_full_but_evenly_shared_out_counts() -> None:
-    fields: dict[str, Any] = {"unreduced": 3.0, "reduced": 2.0, "unknown": None}
+    fields: dict[str, Any] = {"unreduced": 3.0, "reduced": 2.0}
     line = gradient_line(0, images=6, own_images=[3, 3], world_size=1, **fields)
     assert (line.small_images, line.big_images, line.small_squared_norm) == (3, 6, 6.0)
 
@@ -203,8 +195,6 @@ def test_norms_of_unequal_shares_are_those_of_each_ranks_own_mean(model: SmallMo
         with MicroBatchNorms(model) as norms:
             losses = nn.functional.cross_entropy(model(images[own]), labels[own], reduction="none")
             slot_loss(losses, torch.ones(len(losses)), 8, 2, 1).backward()
-        line = gradient_line(
-            0, images=8, own_images=[len(losses)], world_size=2, unreduced=norms.total(), reduced=1.0, unknown=None
-        )
+        line = gradient_line(0, images=8, own_images=[len(losses)], world_size=2, unreduced=norms.total(), reduced=1.0)
         assert (line.small_images, line.big_images, line.reason) == (len(losses), 8, None)
         assert line.small_squared_norm == pytest.approx(float(by_hand @ by_hand), rel=1e-5)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from vitscale.analysis.common_steps import common_steps
 from vitscale.analysis.statistics import Interval, interval
+from vitscale.engine_options import norms_unknown
 from vitscale.record import GradientLine, Run
 from vitscale.windows import has_two_batch_sizes
 
@@ -76,7 +77,8 @@ def seed_of(run: Run) -> int:
 def _estimate(run: Run) -> _Estimate:
     steps = common_steps(run, lambda rank: rank.gradients)
     if not steps:
-        return _Estimate(None, "no step took the gradients' norms: the run has too few steps for it")
+        few = "no step took the gradients' norms: the run has too few steps for it"
+        return _Estimate(None, norms_unknown(run.header.trial.train) or few)
     known = [lines for lines in steps if all(_known(line) for line in lines)]
     if len(known) < FEWEST_STEPS:
         why = next((line.reason for lines in steps for line in lines if line.reason), None)

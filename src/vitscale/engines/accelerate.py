@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from vitscale.engines import deepspeed as through_deepspeed
-from vitscale.engines.base import SCALED, Engine, LossOf, TorchEngine, compressed_to, weight_dtype
+from vitscale.engines.base import Engine, LossOf, TorchEngine, compressed_to, weight_dtype
 from vitscale.engines.blocks import blocks_of, with_options
 from vitscale.engines.deepspeed_setup import configuration
 from vitscale.engines.optimizers import optimizer_of, set_rate
@@ -96,17 +96,6 @@ class AccelerateEngine(Engine):
     @override
     def set_learning_rate(self, learning_rate: float) -> None:
         set_rate(self.optimizer, learning_rate)
-
-    @property
-    @override
-    def norm_unknown(self) -> str | None:
-        if self.train_spec.precision == "fp16":
-            return SCALED
-        if self.through_deepspeed:
-            return "Accelerate takes DeepSpeed's optimizer step, and with it the gradients, inside its backward"
-        if self.train_spec.wrapper == "fsdp2":
-            return "FSDP2 scatters gradients before a rank's own can be seen whole"
-        return None
 
     @override
     def whole_tensors(self) -> WholeTensors:

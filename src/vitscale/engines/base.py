@@ -70,16 +70,11 @@ class Engine(ABC):
         """Parts of a step's breakdown that this engine's structure hides, each with the reason."""
         return {}
 
-    @property
-    def norm_unknown(self) -> str | None:
-        """Why the norms of its gradients cannot be told; None where they can."""
-        return None
-
     def step_with_norm(self) -> float:
         """As `step`; returns the squared L2 norm of the gradient that the optimizer gets: exchanged, not yet clipped.
 
-        Means nothing where `norm_unknown` has a reason, and is not finite where the gradient is not. Waits for the
-        device: not for steps that are timed.
+        Not for engines of which `engine_options.norms_unknown` has a reason, nor for steps that are timed: it waits for
+        the device. Not finite where the gradient is not.
         """
         norm = squared_norm(parameter.grad for parameter in self.module.parameters())
         self.step()
@@ -205,11 +200,6 @@ class TorchEngine(Engine):
     def set_learning_rate(self, learning_rate: float) -> None:
         set_rate(self.optimizer, learning_rate)
 
-    @property
-    @override
-    def norm_unknown(self) -> str | None:
-        return SCALED if self.train_spec.precision == "fp16" else None
-
     @override
     def whole_tensors(self) -> WholeTensors:
         scale = torch_loss_scale(self.scaler)
@@ -222,7 +212,3 @@ class TorchEngine(Engine):
             logits = logits_of(self.module(images.to(self.input_dtype)))
         self.module.train()
         return logits.float()
-
-
-SCALED = "fp16 scales the gradients by a factor that changes as training goes on"
-"""Why the norms of fp16 gradients are unknown."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from vitscale.engines.base import SCALED, Engine, LossOf
+from vitscale.engines.base import Engine, LossOf
 from vitscale.engines.blocks import with_options
 from vitscale.engines.deepspeed_setup import ONE_BIT, configuration
 from vitscale.engines.optimizers import optimizer_of, set_rate
@@ -76,11 +76,6 @@ class DeepSpeedEngine(Engine):
     def set_learning_rate(self, learning_rate: float) -> None:
         set_rate(self.engine.optimizer, learning_rate)
 
-    @property
-    @override
-    def norm_unknown(self) -> str | None:
-        return _norm_unknown(self.trial.train, exchanged=self.engine.enable_backward_allreduce)
-
     @override
     def step_with_norm(self) -> float:
         """DeepSpeed's own norm from ZeRO stage 1 on, where no rank holds the whole gradient.
@@ -123,26 +118,6 @@ def gradient_dtype(engine: Any, train: TrainSpec) -> str:
     if train.precision == "bf16" and train.zero_stage > 0:
         return "bfloat16"
     return str(engine.communication_data_type).removeprefix("torch.")
-
-
-def _norm_unknown(train: TrainSpec, *, exchanged: bool) -> str | None:
-    """Why DeepSpeed's gradients say nothing of their norms.
-
-    Args:
-        train: with the user's own file.
-        exchanged: False once an optimizer (the 1-bit ones) exchanges something of its own instead of gradients.
-    """
-    config = train.deepspeed_config or {}
-    optimizer, zero = config.get("optimizer"), config.get("zero_optimization")
-    if train.precision == "fp16":
-        return SCALED
-    if not exchanged:
-        return "the optimizer of the DeepSpeed file exchanges no gradients"
-    if isinstance(optimizer, dict) and str(optimizer.get("type")).lower() == "muon" and train.zero_stage > 0:
-        return "under Muon DeepSpeed takes the norm of the update, not of the gradient"
-    if isinstance(zero, dict) and zero.get("compute_grad_norm") is False and train.zero_stage > 0:
-        return "the DeepSpeed file sets compute_grad_norm to false"
-    return None
 
 
 def quiet_import(device_type: str) -> Any:

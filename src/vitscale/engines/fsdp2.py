@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from typing_extensions import override
 
-from vitscale.engines.base import COMMUNICATED, SCALED, TorchEngine, weight_dtype
+from vitscale.engines.base import COMMUNICATED, TorchEngine, weight_dtype
 from vitscale.engines.blocks import blocks_of, with_options
 from vitscale.trial import TrainSpec
 
@@ -44,14 +44,6 @@ class Fsdp2Engine(TorchEngine):
         # The root is needed first in backward: FSDP2 keeps it gathered unless it is told otherwise.
         fully_shard(model, mesh=mesh, mp_policy=mixed, offload_policy=offloaded)
         return model
-
-    @property
-    @override
-    def norm_unknown(self) -> str | None:
-        """FSDP2 hands autograd weights of its own, so that no hook sees the gradient of one micro-batch."""
-        if self.train_spec.precision == "fp16":
-            return SCALED
-        return "FSDP2 scatters gradients before a rank's own can be seen whole"
 
     @property
     @override

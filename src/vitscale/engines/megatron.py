@@ -87,12 +87,6 @@ class MegatronEngine(Engine):
     def set_learning_rate(self, learning_rate: float) -> None:
         set_rate(self.optimizer, learning_rate)
 
-    @property
-    @override
-    def norm_unknown(self) -> str | None:
-        """After the exchange each rank holds one shard of the gradient, in a buffer of Megatron-Core's own."""
-        return "Megatron-Core scatters gradients into buffers of its own"
-
     @override
     def evaluate(self, images: Tensor) -> Tensor:
         self.module.eval()

@@ -64,7 +64,6 @@ def gradient_line(
     world_size: int,
     unreduced: float,
     reduced: float,
-    unknown: str | None,
 ) -> GradientLine:
     """What a step's norms come to for gradients that are means over their images.
 
@@ -79,10 +78,9 @@ def gradient_line(
         world_size: ranks.
         unreduced: `MicroBatchNorms.total` of the step.
         reduced: the squared norm of the gradient that the optimizer got.
-        unknown: why the engine cannot tell, if so.
     """
-    reason = unknown
-    if reason is None and (0 in own_images or len(set(own_images)) > 1):
+    reason = None
+    if 0 in own_images or len(set(own_images)) > 1:
         reason = "the step holds padding: its gradients are not of equally many images"
     if reason is None and not (math.isfinite(unreduced) and math.isfinite(reduced)):
         reason = "the gradient was not finite"

@@ -22,28 +22,48 @@ def device_of(kind: str, place: Place) -> torch.device:
     return device
 
 
-def join(engine: str, place: Place, device: torch.device, mpi_discovery_port: int | None = None) -> str | None:
-    """Joins the group of all ranks and returns its backend; the engine "none" has none.
+def join(
+    engine: str,
+    place: Place,
+    device: torch.device,
+    mpi_discovery_port: int | None = None,
+    *,
+    gradients_on_host: bool = False,
+) -> str | None:
+    """Joins the group of all ranks and returns the backend of its devices; the engine "none" has none.
 
     Args:
         engine: of the trial.
         place: this rank.
         device: of this rank.
         mpi_discovery_port: let DeepSpeed find the ranks itself, through mpi4py, and meet at this port of rank 0's host.
+        gradients_on_host: of GPUs' ranks. See `backends`.
     """
     if engine == "none":
         return None
     size_ring()
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    of_device = "nccl" if device.type == "cuda" else "gloo"
+    backend = backends(device.type, gradients_on_host=gradients_on_host)
     if mpi_discovery_port is not None:
         _discovered_by_deepspeed(backend, mpi_discovery_port)
     elif "MASTER_ADDR" in os.environ:
-        dist.init_process_group(backend, device_id=device if backend == "nccl" else None)
+        dist.init_process_group(backend, device_id=device if of_device == "nccl" else None)
     else:
         # One rank without a launcher: nobody to meet, so no port is opened. DeepSpeed insists on the variable.
         os.environ.setdefault("LOCAL_RANK", str(place.local_rank))
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
-    return backend
+    return of_device
+
+
+def backends(device: str, *, gradients_on_host: bool) -> str:
+    """What the group of all ranks is made of, as `init_process_group` takes it; the device's own backend stands last.
+
+    Gradients that FSDP2 keeps on the host are exchanged there when their norm is taken, which NCCL cannot do. Only then
+    is gloo there too: it must find an interface between the hosts, and that may fail where NCCL's own is well.
+    """
+    if device == "cpu":
+        return "gloo"
+    return "cpu:gloo,cuda:nccl" if gradients_on_host else "nccl"
 
 
 def _discovered_by_deepspeed(backend: str, port: int) -> None:

@@ -55,7 +55,8 @@ def train(
     parameters = sum(parameter.numel() for parameter in model.parameters())
     laps.end("model")
 
-    backend = group.join(trial.train.engine, place, device, mpi_discovery_port)
+    on_host = trial.train.wrapper == "fsdp2" and trial.train.offload == "parameters"
+    backend = group.join(trial.train.engine, place, device, mpi_discovery_port, gradients_on_host=on_host)
     engine = engines.build(model, trial, device)
     laps.end("engine")
 

@@ -207,7 +207,6 @@ class Training:
                 world_size=self.place.world_size,
                 unreduced=unreduced,
                 reduced=reduced,
-                unknown=self.engine.norm_unknown,
             )
         )
 

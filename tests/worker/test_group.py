@@ -1,0 +1,73 @@
+"""The process group of the ranks: what carries the tensors of devices, and of the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from vitscale.worker import group
+from vitscale.worker.place import Place
+
+PLACE = Place(rank=0, world_size=2, local_rank=0, launch_seconds=None)
+
+
+@pytest.fixture(autouse=True)
+def no_group_left() -> Iterator[None]:
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def clip_on_the_host(backend: str) -> float:
+    """The norm before clipping of a gradient that FSDP2 has left on the host of two GPUs' ranks.
+
+    torch's fake backend stands for NCCL and gloo: what is tried is which devices the group serves. It adds nothing up.
+    """
+    dist.init_process_group(backend, store=FakeStore(), rank=0, world_size=2)
+    shard = DTensor.from_local(torch.ones(3, 4), init_device_mesh("cpu", (2,)), [Shard(0)], run_check=False)
+    weight = nn.Parameter(shard)
+    weight.grad = shard
+    norm = nn.utils.clip_grad_norm_([weight], 1.0)
+    assert isinstance(norm, DTensor)
+    return float(norm.full_tensor())
+
+
+def faked(backend: str) -> str:
+    """`backend` with the fake one in every place; a lone NCCL serves CUDA alone."""
+    if backend == "nccl":
+        return "cuda:fake"
+    return backend.replace("gloo", "fake").replace("nccl", "fake")
+
+
+def test_a_group_of_gpus_alone_cannot_clip_gradients_on_the_host() -> None:
+    with pytest.raises(RuntimeError, match="No backend type associated with device type cpu"):
+        clip_on_the_host(faked(group.backends("cuda", gradients_on_host=False)))
+
+
+def test_gradients_on_the_host_have_a_backend_there() -> None:
+    assert clip_on_the_host(faked(group.backends("cuda", gradients_on_host=True))) == pytest.approx(12**0.5)
+
+
+@pytest.mark.parametrize(
+    ("device", "on_host", "asked", "told"),
+    [
+        ("cpu", False, "gloo", "gloo"),
+        ("cpu", True, "gloo", "gloo"),
+        ("cuda", False, "nccl", "nccl"),
+        ("cuda", True, "cpu:gloo,cuda:nccl", "nccl"),
+    ],
+)
+def test_what_is_told_is_the_backend_of_the_devices(
+    monkeypatch: pytest.MonkeyPatch, device: str, on_host: bool, asked: str, told: str
+) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **_: calls.append(backend))
+    assert group.join("fsdp2", PLACE, torch.device(device), gradients_on_host=on_host) == told
+    assert calls == [asked]

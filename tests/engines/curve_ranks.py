@@ -124,7 +124,8 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     jobs: list[Job] = json.loads((folder / "jobs.json").read_text())
     device = jobs[0]["train"].get("device", "cpu")
-    join("ddp", PLACE, device_of(device, PLACE))
+    on_host = any(job["train"]["engine"] == "fsdp2" and "offload" in job["train"] for job in jobs)
+    join("ddp", PLACE, device_of(device, PLACE), gradients_on_host=on_host)
     found = {}
     for job in jobs:
         print(job["name"], round(time.monotonic()), flush=True)

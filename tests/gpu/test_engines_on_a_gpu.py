@@ -123,15 +123,30 @@ def test_fsdp2_through_accelerate(tmp_path: Path, reference: dict[str, Curve]) -
     assert largest_difference(some["clipped"].losses, reference["adamw-clipped"].losses) < EQUAL
 
 
+def test_bf16_is_the_same_precision_through_accelerate(tmp_path: Path, reference: dict[str, Curve]) -> None:
+    some = train([job("bf16", ACCELERATE_FSDP2 | HALF["bf16"])], ranks(), tmp_path / "ranks")
+    runs = [reference[f"bf16-{parts}"].losses for parts in jobs.MICRO_BATCHES]
+    bound = 2 * max(largest_difference(left, right) for left in runs for right in runs)
+    assert some["bf16"].gradient_dtype == "float32"
+    assert largest_difference(some["bf16"].losses, runs[0]) < bound
+
+
 def test_fsdp2_with_its_weights_on_the_host(tmp_path: Path, reference: dict[str, Curve]) -> None:
-    fields = {"engine": "fsdp2", "offload": "parameters"} | jobs.ADAMW
+    """Clipping takes the norm of gradients that lie on the host: a group of GPUs alone cannot add it up."""
+    offloaded = {"engine": "fsdp2", "offload": "parameters"}
+    fields, clipped = offloaded | jobs.ADAMW, offloaded | jobs.SETTINGS["adamw-clipped"]
     some = train(
-        [job("whole", fields, save_before=6), job("resumed", fields, load=str(tmp_path / "ranks" / "whole"))],
+        [
+            job("whole", fields, save_before=6),
+            job("resumed", fields, load=str(tmp_path / "ranks" / "whole")),
+            job("clipped", clipped),
+        ],
         ranks(),
         tmp_path / "ranks",
     )
-    for curve in some.values():
-        assert largest_difference(curve.losses, reference["adamw"].losses[curve.first :]) < EQUAL
+    for name, curve in some.items():
+        known = reference["adamw-clipped" if name == "clipped" else "adamw"].losses
+        assert largest_difference(curve.losses, known[curve.first :]) < EQUAL, name
 
 
 @pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="needs megatron-core")

@@ -102,3 +102,17 @@ def test_more_ranks_than_gpus_is_refused_before_anything_starts(tmp_path: Path) 
     assert answer.returncode == 2
     assert f"{many} ranks need {many} GPUs" in answer.stderr
     assert not (tmp_path / "results").exists()
+
+
+def test_fsdp2_with_its_weights_on_the_host_clips_and_takes_its_gradient_steps(tmp_path: Path) -> None:
+    """A whole run: it clips (STUDY), is long enough for gradients' norms, and what it sends is NCCL's all the same."""
+    study = STUDY.replace('"train.engine" = ["none", "ddp", "deepspeed"]', '"train.engine" = ["fsdp2"]')
+    (tmp_path / "study.toml").write_text(study.replace("[scaling]", 'offload = "parameters"\n[scaling]'))
+    answer = vitscale("run", "study.toml", "-o", "results", cwd=tmp_path)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    (run,) = store.load(tmp_path / "results").runs
+    (rank,) = run.ranks
+    assert rank.start is not None
+    assert rank.start.environment.backend == "nccl"
+    assert {line.backend for line in rank.traffic} == {"nccl"}
+    assert not rank.gradients

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from vitscale.engines import deepspeed as through_deepspeed
-from vitscale.engines.base import Engine, LossOf, TorchEngine, compressed_to, weight_dtype
+from vitscale.engines.base import Engine, LossOf, TorchEngine, autocast, compressed_to, weight_dtype
 from vitscale.engines.blocks import blocks_of, with_options
 from vitscale.engines.deepspeed_setup import configuration
 from vitscale.engines.optimizers import optimizer_of, set_rate
@@ -70,7 +71,8 @@ class AccelerateEngine(Engine):
             if self.accelerator.sync_gradients != last:
                 raise RuntimeError(f"Accelerate counts micro-steps otherwise: last is {last}")
             with phase("forward"):
-                logits = logits_of(self.model(images.to(self.input_dtype)))
+                with self._autocast():
+                    logits = logits_of(self.model(images.to(self.input_dtype)))
                 loss = loss_of(logits.float())
             with phase("backward"):
                 # Accelerate divides by the accumulation itself; under DeepSpeed it takes the optimizer's step in here.
@@ -108,7 +110,7 @@ class AccelerateEngine(Engine):
     def evaluate(self, images: Tensor) -> Tensor:
         forward = self.module if self.train_spec.wrapper == "ddp" else self.model
         self.model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), self._autocast():
             logits: Tensor = logits_of(forward(images.to(self.input_dtype))).float()
         self.model.train()
         return logits
@@ -118,6 +120,11 @@ class AccelerateEngine(Engine):
     def module(self) -> nn.Module:
         module: nn.Module = self.model if self.train_spec.wrapper == "fsdp2" else self.model.module
         return module
+
+    def _autocast(self) -> AbstractContextManager[None]:
+        """Around FSDP2 alone: Accelerate 1.15 autocasts what it wraps in DDP (`prepare_model`), and not what it shards
+        (`_prepare_fsdp2`); DeepSpeed does it itself."""
+        return autocast(self.train_spec, self.device) if self.train_spec.wrapper == "fsdp2" else nullcontext()
 
     def _check_wrapped(self) -> None:
         """On hardware it does not know Accelerate drops a plugin without a word, and trains on all the same."""
@@ -137,7 +144,7 @@ class AccelerateEngine(Engine):
 def _accelerator(model: nn.Module, trial: Trial, device: torch.device) -> Any:
     """The `Accelerator` of a trial."""
     from accelerate import Accelerator
-    from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
+    from accelerate.utils import DeepSpeedPlugin
 
     train = trial.train
     # Read when the process's state is made: it must not be left from the shell that started this rank.
@@ -150,18 +157,28 @@ def _accelerator(model: nn.Module, trial: Trial, device: torch.device) -> Any:
     given["mixed_precision"] = train.precision if train.precision in ("bf16", "fp16") else "no"
     given["cpu"] = device.type == "cpu"
     if train.wrapper == "fsdp2":
-        given["fsdp_plugin"] = FullyShardedDataParallelPlugin(
-            fsdp_version=2,
-            reshard_after_forward=True if train.reshard_after_forward is None else train.reshard_after_forward,
-            auto_wrap_policy="transformer_based_wrap",
-            transformer_cls_names_to_wrap=sorted({type(block).__name__ for block in blocks_of(model)}),
-            cpu_offload=train.offload == "parameters",
-            # The weights are the same on every rank already, and rank 0's need not be sent around.
-            cpu_ram_efficient_loading=False,
-        )
+        given["fsdp_plugin"] = fsdp2_plugin(model, train)
     else:
         given["kwargs_handlers"] = [_ddp_options(train)]
     return Accelerator(**given)
+
+
+def fsdp2_plugin(model: nn.Module, train: TrainSpec) -> Any:
+    """Accelerate's description of FSDP2, which does what `Fsdp2Engine.wrap` does."""
+    from accelerate.utils import FullyShardedDataParallelPlugin
+
+    return FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        reshard_after_forward=True if train.reshard_after_forward is None else train.reshard_after_forward,
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=sorted({type(block).__name__ for block in blocks_of(model)}),
+        cpu_offload=train.offload == "parameters",
+        # The weights are the same on every rank already, and rank 0's need not be sent around.
+        cpu_ram_efficient_loading=False,
+        # Without one Accelerate makes a policy of `mixed_precision`, under which weights are gathered, norms computed
+        # and gradients reduced in that dtype (`AcceleratorState` of 1.15): not autocast over fp32 weights.
+        mixed_precision_policy=MixedPrecisionPolicy(),
+    )
 
 
 def _ddp_options(train: TrainSpec) -> Any:

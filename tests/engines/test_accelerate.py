@@ -1,0 +1,56 @@
+"""Accelerate with FSDP2, which it refuses on a CPU: what can be seen of it without a GPU."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+from results_factory import make_trial
+from vitscale.engines.accelerate import AccelerateEngine, fsdp2_plugin
+
+
+class Model(nn.Module):
+    """Two blocks; notes in which dtype each of them computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.computed: list[torch.dtype] = []
+
+    def forward(self, images: Tensor) -> Tensor:
+        for block in self.blocks:
+            images = block(images)
+            self.computed.append(images.dtype)
+        return images
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_accelerate_leaves_fsdp2_s_weights_and_gradients_in_fp32(precision: str) -> None:
+    """What Accelerate does with a plugin once it knows of a mixed precision; left to itself it shards in that dtype."""
+    trial = make_trial("accelerate", 2, accelerate_backend="fsdp2", device="cuda", precision=precision)
+    plugin = fsdp2_plugin(Model(), trial.train)
+    plugin.set_mixed_precision(precision)
+    assert plugin.mixed_precision_policy == MixedPrecisionPolicy(param_dtype=None, reduce_dtype=None, output_dtype=None)
+    plugin.mixed_precision_policy = None
+    plugin.set_mixed_precision(precision)
+    assert plugin.mixed_precision_policy.param_dtype in (torch.bfloat16, torch.float16)
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp32", torch.float32)])
+def test_bf16_is_autocast_over_fp32_weights_under_fsdp2_too(precision: str, dtype: torch.dtype) -> None:
+    engine: Any = AccelerateEngine.__new__(AccelerateEngine)
+    engine.train_spec = make_trial("accelerate", 2, accelerate_backend="fsdp2", precision=precision).train
+    engine.device, engine.input_dtype, engine.model = torch.device("cpu"), torch.float32, Model()
+    engine.accelerator = SimpleNamespace(
+        accumulate=lambda _: nullcontext(), sync_gradients=True, backward=lambda loss: loss.backward()
+    )
+    engine.micro_step(torch.ones(2, 4), Tensor.sum, last=True)
+    engine.evaluate(torch.ones(2, 4))
+    assert engine.model.computed == [dtype] * 4
+    assert {parameter.grad.dtype for parameter in engine.model.parameters()} == {torch.float32}

@@ -9,7 +9,7 @@ Format history (`FORMAT`):
   5  results of others: RunHeader.imported, StudyRecord.imported and Trial.origin, None for runs of vitscale's own. Null
      where a log of others does not tell: ModelLine.parameters, synchronised_timing, train_samples and held_out_samples;
      EpochLine.steps and images; Environment.threads.
-  6  what else decides a time: Environment.allocation. Null in older formats.
+  6  what else decides a time: Environment.allocation and tf32. Null in older formats.
 
 A reader accepts its own format and older ones; a newer one is refused by name.
 """
@@ -72,6 +72,8 @@ class Environment(Record):
     """The memory nodes of `cores_allowed`; null where the kernel does not tell."""
     git_revision: str | None
     """Of the working directory, with "+changes" where it had any; null outside a repository."""
+    tf32: bool | None = None
+    """Whether fp32 products may be computed in TF32, whatever was set for it; null on cpu and in older formats."""
     allocation: str | None = None
     """The batch system's job around the rank ("slurm 4711"): runs of one allocation share its hosts. Null outside."""
 

@@ -63,11 +63,32 @@ def test_the_learning_rate_is_that_of_the_global_batch() -> None:
 
 
 def test_a_skipped_first_step_must_not_leave_momentum_as_the_memory_was() -> None:
-    """torch's fused SGD would, and fp16 often overflows in its first step."""
-    trial = make_trial("none", 1, optimizer="sgd", precision="fp16")
-    assert optimizer_of(model(), trial).defaults["fused"] is False
+    """torch's fused SGD does, and fp16 often overflows in its first step, which GradScaler then skips like this."""
+    after_overflow, at_once = model(), model()
+    sgd: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 0.1, "weight_decay": 0.5, "momentum": 0.9}
+    scaled: Any = optimizer_of(after_overflow, make_trial("none", 1, precision="fp16", **sgd))
+    before = [parameter.detach().clone() for parameter in after_overflow.parameters()]
+    scaled.grad_scale, scaled.found_inf = torch.tensor(1.0), torch.tensor(1.0)
+    scaled.step()
+    assert all(map(torch.equal, before, after_overflow.parameters()))
+    scaled.found_inf = torch.tensor(0.0)
+    plain = optimizer_of(at_once, make_trial("none", 1, precision="fp32", **sgd))
+    for _ in range(2):
+        scaled.step()
+        plain.step()
+    assert all(map(torch.equal, at_once.parameters(), after_overflow.parameters()))
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_whole_tensors_are_updated_by_one_fused_kernel(optimizer: str) -> None:
-    assert optimizer_of(model(), make_trial("none", 1, optimizer=optimizer)).defaults["fused"] is True
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_whole_tensors_are_updated_by_one_fused_kernel(optimizer: str, precision: str) -> None:
+    """GradScaler waits for the device in each step of an optimizer that is not fused."""
+    found: Any = optimizer_of(model(), make_trial("none", 1, optimizer=optimizer, precision=precision))
+    assert found.defaults["fused"] is True
+    assert found._step_supports_amp_scaling is True
+
+
+@pytest.mark.parametrize("engine", [{"engine": "fsdp2"}, {"engine": "accelerate", "accelerate_backend": "fsdp2"}])
+def test_torch_has_no_fused_sgd_over_shards(engine: dict[str, Any]) -> None:
+    """Through Accelerate the parameters are whole as yet."""
+    assert optimizer_of(model(), make_trial(gpus=2, optimizer="sgd", **engine)).defaults["fused"] is False

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from vitscale.trial import Trial
 
@@ -21,10 +20,11 @@ def optimizer_of(model: nn.Module, trial: Trial) -> torch.optim.Optimizer:
     rate = trial.peak_learning_rate
     groups = _groups(model, train.weight_decay)
     if train.optimizer == "sgd":
-        # torch has no fused SGD over shards. And where fp16 overflows in the first step, and skips it, the fused form
-        # leaves its momentum as the memory happened to be (`_fused_sgd` in torch/optim/sgd.py, 2.13).
-        fused = train.precision != "fp16" and not any(isinstance(p, DTensor) for p in model.parameters())
-        return torch.optim.SGD(groups, lr=rate, momentum=train.momentum, fused=fused)
+        # torch has no fused SGD over shards; Accelerate shards the parameters only after this.
+        sgd = torch.optim.SGD(groups, lr=rate, momentum=train.momentum, fused=train.wrapper != "fsdp2")
+        if train.precision == "fp16" and train.momentum > 0 and train.wrapper in ("none", "ddp"):
+            _zero_momentum(sgd)
+        return sgd
     if train.optimizer == "lamb":
         return _lamb(groups, rate)
     return torch.optim.AdamW(groups, lr=rate, fused=True)
@@ -37,6 +37,18 @@ def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
+
+
+def _zero_momentum(sgd: torch.optim.SGD) -> None:
+    """Lets a first step that fp16 overflows in be skipped without harm.
+
+    GradScaler leaves that to the fused form, which then keeps its momentum as the memory happened to be (`_fused_sgd`
+    in torch/optim/sgd.py, 2.13). A momentum of zero is the gradient after the first step, as one begun there. (The
+    unfused form would do too, but GradScaler waits for the device in each of its steps. DeepSpeed skips steps itself.)
+    """
+    for group in sgd.param_groups:
+        for parameter in group["params"]:
+            sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def _lamb(groups: list[dict[str, Any]], rate: float) -> torch.optim.Optimizer:

@@ -44,6 +44,7 @@ def environment(device: torch.device, backend: str | None) -> Environment:
         versions=versions,
         backend=backend,
         settings={key: value for key, value in sorted(os.environ.items()) if key.startswith(_SETTINGS)},
+        tf32=tf32_allowed(os.environ.get("NVIDIA_TF32_OVERRIDE")) if device.type == "cuda" else None,
         git_revision=_git_revision(Path.cwd()),
         allocation=allocation(os.environ),
     )
@@ -52,6 +53,17 @@ def environment(device: torch.device, backend: str | None) -> Environment:
 def allocation(variables: Mapping[str, str]) -> str | None:
     """The batch system and its job id, from the variables it sets in a job; None outside."""
     return next((f"{system} {variables[name]}" for name, system in _ALLOCATIONS.items() if variables.get(name)), None)
+
+
+def tf32_allowed(override: str | None) -> bool:
+    """Whether fp32 products may be computed in TF32: as torch is set, unless NVIDIA's libraries are told otherwise.
+
+    Args:
+        override: NVIDIA_TF32_OVERRIDE: "0" forbids it, any other number demands it, whatever a program sets.
+    """
+    if override:
+        return override.strip() != "0"
+    return torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
 
 
 def _device(device: torch.device) -> Device:

@@ -37,6 +37,13 @@ gradients' norms taken. Only light steps are in a reported time; warm-up is mark
 
 PhaseName = Literal["data", "h2d", "forward", "backward", "optimizer"]
 
+PARTS = ("data_wait", "h2d", "forward", "backward", "wait", "wire", "optimizer", "launch_gaps", "other")
+"""Of an explained step (`vitscale.analysis.breakdown`)."""
+COMMUNICATION = "communication"
+"""In place of "wait" and "wire" where these cannot be told apart."""
+UNKNOWN_OPERATION = "unknown"
+"""Of a collective whose kernel does not tell which it is: it may have a root."""
+
 
 class Record(BaseModel):
     """Base of everything stored. Unknown keys are refused: a record is read as it was meant, or not at all."""
@@ -149,7 +156,8 @@ class ExplainedLine(Record):
     host_data: tuple[tuple[Finite, Finite], ...] = ()
     """On cuda: when the host waited for the loader."""
     unknown: dict[str, str] = {}
-    """Parts of the breakdown that this backend cannot tell, and why."""
+    """Parts of the breakdown that this backend cannot tell, and why; with COMMUNICATION among them, not even the sum of
+    wait and wire is known."""
 
 
 class EnergyReading(Record):

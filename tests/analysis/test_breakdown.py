@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from results_factory import NOT_TOLD_APART, explained_line, explained_run, make_rank, make_run, make_trial, steady_run
-from vitscale.analysis.breakdown import PARTS, breakdown, combined
+from vitscale.analysis.breakdown import breakdown, combined
+from vitscale.record import PARTS
 
 FAST: dict[str, Any] = {
     "data_wait": 0.01,

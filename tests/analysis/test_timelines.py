@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from results_factory import explained_line, make_rank, make_run, make_trial
-from vitscale.analysis.breakdown import PARTS, breakdown
-from vitscale.analysis.timelines import COMMUNICATION, explained_steps, lanes
+from vitscale.analysis.breakdown import breakdown
+from vitscale.analysis.timelines import explained_steps, lanes
 from vitscale.intervals import Interval, intersection, length
-from vitscale.record import ExplainedLine, PhaseName, Run
+from vitscale.record import COMMUNICATION, PARTS, ExplainedLine, PhaseName, Run
 
 
 def run_of(*lines: list[ExplainedLine], gpus: int | None = None) -> Run:

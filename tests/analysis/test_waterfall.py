@@ -19,9 +19,9 @@ from results_factory import (
     steady_run,
 )
 from vitscale.analysis import Analysis, Waterfall, analyse
-from vitscale.analysis.breakdown import PARTS, Breakdown, RankParts
+from vitscale.analysis.breakdown import Breakdown, RankParts
 from vitscale.analysis.waterfall import FACTORS, decompose, waterfalls
-from vitscale.record import Device, Run
+from vitscale.record import PARTS, Device, Run
 from vitscale.trial import Mode, Trial
 
 # An epoch of 1,024 images at micro-batch 8 has 128 steps on one rank, 64 on two, 43 on three (42.67 before rounding).

@@ -20,11 +20,11 @@ import pytest
 from lab.hosts import two_hosts
 from lab.ranks import make_trial, run_ranks
 from vitscale import model_spec
-from vitscale.analysis.breakdown import PARTS, Breakdown, RankParts, breakdown
+from vitscale.analysis.breakdown import Breakdown, RankParts, breakdown
 from vitscale.analysis.exposure import RankExposure, exposures
 from vitscale.analysis.statistics import ratio
 from vitscale.model_spec import ModelSpec
-from vitscale.record import ExplainedLine, Run
+from vitscale.record import PARTS, ExplainedLine, Run
 
 pytestmark = [pytest.mark.ranks, pytest.mark.alone]
 

@@ -6,7 +6,7 @@ from results_factory import make_rank, make_run, make_trial
 from vitscale.analysis.breakdown import breakdown
 from vitscale.probes.events import Event, Kind
 from vitscale.probes.timeline import NO_NCCL, STEP, steps_on_cpu, steps_on_cuda
-from vitscale.record import Run
+from vitscale.record import COMMUNICATION, PARTS, Run
 
 MS = 1_000_000
 
@@ -100,7 +100,7 @@ def device_step(host_ms: float, device_ms: float) -> list[Event]:
     """
     h, d = host_ms, device_ms
     launches = [
-        event("launch", "cudaMemcpyAsync", h + 11, h + 11.1, correlation=int(h * 10) + 1),
+        event("launch", "cudaMemcpyAsync", h + 10, h + 10.1, correlation=int(h * 10) + 1),
         event("launch", "cudaLaunchKernel", h + 12, h + 12.1, correlation=int(h * 10) + 2),
         event("launch", "cudaLaunchKernel", h + 13, h + 13.1, correlation=int(h * 10) + 3),
         event("launch", "cudaLaunchKernel", h + 15, h + 15.1, correlation=int(h * 10) + 4),
@@ -151,7 +151,7 @@ def test_no_recognised_nccl_kernel_among_several_ranks_is_said_and_not_taken_for
         e._replace(name="collective_of_tomorrow") if e.name.startswith("nccl") else e for e in two_device_steps()
     ]
     (line,) = steps_on_cuda(renamed, [3, 4], block=0, world_size=2)
-    assert line.unknown == {"wait": NO_NCCL, "wire": NO_NCCL}
+    assert line.unknown == {"wait": NO_NCCL, "wire": NO_NCCL, COMMUNICATION: NO_NCCL}
     (alone,) = steps_on_cuda(renamed, [3, 4], block=0, world_size=1)
     assert alone.unknown == {}
 
@@ -169,3 +169,51 @@ def test_kernel_names_of_different_nccl_versions() -> None:
         events = [e._replace(name=kernel) if e.name.startswith("nccl") else e for e in two_device_steps()]
         (line,) = steps_on_cuda(events, [3, 4], block=0, world_size=2)
         assert [collective[1] for collective in line.collectives] == [operation]
+
+
+def test_a_lost_kernel_leaves_nothing_that_can_be_told_of_a_step_of_six_launches() -> None:
+    """Else its 40 ms of backward would stand as 18 of transfer and 22 of launch gaps."""
+    lost = [event for event in two_device_steps() if event.name != "gemm_backward"]
+    (line,) = steps_on_cuda(lost, [3, 4], block=0, world_size=1)
+    assert line.unknown == dict.fromkeys(
+        [*PARTS, COMMUNICATION], "the profiler lost 1 of 6 launched kernels and copies (17 %)"
+    )
+    found = breakdown(as_run(line))
+    assert found is not None
+    assert (set(found.typical.parts.values()), found.typical.exposed_seconds) == ({None}, None)
+    assert set(found.reasons) == set(PARTS)
+
+
+def test_kernels_of_one_communicator_on_two_streams_have_one_name_and_of_two_on_one_stream_two() -> None:
+    """FSDP2's all-gathers and reduce-scatters share a communicator; its name differs for groups of some ranks."""
+
+    def named(step: list[Event], *groups: str) -> list[tuple[str, str]]:
+        reduce = next(e for e in step if e.name.startswith("nccl"))
+        launch = next(e for e in step if e.kind == "launch" and e.correlation == reduce.correlation)
+        found = [e for e in step if e not in (reduce, launch)]
+        for place, group in enumerate(groups):
+            own = {"correlation": 9_000 + place, "start_ns": launch.start_ns + place}
+            found.append(launch._replace(**own))
+            kernel = reduce._replace(correlation=9_000 + place, start_ns=reduce.start_ns + place, lane=20 + place % 2)
+            found.append(kernel._replace(communicator=group, name="ncclDevKernel_Generic", operation="_allgather_base"))
+        (line,) = steps_on_cuda([*device_step(0, 0), *found], [3, 4], block=0, world_size=2)
+        assert line.unknown == {}
+        return [(communicator, operation) for communicator, operation, _, _ in line.collectives]
+
+    # The first step's reduction is linked to no communicator: its stream stands for one, the first of all.
+    step = device_step(100, 100)
+    assert named(step, "0", "0") == [("nccl-1", "all_gather")] * 2
+    assert named(step, "7", "7", "8") == [("nccl-1", "all_gather")] * 2 + [("nccl-2", "all_gather")]
+    assert named(step, "", "") == [("nccl-0", "all_gather"), ("nccl-1", "all_gather")]
+
+
+def test_a_kernel_is_nccls_if_its_name_begins_so() -> None:
+    for name, operations in [
+        ("ncclDevKernel_Generic(x)", ["unknown"]),
+        ("mscclKernel_Sum_float", ["unknown"]),
+        ("void rcclGenericKernel<1>", ["unknown"]),
+        ("copy_for_ncclAllReduce", []),
+    ]:
+        events = [e._replace(name=name) if e.name.startswith("nccl") else e for e in two_device_steps()]
+        (line,) = steps_on_cuda(events, [3, 4], block=0, world_size=1)
+        assert [operation for _, operation, _, _ in line.collectives] == operations

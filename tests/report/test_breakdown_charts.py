@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from explained_factory import batch_study, run_of
 from results_factory import NOT_TOLD_APART, make_curve, make_results, make_trial, one_curve
 from vitscale.analysis import analyse
-from vitscale.analysis.breakdown import PARTS
-from vitscale.record import Results
+from vitscale.record import PARTS, Results
 from vitscale.report import breakdown_charts, breakdown_data, words
 from vitscale.report.breakdown_charts import breakdown_figures
 from vitscale.report.breakdown_data import PART_NAMES

@@ -23,9 +23,8 @@ from dataclasses import dataclass
 from vitscale.analysis.exposure import RankExposure, exposures
 from vitscale.analysis.timelines import step_parts
 from vitscale.intervals import length
-from vitscale.record import ExplainedLine, Run
+from vitscale.record import COMMUNICATION, PARTS, ExplainedLine, Run
 
-PARTS = ("data_wait", "h2d", "forward", "backward", "wait", "wire", "optimizer", "launch_gaps", "other")
 COMPUTE = ("h2d", "forward", "backward")
 _LEAST_WAIT_SHARE = 0.02
 """Of a step: below it nobody is waited for."""
@@ -42,8 +41,8 @@ class RankParts:
     seconds: float
     """Of the whole step."""
     parts: Mapping[str, float | None]
-    exposed_seconds: float
-    """Exposed communication, known also where wait and wire cannot be told apart."""
+    exposed_seconds: float | None
+    """Exposed communication, known also where wait and wire cannot be told apart; None where the profile lacks it."""
 
     def sum_of(self, *names: str) -> float:
         """The known ones of some parts together."""
@@ -91,7 +90,7 @@ class Breakdown:
 
 def _idleness(rank: RankParts) -> float:
     wait = rank.parts["wait"]
-    return rank.exposed_seconds if wait is None else wait
+    return rank.exposed_seconds or 0.0 if wait is None else wait
 
 
 def breakdown(run: Run, steady_from: int = 0) -> Breakdown | None:
@@ -115,7 +114,7 @@ def breakdown(run: Run, steady_from: int = 0) -> Breakdown | None:
         exposed = exposures(lines)
         for (rank, line), exposure in zip(lines, exposed, strict=True):
             parts[rank].append(_parts(line, exposure))
-            reasons |= line.unknown
+            reasons |= {part: why for part, why in line.unknown.items() if part in PARTS}
             reasons |= {"wait": exposure.reason, "wire": exposure.reason} if exposure.reason else {}
         waits = {one.rank: one.late_by_seconds for one in exposed}
         earliness.append({rank: seconds for rank, seconds in waits.items() if seconds is not None})
@@ -149,7 +148,8 @@ def _parts(line: ExplainedLine, exposure: RankExposure) -> RankParts:
     parts |= dict.fromkeys(set(line.unknown) & set(PARTS) - {"wait", "wire"})
     if exposure.wait is None or exposure.wire is None:
         parts |= {"wait": None, "wire": None}
-    return RankParts(exposure.rank, line.seconds, parts, length(exposure.exposed))
+    exposed = None if COMMUNICATION in line.unknown else length(exposure.exposed)
+    return RankParts(exposure.rank, line.seconds, parts, exposed)
 
 
 def _mean(some: Sequence[RankParts]) -> RankParts:
@@ -158,7 +158,7 @@ def _mean(some: Sequence[RankParts]) -> RankParts:
         some[0].rank,
         statistics.fmean(one.seconds for one in some),
         parts,
-        statistics.fmean(one.exposed_seconds for one in some),
+        _mean_of([one.exposed_seconds for one in some]),
     )
 
 
@@ -189,7 +189,7 @@ def _straggler(means: Sequence[RankParts], earliness: Sequence[Mapping[int, floa
     margins = [statistics.median(s for other, s in waits.items() if other != rank) - waits[rank] for waits in earliness]
     if share <= 1 / len(means) or len(margins) < _FEWEST_STEPS_TO_NAME or not _beyond_noise(margins):
         return None
-    own = {one.rank: one.seconds - one.exposed_seconds for one in means}
+    own = {one.rank: one.seconds - (one.exposed_seconds or 0.0) for one in means}
     others = statistics.median(seconds for other, seconds in own.items() if other != rank)
     return Straggler(rank, share, own[rank] / others - 1 if others > 0 else None)
 

@@ -22,10 +22,11 @@ from dataclasses import dataclass
 from operator import sub
 
 from vitscale.intervals import Interval, complement, intersection, length, union
-from vitscale.record import ExplainedLine
+from vitscale.record import UNKNOWN_OPERATION, ExplainedLine
 
 ROOTED = ("broadcast", "reduce", "gather", "scatter", "send", "recv", "send_recv")
 """Operations a rank may leave before another has come."""
+NAMELESS = "kernels of collectives do not name their operation, and some operations do not end together on all ranks"
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,9 @@ def _transfers(lines: Sequence[ExplainedLine]) -> list[list[Interval]]:
 
 
 def _why_not(lines: Sequence[tuple[int, ExplainedLine]]) -> str:
+    for _, line in lines:
+        if why := line.unknown.get("wire") or line.unknown.get("wait"):
+            return why
     orders = [sorted((c, place, op) for place, (c, op, _, _) in enumerate(line.collectives)) for _, line in lines]
     named = [[(communicator, op) for communicator, _, op in order] for order in orders]
     if any(other != named[0] for other in named[1:]):
@@ -105,7 +109,6 @@ def _why_not(lines: Sequence[tuple[int, ExplainedLine]]) -> str:
     rooted = sorted({op for _, op in named[0] if op in ROOTED})
     if rooted and len(lines) > 1:
         return f"rooted operations ({', '.join(rooted)}) do not end together on all ranks"
-    for _, line in lines:
-        if why := line.unknown.get("wire") or line.unknown.get("wait"):
-            return why
+    if UNKNOWN_OPERATION in {op for _, op in named[0]} and len(lines) > 1:
+        return NAMELESS
     return ""

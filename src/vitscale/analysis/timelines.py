@@ -6,10 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from vitscale.analysis.exposure import RankExposure, exposures
 from vitscale.intervals import Interval, complement, intersection, union
-from vitscale.record import ExplainedLine, Run
-
-COMMUNICATION = "communication"
-"""In place of "wait" and "wire" where these cannot be told apart."""
+from vitscale.record import COMMUNICATION, ExplainedLine, Run
 
 _PART_OF_PHASE = {"forward": "forward", "backward": "backward", "optimizer": "optimizer", "data": "data_wait"}
 

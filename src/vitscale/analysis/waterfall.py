@@ -31,11 +31,11 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vitscale.analysis.breakdown import COMPUTE, PARTS, Straggler
+from vitscale.analysis.breakdown import COMPUTE, Straggler
 from vitscale.analysis.scaling import CurveResult, Point
 from vitscale.analysis.statistics import Interval
-from vitscale.analysis.timelines import COMMUNICATION
 from vitscale.analysis.trials import TrialResult
+from vitscale.record import COMMUNICATION, PARTS
 from vitscale.trial import Mode, samples_used, steps_per_epoch
 
 STEP_ROUNDING = "step rounding"

@@ -14,7 +14,8 @@ from typing import NamedTuple, get_args
 
 from vitscale.intervals import Interval, complement, intersection, union
 from vitscale.probes.events import GLOO, Event
-from vitscale.record import ExplainedLine, PhaseName
+from vitscale.probes.flight_recorder import operation
+from vitscale.record import COMMUNICATION, PARTS, UNKNOWN_OPERATION, ExplainedLine, PhaseName
 
 STEP = "vitscale.step"
 """The annotation around a whole step; a phase's is this with the phase's name in place of "step"."""
@@ -22,11 +23,27 @@ PHASE_PREFIX = "vitscale."
 
 _SHORTEST_IDLE_NS = 100_000
 """A shorter gap between operators is the host's own work between two of them, not waiting."""
-_NCCL = re.compile(r"nccl.*?(AllReduce|AllGather|ReduceScatter|AllToAll|Broadcast|Reduce|SendRecv)", re.IGNORECASE)
+_NCCL = re.compile(r"(void )?(nccl|rccl|msccl)", re.IGNORECASE)
+"""How the kernels of NCCL and of AMD's RCCL begin; which operation they carry out, not all of them tell."""
+_OPERATION = re.compile("AllReduce|AllGather|ReduceScatter|AllToAll|Broadcast|Reduce|SendRecv")
+_LAUNCH = re.compile(r"(cuda|cu|hip)\w*(Launch\w*Kernel|GraphLaunch|Memcpy\w*Async)")
+"""Calls of CUDA and HIP after which something runs on the device. Not memsets: one of no bytes runs nothing (3 of 117
+on an A100). A launched graph has the correlation of what runs in it."""
+_MOST_LOST = 0.01
+"""Of launches: with more lost, none of a step's parts is known."""
+_PART_OF_PHASE: dict[PhaseName, str] = {
+    "data": "data_wait", "h2d": "h2d", "forward": "forward", "backward": "backward", "optimizer": "optimizer",
+}  # fmt: skip
 
 NO_TRANSFER = "the device is the host: nothing is copied"
 NO_GAPS = "a host launches no kernels: gaps between operators are inside the phases"
-NO_NCCL = "no NCCL kernel was recognised in the profile, though several ranks trained"
+NO_NCCL = "no NCCL kernel was recognised among those in the profile, though several ranks trained"
+NO_KERNELS = (
+    "the profiler saw none of the {of:,} launched kernels and copies run: another profiler may be attached to the GPU, "
+    "or the driver may keep its counters from ordinary users"
+)
+LOST_KERNELS = "the profiler lost {lost:,} of {of:,} launched kernels and copies ({share:.2g} %)"
+NO_LAUNCH = "the profiler lost the launches of {lost:,} of {of:,} kernels and copies ({share:.2g} %)"
 
 
 class _Span(NamedTuple):
@@ -102,19 +119,25 @@ def _holds_one(event: Event, calls: Mapping[int, Sequence[tuple[int, int]]]) -> 
 def steps_on_cuda(events: Sequence[Event], steps: Sequence[int], block: int, world_size: int) -> list[ExplainedLine]:
     """The lines of one block on a GPU, all in device time. A step ends with the last kernel launched in it.
 
-    The block's first step has no line: it began on a device that had been waited for.
+    The block's first step has no line: it began on a device that had been waited for. What the profiler has lost is
+    unknown, and with it what it would be taken for: without its kernel a device looks idle.
     """
     launched = {event.correlation: event.start_ns for event in events if event.kind == "launch"}
     on_device = sorted(
-        (launched.get(event.correlation, event.start_ns), event) for event in events if event.kind in ("kernel", "copy")
+        (launched.get(event.correlation, event.start_ns), event) for event in events if _ran(event, launched)
     )
+    seen = {event.correlation for _, event in on_device}
+    work = sorted((e.start_ns, e.correlation in seen) for e in events if e.kind == "launch" and _LAUNCH.match(e.name))
     kernels = [event for _, event in on_device if event.kind == "kernel"]
-    computing = union((float(e.start_ns), float(e.end_ns)) for e in kernels if not _NCCL.search(e.name))
-    collectives = sorted((e for e in kernels if _NCCL.search(e.name)), key=lambda event: event.start_ns)
+    computing = union((float(e.start_ns), float(e.end_ns)) for e in kernels if not _NCCL.match(e.name))
+    collectives = [e for e in kernels if _NCCL.match(e.name)]
+    labels = _communicators(collectives)
+    collectives.sort(key=lambda event: event.start_ns)
     copies = union((float(e.start_ns), float(e.end_ns)) for _, e in on_device if e.kind == "copy" and "HtoD" in e.name)
-    streams = {lane: f"nccl-{place}" for place, lane in enumerate(dict.fromkeys(e.lane for e in collectives))}
     ends = _Ends(on_device)
-    unknown = {"wait": NO_NCCL, "wire": NO_NCCL} if world_size > 1 and not collectives else {}
+    block_wide = _without_launch(on_device, launched)
+    if world_size > 1 and not collectives:
+        block_wide = dict.fromkeys(("wait", "wire", COMMUNICATION), NO_NCCL) | block_wide
     lines = []
     for step, span in list(zip(steps, _steps(events), strict=True))[1:]:
         begin = ends.before(span.start_ns) or span.start_ns
@@ -122,31 +145,81 @@ def steps_on_cuda(events: Sequence[Event], steps: Sequence[int], block: int, wor
         axis = _Span(STEP, begin, end)
         inside: Interval = (begin, end)
         phases, reached = [], begin
-        for phase in _phases(events, span):
+        of_step = _phases(events, span)
+        for phase in of_step:
             last = min(max(ends.before(phase.end_ns) or reached, reached), end)
             if last > reached:
                 phases.append((_phase(phase), *_seconds(reached, last, axis)))
             reached = last
-        waits = union((float(s.start_ns), float(s.end_ns)) for s in _phases(events, span) if _phase(s) == "data")
+        waits = union((float(s.start_ns), float(s.end_ns)) for s in of_step if _phase(s) == "data")
         lines.append(
             ExplainedLine(
                 step=step,
                 block=block,
                 device="cuda",
-                seconds=(end - begin) / 1e9,
+                # Nothing ran, as far as the profiler knows: what the host took is all there is.
+                seconds=(end - begin if end > begin else span.end_ns - span.start_ns) / 1e9,
                 phases=tuple(phases),
                 idle=tuple(_seconds(*gap, axis) for gap in complement(computing, inside)),
                 collectives=tuple(
-                    (streams[e.lane], _operation(e.name), *_seconds(e.start_ns, e.end_ns, axis))
+                    (labels[_communicator(e)], _operation(e), *_seconds(e.start_ns, e.end_ns, axis))
                     for e in collectives
                     if begin <= e.start_ns < end
                 ),
                 copies=tuple(_seconds(*copy, axis) for copy in intersection(copies, [inside])),
                 host_data=tuple(_seconds(*wait, axis) for wait in intersection(waits, [inside])),
-                unknown=unknown,
+                unknown=block_wide | _lost(work, span, of_step),
             )
         )
     return lines
+
+
+def _ran(event: Event, launched: Mapping[int, int]) -> bool:
+    """Whether it is work of the device with times that can be: it began, and not before it was launched."""
+    return (
+        event.kind in ("kernel", "copy") and event.start_ns > 0 and event.start_ns >= launched.get(event.correlation, 0)
+    )
+
+
+def _without_launch(on_device: Sequence[tuple[int, Event]], launched: Mapping[int, int]) -> dict[str, str]:
+    """All parts, where too much of what ran has no launch: nobody knows to which phase or step it belongs."""
+    missing = sum(event.correlation not in launched for _, event in on_device)
+    return _all_unknown(NO_LAUNCH, missing, len(on_device)) if missing > _MOST_LOST * len(on_device) else {}
+
+
+def _lost(work: Sequence[tuple[int, bool]], step: _Span, phases: Sequence[_Span]) -> dict[str, str]:
+    """The parts of a step that are unknown because something was launched in it and never seen to run.
+
+    Args:
+        work: when each kernel or copy was launched, in order, and whether it was seen to run.
+        step: which step.
+        phases: of that step.
+    """
+    own = [(launch, seen) for launch, seen in work if step.start_ns <= launch < step.end_ns]
+    lost = [launch for launch, seen in own if not seen]
+    if len(lost) > _MOST_LOST * len(own):
+        return _all_unknown(NO_KERNELS if len(lost) == len(own) else LOST_KERNELS, len(lost), len(own))
+    why = LOST_KERNELS.format(lost=len(lost), of=len(own), share=100 * len(lost) / max(1, len(own)))
+    hit = {_phase(phase) for phase in phases for launch in lost if phase.start_ns <= launch < phase.end_ns}
+    # The device looks idle meanwhile, so that a gap, or a transfer that it hid, seems longer.
+    parts = [*(_PART_OF_PHASE[phase] for phase in hit), "wait", "wire", COMMUNICATION, "launch_gaps"]
+    return dict.fromkeys(parts, why) if lost else {}
+
+
+def _all_unknown(why: str, lost: int, of: int) -> dict[str, str]:
+    return dict.fromkeys((*PARTS, COMMUNICATION), why.format(lost=lost, of=of, share=100 * lost / of))
+
+
+def _communicator(kernel: Event) -> str:
+    return kernel.communicator or f"stream {kernel.lane}"
+
+
+def _communicators(collectives: Iterable[Event]) -> dict[str, str]:
+    """Names that are the same on all ranks, in the order of the first launch; c10d's differ for groups of some ranks.
+
+    A communicator may use several streams; where the profiler links a kernel to none, its stream stands for it.
+    """
+    return {name: f"nccl-{place}" for place, name in enumerate(dict.fromkeys(map(_communicator, collectives)))}
 
 
 class _Ends:
@@ -190,10 +263,12 @@ def _phase(span: _Span) -> PhaseName:
     return name
 
 
-def _operation(kernel: str) -> str:
-    """ "ncclDevKernel_AllReduce_Sum_f32_RING_LL" is an "all_reduce", as gloo names it."""
-    match = _NCCL.search(kernel)
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", match[1]).lower() if match else kernel
+def _operation(kernel: Event) -> str:
+    """ "ncclDevKernel_AllReduce_Sum_f32_RING_LL" is an "all_reduce", as gloo names it; a "Generic" one may be any."""
+    if kernel.operation:
+        return operation(kernel.operation)
+    match = _OPERATION.search(kernel.name)
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", match[0]).lower() if match else UNKNOWN_OPERATION
 
 
 def _seconds(start_ns: float, end_ns: float, step: _Span) -> tuple[float, float]:

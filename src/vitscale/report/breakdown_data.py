@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vitscale.analysis import Analysis, CurveResult
 from vitscale.analysis.breakdown import Breakdown
-from vitscale.analysis.timelines import COMMUNICATION
+from vitscale.record import COMMUNICATION
 from vitscale.report import words
 from vitscale.report.chart_data import Row
 from vitscale.report.families import families, kept_batch
@@ -88,7 +88,8 @@ def parts_of(breakdown: Breakdown) -> dict[str, float]:
     parts = {part: seconds for part, seconds in typical.parts.items() if seconds is not None}
     if not ("wait" in parts and "wire" in parts):
         parts = {part: seconds for part, seconds in parts.items() if part not in ("wait", "wire")}
-        parts[COMMUNICATION] = typical.exposed_seconds
+        if typical.exposed_seconds is not None:
+            parts[COMMUNICATION] = typical.exposed_seconds
     return {part: parts[part] for part in PART_NAMES if part in parts}
 
 
@@ -142,7 +143,8 @@ def sentences(found: Sequence[Bar]) -> list[str]:
 def exposed_share(breakdown: Breakdown) -> float | None:
     """Exposed communication of the typical rank, as a share of its step."""
     typical = breakdown.typical
-    return typical.exposed_seconds / typical.seconds if typical.seconds > 0 else None
+    exposed = typical.exposed_seconds
+    return exposed / typical.seconds if exposed is not None and typical.seconds > 0 else None
 
 
 def unknown_parts(found: Sequence[Mapping[str, str]]) -> list[str]:

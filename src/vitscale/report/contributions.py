@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from vitscale.analysis import Waterfall
-from vitscale.analysis.timelines import COMMUNICATION
 from vitscale.analysis.waterfall import STEP_ROUNDING
+from vitscale.record import COMMUNICATION
 
 _LOST_TO = {
     STEP_ROUNDING: "step rounding",

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 import altair as alt
 
 from vitscale.analysis import Analysis, Waterfall
-from vitscale.analysis.timelines import COMMUNICATION
 from vitscale.analysis.waterfall import STEP_ROUNDING
+from vitscale.record import COMMUNICATION
 from vitscale.report import words
 from vitscale.report.chart_data import Row
 from vitscale.report.figure import Figure, finished

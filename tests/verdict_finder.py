@@ -39,9 +39,11 @@ def three_repeats(environments: list[Any] | None = None, gpus: int = 2, **rank_f
     return of_one_trial(trial, *runs)
 
 
-def explained_study(*parts_by_rank: dict[str, Any], slowdown: float = 0.0, workers: int = 0) -> Results:
+def explained_study(
+    *parts_by_rank: dict[str, Any], slowdown: float = 0.0, workers: int = 0, device: str = "cpu"
+) -> Results:
     """Three repeats of one trial, with explained steps of known parts."""
-    trial = make_trial("ddp", len(parts_by_rank))
+    trial = make_trial("ddp", len(parts_by_rank), device=device)
     trial = trial.model_copy(update={"data": trial.data.model_copy(update={"workers": workers})})
     return of_one_trial(
         trial, *(explained_run(trial, parts_by_rank, repeat=repeat, slowdown=slowdown) for repeat in range(3))

@@ -81,6 +81,18 @@ def test_rooted_operations_are_exposed_but_not_told_apart(operation: str) -> Non
         assert operation in one.reason
 
 
+def test_collectives_without_a_name_may_have_a_root() -> None:
+    for one in exposures([(rank, line([(1.0, 3.0)], [(1.0, 3.0)], operation="unknown")) for rank in (0, 1)]):
+        assert (one.wait, one.wire, one.exposed) == (None, None, ((1.0, 3.0),))
+        assert "do not name their operation" in one.reason
+
+
+def test_what_a_profile_has_lost_is_the_reason_before_that_the_ranks_differ() -> None:
+    lost = line([], [], unknown={"wait": "kernels were lost", "wire": "kernels were lost"})
+    for one in exposures([(0, line([(1.0, 3.0)], [])), (1, lost)]):
+        assert one.reason == "kernels were lost"
+
+
 def test_ranks_that_recorded_different_collectives_are_not_compared() -> None:
     found = exposures([(0, line([(1.0, 3.0)], [])), (1, line([(1.0, 3.0), (4.0, 5.0)], []))])
     assert {one.reason for one in found} == {"the ranks recorded different collectives"}

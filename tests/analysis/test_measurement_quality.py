@@ -4,6 +4,7 @@ import pytest
 
 from results_factory import make_trial, steady_run
 from verdict_finder import STEP, THREE, explained_study, kinds, of_one_trial, three_repeats, verdict
+from vitscale.record import PARTS
 
 
 def test_synchronised_timing() -> None:
@@ -53,6 +54,27 @@ def test_what_explaining_costs_is_told_above_a_tenth(slowdown: float, told: bool
         assert found.level == "note"
         assert "take more than 10 % longer than light ones (up to 25 %" in found.message
         assert "compute parts are blown up" in found.advice
+
+
+def test_on_a_gpu_it_is_the_launch_gaps_that_explaining_blows_up() -> None:
+    found = verdict(explained_study(STEP, slowdown=0.25, device="cuda"), "explaining-costs")
+    assert "the launch gaps are blown up by as much" in found.advice
+    assert "compute parts" not in found.advice
+
+
+def test_a_profile_of_which_no_part_is_known_says_why() -> None:
+    results = explained_study(STEP)
+    why = "the profiler saw none of the 900 launched kernels"
+    runs = []
+    for run in results.runs:
+        (rank,) = run.ranks
+        lines = [
+            line.model_copy(update={"unknown": dict.fromkeys((*PARTS, "communication"), why)})
+            for line in rank.explained
+        ]
+        runs.append(run.model_copy(update={"ranks": (rank.model_copy(update={"explained": tuple(lines)}),)}))
+    found = verdict(results.model_copy(update={"runs": tuple(runs)}), "profile-missing")
+    assert found.message.startswith(f"profile missing: no part of a step of 1 trial is known: {why}")
 
 
 @pytest.mark.parametrize(("other", "told"), [(0.05, True), (0.02, False)])

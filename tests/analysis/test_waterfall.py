@@ -20,7 +20,7 @@ from results_factory import (
 )
 from vitscale.analysis import Analysis, Waterfall, analyse
 from vitscale.analysis.breakdown import Breakdown, RankParts
-from vitscale.analysis.waterfall import FACTORS, decompose, waterfalls
+from vitscale.analysis.waterfall import FACTORS, decompose, unprofiled, waterfalls
 from vitscale.record import PARTS, Device, Run
 from vitscale.trial import Mode, Trial
 
@@ -222,7 +222,58 @@ def test_launch_gaps_are_a_factor_where_both_sides_know_them_and_else_other() ->
     assert "launch gaps" not in points(unknown)
 
 
+def test_on_a_gpu_the_profilers_cost_is_in_the_launch_gaps_and_kernels_keep_their_length() -> None:
+    """1 to 8 GPUs at the same global batch. Explained, each step's launches come 7 ms late; no kernel is longer."""
+    trials = [make_trial(gpus=gpus, micro_batch=8 // gpus, device="cuda") for gpus in (1, 8)]
+    alone = {"forward": 0.040, "backward": 0.056, "optimizer": 0.004}
+    truth = {
+        "forward": 0.0055, "backward": 0.0070, "launch_gaps": 0.0095, "wait": 0.001, "wire": 0.002, "optimizer": 0.004,
+    }  # fmt: skip
+    found = study(trials, [steady_run(trials[0], 0.1), steady_run(trials[1], 0.029)], "strong-global")
+    base, eight = (one.identity() for one in trials)
+    found = with_parts(found, base, alone | {"launch_gaps": 0.007})
+    found = with_parts(found, eight, truth | {"launch_gaps": 0.0165})
+    (fall,) = waterfalls(found.curves[0], found.trials)
+    assert fall.efficiency == pytest.approx(12.5 / 29)
+    lost = 1 - 12.5 / 29
+    extra = {"compute scaling": 0.5, "launch gaps": 9.5, "straggler wait": 1, "wire": 2, "optimizer": 3.5}
+    assert costing(fall) == pytest.approx({name: lost * ms / 16.5 for name, ms in extra.items()})
+    assert {name: round(100 * part, 1) for name, part in costing(fall).items()} == {
+        "compute scaling": 1.7, "launch gaps": 32.8, "straggler wait": 3.4, "wire": 6.9, "optimizer": 12.1,
+    }  # fmt: skip
+
+
+def test_what_the_gaps_cannot_hold_is_taken_from_the_rest_and_a_host_takes_it_from_what_it_computes() -> None:
+    explained = {"forward": 0.06, "launch_gaps": 0.02, "wire": 0.01, "other": 0.01}
+    assert unprofiled(explained, 0.085, "cuda") == pytest.approx(
+        {"forward": 0.06, "launch_gaps": 0.01, "wire": 0.01, "other": 0.005}
+    )
+    assert unprofiled(explained, 0.05, "cuda") == pytest.approx(
+        {"forward": 0.04, "launch_gaps": 0.0, "wire": 0.01, "other": 0.0}
+    )
+    assert unprofiled(explained, 0.085, "cpu") == pytest.approx(
+        {"forward": 0.05, "launch_gaps": 0.02 / 1.2, "wire": 0.01, "other": 0.01 / 1.2}
+    )
+    # A step that was shorter under the profiler: nobody knows which of its parts.
+    assert unprofiled({"forward": 0.06, "launch_gaps": 0.02}, 0.1, "cuda") == pytest.approx(
+        {"forward": 0.075, "launch_gaps": 0.025}
+    )
+
+
 # --- why there is none -----------------------------------------------------------------------------------------------
+
+
+def test_a_profile_that_lost_kernels_explains_nothing_and_its_unknown_parts_are_not_0() -> None:
+    trials = [make_trial(gpus=gpus) for gpus in (1, 2)]
+    found = study(trials, [steady_run(trials[0], 0.08), steady_run(trials[1], 0.1)])
+    base, trial = (one.identity() for one in trials)
+    found = with_parts(with_parts(found, base, {"forward": 0.08}), trial, {"forward": 0.08, "launch_gaps": 0.02})
+    unseen = RankParts(0, 0.1, dict.fromkeys(PARTS), None)
+    lost = Breakdown((unseen,), 1, dict.fromkeys(PARTS, "the profiler lost 1 of 6 launched kernels"), None, None)
+    changed = dataclasses.replace(found.trials[trial], breakdown=lost)
+    (fall,) = waterfalls(found.curves[0], {**found.trials, trial: changed})
+    assert fall.factors == ()
+    assert fall.reason == "parts of the step are unknown: the profiler lost 1 of 6 launched kernels"
 
 
 def reasons(found: Analysis) -> list[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from results_factory import make_rank, make_run, make_trial
 from vitscale.analysis.breakdown import breakdown
-from vitscale.probes.events import Event, Kind
+from vitscale.probes.events import Event, Kind, plain
 from vitscale.probes.timeline import NO_NCCL, STEP, steps_on_cpu, steps_on_cuda
 from vitscale.record import COMMUNICATION, PARTS, Run
 
@@ -192,8 +194,7 @@ def test_kernels_of_one_communicator_on_two_streams_have_one_name_and_of_two_on_
         launch = next(e for e in step if e.kind == "launch" and e.correlation == reduce.correlation)
         found = [e for e in step if e not in (reduce, launch)]
         for place, group in enumerate(groups):
-            own = {"correlation": 9_000 + place, "start_ns": launch.start_ns + place}
-            found.append(launch._replace(**own))
+            found.append(launch._replace(correlation=9_000 + place, start_ns=launch.start_ns + place))
             kernel = reduce._replace(correlation=9_000 + place, start_ns=reduce.start_ns + place, lane=20 + place % 2)
             found.append(kernel._replace(communicator=group, name="ncclDevKernel_Generic", operation="_allgather_base"))
         (line,) = steps_on_cuda([*device_step(0, 0), *found], [3, 4], block=0, world_size=2)
@@ -217,3 +218,31 @@ def test_a_kernel_is_nccls_if_its_name_begins_so() -> None:
         events = [e._replace(name=name) if e.name.startswith("nccl") else e for e in two_device_steps()]
         (line,) = steps_on_cuda(events, [3, 4], block=0, world_size=1)
         assert [operation for _, operation, _, _ in line.collectives] == operations
+
+
+class KinetoEvent:
+    """What `events_of` asks of torch's own event."""
+
+    def __init__(
+        self, activity: str, name: str, correlation: int, linked: int = 0, meta: Mapping[str, str] | None = None
+    ) -> None:
+        self.activity_type, self.name = (lambda: activity), (lambda: name)
+        self.start_ns, self.end_ns, self.device_resource_id = (lambda: 5), (lambda: 9), (lambda: 7)
+        self.correlation_id, self.linked_correlation_id = (lambda: correlation), (lambda: linked)
+        self.extra_meta = lambda: meta or {}
+
+
+def test_a_kernel_of_nccl_has_the_communicator_and_the_operation_of_the_call_it_is_linked_to() -> None:
+    """torch's values of these are quoted, and their names have blanks."""
+    call = {"Process Group Name": '"0"', "Collective name": '"_allgather_base"', "dtype": '"Float"'}
+    found = plain(
+        [
+            KinetoEvent("cpu_op", "record_param_comms", 33, meta=call),
+            KinetoEvent("kernel", "ncclDevKernel_Generic", 900, linked=33),
+            KinetoEvent("kernel", "gemm", 901, linked=34),
+            KinetoEvent("python_function", "forward", 0),
+        ]
+    )
+    assert found[1] == Event("kernel", "ncclDevKernel_Generic", 5, 9, 7, 900, "0", "_allgather_base")
+    assert found[2] == Event("kernel", "gemm", 5, 9, 7, 901)
+    assert len(found) == 3

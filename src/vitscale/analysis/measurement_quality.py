@@ -44,6 +44,7 @@ def no_profile(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
     """Trials that do not say where the time of a step goes."""
     own = [trial for trial in measured if trial.trial.origin is None]  # what a log does not tell, no option brings
     off = those(own, lambda trial: trial.breakdown is None and not trial.trial.window.explain)
+    blind = [one for one in own if one.breakdown and set(one.breakdown.typical.parts.values()) == {None}]
     short = those(own, lambda trial: trial.breakdown is None and trial.trial.window.explain)
     if off:
         yield Verdict(
@@ -62,6 +63,20 @@ def no_profile(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
             "Train longer (train.epochs or measure.steps): a run must hold several light steps for each explained one.",
             short,
         )
+    if blind:
+        yield Verdict(
+            "profile-missing",
+            "note",
+            f"profile missing: no part of a step of {count(blind)} is known: {_why_blind(blind[0])} "
+            f"({blind[0].trial_id})",
+            "End other profilers of this GPU (Nsight, DCGM's profiling); where only administrators may profile it "
+            "(NVreg_RestrictProfilingToAdminUsers), ask one. Times and throughput stand.",
+            tuple(trial.trial_id for trial in blind),
+        )
+
+
+def _why_blind(trial: TrialResult) -> str:
+    return next(iter(trial.breakdown.reasons.values()), "its record is empty") if trial.breakdown else ""
 
 
 def costly_profile(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
@@ -73,10 +88,17 @@ def costly_profile(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
             "note",
             f"explaining costs: in {count(slowed)} explained steps take more than {percent(_OVERHEAD)} longer than "
             f"light ones (up to {percent(slowed[0][0])}, {slowed[0][1].trial_id})",
-            "Times and throughput stand: they hold light steps alone. Of the breakdown, the compute parts are blown up "
-            "by as much; larger micro-batches make it small.",
+            "Times and throughput stand: they hold light steps alone. Of the breakdown, "
+            f"{_blown_up(slowed)} by as much; larger micro-batches make it small.",
             tuple(trial.trial_id for _, trial in slowed),
         )
+
+
+def _blown_up(slowed: Sequence[tuple[float, TrialResult]]) -> str:
+    """Where the profiler's cost is: a GPU's kernels last as long as ever, and are launched later."""
+    devices = {trial.trial.train.device for _, trial in slowed}
+    where = {"cpu": "the compute parts are blown up", "cuda": "the launch gaps are blown up"}
+    return where[devices.pop()] if len(devices) == 1 else "compute parts on CPUs and launch gaps on GPUs are blown up"
 
 
 def unaccounted(measured: Sequence[TrialResult]) -> Iterable[Verdict]:

@@ -20,8 +20,10 @@ so nothing is left over, no order has to be chosen, and a part may be zero. The 
 (1 - E) * ln f / ln E, add up to 1 - E, and those of the parts are in proportion to the seconds that each adds.
 
 The parts are those of a typical rank (`Breakdown.typical`) on the scale of light steps: the profiler slows down what
-the host computes, but neither the transfer nor the waiting. So these, data wait and copies stand as measured, and the
-others are scaled by one factor to fill the step up to S.
+the host does, but neither the transfer nor the waiting. So these, data wait and copies stand as measured. Where the
+host computes, the others are scaled by one factor to fill the step up to S. On a GPU kernels last as long as ever and come
+later: what an explained step takes beyond S is taken out of launch gaps and "other", down to 0, before the others are
+scaled.
 """
 
 from __future__ import annotations
@@ -179,17 +181,34 @@ def _light_parts(result: TrialResult, whose: str, together: bool, gaps: bool) ->
     """
     if result.breakdown is None:
         raise _Unexplained(f"no step{whose} was explained")
-    typical = result.breakdown.typical
+    typical, reasons = result.breakdown.typical, result.breakdown.reasons
     parts = {name: typical.parts[name] or 0.0 for name in PARTS}
+    if typical.exposed_seconds is None or typical.parts["other"] is None:
+        raise _Unexplained(f"parts of the step{whose} are unknown: {reasons.get('other') or reasons.get('wait')}")
     if together:
         told_apart = parts.pop("wait") + parts.pop("wire")
         parts[COMMUNICATION] = told_apart if result.breakdown.wait_known else typical.exposed_seconds
     if not gaps:
         parts["other"] += parts.pop("launch_gaps")
     step = _believable(_step_seconds(result), f"the light step{whose}", " s")
+    _believable(sum(parts.values()), f"the explained step{whose}", " s")
+    return unprofiled(parts, step, result.trial.train.device)
+
+
+def unprofiled(parts: Mapping[str, float], step: float, device: str) -> dict[str, float]:
+    """The parts of an explained step as a light step has them: see the module.
+
+    Args:
+        parts: name to seconds, their sum above 0; COMMUNICATION may stand for wait and wire.
+        step: seconds of the light step, to which the result adds up.
+        device: "cpu" or "cuda", whose profiler it was.
+    """
+    late = [name for name in ("launch_gaps", "other") if name in parts]
+    excess, idle = sum(parts.values()) - step, sum(parts[name] for name in late)
+    if device == "cuda" and excess > 0 and idle > 0:
+        parts = {**parts, **{name: parts[name] * max(0.0, 1 - excess / idle) for name in late}}
     fixed = sum(seconds for name, seconds in parts.items() if name in _AS_MEASURED)
     slowed = sum(seconds for name, seconds in parts.items() if name not in _AS_MEASURED)
-    _believable(fixed + slowed, f"the explained step{whose}", " s")
     if slowed > 0 and step >= fixed:
         factor = (step - fixed) / slowed
         return {name: seconds * (1.0 if name in _AS_MEASURED else factor) for name, seconds in parts.items()}

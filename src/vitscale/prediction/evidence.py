@@ -11,7 +11,9 @@ from vitscale.analysis import Analysis
 from vitscale.analysis.breakdown import Breakdown
 from vitscale.analysis.rank_speeds import rank_speeds
 from vitscale.analysis.trials import TrialResult
+from vitscale.analysis.waterfall import unprofiled
 from vitscale.prediction.network.links import Network
+from vitscale.record import COMMUNICATION, PARTS
 from vitscale.trial import Mode, Trial, samples_used, steps_per_epoch
 
 _QUARTILES_APART = 1.349
@@ -134,7 +136,7 @@ def _point(result: TrialResult) -> Point:
         images=images,
         steps_per_epoch=steps or None,
         step_seconds=_costs(result),
-        parts=_parts(result.breakdown),
+        parts=_parts(result.breakdown, train.device),
         sent_bytes={(one.operation, one.dtype): one.tensor_bytes for one in sent if one.tensor_bytes is not None},
         sent_calls={(one.operation, one.dtype): one.calls for one in sent if one.tensor_bytes is not None},
         devices=tuple(device.name for device in devices),
@@ -147,15 +149,26 @@ def _point(result: TrialResult) -> Point:
     )
 
 
-def _parts(found: Breakdown | None) -> StepParts | None:
-    """Of the typical rank, as light steps have it: what explaining adds is taken off all parts alike."""
+def _parts(found: Breakdown | None, device: str) -> StepParts | None:
+    """Of the typical rank, as light steps have it; None where the profile lacks more than a part or two.
+
+    What explaining adds is taken off all parts alike on a host that computes, and on a GPU off its launch gaps.
+    """
     if found is None:
         return None
     rank, slower = found.typical, 1 + max(0.0, found.overhead or 0.0)
-    if rank.seconds <= 0:
+    if rank.seconds <= 0 or rank.exposed_seconds is None:
         return None
-    known = {name: None if seconds is None else seconds / slower for name, seconds in rank.parts.items()}
-    exposed = rank.exposed_seconds / slower
+    if device == "cuda":
+        measured = {name: rank.parts[name] or 0.0 for name in PARTS if name not in ("wait", "wire")}
+        light = unprofiled(measured | {COMMUNICATION: rank.exposed_seconds}, rank.seconds / slower, device)
+        kept = light[COMMUNICATION] / rank.exposed_seconds if rank.exposed_seconds > 0 else 1.0
+        light |= {name: (rank.parts[name] or 0.0) * kept for name in ("wait", "wire")}
+    else:
+        light = {name: (rank.parts[name] or 0.0) / slower for name in PARTS}
+        light[COMMUNICATION] = rank.exposed_seconds / slower
+    known = {name: None if rank.parts[name] is None else light[name] for name in PARTS}
+    exposed = light[COMMUNICATION]
     elsewhere = (known["optimizer"] or 0.0) + (known["data_wait"] or 0.0) + exposed
     return StepParts(
         compute=max(0.0, rank.seconds / slower - elsewhere),

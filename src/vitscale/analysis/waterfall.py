@@ -21,9 +21,9 @@ so nothing is left over, no order has to be chosen, and a part may be zero. The 
 
 The parts are those of a typical rank (`Breakdown.typical`) on the scale of light steps: the profiler slows down what
 the host does, but neither the transfer nor the waiting. So these, data wait and copies stand as measured. Where the
-host computes, the others are scaled by one factor to fill the step up to S. On a GPU kernels last as long as ever and come
-later: what an explained step takes beyond S is taken out of launch gaps and "other", down to 0, before the others are
-scaled.
+host computes, the others are scaled by one factor to fill the step up to S. On a GPU kernels last as long as ever and
+come later: what an explained step takes beyond S is taken out of launch gaps and "other", down to 0, before the others
+are scaled.
 """
 
 from __future__ import annotations

@@ -1,8 +1,15 @@
 """Intervals of 95 %, ratios and comparisons. An observation is a run, never a step: steps of a run are not independent.
 
-Sources: Hoefler & Belli, "Scientific Benchmarking of Parallel Computing Systems" (SC'15), sections 3 and 4;
-Hettmansperger & Sheather, "Confidence intervals based on interpolated order statistics" (Statistics & Probability
-Letters 4, 1986, 75-79); Welch, "The generalization of 'Student's' problem" (Biometrika 34, 1947, 28-35).
+The centre of costs and of rates is the geometric mean over runs, everywhere. It is the one centre under which figures
+that belong together agree however they are worked out: the ratio of two centres is the centre of the ratios, and the
+centre of images/s is the images over the centre of the seconds. (Of constant work the geometric mean lies between the
+arithmetic mean, which is that of costs, and the harmonic one, which is that of rates; at a spread of 5 % they differ by
+0.25 %.)
+
+Sources: Hoefler & Belli, "Scientific Benchmarking of Parallel Computing Systems" (SC'15), sections 3 and 4; Welch, "The
+generalization of 'Student's' problem" (Biometrika 34, 1947, 28-35); Efron & Stein, "The jackknife estimate of
+variance" (Annals of Statistics 9, 1981, 586-596); Holm, "A simple sequentially rejective multiple test procedure"
+(Scandinavian Journal of Statistics 6, 1979, 65-70).
 """
 
 from __future__ import annotations
@@ -10,24 +17,27 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 CONFIDENCE = 0.95
-FEWEST_FOR_ORDER_STATISTICS = 6
-"""With 5 runs even the smallest and the largest hold the median in only 93.75 % of cases."""
 FEWEST_REPEATS = 3
-"""Below it an interval exists, but is too wide to decide anything: "too few repeats"."""
+"""Below it nothing is decided: an interval of two runs is given where it is of times, and settles no direction."""
 
 ONE_RUN = "one run: no interval"
 TOO_FEW = "too few repeats"
 
-ComparisonVerdict = Literal["faster", "slower", "no significant difference", "too few repeats to tell"]
+ComparisonVerdict = Literal[
+    "faster", "slower", "no significant difference", "not significant among all comparisons", "too few repeats to tell"
+]
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure and its 95 % interval; `low` and `high` are None where there is no interval, and `note` says why."""
+    """A figure and its 95 % interval; `low` and `high` are None where there is no interval, and `note` says why.
+
+    With bounds, a note says why they decide nothing still.
+    """
 
     centre: float
     low: float | None
@@ -43,6 +53,21 @@ class Interval:
             self.note,
         )
 
+    def into(self, whole: float) -> Interval:
+        """`whole` divided by this figure, such as bytes by seconds. Both positive; the ends change places."""
+        return Interval(
+            whole / self.centre,
+            None if self.high is None else whole / self.high,
+            None if not self.low else whole / self.low,
+            self.note,
+        )
+
+    def side_of(self, value: float) -> Literal["above", "below"] | None:
+        """On which side of `value` the whole interval lies; None where it holds it, or where runs are too few."""
+        if self.low is None or self.high is None or self.note:
+            return None
+        return "above" if self.low > value else "below" if self.high < value else None
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -52,68 +77,138 @@ class Comparison:
     low: float | None
     high: float | None
     verdict: ComparisonVerdict
+    p: float | None = None
+    """Two-sided, of no difference; None from fewer than 3 runs on a side."""
+    p_adjusted: float | None = None
+    """The same after Holm's correction for all comparisons that were made with it."""
 
 
-def interval(values: Sequence[float]) -> Interval:
-    """The centre of one positive value per run, and its 95 % interval.
+@dataclass(frozen=True)
+class _Mean:
+    """The mean of some logarithms: its squared standard error and the degrees of freedom that this is known with."""
 
-    From 6 runs: the median, with interpolated order statistics, which assume no distribution. Below: the geometric
-    mean, with Student's t on the logarithms, for times are bounded below and skewed to the right.
+    value: float
+    squared_error: float
+    freedom: int
+    runs: int
+
+
+def interval(values: Sequence[float], *, looked: int = 0, fewest: int = 2) -> Interval:
+    """The geometric mean of one positive value per run and its 95 % interval: Student's t on the logarithms.
+
+    Times are bounded below and skewed to the right, which logarithms are less.
+
+    Args:
+        values: in the order of the runs.
+        looked: how many of the first runs decided how many there are (`vitscale.analysis.target_ci`): what they say of
+            the spread is left out, for they were acted on because of it.
+        fewest: runs below which there are no bounds.
 
     Raises:
         ValueError: there is no value, or one that is not positive and finite.
     """
-    logs = _logs(values)
-    if len(values) == 1:
-        return Interval(values[0], None, None, ONE_RUN)
-    if len(values) >= FEWEST_FOR_ORDER_STATISTICS:
-        low, high = _order_statistics(values)
-        return Interval(statistics.median(values), low, high)
-    mean = statistics.fmean(logs)
-    half = _t_quantile(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
-    return Interval(_exp(mean), _exp(mean - half), _exp(mean + half), _note(len(logs)))
+    mean = _mean_log(values, looked)
+    if mean.runs < max(2, fewest):
+        return Interval(_exp(mean.value), None, None, _note(mean.runs))
+    half = t_quantile(mean.freedom) * math.sqrt(mean.squared_error)
+    return Interval(_exp(mean.value), _exp(mean.value - half), _exp(mean.value + half), _note(mean.runs))
 
 
-def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Interval:
+def mean_interval(values: Sequence[float], *, least: float = 0.0, most: float = math.inf) -> Interval:
+    """The arithmetic mean of one value per run and its 95 % interval: Student's t on the values themselves.
+
+    For what may be 0 in a run, such as a part of a step. None from fewer than 3 runs.
+
+    Args:
+        values: at least one.
+        least: the smallest value there can be: no end of the interval lies below.
+        most: the largest one.
+
+    Raises:
+        ValueError: there is no value.
+    """
+    if not values:
+        raise ValueError("no values: a figure needs at least one run")
+    mean = statistics.fmean(values)
+    if len(values) < FEWEST_REPEATS:
+        return Interval(mean, None, None, _note(len(values)))
+    half = t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return Interval(mean, max(least, mean - half), min(most, mean + half))
+
+
+def jackknife(centre: float, without: Sequence[Sequence[float]]) -> Interval:
+    """The 95 % interval of a figure worked out from the runs of one side or several together.
+
+    The variance that each side brings is the jackknife's, (n-1)/n times the squared deviations of the figure with one
+    of the side's n runs left out; of a mean that is the ordinary one. Student's t with Welch's degrees of freedom.
+
+    Args:
+        centre: the figure from all runs.
+        without: of each side the figures with one run left out, as many as the side has runs. None from fewer than 3.
+    """
+    fewest = min(len(side) for side in without)
+    if fewest < FEWEST_REPEATS:
+        return Interval(centre, None, None, _note(fewest))
+    parts = [((len(side) - 1) * statistics.pvariance(side), len(side) - 1) for side in without]
+    half = _welch(parts)
+    return Interval(centre, centre - half, centre + half)
+
+
+def ratio(numerators: Sequence[float], denominators: Sequence[float], looked: tuple[int, int] = (0, 0)) -> Interval:
     """Ratio of two costs, each with one positive value per run, and its 95 % interval.
 
     The ratio of the geometric means, with Welch's t on the logarithms: the uncertainty of both sides is in it. No
     interval where either side has one run.
 
+    Args:
+        numerators: in the order of their runs.
+        denominators: the same of the other side.
+        looked: of each side as for `interval`.
+
     Raises:
         ValueError: a side is empty or holds a value that is not positive and finite.
     """
-    above, below = _logs(numerators), _logs(denominators)
-    difference = statistics.fmean(above) - statistics.fmean(below)
-    fewest = min(len(above), len(below))
+    above, below = _mean_log(numerators, looked[0]), _mean_log(denominators, looked[1])
+    difference = above.value - below.value
+    fewest = min(above.runs, below.runs)
     if fewest == 1:
         return Interval(_exp(difference), None, None, ONE_RUN)
-    parts = [(statistics.variance(logs) / len(logs), len(logs) - 1) for logs in (above, below)]
-    squared_error = sum(part for part, _ in parts)
-    if squared_error > 0:
-        # Welch-Satterthwaite, in shares of the squared error so that tiny variances do not underflow when squared.
-        freedom = 1 / sum((part / squared_error) ** 2 / degrees for part, degrees in parts)
-        half = _t_quantile(freedom) * math.sqrt(squared_error)
-    else:
-        half = 0.0
+    half = _welch([(side.squared_error, side.freedom) for side in (above, below)])
     return Interval(_exp(difference), _exp(difference - half), _exp(difference + half), _note(fewest))
 
 
-def compare(seconds: Sequence[float], other_seconds: Sequence[float]) -> Comparison:
+def compare(seconds: Sequence[float], other_seconds: Sequence[float], looked: tuple[int, int] = (0, 0)) -> Comparison:
     """Is the first faster than the second? One cost in seconds per run on each side.
 
-    No difference is claimed where the 95 % interval of the ratio holds 1.
+    No difference is claimed where the 95 % interval of the ratio holds 1, nor from fewer than 3 runs on a side.
+    `looked`: of each side as for `interval`.
     """
-    times_as_fast = ratio(other_seconds, seconds)
-    low, high = times_as_fast.low, times_as_fast.high
-    verdict: ComparisonVerdict
-    if low is None or high is None:
-        verdict = "too few repeats to tell"
-    elif low <= 1 <= high:
-        verdict = "no significant difference"
-    else:
-        verdict = "faster" if low > 1 else "slower"
-    return Comparison(times_as_fast.centre, low, high, verdict)
+    times_as_fast = ratio(other_seconds, seconds, (looked[1], looked[0]))
+    ends = times_as_fast.centre, times_as_fast.low, times_as_fast.high
+    if times_as_fast.note:
+        return Comparison(*ends, "too few repeats to tell")
+    side = times_as_fast.side_of(1.0)
+    verdict: ComparisonVerdict = {"above": "faster", "below": "slower"}.get(side or "", "no significant difference")  # type: ignore[assignment]
+    p = _p_of_no_difference(_mean_log(seconds, looked[0]), _mean_log(other_seconds, looked[1]))
+    return Comparison(*ends, verdict, p, p)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """P-values adjusted for all of them together (Holm): below 0.05 where a family-wise test at 5 % rejects."""
+    adjusted, running = [0.0] * len(p_values), 0.0
+    for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        running = max(running, min(1.0, (len(p_values) - rank) * p_values[place]))
+        adjusted[place] = running
+    return adjusted
+
+
+def adjusted(one: Comparison, p_adjusted: float | None) -> Comparison:
+    """The same comparison among others: faster or slower only where the adjusted p-value is below 0.05."""
+    if p_adjusted is None:
+        return one
+    lost = one.verdict in ("faster", "slower") and p_adjusted >= 1 - CONFIDENCE
+    verdict: ComparisonVerdict = "not significant among all comparisons" if lost else one.verdict
+    return replace(one, p_adjusted=p_adjusted, verdict=verdict)
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -125,32 +220,50 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
-def _order_statistics(values: Sequence[float]) -> tuple[float, float]:
-    """The interval of the median between the order statistics d and d + 1 from either end.
-
-    `[x_(d), x_(n-d+1)]` holds the median with probability `g_d = 1 - 2 P(B <= d-1)`, B binomial (n, 1/2). With
-    `g_(d+1) <= 0.95 <= g_d` and `I = (g_d - 0.95) / (g_d - g_(d+1))`, Hettmansperger & Sheather interpolate both ends
-    by `(n-d) I / (d + (n-2d) I)`.
-    """
-    ordered, count = sorted(values), len(values)
-
-    def held(depth: int) -> float:
-        return 1 - 2 * sum(math.comb(count, k) for k in range(depth)) / 2.0**count
-
-    depth = 1
-    while held(depth + 1) >= CONFIDENCE:
-        depth += 1
-    share = (held(depth) - CONFIDENCE) / (held(depth) - held(depth + 1))
-    weight = (count - depth) * share / (depth + (count - 2 * depth) * share)
-    low = ordered[depth - 1] + weight * (ordered[depth] - ordered[depth - 1])
-    high = ordered[count - depth] - weight * (ordered[count - depth] - ordered[count - depth - 1])
-    return low, high
-
-
-def _t_quantile(degrees_of_freedom: float) -> float:
+def t_quantile(degrees_of_freedom: float, share: float = (1 + CONFIDENCE) / 2) -> float:
+    """Of Student's t, below which `share` of the distribution lies; by default both 2.5 % tails are outside."""
     from scipy.special import stdtrit  # a third of a second to import, and only needed here
 
-    return float(stdtrit(degrees_of_freedom, (1 + CONFIDENCE) / 2))
+    return float(stdtrit(degrees_of_freedom, share))
+
+
+def _mean_log(values: Sequence[float], looked: int) -> _Mean:
+    """The spread is that of all runs; with `looked`, what the later ones add to the sum of squares of those.
+
+    Of normal noise that addition is independent of the first runs' spread, and so is the mean of all, so that nothing
+    which was decided by that spread makes the interval wrong. One degree of freedom less is counted than there is:
+    noise that is skewed leaves some dependence (benchmarks/target_ci.py).
+    """
+    logs = _logs(values)
+    count, mean = len(logs), statistics.fmean(logs)
+    if count == 1:
+        return _Mean(mean, 0.0, 0, 1)
+    if not 0 < looked < count - 1:
+        return _Mean(mean, statistics.variance(logs) / count, count - 1, count)
+    of_first = statistics.fmean(logs[:looked])
+    added = sum((log - mean) ** 2 for log in logs) - sum((log - of_first) ** 2 for log in logs[:looked])
+    return _Mean(mean, max(0.0, added) / (count - looked) / count, count - looked - 1, count)
+
+
+def _welch(parts: Sequence[tuple[float, int]]) -> float:
+    """Half the 95 % interval of a sum of independent figures, from their squared errors and degrees of freedom."""
+    squared_error = sum(part for part, _ in parts)
+    return t_quantile(_freedom(parts, squared_error)) * math.sqrt(squared_error) if squared_error > 0 else 0.0
+
+
+def _freedom(parts: Sequence[tuple[float, int]], squared_error: float) -> float:
+    """Welch-Satterthwaite, in shares of the squared error so that tiny variances do not underflow when squared."""
+    return 1 / sum((part / squared_error) ** 2 / degrees for part, degrees in parts)
+
+
+def _p_of_no_difference(one: _Mean, other: _Mean) -> float:
+    parts = [(side.squared_error, side.freedom) for side in (one, other)]
+    squared_error = sum(part for part, _ in parts)
+    if squared_error == 0:
+        return 1.0 if one.value == other.value else 0.0
+    from scipy.special import stdtr  # a third of a second to import, and only needed here
+
+    return float(2 * stdtr(_freedom(parts, squared_error), -abs(one.value - other.value) / math.sqrt(squared_error)))
 
 
 def _logs(values: Sequence[float]) -> list[float]:
@@ -170,4 +283,4 @@ def _exp(log: float) -> float:
 
 
 def _note(runs: int) -> str:
-    return TOO_FEW if runs < FEWEST_REPEATS else ""
+    return ONE_RUN if runs == 1 else TOO_FEW if runs < FEWEST_REPEATS else ""

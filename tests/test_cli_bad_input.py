@@ -106,11 +106,11 @@ def refused(answer: Answer, *said: str) -> None:
         ("repeats = 1", 'repeats = 1\n[sweep]\n"train.engin" = ["ddp"]', ["Did you mean 'train.engine'?"]),
         ('name = "vit-ti16"', 'name = "\\u001b[31mred"', ["unknown model '\\x1b[31mred'"]),
         ("repeats = 1", "max_repeats = 5", ["measure.max_repeats = 5 has no meaning without measure.target_ci"]),
-        ("repeats = 1", "target_ci = 0.02\nmax_repeats = 2", ["measure.max_repeats = 2 is too few", "at least 3"]),
+        ("repeats = 1", "target_ci = 0.02\nmax_repeats = 2", ["measure.max_repeats = 2 is too few", "at least 6"]),
         (
             "repeats = 1",
-            "target_ci = 0.02\nrepeats = 6\nmax_repeats = 5",
-            ["measure.max_repeats = 5 is below measure.repeats = 6", "Set max_repeats to more than 6"],
+            "target_ci = 0.02\nrepeats = 7\nmax_repeats = 6",
+            ["measure.max_repeats = 6 is below measure.repeats = 7", "Set max_repeats to more than 7"],
         ),
         (
             "repeats = 1",

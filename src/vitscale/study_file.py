@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 _MOST_RUNS = 20_000
-FEWEST_FOR_TARGET = 3
-"""Runs from which on `measure.target_ci` can be reached; `vitscale.analysis.statistics` says why."""
+FEWEST_FOR_TARGET = 6
+"""Runs from which on `measure.target_ci` can be reached; `vitscale.analysis.target_ci` says why."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -137,7 +137,8 @@ class StudyFile:
                 )
         elif measure.max_repeats < FEWEST_FOR_TARGET:
             raise self._error(
-                f"{limit} is too few for measure.target_ci = {measure.target_ci}: two runs may agree by chance",
+                f"{limit} is too few for measure.target_ci = {measure.target_ci}: 3 runs or more say how many it "
+                "takes, and 3 or more are made beyond these",
                 valid=[f"at least {FEWEST_FOR_TARGET}"],
             )
         elif measure.max_repeats < measure.repeats:

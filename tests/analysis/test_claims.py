@@ -133,7 +133,8 @@ def test_accuracies_of_repeated_runs_by_hand() -> None:
     found = accuracy_difference([0.5, 0.6], [0.7, 0.8], (100, 100))
     half = T_2 * math.sqrt(0.005)
     assert (found.difference, found.low, found.high) == pytest.approx((0.2, 0.2 - half, 0.2 + half), rel=1e-6)
-    assert found.verdict == "no difference shown"
+    assert found.verdict == "too few runs: beyond counting error"
+    assert accuracy_difference([0.5, 0.5], [0.4, 0.4]).verdict == "too few runs: no error known"
     assert accuracy_difference([0.5, 0.51, 0.5], [0.4, 0.41, 0.4]).verdict == "lower"
     assert accuracy_difference([0.5, 0.51, 0.5], [0.6, 0.61, 0.6]).verdict == "higher"
 
@@ -142,9 +143,9 @@ def test_single_runs_have_no_interval_and_their_counting_error_by_hand() -> None
     found = accuracy_difference([0.5], [0.4], (100, 100))
     assert found.low is found.high is None
     assert found.counting_error == pytest.approx(1.959964 * math.sqrt(0.25 / 100 + 0.24 / 100), rel=1e-6)
-    assert found.verdict == "one run: within counting error"
-    assert accuracy_difference([0.5], [0.4], (1000, 1000)).verdict == "one run: beyond counting error"
-    assert accuracy_difference([0.5], [0.4]).verdict == "one run: no error known"
+    assert found.verdict == "too few runs: within counting error"
+    assert accuracy_difference([0.5], [0.4], (1000, 1000)).verdict == "too few runs: beyond counting error"
+    assert accuracy_difference([0.5], [0.4]).verdict == "too few runs: no error known"
     assert accuracy_difference([0.5, 0.6], [0.4]).low is None
 
 

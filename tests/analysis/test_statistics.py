@@ -3,13 +3,27 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
+from itertools import combinations
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats as scipy_stats
 
-from vitscale.analysis.statistics import ONE_RUN, TOO_FEW, Interval, compare, interval, quantile, ratio
+from vitscale.analysis.statistics import (
+    ONE_RUN,
+    TOO_FEW,
+    Interval,
+    adjusted,
+    compare,
+    holm,
+    interval,
+    jackknife,
+    mean_interval,
+    quantile,
+    ratio,
+)
 
 costs = st.floats(min_value=1e-3, max_value=1e6, allow_nan=False)
 repeats = st.lists(costs, min_size=1, max_size=12)
@@ -37,28 +51,55 @@ def test_few_runs_use_student_t_on_logarithms(count: int) -> None:
     assert found.note == (TOO_FEW if count == 2 else "")
 
 
-def test_six_runs_use_interpolated_order_statistics() -> None:
-    # By hand: g_1 = 1 - 2/64 = 0.96875, g_2 = 1 - 14/64 = 0.78125, I = 0.01875/0.1875 = 0.1,
-    # weight = 5 * 0.1 / (1 + 4 * 0.1) = 5/14; between the first and second value from either end.
-    found = interval([5.0, 1.0, 6.0, 2.0, 3.0, 4.0])
-    assert found.centre == 3.5
-    assert found.low == pytest.approx(1 + 5 / 14)
-    assert found.high == pytest.approx(6 - 5 / 14)
-    assert found.note == ""
+@given(several, several)
+def test_a_ratio_is_that_of_the_two_centres_that_are_shown(above: list[float], below: list[float]) -> None:
+    assert ratio(above, below).centre == pytest.approx(interval(above).centre / interval(below).centre)
 
 
-def test_nine_runs_interpolate_one_further_in() -> None:
-    # g_2 = 1 - 20/512 = 0.9609375, g_3 = 1 - 92/512 = 0.8203125, I = 0.0109375/0.140625 = 7/90,
-    # weight = 7 * 7/90 / (2 + 5 * 7/90) = (49/90) / (215/90) = 49/215.
-    found = interval([float(k) for k in range(1, 10)])
-    assert found.low == pytest.approx(2 + 49 / 215)
-    assert found.high == pytest.approx(8 - 49 / 215)
+@given(several)
+def test_the_centre_of_rates_is_the_images_over_the_centre_of_the_seconds(seconds: list[float]) -> None:
+    rates = interval([1437 / value for value in seconds])
+    assert rates.centre * interval(seconds).centre == pytest.approx(1437)
+    turned = interval(seconds).into(1437)
+    if rates.low and turned.low:
+        assert (turned.centre, turned.low) == pytest.approx((rates.centre, rates.low))
 
 
-def test_an_outlier_does_not_move_the_interval_of_many_runs_far() -> None:
-    steady = interval([1.0, 1.01, 1.02, 1.03, 1.04, 1.05, 1.06, 1.07, 1.08])
-    hit = interval([1.0, 1.01, 1.02, 1.03, 1.04, 1.05, 1.06, 1.07, 100.0])
-    assert hit == steady
+def test_runs_that_decided_how_many_there_are_are_left_out_of_the_spread_by_hand() -> None:
+    # Logs 0, 0, 0.3 | 0, 0.3, 0.3, 0.6: mean 1.5/7; of all the sum of squares is 0.63 - 7 x (1.5/7)^2 = 0.308571, of
+    # the first three 0.09 - 3 x 0.1^2 = 0.06. What the other four add, 0.248571, has 4 degrees of freedom, of which 3
+    # are counted: Student's t 3.18245.
+    logs = [0.0, 0.0, 0.3, 0.0, 0.3, 0.3, 0.6]
+    found = interval([math.exp(log) for log in logs], looked=3)
+    half = 3.18245 * math.sqrt(0.248571 / 4 / 7)
+    assert found.high is not None
+    assert math.log(found.centre) == pytest.approx(1.5 / 7)
+    assert math.log(found.high / found.centre) == pytest.approx(half, rel=1e-5)
+    assert ratio([math.exp(log) for log in logs], [1.0] * 3, (3, 0)).high == pytest.approx(found.high)
+
+
+def test_means_of_parts_that_may_be_nothing_by_hand() -> None:
+    # Mean 2, standard deviation 1, t 4.30265: 4.30265 / sqrt(3) = 2.48414 either way, and no less than nothing.
+    assert mean_interval([1.0, 2.0, 3.0]).high == pytest.approx(2 + 2.48414, rel=1e-5)
+    assert mean_interval([1.0, 2.0, 3.0]).low == 0.0
+    assert mean_interval([1.0, 2.0, 3.0], least=-math.inf).low == pytest.approx(2 - 2.48414, rel=1e-5)
+    assert mean_interval([0.5, 1.0, 0.9], most=1.0).high == 1.0
+    for few in ([1.0], [1.0, 2.0]):
+        assert mean_interval(few).low is mean_interval(few).high is None
+        assert mean_interval(few).note
+
+
+def test_the_jackknife_of_a_difference_of_means_is_welch() -> None:
+    ours, theirs = [1.0, 2.0, 6.0], [3.0, 3.5, 4.0, 7.0]
+    means = np.mean(ours), np.mean(theirs)
+    without = [
+        [float(np.mean([*ours[:i], *ours[i + 1 :]]) - means[1]) for i in range(3)],
+        [float(means[0] - np.mean([*theirs[:i], *theirs[i + 1 :]])) for i in range(4)],
+    ]
+    found = jackknife(float(means[0] - means[1]), without)
+    welch = scipy_stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((welch.low, welch.high))
+    assert jackknife(1.0, [[1.0, 2.0], [1.0, 2.0, 3.0]]).low is None
 
 
 def test_ratio_is_welch_on_logarithms() -> None:
@@ -151,7 +192,56 @@ def test_compare_names_faster_slower_and_no_difference() -> None:
     assert compare([1.0], slow).low is None
 
 
-@given(several)
+@given(st.lists(costs, min_size=1, max_size=2), repeats)
+def test_one_or_two_runs_settle_no_direction(few: list[float], many: list[float]) -> None:
+    assert compare(few, many).verdict == compare(many, few).verdict == "too few repeats to tell"
+    assert ratio(few, many).side_of(1.0) is None
+    assert compare(few, many).p is None
+
+
+def test_two_runs_that_agree_are_not_faster() -> None:
+    found = compare([1.0, 1.0], [1.001, 1.001])
+    assert found.verdict == "too few repeats to tell"
+    assert found.ratio == pytest.approx(1.001)
+
+
+def test_p_values_are_those_of_welch_on_logarithms() -> None:
+    ours, theirs = [1.0, 1.2, 1.1], [1.3, 1.5, 1.2, 1.6]
+    expected = scipy_stats.ttest_ind(np.log(ours), np.log(theirs), equal_var=False).pvalue
+    assert compare(ours, theirs).p == pytest.approx(expected)
+    assert compare([1.0] * 3, [1.0] * 3).p == 1.0
+    assert compare([1.0] * 3, [1.1] * 3).p == 0.0
+
+
+def test_holm_by_hand() -> None:
+    # In order 0.01, 0.02, 0.03, 0.04 times 4, 3, 2, 1: 0.04, 0.06, 0.06, 0.04, none below the one before it.
+    assert holm([0.03, 0.01, 0.04, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_a_difference_is_claimed_only_where_it_stands_among_all_comparisons() -> None:
+    one = compare([1.0, 1.01, 0.99], [1.04, 1.05, 1.03])
+    assert one.verdict == "faster"
+    assert adjusted(one, 0.06).verdict == "not significant among all comparisons"
+    assert adjusted(one, 0.04).verdict == "faster"
+    same = compare([1.0, 1.01, 0.99], [1.0, 1.01, 0.99])
+    assert adjusted(same, 1.0).verdict == "no significant difference"
+
+
+def test_of_many_equal_pairs_holm_claims_a_difference_in_few_studies() -> None:
+    """45 pairs of ten equal trials: without correction most studies claim one."""
+    plain = corrected = 0
+    for study in effects(30, 0.03, 50, 200):
+        trials = [study[5 * k : 5 * k + 5] for k in range(10)]
+        p_values = [p for one, other in combinations(trials, 2) if (p := compare(one, other).p) is not None]
+        plain += min(p_values) < 0.05
+        corrected += min(holm(p_values)) < 0.05
+    assert plain / 200 > 0.4
+    assert corrected / 200 < 0.08
+
+
+@given(st.lists(costs, min_size=3, max_size=12))
 def test_equal_work_relabelled_makes_no_difference(values: list[float]) -> None:
     assert compare(values, list(reversed(values))).verdict == "no significant difference"
 

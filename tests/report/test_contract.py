@@ -225,7 +225,7 @@ def test_waterfalls_carry_their_factors_and_their_sentence() -> None:
     product = math.prod(factor["factor"] for factor in one["factors"])
     assert product == pytest.approx(one["efficiency"])
     assert one["reason"] is None
-    assert one["sentence"].startswith("2 ranks reach ")
+    assert one["sentence"].startswith("2 ranks measured at ")
 
 
 def test_csv_has_the_most_useful_of_it_and_no_objects() -> None:

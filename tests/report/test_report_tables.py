@@ -20,6 +20,7 @@ from results_factory import (
 )
 from vitscale.analysis import Analysis, analyse
 from vitscale.report import terminal_table, to_markdown, words
+from vitscale.trial import Mode
 
 
 def terminal(analysis: Analysis, width: int) -> str:
@@ -95,14 +96,25 @@ def test_headlines_of_strong_and_weak_curves() -> None:
     assert strong == (
         "ddp, strong-micro: 2 ranks are 1.60x as fast as 1 (efficiency 0.80; 95 % interval 0.80 to 0.80).",
     )
-    (weak,) = words.headlines(analyse(one_curve({1: [0.1], 4: [0.125]}, mode="weak")))
-    assert (
-        weak == "ddp, weak: 4 ranks train 4x the images in 1.25x the time of 1 (efficiency 0.80; one run: no interval)."
+    (weak,) = words.headlines(analyse(one_curve({1: [0.1] * 3, 4: [0.125] * 3}, mode="weak")))
+    assert weak == (
+        "ddp, weak: 4 ranks train 4x the images in 1.25x the time of 1 (efficiency 0.80; 95 % interval 0.80 to 0.80)."
     )
-    (slower,) = words.headlines(analyse(one_curve({1: [0.1], 2: [0.4]})))
+    (slower,) = words.headlines(analyse(one_curve({1: [0.1] * 3, 2: [0.4] * 3})))
     assert "2 ranks are slower than 1: 0.50x" in slower
-    (unclear,) = words.headlines(analyse(one_curve({1: [0.1, 0.2], 2: [0.2, 0.4]})))
+    (unclear,) = words.headlines(analyse(one_curve({1: [0.1, 0.2, 0.15], 2: [0.2, 0.4, 0.3]})))
     assert "2 ranks are not significantly faster or slower than 1: 1.00x" in unclear
+
+
+@pytest.mark.parametrize("mode", ["strong-micro", "weak"])
+@pytest.mark.parametrize(("base", "more"), [([0.1], [0.4]), ([0.1, 0.1], [0.4, 0.4]), ([0.1], [0.05] * 3)])
+def test_one_run_or_two_have_a_measured_ratio_and_no_direction(
+    mode: Mode, base: list[float], more: list[float]
+) -> None:
+    (found,) = words.headlines(analyse(one_curve({1: base, 2: more}, mode=mode)))
+    assert f"{mode}: 2 ranks against 1: too few runs to tell (efficiency " in found
+    assert "x measured" in found
+    assert not any(word in found for word in ("faster", "slower", "as fast", "the time of"))
 
 
 def explained_study() -> Analysis:
@@ -119,7 +131,10 @@ def explained_study() -> Analysis:
 @pytest.mark.parametrize("show", [to_markdown, lambda analysis: terminal(analysis, 80)])
 def test_the_waterfall_and_what_explaining_cost_stand_in_terminal_and_markdown(show: Callable[[Analysis], str]) -> None:
     text = " ".join(show(explained_study()).split())
-    assert "ddp, strong-micro: 2 ranks reach 80 % of ideal (one run): 20 points are the transfer." in text
+    assert (
+        "ddp, strong-micro: 2 ranks measured at 80 % of ideal (one run: too few to tell): 20 points are the transfer."
+        in text
+    )
     assert "Explaining slowed its steps by 2 to 3 % (those steps are in no reported time)." in text
 
 

@@ -152,17 +152,20 @@ def test_gained_under_drop_last_says_what_it_leaves_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("interval", "doubt"),
+    ("interval", "said"),
     [
-        (Interval(0.71, 0.69, 0.73), ""),
-        (Interval(0.71, None, None, "one run: no interval"), " (one run)"),
-        (Interval(0.71, 0.70, 0.72, "too few repeats"), " (95 % interval 0.70 to 0.72, too few repeats)"),
-        (Interval(0.71, 0.62, 0.80), " (95 % interval 0.62 to 0.80)"),
+        (Interval(0.71, 0.69, 0.73), "reach 71 % of ideal"),
+        (Interval(0.71, None, None, "one run: no interval"), "measured at 71 % of ideal (one run: too few to tell)"),
+        (
+            Interval(0.71, 0.70, 0.72, "too few repeats"),
+            "measured at 71 % of ideal (95 % interval 0.70 to 0.72, too few repeats)",
+        ),
+        (Interval(0.71, 0.62, 0.80), "reach 71 % of ideal (95 % interval 0.62 to 0.80)"),
     ],
 )
-def test_what_cannot_be_relied_on_says_so(interval: Interval, doubt: str) -> None:
+def test_what_cannot_be_relied_on_says_so(interval: Interval, said: str) -> None:
     one = made(0.71, {"wire": 29}, interval=interval)
-    assert words.waterfall(one) == f"8 ranks reach 71 % of ideal{doubt}: 29 points are the transfer."
+    assert words.waterfall(one) == f"8 ranks {said}: 29 points are the transfer."
 
 
 def test_without_factors_the_sentence_tells_why() -> None:
@@ -245,7 +248,7 @@ def test_each_curve_is_explained_at_its_largest_point_beside_its_headline() -> N
 
 
 def test_headlines_without_explained_steps_are_what_they_were() -> None:
-    (headline,) = words.headlines(analyse(one_curve({1: [0.1], 2: [0.125]})))
+    (headline,) = words.headlines(analyse(one_curve({1: [0.1] * 3, 2: [0.125] * 3})))
     assert "as fast as 1" in headline
 
 
@@ -378,7 +381,8 @@ def test_bars_beyond_the_ideal_have_room() -> None:
     assert low == 0
     assert high > 250
     (text,) = found.text
-    assert text.startswith("ddp: 2 ranks reach 250 % of ideal (one run): 120 points are gained by faster computing; ")
+    measured = "ddp: 2 ranks measured at 250 % of ideal (one run: too few to tell): "
+    assert text.startswith(f"{measured}120 points are gained by faster computing; ")
 
 
 def test_the_text_of_the_chart_is_its_sentences() -> None:

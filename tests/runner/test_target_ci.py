@@ -21,13 +21,14 @@ from vitscale.runner.added_runs import AddedRuns
 from vitscale.runner.driver import Interrupted
 from vitscale.runner.preview import preview_json, preview_table
 
-# Within 50 %, by hand: of 1, 1.5 and 1 the logarithms have a standard error of 0.1352, with Student's t of 4.3027 that
-# reaches up to exp(0.5815) = 1.79; one more 1 makes it 0.1014 x 3.1824 and 1.38. Of 1 and 3 in turn it is not reached.
-AT_ONCE = [1.0, 1.0, 1.0]
-AFTER_FOUR = [1.0, 1.5, 1.0, 1.0]
-NEVER = [1.0, 3.0, 1.0, 3.0, 1.0]
+# Within 50 %, so a logarithm of 0.405: of three that agree, three more runs will do. Of 1, 1.5 and 1 the standard
+# deviation is 0.234, at most 2.117 times that; 4.303 x 0.4955 / sqrt(6) = 0.87. With one more 1: 1.7276 x 0.2027, for
+# which 7 runs are too few (4.303 x 0.350 / sqrt(7) = 0.57) and 8 are enough (3.182 x 0.350 / sqrt(8) = 0.394).
+AT_ONCE = [1.0] * 6
+AFTER_FOUR = [1.0, 1.5, *[1.0] * 6]
+NEVER = [1.0, 3.0] * 4 + [1.0]
 FAILING = [1.0, FAILS, 3.0]
-MOST = 5
+MOST = 9
 
 
 class Study:
@@ -83,19 +84,19 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 def test_runs_are_added_until_the_target_or_the_limit_and_never_where_one_failed(make: Make) -> None:
     study = make(AT_ONCE, AFTER_FOUR, NEVER, FAILING)
     report = study.run()
-    assert study.runs == [3, 4, 5, 3]
-    assert (report.done_now, len(report.outcomes)) == (15, 15)
+    assert study.runs == [6, 8, 9, 3]
+    assert (report.done_now, len(report.outcomes)) == (26, 26)
     assert [outcome.kind for outcome in report.failures.values()] == ["failed"]
     # One at a time per trial: nobody's second added run comes before anybody's first.
     added = [(trial, repeat) for trial, repeat in study.launcher.started if repeat >= 3]
-    assert [repeat for _, repeat in added] == [3, 3, 4]
+    assert [repeat for _, repeat in added] == [3, 3, 3, 4, 4, 4, 5, 5, 5, 6, 6, 7, 7, 8]
 
     one, four, never, failing = study.trials
     assert study.verdict("target-ci-reached").trials == (one, four)
-    assert "after 3 to 4 runs" in study.verdict("target-ci-reached").message
+    assert "6 to 8 runs" in study.verdict("target-ci-reached").message
     missed = study.verdict("target-ci-missed")
     assert missed.trials == (never, failing)
-    assert f"stopped at max_repeats = 5: {never} (within 111 %)" in missed.message
+    assert f"stopped at max_repeats = 9: {never} (within 56 %)" in missed.message
     assert f"no runs added, for a run failed: {failing}" in missed.message
 
     # The same again has nothing to do.
@@ -108,9 +109,11 @@ def test_runs_are_added_until_the_target_or_the_limit_and_never_where_one_failed
 def test_how_many_runs_are_left_is_told_as_the_most_there_can_be(make: Make) -> None:
     study = make(AT_ONCE, AFTER_FOUR, AFTER_FOUR)
     study.run()
-    # 3 x 5 at most. After the nine that all have the first has reached it, which leaves 2 x 2; then each of the others
-    # does with one more.
-    assert study.told() == [*(f"run {n} of up to 15" for n in range(1, 10)), "run 10 of up to 13", "run 11 of up to 12"]
+    # 3 x 9 at most. The first needs 6 and each of the others 8, which is known when they have them.
+    told = [tuple(map(int, re.findall(r"\d+", line))) for line in study.told()]
+    assert [number for number, _ in told] == list(range(1, 23))
+    assert {most for _, most in told[:15]} == {27}
+    assert [most for _, most in told[18:]] == [24, 24, 24, 23]
     lines = study.said.getvalue().splitlines()
     assert "time left unknown yet" in lines[0]
     assert all(re.search(r"; up to \d+:\d\d left", line) for line in lines[1:] if line.startswith("run "))
@@ -119,7 +122,7 @@ def test_how_many_runs_are_left_is_told_as_the_most_there_can_be(make: Make) -> 
 def test_of_a_trial_that_failed_no_more_runs_are_expected(make: Make) -> None:
     study = make([FAILS, FAILS, FAILS])
     study.run()
-    assert study.told() == ["run 1 of up to 5", "run 2 of 3", "run 3 of 3"]
+    assert study.told() == ["run 1 of up to 9", "run 2 of 3", "run 3 of 3"]
     assert re.search(r"run 3 of 3: .*; about \d+:\d\d left", study.said.getvalue())
 
 
@@ -133,8 +136,8 @@ def test_an_interrupted_study_goes_on_as_if_it_had_not_been(make: Make, interrup
     assert len(study.launcher.started) == interrupted_at
     study.launcher.interrupt_at = None
     study.run()
-    assert len(study.launcher.started) == len(set(study.launcher.started)) == 9
-    assert study.runs == [4, 5]
+    assert len(study.launcher.started) == len(set(study.launcher.started)) == 17
+    assert study.runs == [8, 9]
     whole = study.launcher.started.copy()
     study.launcher.started.clear()
     study.results = study.results.with_name("undisturbed")
@@ -157,19 +160,19 @@ def test_added_runs_that_failed_are_done_again_when_asked_and_more_may_follow(ma
     assert study.runs == [4]
     assert study.run().done_now == 0
     study.launcher.script[study.trials[0]] = NEVER
-    assert study.run(retry_failed=True).done_now == 2
-    assert study.runs == [5]
-    assert study.told() == ["run 1 of up to 2", "run 2 of up to 2"]
+    assert study.run(retry_failed=True).done_now == 6
+    assert study.runs == [9]
+    assert study.told() == [f"run {number} of up to 6" for number in range(1, 7)]
 
 
 def test_a_higher_limit_goes_on_from_what_is_done(make: Make, tmp_path: Path) -> None:
     study = make([*NEVER, 3.0])
     study.run()
     text = (tmp_path / "study.toml").read_text()
-    (tmp_path / "study.toml").write_text(text.replace('"max_repeats" = 5', '"max_repeats" = 6'))
+    (tmp_path / "study.toml").write_text(text.replace('"max_repeats" = 9', '"max_repeats" = 10'))
     study.plan = plan(tmp_path / "study.toml", EIGHT_CORES)
     assert study.run().done_now == 1
-    assert study.runs == [6]
+    assert study.runs == [10]
 
 
 def test_the_order_of_a_round_is_random_and_the_same_again(make: Make) -> None:
@@ -183,10 +186,10 @@ def test_the_order_of_a_round_is_random_and_the_same_again(make: Make) -> None:
 def test_the_plan_says_what_may_be_added(make: Make) -> None:
     study = make(NEVER, NEVER)
     assert preview_table(study.plan)[0] == (
-        "example: 2 trials, 6 runs, and up to 4 more until each epoch time is known within 50 % (measure.target_ci)"
+        "example: 2 trials, 6 runs, and up to 12 more until each epoch time is known within 50 % (measure.target_ci)"
     )
     content = json.loads(preview_json(study.plan))
-    assert (content["runs"], content["most_runs"], content["target_ci"]) == (6, 10, 0.5)
+    assert (content["runs"], content["most_runs"], content["target_ci"]) == (6, 18, 0.5)
 
 
 def test_without_a_target_the_plan_says_nothing_of_it(tmp_path: Path) -> None:

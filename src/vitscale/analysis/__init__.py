@@ -9,6 +9,8 @@ breakdown     where the time of a step goes, per rank
 resources     processors, memory, GPUs, energy, and the share of what a device can do
 one_rank_logs waiting and transfer bounded, where one rank's log is all there is
 traffic       what an optimizer step really sends, logical and physical, and the bandwidth reached
+allocations   how much of the spread of runs lies between allocations
+target_ci     how many runs a trial needs to be known as closely as asked
 environments  whether two runs may be combined
 trials        the figures of one trial over its runs
 drift         does it compute what the others do?
@@ -85,7 +87,7 @@ def analyse(results: Results, *, combine_unlike: bool = False) -> Analysis:
         runs.setdefault(run.header.trial_id, []).append(run)
     on_curves = [point.trial_id for curve in study.curves for point in sorted(curve.points, key=lambda p: p.gpus)]
     summaries = {
-        trial_id: summarise(trial_id, study.trials[trial_id], runs.get(trial_id, []), combine_unlike)
+        trial_id: summarise(trial_id, study.trials[trial_id], runs.get(trial_id, []), combine_unlike, study.target_ci)
         for trial_id in dict.fromkeys([*on_curves, *study.trials])
         if trial_id in study.trials
     }

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from vitscale.analysis.statistics import CONFIDENCE, FEWEST_REPEATS, Interval, ratio
+from vitscale.analysis.statistics import CONFIDENCE, FEWEST_REPEATS, Interval, ratio, t_quantile
 
 MARGIN = 0.05
 """Epoch times within this factor count as equal: a whole run, done again, varies by as much."""
@@ -26,8 +26,8 @@ HostsVerdict = Literal[
     "too few to tell", "equivalent", "no difference shown", "different", "different, but within the margin"
 ]
 AccuracyVerdict = Literal[
-    "higher", "lower", "no difference shown", "one run: beyond counting error", "one run: within counting error",
-    "one run: no error known",
+    "higher", "lower", "no difference shown", "too few runs: beyond counting error",
+    "too few runs: within counting error", "too few runs: no error known",
 ]  # fmt: skip
 
 
@@ -103,7 +103,7 @@ def hosts_test(
         return HostsTest(counts, alone, None, margin, None, _cannot_exclude(alone), _of_one(alone))
     freedom, spread = len(logs) - 1, statistics.stdev(logs)
     error = spread / math.sqrt(len(logs))
-    half = _t_quantile(freedom, (1 + CONFIDENCE) / 2) * error
+    half = t_quantile(freedom) * error
     whole = Interval(_exp(mean), _exp(mean - half), _exp(mean + half))
     p_value = _equivalence(mean, error, freedom, math.log1p(margin))
     verdict = _verdict(whole, p_value) if len(logs) >= FEWEST_REPEATS else "too few to tell"
@@ -134,15 +134,17 @@ def accuracy_difference(
         variances = (mean * (1 - mean) / images for mean, images in zip(means, counted, strict=True))
         counting = normal * math.sqrt(sum(variances))
     if min(runs) < 2:
-        return AccuracyDifference(difference, None, None, counting, runs, _of_single_runs(difference, counting))
+        return AccuracyDifference(difference, None, None, counting, runs, _of_few_runs(difference, counting))
     parts = [(statistics.variance(values) / len(values), len(values) - 1) for values in (reference, other)]
     squared = sum(part for part, _ in parts)
     half = 0.0
     if squared > 0:
         freedom = 1 / sum((part / squared) ** 2 / degrees for part, degrees in parts)
-        half = _t_quantile(freedom, (1 + CONFIDENCE) / 2) * math.sqrt(squared)
+        half = t_quantile(freedom) * math.sqrt(squared)
     low, high = difference - half, difference + half
     verdict: AccuracyVerdict = "higher" if low > 0 else "lower" if high < 0 else "no difference shown"
+    if min(runs) < FEWEST_REPEATS:
+        verdict = _of_few_runs(difference, counting)
     return AccuracyDifference(difference, low, high, counting, runs, verdict)
 
 
@@ -175,10 +177,12 @@ def _cannot_exclude(whole: Interval) -> float | None:
     return max(abs(whole.low - 1), abs(whole.high - 1))
 
 
-def _of_single_runs(difference: float, counting: float | None) -> AccuracyVerdict:
+def _of_few_runs(difference: float, counting: float | None) -> AccuracyVerdict:
     if counting is None:
-        return "one run: no error known"
-    return "one run: beyond counting error" if abs(difference) > counting else "one run: within counting error"
+        return "too few runs: no error known"
+    return (
+        "too few runs: beyond counting error" if abs(difference) > counting else "too few runs: within counting error"
+    )
 
 
 def _mean_log(values: Sequence[float]) -> float:
@@ -191,9 +195,3 @@ def _exp(log: float) -> float:
         return math.exp(log)
     except OverflowError:
         return math.inf
-
-
-def _t_quantile(degrees_of_freedom: float, share: float) -> float:
-    from scipy.special import stdtrit  # a third of a second to import, and only needed here
-
-    return float(stdtrit(degrees_of_freedom, share))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vitscale.analysis.environments import differences
 from vitscale.analysis.scaling import CurveResult
-from vitscale.analysis.statistics import Comparison, compare
+from vitscale.analysis.statistics import Comparison, adjusted, compare, holm
 from vitscale.analysis.trials import TrialResult
 from vitscale.trial import OF_THE_WRAPPER, Mode
 
@@ -54,7 +54,8 @@ def compare_curves(
     """All pairs of curves of one mode that differ in one swept field, and that not a field of the data.
 
     An engine with its options counts as one. Epochs over different data are different work, and a difference in two
-    things at once explains nothing. A trial that drifts is compared with none.
+    things at once explains nothing. A trial that drifts is compared with none. Who is faster is said after Holm's
+    correction for all pairs of trials that are compared: two modes that share a pair test it once.
     """
     found = []
     for first, second in itertools.combinations(curves, 2):
@@ -65,7 +66,18 @@ def compare_curves(
             other = opposite.get(point.gpus, point.trial_id)
             if other != point.trial_id and _like(trials[point.trial_id], trials[other], combine_unlike):
                 found.append(_compared(first, point.trial_id, second, other, point.gpus, trials))
-    return tuple(found)
+    tested = {_pair(one): one.result.p for one in found if one.result.p is not None}
+    of_all = dict(zip(tested, holm(list(tested.values())), strict=True))
+    return tuple(replace(one, result=adjusted(one.result, of_all.get(_pair(one)))) for one in found)
+
+
+def tested_pairs(comparisons: Sequence[CurveComparison]) -> int:
+    """How many different pairs of trials were tested: the number that Holm's correction is for."""
+    return len({_pair(one) for one in comparisons if one.result.p is not None})
+
+
+def _pair(one: CurveComparison) -> frozenset[str]:
+    return frozenset((one.first_trial, one.second_trial))
 
 
 def against_references(
@@ -80,7 +92,7 @@ def against_references(
         trials: by identity.
         comparisons: which pairs may be compared (`compare_curves`).
     """
-    allowed = {frozenset((one.first_trial, one.second_trial)) for one in comparisons}
+    allowed = {_pair(one): one.result.p_adjusted for one in comparisons}
     groups: dict[tuple[Mode, int, str, str], dict[str, CurveResult]] = {}
     for curve in curves:
         for varies in dict.fromkeys(map(_thing, curve.labels)):
@@ -93,9 +105,10 @@ def against_references(
     for (mode, gpus, varies, _), members in groups.items():
         reference = _reference(members, trials)
         others = [
-            _compared(curve, trial_id, members[reference], reference, gpus, trials)
+            replace(compared, result=adjusted(compared.result, allowed[_pair(compared)]))
             for trial_id, curve in members.items()
             if frozenset((trial_id, reference)) in allowed
+            for compared in [_compared(curve, trial_id, members[reference], reference, gpus, trials)]
         ]
         if others:
             fields = {field for one in others for field in one.fields}
@@ -159,5 +172,9 @@ def _compared(
         second=second.name,
         first_trial=trial,
         second_trial=other,
-        result=compare(trials[trial].comparable_costs, trials[other].comparable_costs),
+        result=compare(
+            trials[trial].comparable_costs,
+            trials[other].comparable_costs,
+            (trials[trial].looked, trials[other].looked),
+        ),
     )

@@ -9,7 +9,10 @@ from vitscale.analysis.trials import TrialResult
 from vitscale.analysis.verdict import Verdict, count, percent, those, worst
 
 _OVERHEAD = 0.1
+_OVERHEAD_MISLEADS = 0.5
+"""Above it the breakdown is that of other steps than those that were timed."""
 _OTHER = 0.03
+_OTHER_MISLEADS = 0.2
 
 
 def clocks(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
@@ -85,7 +88,7 @@ def costly_profile(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
     if slowed:
         yield Verdict(
             "explaining-costs",
-            "note",
+            "warning" if slowed[0][0] > _OVERHEAD_MISLEADS else "note",
             f"explaining costs: in {count(slowed)} explained steps take more than {percent(_OVERHEAD)} longer than "
             f"light ones (up to {percent(slowed[0][0])}, {slowed[0][1].trial_id})",
             "Times and throughput stand: they hold light steps alone. Of the breakdown, "
@@ -107,7 +110,7 @@ def unaccounted(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
     if unclear:
         yield Verdict(
             "unaccounted-time",
-            "note",
+            "warning" if unclear[0][0] > _OTHER_MISLEADS else "note",
             f"unaccounted time: in {count(unclear)} more than {percent(_OTHER)} of a step is in no part of the "
             f'breakdown ("other": {percent(unclear[0][0])} in {unclear[0][1].trial_id})',
             'It is shown as "other", never spread over the parts; measure.traces = true keeps what the profiler saw.',

@@ -13,6 +13,8 @@ from vitscale.analysis.verdict import Verdict, count, imported, percent, those, 
 _FEWEST_TIMED_STEPS = 5
 _RUNS_DIFFER = 0.05
 _STEPS_DIFFER = 0.2
+_STEPS_MISLEAD = 0.5
+"""Above it no step is typical, and the median of few of them is a chance."""
 _DATA_BOUND = 0.1
 
 
@@ -31,7 +33,7 @@ def unstable(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
     if steps := worst(measured, lambda trial: trial.median_of(lambda run: run.step_spread), _STEPS_DIFFER):
         yield Verdict(
             "unstable",
-            "note",
+            "warning" if steps[0][0] > _STEPS_MISLEAD else "note",
             f"unstable: in {count(steps)} the middle half of a run's steps spans more than {percent(_STEPS_DIFFER)} of "
             f"the median ({percent(steps[0][0])} in {steps[0][1].trial_id})",
             "Read p95 and p99 beside the median; look for other work on the machine, a loader that comes and goes, or "

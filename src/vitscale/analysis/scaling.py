@@ -97,7 +97,7 @@ def _against(
         by_definition = 1.0 if len(result.comparable_costs) > 1 else None
         same = Interval(1.0, by_definition, by_definition, "" if by_definition else ONE_RUN)
         return same, same
-    times_as_fast = ratio(reference.comparable_costs, result.comparable_costs)
+    times_as_fast = ratio(reference.comparable_costs, result.comparable_costs, (reference.looked, result.looked))
     if mode == "weak":
         return times_as_fast.times(times_the_ranks), times_as_fast
     return times_as_fast, times_as_fast.times(1 / times_the_ranks)

@@ -109,7 +109,7 @@ def interval(values: Sequence[float], *, looked: int = 0, fewest: int = 2) -> In
     """
     mean = _mean_log(values, looked)
     if mean.runs < max(2, fewest):
-        return Interval(_exp(mean.value), None, None, _note(mean.runs))
+        return Interval(values[0] if mean.runs == 1 else _exp(mean.value), None, None, _note(mean.runs))
     half = t_quantile(mean.freedom) * math.sqrt(mean.squared_error)
     return Interval(_exp(mean.value), _exp(mean.value - half), _exp(mean.value + half), _note(mean.runs))
 

@@ -21,7 +21,7 @@ def few_repeats(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
     two = [trial.trial_id for trial in measured if 1 < len(trial.runs) < FEWEST_REPEATS]
     if one or two:
         how = [f"{count(one)} with one run (no interval)"] if one else []
-        how += [f"{count(two)} with 2 runs (the interval is too wide to decide much)"] if two else []
+        how += [f"{count(two)} with 2 runs (which settle no direction)"] if two else []
         yield Verdict(
             "too-few-repeats",
             "warning",
@@ -81,7 +81,7 @@ def target_ci(trials: Sequence[TrialResult], study: StudyRecord) -> Iterable[Ver
         yield Verdict(
             "target-ci-missed",
             "warning",
-            f"target_ci missed: {share} known within {percent(target)}; {'; '.join(said)}",
+            f"target_ci missed: {share} reached {percent(target)}; {'; '.join(said)}",
             "Raise measure.max_repeats, or stop what else the machine does, and run the study again: what is done is "
             "kept. Runs that failed are done again with --retry-failed.",
             tuple(trial.trial_id for trial in (*stopped, *failed, *untimed)),
@@ -89,12 +89,16 @@ def target_ci(trials: Sequence[TrialResult], study: StudyRecord) -> Iterable[Ver
     if reached:
         runs = [trial.runs_done for trial in reached]
         after = f"{min(runs)}" if min(runs) == max(runs) else f"{min(runs)} to {max(runs)}"
+        wider = [trial for trial in reached if (half_width(trial.epoch_seconds) or 0.0) > target]
+        but = f"; wider all the same: {_named(wider)}" if wider else ""
         yield Verdict(
             "target-ci-reached",
             "note",
-            f"target_ci reached: {share} known within {percent(target)}, after {after} runs: {_named(reached)}",
-            "Adding runs until an interval is narrow favours runs that agree by chance: such intervals hold the truth "
-            f"in 89 to 95 % of cases. For 95 %, begin a new folder with repeats = {max(runs)} and no target_ci.",
+            f"target_ci reached: {share} have the runs that their first ones asked for to be known within "
+            f"{percent(target)}, {after} runs: {_named(reached)}{but}",
+            "The first runs decided how many there are, and the later ones how wide the interval is: so it holds the "
+            "truth as often as it says, and may come out wider than was asked. For a narrower one set a smaller "
+            "measure.target_ci.",
             tuple(trial.trial_id for trial in reached),
         )
 

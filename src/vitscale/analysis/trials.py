@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vitscale.analysis import runs
+from vitscale.analysis.allocations import Components, allocation_of, components, groups, observations
 from vitscale.analysis.breakdown import Breakdown, breakdown, combined
 from vitscale.analysis.checkpoints import CheckpointCost, checkpoint_cost
 from vitscale.analysis.convergence import Convergence, convergence
@@ -15,6 +16,7 @@ from vitscale.analysis.environments import Surroundings, differences, largest_li
 from vitscale.analysis.resources import ResourceFigures, resource_figures
 from vitscale.analysis.runs import EpochFigures, EpochSource, RunFigures
 from vitscale.analysis.statistics import Interval, interval
+from vitscale.analysis.target_ci import looked_at
 from vitscale.analysis.traffic import Traffic, traffic
 from vitscale.record import OutcomeKind, Run
 from vitscale.trial import Trial
@@ -93,6 +95,12 @@ class TrialResult:
     checkpoint: CheckpointCost | None = None
     """What a checkpoint takes; None where no run measured it."""
     drift: Drift = Drift("unknown", reason="not held against another trial")
+    looked: int = 0
+    """By how many of the first runs it was decided how many there are (`vitscale.analysis.target_ci`)."""
+    allocations: tuple[tuple[int, ...], ...] = ()
+    """The runs of each allocation, or of the same hosts, by their place in `runs`; empty where no run is."""
+    components: Components | None = None
+    """The spread between allocations and inside them; None where fewer than 2 of them have 2 runs."""
 
     @property
     def drifts(self) -> bool:
@@ -101,12 +109,22 @@ class TrialResult:
 
     @property
     def comparable_costs(self) -> list[float]:
-        """`epoch_costs`, and none where the trial drifts: what speedups, efficiencies and comparisons may rest on."""
-        return [] if self.drifts else self.epoch_costs
+        """Costs of the observations, and none where the trial drifts: what speedups and comparisons may rest on."""
+        return [] if self.drifts else self.observed_costs
+
+    @property
+    def observed_costs(self) -> list[float]:
+        """Epoch seconds of each observation: a run, or an allocation with its runs where allocations differ."""
+        return observations([run.epoch_seconds for run in self.runs], self.clusters)
+
+    @property
+    def clusters(self) -> tuple[tuple[int, ...], ...]:
+        """The runs of each observation, by their place in `runs`."""
+        return _clusters(len(self.runs), self.allocations, self.components)
 
     @property
     def epoch_costs(self) -> list[float]:
-        """Epoch seconds of each run that tells them: the cost from which speedup and efficiency come."""
+        """Epoch seconds of each run that tells them."""
         return [run.epoch_seconds for run in self.runs if run.epoch_seconds is not None]
 
     def median_of(self, figure: Callable[[RunFigures], float | None]) -> float | None:
@@ -120,9 +138,15 @@ class TrialResult:
         return model.name or model.hf or model.factory or "unknown model"
 
 
-def summarise(trial_id: str, trial: Trial, all_runs: Sequence[Run], combine_unlike: bool) -> TrialResult:
-    """Puts the runs of one trial together. Runs from unlike surroundings stay apart unless `combine_unlike`."""
+def summarise(
+    trial_id: str, trial: Trial, all_runs: Sequence[Run], combine_unlike: bool, target_ci: float | None = None
+) -> TrialResult:
+    """Puts the runs of one trial together. Runs from unlike surroundings stay apart unless `combine_unlike`.
+
+    `target_ci`: what the study asked for, if its runs were added until epoch times are known so closely.
+    """
     completed = [run for run in all_runs if run.outcome.kind == "completed"]
+    completed.sort(key=lambda run: run.header.repeat)
     used = completed if combine_unlike else largest_like_group(completed)
     around = surroundings(used[0]) if used else None
     left_out = [
@@ -132,6 +156,16 @@ def summarise(trial_id: str, trial: Trial, all_runs: Sequence[Run], combine_unli
     ]
     figures = tuple(runs.figures(run) for run in used)
     outcome, reason = _outcome(all_runs)
+    by_allocation = groups([allocation_of(run) for run in used])
+    spread = components([observations([f.epoch_seconds for f in figures], [[i] for i in own]) for own in by_allocation])
+    clusters = _clusters(len(used), by_allocation, spread)
+    clustered = len(clusters) < len(used)
+    looked = 0 if clustered else looked_at([f.epoch_seconds for f in figures if f.epoch_seconds], target_ci)
+
+    def over_runs(values: Sequence[float | None]) -> Interval | None:
+        known = observations(values, clusters)
+        return interval(known, looked=looked) if known else None
+
     sources = {figure.epoch_seconds_source for figure in figures if figure.epoch_seconds_source is not None}
     return TrialResult(
         trial_id=trial_id,
@@ -148,9 +182,9 @@ def summarise(trial_id: str, trial: Trial, all_runs: Sequence[Run], combine_unli
             if r.outcome.kind != "completed"
         ),
         surroundings=around,
-        step_seconds=_interval([figure.step_seconds for figure in figures]),
-        images_per_second=_interval([figure.images_per_second for figure in figures]),
-        epoch_seconds=_interval([figure.epoch_seconds for figure in figures]),
+        step_seconds=over_runs([figure.step_seconds for figure in figures]),
+        images_per_second=over_runs([figure.images_per_second for figure in figures]),
+        epoch_seconds=over_runs([figure.epoch_seconds for figure in figures]),
         epoch_seconds_source="extrapolated" if "extrapolated" in sources else next(iter(sources), None),
         startup=_startup(figures),
         startup_seconds=_median([figure.startup_seconds for figure in figures]),
@@ -168,7 +202,17 @@ def summarise(trial_id: str, trial: Trial, all_runs: Sequence[Run], combine_unli
         convergence=convergence(used, figures),
         traffic=traffic(used, figures),
         checkpoint=checkpoint_cost(used),
+        looked=looked,
+        allocations=by_allocation,
+        components=spread,
     )
+
+
+def _clusters(
+    runs: int, by_allocation: tuple[tuple[int, ...], ...], spread: Components | None
+) -> tuple[tuple[int, ...], ...]:
+    """The runs of each observation."""
+    return by_allocation if spread is not None and spread.clustered else tuple((run,) for run in range(runs))
 
 
 def _outcome(all_runs: Sequence[Run]) -> tuple[OutcomeKind | None, str]:
@@ -185,11 +229,6 @@ def _outcome(all_runs: Sequence[Run]) -> tuple[OutcomeKind | None, str]:
     return "completed", (
         f"{len(failed)} of {len(all_runs)} repeats ended in {' and '.join(kinds)}: {failed[-1].reason}"
     )
-
-
-def _interval(values: Sequence[float | None]) -> Interval | None:
-    known = [value for value in values if value is not None]
-    return interval(known) if known else None
 
 
 def _median(values: Sequence[float | None]) -> float | None:

@@ -225,7 +225,7 @@ def _knows_launch_gaps(result: TrialResult) -> bool:
 
 def _step_seconds(result: TrialResult) -> float:
     """S: the mean epoch as `analysis.scaling` takes it, shared out over its steps."""
-    return math.exp(statistics.fmean(math.log(cost) for cost in result.epoch_costs) - math.log(_steps(result)))
+    return math.exp(statistics.fmean(math.log(cost) for cost in result.observed_costs) - math.log(_steps(result)))
 
 
 def _steps(result: TrialResult) -> int:

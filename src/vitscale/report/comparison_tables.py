@@ -13,6 +13,7 @@ from vitscale.trial import Mode
 
 _SHORT = {
     "no significant difference": "no difference",
+    "not significant among all comparisons": "no difference among so many",
     "too few repeats to tell": "too few repeats",
 }
 

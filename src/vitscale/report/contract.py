@@ -202,6 +202,8 @@ def _comparison(one: CurveComparison) -> dict[str, Any]:
         "times_as_fast": one.result.ratio,
         "times_as_fast_low": one.result.low,
         "times_as_fast_high": one.result.high,
+        "p": one.result.p,
+        "p_adjusted": one.result.p_adjusted,
         "verdict": one.result.verdict,
         "sentence": words.comparison(one),
     }

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitscale.analysis import Analysis, CurveComparison, CurveResult, Interval, Waterfall
-from vitscale.analysis.comparisons import AgainstReference, against_references
+from vitscale.analysis.comparisons import AgainstReference, against_references, tested_pairs
 from vitscale.analysis.loss_differences import STEPS
-from vitscale.analysis.statistics import ONE_RUN, ComparisonVerdict
+from vitscale.analysis.statistics import CONFIDENCE, ONE_RUN, ComparisonVerdict
 from vitscale.report.contributions import contributions
 from vitscale.trial import Mode, World
 
@@ -148,14 +148,20 @@ def _curve_headline(curve: CurveResult) -> str:
     base = curve.baseline.gpus
     gpus, speedup, efficiency = reached[-1]
     trust = f"efficiency {share(efficiency.centre)}; {certainty(efficiency)}"
+    times = share(speedup.centre)
+    if speedup.low is None or speedup.high is None or speedup.note:
+        measured = f"efficiency {share(efficiency.centre)}, speedup {times}x measured"
+        bounds = f"; {certainty(efficiency)}" if efficiency.low is not None else ""
+        where = f"{curve.name}, {curve.mode}: {ranks(gpus)} against {base}"
+        return f"{where}: too few runs to tell ({measured}{bounds or '; one run'})."
     if curve.mode == "weak":
         work = f"{gpus / base:.3g}x the images in {share(1 / efficiency.centre)}x the time of {base}"
         return f"{curve.name}, weak: {ranks(gpus)} train {work} ({trust})."
-    times = share(speedup.centre)
-    if speedup.low is not None and speedup.high is not None and speedup.low <= 1 <= speedup.high:
+    side = speedup.side_of(1.0)
+    if side is None:
         pace = f"not significantly faster or slower than {base}: {times}x"
     else:
-        pace = f"{times}x as fast as {base}" if speedup.centre >= 1 else f"slower than {base}: {times}x"
+        pace = f"{times}x as fast as {base}" if side == "above" else f"slower than {base}: {times}x"
     return f"{curve.name}, {curve.mode}: {ranks(gpus)} are {pace} ({trust})."
 
 
@@ -173,7 +179,9 @@ def waterfall(one: Waterfall) -> str:
     """From ideal to measured, as a sentence."""
     if one.efficiency is None:
         return f"What {ranks(one.gpus)} reach of ideal is unknown: {one.reason}."
-    head = f"{ranks(one.gpus)} reach {100 * one.efficiency:.0f} % of ideal{_doubt(one.interval)}"
+    doubt = _doubt(one.interval)
+    verb = "measured at" if one.interval is None or one.interval.low is None or one.interval.note else "reach"
+    head = f"{ranks(one.gpus)} {verb} {100 * one.efficiency:.0f} % of ideal{doubt}"
     if not one.factors:
         return f"{head}; where the rest goes is unknown: {one.reason}."
     return f"{': '.join(filter(None, (head, '; '.join(contributions(one)))))}."
@@ -182,7 +190,7 @@ def waterfall(one: Waterfall) -> str:
 def _doubt(interval: Interval | None) -> str:
     """In brackets, why a figure is not to be relied on; nothing where it is."""
     if interval is None or interval.low is None or interval.high is None:
-        return " (one run)"
+        return " (one run: too few to tell)"
     wide = interval.high - interval.low > _WIDEST_UNSAID
     return f" ({certainty(interval)})" if wide or interval.note else ""
 
@@ -233,8 +241,9 @@ def _against(analysis: Analysis, one: AgainstReference) -> str:
         )
     by_verdict: dict[ComparisonVerdict, list[str]] = {}
     for other in one.others:
-        ratio = f" ({share(other.result.ratio)}x)" if other.result.verdict != "no significant difference" else ""
-        by_verdict.setdefault(other.result.verdict, []).append(f"{other.first}{ratio}")
+        result = other.result
+        ratio = f" ({share(result.ratio)}x)" if result.verdict != "no significant difference" else ""
+        by_verdict.setdefault(result.verdict, []).append(f"{other.first}{ratio}")
     said = " / ".join(f"{verdict}: {'; '.join(names)}" for verdict, names in by_verdict.items())
     return f"{one.mode}, {ranks(one.gpus)}, against {one.reference}: {said}."
 
@@ -270,4 +279,25 @@ def comparison(one: CurveComparison) -> str:
     if result.verdict == "no significant difference":
         between = f"between {one.first} and {one.second}"
         return f"{where}: no significant difference {between} ({share(result.ratio)}x; {bounds})."
+    if result.verdict == "not significant among all comparisons":
+        between = f"between {one.first} and {one.second} among so many comparisons"
+        return (
+            f"{where}: no significant difference {between} ({share(result.ratio)}x; {bounds}; {_p(result.p_adjusted)})."
+        )
     return f"{where}: {one.first} is {share(result.ratio)}x as fast as {one.second} ({bounds})."
+
+
+def multiplicity(analysis: Analysis) -> str:
+    """How many comparisons were made, in a sentence; empty where there are fewer than 2."""
+    count = tested_pairs(analysis.comparisons)
+    if count < 2:
+        return ""
+    by_chance = number(count * (1 - CONFIDENCE), 2)
+    return (
+        f"{count} pairs of trials were compared, each interval at 95 %: of {count} equal pairs about {by_chance} would "
+        "exclude 1 by chance. Faster and slower are said after Holm's correction for all of them."
+    )
+
+
+def _p(value: float | None) -> str:
+    return f"p = {value:.2g} after correction" if value is not None else ""

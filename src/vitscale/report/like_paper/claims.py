@@ -60,30 +60,35 @@ def accuracy_words(test: AccuracyTest) -> str:
     head = f"{_points(result.difference)} points at {gpus_text(test.gpus)} (global batch {test.batches[1]:,}"
     if result.low is not None and result.high is not None:
         bounds = f"95 % interval {_points(result.low)} to {_points(result.high)})"
+        if result.verdict.startswith("too few runs"):
+            return f"{head}; {bounds}, too few runs to tell"
         if result.verdict == "no difference shown":
             largest = 100 * max(abs(result.low), abs(result.high))
             return f"{head}; {bounds}, no difference shown: one of {largest:.1f} points cannot be excluded"
         return f"{head}; {bounds}, {result.verdict}"
     if result.counting_error is None:
-        return f"{head}; counted from an unknown number of images)"
-    beyond = "more" if result.verdict == "one run: beyond counting error" else "no more"
-    return f"{head}), {beyond} than counting errors explain (+/- {100 * result.counting_error:.1f})"
+        return f"{head}; counted from an unknown number of images), too few runs to tell"
+    beyond = "more" if result.verdict == "too few runs: beyond counting error" else "no more"
+    counting = f"{beyond} than counting errors explain (+/- {100 * result.counting_error:.1f})"
+    return f"{head}), {counting}; too few runs to tell"
 
 
 def _overall(tests: Sequence[AccuracyTest]) -> str:
-    sure = [test for test in tests if test.result.verdict in ("higher", "lower", "one run: beyond counting error")]
-    lower = sum(test.result.difference < 0 for test in sure)
-    higher, rest = len(sure) - lower, len(tests) - len(sure)
+    told = [test.result.verdict for test in tests]
+    lower, higher = told.count("lower"), told.count("higher")
+    few = sum(verdict.startswith("too few runs") for verdict in told)
     compared = f"{len(tests)} comparison{'s' if len(tests) != 1 else ''} with fewer GPUs after equal images"
-    counts = f"lower beyond error in {lower}, higher in {higher}, neither in {rest}"
-    single = any(test.result.low is None for test in sure)
-    doubt = " (single runs: a sign, not a proof)" if single else ""
-    meaning = (
-        f"equal accuracy is not what these runs show{doubt}"
-        if sure
-        else "no difference is shown, which is not that there is none"
-    )
-    return f"Accuracy in {compared}: {counts}; {meaning}."
+    counts = [f"lower in {lower}, higher in {higher}, no difference shown in {len(tests) - lower - higher - few}"]
+    counts += [f"too few runs to tell in {few}"] if few else []
+    beyond = told.count("too few runs: beyond counting error")
+    counts[-1] += f" (of which {beyond} differ by more than counting errors explain)" if beyond else ""
+    if lower + higher:
+        meaning = "equal accuracy is not what these runs show"
+    elif few == len(tests):
+        meaning = "whether accuracy is equal takes 3 runs or more on each side"
+    else:
+        meaning = "no difference is shown, which is not that there is none"
+    return f"Accuracy in {compared}: {', '.join(counts)}; {meaning}."
 
 
 def hosts_sentence(test: HostsTest) -> str:

@@ -183,5 +183,10 @@ def _compared(one: Series) -> Series:
             exact = 1.0 if len(costs) > 1 else None
             members.append(replace(member, against_base=Interval(1.0, exact, exact, "" if exact else ONE_RUN)))
         else:
-            members.append(replace(member, against_base=ratio(base.trial.comparable_costs, costs)))
+            members.append(
+                replace(
+                    member,
+                    against_base=ratio(base.trial.comparable_costs, costs, (base.trial.looked, member.trial.looked)),
+                )
+            )
     return replace(one, members=tuple(members))

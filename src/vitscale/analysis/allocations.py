@@ -1,0 +1,87 @@
+"""Where the runs of a trial were made, and how much of their spread lies between allocations.
+
+Repeats in one allocation of a cluster share its nodes, their neighbours and their temperature: their interval does not
+cover what another allocation would give. Where runs come from several, a one-way random-effects analysis of variance
+tells the two spreads apart, and where allocations differ an allocation counts as one observation, not each of its runs.
+
+Sources: Searle, Casella & McCulloch, "Variance Components" (Wiley, 1992), chapter 3; Bancroft, "On biases in estimation
+due to the use of preliminary tests of significance" (Annals of Mathematical Statistics 15, 1944, 190-204).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vitscale.analysis.environments import environments
+from vitscale.record import Run
+
+_POOLED_ABOVE = 0.25
+"""P-value of the F test above which runs of different allocations count as alike. Far above 5 %: with a few runs each
+the test sees little, and runs that are wrongly pooled make an interval too narrow."""
+
+
+@dataclass(frozen=True)
+class Components:
+    """The spread of a trial's epoch times, as standard deviations of their logarithms: of small ones shares."""
+
+    between: float
+    """Of allocations. 0 where they differ by no more than the runs inside them."""
+    within: float
+    """Of runs inside an allocation."""
+    p: float
+    """Of the F test that allocations do not differ."""
+
+    @property
+    def clustered(self) -> bool:
+        """Whether an allocation counts as one observation."""
+        return self.p < _POOLED_ABOVE
+
+
+def allocation_of(run: Run) -> str:
+    """The batch system's job and the hosts that a run was made in; empty where the record does not tell."""
+    found = environments(run)
+    names = dict.fromkeys(one.allocation for one in found if one.allocation is not None)
+    return ", ".join((*names, *sorted({one.host for one in found})))
+
+
+def groups(places: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """The places in `places` of equal names, in the order of their first: what `allocation_of` says of each run."""
+    return tuple(tuple(i for i, name in enumerate(places) if name == each) for each in dict.fromkeys(places))
+
+
+def components(costs: Sequence[Sequence[float]]) -> Components | None:
+    """The components of the spread, by the analysis of variance of the logarithms.
+
+    With k allocations of n_i runs, N together, MSB and MSW the mean squares between and within them:
+    between = (MSB - MSW) / n0, n0 = (N - sum of n_i^2 / N) / (k - 1), within = MSW, F = MSB / MSW.
+
+    Args:
+        costs: of each allocation the cost of each run, positive.
+
+    Returns:
+        None where fewer than 2 allocations have 2 runs or more.
+    """
+    logs = [[math.log(cost) for cost in some] for some in costs if some]
+    if sum(len(some) > 1 for some in logs) < 2:
+        return None
+    count, runs = len(logs), sum(map(len, logs))
+    mean = statistics.fmean(log for some in logs for log in some)
+    squares_between = sum(len(some) * (statistics.fmean(some) - mean) ** 2 for some in logs) / (count - 1)
+    squares_within = sum((log - statistics.fmean(some)) ** 2 for some in logs for log in some) / (runs - count)
+    typical = (runs - sum(len(some) ** 2 for some in logs) / runs) / (count - 1)
+    between = math.sqrt(max(0.0, squares_between - squares_within) / typical)
+    if squares_within == 0:
+        return Components(between, 0.0, 0.0 if squares_between > 0 else 1.0)
+    from scipy.special import fdtrc  # a third of a second to import, and only needed here
+
+    p = float(fdtrc(count - 1, runs - count, squares_between / squares_within))
+    return Components(between, math.sqrt(squares_within), p)
+
+
+def observations(values: Sequence[float | None], clusters: Sequence[Sequence[int]]) -> list[float]:
+    """One value per cluster of runs: the geometric mean of those that are known. All positive."""
+    known = [[value for run in cluster if (value := values[run]) is not None] for cluster in clusters]
+    return [some[0] if len(some) == 1 else statistics.geometric_mean(some) for some in known if some]

@@ -8,6 +8,7 @@ import pytest
 
 from engines import jobs
 from engines.curves import Curve, train
+from forks import prepared_here
 
 
 class Worlds:
@@ -21,7 +22,9 @@ class Worlds:
         if ranks not in self._curves:
             if ranks != 2:
                 self[2]  # leaves the checkpoints
-            self._curves[ranks] = train(jobs.of_world(ranks, self.folder / "2"), ranks, self.folder / str(ranks))
+            self._curves[ranks] = train(
+                jobs.of_world(ranks, self.folder / "2"), ranks, self.folder / str(ranks), prepared_here()
+            )
         return self._curves[ranks]
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
-import sys
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
+from forks import Cold, Starts
 from vitscale.model_spec import ModelSpec, resolve
 
 MODEL = resolve(
@@ -23,7 +21,6 @@ SAMPLES = 4 * GLOBAL_BATCH + 7
 """Every fifth step has 7 images: padding, and slots that hold nothing else."""
 STEPS = 20
 _SCRIPT = Path(__file__).with_name("curve_ranks.py")
-_TESTS = Path(__file__).parents[1]
 
 
 class Job(TypedDict):
@@ -63,35 +60,41 @@ class Curve:
         assert len(self.losses) == len(self.ids) > 0
 
 
-def train(jobs: list[Job], ranks: int, folder: Path, timeout: float = 500.0) -> dict[str, Curve]:
+def train(
+    jobs: list[Job], ranks: int, folder: Path, starts: Starts | None = None, timeout: float = 500.0
+) -> dict[str, Curve]:
     """Runs all jobs on one set of ranks, in order; fails with the traceback where any of them failed.
 
-    Without an engine (`none`) there are no ranks to share the images: only for `ranks` = 1.
+    `starts` starts the ranks; without it each is started anew. Without an engine (`none`) there are no ranks to share
+    the images: only for `ranks` = 1.
     """
     folder.mkdir()
     (folder / "jobs.json").write_text(json.dumps(jobs))
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    processes = []
-    for rank in range(ranks):
-        placed = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_PORT": port}
-        environment = {name: str(value) for name, value in placed.items()}
-        environment |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_TESTS)}
-        with (folder / f"log-{rank}.txt").open("w") as log:
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, str(_SCRIPT), str(folder)],
-                    env=os.environ | environment,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                )
-            )
+    own = starts or Cold()
     try:
-        codes = [process.wait(timeout=timeout) for process in processes]
+        forks = [
+            own.start(
+                _SCRIPT,
+                folder,
+                log=folder / f"log-{rank}.txt",
+                environment={
+                    "RANK": rank,
+                    "LOCAL_RANK": rank,
+                    "WORLD_SIZE": ranks,
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": port,
+                    "OMP_NUM_THREADS": 1,
+                },
+            )
+            for rank in range(ranks)
+        ]
+        codes = [fork.wait(timeout) for fork in forks]
     finally:
-        for process in processes:
-            process.kill()
+        if starts is None:
+            own.close()
     logs = [(folder / f"log-{rank}.txt").read_text()[-3000:] for rank in range(ranks)]
     assert codes == [0] * ranks, "\n".join(logs)
     found = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]

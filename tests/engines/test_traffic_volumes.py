@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 
 from engines.many_engines import MODEL, trial_of
+from forks import prepared_here
 from results_factory import make_rank, make_run
 from vitscale.analysis.runs import figures
 from vitscale.analysis.traffic import Traffic, traffic
@@ -242,26 +241,17 @@ def launch(cases: Sequence[Case], ranks: int, folder: Path) -> list[tuple[Traffi
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     cores = sorted(os.sched_getaffinity(0))
-    environment = os.environ | {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(ranks),
-        "PYTHONPATH": str(SCRIPT.parents[1]),
-    }
-    processes = [
-        subprocess.Popen(
-            ["taskset", "-c", str(cores[rank % len(cores)]), sys.executable, str(SCRIPT), str(folder)],
-            env=environment | {"RANK": str(rank)},
-            stdout=subprocess.DEVNULL,
-            stderr=(folder / f"log-{rank}.txt").open("w"),
+    forks = [
+        prepared_here().start(
+            SCRIPT,
+            folder,
+            log=folder / f"log-{rank}.txt",
+            environment={"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": ranks, "RANK": rank},
+            core=cores[rank % len(cores)],
         )
         for rank in range(ranks)
     ]
-    try:
-        codes = [process.wait(timeout=300) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+    codes = [fork.wait(300) for fork in forks]
     assert codes == [0] * ranks, "\n".join((folder / f"log-{rank}.txt").read_text()[-2000:] for rank in range(ranks))
     by_rank = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
     return [_analysed(case, list(found)) for case, found in zip(cases, zip(*by_rank, strict=True), strict=True)]

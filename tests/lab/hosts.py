@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import needs
+from forks import Prepared
 from vitscale.lab import Laboratory, laboratory
 
 INTERFACE = Laboratory.interface
@@ -16,6 +17,7 @@ class Hosts:
 
     def __init__(self, lab: Laboratory) -> None:
         self._lab = lab
+        self._prepared: dict[int, Prepared] = {}
 
     def address(self, host: int) -> str:
         return self._lab.addresses[host]
@@ -24,10 +26,24 @@ class Hosts:
         """`argv` as it is run on a host; it keeps its environment, and ends with what runs it."""
         return self._lab.command(host, argv)
 
+    def prepared(self, host: int) -> Prepared:
+        """Starts scripts on a host, as forks of a process there."""
+        if host not in self._prepared:
+            self._prepared[host] = Prepared(lambda argv: self.command(host, argv))
+        return self._prepared[host]
+
+    def close(self) -> None:
+        for prepared in self._prepared.values():
+            prepared.close()
+
 
 @contextmanager
 def two_hosts(megabits_per_second: float | None) -> Iterator[Hosts]:
     """Two hosts, each sending and receiving at most at the given rate; None leaves the links as fast as they are."""
     needs.root_and("ip", "tc", "unshare", "nsenter")
     with laboratory(2, megabits_per_second) as lab:
-        yield Hosts(lab)
+        hosts = Hosts(lab)
+        try:
+            yield hosts
+        finally:
+            hosts.close()

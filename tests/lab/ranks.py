@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+from forks import prepared_here
 from lab.hosts import INTERFACE, Hosts
 from vitscale import sources, store
 from vitscale.model_spec import ModelSpec, resolve
@@ -70,38 +69,26 @@ def run_ranks(
     folder = store.new_run_folder(results, header)
     cores = sorted(os.sched_getaffinity(0))
     port = 29500 if hosts else _free_port()
-    processes = []
+    forks = []
     for rank in range(trial.world.size):
-        argv = [
-            "taskset",
-            "-c",
-            str(cores[(first_core + rank) % len(cores)]),
-            sys.executable,
-            str(_INJECTED),
-            str(folder),
-        ]
         environment = {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(trial.world.size),
-            "LOCAL_RANK": "0",  # each is alone on its core, as on a host of its own
+            "RANK": rank,
+            "WORLD_SIZE": trial.world.size,
+            "LOCAL_RANK": 0,  # each is alone on its core, as on a host of its own
             "MASTER_ADDR": hosts.address(0) if hosts else "127.0.0.1",
-            "MASTER_PORT": str(port),
+            "MASTER_PORT": port,
             "INJECTED": json.dumps(injected or {}),
         } | ({"GLOO_SOCKET_IFNAME": INTERFACE} if hosts else {})
-        log = (folder / f"log-{rank}.txt").open("w")
-        processes.append(
-            subprocess.Popen(
-                hosts.command(rank, argv) if hosts else argv,
-                env=os.environ | environment,
-                stdout=log,
-                stderr=subprocess.STDOUT,
+        forks.append(
+            (hosts.prepared(rank) if hosts else prepared_here()).start(
+                _INJECTED,
+                folder,
+                log=folder / f"log-{rank}.txt",
+                environment=environment,
+                core=cores[(first_core + rank) % len(cores)],
             )
         )
-    try:
-        codes = [process.wait(timeout=300) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+    codes = [fork.wait(300) for fork in forks]
     logs = [(folder / f"log-{rank}.txt").read_text()[-2000:] for rank in range(len(codes))]
     assert codes == [0] * len(codes), "\n".join(logs)
     outcome = Outcome(kind="completed", reason="", started_unix_seconds=1.0, wall_seconds=1.0)

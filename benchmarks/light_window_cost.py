@@ -55,6 +55,8 @@ class Idle(Engine):
 
     def step(self) -> None: ...
 
+    def set_learning_rate(self, learning_rate: float) -> None: ...
+
     def evaluate(self, images: Any) -> torch.Tensor:
         return self._loss
 

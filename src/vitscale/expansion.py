@@ -18,7 +18,7 @@ from vitscale.model_spec import ModelSpec
 from vitscale.record import Curve, CurvePoint
 from vitscale.resolution import device_of, precision_of, threads_of, with_deepspeed_config, world_of
 from vitscale.sources import Summary
-from vitscale.study import Study
+from vitscale.study import AUTO, Study
 from vitscale.study_file import StudyFile
 from vitscale.text_file import beside
 from vitscale.trial import (
@@ -58,7 +58,11 @@ class _Settled:
 
 
 def expand(
-    file: StudyFile, machine: Machine, check_data: Callable[[DataSpec], Summary], slots: int | None = None
+    file: StudyFile,
+    machine: Machine,
+    check_data: Callable[[DataSpec], Summary],
+    slots: int | None = None,
+    launcher: str = "torchrun",
 ) -> Expansion:
     """Every trial of a study.
 
@@ -69,6 +73,7 @@ def expand(
         machine: one host of those it will run on.
         check_data: finds and verifies a dataset (`vitscale.sources.check`); called once per different dataset.
         slots: ranks that one host takes, where the study does not say; None: all.
+        launcher: of points that name none.
 
     Raises:
         RequestError: the study asks for something that cannot be, with the value and the next step.
@@ -92,7 +97,7 @@ def expand(
         summary = summaries[point.data]
         on_curve = []
         for train, world, fraction in point.worlds:
-            trial = _trial(point, train, world, fraction, summary, digests[point.model])
+            trial = _trial(point, train, world, fraction, summary, digests[point.model], launcher)
             identity = trial.identity()
             trials[identity] = trial
             fingerprints[identity] = summary.fingerprint
@@ -210,7 +215,13 @@ def _rank_counts(study: Study) -> list[int]:
 
 
 def _trial(
-    point: _Settled, train: TrainSpec, world: World, fraction: float, summary: Summary, model_digest: str | None
+    point: _Settled,
+    train: TrainSpec,
+    world: World,
+    fraction: float,
+    summary: Summary,
+    model_digest: str | None,
+    launcher: str,
 ) -> Trial:
     study = point.study
     measure = study.measure
@@ -228,7 +239,7 @@ def _trial(
             traces=measure.traces,
             checkpoint=measure.checkpoint,
         ),
-        launcher=study.launch.launcher,
+        launcher=launcher if study.launch.launcher == AUTO else study.launch.launcher,
     )
     _check_length(trial, summary)
     return trial

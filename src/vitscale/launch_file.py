@@ -34,6 +34,11 @@ class LaunchFile(Spec):
     environment: dict[str, str] = Field(default_factory=dict)
     """Variables of every rank."""
     mpi_discovery: bool = False
+    prepared_seconds: float | None = None
+    """What the driver waited before `started_ns` until the process that ranks are forked from had imported everything;
+    null where it was there already, or ranks are none of its forks."""
+    cold: str | None = None
+    """Why ranks that could be forked from a prepared process were started anew."""
     driver_pid: int
     host_id: str
     """Of the driver's host: its clock and its process id mean something there alone (`host_id`)."""

@@ -97,10 +97,14 @@ class StartLine(Record):
 
 
 class PhaseLine(Record):
-    """One part of the start-up, in the order it happened."""
+    """One part of the start-up, in the order it happened.
+
+    `prepare`: what the driver waited for a prepared process to be ready, in the first run that it serves. It belongs to
+    all runs that follow on it, so that no start-up figure has it.
+    """
 
     kind: Literal["phase"] = "phase"
-    name: Literal["launch", "imports", "data", "model", "engine", "first_step"]
+    name: Literal["prepare", "launch", "imports", "data", "model", "engine", "first_step"]
     seconds: Seconds
 
 

@@ -98,10 +98,14 @@ class ScalingSection(Spec):
     has. Sweep it to compare the same rank count packed (8) and spread (1)."""
 
 
+AUTO = "auto"
+
+
 class LaunchSection(Spec):
     """[launch]: how ranks are started and placed."""
 
-    launcher: str = "torchrun"
+    launcher: str = AUTO
+    """auto: the one that the results were begun with; of new results `local` on this machine, `torchrun` elsewhere."""
     scheduler: Literal["auto", "local", "hostfile", "slurm"] = "auto"
     """Where it runs. auto: `hostfile` where one is given, `slurm` inside an allocation, else this machine."""
     hostfile: str | None = None

@@ -12,6 +12,16 @@ import sys
 _PR_SET_PDEATHSIG = 1
 
 
+def end_with_parent(parent: int) -> bool:
+    """Asks the kernel to end this process by SIGKILL when the thread that started it ends; no child inherits that.
+
+    Returns:
+        Whether process `parent` is this one's parent still: where it died before the call, nobody sends the signal.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    return os.getppid() == parent
+
+
 def main(arguments: list[str]) -> None:
     """Ties this process to its parent and becomes the command after `--`."""
     match arguments:
@@ -19,9 +29,7 @@ def main(arguments: list[str]) -> None:
             pass
         case _:
             sys.exit("usage: python -m vitscale.tie PID -- COMMAND...")
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    # The parent may have died before the call: then nobody is left to send the signal.
-    if os.getppid() != int(parent):
+    if not end_with_parent(int(parent)):
         sys.exit("vitscale: the driver is gone")
     try:
         os.execvp(command[0], command)  # noqa: S606 - no shell is wanted

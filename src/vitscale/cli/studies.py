@@ -104,7 +104,7 @@ def run(
     from vitscale.site import overlay
 
     over = overlay(site, launcher=launcher, scheduler=scheduler, hostfile=hostfile)
-    planned = runner.plan(study, overlay=over)
+    planned = runner.plan(study, overlay=over, results=output)
     results = output or Path("results") / planned.record.name
     skipped = _unfit(planned, gpu_memory) if skip_unfit else {}
     if dry_run:

@@ -8,18 +8,22 @@ from vitscale.launchers import third_party
 from vitscale.launchers.base import Launch, Launcher, Start
 from vitscale.launchers.deepspeed import DeepSpeed
 from vitscale.launchers.in_process import InProcess
+from vitscale.launchers.local import Local
 from vitscale.launchers.mpirun import Mpirun
 from vitscale.launchers.srun import Srun
 from vitscale.launchers.torchrun import Torchrun
 from vitscale.trial import Trial, World
 
+LOCAL = "local"
 LAUNCHERS: dict[str, Launcher] = {
-    "in-process": InProcess(),
+    LOCAL: Local(),
     "torchrun": Torchrun(),
     "deepspeed": DeepSpeed(),
     "mpirun": Mpirun(),
     "srun": Srun(),
 }
+_OLD: dict[str, Launcher] = {"in-process": InProcess()}
+"""Names that results and studies of earlier versions have."""
 
 
 def find_launcher(name: str) -> Launcher:
@@ -28,7 +32,7 @@ def find_launcher(name: str) -> Launcher:
     Raises:
         RequestError: there is none, or the package that offers it is broken.
     """
-    launcher = LAUNCHERS.get(name) or third_party.load(name)
+    launcher = LAUNCHERS.get(name) or _OLD.get(name) or third_party.load(name)
     if launcher is None:
         raise unknown("launcher", name, {*LAUNCHERS, *third_party.names()})
     return launcher
@@ -52,4 +56,4 @@ def launcher_for(trial: Trial, hosts: tuple[Host, ...] = ()) -> Launcher:
     return launcher_named(trial.launcher, trial.world, hosts)
 
 
-__all__ = ["LAUNCHERS", "Launch", "Launcher", "Start", "find_launcher", "launcher_for", "launcher_named"]
+__all__ = ["LAUNCHERS", "LOCAL", "Launch", "Launcher", "Start", "find_launcher", "launcher_for", "launcher_named"]

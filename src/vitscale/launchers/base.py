@@ -41,6 +41,8 @@ class Launch:
     """Beginnings of names of variables that the commands must not see."""
     ended_by_kill: bool = False
     """Whether the commands must not be asked to end (SIGTERM), for what they do then reaches beyond this run."""
+    from_prepared: bool = False
+    """Whether a process that has imported what ranks need may carry the command out (`vitscale.worker.prepared`)."""
     ranks_know_their_master: bool = True
     """Whether the launcher gives each rank RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; if not, see
     `vitscale.worker.place`."""

@@ -1,4 +1,4 @@
-"""In-process: the one process that is started is the rank; no launcher stands around it."""
+"""In-process: what one rank was started by before there was `local`; results that were begun so go on so."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vitscale.trial import World
 
 
 class InProcess:
-    """One rank, nothing in between: the shortest start-up, and the easiest to debug."""
+    """One rank, nothing in between."""
 
     def launch(self, world: World, start: Start) -> Launch:  # noqa: ARG002 - one signature for every launcher
         """`python -m vitscale.worker FOLDER`."""
@@ -22,5 +22,5 @@ class InProcess:
     def unfit(self, world: World, hosts: tuple[Host, ...]) -> str | None:
         """Starts one rank only."""
         if world.size != 1:
-            return f"it starts one rank, not {world.size}; use launcher = 'torchrun', or scaling.gpus = [1]"
+            return f"it starts one rank, not {world.size}; use launcher = 'local', or scaling.gpus = [1]"
         return several_hosts.lacking(world, hosts)

@@ -14,7 +14,7 @@ from vitscale.hardware import Machine
 from vitscale.hosts import Host, read_hostfile
 from vitscale.schedulers import Hostfile, LoginNode, Scheduler, described, scheduler_for
 from vitscale.site import Overlay
-from vitscale.study import Study
+from vitscale.study import AUTO, Study
 from vitscale.study_file import StudyFile
 from vitscale.text_file import beside
 from vitscale.trial import Device, Precision, Trial, World
@@ -44,6 +44,12 @@ class Where:
     trial: Trial | None
     """The largest of the study; None without one."""
     dataset_fingerprint: str | None = None
+
+    @property
+    def launcher(self) -> str:
+        """What starts the ranks."""
+        named = self.study.launch.launcher
+        return self.scheduler.default_launcher if named == AUTO else named
 
     def without(self, gone: set[str]) -> Where:
         """The same with these hosts left out of a hostfile."""
@@ -78,7 +84,7 @@ def where(path: Path | None, overlay: Overlay) -> Where:
         nodes = max(1, _count(os.environ.get("SLURM_JOB_NUM_NODES") or os.environ.get("SLURM_NNODES")))
     if path is None:
         return Where(study, scheduler, hosts, nodes, None)
-    expansion = expand(file, scheduler.machine(), sources.check, scheduler.slots())
+    expansion = expand(file, scheduler.machine(), sources.check, scheduler.slots(), scheduler.default_launcher)
     trial_id, trial = max(expansion.trials.items(), key=lambda item: item[1].world.size)
     return Where(study, scheduler, hosts, nodes, trial, expansion.fingerprints[trial_id])
 

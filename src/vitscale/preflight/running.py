@@ -65,7 +65,7 @@ def run_check(
         sources.load(place.trial.data.model_copy(update={"fraction": 1.0}))
     launch = place.study.launch
     # Refused, if at all, before anything is written.
-    worked_out(place.scheduler, launch, launch.launcher, wanted.world, _ANY_FOLDER, _MODULE)
+    worked_out(place.scheduler, launch, place.launcher, wanted.world, _ANY_FOLDER, _MODULE)
     started_unix_seconds = time.time()
     check_id = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(started_unix_seconds))}-{secrets.token_hex(3)}"
     checks = check_folder(results).absolute()
@@ -100,7 +100,7 @@ def run_check(
                 "started_unix_seconds": max(0.0, started_unix_seconds),
                 "wall_seconds": time.monotonic() - began,
                 "request": wanted,
-                "launcher": place.study.launch.launcher,
+                "launcher": place.launcher,
                 "scheduler": type(place.scheduler).__name__,
                 "hosts": answers,
                 "ranks": ranks,
@@ -131,7 +131,7 @@ class _End:
 def _measure(place: Where, wanted: CheckRequest, folder: Path) -> _End:
     """Starts the ranks and waits for their end."""
     launch = place.study.launch
-    ranks = worked_out(place.scheduler, launch, launch.launcher, wanted.world, folder, _MODULE)
+    ranks = worked_out(place.scheduler, launch, place.launcher, wanted.world, folder, _MODULE)
     environment = {"OMP_NUM_THREADS": str(wanted.world.threads_per_rank)}
     if inherited := os.environ.get("PYTHONPATH"):
         environment["PYTHONPATH"] = inherited

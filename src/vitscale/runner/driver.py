@@ -21,6 +21,7 @@ from vitscale.runner.planning import Plan, Report, check_folder, outstanding, st
 from vitscale.runner.progress import StudyProgress
 from vitscale.runner.skipping import skip_unfit
 from vitscale.schedulers import LoginNode
+from vitscale.schedulers.prepared import PreparedProcesses
 from vitscale.store import RunIndex, locked, write_study
 
 
@@ -115,11 +116,11 @@ def _run_outstanding(plan: Plan, results: Path, options: Options, console: Conso
     index = RunIndex(results)
     todo = outstanding(plan, index, retry_failed=options.retry_failed)
     outcomes = standing_outcomes(plan, index, todo)
-    setting = plan.setting(results)
-    todo = skip_unfit(setting, todo, options.unfit, index, outcomes)
+    todo = skip_unfit(plan.setting(results), todo, options.unfit, index, outcomes)
     added = AddedRuns(plan, results, outcomes, todo)
     done = 0
-    with StudyProgress(console) as progress:
+    with PreparedProcesses() as prepared, StudyProgress(console) as progress:
+        setting = plan.setting(results, prepared)
         progress.expect(len(todo), added.most())
         for task in itertools.chain(todo, added):
             progress.expect(max(0, len(todo) - done), added.most())

@@ -30,6 +30,10 @@ _SLURM_OUT_OF_MEMORY = re.compile(
     r"^slurmstepd\S*: error: Detected \d+ oom.kill event|^srun: error: .*: Out Of Memory", re.M
 )
 """slurmstepd saw the kernel end a process for memory, on whichever node."""
+# `vitscale.local_ranks`.
+_LOCAL = re.compile(r"^local: rank (?P<rank>\d{1,6}) ended with exit code (?P<code>-?\d{1,3})$", re.MULTILINE)
+_LOCAL_LIST = "local: the ranks that failed, the first one first:\n"
+_LOCAL_KILLED = "local: SIGKILL to the ranks that did not heed SIGTERM\n"
 # OpenSSH's own failures: "ssh: connect to host node1 port 22: No route to host"; pdsh puts the host before it.
 _SSH = re.compile(
     r"^(?:[\w.-]{1,253}: )?(?P<words>ssh: (?:connect to host (?P<host>[\w.:-]{1,253}) port"
@@ -58,13 +62,14 @@ def read(log: str) -> Reports:
     """Reads what launchers printed; `log` is untrusted."""
     # torchrun lists the root cause last.
     codes = [(int(m["rank"]), int(m["code"])) for m in _TORCHRUN.finditer(log)][::-1]
+    codes += [(int(m["rank"]), int(m["code"])) for m in _LOCAL.finditer(log)]
     codes += [(int(m["rank"]), -int(m["code"])) for m in _MPI_SIGNAL.finditer(log)]
     codes += [(int(m["rank"]), int(m["code"])) for m in _MPI_EXIT.finditer(log)]
     codes += [(int(m["rank"]), -_SIGNALS[m["name"]] if m["name"] else int(m["code"])) for m in _SRUN.finditer(log)]
     return Reports(
         codes=tuple(dict.fromkeys(codes)),
-        whole=_TORCHRUN_LIST in log,
-        launcher_killed=_TORCHRUN_KILLED in log,
+        whole=_TORCHRUN_LIST in log or _LOCAL_LIST in log,
+        launcher_killed=_TORCHRUN_KILLED in log or _LOCAL_KILLED in log,
         out_of_memory=_SLURM_OUT_OF_MEMORY.search(log) is not None,
         unreached=tuple((m["host"] or m["name"], m["words"].strip()) for m in _SSH.finditer(log)),
     )

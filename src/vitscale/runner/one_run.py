@@ -14,6 +14,7 @@ from vitscale.runner.classify import outcome_of
 from vitscale.runner.starting import start_ranks, worked_out
 from vitscale.runner.watch import watch
 from vitscale.schedulers import Scheduler
+from vitscale.schedulers.prepared import PreparedProcesses, Ready
 from vitscale.store import new_run_folder, read_ranks, write_outcome
 from vitscale.study import LaunchSection, MeasureSection
 
@@ -40,6 +41,8 @@ class Setting:
     """Of the study file: a factory's module may lie beside it."""
     results: Path
     scheduler: Scheduler
+    prepared: PreparedProcesses | None = None
+    """What ranks on this machine are forked from; None: all are started anew."""
 
 
 def header_of(
@@ -106,8 +109,14 @@ def _attempt(setting: Setting, task: Task, attempt: int, on_steps: Callable[[int
         # The working directory comes first by itself; a factory's module may also lie beside the study file.
         "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(setting.folder)])),
     }
+
+    def ready(variables: Mapping[str, str], log: Path) -> Ready:
+        if setting.prepared is None:
+            return Ready()
+        return setting.prepared.ready(task.trial_id, trial, variables, Path.cwd(), log)
+
     try:
-        started = start_ranks(ranks, setting.scheduler, setting.launch, folder, environment=environment)
+        started = start_ranks(ranks, setting.scheduler, setting.launch, folder, environment=environment, ready=ready)
     except RequestError as error:
         # A host's name that is not known just now: the other runs need not suffer for it.
         outcome = Outcome(

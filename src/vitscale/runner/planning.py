@@ -10,17 +10,18 @@ from pathlib import Path
 
 from vitscale import sources
 from vitscale.engine_options import ENGINE_PACKAGES
-from vitscale.errors import RequestError, StoreError, explain, shown
+from vitscale.errors import RequestError, StoreError, VitscaleError, explain, shown
 from vitscale.expansion import Expansion, expand
 from vitscale.hardware import Machine
-from vitscale.launchers import find_launcher
+from vitscale.launchers import LOCAL, find_launcher
 from vitscale.record import Outcome, StudyRecord
 from vitscale.runner.one_run import Setting, Task
 from vitscale.runner.starting import worked_out
 from vitscale.schedulers import Scheduler, scheduler_for
+from vitscale.schedulers.prepared import PreparedProcesses
 from vitscale.site import Overlay
 from vitscale.store import RunIndex, read_study
-from vitscale.study import LaunchSection, MeasureSection, SlurmSection
+from vitscale.study import AUTO, LaunchSection, MeasureSection, SlurmSection
 from vitscale.study_file import StudyFile
 from vitscale.trial import DataSpec, Trial
 
@@ -44,9 +45,9 @@ class Plan:
     tasks: tuple[Task, ...]
     """All runs of the study in their random order, done or not; those that `measure.target_ci` may add come after."""
 
-    def setting(self, results: Path) -> Setting:
+    def setting(self, results: Path, prepared: PreparedProcesses | None = None) -> Setting:
         """What all its runs share, in this results folder."""
-        return Setting(self.record, self.measure, self.launch, self.folder, results, self.scheduler)
+        return Setting(self.record, self.measure, self.launch, self.folder, results, self.scheduler, prepared)
 
     @property
     def most_runs(self) -> int:
@@ -85,6 +86,7 @@ def plan(
     machine: Machine | None = None,
     check_data: Callable[[DataSpec], sources.Summary] = sources.check,
     overlay: Overlay | None = None,
+    results: Path | None = None,
 ) -> Plan:
     """Reads and checks a study against the hosts it is to run on and its data; starts nothing and writes nothing.
 
@@ -93,23 +95,32 @@ def plan(
         machine: what one host offers; None: what the scheduler says.
         check_data: finds and verifies a dataset.
         overlay: of a site file and the command line.
+        results: the folder that it is to go into: where it was begun there and names no launcher, it goes on under the
+            one that it was begun with. None: results/NAME.
 
     Raises:
         RequestError: the study, the data or the hosts do not allow it.
     """
     file = StudyFile.read(path, overlay)
     for _, point, _ in file.points():
-        find_launcher(point.launch.launcher)
+        if point.launch.launcher != AUTO:
+            find_launcher(point.launch.launcher)
     scheduler = scheduler_for(file.study, path)
-    expansion = expand(file, machine or scheduler.machine(), check_data, scheduler.slots())
+    launcher = _begun_with(results or Path("results") / file.study.name, file.study.name) or scheduler.default_launcher
+    if launcher == LOCAL and scheduler.default_launcher != LOCAL:
+        launcher = scheduler.default_launcher  # it was begun on one machine, and now has hosts
+    expansion = expand(file, machine or scheduler.machine(), check_data, scheduler.slots(), launcher)
     launch = file.study.launch
     for trial in expansion.trials.values():
         worked_out(scheduler, launch, trial.launcher, trial.world, _ANY_FOLDER, "vitscale.worker")
         _check_discovery(launch, trial)
     measure = file.study.measure
-    tasks = [Task(trial_id, repeat) for trial_id in expansion.trials for repeat in range(measure.repeats)]
-    # Seeded, so that a study resumed keeps the order it began with; random, so that drift favours nobody.
-    random.Random(measure.order_seed).shuffle(tasks)  # noqa: S311 - an order, not a secret
+    tasks = []
+    # Seeded, so that a study resumed keeps the order it began with; random, so that drift favours nobody; in rounds of
+    # one run of each trial, so that it favours no repeat, and a process that forks ranks serves a whole round.
+    order = random.Random(measure.order_seed)  # noqa: S311 - an order, not a secret
+    for repeat in range(measure.repeats):
+        tasks += [Task(trial_id, repeat) for trial_id in order.sample([*expansion.trials], len(expansion.trials))]
     record = StudyRecord(
         name=file.study.name,
         text=file.text,
@@ -122,6 +133,18 @@ def plan(
         dataset_fingerprints=expansion.fingerprints,
     )
     return Plan(path.parent.absolute(), record, expansion, measure, launch, file.study.slurm, scheduler, tuple(tasks))
+
+
+def _begun_with(results: Path, name: str) -> str | None:
+    """The launcher of the study `name` in a folder that holds it; None where there is none, or more than one."""
+    try:
+        held = read_study(results)
+    except VitscaleError:
+        return None  # `check_folder` tells of it, where it is to be written to
+    if held is None or held.name != name:
+        return None
+    launchers = {trial.launcher for trial in held.trials.values() if trial.origin is None}
+    return launchers.pop() if len(launchers) == 1 else None
 
 
 def _check_discovery(launch: LaunchSection, trial: Trial) -> None:

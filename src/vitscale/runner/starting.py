@@ -8,7 +8,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,8 @@ from vitscale.launchers import launcher_named
 from vitscale.launchers.base import Launch, Start
 from vitscale.runner.listening import Listener
 from vitscale.schedulers import Job, Scheduler
+from vitscale.schedulers.local import LocalJob
+from vitscale.schedulers.prepared import Prepared, PreparedError, Ready, ranks_environment
 from vitscale.store import write_whole
 from vitscale.study import LaunchSection
 from vitscale.trial import World
@@ -93,6 +95,7 @@ def start_ranks(
     run_folder: Path,
     *,
     environment: Mapping[str, str],
+    ready: Callable[[Mapping[str, str], Path], Ready] | None = None,
 ) -> Started:
     """Starts them. `run_folder` exists; launch.json and the launcher's own files are written into it.
 
@@ -102,10 +105,20 @@ def start_ranks(
         section: the same.
         run_folder: the same.
         environment: of every rank, beyond what the study says and what the user has set.
+        ready: finds what ranks of a launcher that allows it are forked from, given their environment and their log.
 
     Raises:
         OSError: a file cannot be written, or a program cannot be started.
     """
+    log = run_folder / "log.txt"
+    settings = _settings(section) | dict(environment)
+    variables = settings | dict(ranks.launch.environment)
+    prepared = Ready()
+    if ranks.launch.from_prepared and ready is not None:
+        prepared = ready(ranks_environment(variables, ranks.launch.without_variables), log)
+        if prepared.cold is not None:
+            with log.open("a", encoding="utf-8") as file:
+                file.write(f"local: ranks are started anew: {prepared.cold}\n")
     token = secrets.token_hex(16)
     remote = [host for host in ranks.hosts if not is_this_machine(host.name)]
     listener = Listener(token, "" if remote else "127.0.0.1")
@@ -120,27 +133,41 @@ def start_ranks(
             master_address=ranks.hosts[0].name if ranks.hosts else "127.0.0.1",
             master_port=ranks.port,
             lifeline=f"{own}:{listener.port}",
-            environment=_settings(section) | dict(environment),
+            environment=settings,
+            prepared_seconds=prepared.waited_seconds,
+            cold=prepared.cold,
             mpi_discovery=section.mpi_discovery,
             driver_pid=os.getpid(),
             host_id=launch_file.host_id(),
             started_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC),
         )
         write_whole(run_folder / launch_file.NAME, file.model_dump_json(indent=1))
-        job = scheduler.start(
-            ranks.commands,
-            ranks.hosts,
-            token=token,
-            log=run_folder / "log.txt",
-            cwd=Path.cwd(),
-            environment=file.environment | dict(ranks.launch.environment),
-            without=ranks.launch.without_variables,
-            ended_by_kill=ranks.launch.ended_by_kill,
-        )
+        job = _job(scheduler, ranks, prepared.process, token, log, variables)
     except BaseException:
         listener.close()
         raise
     return Started(job, listener)
+
+
+def _job(
+    scheduler: Scheduler, ranks: Ranks, prepared: Prepared | None, token: str, log: Path, variables: Mapping[str, str]
+) -> Job:
+    launch, cwd = ranks.launch, Path.cwd()
+    if prepared is not None:
+        try:
+            return LocalJob(ranks.commands, token=token, log=log, cwd=cwd, environment=variables, prepared=prepared)
+        except PreparedError as error:
+            raise RequestError(explain(f"the ranks cannot be started: {error}")) from None
+    return scheduler.start(
+        ranks.commands,
+        ranks.hosts,
+        token=token,
+        log=log,
+        cwd=cwd,
+        environment=variables,
+        without=launch.without_variables,
+        ended_by_kill=launch.ended_by_kill,
+    )
 
 
 def _settings(section: LaunchSection) -> dict[str, str]:

@@ -43,6 +43,8 @@ class Scheduler(Protocol):
 
     python: str
     """The interpreter of the ranks: this one's path, unless ranks run where that is another."""
+    default_launcher: str
+    """The launcher of studies that name none."""
 
     def machine(self) -> Machine:
         """One of its hosts, as trials are planned for it.

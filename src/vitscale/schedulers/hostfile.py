@@ -96,6 +96,7 @@ class Hostfile:
     """The hosts of a hostfile, the first ones first. Paths are the same on all of them."""
 
     python = sys.executable
+    default_launcher = "torchrun"
 
     def __init__(self, hosts: tuple[Host, ...], machine: Machine | None = None) -> None:
         """`machine`: what one host offers, where this one is not like it."""

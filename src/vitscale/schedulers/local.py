@@ -15,7 +15,7 @@ from vitscale.hosts import Host
 from vitscale.job_processes import end_all
 from vitscale.launch_file import TOKEN_VARIABLE
 from vitscale.launchers.base import Launch
-from vitscale.rank_variables import ALL_NAMES
+from vitscale.schedulers.prepared import Fork, Prepared, ranks_environment
 from vitscale.trial import World
 
 _OTHERS_SECONDS = 15.0
@@ -40,6 +40,7 @@ class LocalJob:
         environment: Mapping[str, str],
         without: tuple[str, ...] = (),
         ended_by_kill: bool = False,
+        prepared: Prepared | None = None,
     ) -> None:
         """Starts the commands.
 
@@ -51,31 +52,27 @@ class LocalJob:
             environment: added to this process's own.
             without: beginnings of names of variables that they must not see.
             ended_by_kill: whether they are never asked to end, for what they do then reaches beyond this job.
+            prepared: what the commands are forks of; None: each is a new process.
+
+        Raises:
+            OSError: one cannot be started.
+            PreparedError: the prepared process is gone.
         """
         self.token = token
         self.started_unix_seconds = time.time()
         self._began = time.monotonic()
         self._failed_seconds: float | None = None
         self._first_signal = signal.SIGKILL if ended_by_kill else signal.SIGTERM
-        own = {key: value for key, value in os.environ.items() if key not in ALL_NAMES}
-        seen = {key: value for key, value in (own | dict(environment)).items() if not key.startswith(without or "\0")}
-        self._processes: list[subprocess.Popen[bytes]] = []
+        seen = ranks_environment(environment, without) | {TOKEN_VARIABLE: token}
+        self._processes: list[subprocess.Popen[bytes] | Fork] = []
         try:
-            with log.open("ab") as output:
-                for command in commands:
-                    process = subprocess.Popen(
-                        [sys.executable, "-m", "vitscale.tie", str(os.getpid()), "--", *command],
-                        stdin=subprocess.DEVNULL,
-                        stdout=output,
-                        stderr=subprocess.STDOUT,
-                        cwd=cwd,
-                        env=seen | {TOKEN_VARIABLE: token},
-                        # Ctrl-C reaches the driver alone, which then ends the job in order.
-                        start_new_session=True,
-                    )
-                    self._processes.append(process)
+            for command in commands:
+                started = _started(command, log, cwd, seen) if prepared is None else prepared.fork(command, seen, log)
+                self._processes.append(started)
         except BaseException:
             # Not all could be started, or Ctrl-C came meanwhile: nobody will watch those that were.
+            if prepared is not None:
+                prepared.close()  # it may be about to start one
             end_all(token, self._first_signal)
             raise
 
@@ -117,10 +114,25 @@ class LocalJob:
         return ()
 
 
+def _started(command: Sequence[str], log: Path, cwd: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "vitscale.tie", str(os.getpid()), "--", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=cwd,
+            env=environment,
+            # Ctrl-C reaches the driver alone, which then ends the job in order.
+            start_new_session=True,
+        )
+
+
 class Local:
     """One host: this one."""
 
     python = sys.executable
+    default_launcher = "local"
 
     def machine(self) -> Machine:
         """This machine."""

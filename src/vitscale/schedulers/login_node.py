@@ -17,6 +17,8 @@ from vitscale.trial import World
 class LoginNode:
     """Knows no hosts: Slurm names them once a job runs, and `vitscale.runner.job` runs trials on them there."""
 
+    default_launcher = "torchrun"
+
     def __init__(self, machine: Machine | None, python: str | None) -> None:
         """`machine`: what [node] describes. `python`: the interpreter on the compute nodes."""
         self._machine = machine

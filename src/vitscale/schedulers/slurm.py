@@ -82,6 +82,8 @@ def refused_in_a_job(launcher: str, slurm: SlurmSection) -> str | None:
 class SlurmAllocation:
     """The nodes that Slurm has given to this job, the first ones first. Paths are the same on all of them."""
 
+    default_launcher = "torchrun"
+
     def __init__(self, slurm: SlurmSection, node: NodeSection | None) -> None:
         """`node`: what one of the nodes offers, where this machine is not like them."""
         self.python = slurm.python or sys.executable

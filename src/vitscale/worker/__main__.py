@@ -22,17 +22,21 @@ from vitscale.worker.failure import error_line
 _ARRIVED_NS = placing.now_ns()
 
 
-def main(run_folder: Path) -> NoReturn:
+def main(run_folder: Path, arrived_ns: int = _ARRIVED_NS) -> NoReturn:
     """Runs this process's rank of the run in `run_folder`, and ends the process: 0 where all its work is recorded.
 
     The process is left by `os._exit`, never through the interpreter's shutdown. Taking a process group or DDP's reducer
     apart holds the GIL while it waits for threads that want it: with gloo that was seen to hang finished ranks for
     good. And after an error a collective on another thread may wait for a rank that will never come.
+
+    Args:
+        run_folder: with trial.json, and launch.json where a driver has started it.
+        arrived_ns: when this process began its work, on the monotonic clock.
     """
     launch = launch_file.read(run_folder)
     placing.with_environment(launch)
     placing.die_with_parent(launch)
-    own = placing.own_place(_ARRIVED_NS, launch)
+    own = placing.own_place(arrived_ns, launch)
     header = _header(run_folder)
     _check_world(own, header)
     lifeline = _lifeline(launch, own, run_folder)
@@ -40,6 +44,8 @@ def main(run_folder: Path) -> NoReturn:
     log = RankLog(run_folder, own.rank)
     exit_code = 0
     try:
+        if launch is not None and launch.prepared_seconds is not None:
+            log.write(PhaseLine(name="prepare", seconds=launch.prepared_seconds))
         if own.launch_seconds is not None:
             log.write(PhaseLine(name="launch", seconds=own.launch_seconds))
         began = time.perf_counter()

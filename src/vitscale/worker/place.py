@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -14,9 +12,8 @@ from vitscale import launch_file
 from vitscale.hardware import cores_in_order, share_of_cores
 from vitscale.launch_file import TOKEN_VARIABLE, LaunchFile
 from vitscale.rank_variables import FAMILIES, TORCH
+from vitscale.tie import end_with_parent
 from vitscale.trial import World
-
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -79,8 +76,8 @@ def die_with_parent(launch: LaunchFile | None) -> None:
     driver in the same way, so ranks end with their driver even when that is killed by SIGKILL. On other hosts than the
     driver's the lifeline does it.
     """
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     # The launcher may have died before the call: then nobody is left to send the signal.
+    end_with_parent(os.getppid())
     if (
         launch is not None
         and launch.host_id == launch_file.host_id()

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import time
 
 import torch
+from threadpoolctl import threadpool_limits
 
 from vitscale import engines, models, sources
 from vitscale.deepspeed_config import synchronised
+from vitscale.model_spec import ModelSpec
 from vitscale.probes.matmul import measured_matmul
 from vitscale.record import FORMAT, ModelLine, PhaseLine, RunHeader, StartLine
 from vitscale.store import RankLog
+from vitscale.trial import TrainSpec
 from vitscale.worker import group
 from vitscale.worker.checkpointing import measured_checkpoint
 from vitscale.worker.place import Place
@@ -32,9 +37,9 @@ def train(
     """
     trial = header.trial
     seed = trial.train.seed if header.seed is None else header.seed
-    engines.preload(trial.train)
-    models.preload(trial.model)
-    torch.set_num_threads(trial.world.threads_per_rank)
+    preload(trial.train, trial.model)
+    gc.freeze()
+    _set_thread_pools(trial.world.threads_per_rank)
     laps = _Laps(log, began)
     laps.end("imports")
 
@@ -90,6 +95,21 @@ def train(
     # Nobody leaves while another rank still talks to it.
     group.barrier()
     return training
+
+
+def preload(train: TrainSpec, model: ModelSpec) -> None:
+    """Imports what training needs beyond this module, so that none of it is imported later, inside a step."""
+    engines.preload(train)
+    models.preload(model)
+
+
+def _set_thread_pools(threads: int) -> None:
+    """torch's pool, and that of the BLAS that numpy brings: in a fork of a process that has loaded them OMP_NUM_THREADS
+    comes too late. A variable of OpenBLAS's own still has the last word."""
+    torch.set_num_threads(threads)
+    own = os.environ.get("OPENBLAS_NUM_THREADS", "")
+    blas = int(own) if own.isdecimal() and int(own) else min(threads, len(os.sched_getaffinity(0)))
+    threadpool_limits(blas, user_api="blas")
 
 
 class _Laps:

@@ -1,0 +1,248 @@
+"""The driver's end of prepared processes (`vitscale.worker.prepared`): which there are, and what is asked of them.
+
+A prepared process serves one round of repeats: no trial twice. What a process draws once for its life, and its forks
+share (where libraries lie in memory, the seed of Python's hashes), then differs between the runs of a trial, as it does
+between processes started anew; `docs/decisions/0016-ranks-as-forks.md`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from vitscale.launch_file import TOKEN_VARIABLE
+from vitscale.rank_variables import ALL_NAMES
+from vitscale.trial import Trial
+
+_PLACEHOLDER = "-" * 32
+"""As long as a token; no token."""
+_ROOM_FOR_COMMAND = "-" * 4096
+_IMPORTS_SECONDS = 600.0
+_ANSWER_SECONDS = 30.0
+_ONE_BLAS_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
+"""OpenBLAS starts its threads when it is loaded; ranks set their own number."""
+_TORCH_ALONE = ("none", "ddp", "fsdp2")
+"""Engines that import nothing but torch, and the same of it."""
+
+
+class PreparedError(Exception):
+    """The process is gone, or does not answer."""
+
+
+class Fork:
+    """A fork of a prepared process; as much of `subprocess.Popen` as a job needs."""
+
+    def __init__(self, parent: Prepared, pid: int) -> None:
+        self.pid = pid
+        self._parent = parent
+
+    def poll(self) -> int | None:
+        """The exit code, negative where a signal ended it; None while it runs."""
+        return self._parent.exit_code(self.pid, 0.0)
+
+    def wait(self, timeout: float) -> int:
+        """The exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: it runs on.
+        """
+        code = self._parent.exit_code(self.pid, timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired("a fork of the prepared process", timeout)
+        return code
+
+
+class Prepared:
+    """One prepared process."""
+
+    def __init__(self, environment: Mapping[str, str], cwd: Path, log: Path) -> None:
+        """Starts it; it does not answer before it is asked for imports.
+
+        Args:
+            environment: of the ranks.
+            cwd: the working directory of the ranks.
+            log: takes what importing prints.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        self.served: set[str] = set()
+        self._codes: dict[int, int] = {}
+        self._heard = b""
+        self._driver, its_end = socket.socketpair()
+        try:
+            with its_end, log.open("ab") as output:
+                module = (sys.executable, "-m", "vitscale.worker.prepared", str(its_end.fileno()), _ROOM_FOR_COMMAND)
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "vitscale.tie", str(os.getpid()), "--", *module],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    cwd=cwd,
+                    env={**environment, **_ONE_BLAS_THREAD, TOKEN_VARIABLE: _PLACEHOLDER},
+                    pass_fds=[its_end.fileno()],
+                    start_new_session=True,
+                )
+        except BaseException:
+            self._driver.close()
+            raise
+
+    def imported(self, trial: Trial) -> str | None:
+        """Waits until it has imported what the trial needs; why it cannot be forked, or None where it can.
+
+        Raises:
+            PreparedError: it is gone, or takes too long.
+        """
+        train, model = (part.model_dump(mode="json") for part in (trial.train, trial.model))
+        answer = self._asked({"train": train, "model": model}, _IMPORTS_SECONDS)
+        return str(answer["cold"]) if "cold" in answer else None
+
+    def fork(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> Fork:
+        """Starts `python -m vitscale.local_ranks ...` as a fork, with these variables alone.
+
+        Raises:
+            PreparedError: as `imported`.
+        """
+        request = {"arguments": list(command), "environment": dict(environment), "log": str(log)}
+        return Fork(self, int(self._asked(request, _ANSWER_SECONDS)["started"]))
+
+    def exit_code(self, pid: int, seconds: float) -> int | None:
+        """Of a fork, waited for so long at most. Where this process is gone its forks are: they are tied to it."""
+        end = time.monotonic() + seconds
+        with contextlib.suppress(PreparedError):
+            while pid not in self._codes:
+                if self._listened(max(0.0, end - time.monotonic())) is None:
+                    return None
+        return self._codes.get(pid, -9)
+
+    def close(self) -> None:
+        """Ends it and all that it has started."""
+        self._process.kill()
+        self._process.wait()
+        self._driver.close()
+
+    def _asked(self, request: Mapping[str, object], seconds: float) -> Mapping[str, Any]:
+        try:
+            self._driver.sendall(json.dumps(request).encode() + b"\n")
+        except OSError as error:
+            raise PreparedError(f"the prepared process is gone: {error.strerror}") from None
+        end = time.monotonic() + seconds
+        while (answer := self._listened(max(0.0, end - time.monotonic()))) is not None:
+            if "ended" not in answer:
+                return answer
+        raise PreparedError(f"the prepared process did not answer within {seconds:g} s")
+
+    def _listened(self, seconds: float) -> Mapping[str, Any] | None:
+        """The next message, waited for so long at most; exit codes are kept too."""
+        end = time.monotonic() + seconds
+        while b"\n" not in self._heard:
+            ready, _, _ = select.select([self._driver], [], [], max(0.0, end - time.monotonic()))
+            if not ready:
+                return None
+            try:
+                chunk = self._driver.recv(1 << 16)
+            except OSError:
+                chunk = b""
+            if not chunk:
+                raise PreparedError("the prepared process is gone")
+            self._heard += chunk
+        line, _, self._heard = self._heard.partition(b"\n")
+        message: Mapping[str, Any] = json.loads(line)
+        if "ended" in message:
+            self._codes[int(message["ended"])] = int(message["code"])
+        return message
+
+
+@dataclass(frozen=True)
+class Ready:
+    """How ranks are to be started: from a prepared process, or why they are not."""
+
+    process: Prepared | None = None
+    waited_seconds: float | None = None
+    """Until it had imported everything; None where it was there already."""
+    cold: str | None = None
+
+
+class PreparedProcesses:
+    """Those of one driver, each for what its forks have in common; all end with the context."""
+
+    def __init__(self) -> None:
+        self._processes: dict[tuple[object, ...], Prepared] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        for process in self._processes.values():
+            process.close()
+        self._processes.clear()
+
+    def ready(self, trial_id: str, trial: Trial, environment: Mapping[str, str], cwd: Path, log: Path) -> Ready:
+        """A process that a run of the trial can be forked from: the one that is there, unless it has served this trial.
+
+        Args:
+            trial_id: of the trial.
+            trial: whose engine and model it is to have imported.
+            environment: of the ranks, complete, but for the token.
+            cwd: their working directory.
+            log: takes what importing prints.
+        """
+        key = (_libraries(trial), str(cwd), tuple(sorted(environment.items())), sys.executable, _code())
+        process = self._processes.get(key)
+        if process is not None and trial_id not in process.served:
+            with contextlib.suppress(PreparedError):
+                if process.imported(trial) is None:
+                    process.served.add(trial_id)
+                    return Ready(process)
+        if process is not None:
+            self._processes.pop(key).close()
+        began = time.monotonic()
+        try:
+            process = self._processes[key] = Prepared(environment, cwd, log)
+            reason = process.imported(trial)
+        except OSError as error:
+            return Ready(cold=f"the prepared process cannot be started: {error.strerror}")
+        except PreparedError as error:
+            reason = str(error)
+        if reason is not None:
+            self._processes.pop(key).close()
+            return Ready(cold=reason)
+        process.served.add(trial_id)
+        return Ready(process, time.monotonic() - began)
+
+
+def ranks_environment(added: Mapping[str, str], without: tuple[str, ...] = ()) -> dict[str, str]:
+    """The variables of a job's processes: this process's own and those `added`, less the names that begin with one of
+    `without`, and those by which a launcher around this process tells it of its rank."""
+    own = {key: value for key, value in os.environ.items() if key not in ALL_NAMES}
+    return {key: value for key, value in (own | dict(added)).items() if not key.startswith(without or "\0")}
+
+
+def _libraries(trial: Trial) -> tuple[object, ...]:
+    train = trial.train
+    engine = "torch" if train.engine in _TORCH_ALONE else train.engine
+    return engine, train.wrapper if engine != "torch" else "", train.device, trial.model.hf is not None
+
+
+def _code() -> tuple[tuple[str, int], ...]:
+    """What changes when code that is imported does: the files of vitscale, and the folders that packages lie in."""
+    own = Path(__file__).parents[1]
+    paths = [*own.rglob("*.py"), *(Path(entry or ".") for entry in sys.path)]
+    found = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            found.append((str(path), path.stat().st_mtime_ns))
+    return tuple(found)

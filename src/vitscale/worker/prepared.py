@@ -1,0 +1,211 @@
+"""`python -m vitscale.worker.prepared FD PLACEHOLDER`: imports what ranks need, and starts runs as forks of itself.
+
+It imports and does nothing else: no engine, step or group is built, no device opened, no thread started, so that a fork
+has what a new process has after its imports. Socket FD is the driver's (`vitscale.schedulers.prepared`): JSON lines
+that ask for imports and for runs, and answers that tell process ids and exit codes. When it closes, all ends.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import random
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from vitscale import local_ranks
+from vitscale.launch_file import TOKEN_VARIABLE
+from vitscale.model_spec import ModelSpec
+from vitscale.tie import end_with_parent
+from vitscale.trial import TrainSpec
+from vitscale.worker.initial_memory import InitialMemory
+from vitscale.worker.place import now_ns
+
+RANK_MODULE = "vitscale.worker"
+"""What its forks can run."""
+
+
+def main(arguments: list[str]) -> NoReturn:
+    """Serves until the driver's end of the socket closes."""
+    descriptor, _ = arguments
+    server = _Server(socket.socket(fileno=int(descriptor)))
+    server.serve()
+
+
+class _Server:
+    def __init__(self, driver: socket.socket) -> None:
+        self._driver = driver
+        # A child that ends wakes the one `select` of this process up.
+        self._woken, self._wake = socket.socketpair()
+        self._wake.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
+        self._memory = InitialMemory()
+        self._imports_seconds: float | None = None
+        self._started: set[int] = set()
+
+    def serve(self) -> NoReturn:
+        heard = b""
+        while True:
+            ready, _, _ = select.select([self._driver, self._woken], [], [])
+            if self._woken in ready:
+                self._woken.recv(4096)
+                self._tell_ended()
+            if self._driver in ready:
+                chunk = self._driver.recv(1 << 16)
+                if not chunk:
+                    os._exit(0)  # what it has started is tied to it
+                *lines, heard = (heard + chunk).split(b"\n")
+                for line in lines:
+                    self._answer(json.loads(line))
+
+    def _tell_ended(self) -> None:
+        for pid in [*self._started]:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                self._started.remove(pid)
+                self._say(ended=pid, code=os.waitstatus_to_exitcode(status))
+
+    def _say(self, **message: object) -> None:
+        try:
+            self._driver.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            os._exit(0)
+
+    def _answer(self, request: Mapping[str, Any]) -> None:
+        if "train" in request:
+            try:
+                self._import(TrainSpec.model_validate(request["train"]), ModelSpec.model_validate(request["model"]))
+            except BaseException as error:
+                traceback.print_exc()
+                self._say(cold=f"its imports failed: {type(error).__name__}: {error}"[:300])
+                return
+            if (reason := self._unfit()) is not None:
+                self._say(cold=reason)
+            else:
+                self._say(ready=self._imports_seconds)
+        else:
+            self._start(request["arguments"], request["environment"], Path(request["log"]))
+
+    def _import(self, train: TrainSpec, model: ModelSpec) -> None:
+        if self._imports_seconds is not None:
+            return
+        began = time.perf_counter()
+        importlib.import_module("vitscale.worker.__main__")
+        importlib.import_module("vitscale.worker.session").preload(train, model)
+        # What is here now stays: forks do not copy pages to look for garbage among it.
+        gc.collect()
+        gc.freeze()
+        self._imports_seconds = time.perf_counter() - began
+
+    def _unfit(self) -> str | None:
+        """Why it must not be forked; None where it may."""
+        threads = [*Path("/proc/self/task").iterdir()]
+        if len(threads) > 1:
+            return f"importing started {len(threads) - 1} threads, which a fork would lack"
+        opened = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+        if device := next((path for path in opened if path.startswith("/dev/nvidia")), None):
+            return f"importing opened {device}, which a fork cannot use"
+        return self._memory.unfit()
+
+    def _start(self, command: list[str], environment: dict[str, str], log: Path) -> None:
+        """Forks what runs the ranks; they are forks of that."""
+        own = os.getpid()
+        # Before the fork: who looks for the run's processes must find this one from its first moment on.
+        self._memory.set_token(environment[TOKEN_VARIABLE])
+        pid = os.fork()
+        if pid == 0:
+            _leave(lambda: self._run(own, command, environment, log))
+        self._memory.set_token(None)
+        self._started.add(pid)
+        self._say(started=pid)
+
+    def _run(self, parent: int, command: list[str], environment: dict[str, str], log: Path) -> int:
+        if not end_with_parent(parent):
+            return 1
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for end in (self._driver, self._woken, self._wake):
+            end.close()
+        os.setsid()
+        _redirect(log)
+        os.environ.clear()
+        os.environ.update(environment)
+        importlib.invalidate_caches()
+        python, _, module, *arguments = command
+        self._memory.set_command([python, "-m", module, *arguments])
+
+        def fork(rank_arguments: list[str], variables: Mapping[str, str]) -> int:
+            own = os.getpid()
+            pid = os.fork()
+            if pid == 0:
+                arrived_ns = now_ns()
+                _leave(lambda: self._rank(own, [python, *rank_arguments], variables, arrived_ns))
+            return pid
+
+        return local_ranks.main(arguments, fork)
+
+    def _rank(self, parent: int, command: list[str], variables: Mapping[str, str], arrived_ns: int) -> NoReturn:
+        if not end_with_parent(parent):
+            os._exit(1)
+        for number in local_ranks.ASKING:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        os.environ.clear()
+        os.environ.update(variables)
+        self._memory.set_command(command)
+        _draw_anew()
+        worker = sys.modules["vitscale.worker.__main__"]
+        *_, folder = command
+        sys.argv = [str(worker.__file__), folder]
+        worker.main(Path(folder), arrived_ns)
+
+
+def _leave(work: Any) -> NoReturn:
+    """Ends this process with the exit code of `work`, as the interpreter would; nothing above on the stack goes on."""
+    code = 1
+    try:
+        code = work()
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def _redirect(log: Path) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for path, flags, targets in (
+        (os.devnull, os.O_RDONLY, (0,)),
+        (str(log), os.O_WRONLY | os.O_APPEND | os.O_CREAT, (1, 2)),
+    ):
+        opened = os.open(path, flags, 0o666)
+        for target in targets:
+            os.dup2(opened, target)
+        os.close(opened)
+
+
+def _draw_anew() -> None:
+    """Random numbers that no other fork draws, as in a new process; torch's begin where they do in every process."""
+    random.seed()
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

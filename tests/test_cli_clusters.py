@@ -38,11 +38,18 @@ HOSTS = "198.51.100.1 slots=1\n198.51.100.2 slots=1\n"  # set aside for document
 TORCHRUN = """\
 # f15048742de5: 1 x 2 ranks, 3 run(s)
 PYTHON -m torch.distributed.run --standalone --nproc-per-node=2 --max-restarts=0 -m vitscale.worker \
-RESULTS/runs/f15048742de5-r1-a0
+RESULTS/runs/f15048742de5-r0-a0
 
 # 54ac535df4c7: 1 x 1 ranks, 3 run(s)
 PYTHON -m torch.distributed.run --standalone --nproc-per-node=1 --max-restarts=0 -m vitscale.worker \
-RESULTS/runs/54ac535df4c7-r2-a0
+RESULTS/runs/54ac535df4c7-r0-a0
+"""
+LOCAL = """\
+# 2f7d09c5d113: 1 x 2 ranks, 3 run(s)
+PYTHON -m vitscale.local_ranks 2 24273 vitscale.worker RESULTS/runs/2f7d09c5d113-r0-a0
+
+# 48fada5a9075: 1 x 1 ranks, 3 run(s)
+PYTHON -m vitscale.local_ranks 1 20275 vitscale.worker RESULTS/runs/48fada5a9075-r0-a0
 """
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=15 -o ServerAliveInterval=5 -o ServerAliveCountMax=4 --"
 
@@ -87,10 +94,15 @@ def golden(text: str, results: str = "RESULTS") -> str:
 
 
 def test_torchrun_on_one_host(call: Call, tmp_path: Path) -> None:
-    assert call("plan", "study.toml", "--commands") == (0, golden(TORCHRUN), "")
-    said = golden(TORCHRUN, f"{tmp_path}/results/example")
+    assert call("plan", "study.toml", "--commands", "--launcher", "torchrun") == (0, golden(TORCHRUN), "")
+
+
+def test_one_host_by_default(call: Call, tmp_path: Path) -> None:
+    """What starts the same ranks anew; the driver forks them."""
+    assert call("plan", "study.toml", "--commands") == (0, golden(LOCAL), "")
+    said = golden(LOCAL, f"{tmp_path}/results/example")
     assert call("run", "study.toml", "--dry-run") == (0, said, "")
-    said = golden(TORCHRUN, f"'{tmp_path}/my results'").replace("results'", "results").replace("-a0", "-a0'")
+    said = golden(LOCAL, f"'{tmp_path}/my results'").replace("results'", "results").replace("-a0", "-a0'")
     assert call("run", "study.toml", "--dry-run", "-o", "my results") == (0, said, "")
 
 
@@ -102,12 +114,12 @@ def test_torchrun_on_two_hosts(call: Call, tmp_path: Path) -> None:
         return f"{SSH} {host} " + shlex.quote(f"cd {tmp_path} && exec {' '.join(keeper)}")
 
     module = ("PYTHON", "-m", "torch.distributed.run")
-    two = "RESULTS/runs/5192783cd618-r1-a0"
-    one = "RESULTS/runs/54ac535df4c7-r2-a0"
+    two = "RESULTS/runs/5192783cd618-r0-a0"
+    one = "RESULTS/runs/54ac535df4c7-r0-a0"
     agents = [
         on(
             f"198.51.100.{node + 1}", *module, "--nnodes=2", f"--node-rank={node}", "--rdzv-backend=static",
-            "--rdzv-conf=timeout=300", "--master-addr=198.51.100.1", "--master-port=31906", "--nproc-per-node=1",
+            "--rdzv-conf=timeout=300", "--master-addr=198.51.100.1", "--master-port=27370", "--nproc-per-node=1",
             "--max-restarts=0", "-m", "vitscale.worker", two,
         )
         for node in range(2)
@@ -125,12 +137,12 @@ def test_mpirun_on_two_hosts(call: Call, tmp_path: Path) -> None:
     said = golden(
         f"""\
 # 935aba2154aa: 2 x 1 ranks, 3 run(s)
-{program} -np 2 --hostfile RESULTS/runs/935aba2154aa-r1-a0/mpirun.hostfile --map-by ppr:1:node --bind-to none \
-PYTHON -m vitscale.worker RESULTS/runs/935aba2154aa-r1-a0
+{program} -np 2 --hostfile RESULTS/runs/935aba2154aa-r0-a0/mpirun.hostfile --map-by ppr:1:node --bind-to none \
+PYTHON -m vitscale.worker RESULTS/runs/935aba2154aa-r0-a0
 
 # a08e7c49a4bb: 1 x 1 ranks, 3 run(s)
-{program} -np 1 --hostfile RESULTS/runs/a08e7c49a4bb-r2-a0/mpirun.hostfile --map-by ppr:1:node --bind-to none \
-PYTHON -m vitscale.worker RESULTS/runs/a08e7c49a4bb-r2-a0
+{program} -np 1 --hostfile RESULTS/runs/a08e7c49a4bb-r0-a0/mpirun.hostfile --map-by ppr:1:node --bind-to none \
+PYTHON -m vitscale.worker RESULTS/runs/a08e7c49a4bb-r0-a0
 """
     )
     assert call("plan", "study.toml", "--commands", "--hostfile", "hosts", "--launcher", "mpirun") == (0, said, "")
@@ -157,8 +169,7 @@ def test_a_plan_names_the_hosts_and_their_commands(call: Call, tmp_path: Path) -
     [
         (
             ["--launcher", "torchrnu"],
-            "unknown launcher 'torchrnu'. Valid: deepspeed, in-process, mpirun, srun, torchrun. Did you mean "
-            "'torchrun'?",
+            "unknown launcher 'torchrnu'. Valid: deepspeed, local, mpirun, srun, torchrun. Did you mean 'torchrun'?",
         ),
         (
             ["--hostfile", "nohosts"],
@@ -232,7 +243,7 @@ def test_what_cannot_be_is_one_message(
         (
             "gpus = [1, 2]",
             "gpus = [1, 4]\ngpus_per_node = 2",
-            "launch.launcher = 'torchrun' cannot be used: 2 nodes need 2 hosts, and none are named; name them",
+            "launch.launcher = 'local' cannot be used: 2 nodes need 2 hosts, and none are named; name them",
         ),
         (
             "oversubscribe = true",

@@ -14,13 +14,22 @@ from vitscale.launchers import LAUNCHERS, find_launcher, launcher_for, launcher_
 
 def test_in_process_is_the_rank_itself() -> None:
     argv = (PYTHON, "-m", "vitscale.worker", str(FOLDER))
-    here = launch(LAUNCHERS["in-process"], world(1, 1))
+    here = launch(find_launcher("in-process"), world(1, 1))
     assert (here.commands, here.per_host) == ((argv,), False)
-    there = launch(LAUNCHERS["in-process"], world(1, 1), hosts(1))
+    there = launch(find_launcher("in-process"), world(1, 1), hosts(1))
     assert (there.commands, there.per_host) == ((argv,), True)
 
 
-@pytest.mark.parametrize("launcher", ["in-process", "torchrun", "deepspeed"])
+def test_local_starts_any_number_of_ranks_here_and_nowhere_else() -> None:
+    """The ranks' own arguments follow: `python -m vitscale.local_ranks` starts what `python -m` would."""
+    here = launch(LAUNCHERS["local"], world(1, 3))
+    argv = (PYTHON, "-m", "vitscale.local_ranks", "3", "29500", "vitscale.worker", str(FOLDER))
+    assert (here.commands, here.per_host, here.from_prepared) == ((argv,), False, True)
+    with pytest.raises(RequestError, match="it starts ranks on this machine alone, and hosts are named; use launcher"):
+        launcher_named("local", world(1, 2), hosts(1))
+
+
+@pytest.mark.parametrize("launcher", ["local", "torchrun", "deepspeed"])
 def test_what_needs_only_our_own_packages_starts_one_rank(tmp_path: Path, launcher: str) -> None:
     assert launcher_for(a_trial(tmp_path, launcher, world(1, 1))) is LAUNCHERS[launcher]
 
@@ -28,9 +37,10 @@ def test_what_needs_only_our_own_packages_starts_one_rank(tmp_path: Path, launch
 @pytest.mark.parametrize(
     ("launcher", "ranks", "nodes", "said"),
     [
-        ("aprun", 1, 1, "unknown launcher 'aprun'. Valid: deepspeed, in-process, mpirun, srun, torchrun"),
+        ("aprun", 1, 1, "unknown launcher 'aprun'. Valid: deepspeed, local, mpirun, srun, torchrun"),
         ("torchrum", 1, 1, "Did you mean 'torchrun'?"),
-        ("in-process", 2, 1, "it starts one rank, not 2; use launcher = 'torchrun', or scaling.gpus = [1]"),
+        ("in-process", 2, 1, "it starts one rank, not 2; use launcher = 'local', or scaling.gpus = [1]"),
+        ("local", 1, 2, "2 nodes need 2 hosts, and none are named; name them with launch.hostfile = 'FILE'"),
         ("torchrun", 1, 2, "2 nodes need 2 hosts, and none are named; name them with launch.hostfile = 'FILE'"),
         ("deepspeed", 1, 2, "2 nodes need 2 hosts, and none are named"),
     ],

@@ -52,7 +52,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 def test_another_packages_launcher_is_loaded_when_named(tmp_path: Path, install: Install, target: str) -> None:
     install(target, PLUGIN)
     assert find_launcher("torchrun") is LAUNCHERS["torchrun"], "ours cannot be replaced"
-    with pytest.raises(RequestError, match="Valid: deepspeed, flux, in-process, mpirun, srun, torchrun"):
+    with pytest.raises(RequestError, match="Valid: deepspeed, flux, local, mpirun, srun, torchrun"):
         find_launcher("fluxx")
     assert "flux_plugin" not in sys.modules, "it is not imported before it is named"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vitscale.hosts import Host
+from vitscale.launchers import several_hosts
 from vitscale.launchers.base import Launch, Start
 from vitscale.trial import World
 
@@ -24,6 +25,6 @@ class Local:
 
     def unfit(self, world: World, hosts: tuple[Host, ...]) -> str | None:
         """Reaches no other host, nor this one by a name."""
-        if world.nodes > 1 or hosts:
-            return "it starts ranks on this machine alone; use launcher = 'torchrun'"
-        return None
+        if hosts:
+            return "it starts ranks on this machine alone, and hosts are named; use launcher = 'torchrun'"
+        return several_hosts.lacking(world, hosts)

@@ -117,8 +117,8 @@ def start_ranks(
     if ranks.launch.from_prepared and ready is not None:
         prepared = ready(ranks_environment(variables, ranks.launch.without_variables), log)
         if prepared.cold is not None:
-            with log.open("a", encoding="utf-8") as file:
-                file.write(f"local: ranks are started anew: {prepared.cold}\n")
+            with log.open("a", encoding="utf-8") as said:
+                said.write(f"local: ranks are started anew: {prepared.cold}\n")
     token = secrets.token_hex(16)
     remote = [host for host in ranks.hosts if not is_this_machine(host.name)]
     listener = Listener(token, "" if remote else "127.0.0.1")

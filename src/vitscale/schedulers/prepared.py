@@ -201,13 +201,13 @@ class PreparedProcesses:
             log: takes what importing prints.
         """
         key = (_libraries(trial), str(cwd), tuple(sorted(environment.items())), sys.executable, _code())
-        process = self._processes.get(key)
-        if process is not None and trial_id not in process.served:
+        held = self._processes.get(key)
+        if held is not None and trial_id not in held.served:
             with contextlib.suppress(PreparedError):
-                if process.imported(trial) is None:
-                    process.served.add(trial_id)
-                    return Ready(process)
-        if process is not None:
+                if held.imported(trial) is None:
+                    held.served.add(trial_id)
+                    return Ready(held)
+        if held is not None:
             self._processes.pop(key).close()
         began = time.monotonic()
         try:

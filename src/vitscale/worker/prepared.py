@@ -51,6 +51,7 @@ class _Server:
         signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
         self._memory = InitialMemory()
         self._imports_seconds: float | None = None
+        self._set_by_imports: dict[str, str] = {}
         self._started: set[int] = set()
 
     def serve(self) -> NoReturn:
@@ -99,9 +100,10 @@ class _Server:
     def _import(self, train: TrainSpec, model: ModelSpec) -> None:
         if self._imports_seconds is not None:
             return
-        began = time.perf_counter()
+        began, before = time.perf_counter(), dict(os.environ)
         importlib.import_module("vitscale.worker.__main__")
         importlib.import_module("vitscale.worker.session").preload(train, model)
+        self._set_by_imports = {key: value for key, value in os.environ.items() if before.get(key) != value}
         # What is here now stays: forks do not copy pages to look for garbage among it.
         gc.collect()
         gc.freeze()
@@ -161,12 +163,14 @@ class _Server:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         os.environ.clear()
         os.environ.update(variables)
+        os.environ.update(self._set_by_imports)
         self._memory.set_command(command)
         _draw_anew()
         worker = sys.modules["vitscale.worker.__main__"]
         *_, folder = command
         sys.argv = [str(worker.__file__), folder]
         worker.main(Path(folder), arrived_ns)
+        raise AssertionError("a rank leaves by itself")
 
 
 def _leave(work: Any) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -194,7 +195,7 @@ def test_without_gpu_figures_there_is_a_reason() -> None:
 # --- over runs -----------------------------------------------------------------------------------------------------
 
 
-def test_figures_are_medians_over_runs_and_memory_the_highest() -> None:
+def test_figures_over_runs_are_medians_energy_a_geometric_mean_and_memory_the_highest() -> None:
     runs = [
         run_of([line(0, cpu_seconds=used, peak_rss_bytes=peak, energy=energy)], repeat=repeat)
         for repeat, (used, peak, energy) in enumerate(
@@ -205,7 +206,9 @@ def test_figures_are_medians_over_runs_and_memory_the_highest() -> None:
     assert found.cpu_utilisation == pytest.approx(0.4)
     assert found.by_rank == (RankResources(0, pytest.approx(0.4), 9, None, None, (0,)),)  # type: ignore[arg-type]
     assert found.peak_rss_bytes == 9
-    assert found.joules_per_image == pytest.approx(64 / 32)
+    assert found.joules_per_image is not None
+    assert found.joules_per_image.centre == pytest.approx(math.sqrt(32 * 96) / 32)
+    assert found.joules_per_image.low is None  # of two runs that know it
     assert (found.energy_source, found.energy_reason) == ("NVML", "")
 
 

@@ -165,8 +165,11 @@ def test_the_bandwidth_is_the_wires_bytes_over_its_seconds() -> None:
     lines = (sent(one()),)
     run = run.model_copy(update={"ranks": tuple(r.model_copy(update={"traffic": lines}) for r in run.ranks)})
     found = told(run)
-    assert found.wire_seconds == pytest.approx(WIRE)
-    assert found.bytes_per_second == pytest.approx(4e6 / WIRE)
+    assert found.wire_seconds is not None
+    assert found.wire_seconds.centre == pytest.approx(WIRE)
+    assert found.bytes_per_second is not None
+    assert found.bytes_per_second.centre == pytest.approx(4e6 / WIRE)
+    assert found.bytes_per_second.low is None
 
 
 def test_without_explained_steps_or_told_apart_ones_the_bandwidth_is_unknown() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from explained_factory import NO_ENERGY, NO_GPU, batch_study, run_of
 from results_factory import make_curve, make_results, make_trial, one_curve
-from vitscale.analysis import Analysis, analyse
+from vitscale.analysis import Analysis, Interval, analyse
 from vitscale.record import CheckpointLine
 from vitscale.report.detail_tables import accuracy_table, four_figures, parts_table, resource_table
 from vitscale.report.grouped_table import GroupedTable
@@ -74,7 +74,9 @@ def test_a_known_mfu_names_its_peak() -> None:
     trials = {
         name: dataclasses.replace(
             trial,
-            resources=dataclasses.replace(trial.resources, mfu=0.314, mfu_reason="", peak_name="H100 SXM, 989 TFLOP/s"),
+            resources=dataclasses.replace(
+                trial.resources, mfu=Interval(0.314, 0.301, 0.327), mfu_reason="", peak_name="H100 SXM, 989 TFLOP/s"
+            ),
         )
         for name, trial in analysis.trials.items()
         if trial.resources

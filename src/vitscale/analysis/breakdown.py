@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vitscale.analysis.exposure import RankExposure, exposures
+from vitscale.analysis.statistics import Interval, mean_interval
 from vitscale.analysis.timelines import step_parts
 from vitscale.intervals import length
 from vitscale.record import COMMUNICATION, PARTS, ExplainedLine, Run
@@ -58,6 +59,8 @@ class Straggler:
     """In which it was the one."""
     slower_by: float | None
     """How much longer its own work takes than the median of the others': 0.21 is 21 %."""
+    interval: Interval | None = None
+    """Of `share_of_steps`, over runs; None in a single run."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,24 @@ class Breakdown:
     """Explained steps against the light ones beside them: 0.03 is 3 % slower."""
     straggler: Straggler | None
     """None: nobody is waited for in most steps, or it cannot be told."""
+    by_run: tuple[Breakdown | None, ...] = ()
+    """Of each run that it is the mean of, in the order of `TrialResult.runs`; None where nothing was explained."""
+    typical_rank: int | None = None
+    """The number of the typical rank, where it is fixed."""
+
+    def over_runs(self, figure: Callable[[Breakdown], float | None], most: float = math.inf) -> Interval | None:
+        """A figure's mean over the runs that have it, with its 95 % interval from 3 of them; None where none has it.
+
+        Args:
+            figure: of one run's breakdown, not negative.
+            most: the largest that it can be.
+        """
+        known = [value for one in self.by_run if one is not None and (value := figure(one)) is not None]
+        return mean_interval(known, most=most) if known else None
+
+    def rank(self, number: int) -> RankParts:
+        """The parts of one rank."""
+        return next(one for one in self.ranks if one.rank == number)
 
     @property
     def typical(self) -> RankParts:
@@ -80,6 +101,8 @@ class Breakdown:
 
         Where waiting is not known, that with the median exposed communication: the transfer is the same on all.
         """
+        if self.typical_rank is not None:
+            return self.rank(self.typical_rank)
         return sorted(self.ranks, key=_idleness)[len(self.ranks) // 2]
 
     @property
@@ -124,8 +147,9 @@ def breakdown(run: Run, steady_from: int = 0) -> Breakdown | None:
     return Breakdown(means, len(common), reasons, _overhead(run, steady_from), _straggler(means, earliness))
 
 
-def combined(found: Sequence[Breakdown]) -> Breakdown | None:
-    """The mean over the runs of one trial; None where there is none."""
+def combined(by_run: Sequence[Breakdown | None], typical_rank: int | None = None) -> Breakdown | None:
+    """The mean over the runs of one trial, of those that were explained; None where none was."""
+    found = [one for one in by_run if one is not None]
     if not found:
         return None
     reasons: dict[str, str] = {}
@@ -139,6 +163,8 @@ def combined(found: Sequence[Breakdown]) -> Breakdown | None:
         reasons=reasons,
         overhead=statistics.median(overheads) if overheads else None,
         straggler=_common_straggler([one.straggler for one in found]),
+        by_run=tuple(by_run),
+        typical_rank=typical_rank,
     )
 
 
@@ -207,8 +233,9 @@ def _common_straggler(found: Sequence[Straggler | None]) -> Straggler | None:
     rank = max(sorted(set(ranks)), key=ranks.count)
     same = [one for one in named if one.rank == rank]
     slower = [one.slower_by for one in same if one.slower_by is not None]
-    share = sum(one.share_of_steps for one in same) / len(found)
-    return Straggler(rank, share, statistics.median(slower) if slower else None)
+    of_each = [one.share_of_steps if one is not None and one.rank == rank else 0.0 for one in found]
+    share = mean_interval(of_each, most=1.0)
+    return Straggler(rank, share.centre, statistics.median(slower) if slower else None, share)
 
 
 def _overhead(run: Run, steady_from: int) -> float | None:

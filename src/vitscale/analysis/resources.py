@@ -14,6 +14,7 @@ from typing import TypeVar
 from vitscale.analysis.compute import Compute, compute
 from vitscale.analysis.energy import Energy, energy_per_image
 from vitscale.analysis.runs import RunFigures
+from vitscale.analysis.statistics import Interval, over_runs
 from vitscale.record import GpuSamples, RankRecord, ResourcesLine, Run
 
 NOT_RECORDED = "this run recorded no use of its GPUs"
@@ -38,7 +39,10 @@ class RankResources:
 
 @dataclass(frozen=True)
 class ResourceFigures:
-    """A trial, median over its runs; memory at the highest of any. None where unavailable."""
+    """A trial, median over its runs; memory at the highest of any; what comes with an interval as `over_runs` has it.
+
+    None where unavailable.
+    """
 
     by_rank: tuple[RankResources, ...]
     peak_rss_bytes: int | None
@@ -67,16 +71,16 @@ class ResourceFigures:
     """Of the samples of the worst rank."""
     gpu_reason: str
     """Why the figures of GPUs are None; empty where they are known."""
-    joules_per_image: float | None
+    joules_per_image: Interval | None
     energy_source: str | None
     energy_reason: str
     """Why the energy is None; empty where it is known."""
     matmul_flops_per_second: float | None
     """Measured on these devices, mean over ranks."""
-    achieved_flops_per_second: float | None
+    achieved_flops_per_second: Interval | None
     """Per rank, of light steps."""
-    share_of_matmul: float | None
-    mfu: float | None
+    share_of_matmul: Interval | None
+    mfu: Interval | None
     peak_name: str | None
     mfu_reason: str
     """Why MFU is None; empty where it is known."""
@@ -156,7 +160,7 @@ def resource_figures(runs: Sequence[Run], figures: Sequence[RunFigures]) -> Reso
     ranks = [rank for use in used for rank in use.ranks]
     samples = [one for rank in ranks for one in rank.gpu]
     joules = [use.energy.joules_per_image for use in used]
-    mfu = _median(use.compute.mfu for use in used)
+    mfu = over_runs(use.compute.mfu for use in used)
     return ResourceFigures(
         by_rank=tuple(_rank_resources(number, used) for number in sorted({rank.rank for rank in ranks})),
         peak_rss_bytes=_highest(rank.highest(lambda line: line.peak_rss_bytes) for rank in ranks),
@@ -178,12 +182,12 @@ def resource_figures(runs: Sequence[Run], figures: Sequence[RunFigures]) -> Reso
             _highest(rank.gpu_mean(lambda one: one.throttled_share) for rank in use.ranks) for use in used
         ),
         gpu_reason="" if samples else _gpu_reason(ranks),
-        joules_per_image=_median(joules),
+        joules_per_image=over_runs(joules),
         energy_source=next((use.energy.source for use in used if use.energy.source), None),
         energy_reason="" if any(value is not None for value in joules) else used[0].energy.reason,
         matmul_flops_per_second=_median(use.compute.matmul_flops_per_second for use in used),
-        achieved_flops_per_second=_median(use.compute.achieved_flops_per_second for use in used),
-        share_of_matmul=_median(use.compute.share_of_matmul for use in used),
+        achieved_flops_per_second=over_runs(use.compute.achieved_flops_per_second for use in used),
+        share_of_matmul=over_runs(use.compute.share_of_matmul for use in used),
         mfu=mfu,
         peak_name=next((use.compute.peak.name for use in used if use.compute.peak), None),
         mfu_reason="" if mfu is not None else used[0].compute.reason,

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from vitscale.analysis.common_steps import common_steps
 from vitscale.analysis.exposure import exposures
 from vitscale.analysis.runs import RunFigures
+from vitscale.analysis.statistics import Interval, over_runs
 from vitscale.record import Collective, Run, TrafficLine
 
 NO_GROUP = "none"
@@ -79,7 +80,7 @@ class Traffic:
     """In the order of the first call of each; empty where nothing is sent, or where it is unknown: see `reason`."""
     logical_bytes: int | None
     physical_bytes: float | None
-    wire_seconds: float | None
+    wire_seconds: Interval | None
     """Of an explained step, exposed or not; None where wait and wire cannot be told apart or no step was explained."""
     reason: str
     """Why bytes are None; empty where all are known."""
@@ -90,11 +91,11 @@ class Traffic:
         return sum(one.calls for one in self.sent) if self.sent or not self.reason else None
 
     @property
-    def bytes_per_second(self) -> float | None:
+    def bytes_per_second(self) -> Interval | None:
         """The bandwidth reached: physical bytes of a rank over the seconds of transfer."""
-        if not self.physical_bytes or not self.wire_seconds:
+        if not self.physical_bytes or self.wire_seconds is None or self.wire_seconds.centre <= 0:
             return None
-        return self.physical_bytes / self.wire_seconds
+        return self.wire_seconds.into(self.physical_bytes)
 
     @property
     def gradient_dtypes(self) -> Mapping[str, float]:
@@ -197,10 +198,11 @@ def _sent(backend: str, collectives: Iterable[Collective]) -> tuple[Sent, ...]:
     return tuple(found)
 
 
-def _wire_seconds(runs: Sequence[Run], figures: Sequence[RunFigures]) -> float | None:
-    """Seconds of transfer in an explained step: the mean over steps of the median over ranks."""
-    found = []
+def _wire_seconds(runs: Sequence[Run], figures: Sequence[RunFigures]) -> Interval | None:
+    """Seconds of transfer in an explained step, over runs: the mean over steps of the median over ranks."""
+    means = []
     for run, own in zip(runs, figures, strict=True):
+        found = []
         for lines in common_steps(run, lambda rank: rank.explained):
             if lines[0].step < (own.steady_from or 0):
                 continue
@@ -209,4 +211,5 @@ def _wire_seconds(runs: Sequence[Run], figures: Sequence[RunFigures]) -> float |
             if len(known) < len(of_ranks):
                 return None
             found.append(statistics.median(known))
-    return statistics.fmean(found) if found else None
+        means += [statistics.fmean(found)] if found else []
+    return over_runs(means)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from vitscale.analysis import runs
@@ -117,6 +117,24 @@ class TrialResult:
         """Epoch seconds of each observation: a run, or an allocation with its runs where allocations differ."""
         return observations([run.epoch_seconds for run in self.runs], self.clusters)
 
+    def without(self, dropped: Collection[int]) -> TrialResult:
+        """The same from fewer runs: costs and breakdown alone, for their uncertainty. `dropped`: places in `runs`."""
+        kept = [place for place in range(len(self.runs)) if place not in dropped]
+        known = self.breakdown
+        return replace(
+            self,
+            runs=tuple(self.runs[place] for place in kept),
+            allocations=tuple(
+                own for some in self.allocations if (own := tuple(kept.index(run) for run in some if run in kept))
+            ),
+            breakdown=combined([known.by_run[place] for place in kept], known.typical.rank) if known else None,
+        )
+
+    @property
+    def explained_runs(self) -> int:
+        """How many runs say where the time of a step goes."""
+        return sum(one is not None for one in self.breakdown.by_run) if self.breakdown else 0
+
     @property
     def clusters(self) -> tuple[tuple[int, ...], ...]:
         """The runs of each observation, by their place in `runs`."""
@@ -191,13 +209,7 @@ def summarise(
         epochs=_mean_epochs(figures),
         loss_by_step=_mean_losses(figures),
         peak_bytes=max((figure.peak_bytes for figure in figures if figure.peak_bytes is not None), default=None),
-        breakdown=combined(
-            [
-                found
-                for run, own in zip(used, figures, strict=True)
-                if (found := breakdown(run, own.steady_from or 0)) is not None
-            ]
-        ),
+        breakdown=combined([breakdown(run, own.steady_from or 0) for run, own in zip(used, figures, strict=True)]),
         resources=resource_figures(used, figures),
         convergence=convergence(used, figures),
         traffic=traffic(used, figures),

@@ -31,11 +31,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vitscale.analysis.breakdown import COMPUTE, Straggler
 from vitscale.analysis.scaling import CurveResult, Point
-from vitscale.analysis.statistics import Interval
+from vitscale.analysis.statistics import FEWEST_REPEATS, Interval, jackknife
 from vitscale.analysis.trials import TrialResult
 from vitscale.record import COMMUNICATION, PARTS
 from vitscale.trial import Mode, samples_used, steps_per_epoch
@@ -69,6 +69,8 @@ class Factor:
     """All factors multiply to the efficiency; above 1 it helps."""
     points: float
     """What it takes from the efficiency: 0.17 is 17 points of 100 lost, below zero is a gain."""
+    interval: Interval | None = None
+    """Of the points, over the runs of the trial and of its baseline; None where it cannot be told."""
 
 
 @dataclass(frozen=True)
@@ -157,8 +159,13 @@ def _factors(curve: CurveResult, point: Point, trials: Mapping[str, TrialResult]
         raise _Unexplained("it ran in other surroundings than the baseline")
     efficiency = _believable(point.efficiency.centre, "its efficiency")
     reference = trials[base.trial_id]
-    work = _work_per_rank(trial, reference)
     ranks = 1.0 if curve.mode == "weak" else base.gpus / point.gpus
+    return _with_intervals(_decomposed(trial, reference, ranks, efficiency), trial, reference, ranks, efficiency)
+
+
+def _decomposed(trial: TrialResult, reference: TrialResult, ranks: float, efficiency: float) -> tuple[Factor, ...]:
+    """The factors without their intervals. `ranks`: of the baseline's the share, in the strong modes."""
+    work = _work_per_rank(trial, reference)
     rounding = _steps(reference) / _steps(trial) * ranks / work
     together = not (_told_apart(trial) and _told_apart(reference))
     gaps = _knows_launch_gaps(trial) and _knows_launch_gaps(reference)
@@ -172,6 +179,37 @@ def _factors(curve: CurveResult, point: Point, trials: Mapping[str, TrialResult]
     }
     share = _points_per_log(efficiency)  # negative; adding 0.0 takes the sign off a zero
     return tuple(Factor(name, math.exp(log), share * log + 0.0) for name, log in by_factor.items())
+
+
+def _with_intervals(
+    factors: tuple[Factor, ...], trial: TrialResult, reference: TrialResult, ranks: float, efficiency: float
+) -> tuple[Factor, ...]:
+    """The factors with the interval of their points: each run of both sides left out in turn (jackknife).
+
+    The typical rank stays the one that it is: which rank is named is no part of the uncertainty.
+    """
+    if not all(
+        len(side.clusters) >= FEWEST_REPEATS and side.explained_runs >= FEWEST_REPEATS for side in (trial, reference)
+    ):
+        return factors
+    sides: list[list[tuple[Factor, ...]]] = []
+    try:
+        for side in (trial, reference):
+            without = []
+            for dropped in side.clusters:
+                ours, theirs = (one.without(dropped if one is side else ()) for one in (trial, reference))
+                moved = math.exp(_mean_log(theirs) - _mean_log(reference) - _mean_log(ours) + _mean_log(trial))
+                without.append(_decomposed(ours, theirs, ranks, efficiency * moved))
+            sides.append(without)
+    except (_Unexplained, statistics.StatisticsError):
+        return factors  # too few runs were explained, or tell an epoch
+    return tuple(
+        replace(
+            factor,
+            interval=jackknife(factor.points, [[run[place].points for run in side] for side in sides]),
+        )
+        for place, factor in enumerate(factors)
+    )
 
 
 def _light_parts(result: TrialResult, whose: str, together: bool, gaps: bool) -> dict[str, float]:
@@ -225,7 +263,12 @@ def _knows_launch_gaps(result: TrialResult) -> bool:
 
 def _step_seconds(result: TrialResult) -> float:
     """S: the mean epoch as `analysis.scaling` takes it, shared out over its steps."""
-    return math.exp(statistics.fmean(math.log(cost) for cost in result.observed_costs) - math.log(_steps(result)))
+    return math.exp(_mean_log(result) - math.log(_steps(result)))
+
+
+def _mean_log(result: TrialResult) -> float:
+    """Of the epoch's seconds."""
+    return statistics.fmean(math.log(cost) for cost in result.observed_costs)
 
 
 def _steps(result: TrialResult) -> int:

@@ -129,6 +129,7 @@ def _point(result: TrialResult) -> Point:
     devices = [rank.start.environment.device for run in result.records[:1] for rank in run.ranks if rank.start]
     capacities = [device.memory_bytes for device in devices if device.memory_bytes]
     backend = result.traffic.backend if result.traffic else None
+    joules = result.resources.joules_per_image if result.resources else None
     return Point(
         trial_id=result.trial_id,
         trial=trial,
@@ -142,7 +143,7 @@ def _point(result: TrialResult) -> Point:
         devices=tuple(device.name for device in devices),
         rank_speeds=rank_speeds(result) if result.breakdown else None,
         step_spread=statistics.median(spreads) / _QUARTILES_APART if spreads else None,
-        joules_per_image=result.resources.joules_per_image if result.resources else None,
+        joules_per_image=joules.centre if joules else None,
         startup_seconds=result.startup_seconds,
         memory_capacity_bytes=min(capacities) if capacities else None,
         backend=backend if backend in ("nccl", "gloo") else ("nccl" if train.device == "cuda" else "gloo"),

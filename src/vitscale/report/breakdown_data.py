@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from vitscale.analysis import Analysis, CurveResult
-from vitscale.analysis.breakdown import Breakdown
+from vitscale.analysis import Analysis, CurveResult, Interval
+from vitscale.analysis.breakdown import Breakdown, RankParts
 from vitscale.record import COMMUNICATION
 from vitscale.report import words
 from vitscale.report.chart_data import Row
@@ -145,6 +145,32 @@ def exposed_share(breakdown: Breakdown) -> float | None:
     typical = breakdown.typical
     exposed = typical.exposed_seconds
     return exposed / typical.seconds if exposed is not None and typical.seconds > 0 else None
+
+
+def exposed_interval(breakdown: Breakdown) -> Interval | None:
+    """The same share with its interval over runs."""
+    share = exposed_share(breakdown)
+    rank = breakdown.typical.rank
+    found = breakdown.over_runs(lambda one: _exposed_share(one.rank(rank)), most=1.0)
+    if share is None:
+        return None
+    return Interval(share, found.low if found else None, found.high if found else None, found.note if found else "")
+
+
+def part_interval(breakdown: Breakdown, rank: int, part: str | None) -> Interval | None:
+    """Seconds of a part of one rank's step over runs; of the whole step where `part` is None."""
+
+    def of_run(one: Breakdown) -> float | None:
+        own = one.rank(rank)
+        if part is None:
+            return own.seconds
+        return own.exposed_seconds if part == COMMUNICATION else own.parts[part]
+
+    return breakdown.over_runs(of_run)
+
+
+def _exposed_share(rank: RankParts) -> float | None:
+    return rank.exposed_seconds / rank.seconds if rank.exposed_seconds is not None and rank.seconds > 0 else None
 
 
 def unknown_parts(found: Sequence[Mapping[str, str]]) -> list[str]:

@@ -13,6 +13,11 @@ Versions of the JSON:
   5  predictions: `predictions`, the objects of `vitscale predict --json` (whose `_low` and `_high` are of a run still
      to be made, at 90 %), and `prediction_scores`, how well such predictions did where it is known. Both are empty
      where nothing was measured, and in what `vitscale run --json` prints. Nothing of version 4 has changed.
+  6  uncertainty: `_low` and `_high` of the exposed share, MFU, share of the matmul rate, energy per image, bandwidth,
+     straggler's share, parts of a step and points of a waterfall, null from fewer than 3 runs; of a comparison `p` and
+     `p_adjusted` (Holm, over all pairs), a verdict "not significant among all comparisons", and no direction from fewer
+     than 3 runs on a side; of a trial `allocations` and the two spreads of its epoch times. Centres of epochs, steps,
+     images/s, MFU and energy are geometric means, where they were medians from 6 runs on.
 
 Unknown is null (an empty cell in CSV), never 0 and never NaN. Times are seconds, sizes bytes, shares in [0, 1].
 """
@@ -30,7 +35,7 @@ from vitscale.report.contract_details import interval_fields
 from vitscale.report.words import finite
 from vitscale.shares import largest_micro_batch
 
-VERSION = 5
+VERSION = 6
 
 
 def to_json(analysis: Analysis, outlook: Outlook | None = None) -> str:
@@ -126,6 +131,9 @@ def _trial(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
         **interval_fields("images_per_second", result.images_per_second),
         **interval_fields("epoch_seconds", result.epoch_seconds),
         "epoch_seconds_source": result.epoch_seconds_source,
+        "allocations": len(result.allocations) or None,
+        "spread_between_allocations": result.components.between if result.components else None,
+        "spread_within_allocations": result.components.within if result.components else None,
         "baseline": curve.baseline.trial_id if curve and curve.baseline else None,
         **_scaling(point),
         "startup_seconds": result.startup_seconds,

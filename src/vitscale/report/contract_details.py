@@ -6,14 +6,16 @@ from dataclasses import asdict
 from typing import Any
 
 from vitscale.analysis import Interval, TrialResult, Waterfall
-from vitscale.analysis.breakdown import Breakdown, Straggler
+from vitscale.analysis.breakdown import Breakdown, RankParts, Straggler
 from vitscale.analysis.convergence import Convergence
 from vitscale.analysis.resources import ResourceFigures
 from vitscale.analysis.traffic import Traffic
+from vitscale.record import COMMUNICATION
 from vitscale.report import words
-from vitscale.report.breakdown_data import exposed_share
+from vitscale.report.breakdown_data import exposed_interval, part_interval
 
 Object = dict[str, Any]
+_WITH_INTERVAL = ("achieved_flops_per_second", "share_of_matmul", "mfu", "joules_per_image")
 
 
 def flat(result: TrialResult) -> Object:
@@ -22,14 +24,14 @@ def flat(result: TrialResult) -> Object:
     data_wait = typical.parts.get("data_wait") if typical else None
     used, found, sent = result.resources, result.convergence, result.traffic
     return {
-        "exposed_share": exposed_share(result.breakdown) if result.breakdown else None,
+        **interval_fields("exposed_share", exposed_interval(result.breakdown) if result.breakdown else None),
         "data_wait_share": data_wait / typical.seconds
         if typical and typical.seconds and data_wait is not None
         else None,
         "explaining_overhead": result.breakdown.overhead if result.breakdown else None,
-        "mfu": used.mfu if used else None,
-        "share_of_matmul": used.share_of_matmul if used else None,
-        "joules_per_image": used.joules_per_image if used else None,
+        **interval_fields("mfu", used.mfu if used else None),
+        **interval_fields("share_of_matmul", used.share_of_matmul if used else None),
+        **interval_fields("joules_per_image", used.joules_per_image if used else None),
         "peak_rss_bytes": used.peak_rss_bytes if used else None,
         "cuda_allocated_bytes": used.cuda_allocated_bytes if used else None,
         "cuda_reserved_bytes": used.cuda_reserved_bytes if used else None,
@@ -39,7 +41,7 @@ def flat(result: TrialResult) -> Object:
         "collectives_per_step": sent.calls if sent else None,
         "logical_bytes_per_step": sent.logical_bytes if sent else None,
         "physical_bytes_per_step": sent.physical_bytes if sent else None,
-        "wire_bytes_per_second": sent.bytes_per_second if sent else None,
+        **interval_fields("wire_bytes_per_second", sent.bytes_per_second if sent else None),
         "sent_gradient_dtype": sent.gradient_dtype if sent else None,
         "checkpoint_save_seconds": result.checkpoint.save_seconds if result.checkpoint else None,
         "checkpoint_load_seconds": result.checkpoint.load_seconds if result.checkpoint else None,
@@ -68,7 +70,10 @@ def waterfall(one: Waterfall) -> Object:
         "baseline_gpus": one.baseline_gpus,
         **interval_fields("efficiency", one.interval),
         "efficiency": one.efficiency,
-        "factors": [asdict(factor) for factor in one.factors],
+        "factors": [
+            {"name": factor.name, "factor": factor.factor, "points": factor.points, **_ends("points", factor.interval)}
+            for factor in one.factors
+        ],
         "reason": one.reason or None,
         "straggler": _straggler(one.straggler),
         "work_per_rank": one.work_per_rank,
@@ -86,6 +91,20 @@ def interval_fields(name: str, interval: Interval | None) -> dict[str, float | N
     }
 
 
+def _ends(name: str, interval: Interval | None) -> Object:
+    return {f"{name}_low": interval.low if interval else None, f"{name}_high": interval.high if interval else None}
+
+
+def _parts(found: Breakdown, rank: RankParts) -> Object:
+    """The parts of one rank's step, and the ends of their intervals under the same names."""
+    over_runs = {part: part_interval(found, rank.rank, part) for part in rank.parts}
+    return {
+        "parts": dict(rank.parts),
+        "parts_low": {part: one.low if one else None for part, one in over_runs.items()},
+        "parts_high": {part: one.high if one else None for part, one in over_runs.items()},
+    }
+
+
 def _breakdown(found: Breakdown) -> Object:
     return {
         "steps": found.steps,
@@ -95,8 +114,10 @@ def _breakdown(found: Breakdown) -> Object:
             {
                 "rank": rank.rank,
                 "seconds": rank.seconds,
-                "parts": dict(rank.parts),
+                **_ends("seconds", part_interval(found, rank.rank, None)),
+                **_parts(found, rank),
                 "exposed_seconds": rank.exposed_seconds,
+                **_ends("exposed_seconds", part_interval(found, rank.rank, COMMUNICATION)),
             }
             for rank in found.ranks
         ],
@@ -107,12 +128,20 @@ def _breakdown(found: Breakdown) -> Object:
 
 
 def _resources(used: ResourceFigures) -> Object:
-    return {key: None if key.endswith("_reason") and not value else value for key, value in asdict(used).items()}
+    content: Object = {}
+    for key, value in asdict(used).items():
+        kept = getattr(used, key)
+        if isinstance(kept, Interval) or key in _WITH_INTERVAL:
+            content |= interval_fields(key, kept)
+        else:
+            content[key] = None if key.endswith("_reason") and not value else value
+    return content
 
 
 def _traffic(found: Traffic) -> Object:
     return {
-        **asdict(found),
+        **{key: value for key, value in asdict(found).items() if key != "wire_seconds"},
+        **interval_fields("wire_seconds", found.wire_seconds),
         "reason": found.reason or None,
         "sent": [asdict(one) for one in found.sent] if found.calls is not None else None,
         "gradient_dtypes": dict(found.gradient_dtypes) if found.calls is not None else None,
@@ -120,7 +149,14 @@ def _traffic(found: Traffic) -> Object:
 
 
 def _straggler(found: Straggler | None) -> Object | None:
-    return asdict(found) if found else None
+    if found is None:
+        return None
+    return {
+        "rank": found.rank,
+        "share_of_steps": found.share_of_steps,
+        **_ends("share_of_steps", found.interval),
+        "slower_by": found.slower_by,
+    }
 
 
 def _convergence(found: Convergence) -> Object:

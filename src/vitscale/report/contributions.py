@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from vitscale.analysis import Waterfall
+from vitscale.analysis import Factor, Waterfall
 from vitscale.analysis.waterfall import STEP_ROUNDING
 from vitscale.record import COMMUNICATION
 
@@ -42,9 +42,21 @@ def contributions(one: Waterfall) -> tuple[str, ...]:
     rest = sum(factor.points for factor in one.factors if factor not in named)
     exact = [100 * points for points in (*(factor.points for factor in named), rest)]
     rounded = whole(exact, 100 - round(100 * one.efficiency))
-    found = [(points, _what(one, factor.name, points)) for factor, points in zip(named, rounded, strict=False)]
-    said = [(points, what) for points, what in (*found, (rounded[-1], _OTHER)) if points]
-    return tuple(_clause(points, what, first=place == 0) for place, (points, what) in enumerate(said))
+    found = [
+        (points, _what(one, factor.name, points), _bounds(factor, points))
+        for factor, points in zip(named, rounded, strict=False)
+    ]
+    said = [each for each in (*found, (rounded[-1], _OTHER, "")) if each[0]]
+    return tuple(_clause(*each, first=place == 0) for place, each in enumerate(said))
+
+
+def _bounds(factor: Factor, points: int) -> str:
+    """ " (12 to 21)", the 95 % interval on the side that is told; nothing where it is no wider than a point."""
+    if factor.interval is None or factor.interval.low is None or factor.interval.high is None:
+        return ""
+    ends = (100 * factor.interval.low, 100 * factor.interval.high)
+    low, high = ends if points > 0 else (-ends[1], -ends[0])
+    return f" ({low + 0.0:.0f} to {high + 0.0:.0f})" if high - low >= 1 else ""
 
 
 def whole(values: Sequence[float], total: int) -> list[int]:
@@ -61,11 +73,11 @@ def whole(values: Sequence[float], total: int) -> list[int]:
     return found
 
 
-def _clause(points: int, what: str, *, first: bool) -> str:
-    """ "17 points are the transfer", "8 are the transfer", "1 is gained by step rounding"."""
+def _clause(points: int, what: str, bounds: str, *, first: bool) -> str:
+    """ "17 points (12 to 21) are the transfer", "8 are the transfer", "1 is gained by step rounding"."""
     unit = f" point{'s' if abs(points) != 1 else ''}" if first else ""
     verb = "are" if abs(points) != 1 else "is"
-    return f"{abs(points)}{unit} {verb} {what if points > 0 else f'gained by {what}'}"
+    return f"{abs(points)}{unit}{bounds} {verb} {what if points > 0 else f'gained by {what}'}"
 
 
 def _what(one: Waterfall, name: str, points: int) -> str:

@@ -12,7 +12,7 @@ from vitscale.analysis.convergence import Convergence, accuracy_at_images, accur
 from vitscale.analysis.resources import RankResources, ResourceFigures
 from vitscale.report import words
 from vitscale.report.accuracy_data import images_panel, reach, reached, seconds_panel, unlike_images
-from vitscale.report.breakdown_data import PART_NAMES, exposed_share, parts_of, unknown_parts
+from vitscale.report.breakdown_data import PART_NAMES, exposed_interval, part_interval, parts_of, unknown_parts
 from vitscale.report.grouped_table import Column, GroupedTable, grouped_table
 from vitscale.report.tables import Cell, interval_cell
 from vitscale.report.words import UNKNOWN
@@ -27,11 +27,14 @@ def four_figures(analysis: Analysis) -> GroupedTable | None:
     speed = f"images/s/{'GPU' if any(trial.trial.train.device == 'cuda' for trial in measured) else 'rank'}"
     columns: list[Column] = [
         (speed, lambda trial: _interval(trial.images_per_second, words.number, 1 / trial.trial.world.size)),
-        ("MFU", _resource(lambda used: used.mfu, _percent)),
-        ("of the measured matmul rate", _resource(lambda used: used.share_of_matmul, _percent)),
+        ("MFU", lambda trial: _interval(trial.resources.mfu if trial.resources else None, _percent)),
+        (
+            "of the measured matmul rate",
+            lambda trial: _interval(trial.resources.share_of_matmul if trial.resources else None, _percent),
+        ),
         (
             "exposed communication",
-            lambda trial: Cell(_percent(exposed_share(trial.breakdown) if trial.breakdown else None)),
+            lambda trial: _interval(exposed_interval(trial.breakdown) if trial.breakdown else None, _percent),
         ),
         ("explaining cost", lambda trial: Cell(_signed(trial.breakdown.overhead if trial.breakdown else None))),
         ("waited for", lambda trial: Cell(_straggler(trial.breakdown.straggler if trial.breakdown else None))),
@@ -51,9 +54,9 @@ def four_figures(analysis: Analysis) -> GroupedTable | None:
 
 def parts_table(analysis: Analysis) -> GroupedTable | None:
     """Every part of the typical rank's explained step, in milliseconds."""
-    columns: list[Column] = [("explained step", lambda trial: Cell(_milliseconds(trial, None)))]
+    columns: list[Column] = [("explained step", lambda trial: _milliseconds(trial, None))]
     columns += [
-        (name, lambda trial, part=part: Cell(_milliseconds(trial, part)))  # type: ignore[misc]
+        (name, lambda trial, part=part: _milliseconds(trial, part))  # type: ignore[misc]
         for part, name in PART_NAMES.items()
     ]
     explained = [trial for trial in analysis.trials.values() if trial.breakdown is not None]
@@ -83,7 +86,10 @@ def resource_table(analysis: Analysis) -> GroupedTable | None:
         ("power per GPU (W)", _resource(lambda used: used.power_watts, _whole)),
         ("throttled", _resource(lambda used: used.throttled_share, _percent)),
         ("because of", lambda trial: Cell(_reasons(trial.resources))),
-        ("energy per image (J)", _resource(lambda used: used.joules_per_image, words.number)),
+        (
+            "energy per image (J)",
+            lambda trial: _interval(trial.resources.joules_per_image if trial.resources else None, words.number),
+        ),
         ("checkpoint saved (s)", _checkpoint(lambda cost: words.number(cost.save_seconds))),
         ("restored (s)", _checkpoint(lambda cost: words.number(cost.load_seconds))),
         ("its files", _checkpoint(lambda cost: _bytes(cost.bytes))),
@@ -167,11 +173,15 @@ def _interval(interval: Interval | None, show: Callable[[float | None], str], ti
     return interval_cell(interval.times(times) if interval else None, show)
 
 
-def _milliseconds(trial: TrialResult, part: str | None) -> str:
+def _milliseconds(trial: TrialResult, part: str | None) -> Cell:
     if trial.breakdown is None:
-        return UNKNOWN
+        return Cell(UNKNOWN)
     seconds = parts_of(trial.breakdown).get(part) if part else trial.breakdown.typical.seconds
-    return words.number(None if seconds is None else 1000 * seconds)
+    if seconds is None:
+        return Cell(UNKNOWN)
+    over_runs = part_interval(trial.breakdown, trial.breakdown.typical.rank, part)
+    bounds = (over_runs.low, over_runs.high) if over_runs else (None, None)
+    return _interval(Interval(seconds, *bounds), words.number, 1000.0)
 
 
 def _percent(value: float | None) -> str:

@@ -89,7 +89,7 @@ RESOURCES = (
         "energy",
         "Energy per image",
         "J per image",
-        (Kind("energy", lambda one: one.joules_per_image),),
+        (Kind("energy", lambda one: one.joules_per_image.centre if one.joules_per_image else None),),
         lambda value: f"{words.number(value)} J",
     ),
 )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vitscale.analysis import Analysis, TrialResult
+from vitscale.analysis import Analysis, Interval, TrialResult
 from vitscale.analysis.traffic import Sent, Traffic
 from vitscale.report import words
 from vitscale.report.grouped_table import Column, GroupedTable, grouped_table
-from vitscale.report.tables import Cell
+from vitscale.report.tables import Cell, interval_cell
 from vitscale.report.words import UNKNOWN
 
 _MB = 1e6
@@ -21,8 +21,8 @@ def traffic_table(analysis: Analysis) -> GroupedTable | None:
         ("collectives", _cell(_collectives)),
         ("logical (MB)", _cell(lambda sent: _megabytes(sent.logical_bytes))),
         ("on the wire per rank (MB)", _cell(lambda sent: _megabytes(sent.physical_bytes))),
-        ("transfer (ms)", _cell(lambda sent: words.number(_times(sent.wire_seconds, 1000)))),
-        ("reached (MB/s)", _cell(lambda sent: _megabytes(sent.bytes_per_second))),
+        ("transfer (ms)", _over_runs(lambda sent: sent.wire_seconds, 1000.0)),
+        ("reached (MB/s)", _over_runs(lambda sent: sent.bytes_per_second, 1e-6)),
         ("gradients in", _cell(_gradients)),
     ]
     counted = [trial for trial in analysis.trials.values() if trial.traffic is not None]
@@ -48,6 +48,14 @@ def traffic_table(analysis: Analysis) -> GroupedTable | None:
 
 def _cell(show: Callable[[Traffic], str]) -> Callable[[TrialResult], Cell]:
     return lambda trial: Cell(show(trial.traffic) if trial.traffic else UNKNOWN)
+
+
+def _over_runs(figure: Callable[[Traffic], Interval | None], scale: float) -> Callable[[TrialResult], Cell]:
+    def cell(trial: TrialResult) -> Cell:
+        found = figure(trial.traffic) if trial.traffic else None
+        return interval_cell(found.times(scale) if found else None, words.number)
+
+    return cell
 
 
 def _collectives(traffic: Traffic) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from results_factory import explained_run, make_curve, make_results, make_trial
+from vitscale.analysis.energy import SHORTEST_SECONDS
 from vitscale.record import (
     EnergyReading,
     GpuSamples,
@@ -76,8 +77,8 @@ def _with_resources(trial: Trial, rank: RankRecord) -> RankRecord:
     lines = tuple(
         ResourcesLine(
             epoch=epoch.epoch,
-            seconds=epoch.seconds,
-            cpu_seconds=epoch.seconds * max(0.1, 0.8 - 0.1 * rank.rank),
+            seconds=max(epoch.seconds, SHORTEST_SECONDS),
+            cpu_seconds=max(epoch.seconds, SHORTEST_SECONDS) * max(0.1, 0.8 - 0.1 * rank.rank),
             cpu_throttled_seconds=None,
             rss_bytes=held,
             peak_rss_bytes=held,

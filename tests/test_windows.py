@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from results_factory import make_trial
+from vitscale.record import StepWindow
 from vitscale.trial import Trial
-from vitscale.windows import BLOCKS, EXPLAINED_STEPS, windows
+from vitscale.windows import BLOCKS, EXPLAINED_STEPS, timed_stretch, windows
 
 
 def trial_of(
@@ -109,3 +110,17 @@ def test_what_always_holds(trial: Trial, steps: int, steps_per_epoch: int) -> No
             assert step // steps_per_epoch == (step + block - 1) // steps_per_epoch
             assert found[step - 1] == "light"
             assert found[step + block] == "settling"
+
+
+def test_the_longest_stretch_of_timed_steps_of_an_epoch() -> None:
+    found = windows(trial_of(), 120, 40)
+    first = timed_stretch(found, 3, range(40))
+    assert first == range(33, 37)  # the last of the four steps between two blocks
+    assert timed_stretch(found, 3, range(80, 120)) == range(80, 120)
+
+
+def test_a_stretch_keeps_to_its_epoch_and_to_what_is_timed() -> None:
+    kinds: tuple[StepWindow, ...] = ("light", "light", "light", "explained", "settling", "light", "light", "light")
+    assert timed_stretch(kinds, 1, range(8)) == range(5, 8)
+    assert timed_stretch(kinds, 1, range(5)) == range(1, 3)
+    assert timed_stretch(kinds, 3, range(4)) == range(4)  # it has none

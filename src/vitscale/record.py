@@ -9,7 +9,8 @@ Format history (`FORMAT`):
   5  results of others: RunHeader.imported, StudyRecord.imported and Trial.origin, None for runs of vitscale's own. Null
      where a log of others does not tell: ModelLine.parameters, synchronised_timing, train_samples and held_out_samples;
      EpochLine.steps and images; Environment.threads.
-  6  what else decides a time: Environment.allocation and tf32. Null in older formats.
+  6  what else decides a time: Environment.allocation and tf32, null in older formats. What is used
+     is that of timed steps alone: ResourcesLine.steps, null in older formats, where it is that of whole epochs.
 
 A reader accepts its own format and older ones; a newer one is refused by name.
 """
@@ -177,7 +178,7 @@ class EnergyReading(Record):
 
 
 class GpuSamples(Record):
-    """What NVML said of a rank's GPU over an epoch, once a second; null where it does not tell."""
+    """What NVML said of a rank's GPU in these steps, once a second; null where it does not tell."""
 
     samples: Count
     utilisation: Finite | None
@@ -193,10 +194,15 @@ class GpuSamples(Record):
 
 
 class ResourcesLine(Record):
-    """What one rank used in one epoch of training, evaluation left out. Null: not available."""
+    """What one rank used in the longest stretch of timed steps of an epoch. Null: not available.
+
+    Where an epoch has no timed steps, and in formats before 6: in all its steps. Memory is that of the whole epoch.
+    """
 
     kind: Literal["resources"] = "resources"
     epoch: Count
+    steps: tuple[Count, Count] | None = None
+    """The first and the last of these steps; null: formats before 6."""
     seconds: Seconds
     cpu_seconds: Seconds
     """Processor time of this process, all threads."""

@@ -12,6 +12,8 @@ long run hold light steps alone, and their wall time is the sum of these.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from vitscale.engine_options import norms_unknown
 from vitscale.record import StepWindow
 from vitscale.trial import Trial
@@ -77,6 +79,23 @@ def windows(trial: Trial, steps: int, steps_per_epoch: int) -> tuple[StepWindow,
         found[place : place + length] = [window] * length
         found[place + length : place + length + settling] = ["settling"] * settling
     return tuple(found)
+
+
+def timed_stretch(found: Sequence[StepWindow], warmup_steps: int, epoch: range) -> range:
+    """The longest run of timed steps among an epoch's steps; of equally long ones the last; all of them if it has none.
+
+    Args:
+        found: the window of each of the run's steps.
+        warmup_steps: the first so many steps are not timed.
+        epoch: the steps of one epoch.
+    """
+    longest, begin = range(0), epoch.start
+    for step in epoch:
+        if found[step] != "light" or step < warmup_steps:
+            begin = step + 1
+        elif step + 1 - begin >= len(longest):
+            longest = range(begin, step + 1)
+    return longest or epoch
 
 
 def _whole_bursts(blocks: list[tuple[StepWindow, int, int]], workers: int) -> list[tuple[StepWindow, int, int]]:

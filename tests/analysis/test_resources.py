@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from results_factory import make_environment, make_rank, make_run, make_trial, steady_run
-from vitscale.analysis.resources import RankResources, resource_figures, steady_epochs
+from vitscale.analysis.resources import RankResources, resource_figures, timed_spans
 from vitscale.analysis.runs import figures
 from vitscale.analysis.trials import summarise
 from vitscale.record import Device, EnergyReading, GpuSamples, MatmulLine, ResourcesLine, Run
@@ -80,18 +80,39 @@ def figures_of(*runs: Run) -> Any:
 # --- which epochs --------------------------------------------------------------------------------------------------
 
 
-def test_epochs_with_warm_up_or_explained_steps_are_left_out() -> None:
+def whole(*epochs: int) -> dict[int, range]:
+    return {epoch: range(epoch * STEPS, (epoch + 1) * STEPS) for epoch in epochs}
+
+
+def test_lines_that_tell_of_warm_up_or_explained_steps_are_left_out() -> None:
     lines = [line(epoch) for epoch in range(4)]
-    assert steady_epochs(run_of(lines)) == {0, 1, 2, 3}
-    assert steady_epochs(run_of(lines, warmup=2)) == {1, 2, 3}
-    assert steady_epochs(run_of(lines, warmup=2, explained=[2 * STEPS + 1])) == {1, 3}
+    assert timed_spans(run_of(lines)) == whole(0, 1, 2, 3)
+    assert timed_spans(run_of(lines, warmup=2)) == whole(1, 2, 3)
+    assert timed_spans(run_of(lines, warmup=2, explained=[2 * STEPS + 1])) == whole(1, 3)
+    assert timed_spans(run_of(lines), steady_from=STEPS + 1) == whole(2, 3)
 
 
-def test_where_no_epoch_is_steady_all_count() -> None:
-    assert steady_epochs(run_of([line(0), line(1)], warmup=1, explained=[STEPS])) == {0, 1}
+def test_a_line_of_timed_steps_alone_counts_whatever_else_its_epoch_holds() -> None:
+    lines = [line(0, steps=(2, 3)), line(1, steps=(4, 5))]
+    assert timed_spans(run_of(lines, warmup=2, explained=[6])) == {0: range(2, 4), 1: range(4, 6)}
+    assert timed_spans(run_of(lines, warmup=3)) == {1: range(4, 6)}
 
 
-def test_shares_come_from_steady_epochs_and_peaks_of_memory_from_all() -> None:
+def test_ranks_that_tell_of_unlike_steps_tell_nothing() -> None:
+    assert timed_spans(run_of([line(0, steps=(0, 2))], [line(0, steps=(1, 3))])) == {}
+
+
+def test_a_run_of_disturbed_epochs_alone_has_no_power_and_no_energy() -> None:
+    """Its first step may have compiled for a minute, on all its images."""
+    measured = EnergyReading(joules=900.0, source="NVML: the GPU, whoever uses it", reason=None, devices=("GPU-a",))
+    run = run_of([line(0, gpu=gpu().model_dump(), energy=measured.model_dump())], warmup=1, device="cuda")
+    found = figures_of(run)
+    assert (found.joules_per_image, found.power_watts, found.cpu_utilisation) == (None, None, None)
+    assert found.energy_reason == "it takes a stretch of timed steps of 10 s, and there is none"
+    assert found.gpu_reason == "no sample lies among timed steps alone"
+
+
+def test_shares_come_from_timed_steps_and_peaks_of_memory_from_all() -> None:
     found = figures_of(run_of([line(0, cpu_seconds=10.0, peak_rss_bytes=700), line(1, peak_rss_bytes=300)], warmup=1))
     assert found.cpu_utilisation == 0.5
     assert found.peak_rss_bytes == 700

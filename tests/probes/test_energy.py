@@ -224,7 +224,7 @@ def test_a_gpu_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_counter_that_did_not_move_is_unknown_and_not_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(FakeNvml(), monkeypatch)
-    assert reason_of(UUID) == "the epoch was shorter than the time in which the counter is updated"
+    assert reason_of(UUID) == "the counter of energy did not move: it is updated every 20 to 100 ms"
 
 
 def test_a_counter_that_went_back_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,19 +63,19 @@ def test_looks_are_taken_while_an_epoch_lasts(monkeypatch: pytest.MonkeyPatch) -
     assert seen.power_watts_mean == pytest.approx(652)
 
 
-def test_an_epoch_shorter_than_a_second_gets_one_look_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    watching = monitor(FakeNvml([Answers(utilisation_percent=n) for n in (10, 20)]), monkeypatch)
-    for percent in (10, 20):
-        watching.begin()
-        seen = watching.end()
-        assert seen is not None
-        assert (seen.samples, seen.utilisation) == (1, percent / 100)
+def test_less_than_a_second_is_unknown_for_at_its_end_the_device_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeNvml()
+    watching = monitor(fake, monkeypatch)
+    watching.begin()
+    assert watching.end() is None
+    assert watching.reason == "NVML is asked every 3600 s, and this was over before"
+    assert fake.looked == 0
     watching.close()
 
 
 def test_a_look_that_was_under_way_when_an_epoch_ended_is_not_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    at_first_end, held, later = 10, 99, 10
-    fake = FakeNvml([Answers(utilisation_percent=n) for n in (at_first_end, held, later)])
+    held, later = 99, 10
+    fake = FakeNvml([Answers(utilisation_percent=n) for n in (held, later)])
     inside, go_on = threading.Event(), threading.Event()
 
     def stay() -> None:
@@ -107,8 +107,7 @@ def test_its_thread_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_a_gpu_does_not_tell_is_unknown_and_not_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     watching = monitor(FakeNvml([Answers(None, 1980, None, None, None)]), monkeypatch)
-    watching.begin()
-    seen = watching.end()
+    seen = summary([watching.look()])
     watching.close()
     assert seen is not None
     assert seen.sm_clock_mhz_min == 1980
@@ -118,8 +117,7 @@ def test_what_a_gpu_does_not_tell_is_unknown_and_not_zero(monkeypatch: pytest.Mo
 
 def test_a_gpu_that_tells_nothing_has_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     watching = monitor(FakeNvml([Answers(None, None, None, None, None)]), monkeypatch)
-    watching.begin()
-    assert watching.end() is None
+    assert summary([watching.look()]) is None
     watching.close()
 
 

@@ -29,29 +29,30 @@ def spend(cpu_seconds: float) -> float:
     return time.process_time() - began
 
 
-def test_processor_time_is_that_of_the_epoch_alone(probe: ResourceProbe) -> None:
+def test_processor_time_is_that_of_the_stretch_alone(probe: ResourceProbe) -> None:
     spend(0.1)
     for spent in (0.2, 0.1):
-        probe.begin_epoch()
+        probe.begin()
         used = spend(spent)
-        line = probe.end_epoch(3, 1.5)
+        line = probe.end(3, range(7, 9))
         assert line.cpu_seconds == pytest.approx(used, rel=0.1)
-        assert (line.epoch, line.seconds) == (3, 1.5)
+        assert (line.epoch, line.steps) == (3, (7, 8))
+        assert line.seconds >= line.cpu_seconds  # of one thread
 
 
 def test_other_threads_of_the_process_count(probe: ResourceProbe) -> None:
-    probe.begin_epoch()
+    probe.begin()
     began = time.thread_time()
     other = threading.Thread(target=spend, args=(0.2,))
     other.start()
     other.join()
     assert time.thread_time() - began < 0.1
-    assert probe.end_epoch(0, 1.0).cpu_seconds >= 0.2
+    assert probe.end(0, range(1)).cpu_seconds >= 0.2
 
 
 def test_on_a_host_what_is_of_gpus_is_unknown_with_its_reason(probe: ResourceProbe) -> None:
-    probe.begin_epoch()
-    line = probe.end_epoch(0, 1.0)
+    probe.begin()
+    line = probe.end(0, range(1))
     assert (line.cuda_allocated_bytes, line.cuda_reserved_bytes, line.cuda_device_bytes) == (None, None, None)
     assert (line.gpu, line.gpu_reason) == (None, "the rank computes on the host")
     assert line.energy is not None
@@ -62,7 +63,7 @@ def test_on_a_host_what_is_of_gpus_is_unknown_with_its_reason(probe: ResourcePro
 @pytest.mark.parametrize(
     ("before", "after", "seconds"), [(None, None, None), (1.0, 1.25, 0.25), (None, 3.0, None), (2.0, 1.0, 0.0)]
 )
-def test_throttled_time_is_that_of_the_epoch(
+def test_throttled_time_is_that_of_the_stretch(
     probe: ResourceProbe,
     monkeypatch: pytest.MonkeyPatch,
     before: float | None,
@@ -70,9 +71,9 @@ def test_throttled_time_is_that_of_the_epoch(
     seconds: float | None,
 ) -> None:
     monkeypatch.setattr(resources, "cpu_throttled_seconds", lambda: before)
-    probe.begin_epoch()
+    probe.begin()
     monkeypatch.setattr(resources, "cpu_throttled_seconds", lambda: after)
-    assert probe.end_epoch(0, 1.0).cpu_throttled_seconds == seconds
+    assert probe.end(0, range(1)).cpu_throttled_seconds == seconds
 
 
 def test_resident_memory_grows_by_what_is_touched() -> None:

@@ -15,7 +15,8 @@ from vitscale.engines.base import LossOf
 from vitscale.engines.plain import PlainEngine
 from vitscale.model_spec import ModelSpec
 from vitscale.probes.explainer import Phase, no_phase
-from vitscale.record import RankRecord
+from vitscale.probes.resources import ResourceProbe
+from vitscale.record import RankRecord, ResourcesLine
 from vitscale.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 from vitscale.windows import GRADIENT_STEPS, windows
 from vitscale.worker.place import Place
@@ -175,3 +176,49 @@ def test_without_two_batch_sizes_or_without_leave_no_norms_are_taken(tmp_path: P
     assert record.gradients == ()
     assert engine.steps_with_norm == []
     assert set(engine.hooks) == {0}
+
+
+class AskedProbe(ResourceProbe):
+    """Notes beside which step its counters are asked, and of which steps each line tells."""
+
+    def __init__(self, training: Training) -> None:
+        super().__init__(CPU, local_rank=1, host="boot-1")
+        self.training = training
+        self.asked: list[tuple[int, int]] = []
+
+    @override
+    def begin(self) -> None:
+        self.began = self.training.step
+        super().begin()
+
+    @override
+    def end(self, epoch: int, steps: range) -> ResourcesLine:
+        self.asked.append((self.began, self.training.step))
+        return super().end(epoch, steps)
+
+
+def test_counters_are_asked_outside_the_timed_steps_they_tell_of(tmp_path: Path) -> None:
+    """Nine steps an epoch: the first warms up, so that asking falls into it; then whole epochs, between their steps."""
+    trial = trial_of(epochs=3)
+    torch.manual_seed(0)
+    engine = WatchedEngine(models.build(trial.model), trial, CPU)
+    log = store.RankLog(tmp_path, 0)
+    place = Place(rank=0, world_size=1, local_rank=0, launch_seconds=None)
+    training = Training(trial, place, sources.load(trial.data), engine, CPU, log, 0)
+    training.resources = probe = AskedProbe(training)
+    training.run()
+    log.close()
+    lines = store.read_rank(log.path).resources
+    assert [line.steps for line in lines] == [(1, 8), (9, 17), (18, 26)]
+    assert probe.asked == [(0, 9), (9, 18), (18, 27)]
+    assert all((line.peak_rss_bytes or 0) > 0 for line in lines)
+
+
+def test_an_explained_run_tells_of_what_it_used_in_timed_steps_alone(tmp_path: Path) -> None:
+    trial = trial_of(explain=True, epochs=6)
+    record, _ = trained(tmp_path, trial)
+    timed = {line.step for line in record.steps if line.window == "light" and not line.warmup}
+    spans = [set(range(line.steps[0], line.steps[1] + 1)) for line in record.resources if line.steps]
+    assert len(spans) == 6
+    assert all(span <= timed for span in spans)
+    assert any(len(span) < 9 for span in spans)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vitscale.record import EnergyReading, Run
 
 NOT_RECORDED = "this run recorded no energy"
+SHORTEST_SECONDS = 10.0
+"""Of a stretch that counts. NVML moves its counter every 20 to 100 ms: of so long a stretch each end may be off by 1 %
+at most."""
 _WHOLE_HOST = "RAPL"
 """A reading whose source begins so covers all ranks of its host."""
 
@@ -21,31 +24,47 @@ class Energy:
     reason: str
 
 
-def energy_per_image(run: Run, epochs: Collection[int]) -> Energy:
-    """Joules of `epochs` on all ranks / images of these epochs on all ranks.
+def energy_per_image(run: Run, spans: Mapping[int, range]) -> Energy:
+    """Joules of timed steps on all ranks / their images on all ranks.
 
     A part of the ranks is no answer: where one rank's energy is unknown, so is the run's.
+
+    Args:
+        run: the record.
+        spans: of epochs whose resources tell of timed steps alone, these steps. Those too short are left out.
     """
     if len(run.ranks) < run.header.trial.world.size:
         return Energy(None, None, "not every rank left a record")
-    images = {line.epoch: line.images for line in run.ranks[0].epochs if line.images is not None}
-    total_joules, total_images = 0.0, 0
-    sources: dict[str, None] = {}
-    for epoch in sorted(epochs):
-        if epoch not in images:
-            return Energy(None, None, f"the images of epoch {epoch} were not recorded")
-        readings = {
-            rank.rank: next((line.energy for line in rank.resources if line.epoch == epoch), None) for rank in run.ranks
-        }
-        joules = _joules(readings, {r.rank: r.start.environment.host if r.start else "" for r in run.ranks})
-        if isinstance(joules, str):
-            return Energy(None, None, joules)
-        total_joules += joules
-        total_images += images[epoch]
-        sources |= {reading.source: None for reading in readings.values() if reading and reading.source}
-    if total_images == 0:
+    lines = [line for rank in run.ranks for line in rank.resources]
+    if all(line.energy is None for line in lines):
         return Energy(None, None, NOT_RECORDED)
-    return Energy(total_joules / total_images, "; ".join(sources), "")
+    seconds = {epoch: min(line.seconds for line in lines if line.epoch == epoch) for epoch in spans}
+    long_enough = [epoch for epoch in sorted(spans) if seconds[epoch] >= SHORTEST_SECONDS]
+    joules = [_of_epoch(run, epoch) for epoch in long_enough or sorted({line.epoch for line in lines})]
+    if reason := next((unknown for unknown in joules if isinstance(unknown, str)), ""):
+        return Energy(None, None, reason)
+    if not long_enough:
+        found = f"the longest took {max(seconds.values()):.2g} s" if seconds else "there is none"
+        return Energy(None, None, f"it takes a stretch of timed steps of {SHORTEST_SECONDS:g} s, and {found}")
+    images = 0
+    for rank in run.ranks:
+        for epoch in long_enough:
+            steps = [step.images for step in rank.steps if step.step in spans[epoch]]
+            if len(steps) != len(spans[epoch]):
+                return Energy(None, None, f"not all images of epoch {epoch} were recorded")
+            images += sum(steps)
+    if images == 0:
+        return Energy(None, None, NOT_RECORDED)
+    readings = [line.energy for line in lines if line.epoch in long_enough]
+    sources = dict.fromkeys(reading.source for reading in readings if reading and reading.source)
+    return Energy(sum(each for each in joules if isinstance(each, float)) / images, "; ".join(sources), "")
+
+
+def _of_epoch(run: Run, epoch: int) -> float | str:
+    readings = {
+        rank.rank: next((line.energy for line in rank.resources if line.epoch == epoch), None) for rank in run.ranks
+    }
+    return _joules(readings, {r.rank: r.start.environment.host if r.start else "" for r in run.ranks})
 
 
 def _joules(readings: Mapping[int, EnergyReading | None], host_of: Mapping[int, str]) -> float | str:

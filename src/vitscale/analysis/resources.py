@@ -1,7 +1,7 @@
 """What a trial used: processor time, memory, GPUs, energy, and how much of the arithmetic its devices can do.
 
-Shares and rates are those of epochs without warm-up and explained steps, where a run has such epochs; else of all.
-Peaks of memory are those of all epochs.
+Shares and rates are those of timed steps alone: of each epoch's longest stretch of them, or unknown. Peaks of memory
+are those of all epochs.
 """
 
 from __future__ import annotations
@@ -194,22 +194,30 @@ def resource_figures(runs: Sequence[Run], figures: Sequence[RunFigures]) -> Reso
     )
 
 
-def steady_epochs(run: Run, steady_from: int = 0) -> set[int]:
-    """The recorded epochs of light steps alone, after warm-up; all of them where there is none."""
-    recorded = {line.epoch for rank in run.ranks for line in rank.resources}
-    disturbed = {
-        line.epoch
-        for rank in run.ranks
-        for line in rank.steps
-        if line.warmup or line.window != "light" or line.step < steady_from
-    }
-    return recorded - disturbed or recorded
+def timed_spans(run: Run, steady_from: int = 0) -> dict[int, range]:
+    """Epoch to the steps that its resources tell of, where these are timed ones, after warm-up, on all ranks.
+
+    Args:
+        run: the record.
+        steady_from: `RunFigures.steady_from`: light steps before it are warm-up that went on.
+    """
+    spans: dict[int, set[range]] = {}
+    disturbed: set[int] = set()
+    for rank in run.ranks:
+        for line in rank.resources:
+            own = [step.step for step in rank.steps if step.epoch == line.epoch]
+            first, last = line.steps or (min(own, default=0), max(own, default=-1))
+            spans.setdefault(line.epoch, set()).add(range(first, last + 1))
+        timed = {s.step for s in rank.steps if s.window == "light" and not s.warmup and s.step >= steady_from}
+        disturbed |= {step.step for step in rank.steps} - timed
+    alike = {epoch: one for epoch, (one, *others) in spans.items() if not others}
+    return {epoch: steps for epoch, steps in alike.items() if steps and disturbed.isdisjoint(steps)}
 
 
 def _use(run: Run, figures: RunFigures) -> _RunUse:
-    epochs = steady_epochs(run, figures.steady_from or 0)
-    ranks = tuple(_rank_use(run, rank, epochs) for rank in run.ranks)
-    return _RunUse(ranks, _of_quota(run, ranks), energy_per_image(run, epochs), compute(run, figures))
+    spans = timed_spans(run, figures.steady_from or 0)
+    ranks = tuple(_rank_use(run, rank, spans) for rank in run.ranks)
+    return _RunUse(ranks, _of_quota(run, ranks), energy_per_image(run, spans), compute(run, figures))
 
 
 def _rank_use(run: Run, rank: RankRecord, epochs: Collection[int]) -> _RankUse:
@@ -256,6 +264,8 @@ def _rank_resources(number: int, used: Sequence[_RunUse]) -> RankResources:
 
 
 def _gpu_reason(ranks: Sequence[_RankUse]) -> str:
+    if any(line.gpu for rank in ranks for line in rank.all_lines):
+        return "no sample lies among timed steps alone"
     return next((line.gpu_reason for rank in ranks for line in rank.all_lines if line.gpu_reason), NOT_RECORDED)
 
 

@@ -1,4 +1,4 @@
-"""The energy of an epoch, by the zeus library: of a rank's GPU by NVML, or of all its host's processors by RAPL."""
+"""The energy of a stretch of steps, by the zeus library: of a rank's GPU (NVML) or its host's processors (RAPL)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class EnergyMeter(ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """An epoch begins."""
+        """What is to be measured begins."""
 
     @abstractmethod
     def end(self) -> EnergyReading:
@@ -102,7 +102,7 @@ class CounterMeter(EnergyMeter):
             joules, failure = self._joules, self._failure
             self._last = []
         if failure is None and joules == 0:
-            failure = "the epoch was shorter than the time in which the counter is updated"
+            failure = "the counter of energy did not move: it is updated every 20 to 100 ms"
         if failure is not None:
             return EnergyReading(joules=None, source=self._source, reason=failure, devices=self._devices)
         return EnergyReading(joules=joules, source=self._source, reason=None, devices=self._devices)

@@ -35,11 +35,11 @@ class GpuMonitor(ABC):
     """Watches one GPU from `begin` to `end`, time after time."""
 
     reason: str | None
-    """Why there is nothing to be told; None where there is."""
+    """Why `end` told nothing; None where it did."""
 
     @abstractmethod
     def begin(self) -> None:
-        """An epoch begins."""
+        """What is to be watched begins."""
 
     @abstractmethod
     def end(self) -> GpuSamples | None:
@@ -81,11 +81,11 @@ class Sample:
 
 
 class NvmlMonitor(GpuMonitor):
-    """Asks NVML about one GPU, once a second; an epoch shorter than that gets the one look at its end."""
+    """Asks NVML about one GPU, once a second. Of less than a second it tells nothing: at its end the GPU is idle."""
 
     def __init__(self, nvml: Any, handle: Any, seconds_between_samples: float = SECONDS_BETWEEN_SAMPLES) -> None:
         """`nvml`: the module pynvml, initialised; `handle`: the GPU's."""
-        self.reason = None
+        self.reason: str | None = None
         self._nvml, self._handle, self._seconds = nvml, handle, seconds_between_samples
         self._samples: list[Sample] = []
         self._watching = self._closed = False
@@ -108,7 +108,8 @@ class NvmlMonitor(GpuMonitor):
             samples, self._watching = self._samples, False
             self._span += 1
             self._changed.notify()
-        return summary(samples or [self.look()])
+        self.reason = None if samples else f"NVML is asked every {self._seconds:g} s, and this was over before"
+        return summary(samples)
 
     @override
     def close(self) -> None:
@@ -182,7 +183,7 @@ def gpu_monitor(uuid: str | None, seconds_between_samples: float = SECONDS_BETWE
 
 
 def summary(samples: Sequence[Sample]) -> GpuSamples | None:
-    """The figures of an epoch; None where no sample holds anything."""
+    """The figures of some looks; None where none of them holds anything."""
     if not any(value is not None for sample in samples for value in vars(sample).values()):
         return None
     utilisations = [sample.utilisation for sample in samples if sample.utilisation is not None]

@@ -1,4 +1,7 @@
-"""What one rank uses in each epoch: processor time, memory, its GPU, energy. Nothing is asked inside a step."""
+"""What one rank uses in each epoch's longest stretch of timed steps: processor time, its GPU, energy; and its memory.
+
+Nothing is asked inside a timed step.
+"""
 
 from __future__ import annotations
 
@@ -22,41 +25,63 @@ class ResourceProbe:
         uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}" if self._device else None
         self._gpu = gpu_monitor(uuid)
         self._energy = energy_meter(uuid, local_rank, host)
-        self._cpu_seconds = 0.0
+        self._began = self._cpu_began = 0.0
         self._throttled_seconds: float | None = None
         self._cuda_peak_bytes = 0
 
     def begin_epoch(self) -> None:
-        """Right before an epoch's first step, on a device that has nothing to do."""
+        """Before an epoch's first step, on a device that has nothing to do."""
         if self._device is not None:
             self._cuda_peak_bytes = self.cuda_peak_bytes()
             torch.cuda.reset_peak_memory_stats(self._device)
-        self._throttled_seconds = cpu_throttled_seconds()
+
+    def begin(self) -> None:
+        """Asks all counters before the first step of a stretch. A driver may take milliseconds, each rank its own."""
         self._gpu.begin()
         self._energy.begin()
-        self._cpu_seconds = time.process_time()
+        self.start_clocks()
 
-    def end_epoch(self, epoch: int, seconds: float) -> ResourcesLine:
-        """Right after an epoch's last step; `seconds` is what it took by the clock."""
-        cpu_seconds = time.process_time() - self._cpu_seconds
+    def start_clocks(self) -> None:
+        """Begins the stretch's time here, after what the ranks have waited for each other since `begin`."""
+        self._throttled_seconds = cpu_throttled_seconds()
+        self._cpu_began = time.process_time()
+        self._began = time.perf_counter()
+
+    def end(self, epoch: int, steps: range) -> ResourcesLine:
+        """After the stretch's last step; memory is as yet that of the epoch until now: see `with_memory`.
+
+        Args:
+            epoch: its number.
+            steps: of the stretch.
+        """
+        seconds, cpu_seconds = time.perf_counter() - self._began, time.process_time() - self._cpu_began
         energy = self._energy.end()
         gpu = self._gpu.end()
-        throttled = _difference(cpu_throttled_seconds(), self._throttled_seconds)
-        resident, peak_resident = resident_bytes()
-        allocated, reserved, in_use = self._cuda_bytes()
         return ResourcesLine(
             epoch=epoch,
+            steps=(steps.start, steps.stop - 1),
             seconds=seconds,
             cpu_seconds=cpu_seconds,
-            cpu_throttled_seconds=throttled,
-            rss_bytes=resident,
-            peak_rss_bytes=peak_resident,
-            cuda_allocated_bytes=allocated,
-            cuda_reserved_bytes=reserved,
-            cuda_device_bytes=in_use,
+            cpu_throttled_seconds=_difference(cpu_throttled_seconds(), self._throttled_seconds),
+            rss_bytes=None,
+            peak_rss_bytes=None,
             gpu=gpu,
             gpu_reason=None if gpu is not None else self._gpu.reason or "NVML tells nothing of this GPU",
             energy=energy,
+        )
+
+    def with_memory(self, line: ResourcesLine) -> ResourcesLine:
+        """The line of an epoch that is over, with the memory it took."""
+        resident, peak_resident = resident_bytes()
+        allocated, reserved, in_use = self._cuda_bytes()
+        return line.model_copy(
+            update={
+                "rss_bytes": resident,
+                "peak_rss_bytes": peak_resident,
+                "cuda_allocated_bytes": allocated,
+                "cuda_reserved_bytes": reserved,
+                "cuda_device_bytes": in_use,
+            }
         )
 
     def cuda_peak_bytes(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ from vitscale.record import EpochLine, PhaseLine, ResourcesLine, StepLine, StepW
 from vitscale.sources import Dataset
 from vitscale.store import RankLog
 from vitscale.trial import Trial
-from vitscale.windows import windows
+from vitscale.windows import timed_stretch, windows
 from vitscale.worker.counted_steps import counted_traffic
 from vitscale.worker.group import barrier, total
 from vitscale.worker.passes import Passes, means
@@ -91,18 +92,28 @@ class Training:
             steps = min(steps, self.last_step - self.step)
         # [loss summed over real images, correct among them, real images], on the device until the epoch is over.
         sums = torch.zeros(3, dtype=torch.float64, device=self.device)
+        stretch = timed_stretch(self.windows, self.trial.window.warmup_steps, range(self.step, self.step + steps))
+        used: ResourcesLine | None = None
         with self.passes.batches(order) as batches:
-            barrier()
             self._finish_device_work()
             self.resources.begin_epoch()
+            if stretch.start == self.step:
+                # Before the barrier: what a driver takes to answer one rank must not let the others wait in a step.
+                self.resources.begin()
+            barrier()
+            self._finish_device_work()
             started = time.perf_counter()
+            self.resources.start_clocks()
             self.clock.start()
             for _ in range(steps):
-                self._step(epoch, batches, sums)
+                if self.step == stretch.stop:
+                    used = self.resources.end(epoch, stretch)
+                # The last step before the stretch is no timed one: it may hold the asking.
+                self._step(epoch, batches, sums, self.resources.begin if self.step + 1 == stretch.start else None)
             barrier()
             self._finish_device_work()
             seconds = time.perf_counter() - started
-            resources = self.resources.end_epoch(epoch, seconds)
+            resources = self.resources.with_memory(used or self.resources.end(epoch, stretch))
         self._record(self.clock.drain())
         loss, accuracy, images = means(total(sums))
         held_out_loss, self.held_out_accuracy = (
@@ -124,14 +135,15 @@ class Training:
             )
         )
 
-    def _step(self, epoch: int, batches: Batches, sums: Tensor) -> None:
+    def _step(self, epoch: int, batches: Batches, sums: Tensor, before_end: Callable[[], None] | None) -> None:
+        """Trains one optimizer step; `before_end` is called inside it, when all of it has been issued."""
         began = time.perf_counter()
         window = self.windows[self.step]
         if window == "explained" and not self.explainer.explaining:
             self.explainer.begin_block()
             self.clock.start()
         with self.explainer.step(self.step):
-            self._train_step(epoch, window, batches, sums)
+            self._train_step(epoch, window, batches, sums, before_end)
         if self.step == 0:
             self._finish_device_work()
             self.log.write(PhaseLine(name="first_step", seconds=time.perf_counter() - began))
@@ -140,7 +152,9 @@ class Training:
             self._read_profile(batches)
         self.log.check()
 
-    def _train_step(self, epoch: int, window: StepWindow, batches: Batches, sums: Tensor) -> None:
+    def _train_step(
+        self, epoch: int, window: StepWindow, batches: Batches, sums: Tensor, before_end: Callable[[], None] | None
+    ) -> None:
         if self.step <= self.trial.train.learning_rate_warmup_steps:
             # Before anything else: one engine takes the optimizer's step inside its last backward.
             self.engine.set_learning_rate(self.trial.learning_rate_at(self.step))
@@ -152,6 +166,8 @@ class Training:
                 self.engine.step()
             else:
                 reduced = self.engine.step_with_norm()
+        if before_end is not None:
+            before_end()
         self._record(self.clock.mark(_Mark(self.step, epoch, sum(own_images), window), step_loss))
         if norms is not None:
             self._record_norms(step_images, own_images, norms.total(), reduced)

@@ -37,12 +37,13 @@ def busy_epoch(device: torch.device) -> ResourcesLine:
     peak_before = probe.cuda_peak_bytes()
     assert peak_before >= 2**30
     probe.begin_epoch()
+    probe.begin()
     began = time.perf_counter()
     while time.perf_counter() - began < SECONDS:
         for _ in range(20):
             left @ left
         torch.cuda.synchronize(device)
-    line = probe.end_epoch(0, time.perf_counter() - began)
+    line = probe.with_memory(probe.end(0, range(1)))
     assert probe.cuda_peak_bytes() == peak_before, "the run's peak is more than the epoch's"
     probe.close()
     return line

@@ -59,7 +59,7 @@ class ResourceProbe:
         gpu = self._gpu.end()
         return ResourcesLine(
             epoch=epoch,
-            steps=(steps.start, steps.stop - 1),
+            steps=(steps.start, steps.stop - 1) if steps else None,  # none where drop_last leaves nothing
             seconds=seconds,
             cpu_seconds=cpu_seconds,
             cpu_throttled_seconds=_difference(cpu_throttled_seconds(), self._throttled_seconds),

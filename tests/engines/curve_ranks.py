@@ -77,6 +77,8 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
     first = engine.load_checkpoint(Path(job["load"])) if "load" in job else 0
     if job.get("forget"):
         engine.whole_tensors().make_states((), (), 0)
+    if job.get("rehearse"):
+        own.rehearse_last_step()
     losses, ids = [], []
     sums = torch.zeros(3, dtype=torch.float64, device=device)
     for step, epoch, micro_batches in batches_of(own, first, job["steps"]):

@@ -38,6 +38,8 @@ class Job(TypedDict):
     """Drops the optimizer's states that it has loaded."""
     wrong: NotRequired[str]
     """Broken on purpose: see `curve_ranks.make_wrong`."""
+    rehearse: NotRequired[bool]
+    """Takes a micro-batch of the last step's size through the engine before the first step, as compiled runs do."""
     measure: NotRequired[bool]
     """At the end measures a checkpoint as a run does."""
 

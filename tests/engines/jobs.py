@@ -98,6 +98,8 @@ RESUMED_SGD: dict[int, tuple[tuple[str, str], ...]] = {
     2: (("ddp", "ddp"), ("zero-1", "zero-1"), ("zero-3", "zero-3")),
     3: (("ddp", "zero-3"), ("zero-1", "fsdp2")),
 }
+REHEARSED_STEPS = 5
+"""An epoch, short last step included."""
 MEASURED = ("fsdp2", "zero-1", "zero-3")
 
 
@@ -149,6 +151,9 @@ def _more_on_two_ranks() -> list[Job]:
     for job in jobs:
         if job["name"] in ("ddp lamb", "zero-0 pure", "zero-1 pure"):
             job["save_before"] = SAVED_BEFORE
+    for engine in ENGINES:
+        jobs.append(_job(f"{engine} rehearsed", ENGINES[engine] | SETTINGS["sgd-accumulated"], REHEARSED_STEPS))
+        jobs[-1]["rehearse"] = True
     broken = {"zero-1 adamw": "default-clipping", "ddp sgd": "summed-gradients", "ddp adamw": "summed-gradients"}
     for name, how in broken.items():
         engine, optimizer = name.split()

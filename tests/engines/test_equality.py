@@ -46,6 +46,13 @@ def test_every_step_has_the_same_images_whoever_takes_them(worlds: Worlds, ranks
         assert curve.ids == reference.ids[curve.first : curve.first + len(curve.ids)], name
 
 
+def test_a_rehearsal_of_the_last_steps_shape_leaves_no_trace(worlds: Worlds) -> None:
+    """To the bit, on every engine: in three micro-steps, which DeepSpeed and Accelerate count."""
+    for engine in jobs.ENGINES:
+        rehearsed, plain = worlds[2][f"{engine} rehearsed"], worlds[2][f"{engine} sgd-accumulated"]
+        assert rehearsed.losses == plain.losses[: jobs.REHEARSED_STEPS], engine
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_unequal_shares_train_as_one_process_does(worlds: Worlds, ranks: int) -> None:
     """Ranks that take up to seven times as many images as others, in one piece and in three, padding included."""

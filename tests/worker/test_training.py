@@ -178,6 +178,72 @@ def test_without_two_batch_sizes_or_without_leave_no_norms_are_taken(tmp_path: P
     assert set(engine.hooks) == {0}
 
 
+@pytest.fixture
+def quick_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Dynamo as it is, over code that nothing is made of: what it traces, and when, is what counts here."""
+    original = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **options: original(self, backend="eager", **options))
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class CompiledEngine(WatchedEngine):
+    """Notes how many graphs were compiled when each micro-step was over; draws a number and counts in each forward."""
+
+    def __init__(self, model: nn.Module, trial: Trial, device: torch.device) -> None:
+        super().__init__(model, trial, device)
+        model.register_buffer("forwards", torch.zeros(()))
+        model.register_forward_pre_hook(self._seen)
+        self.graphs: list[int] = []
+        self.drawn: list[float] = []
+
+    def _seen(self, model: nn.Module, _: object) -> None:
+        self.drawn.append(float(torch.rand(())))
+        model.get_buffer("forwards").add_(1.0)
+
+    @override
+    def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool, phase: Phase = no_phase) -> Tensor:
+        loss = super().micro_step(images, loss_of, last=last, phase=phase)
+        self.graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+        return loss
+
+
+def compiled(folder: Path, rehearses: bool) -> tuple[list[float | None], CompiledEngine]:
+    """Losses and engine of two epochs of eight steps: of 288 images the last step takes 8, and the others 40."""
+    folder.mkdir()
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    trial = trial_of(epochs=2, micro_batch=20, compile=True)
+    trial = trial.model_copy(update={"model": MODEL.model_copy(update={"layers": 2})})
+    torch.manual_seed(0)
+    engine = CompiledEngine(models.build(trial.model), trial, CPU)
+    log = store.RankLog(folder, 0)
+    place = Place(rank=0, world_size=1, local_rank=0, launch_seconds=None)
+    training = Training(trial, place, sources.load(trial.data), engine, CPU, log, 0)
+    assert training.rehearses
+    training.rehearses = rehearses
+    training.run()
+    log.close()
+    return [line.loss for line in store.read_rank(log.path).steps], engine
+
+
+def test_compiled_blocks_know_the_last_steps_shape_before_the_first_step_and_train_alike(
+    tmp_path: Path, quick_compiler: None
+) -> None:
+    losses, engine = compiled(tmp_path / "rehearsed", rehearses=True)
+    rehearsal, *graphs = engine.graphs
+    assert len(graphs) == 2 * 16
+    assert 0 < rehearsal < graphs[0]  # the one small micro-batch, then the first full one
+    assert set(graphs[:16]) == {graphs[0]}  # and nothing at the epoch's end
+    plain_losses, plain = compiled(tmp_path / "plain", rehearses=False)
+    assert plain.graphs[13] < plain.graphs[14]  # where it would have been compiled
+    assert losses == plain_losses
+    assert engine.drawn[0] == engine.drawn[1]  # its random numbers are given back
+    assert engine.drawn[1:] == plain.drawn
+    assert engine.module.get_buffer("forwards") == plain.module.get_buffer("forwards")
+
+
 class AskedProbe(ResourceProbe):
     """Notes beside which step its counters are asked, and of which steps each line tells."""
 

@@ -82,6 +82,22 @@ class AccelerateEngine(Engine):
         return detached
 
     @override
+    def rehearse(self, images: Tensor) -> None:
+        """Past `accumulate`, which counts micro-steps."""
+        by_rank = self.train_spec.wrapper == "ddp" and not self.train_spec.static_graph
+        with self.model.no_sync() if by_rank else nullcontext():
+            with self._autocast():
+                logits = logits_of(self.model(images.to(self.input_dtype)))
+            loss = logits.float().sum() * 0.0
+            if self.through_deepspeed:
+                self.model.set_gradient_accumulation_boundary(False)
+                self.model.backward(loss)
+                self.model.step()
+            else:
+                self.accelerator.backward(loss)
+                self.optimizer.optimizer.zero_grad(set_to_none=True)
+
+    @override
     def step(self) -> None:
         if self.train_spec.gradient_clipping > 0 and not self.through_deepspeed:
             self.accelerator.clip_grad_norm_(self.model.parameters(), self.train_spec.gradient_clipping)

@@ -61,6 +61,14 @@ class Engine(ABC):
     def step(self) -> None:
         """Clips, updates the weights and clears the gradients."""
 
+    def rehearse(self, images: Tensor) -> None:
+        """Forward and backward of a micro-batch that leaves no trace, before the first step, on all ranks at once.
+
+        Its loss is zero whatever the logits are, and so are its gradients: what is added to them stays as it is to the
+        bit. Compiled blocks then know the shape of `images` ([b, 3, H, W], float, on the device).
+        """
+        self.micro_step(images, _nothing, last=False)
+
     @abstractmethod
     def set_learning_rate(self, learning_rate: float) -> None:
         """Sets the learning rate of the coming `step` and of all after it; called before its first `micro_step`."""
@@ -136,6 +144,10 @@ def compressed_to(train: TrainSpec) -> str | None:
     return None if named is None or COMMUNICATED[named] is weight_dtype(train) else named
 
 
+def _nothing(logits: Tensor) -> Tensor:
+    return logits.sum() * 0.0
+
+
 class TorchEngine(Engine):
     """What plain training, DDP and FSDP2 share: torch's own loop. They differ in the wrapper and in when gradients
     travel.
@@ -185,6 +197,12 @@ class TorchEngine(Engine):
                 detached = loss.detach()
                 del loss, logits  # with them goes the graph, and that takes its time
         return detached
+
+    @override
+    def rehearse(self, images: Tensor) -> None:
+        # DDP's static graph is that of its first backward, and must hold the exchange.
+        self.micro_step(images, _nothing, last=self.train_spec.static_graph)
+        self.optimizer.zero_grad(set_to_none=True)  # not to be held through the first step's forward
 
     @override
     def step(self) -> None:

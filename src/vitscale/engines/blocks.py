@@ -58,7 +58,9 @@ def with_options(model: nn.Module, train: TrainSpec) -> nn.Module:
             # Not the re-entrant form: that one hides parameters from DDP and needs inputs that require gradients.
             block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
         if train.compile:
-            block.compile()
+            # One graph for each of the few shapes. Left to itself the compiler makes one for all sizes of batch as soon
+            # as it meets a second one, the last step's, and takes that for the full batches too from then on.
+            block.compile(dynamic=False)
     return model
 
 

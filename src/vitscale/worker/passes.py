@@ -60,6 +60,29 @@ class Passes:
 
         return self.engine.micro_step(images, loss_of, last=last, phase=phase)
 
+    def rehearse_last_step(self) -> None:
+        """Takes a micro-batch as small as those of an epoch's last step, where that is smaller, through the engine.
+
+        So that compiled blocks know its shape before any step is timed. Weights, gradients, buffers and random numbers
+        are afterwards as they were. All ranks do it, or none.
+        """
+        order = self.order(epoch=0)
+        if order.steps == 0:
+            return
+        last = order.slot(order.steps - 1, 0, self.place.rank)
+        if last.step_real == order.slot(0, 0, self.place.rank).step_real:
+            return
+        with self.batches(order) as batches:
+            batch = next(batches)
+        small = Batch(*(tensor[: len(last.ids)] for tensor in batch[:4]), real=0, step_real=0)
+        images, _, _ = self._on_device(small, epoch=0, training=True, phase=no_phase)
+        buffers = [(buffer, buffer.clone()) for buffer in self.engine.module.buffers()]
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            self.engine.rehearse(images)
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
     def evaluate(self, alive: Callable[[], None]) -> tuple[float | None, float | None]:
         """Loss and accuracy on the held-out images, each counted once, over all ranks; `alive` is called per batch."""
         order = self._order(len(self.dataset.held_out), 0, fraction=1.0, grad_accum=1, drop_last=False)

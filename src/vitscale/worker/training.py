@@ -58,6 +58,8 @@ class Training:
         steps = trial.window.steps
         self.last_step = trial.window.warmup_steps + steps if steps is not None else None
         per_epoch = self.passes.order(epoch=0).steps
+        self.rehearses = trial.train.compile and (self.last_step is None or self.last_step >= per_epoch)
+        """Whether a step of other shapes would be compiled among the timed ones."""
         self.windows = windows(trial, self.last_step or per_epoch * (trial.train.epochs or 0), per_epoch)
         traces = log.path.parent if trial.window.traces else None
         self.explainer = Explainer(device, place.world_size, traces)
@@ -139,6 +141,9 @@ class Training:
         """Trains one optimizer step; `before_end` is called inside it, when all of it has been issued."""
         began = time.perf_counter()
         window = self.windows[self.step]
+        if self.step == 0 and self.rehearses:
+            self.passes.rehearse_last_step()
+            self.log.alive()
         if window == "explained" and not self.explainer.explaining:
             self.explainer.begin_block()
             self.clock.start()

@@ -74,7 +74,10 @@ class Passes:
             return
         with self.batches(order) as batches:
             batch = next(batches)
-        small = Batch(*(tensor[: len(last.ids)] for tensor in batch[:4]), real=0, step_real=0)
+        n = len(last.ids)
+        small = batch._replace(
+            images=batch.images[:n], labels=batch.labels[:n], ids=batch.ids[:n], weights=batch.weights[:n]
+        )
         images, _, _ = self._on_device(small, epoch=0, training=True, phase=no_phase)
         buffers = [(buffer, buffer.clone()) for buffer in self.engine.module.buffers()]
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):

@@ -306,6 +306,8 @@ class EpochLine(Record):
     held_out_accuracy: float | None
     peak_bytes: int | None
     """Device memory at its highest so far; resident memory of the process on CPU."""
+    evaluation_seconds: Seconds | None = None
+    """Of the evaluation after the epoch, in no other figure; null without one and in formats before 6."""
 
 
 class ErrorLine(Record):

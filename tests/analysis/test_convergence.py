@@ -163,11 +163,13 @@ def test_a_trial_carries_its_convergence() -> None:
     assert found.images_to_target.centre == 64
 
 
-def test_points_are_mean_accuracy_and_median_seconds() -> None:
+def test_points_are_means_of_accuracy_and_of_seconds() -> None:
+    """Epochs of 2, 3 and 8 s: a mean of the one beside a median of the other would be no run."""
     runs = [run_of([0.2, a], repeat=r, step_seconds=s) for r, (a, s) in enumerate([(0.3, 0.5), (0.45, 0.75), (0.6, 2)])]
     found = convergence(runs)
     assert found is not None
-    assert [(point.epoch, point.images, point.seconds) for point in found.points] == [(1, 32, 3.0), (2, 64, 6.0)]
+    assert [(point.epoch, point.images) for point in found.points] == [(1, 32), (2, 64)]
+    assert [point.seconds for point in found.points] == pytest.approx([13 / 3, 26 / 3])
     assert [point.held_out_accuracy for point in found.points] == pytest.approx([0.2, 0.45])
 
 
@@ -197,14 +199,37 @@ def test_the_target_is_told_run_by_run_with_its_seed() -> None:
     assert found is not None
     assert found.target_accuracy == 0.5
     assert found.target_runs == (
-        TargetRun(0, 10, 2, 64, 4.0),
-        TargetRun(1, 11, 3, 96, 6.0),
-        TargetRun(2, 12, None, None, None),
+        TargetRun(0, 10, 2, 64, 4.0, None, 64, 4.0),
+        TargetRun(1, 11, 3, 96, 6.0, None, 96, 6.0),
+        TargetRun(2, 12, None, None, None, None, 96, 6.0),
     )
-    assert found.images_to_target is not None
-    assert found.images_to_target.centre == pytest.approx((64 * 96) ** 0.5)
-    assert found.seconds_to_target is not None
-    assert found.seconds_to_target.centre == pytest.approx(24**0.5)
+
+
+def test_a_run_that_missed_the_target_bounds_what_it_takes_and_is_not_dropped() -> None:
+    """Reached after 64 and 96 images; the third gave up after 96, so that the geometric mean is no less than this."""
+    runs = [run_of(accuracies, repeat=r) for r, accuracies in enumerate([[0.2, 0.5], [0.2, 0.4, 0.7], [0.2, 0.3, 0.4]])]
+    found = convergence(runs)
+    assert found is not None
+    assert (found.images_to_target, found.seconds_to_target) == (None, None)
+    assert found.images_to_target_at_least == pytest.approx((64 * 96 * 96) ** (1 / 3))
+    assert found.seconds_to_target_at_least == pytest.approx((4 * 6 * 6) ** (1 / 3))
+    reached = convergence(runs[:2])
+    assert reached is not None
+    assert reached.images_to_target is not None
+    assert reached.seconds_to_target is not None
+    assert reached.images_to_target.centre == pytest.approx((64 * 96) ** 0.5)
+    assert reached.seconds_to_target.centre == pytest.approx(24**0.5)
+    assert (reached.images_to_target_at_least, reached.seconds_to_target_at_least) == (None, None)
+
+
+def test_evaluation_is_told_beside_the_training_that_it_is_no_part_of() -> None:
+    run = run_of([0.2, 0.5])
+    (rank,) = run.ranks
+    epochs = tuple(line.model_copy(update={"evaluation_seconds": 0.25 + line.epoch}) for line in rank.epochs)
+    found = convergence([run.model_copy(update={"ranks": (rank.model_copy(update={"epochs": epochs}),)})])
+    assert found is not None
+    (target,) = found.target_runs
+    assert (target.seconds, target.evaluation_seconds) == (4.0, 0.25 + 1.25)
 
 
 def test_a_target_that_no_run_reached_is_unknown_and_never_0() -> None:
@@ -230,7 +255,7 @@ def test_a_target_reached_in_unknown_time_keeps_its_images() -> None:
     run = make_run(WITH_TARGET, [make_rank(WITH_TARGET, 0, [1.0] * 2, warmup=2, steps_in_epoch=1)])
     found = convergence([run])
     assert found is not None
-    assert found.target_runs == (TargetRun(0, 0, 2, 16, None),)
+    assert found.target_runs == (TargetRun(0, 0, 2, 16, None, None, 16, None),)
     assert found.images_to_target is not None
     assert found.seconds_to_target is None
 

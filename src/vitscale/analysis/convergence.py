@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -32,6 +32,8 @@ class AccuracyPoint:
     """Of training so far; start-up and evaluation left out. See `course`."""
     held_out_accuracy: float | None
     """Share in [0, 1]."""
+    evaluation_seconds: float | None = None
+    """Of evaluating so far, which `seconds` leaves out; None in older records."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,12 @@ class TargetRun:
     epochs: int | None
     images: int | None
     seconds: float | None
-    """None where it was not reached, and where the record does not tell."""
+    """Of training; None where it was not reached, and where the record does not tell."""
+    evaluation_seconds: float | None = None
+    """Of evaluating after each epoch until then: with it, time to train is what MLPerf means by it."""
+    trained_images: int | None = None
+    """Until the run ended: one that did not reach the target would have taken more."""
+    trained_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -59,9 +66,12 @@ class Convergence:
     """Every run, by repeat; empty where there is no target."""
     images_to_target: Interval | None
     seconds_to_target: Interval | None
-    """Both over the runs that reached it: where some did not, those were slower than all of these."""
+    """Both None where a run did not reach it: those that did were the quickest."""
     points: tuple[AccuracyPoint, ...]
-    """Mean accuracy and median seconds over all runs, as far as every run went."""
+    """Means over all runs, as far as every run went."""
+    images_to_target_at_least: float | None = None
+    """A lower bound where some runs did not reach the target: each of these counts with all that it trained."""
+    seconds_to_target_at_least: float | None = None
 
 
 @dataclass(frozen=True)
@@ -82,15 +92,19 @@ def convergence(runs: Sequence[Run], figures: Sequence[RunFigures]) -> Convergen
     if target is not None:
         found = [_target_run(run, points, target) for run, points in zip(runs, courses, strict=True)]
         targets = sorted(found, key=lambda one: one.repeat)
+    images_to_target, images_at_least = _to_target(targets, lambda one: one.images, lambda one: one.trained_images)
+    seconds_to_target, seconds_at_least = _to_target(targets, lambda one: one.seconds, lambda one: one.trained_seconds)
     scale, reason = noise_scale(runs)
     return Convergence(
         noise_scale_images=scale,
         noise_reason=reason,
         target_accuracy=target,
         target_runs=tuple(targets),
-        images_to_target=_interval([one.images for one in targets]),
-        seconds_to_target=_interval([one.seconds for one in targets]),
+        images_to_target=images_to_target,
+        seconds_to_target=seconds_to_target,
         points=tuple(_mean_point(same) for same in zip(*courses, strict=False)),
+        images_to_target_at_least=images_at_least,
+        seconds_to_target_at_least=seconds_at_least,
     )
 
 
@@ -111,6 +125,7 @@ def course(run: Run, steady_from: int | None) -> tuple[AccuracyPoint, ...]:
     seconds_of = {lines[0].step: max(line.seconds for line in lines) for lines in steps if _light(lines, steady_from)}
     light = sum(seconds_of.values()) / len(seconds_of) if seconds_of else None
     points: list[AccuracyPoint] = []
+    evaluating: float | None = 0.0
     images, seconds = 0, 0.0 if light is not None or whole_epochs_alone(run) else None
     while (number := len(points)) in epochs:
         line = epochs[number][0]
@@ -123,7 +138,10 @@ def course(run: Run, steady_from: int | None) -> tuple[AccuracyPoint, ...]:
         elif seconds is not None and light is not None:
             whole = len(own) == line.steps and all(lines[0].step in seconds_of for lines in own)
             seconds += max(line.seconds for line in epochs[number]) if whole else line.steps * light
-        points.append(AccuracyPoint(number + 1, images, _finite(seconds), _finite(line.held_out_accuracy)))
+        lasted = [one.evaluation_seconds for one in epochs[number] if one.evaluation_seconds is not None]
+        evaluating = evaluating + max(lasted) if evaluating is not None and lasted else None
+        accuracy = _finite(line.held_out_accuracy)
+        points.append(AccuracyPoint(number + 1, images, _finite(seconds), accuracy, _finite(evaluating)))
     return tuple(points)
 
 
@@ -165,7 +183,23 @@ def _target_run(run: Run, points: Sequence[AccuracyPoint], target: float) -> Tar
         epochs=reached.epoch if reached else None,
         images=reached.images if reached else None,
         seconds=reached.seconds if reached else None,
+        evaluation_seconds=reached.evaluation_seconds if reached else None,
+        trained_images=points[-1].images if points else None,
+        trained_seconds=points[-1].seconds if points else None,
     )
+
+
+def _to_target(
+    runs: Sequence[TargetRun],
+    took: Callable[[TargetRun], float | None],
+    trained: Callable[[TargetRun], float | None],
+) -> tuple[Interval | None, float | None]:
+    """What the target took over all runs; or, where some did not reach it, None and a lower bound of the centre."""
+    if all(run.epochs is not None for run in runs):
+        return _interval([took(run) for run in runs]), None
+    counted = [took(run) if run.epochs is not None else trained(run) for run in runs]
+    bound = _interval(counted) if None not in counted else None
+    return None, bound.centre if bound else None
 
 
 def _mean_point(same: Sequence[AccuracyPoint]) -> AccuracyPoint:
@@ -175,7 +209,7 @@ def _mean_point(same: Sequence[AccuracyPoint]) -> AccuracyPoint:
     return AccuracyPoint(
         epoch=same[0].epoch,
         images=same[0].images,
-        seconds=statistics.median(seconds) if len(seconds) == len(same) else None,
+        seconds=statistics.fmean(seconds) if len(seconds) == len(same) else None,
         held_out_accuracy=statistics.fmean(accuracies) if len(accuracies) == len(same) else None,
     )
 

@@ -167,5 +167,7 @@ def _convergence(found: Convergence) -> Object:
         "target_runs": [asdict(run) for run in found.target_runs],
         **interval_fields("images_to_target", found.images_to_target),
         **interval_fields("seconds_to_target", found.seconds_to_target),
+        "images_to_target_at_least": found.images_to_target_at_least,
+        "seconds_to_target_at_least": found.seconds_to_target_at_least,
         "points": [asdict(point) for point in found.points],
     }

@@ -141,11 +141,11 @@ def accuracy_table(analysis: Analysis, curves: Sequence[CurveResult]) -> Grouped
         ("reached by", lambda trial: Cell(reached(trial))),
         (
             "images to target",
-            lambda trial: _interval(trial.convergence.images_to_target if trial.convergence else None, words.number),
+            _to_target(lambda found: (found.images_to_target, found.images_to_target_at_least), words.number),
         ),
         (
             "time to target",
-            lambda trial: _interval(trial.convergence.seconds_to_target if trial.convergence else None, words.seconds),
+            _to_target(lambda found: (found.seconds_to_target, found.seconds_to_target_at_least), words.seconds),
         ),
     ]
     ids = dict.fromkeys(point.trial_id for curve in curves for point in curve.points)
@@ -167,6 +167,18 @@ def _resource(
 
 def _convergence(show: Callable[[Convergence], str]) -> Callable[[TrialResult], Cell]:
     return lambda trial: Cell(show(trial.convergence) if trial.convergence else UNKNOWN)
+
+
+def _to_target(
+    took: Callable[[Convergence], tuple[Interval | None, float | None]], show: Callable[[float | None], str]
+) -> Callable[[TrialResult], Cell]:
+    """What the target took; where a run did not reach it, that it takes more than the lower bound."""
+
+    def cell(trial: TrialResult) -> Cell:
+        interval, at_least = took(trial.convergence) if trial.convergence else (None, None)
+        return _interval(interval, show) if at_least is None else Cell(f"> {show(at_least)}")
+
+    return cell
 
 
 def _interval(interval: Interval | None, show: Callable[[float | None], str], times: float = 1.0) -> Cell:

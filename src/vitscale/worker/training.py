@@ -118,9 +118,11 @@ class Training:
             resources = self.resources.with_memory(used or self.resources.end(epoch, stretch))
         self._record(self.clock.drain())
         loss, accuracy, images = means(total(sums))
+        evaluates = time.perf_counter()
         held_out_loss, self.held_out_accuracy = (
             self.passes.evaluate(self.log.alive) if self.trial.window.evaluate else (None, None)
         )
+        evaluated = time.perf_counter() - evaluates
         self.log.write(resources)
         self.log.write(
             EpochLine(
@@ -134,6 +136,7 @@ class Training:
                 held_out_loss=held_out_loss,
                 held_out_accuracy=self.held_out_accuracy,
                 peak_bytes=self._peak_bytes(resources),
+                evaluation_seconds=evaluated if self.trial.window.evaluate else None,
             )
         )
 

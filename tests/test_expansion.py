@@ -479,3 +479,13 @@ def test_what_is_explained_reaches_the_trial(tmp_path: Path) -> None:
     assert (default.window.explain, default.window.traces) == (True, False)
     (set_by_hand, _) = trials_of(expanded(tmp_path, {"measure": {"explain": False, "traces": True}}), "strong-micro")
     assert (set_by_hand.window.explain, set_by_hand.window.traces) == (False, True)
+
+
+def test_a_share_that_divides_badly_is_told_before_anything_runs(tmp_path: Path) -> None:
+    """148 images: 37 on each of 4 ranks, which divides by nothing."""
+    batch = {"train": {"micro_batch": 16, "global_batch": 148}, "scaling": {"gpus": [2, 4], "mode": "strong-global"}}
+    notes = expanded(tmp_path, batch).notes
+    assert len(notes) == 2
+    assert notes[1].startswith("4 ranks take 37 x 1 of 37 images a rank, where 3 micro-steps would hold them: small")
+    even = {"train": {"micro_batch": 16, "global_batch": 128}, "scaling": {"gpus": [2, 4], "mode": "strong-global"}}
+    assert expanded(tmp_path, even).notes == ()

@@ -5,13 +5,13 @@ Trials that several curves share (strong-micro and strong-global at one rank) ex
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vitscale import deepspeed_config, engine_options, model_spec, user_model
-from vitscale.batch_policy import batch_of, fraction_of, micro_batches_of
+from vitscale.batch_policy import batch_of, fraction_of, micro_batches_of, needless_micro_steps
 from vitscale.errors import RequestError, explain, shown, unknown
 from vitscale.hardware import Machine
 from vitscale.model_spec import ModelSpec
@@ -106,7 +106,21 @@ def expand(
         labels = {field: value for field, value in point.labels.items() if field != "scaling.mode"}
         curves.append(Curve(mode=point.study.scaling.mode, labels=labels, points=tuple(on_curve)))
     notes = dict.fromkeys(note for summary in summaries.values() for note in summary.notes)
+    notes |= dict.fromkeys(note for point in points for note in _micro_step_notes(point))
     return Expansion(tuple(curves), trials, fingerprints, train_samples, tuple(notes))
+
+
+def _micro_step_notes(point: _Settled) -> Iterator[str]:
+    """Rank counts whose share of a constant global batch divides badly."""
+    train = point.study.train
+    if point.study.scaling.mode != "strong-global" or train.micro_batch is None:
+        return
+    for spec, world, _ in point.worlds:
+        if cut := needless_micro_steps(spec, train.micro_batch):
+            yield (
+                f"{world.size} ranks take {cut}: small micro-batches are slow, and the curve shows that as a loss of "
+                f"scaling. Choose train.global_batch so that its share of {world.size} ranks has a larger divisor"
+            )
 
 
 def _refuse_idle_fields(file: StudyFile) -> None:

@@ -38,3 +38,17 @@ def test_epoch_times_of_two_kinds_on_one_curve() -> None:
     short = make_run(trials[1], [make_rank(trials[1], rank, [0.1] * 20, warmup=3) for rank in range(2)])
     results = make_results([(make_curve(trials), trials)], [steady_run(trials[0], 0.1), short])
     assert verdict(results, "mixed-epoch-times").level == "note"
+
+
+def test_a_share_that_divides_into_single_images_is_no_cost_of_scaling() -> None:
+    """A global batch of 148: 16 images fit, 74 = 37 x 2 on two ranks, and 37 is prime."""
+    cut = {1: (4, 37), 2: (2, 37), 4: (1, 37)}
+    trials = [make_trial("ddp", n, micro_batch=size, grad_accum=parts) for n, (size, parts) in cut.items()]
+    allowed = make_trial("ddp", 3, micro_batch=16, grad_accum=3)
+    curve = make_curve([trials[0], trials[1], allowed, trials[2]]).model_copy(update={"mode": "strong-global"})
+    all_trials = [*trials, allowed]
+    results = make_results([(curve, all_trials)], [steady_run(trial, 0.1) for trial in all_trials])
+    found = verdict(results, "badly-divided-batch")
+    assert found.level == "note"
+    assert "4 ranks take 37 x 1 of 37 images a rank, where 3 micro-steps would hold them" in found.message
+    assert "3 ranks" not in found.message

@@ -47,6 +47,7 @@ def verdicts(trials: Sequence[TrialResult], curves: Sequence[CurveResult], study
         *measurement_quality.costly_profile(measured),
         *measurement_quality.unaccounted(measured),
         *study_quality.mixed_epochs(curves, trials),
+        *study_quality.badly_divided(curves, trials),
         *place_quality.across_hosts(curves, trials),
         *place_quality.gradient_dtypes(measured),
         *place_quality.surroundings_changed(measured),

@@ -10,6 +10,7 @@ from vitscale.analysis.statistics import FEWEST_REPEATS
 from vitscale.analysis.target_ci import half_width, standing
 from vitscale.analysis.trials import TrialResult
 from vitscale.analysis.verdict import Verdict, count, imported, names, percent
+from vitscale.batch_policy import needless_micro_steps
 from vitscale.record import StudyRecord
 
 _MOST_NAMED = 4
@@ -177,6 +178,24 @@ def _difference(share: float | None) -> str:
     if share is None or share == float("inf"):
         return "all (one of the two is not finite)"
     return percent(share) if share >= 1e-3 else f"{share:.1e}"
+
+
+def badly_divided(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> Iterable[Verdict]:
+    """Points of a constant global batch whose share of it has no divisor near the micro-batch of the others."""
+    spec = {trial.trial_id: trial.trial.train for trial in trials}
+    for curve in curves:
+        largest = max((spec[point.trial_id].micro_batch for point in curve.points), default=1)
+        cut = {point: needless_micro_steps(spec[point.trial_id], largest) for point in curve.points}
+        if curve.mode == "strong-global" and any(cut.values()):
+            bad = [(point, how) for point, how in cut.items() if how]
+            yield Verdict(
+                "badly-divided-batch",
+                "note",
+                f"{curve.name}: {'; '.join(f'{point.gpus} ranks take {how}' for point, how in bad)}",
+                "Small micro-batches are slow: part of what this curve loses there is no cost of scaling. A global "
+                "batch whose shares have larger divisors does not have it.",
+                tuple(point.trial_id for point, _ in bad),
+            )
 
 
 def mixed_epochs(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> Iterable[Verdict]:

@@ -483,9 +483,15 @@ def test_what_is_explained_reaches_the_trial(tmp_path: Path) -> None:
 
 def test_a_share_that_divides_badly_is_told_before_anything_runs(tmp_path: Path) -> None:
     """148 images: 37 on each of 4 ranks, which divides by nothing."""
-    batch = {"train": {"micro_batch": 16, "global_batch": 148}, "scaling": {"gpus": [2, 4], "mode": "strong-global"}}
+    batch: dict[str, dict[str, Any]] = {
+        "train": {"micro_batch": 16, "global_batch": 148},
+        "scaling": {"gpus": [2, 4], "mode": "strong-global"},
+    }
     notes = expanded(tmp_path, batch).notes
     assert len(notes) == 2
     assert notes[1].startswith("4 ranks take 37 x 1 of 37 images a rank, where 3 micro-steps would hold them: small")
-    even = {"train": {"micro_batch": 16, "global_batch": 128}, "scaling": {"gpus": [2, 4], "mode": "strong-global"}}
+    even: dict[str, dict[str, Any]] = {
+        "train": {"micro_batch": 16, "global_batch": 128},
+        "scaling": {"gpus": [2, 4], "mode": "strong-global"},
+    }
     assert expanded(tmp_path, even).notes == ()

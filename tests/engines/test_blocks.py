@@ -90,7 +90,7 @@ def test_checkpointing_keeps_less_and_changes_no_gradient_and_no_name() -> None:
 def test_compiling_is_asked_of_each_block_after_its_checkpointing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled code itself takes a minute to make on CPU; what is held here is who is compiled, and when."""
     seen: list[str] = []
-    monkeypatch.setattr(nn.Module, "compile", lambda self: seen.append(type(self.forward).__name__))
+    monkeypatch.setattr(nn.Module, "compile", lambda self, dynamic: seen.append(type(self.forward).__name__))
     with_options(Staged(), train(compile=True, activation_checkpointing=True))
     assert seen == ["partial"] * 3  # `forward` was replaced before
     seen.clear()

@@ -40,9 +40,13 @@ def _delay_the_loader(seconds: float, period: int | None) -> None:
     read = Batches._read
 
     def slow(self: Batches, step: int, micro_step: int) -> Any:
+        began = time.monotonic()
         if period is None or step // period % 2:
             time.sleep(seconds)
-        return read(self, step, micro_step)
+        batch = read(self, step, micro_step)
+        with (Path(sys.argv[1]) / "loading-seconds.txt").open("a") as file:
+            file.write(f"{time.monotonic() - began}\n")
+        return batch
 
     Batches._read = slow  # type: ignore[method-assign]
 

@@ -167,12 +167,18 @@ def _typical_of(run: Run, line: ExplainedLine) -> RankParts:
 
 
 def test_workers_hide_what_they_can_of_the_delay(tmp_path: Path) -> None:
-    """Two threads of 0.8 s a batch deliver one each 0.4 s on average; the rest of the step is hidden in that."""
+    """Two threads of 0.8 s a batch deliver one each 0.4 s on average; the rest of the step is hidden in that.
+
+    A thread's batch takes 0.8 s and what this machine needs today to be back at work: as long as it did in this run.
+    """
     delay, workers = 0.8, 2
     run = run_ranks(make_trial("none", 1, steps=56, workers=workers), tmp_path, injected={"loader_seconds": delay})
     found = explained(run).typical
     computing = found.seconds - found.sum_of("data_wait")
-    assert found.sum_of("data_wait") == pytest.approx(max(0.0, delay / workers - computing), rel=0.1)
+    (path,) = tmp_path.glob("runs/*/loading-seconds.txt")
+    loading = statistics.fmean(map(float, path.read_text().split()))
+    assert loading >= delay
+    assert found.sum_of("data_wait") == pytest.approx(max(0.0, loading / workers - computing), rel=0.1)
     assert found.sum_of("forward", "backward") == pytest.approx(computing, rel=0.1)
 
 

@@ -111,9 +111,11 @@ def test_a_link_carries_its_rate_each_way(
 ) -> None:
     """TCP gets 1448 of every 1514 bytes. A host's rate holds for all that it sends, and for all that it receives.
 
-    A busy machine can only make it slower: the best of three counts, and none may be faster.
+    A busy machine can only make it slower: the best of up to ten counts, and none may be faster.
     """
-    rounds = [megabits(lab, targets, senders) for _ in range(3)]
+    rounds = [megabits(lab, targets, senders)]
+    while max(map(min, rounds)) < 0.9 * MEGABITS and len(rounds) < 10:
+        rounds.append(megabits(lab, targets, senders))
     assert max(map(min, rounds)) == pytest.approx(MEGABITS, rel=0.1)
     assert max(map(max, rounds)) <= MEGABITS
 

@@ -95,19 +95,22 @@ def test_memory_that_is_full_leaves_the_rate_unknown() -> None:
 
 
 def test_this_cpu_against_a_timing_of_its_own() -> None:
-    device = torch.device("cpu")
-    line = measured_matmul(device, "fp32")
-    assert line is not None
-    assert line.dtype == "fp32"
-    matrix = torch.randn(line.size, line.size)
-    best = 0.0
-    for _ in range(100):  # others use these cores too: a few products may all have been disturbed
-        began = time.perf_counter()
-        matrix @ matrix
-        best = max(best, 2 * line.size**3 / (time.perf_counter() - began))
-        if best > 0.75 * line.flops_per_second:
-            break
-    assert line.flops_per_second == pytest.approx(best, rel=0.35)
+    """Others use these cores too: of several measurements, each with products beside it, one is undisturbed."""
+    rates = []
+    for _ in range(8):
+        line = measured_matmul(torch.device("cpu"), "fp32")
+        assert line is not None
+        assert line.dtype == "fp32"
+        matrix = torch.randn(line.size, line.size)
+        best = 0.0
+        for _ in range(20):
+            began = time.perf_counter()
+            matrix @ matrix
+            best = max(best, 2 * line.size**3 / (time.perf_counter() - began))
+        rates.append(line.flops_per_second / best)
+        if rates[-1] == pytest.approx(1.0, rel=0.35):
+            return
+    pytest.fail(f"measured, as a share of what products took: {rates}")
 
 
 @pytest.mark.parametrize("precision", ["bf16", "bf16-params", "fp16"])

@@ -180,9 +180,9 @@ def test_a_long_log_is_read_in_no_time(unit: str) -> None:
 def seconds(text: str) -> float:
     best = 60.0
     for _ in range(3):
-        began = time.perf_counter()
+        began = time.process_time()
         read(text)
-        best = min(best, time.perf_counter() - began)
+        best = min(best, time.process_time() - began)
     return best
 
 

@@ -18,11 +18,14 @@ from study_factory import EIGHT_CORES, write_study
 from vitscale import launchers
 from vitscale.hosts import Host
 from vitscale.record import Outcome, RunHeader
-from vitscale.runner import Options, Plan, Report, plan
+from vitscale.runner import Options, Plan, Report, one_run, plan
 from vitscale.runner import run as drive
+from vitscale.runner.classify import Ending
 from vitscale.runner.command_list import command_list
 from vitscale.runner.driver import Interrupted
 from vitscale.runner.one_run import Task, run_task
+from vitscale.runner.starting import Started
+from vitscale.runner.watch import watch
 from vitscale.schedulers import Hostfile
 
 WELL, PASSING, LASTING, INTERRUPTED = "well", "passing", "lasting", "interrupted"
@@ -30,7 +33,14 @@ SAID = "RuntimeError: [Errno 98] Address already in use"
 FAILS = {
     PASSING: f"raise SystemExit({SAID!r})",
     LASTING: "raise SystemExit('RuntimeError: bad pixel')",
-    INTERRUPTED: "import os, signal, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(600)",  # of the driver
+    # Of the driver, once that watches: a process may run before the one that starts it has taken note of it.
+    INTERRUPTED: """
+import os, signal, sys, time
+while not os.path.exists(sys.argv[1] + "/watched"):
+    time.sleep(0.01)
+os.kill(os.getppid(), signal.SIGINT)
+time.sleep(600)
+""",
 }
 
 
@@ -88,6 +98,17 @@ Make = Callable[..., Study]
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    def telling(started: Started, folder: Path, **options: Any) -> Ending:
+        wait = started.job.wait
+
+        def first_wait(seconds: float) -> int | None:
+            (folder / "watched").touch()
+            return wait(seconds)
+
+        monkeypatch.setattr(started.job, "wait", first_wait)
+        return watch(started, folder, **options)
+
+    monkeypatch.setattr(one_run, "watch", telling)
     return lambda *tries, **changes: Study(tmp_path, monkeypatch, *tries, **changes)
 
 

@@ -153,7 +153,6 @@ def _run(asked: dict[str, Any]) -> NoReturn:
     """As if the script had been started anew."""
     code = 1
     try:
-        os.setsid()
         log = os.open(asked["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         for descriptor, file in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
             os.dup2(file, descriptor)

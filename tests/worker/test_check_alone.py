@@ -18,7 +18,7 @@ pytestmark = pytest.mark.ranks
 
 
 def test_a_rank_that_waits_in_vain_still_measures_the_rest(tmp_path: Path) -> None:
-    limits = dict.fromkeys(STAGES, 60.0) | {"join": 3.0}
+    limits = dict.fromkeys(STAGES, 60.0) | {"network": 5.0, "join": 3.0}
     wanted = request(world=World(nodes=1, ranks_per_node=2, threads_per_rank=1), limits=limits)
     (tmp_path / "request.json").write_text(wanted.model_dump_json())
     # Rank 1, and nobody listens: port 9 (discard) of this host is closed.

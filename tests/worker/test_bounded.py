@@ -9,12 +9,12 @@ from vitscale.worker.bounded import Stages
 
 
 class Recorded:
-    def __init__(self, **limits: float) -> None:
+    def __init__(self, limits: dict[Stage, float] | None = None) -> None:
         self.lines: list[StageLine] = []
         self.begun: list[Stage] = []
         self.prepared: list[str] = []
         self.stages = Stages(
-            dict.fromkeys(STAGES, 60.0) | limits,
+            dict.fromkeys(STAGES, 60.0) | (limits or {}),
             self.lines.append,
             self.begun.append,
             lambda: self.prepared.append(threading.current_thread().name),
@@ -31,7 +31,7 @@ def test_a_stage_that_is_done() -> None:
 
 
 def test_a_stage_that_hangs_is_left_and_the_next_one_begins() -> None:
-    found = Recorded(join=0.2)
+    found = Recorded({"join": 0.2})
     for_ever = threading.Event()
 
     def hang() -> None:

@@ -87,3 +87,12 @@ def test_what_is_in_no_part_is_told_above_3_percent_of_any_rank(other: float, to
         assert found.level == "note"
         assert f'("other": 4.8 % in {found.trials[0]})' in found.message
         assert "measure.traces" in found.advice
+
+
+def test_explaining_that_costs_half_a_step_is_a_warning() -> None:
+    assert verdict(explained_study(STEP, slowdown=0.45), "explaining-costs").level == "note"
+    assert verdict(explained_study(STEP, slowdown=2.64), "explaining-costs").level == "warning"
+
+
+def test_a_fifth_of_a_step_in_no_part_is_a_warning() -> None:
+    assert verdict(explained_study(STEP, STEP | {"other": 0.4}), "unaccounted-time").level == "warning"

@@ -109,3 +109,8 @@ def test_waiting_for_data_for_more_than_a_tenth_of_a_step_is_data_bound() -> Non
 
 def test_waiting_for_data_for_less_is_not() -> None:
     assert "data-bound" not in kinds(explained_study(STEP | {"data_wait": 0.1}))
+
+
+def test_steps_that_spread_by_half_are_a_warning() -> None:
+    # Quartiles 0.1 and 0.2 around a median of 0.1: a spread of 100 %.
+    assert verdict(run_of(*[0.1, 0.1, 0.2] * 8), "unstable").level == "warning"

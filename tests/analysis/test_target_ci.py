@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,6 +28,7 @@ from vitscale.analysis.trials import summarise
 from vitscale.record import Results, Run, StudyRecord
 from vitscale.study_file import FEWEST_FOR_TARGET
 
+EPOCHS = Path(__file__).resolve().parents[3] / "shared" / "paper" / "epochs.csv"
 TRIAL = make_trial()
 # Logarithms -d, 0, d: a standard deviation of d, which is 2.117 d where 80 % of samples have a larger share of theirs:
 # chi-squared with 2 degrees of freedom is above 2 ln(1 / 0.8) = 0.44629 in 80 % of cases, and its root of 2 / it 2.117.
@@ -202,6 +205,30 @@ def test_intervals_of_studies_that_stopped_hold_the_truth(sigma: float, most: in
         assert (reached[0] * reached[1] + limited[0] * limited[1]) / 2_000 > 0.93
     if sigma <= 0.01:
         assert reached[1] > 1_800
+
+
+@pytest.mark.skipif(not EPOCHS.exists(), reason="the published study's epochs are not here (../shared/paper)")
+@pytest.mark.parametrize("most", [10, 30])
+def test_recorded_epochs_hold_the_truth(most: int) -> None:
+    """Runs drawn from the epochs of each recorded trial of 8 epochs or more; 0.5 to 5 % asked."""
+    seconds: dict[tuple[str, ...], dict[str, float]] = {}
+    with EPOCHS.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            epoch, value = row.pop("epoch"), float(row.pop("epoch_seconds"))
+            trial = tuple(text for key, text in row.items() if key not in ("rank", "loss", "accuracy"))
+            epochs = seconds.setdefault(trial, {})
+            epochs[epoch] = max(value, epochs.get(epoch, 0.0))
+    random = np.random.default_rng(12)
+    held = count = 0.0
+    for epochs in seconds.values():
+        if len(epochs) >= 8:
+            logs = np.log(list(epochs.values()))
+            for target in (0.005, 0.01, 0.02, 0.05):
+                studies = np.exp(random.choice(logs - logs.mean(), (12, most)) * (1 + 1e-12)).tolist()
+                (share, reached), _ = coverage(studies, target)
+                held, count = held + share * reached, count + reached
+    assert count > 300
+    assert held / count > 0.93
 
 
 def test_stopping_when_an_interval_is_narrow_would_hold_half_of_what_it_says() -> None:

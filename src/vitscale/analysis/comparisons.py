@@ -71,7 +71,7 @@ def compare_curves(
     return tuple(replace(one, result=adjusted(one.result, of_all.get(_pair(one)))) for one in found)
 
 
-def tested_pairs(comparisons: Sequence[CurveComparison]) -> int:
+def pairs_tested(comparisons: Sequence[CurveComparison]) -> int:
     """How many different pairs of trials were tested: the number that Holm's correction is for."""
     return len({_pair(one) for one in comparisons if one.result.p is not None})
 

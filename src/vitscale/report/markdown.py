@@ -12,12 +12,16 @@ from vitscale.report.prediction_table import Foretold, SeriesTable, prediction_t
 from vitscale.report.tables import failure_lines, mode_tables
 
 
+def _remarks(analysis: Analysis) -> list[str]:
+    return [words.equality(analysis), words.multiplicity(analysis), words.scope(analysis)]
+
+
 def to_markdown(analysis: Analysis, outlook: Outlook | None = None) -> str:
     """The report as Markdown: findings, verdicts, a table per batch policy, waterfalls, predictions, failed trials,
     problems.
     """
     lines = [f"# {_md(analysis.study.name)}", ""]
-    lines += _bullets(_md(text) for text in (*words.headlines(analysis), *filter(None, [words.equality(analysis)])))
+    lines += _bullets(_md(text) for text in (*words.headlines(analysis), *filter(None, _remarks(analysis))))
     if analysis.verdicts:
         lines += ["## Can this be trusted?", ""]
         lines += _bullets(f"**{_md(v.kind)}**: {_md(v.message)}. {_md(v.advice)}" for v in analysis.verdicts)

@@ -60,6 +60,7 @@ def to_html(analysis: Analysis, outlook: Outlook | None = None) -> str:
         startup_figures=[figure for figure in drawn if figure.section == "start-up"],
         comparisons=comparison_tables(analysis),
         equality=words.equality(analysis),
+        certainty=" ".join(filter(None, [words.multiplicity(analysis), words.scope(analysis)])),
         failures=_failures(analysis),
         environment=_environment(analysis),
         problems=analysis.problems,

@@ -27,7 +27,7 @@ def terminal_table(analysis: Analysis, outlook: Outlook | None = None) -> Render
     parts: list[RenderableType] = []
     for mode_table in mode_tables(analysis):
         parts += [_table(mode_table), Padding(_lines(mode_table.baselines), (0, 0, 1, 2))]
-    more = filter(None, [words.explaining_cost(analysis), words.equality(analysis)])
+    more = filter(None, [words.explaining_cost(analysis), words.equality(analysis), words.scope(analysis)])
     if sentences := [*words.headlines(analysis), *words.unexplained(analysis), *more]:
         parts.append(Padding(_lines(sentences), (0, 0, 1, 0)))
     if outlook is not None and outlook.scores:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitscale.analysis import Analysis, CurveComparison, CurveResult, Interval, Waterfall
-from vitscale.analysis.comparisons import AgainstReference, against_references, tested_pairs
+from vitscale.analysis.comparisons import AgainstReference, against_references, pairs_tested
+from vitscale.analysis.environments import environments
 from vitscale.analysis.loss_differences import STEPS
 from vitscale.analysis.statistics import CONFIDENCE, ONE_RUN, ComparisonVerdict
 from vitscale.report.contributions import contributions
@@ -287,9 +288,32 @@ def comparison(one: CurveComparison) -> str:
     return f"{where}: {one.first} is {share(result.ratio)}x as fast as {one.second} ({bounds})."
 
 
+def scope(analysis: Analysis) -> str:
+    """What the intervals over runs do not cover, in a sentence; empty where no trial was repeated, or nobody knows."""
+    repeated = [trial for trial in analysis.trials.values() if len(trial.runs) > 1 and trial.surroundings is not None]
+    if not repeated:
+        return ""
+    kind = "allocation" if any(one.allocation for t in repeated for one in environments(t.records[0])) else "host"
+    apart = [(trial.components.between, trial) for trial in repeated if trial.components and trial.components.clustered]
+    if apart:
+        between, worst = max(apart, key=lambda pair: pair[0])
+        within = worst.components.within if worst.components else 0.0
+        return (
+            f"Epoch times differ from {kind} to {kind} in {len(apart)} of {len(repeated)} repeated trials (up to "
+            f"{percent(between, 1)} between them, {percent(within, 1)} inside; {worst.trial_id}): of these an {kind} "
+            "with all its runs counts as one observation."
+        ).replace("an host", "a host")
+    if all(len(trial.allocations) == 1 for trial in repeated):
+        return (
+            f"The runs of each trial shared {'one allocation' if kind == 'allocation' else 'their hosts'}: intervals "
+            f"do not cover how {kind}s differ."
+        )
+    return ""
+
+
 def multiplicity(analysis: Analysis) -> str:
     """How many comparisons were made, in a sentence; empty where there are fewer than 2."""
-    count = tested_pairs(analysis.comparisons)
+    count = pairs_tested(analysis.comparisons)
     if count < 2:
         return ""
     by_chance = number(count * (1 - CONFIDENCE), 2)

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from results_factory import make_curve, make_environment, make_results, make_trial, steady_run
+from vitscale.analysis import Analysis, analyse
+from vitscale.analysis.allocations import components, groups, observations
+from vitscale.analysis.statistics import interval
+from vitscale.report import words
+
+ONE = make_trial(gpus=1)
+
+
+def study(*seconds_by_allocation: list[float]) -> Analysis:
+    """Repeats of one trial, each list in an allocation of its own."""
+    runs = []
+    for number, seconds in enumerate(seconds_by_allocation):
+        for value in seconds:
+            around = [make_environment(allocation=f"slurm {number}")]
+            runs.append(steady_run(ONE, value, len(runs), environments=around))
+    return analyse(make_results([(make_curve([ONE]), [ONE])], runs))
+
+
+def test_components_by_hand() -> None:
+    # Logarithms 0, 0.2 | 0.4, 0.8: means 0.1 and 0.6, of all 0.35. Between: 2 x 0.25^2 x 2 = 0.25 with 1 degree of
+    # freedom; within: 0.02 + 0.08 = 0.1 with 2, so 0.05; n0 = 4 - 8/4 = 2: (0.25 - 0.05) / 2 = 0.1. F = 5 with 1 and 2
+    # degrees of freedom: p = 1 - sqrt(5 / 7).
+    found = components([[1.0, math.exp(0.2)], [math.exp(0.4), math.exp(0.8)]])
+    assert found is not None
+    assert (found.between, found.within) == pytest.approx((math.sqrt(0.1), math.sqrt(0.05)))
+    assert found.p == pytest.approx(1 - math.sqrt(5 / 7))
+    assert found.clustered
+
+
+def test_unequal_numbers_of_runs_by_hand() -> None:
+    # Logarithms 0, 0, 0.3 | 0.3: the second allocation alone has no spread, so fewer than two have.
+    assert components([[1.0, 1.0, math.exp(0.3)], [math.exp(0.3)]]) is None
+    # 0, 0.2 | 0.1, 0.1, 0.4: n0 = 5 - 13/5 = 2.4; means 0.1 and 0.2, of all 0.16: 2 x 0.06^2 + 3 x 0.04^2 = 0.012
+    # between, 0.02 + 0.06 within with 3 degrees of freedom: less between than within.
+    found = components([[1.0, math.exp(0.2)], [math.exp(0.1)] * 2 + [math.exp(0.4)]])
+    assert found is not None
+    assert (found.between, found.within) == (0.0, pytest.approx(math.sqrt(0.08 / 3)))
+    assert not found.clustered
+
+
+def test_groups_and_observations() -> None:
+    assert groups(["a", "b", "a"]) == ((0, 2), (1,))
+    assert observations([1.0, 5.0, 4.0], ((0, 2), (1,))) == pytest.approx([2.0, 5.0])
+    assert observations([1.0, None, None], ((0, 2), (1,))) == [1.0]
+
+
+def test_where_allocations_differ_each_counts_once() -> None:
+    (trial,) = study([1.0, 1.01], [1.2, 1.21], [1.1, 1.11]).trials.values()
+    assert trial.components is not None
+    assert trial.components.clustered
+    assert len(trial.observed_costs) == 3
+    alone = study([1.0, 1.01, 1.2, 1.21, 1.1, 1.11]).trials[trial.trial_id]
+    assert trial.epoch_seconds is not None
+    assert alone.epoch_seconds is not None
+    assert trial.epoch_seconds.centre == pytest.approx(alone.epoch_seconds.centre)
+    assert (trial.epoch_seconds.high or 0) > (alone.epoch_seconds.high or math.inf)
+
+
+def test_where_allocations_are_alike_each_run_counts() -> None:
+    (trial,) = study([1.0, 1.1, 1.05], [1.1, 1.0, 1.06]).trials.values()
+    assert len(trial.allocations) == 2
+    assert len(trial.observed_costs) == 6
+
+
+def test_what_the_intervals_cover_is_said() -> None:
+    assert words.scope(study([1.0, 1.1, 1.05])) == (
+        "The runs of each trial shared one allocation: intervals do not cover how allocations differ."
+    )
+    assert words.scope(study([1.0, 1.1, 1.05], [1.1, 1.0, 1.06])) == ""
+    assert "an allocation with all its runs counts as one observation" in words.scope(study([1.0, 1.01], [1.2, 1.21]))
+    assert words.scope(study([1.0])) == ""
+    one_host = [steady_run(ONE, seconds, repeat) for repeat, seconds in enumerate([1.0, 1.1])]
+    analysis = analyse(make_results([(make_curve([ONE]), [ONE])], one_host))
+    assert (
+        words.scope(analysis) == "The runs of each trial shared their hosts: intervals do not cover how hosts differ."
+    )
+
+
+@pytest.mark.parametrize(("between", "seed"), [(0.0, 1), (0.05, 2)])
+def test_intervals_over_allocations_hold_the_truth(between: float, seed: int) -> None:
+    """Four allocations of three runs each, which vary by 2 %."""
+    random, held, naive = np.random.default_rng(seed), 0, 0
+    for _ in range(600):
+        effects = between * random.standard_normal((4, 1)) + 0.02 * random.standard_normal((4, 3))
+        costs = np.exp(effects).tolist()
+        found = components(costs)
+        assert found is not None
+        clusters = tuple((3 * k, 3 * k + 1, 3 * k + 2) for k in range(4))
+        each = tuple((k,) for k in range(12))
+        values = [cost for some in costs for cost in some]
+        for clustered, counts in ((found.clustered, True), (False, False)):
+            one = interval(observations(values, clusters if clustered else each))
+            holds = (one.low or 0) <= 1 <= (one.high or 0)
+            held, naive = held + (counts and holds), naive + (not counts and holds)
+    assert held / 600 > 0.92
+    if between:
+        assert naive / 600 < 0.8

@@ -9,6 +9,7 @@ from results_factory import make_curve, make_environment, make_results, make_tri
 from vitscale.analysis import Analysis, analyse
 from vitscale.analysis.allocations import components, groups, observations
 from vitscale.analysis.statistics import interval
+from vitscale.record import Run
 from vitscale.report import words
 
 ONE = make_trial(gpus=1)
@@ -16,7 +17,7 @@ ONE = make_trial(gpus=1)
 
 def study(*seconds_by_allocation: list[float]) -> Analysis:
     """Repeats of one trial, each list in an allocation of its own."""
-    runs = []
+    runs: list[Run] = []
     for number, seconds in enumerate(seconds_by_allocation):
         for value in seconds:
             around = [make_environment(allocation=f"slurm {number}")]
@@ -42,7 +43,7 @@ def test_unequal_numbers_of_runs_by_hand() -> None:
     # between, 0.02 + 0.06 within with 3 degrees of freedom: less between than within.
     found = components([[1.0, math.exp(0.2)], [math.exp(0.1)] * 2 + [math.exp(0.4)]])
     assert found is not None
-    assert (found.between, found.within) == (0.0, pytest.approx(math.sqrt(0.08 / 3)))
+    assert (found.between, found.within) == pytest.approx((0.0, math.sqrt(0.08 / 3)))
     assert not found.clustered
 
 

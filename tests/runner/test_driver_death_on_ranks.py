@@ -8,10 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from driving import processes_naming, start, tree, vitscale
-from processes import wait_until
+from processes import alive, wait_until
 from vitscale import store
 
 pytestmark = pytest.mark.ranks
@@ -36,20 +37,24 @@ evaluate = false
 """
 
 
-def test_ranks_end_with_their_driver_and_the_study_resumes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", ["local", "torchrun"])
+def test_ranks_end_with_their_driver_and_the_study_resumes(tmp_path: Path, launcher: str) -> None:
     shutil.copy(Path(__file__).with_name("misbehaving.py"), tmp_path)
     (tmp_path / "study.toml").write_text(STUDY.format(model="hangs"))
     results = tmp_path / "results"
-    driver = start(sys.executable, "-m", "vitscale", "run", "study.toml", "-o", "results", cwd=tmp_path)
+    run_it = ("run", "study.toml", "-o", "results", "--launcher", launcher)
+    driver = start(sys.executable, "-m", "vitscale", *run_it, cwd=tmp_path)
     # Rank 1 sleeps inside its forward, rank 0 waits for it inside a collective.
     wait_until(
         lambda: any(b'"kind":"step"' in path.read_bytes() for path in results.glob("runs/*/rank-1.jsonl")),
         "rank 1 has recorded a step",
     )
     assert len(processes_naming(results)) >= 3
+    started = psutil.Process(driver.pid).children(recursive=True)
     driver.kill()
     driver.communicate()
-    wait_until(lambda: not processes_naming(results), "all ranks are gone", seconds=10)
+    wait_until(lambda: not any(alive(process.pid) for process in started), "all it started is gone", seconds=10)
+    assert not processes_naming(results)
     (attempt,) = results.glob("runs/*")
     assert not (attempt / "outcome.json").exists()
 
@@ -59,10 +64,36 @@ def test_ranks_end_with_their_driver_and_the_study_resumes(tmp_path: Path) -> No
         (tmp_path / "misbehaving.py").read_text().replace("time.sleep(3600)", "None")
     )
     assert "hangs" in study
-    answer = vitscale("run", "study.toml", "-o", "results", cwd=tmp_path)
+    answer = vitscale(*run_it, cwd=tmp_path)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     (run,) = store.load(results).runs
     assert (run.outcome.kind, run.header.attempt) == ("completed", 1)
+
+
+@pytest.mark.parametrize(("whom", "said"), [("prepared", "launcher was ended by SIGKILL"), ("supervisor", "launcher")])
+def test_ranks_end_with_what_they_are_forks_of(tmp_path: Path, whom: str, said: str) -> None:
+    """With the prepared process, and with its fork that started them; the study has that as the reason, and goes on."""
+    shutil.copy(Path(__file__).with_name("misbehaving.py"), tmp_path)
+    (tmp_path / "study.toml").write_text(STUDY.format(model="hangs"))
+    results = tmp_path / "results"
+    driver = start(sys.executable, "-m", "vitscale", "run", "study.toml", "-o", "results", cwd=tmp_path)
+    wait_until(
+        lambda: any(b'"kind":"step"' in path.read_bytes() for path in results.glob("runs/*/rank-1.jsonl")),
+        "rank 1 has recorded a step",
+    )
+    (prepared,) = [
+        process for process in psutil.Process(driver.pid).children() if "vitscale.worker.prepared" in process.cmdline()
+    ]
+    (supervisor,) = prepared.children()
+    ranks = supervisor.children()
+    assert len(ranks) == 2
+    (prepared if whom == "prepared" else supervisor).kill()
+    out, _ = driver.communicate(timeout=60)
+    assert driver.returncode == 1, out
+    assert not any(alive(process.pid) for process in (prepared, supervisor, *ranks))
+    (run,) = store.load(results).runs
+    assert run.outcome.kind == "failed"
+    assert said in run.outcome.reason
 
 
 KILLS = 4

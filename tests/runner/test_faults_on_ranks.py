@@ -88,6 +88,18 @@ def test_the_guilty_rank_and_its_traceback_are_told(outcomes: dict[str, Outcome]
     assert "all_reduce" in outcomes["stuck_in_a_collective"].detail
 
 
+def test_a_launcher_of_others_comes_to_the_same(tmp_path: Path, outcomes: dict[str, Outcome], study: Path) -> None:
+    """Of `local` all faults are tried above."""
+    some = STUDY.replace('"misbehaving:raises", "misbehaving:out_of_memory", "misbehaving:exits_early",', "")
+    some = some.replace('"misbehaving:hangs", "misbehaving:stuck_in_a_collective", "misbehaving:well",', "")
+    (tmp_path / "study.toml").write_text(some)
+    shutil.copy(Path(__file__).with_name("misbehaving.py"), tmp_path)
+    assert vitscale("run", "study.toml", "-o", "results", "--launcher", "torchrun", cwd=tmp_path).returncode == 1
+    (run,) = store.load(tmp_path / "results").runs
+    ours = outcomes["killed"]
+    assert (run.outcome.kind, run.outcome.rank, run.outcome.reason) == (ours.kind, ours.rank, ours.reason)
+
+
 def test_no_process_is_left(study: Path, outcomes: dict[str, Outcome]) -> None:
     assert processes_naming(study / "results") == []
 

@@ -27,8 +27,8 @@ from vitscale.launch_file import TOKEN_VARIABLE
 from vitscale.model_spec import ModelSpec
 from vitscale.tie import end_with_parent
 from vitscale.trial import TrainSpec
-from vitscale.worker.initial_memory import InitialMemory
 from vitscale.worker.place import now_ns
+from vitscale.worker.process_memory import InitialMemory, file_pages, map_pages
 
 RANK_MODULE = "vitscale.worker"
 """What its forks can run."""
@@ -51,6 +51,7 @@ class _Server:
         signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
         self._memory = InitialMemory()
         self._imports_seconds: float | None = None
+        self._file_pages: list[tuple[int, int]] = []
         self._set_by_imports: dict[str, str] = {}
         self._started: set[int] = set()
 
@@ -107,6 +108,7 @@ class _Server:
         # What is here now stays: forks do not copy pages to look for garbage among it.
         gc.collect()
         gc.freeze()
+        self._file_pages = file_pages()
         self._imports_seconds = time.perf_counter() - began
 
     def _unfit(self) -> str | None:
@@ -164,6 +166,7 @@ class _Server:
         os.environ.clear()
         os.environ.update(variables)
         os.environ.update(self._set_by_imports)
+        map_pages(self._file_pages)
         self._memory.set_command(command)
         _draw_anew()
         worker = sys.modules["vitscale.worker.__main__"]

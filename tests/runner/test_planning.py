@@ -55,6 +55,40 @@ def test_the_order_is_random_but_the_same_again(tmp_path: Path) -> None:
     assert set(other) == set(first)
 
 
+def test_runs_come_in_rounds_of_one_of_each_trial(tmp_path: Path) -> None:
+    """A drift favours no repeat, and a process that forks ranks serves a round."""
+    found = planned(tmp_path, {"measure": {"repeats": 6}, "scaling": {"gpus": [1, 2, 4]}})
+    rounds = [found.tasks[3 * n : 3 * n + 3] for n in range(6)]
+    assert [{task.repeat for task in tasks} for tasks in rounds] == [{n} for n in range(6)]
+    assert {frozenset(task.trial_id for task in tasks) for tasks in rounds} == {frozenset(found.expansion.trials)}
+    assert len({tuple(task.trial_id for task in tasks) for tasks in rounds}) > 1, "in random order"
+
+
+def test_results_go_on_under_the_launcher_that_they_were_begun_with(tmp_path: Path) -> None:
+    """Where the study names none; another launcher would make other trials of them."""
+
+    def launchers(of: Plan) -> set[str]:
+        return {trial.launcher for trial in of.record.trials.values()}
+
+    results = tmp_path / "begun"
+    begun = planned(tmp_path, {"launch": {"launcher": "torchrun"}})
+    assert launchers(begun) == {"torchrun"}
+    results.mkdir()
+    write_study_record(results, begun.record)
+    study = write_study(tmp_path)
+    fresh = plan(study, EIGHT_CORES, lambda _: summary(), results=tmp_path / "new")
+    assert launchers(fresh) == {"local"}
+    again = plan(study, EIGHT_CORES, lambda _: summary(), results=results)
+    assert launchers(again) == {"torchrun"}
+    assert set(again.record.trials) == set(begun.record.trials)
+    named = plan(study, EIGHT_CORES, lambda _: summary(), {"launch": {"launcher": "local"}}, results)
+    other = plan(write_study(tmp_path, name="other"), EIGHT_CORES, lambda _: summary(), results=results)
+    assert launchers(other) == {"local"}, "what is begun there is not this study"
+    assert launchers(named) == {"local"}
+    (results / "study.json").write_text("{")
+    assert launchers(plan(study, EIGHT_CORES, lambda _: summary(), results=results)) == {"local"}
+
+
 def test_planning_writes_nothing(tmp_path: Path) -> None:
     planned(tmp_path)
     assert list(tree(tmp_path)) == ["study.toml"]

@@ -16,6 +16,7 @@ from driving import vitscale
 from vitscale import store
 from vitscale.launch_file import TOKEN_VARIABLE, LaunchFile
 from vitscale.record import RankRecord
+from vitscale.worker.prepared import unforkable
 
 pytestmark = pytest.mark.ranks
 
@@ -179,3 +180,17 @@ def test_no_trial_is_served_twice_by_one_process(compared: Compared) -> None:
     seeds = {run: {report["hash"] for report in compared.forked_reports(*run).values()} for run in compared.runs}
     assert seeds[1, 0] == seeds[2, 0] != seeds[1, 1] == seeds[2, 1]
     assert all(len(each) == 1 for each in seeds.values())
+
+
+@pytest.mark.parametrize(
+    ("threads", "opened", "said"),
+    [
+        (1, ["/dev/null", "socket:[1]"], None),
+        (2, [], "importing started 1 thread, which a fork would lack"),
+        (4, ["/dev/nvidia0"], "importing started 3 threads, which a fork would lack"),
+        (1, ["/dev/null", "/dev/nvidiactl"], "importing opened /dev/nvidiactl, which a fork cannot use"),
+        (1, ["/dev/nvidia-uvm"], "importing opened /dev/nvidia-uvm, which a fork cannot use"),
+    ],
+)
+def test_what_must_not_be_forked_says_why(threads: int, opened: list[str], said: str | None) -> None:
+    assert unforkable(threads, opened) == said

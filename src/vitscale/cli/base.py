@@ -40,7 +40,7 @@ SiteOption = Annotated[
     typer.Option("--site", metavar="FILE", help="Site file: [launch], [slurm] and [node] put over the study's own."),
 ]
 LauncherOption = Annotated[
-    str | None, typer.Option("--launcher", metavar="NAME", help="How ranks are started: torchrun, mpirun, srun, ...")
+    str | None, typer.Option("--launcher", metavar="NAME", help="How ranks are started: local, torchrun, mpirun, ...")
 ]
 SchedulerOption = Annotated[
     str | None, typer.Option("--scheduler", metavar="NAME", help="Where they run: local, hostfile or slurm.")

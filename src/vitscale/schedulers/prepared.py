@@ -200,7 +200,7 @@ class PreparedProcesses:
             cwd: their working directory.
             log: takes what importing prints.
         """
-        key = (_libraries(trial), str(cwd), tuple(sorted(environment.items())), sys.executable, _code())
+        key = kept_for(trial, environment, cwd)
         held = self._processes.get(key)
         if held is not None and trial_id not in held.served:
             with contextlib.suppress(PreparedError):
@@ -229,6 +229,11 @@ def ranks_environment(added: Mapping[str, str], without: tuple[str, ...] = ()) -
     `without`, and those by which a launcher around this process tells it of its rank."""
     own = {key: value for key, value in os.environ.items() if key not in ALL_NAMES}
     return {key: value for key, value in (own | dict(added)).items() if not key.startswith(without or "\0")}
+
+
+def kept_for(trial: Trial, environment: Mapping[str, str], cwd: Path) -> tuple[object, ...]:
+    """All that a prepared process has taken from outside when it is ready: a rank that differs in any needs another."""
+    return (_libraries(trial), str(cwd), tuple(sorted(environment.items())), sys.executable, _code())
 
 
 def _libraries(trial: Trial) -> tuple[object, ...]:

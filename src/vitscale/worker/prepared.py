@@ -18,7 +18,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -113,13 +113,9 @@ class _Server:
 
     def _unfit(self) -> str | None:
         """Why it must not be forked; None where it may."""
-        threads = [*Path("/proc/self/task").iterdir()]
-        if len(threads) > 1:
-            return f"importing started {len(threads) - 1} threads, which a fork would lack"
+        threads = len([*Path("/proc/self/task").iterdir()])
         opened = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
-        if device := next((path for path in opened if path.startswith("/dev/nvidia")), None):
-            return f"importing opened {device}, which a fork cannot use"
-        return self._memory.unfit()
+        return unforkable(threads, opened) or self._memory.unfit()
 
     def _start(self, command: list[str], environment: dict[str, str], log: Path) -> None:
         """Forks what runs the ranks; they are forks of that."""
@@ -174,6 +170,15 @@ class _Server:
         sys.argv = [str(worker.__file__), folder]
         worker.main(Path(folder), arrived_ns)
         raise AssertionError("a rank leaves by itself")
+
+
+def unforkable(threads: int, opened: Sequence[str]) -> str | None:
+    """Why a process must not be forked that has so many threads and these files open; None where it may."""
+    if threads > 1:
+        return f"importing started {threads - 1} thread{'s' if threads > 2 else ''}, which a fork would lack"
+    if device := next((path for path in opened if path.startswith("/dev/nvidia")), None):
+        return f"importing opened {device}, which a fork cannot use"
+    return None
 
 
 def _leave(work: Any) -> NoReturn:

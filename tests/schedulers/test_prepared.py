@@ -1,0 +1,111 @@
+"""What a prepared process is kept for, and what ends with the driver's hold of it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+import pytest
+
+from launching import a_trial, world
+from processes import alive
+from vitscale.job_processes import carrying
+from vitscale.model_spec import ModelSpec
+from vitscale.schedulers import prepared as own
+from vitscale.schedulers.local import LocalJob
+from vitscale.schedulers.prepared import PreparedError, PreparedProcesses, kept_for
+from vitscale.trial import Trial
+
+VARIABLES = {"PATH": "/bin", "COLOUR": "blue"}
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> Trial:
+    return a_trial(tmp_path, "local", world(1, 2))
+
+
+def of(trial: Trial, **train: object) -> Trial:
+    return trial.model_copy(update={"train": trial.train.model_copy(update=train)})
+
+
+def test_what_imports_read_asks_for_another_process(
+    trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = kept_for(trial, VARIABLES, tmp_path)
+    assert kept == kept_for(trial, dict(reversed(VARIABLES.items())), tmp_path)
+    for variables in (VARIABLES | {"COLOUR": "red"}, VARIABLES | {"MORE": "1"}, {"PATH": "/bin"}):
+        assert kept_for(trial, variables, tmp_path) != kept
+    assert kept_for(trial, VARIABLES, tmp_path / "elsewhere") != kept
+    monkeypatch.setattr("sys.executable", "/other/python")
+    assert kept_for(trial, VARIABLES, tmp_path) != kept
+    monkeypatch.undo()
+    package = tmp_path / "packages"
+    package.mkdir()
+    monkeypatch.syspath_prepend(str(package))
+    before = kept_for(trial, VARIABLES, tmp_path)
+    os.utime(package, ns=(1, 1))  # as installing something there does
+    assert kept_for(trial, VARIABLES, tmp_path) != before
+
+
+def test_engines_share_a_process_where_they_import_the_same(trial: Trial, tmp_path: Path) -> None:
+    def kept(each: Trial) -> tuple[object, ...]:
+        return kept_for(each, VARIABLES, tmp_path)
+
+    of_torch = {kept(of(trial, engine=engine)) for engine in ("none", "ddp", "fsdp2")}
+    others = [
+        of(trial, engine="deepspeed"),
+        of(trial, engine="accelerate", accelerate_backend="ddp"),
+        of(trial, engine="accelerate", accelerate_backend="deepspeed"),
+        of(trial, engine="megatron"),
+        of(trial, device="cuda"),
+        trial.model_copy(update={"model": ModelSpec(hf="a/model", image_size=32)}),
+    ]
+    assert len(of_torch) == 1
+    assert len({*map(kept, others)} | of_torch) == len(others) + 1
+    assert kept(of(trial, micro_batch=7, zero_stage=2)) in of_torch
+
+
+@pytest.mark.ranks
+def test_one_is_kept_until_it_would_serve_a_trial_again_and_ends_with_the_driver(trial: Trial, tmp_path: Path) -> None:
+    variables = own.ranks_environment({})
+    log = tmp_path / "log.txt"
+    with PreparedProcesses() as processes:
+        first = processes.ready("a", trial, variables, tmp_path, log)
+        assert (first.cold, first.process is None, first.waited_seconds is None) == (None, False, False)
+        second = processes.ready("b", trial, variables, tmp_path, log)
+        assert (second.process, second.waited_seconds) == (first.process, None)
+        assert first.process is not None
+        token = secrets.token_hex(16)
+        # No folder: both ranks end with a message, and their codes come through.
+        job = LocalJob(
+            [["python", "-m", "vitscale.local_ranks", "2", "1", "vitscale.worker", str(tmp_path / "none")]],
+            token=token, log=log, cwd=tmp_path, environment={}, prepared=first.process,
+        )  # fmt: skip
+        assert job.wait(60.0) == 1
+        job.end()
+        assert log.read_text().count("is not seen on this host") == 2
+        assert "local: rank 0 ended with exit code 1" in log.read_text()
+        assert "Traceback" not in log.read_text()
+        assert not carrying(token)
+        before = len([*Path("/proc/self/fd").iterdir()])
+        again = processes.ready("a", trial, variables, tmp_path, log)
+        assert again.process is not first.process
+        assert again.process is not None
+        assert len([*Path("/proc/self/fd").iterdir()]) == before, "of the one that was ended something is open"
+        with pytest.raises(PreparedError):
+            first.process.fork(["python"], {}, log)
+        pid = again.process._process.pid
+    assert not alive(pid)
+    assert log.read_text().count("Traceback") == 0
+
+
+@pytest.mark.ranks
+def test_imports_that_start_threads_are_not_forked_and_that_is_told(trial: Trial, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    )
+    variables = own.ranks_environment({"PYTHONPATH": str(tmp_path)})
+    with PreparedProcesses() as processes:
+        answer = processes.ready("a", trial, variables, tmp_path, tmp_path / "log.txt")
+    assert (answer.process, answer.cold) == (None, "importing started 1 thread, which a fork would lack")

@@ -10,6 +10,7 @@ from peers.runs import Array, Places, places
 from simulator import Cluster, invent, play
 
 from vitscale.model_spec import ModelSpec, resolve
+from vitscale.prediction.candidates import whole_steps
 from vitscale.prediction.evidence import Evidence, Point, Series, StepParts
 from vitscale.prediction.network.links import Link, Network
 from vitscale.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
@@ -78,7 +79,8 @@ class SimulatedStudy:
     def _places(self, counts: object) -> Places:
         gpus = np.asarray(counts, dtype=float)
         a_step = gpus * self.cluster.micro_batch * self.cluster.grad_accum
-        return places(gpus, np.full_like(gpus, self.cluster.images), np.ceil(self.cluster.images / a_step))
+        images, micro_batch = np.full_like(gpus, self.cluster.images), np.full_like(gpus, self.cluster.micro_batch)
+        return places(gpus, images, whole_steps(images, a_step, micro_batch, drop_last=False))
 
 
 def simulated_study(seed: int) -> SimulatedStudy:

@@ -212,7 +212,18 @@ def steady_run(trial: Trial, step_seconds: float, repeat: int = 0, **rank_fields
         )
         for rank in range(trial.world.size)
     ]
-    return make_run(trial, ranks, repeat)
+    left = 0 if train.drop_last else samples % trial.global_batch
+    return make_run(trial, [_with_short_steps(rank, per_epoch, left, trial.world.size) for rank in ranks], repeat)
+
+
+def _with_short_steps(rank: RankRecord, per_epoch: int, left: int, ranks: int) -> RankRecord:
+    """The last step of each epoch holds what is `left` of the images, where that is any; its time stays."""
+    own = left // ranks + (rank.rank < left % ranks)
+    steps = tuple(
+        line.model_copy(update={"images": own}) if left and line.step % per_epoch == per_epoch - 1 else line
+        for line in rank.steps
+    )
+    return rank.model_copy(update={"steps": steps})
 
 
 NOT_TOLD_APART = "the ranks recorded different collectives"

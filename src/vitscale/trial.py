@@ -290,6 +290,32 @@ def steps_per_epoch(samples: int, world_size: int, micro_batch: int, grad_accum:
     return samples // global_batch if drop_last else -(-samples // global_batch)
 
 
+def last_step_share(trial: Trial, samples: int) -> float | None:
+    """The slots of an epoch's short last step against those of a whole one, on the rank that shrinks least.
+
+    `datasets.order` shrinks a rank's slot of m images to ceil(m * R / G) entries, where R images are left of a global
+    batch of G. None where no step is shorter than another: there is one step, all batches are whole, or `drop_last`
+    leaves the last one out.
+
+    Args:
+        trial: for its batch sizes.
+        samples: images of an epoch.
+    """
+    whole = trial.global_batch
+    left = samples % whole
+    if not left or samples < whole or trial.train.drop_last:
+        return None
+    return max(-(-size * left // whole) / size for size in trial.train.micro_batches or (trial.train.micro_batch,))
+
+
+def effective_steps(trial: Trial, samples: int) -> float:
+    """Whole steps that an epoch of `samples` images comes to, its short last one by `last_step_share`."""
+    train = trial.train
+    count = steps_per_epoch(samples, trial.world.size, train.micro_batch, train.grad_accum, train.drop_last)
+    share = last_step_share(trial, samples)
+    return float(count) if share is None else count - 1 + share
+
+
 def exact(share: float) -> Fraction:
     """The rational number a share was meant to be: 0.3 is 3/10, the float nearest to 5/7 is 5/7, 0.1 * 3 is 3/10.
 

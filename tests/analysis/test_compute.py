@@ -28,6 +28,8 @@ def trial_of(gpus: int = 1, precision: str = "bf16", model: ModelSpec = MODEL, d
 
 def run_of(trial: Trial, devices: list[Device], rates: list[float | None], images: list[int], **matmul: Any) -> Run:
     """A run of steady steps: each rank with its device, its measured rate and its images per step."""
+    mean = sum(images) // len(images)
+    trial = trial.model_copy(update={"train": trial.train.model_copy(update={"micro_batch": mean})})
     ranks = []
     for number, (device, rate, own) in enumerate(zip(devices, rates, images, strict=True)):
         environment = make_environment(number, device=device)

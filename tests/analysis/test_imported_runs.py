@@ -37,7 +37,7 @@ def test_one_rank_of_four_is_enough_and_others_take_as_many_images() -> None:
     run = imported(steady_run(other(make_trial(gpus=4)), 0.1), ranks=(0,))
     found = figures(run)
     assert found.step_seconds == pytest.approx(0.1)
-    assert found.step_seconds_source == "steps"
+    assert found.pace.source == "steps"
     assert found.images_per_second == pytest.approx(4 * 8 / 0.1)
     assert found.notes == ()
     own = steady_run(make_trial(gpus=4), 0.1)
@@ -49,9 +49,8 @@ def test_steps_from_epochs() -> None:
     found = figures(imported(without_steps(steady_run(trial, 0.1)), ranks=(0, 1, 2, 3)))
     # 1,024 images on 4 x 8: 32 steps of 0.1 s.
     assert found.epoch_seconds == pytest.approx(3.2)
-    assert found.epoch_seconds_source == "measured"
     assert found.step_seconds == pytest.approx(0.1)
-    assert found.step_seconds_source == "epochs"
+    assert found.pace.source == "epochs"
     assert found.images_per_second == pytest.approx(1024 / 3.2)
     assert found.timed_steps == 0
     assert found.notes == ()
@@ -69,7 +68,7 @@ def test_epochs_without_the_size_of_the_dataset() -> None:
     assert found.epoch_seconds == pytest.approx(6.4)
     assert found.step_seconds is None
     assert found.images_per_second is None
-    assert found.step_seconds_source is None
+    assert found.pace.source == "epochs"
 
 
 def test_an_epoch_that_one_rank_lacks_has_no_seconds() -> None:

@@ -168,7 +168,7 @@ def test_unequal_shares_have_the_plain_run_and_a_name(counts: tuple[int, ...]) -
     # Images of all ranks, however they are shared out.
     per_second = found.trials[trials[-1].identity()].images_per_second
     assert per_second is not None
-    assert per_second.centre == pytest.approx(24 / 0.1)
+    assert per_second.centre == pytest.approx(1024 / (43 * 0.1))
 
 
 # --- curve against curve -------------------------------------------------------------------------------------------

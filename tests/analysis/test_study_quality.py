@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from results_factory import failed_run, make_curve, make_rank, make_results, make_run, make_trial, one_curve, steady_run
+from results_factory import failed_run, make_curve, make_results, make_trial, one_curve, steady_run
 from verdict_finder import THREE, verdict
+from vitscale.record import Imported
 
 
 def test_too_few_repeats() -> None:
@@ -35,8 +36,15 @@ def test_a_baseline_of_more_than_one_rank_is_named() -> None:
 
 def test_epoch_times_of_two_kinds_on_one_curve() -> None:
     trials = [make_trial("ddp", gpus) for gpus in (1, 2)]
-    short = make_run(trials[1], [make_rank(trials[1], rank, [0.1] * 20, warmup=3) for rank in range(2)])
-    results = make_results([(make_curve(trials), trials)], [steady_run(trials[0], 0.1), short])
+    run = steady_run(trials[1], 0.1)
+    told = Imported(log_format="epochs", files=(), ranks=(0, 1))
+    alone = run.model_copy(
+        update={
+            "header": run.header.model_copy(update={"imported": told}),
+            "ranks": tuple(rank.model_copy(update={"steps": ()}) for rank in run.ranks),
+        }
+    )
+    results = make_results([(make_curve(trials), trials)], [steady_run(trials[0], 0.1), alone])
     assert verdict(results, "mixed-epoch-times").level == "note"
 
 

@@ -116,10 +116,25 @@ def test_a_step_that_is_rounded_up_costs_what_it_does_not_train() -> None:
     assert found.images_left_out == 0.0
 
 
-def test_under_drop_last_rounding_gains_and_the_images_left_out_are_told() -> None:
+def test_a_last_step_takes_what_it_took() -> None:
+    # 128 steps on one rank; on three 42, and one of 16 instead of 24 images in 0.8 of the time.
+    trials = [make_trial(gpus=1), make_trial(gpus=3)]
+    runs = [explained_run(trial, [ONE_RANK] * trial.world.size) for trial in trials]
+    ranks = []
+    for rank in runs[1].ranks:
+        steps = [line.model_copy(update={"seconds": 0.072}) if line.step % 43 == 42 else line for line in rank.steps]
+        ranks.append(rank.model_copy(update={"steps": tuple(steps)}))
+    (found,) = study(trials, [runs[0], runs[1].model_copy(update={"ranks": tuple(ranks)})]).waterfalls
+    assert found.efficiency == pytest.approx(128 / (42.8 * 3))
+    assert costing(found) == pytest.approx({"step rounding": 1 - 128 / (42.8 * 3)})
+    assert found.factors[0].factor == pytest.approx((1024 / 24) / 42.8)
+
+
+def test_under_drop_last_efficiency_is_by_image_and_the_images_left_out_are_told() -> None:
+    # 42 steps train 1,008 of 1,024 images: in equal time for each, so that nothing is gained by leaving 16 out.
     found = against_one_rank([ONE_RANK] * 3, drop_last=True)
-    assert found.factors[0].factor == pytest.approx((1024 / 24) / 42)
-    assert costing(found) == pytest.approx({"step rounding": 1 - 128 / 42 / 3})
+    assert found.efficiency == pytest.approx(1.0)
+    assert costing(found) == {}
     assert found.images_left_out == 16 / 1024
 
 

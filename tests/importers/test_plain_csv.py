@@ -43,7 +43,7 @@ def test_rows_of_one_run_are_its_steps_and_others_are_repeats(tmp_path: Path) ->
     rows = "".join(f"2,8,{run},{seconds}\n" for run in ("a", "b", "c") for seconds in (0.1, 0.2, 0.4))
     found = imported(tmp_path, [table(tmp_path, "gpus,micro_batch,run,step_seconds\n" + rows)], "csv")
     ((_, trial),) = found.trials.items()
-    assert [run.step_seconds for run in trial.runs] == pytest.approx([0.2] * 3)
+    assert [run.step_seconds for run in trial.runs] == pytest.approx([0.7 / 3] * 3)
 
 
 def test_engines_and_hosts(tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ def test_a_curve_becomes_a_series_with_a_point_for_each_measured_trial() -> None
     evidence = gather(analyse(one_curve({1: [0.2, 0.21], 2: [0.22], 4: []})), UNKNOWN, loader_images_per_second=900.0)
     (series,) = evidence.series
     assert (series.name, series.mode) == ("ddp", "strong-micro")
-    assert [(p.gpus, p.step_seconds) for p in series.points] == [(1, (0.2, 0.21)), (2, (0.22,))]
+    assert [p.gpus for p in series.points] == [1, 2]
+    assert [list(p.step_seconds) for p in series.points] == [pytest.approx([0.2, 0.21]), pytest.approx([0.22])]
     assert [(p.images, p.steps_per_epoch) for p in series.points] == [(TRAIN_SAMPLES, 128), (TRAIN_SAMPLES, 64)]
     assert series.points[0].devices == ("Example CPU",)
     assert series.points[1].devices == ("Example CPU",) * 2

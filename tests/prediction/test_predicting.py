@@ -29,10 +29,12 @@ def ask(
     return predict(fit(evidence), Question((gpus,), **how))[0]  # type: ignore[arg-type]
 
 
-def test_an_epoch_is_rounded_steps_times_step_seconds() -> None:
+def test_an_epoch_is_its_whole_steps_and_the_slots_share_of_the_last() -> None:
+    # 50,000 images: 16 steps of 3,072, and 848 that are left: ceil(64 x 848 / 3,072) = 18 of each slot's 64.
     found = ask(48, nodes_of=8)
     assert found.steps_per_epoch == math.ceil(IMAGES / (48 * 64)) == 17
-    assert found.epoch_seconds == found.step_seconds.times(17)
+    assert found.epoch_seconds == found.step_seconds.times(16 + 18 / 64)
+    assert found.images_per_second.value * found.epoch_seconds.value == pytest.approx(IMAGES)
     assert found.images == IMAGES
 
 

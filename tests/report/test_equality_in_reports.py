@@ -135,7 +135,7 @@ def test_a_drift_fits_into_a_narrow_terminal() -> None:
     found = lines(DRIFTING)
     assert max(map(len, found)) <= 80
     (row,) = [line.split() for line in found if "drifts (" in line]
-    assert row == ["2", "3", "105", "6.73", "152", "drifts", "(1", "%", "off)", words.UNKNOWN, "6.00"]
+    assert row == ["2", "3", "x", "189", "105", "6.73", "152", "drifts", "(1", "%", "off)", words.UNKNOWN, "6.00"]
 
 
 def test_a_loss_that_is_not_finite_is_said_to_be() -> None:

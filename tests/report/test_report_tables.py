@@ -47,7 +47,7 @@ def test_the_terminal_shows_the_baselines_absolute_time_and_start_up_apart() -> 
     assert "ddp: the baseline is 1 rank, 12.8 s an epoch" in text
     row = next(line.split() for line in text.splitlines() if line.strip().startswith("2 "))
     # In the order of the columns: ranks and runs first, the start-up last.
-    assert row == ["2", "2", "62.5", "4.00", "256", "3.20", "1.60", "6.00"]
+    assert row == ["2", "2", "x", "189", "62.5", "4.00", "256", "3.20", "1.60", "6.00"]
 
 
 def test_outcomes_stand_in_the_table_and_reasons_below() -> None:

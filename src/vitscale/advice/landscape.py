@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from vitscale.advice.candidates import Candidates
 from vitscale.advice.family import Family
 from vitscale.advice.request import NoiseScale, Work
-from vitscale.prediction.candidates import Candidate, Forecasts
+from vitscale.prediction.candidates import Candidate, Forecasts, whole_steps
 from vitscale.prediction.results import Label
 from vitscale.prediction.step.model import Array
 
@@ -97,7 +97,8 @@ def landscape(
     }
     gpus = np.array([one.gpus for one in every], dtype=float)
     batch = np.array([one.gpus * one.micro_batch * one.grad_accum for one in every], dtype=float)
-    steps = _steps(work, batch)
+    micro_batch = np.array([one.micro_batch for one in every], dtype=float)
+    steps = whole_steps(np.full(len(every), float(work.images)), batch, micro_batch, work.drop_last)
     step, mean_low, mean_high = (gathered(lambda f: f.step_seconds), gathered(lambda f: f.step_low),
                                  gathered(lambda f: f.step_high))  # fmt: skip
     startup = work.startup_seconds or 0.0
@@ -140,14 +141,6 @@ def images_to_same_loss(batch: Array, study_batch: int, noise: NoiseScale) -> Ar
         return np.full(len(batch), np.nan)
     ratio: Array = (batch + noise.images) / (study_batch + noise.images)
     return ratio
-
-
-def _steps(work: Work, batch: Array) -> Array:
-    """Optimizer steps of an epoch, as `trial.steps_per_epoch` counts them; NaN: none is full."""
-    if not work.drop_last:
-        return np.asarray(np.ceil(work.images / batch))
-    whole = np.floor(work.images / batch)
-    return np.asarray(np.where(whole > 0, whole, np.nan))
 
 
 def _needless(every: Sequence[Candidate], oom: Array, as_measured: bool) -> Mask:

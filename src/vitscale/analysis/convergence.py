@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from vitscale.analysis.common_steps import common_steps
 from vitscale.analysis.noise_scale import noise_scale, seed_of
 from vitscale.analysis.pace import whole_epochs_alone
 from vitscale.analysis.runs import RunFigures
 from vitscale.analysis.statistics import Interval, interval
-from vitscale.record import EpochLine, Run, StepLine
+from vitscale.record import EpochLine, Run
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class AccuracyPoint:
     images: int
     """Trained on so far, padding not counted."""
     seconds: float | None
-    """Of training so far; start-up and evaluation left out. See `course`."""
+    """Of training so far at the run's images per second; start-up and evaluation left out."""
     held_out_accuracy: float | None
     """Share in [0, 1]."""
     evaluation_seconds: float | None = None
@@ -86,7 +85,7 @@ def convergence(runs: Sequence[Run], figures: Sequence[RunFigures]) -> Convergen
     """The convergence of one trial from its completed runs and their figures; None where there is no run."""
     if not runs:
         return None
-    courses = [course(run, own.steady_from) for run, own in zip(runs, figures, strict=True)]
+    courses = [course(run, own) for run, own in zip(runs, figures, strict=True)]
     target = runs[0].header.trial.train.target_accuracy
     targets: list[TargetRun] = []
     if target is not None:
@@ -108,36 +107,28 @@ def convergence(runs: Sequence[Run], figures: Sequence[RunFigures]) -> Convergen
     )
 
 
-def course(run: Run, steady_from: int | None) -> tuple[AccuracyPoint, ...]:
+def course(run: Run, figures: RunFigures) -> tuple[AccuracyPoint, ...]:
     """One run's own points, up to the first epoch that its record lacks.
 
-    The seconds of an epoch are its wall time where all its steps are light ones. An epoch that also holds warm-up or
-    explained steps took longer than training does: it counts as its steps x the run's mean light step.
-
-    Args:
-        run: the record.
-        steady_from: `RunFigures.steady_from`: light steps before it are warm-up that went on; None: there is no other.
+    An epoch takes what its images take at the run's `images_per_second`: warm-up, explained and rare slow steps are in
+    no time. Of an imported log of whole epochs alone it takes its own seconds.
     """
     epochs: dict[int, list[EpochLine]] = {}
     for line in (line for rank in run.ranks for line in rank.epochs):
         epochs.setdefault(line.epoch, []).append(line)
-    steps = common_steps(run, lambda rank: rank.steps)
-    seconds_of = {lines[0].step: max(line.seconds for line in lines) for lines in steps if _light(lines, steady_from)}
-    light = sum(seconds_of.values()) / len(seconds_of) if seconds_of else None
+    whole, rate = whole_epochs_alone(run), figures.images_per_second
     points: list[AccuracyPoint] = []
     evaluating: float | None = 0.0
-    images, seconds = 0, 0.0 if light is not None or whole_epochs_alone(run) else None
+    images, seconds = 0, 0.0 if whole or rate is not None else None
     while (number := len(points)) in epochs:
         line = epochs[number][0]
         if line.images is None or line.steps is None:
             break  # an imported log that does not tell of how many images an epoch is
-        own = [lines for lines in steps if lines[0].epoch == number]
         images += line.images
-        if seconds is not None and light is None:
+        if whole and seconds is not None:
             seconds += max(line.seconds for line in epochs[number])
-        elif seconds is not None and light is not None:
-            whole = len(own) == line.steps and all(lines[0].step in seconds_of for lines in own)
-            seconds += max(line.seconds for line in epochs[number]) if whole else line.steps * light
+        elif rate is not None:
+            seconds = images / rate
         lasted = [one.evaluation_seconds for one in epochs[number] if one.evaluation_seconds is not None]
         evaluating = evaluating + max(lasted) if evaluating is not None and lasted else None
         accuracy = _finite(line.held_out_accuracy)
@@ -168,11 +159,6 @@ def common_reach(found: Iterable[Convergence]) -> Reach:
         images=min((point.images for point in last), default=None),
         seconds=min(seconds) if last and len(seconds) == len(last) else None,
     )
-
-
-def _light(lines: Sequence[StepLine], steady_from: int | None) -> bool:
-    steady = steady_from is not None and lines[0].step >= steady_from
-    return steady and all(line.window == "light" and not line.warmup for line in lines)
 
 
 def _target_run(run: Run, points: Sequence[AccuracyPoint], target: float) -> TargetRun:

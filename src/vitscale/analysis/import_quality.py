@@ -29,7 +29,7 @@ def imported_results(study: StudyRecord) -> Iterable[Verdict]:
 
 def steps_from_epochs(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
     """Trials whose step times are shares of an epoch."""
-    found = [trial for trial in measured if any(run.step_seconds_source == "epochs" for run in trial.runs)]
+    found = [trial for trial in measured if any(run.pace.source == "epochs" and run.step_seconds for run in trial.runs)]
     if found:
         yield Verdict(
             "steps-from-epochs",

@@ -36,6 +36,7 @@ def verdicts(trials: Sequence[TrialResult], curves: Sequence[CurveResult], study
         *place_quality.oversubscribed(measured),
         *place_quality.throttled(measured),
         *run_quality.unstable(measured),
+        *run_quality.slow_steps(measured),
         *run_quality.warming_up(measured),
         *run_quality.data_bound(measured),
         *run_quality.diverged(measured),

@@ -6,6 +6,8 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
+from vitscale.analysis.runs import FEWEST_FOR_TAILS
+from vitscale.analysis.slow_steps import ONE_IN
 from vitscale.analysis.statistics import FEWEST_REPEATS
 from vitscale.analysis.trials import TrialResult
 from vitscale.analysis.verdict import Verdict, count, imported, percent, those, worst
@@ -14,7 +16,8 @@ _FEWEST_TIMED_STEPS = 5
 _RUNS_DIFFER = 0.05
 _STEPS_DIFFER = 0.2
 _STEPS_MISLEAD = 0.5
-"""Above it no step is typical, and the median of few of them is a chance."""
+"""Above it no step is typical, and the mean of few of them is a chance."""
+_SLOW_SHARE = 0.02
 _DATA_BOUND = 0.1
 
 
@@ -36,9 +39,37 @@ def unstable(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
             "warning" if steps[0][0] > _STEPS_MISLEAD else "note",
             f"unstable: in {count(steps)} the middle half of a run's steps spans more than {percent(_STEPS_DIFFER)} of "
             f"the median ({percent(steps[0][0])} in {steps[0][1].trial_id})",
-            "Read p95 and p99 beside the median; look for other work on the machine, a loader that comes and goes, or "
-            "clocks that change.",
+            f"Look for other work on the machine, a loader that comes and goes, or clocks that change; runs of "
+            f"{FEWEST_FOR_TAILS} steps and more have p95 and p99 beside their step.",
             tuple(trial.trial_id for _, trial in steps),
+        )
+
+
+def slow_steps(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+    """Slow steps that take more than 2 % of the time: those that were set aside, and those that come too often."""
+    if aside := worst(measured, lambda trial: trial.slow_share, _SLOW_SHARE):
+        share, trial = aside[0]
+        steps = sum(len(run.slow.set_aside) for run in trial.runs)
+        yield Verdict(
+            "slow-steps",
+            "note",
+            f"slow steps: in {count(aside)} rare slow steps took more than {percent(_SLOW_SHARE)} of the time and are "
+            f"set aside ({percent(share)} in {steps} of {steps + sum(run.timed_steps for run in trial.runs)} steps of "
+            f"{trial.trial_id})",
+            "Times and images/s stand without them; elapsed epochs hold them. Look for what stops the machine: other "
+            "work, paging, a kernel that is compiled anew.",
+            tuple(trial.trial_id for _, trial in aside),
+        )
+    if kept := worst(measured, lambda trial: trial.kept_slow_share, _SLOW_SHARE):
+        share, trial = kept[0]
+        yield Verdict(
+            "slow-steps",
+            "warning",
+            f"slow steps: in {count(kept)} they come more often than one in {ONE_IN} and stay in every figure "
+            f"({percent(share)} of the time in {sum(len(run.slow.kept) for run in trial.runs)} steps of "
+            f"{trial.trial_id})",
+            "Stop what else the machine does and run again; or read these times as what this machine gives.",
+            tuple(trial.trial_id for _, trial in kept),
         )
 
 
@@ -98,7 +129,7 @@ def few_steps(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
             "warning",
             f"few steps: {count(short)} timed fewer than {_FEWEST_TIMED_STEPS} steps a run (as few as "
             f"{min(short.values())})",
-            "Train longer (train.epochs or measure.steps), so that the median step is a typical one.",
+            "Train longer (train.epochs or measure.steps), so that the mean step is a typical one.",
             tuple(short),
         )
 

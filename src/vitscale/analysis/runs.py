@@ -1,8 +1,8 @@
 """The figures of one run, from the raw values of its ranks.
 
-An optimizer step takes as long as its slowest rank. Warm-up steps are in no figure: neither those that are marked, nor
-those after them that are seen to be slow still (`vitscale.analysis.warmup`). Where an imported log tells of whole
-epochs alone, a step is the epoch shared out over its steps.
+All figures of time derive from the timed steps: light ones, without warm-up and without the rare slow step. Warm-up is
+what is marked so, and what follows it and is seen to be slow still (`vitscale.analysis.warmup`); which steps are slow
+says `vitscale.analysis.slow_steps`; what the others come to, `vitscale.analysis.pace`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,19 @@ import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from vitscale.analysis.pace import NO_PACE, StepSource, cost, of_an_epoch, of_epochs, of_steps, whole_epochs_alone
+from vitscale.analysis.pace import (
+    NO_PACE,
+    Pace,
+    cost,
+    elapsed_by_step,
+    of_an_epoch,
+    of_epochs,
+    of_steps,
+    step_kinds,
+    whole_epochs_alone,
+)
+from vitscale.analysis.slow_steps import SlowSteps, slow_steps
 from vitscale.analysis.statistics import quantile
 from vitscale.analysis.warmup import WarmUp, warm_up
 from vitscale.record import ModelLine, PhaseLine, RankRecord, Run, StepLine
@@ -22,8 +32,8 @@ from vitscale.trial import Trial
 PHASES: tuple[str, ...] = ("launch", "imports", "data", "model", "engine", "first_step")
 """Parts of the start-up, in order."""
 
-EpochSource = Literal["measured", "extrapolated"]
-
+FEWEST_FOR_TAILS = 100
+"""Steps of a run: of fewer the 99th percentile is little else than the largest."""
 _FEWEST_FOR_SPREAD = 5
 _MOST_NAMED = 4
 
@@ -48,26 +58,33 @@ class RunFigures:
     run: str
     """Trial and repeat, for messages."""
     timed_steps: int
+    """Those that the figures rest on."""
     detected_warmup_steps: int
     """Light steps after the marked warm-up that were slow still: kept in the record, in none of these figures."""
     steady_from: int | None
     """Number of the first timed step: what lies before it is warm-up, of whatever window."""
+    slow: SlowSteps
+    slow_share: float | None
+    """Time of the slow steps that were set aside, against that of all light steps after warm-up."""
+    kept_slow_share: float | None
+    """The same of those that come too often to be set aside."""
     still_falling_by: float | None
     """Share by which step times go on falling through the rest of the run; None where they are steady."""
     step_spread: float | None
     """Interquartile range of the times of like steps over their median."""
-    step_seconds: float | None
-    """Median over the timed steps of the slowest rank's seconds."""
-    step_seconds_source: StepSource | None
-    """epochs: an imported run's epoch seconds / steps of an epoch, for its log tells of no step."""
+    pace: Pace
+    """By which `step_seconds`, `epoch_seconds` and `images_per_second` go."""
     step_seconds_p95: float | None
+    """Of the slowest rank in each step, slow steps included; None, as p99, of fewer than `FEWEST_FOR_TAILS` steps."""
     step_seconds_p99: float | None
-    images_per_second: float | None
-    """Real images of all ranks in the timed steps / the seconds of those steps."""
-    epoch_seconds: float | None
-    epoch_seconds_source: EpochSource | None
+    tail_steps: int
+    """So many steps are behind p95 and p99."""
+    elapsed_epoch_seconds: float | None
+    """Median of the complete epochs of light steps alone, from barrier to barrier, slow steps included."""
+    elapsed_epochs: int
+    """So many epochs are behind it."""
     training_seconds: float | None
-    """All steps but the first, which belongs to the start-up; warm-up included."""
+    """All steps but the first, which belongs to the start-up; warm-up and slow steps included."""
     startup: Mapping[str, float]
     """Phase to the seconds of its slowest rank."""
     epochs: tuple[EpochFigures, ...]
@@ -78,6 +95,21 @@ class RunFigures:
     model: ModelLine | None
     notes: tuple[str, ...]
     """What the record lacks."""
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Mean elapsed seconds of a whole step."""
+        return self.pace.step_seconds
+
+    @property
+    def images_per_second(self) -> float | None:
+        """Real images of all ranks."""
+        return self.pace.images_per_second
+
+    @property
+    def epoch_seconds(self) -> float | None:
+        """What the steps of an epoch come to; where a log tells of whole epochs alone, their median."""
+        return self.pace.epoch_seconds
 
     @property
     def startup_seconds(self) -> float | None:
@@ -95,16 +127,17 @@ def figures(run: Run) -> RunFigures:
     notes: list[str] = []
     steps = _common_steps(run.ranks, run.ranks_needed, notes)
     light = {n: lines for n, lines in steps.items() if all(s.window == "light" and not s.warmup for s in lines)}
-    alike = _alike(light, steps)
-    warm = warm_up([_slowest(light[step]) for step in alike])
+    elapsed, kinds = elapsed_by_step(steps), step_kinds(steps)
+    alike = [step for step in light if kinds[step] == "whole"]
+    warm = warm_up([elapsed[step] for step in alike])
     steady = _steady(list(light), alike, warm)
-    timed = [light[step] for step in steady]
-    slowest = [_slowest(lines) for lines in timed]
-    total = sum(slowest)
-    if total <= 0 and not whole_epochs_alone(run):
-        notes.append("no timed step that all ranks recorded")
-    if total <= 0:
-        slowest = []
+    slow = slow_steps({step: elapsed[step] for step in steady}, kinds)
+    timed = {step: light[step] for step in steady if step not in slow.set_aside}
+    passed = sum(elapsed[step] for step in steady)
+    if sum(elapsed[step] for step in timed) <= 0:
+        timed = {}
+        if not whole_epochs_alone(run):
+            notes.append("no timed step that all ranks recorded")
     model = next((rank.model for rank in run.ranks if rank.model is not None), None)
     epochs = _epochs(run.ranks, run.ranks_needed if header.imported else (), notes)
     disturbed = {
@@ -113,31 +146,39 @@ def figures(run: Run) -> RunFigures:
         for line in lines
         if line.warmup or line.window != "light" or (steady and step < steady[0])
     }
-    epoch_seconds, source = _epoch_seconds(header.trial, model, epochs, slowest, disturbed)
+    whole_epochs = _elapsed_epochs(header.trial, model, epochs, disturbed)
+    elapsed_epoch = cost(statistics.median(whole_epochs)) if whole_epochs else None
     startup = _startup(run.ranks)
     missing = [phase for phase in PHASES if phase not in startup]
     if missing and header.imported is None:
         notes.append(f"start-up lacks {', '.join(missing)}")
-    after_first = [_slowest(lines) for lines in list(steps.values())[1:]]
     pace = NO_PACE
-    if slowest:
-        pace = of_steps(run, timed, slowest)
+    if timed:
+        pace = of_steps(run, timed, elapsed, kinds, model)
     elif whole_epochs_alone(run):
-        pace = of_epochs(header.trial, model, epoch_seconds)
+        pace = of_epochs(header.trial, model, elapsed_epoch)
+    tails = [max(line.seconds for line in light[step]) for step in steady] if timed else []
+    after_first = [elapsed[step] for step in list(steps)[1:]]
+
+    def share(of: Collection[int]) -> float | None:
+        return sum(elapsed[step] for step in of) / passed if timed else None
+
     return RunFigures(
         run=name,
-        timed_steps=len(slowest),
+        timed_steps=len(timed),
         detected_warmup_steps=len(light) - len(steady),
         steady_from=steady[0] if steady else None,
+        slow=slow,
+        slow_share=share(slow.set_aside),
+        kept_slow_share=share(slow.kept),
         still_falling_by=warm.still_falling_by,
-        step_spread=_spread([_slowest(light[step]) for step in alike if step >= steady[0]]),
-        step_seconds=pace.step_seconds,
-        step_seconds_source=pace.source,
-        step_seconds_p95=quantile(slowest, 0.95) if slowest else None,
-        step_seconds_p99=quantile(slowest, 0.99) if slowest else None,
-        images_per_second=pace.images_per_second,
-        epoch_seconds=cost(epoch_seconds),
-        epoch_seconds_source=source if cost(epoch_seconds) else None,
+        step_spread=_spread([elapsed[step] for step in alike if step in timed]),
+        pace=pace,
+        step_seconds_p95=quantile(tails, 0.95) if len(tails) >= FEWEST_FOR_TAILS else None,
+        step_seconds_p99=quantile(tails, 0.99) if len(tails) >= FEWEST_FOR_TAILS else None,
+        tail_steps=len(tails),
+        elapsed_epoch_seconds=elapsed_epoch,
+        elapsed_epochs=len(whole_epochs),
         training_seconds=sum(after_first) if after_first else None,
         startup=startup,
         epochs=epochs,
@@ -170,24 +211,6 @@ def _loss_by_step(run: Run, steps: Mapping[int, Sequence[StepLine]]) -> tuple[tu
     """Of an imported run the steps whose loss the log tells: elsewhere it is not known, rather than not finite."""
     means = [(step, _mean([line.loss for line in lines])) for step, lines in steps.items()]
     return tuple((step, loss) for step, loss in means if loss is not None or run.header.imported is None)
-
-
-def _slowest(lines: Sequence[StepLine]) -> float:
-    return max(line.seconds for line in lines)
-
-
-def _alike(light: Mapping[int, Sequence[StepLine]], steps: Mapping[int, Sequence[StepLine]]) -> list[int]:
-    """The light steps that do equal work: of whole batches, and none that waits for the loader to begin an epoch.
-
-    The run's very first step is one of them: if it is slow, that is warm-up.
-    """
-    images = {step: sum(line.images for line in lines) for step, lines in light.items()}
-    whole = max(images.values(), default=0)
-    begins: dict[int, int] = {}
-    for step, lines in steps.items():
-        begins.setdefault(lines[0].epoch, step)
-    later = set(list(begins.values())[1:])
-    return [step for step in light if images[step] == whole and step not in later]
 
 
 def _steady(light: Sequence[int], alike: Sequence[int], warm: WarmUp) -> Sequence[int]:
@@ -233,29 +256,22 @@ def _epochs(ranks: Sequence[RankRecord], needed: Collection[int], notes: list[st
     return tuple(found)
 
 
-def _epoch_seconds(
-    trial: Trial,
-    model: ModelLine | None,
-    epochs: Sequence[EpochFigures],
-    slowest: Sequence[float],
-    disturbed: Collection[int],
-) -> tuple[float | None, EpochSource | None]:
-    """Median of the complete epochs of light steps alone; else steps per epoch x mean timed step.
+def _elapsed_epochs(
+    trial: Trial, model: ModelLine | None, epochs: Sequence[EpochFigures], disturbed: Collection[int]
+) -> list[float]:
+    """Seconds of the complete epochs of light steps alone, after warm-up.
 
     Which epochs hold warm-up is counted, not read off the steps: a step's mark may be in a line that was left out.
     """
     _, steps = of_an_epoch(trial, model)
     warmup = trial.window.warmup_steps
     if steps is None and warmup:
-        return None, None
-    measured = [
+        return []
+    return [
         e.seconds
         for e in epochs
         if e.complete and e.epoch * (steps or 0) >= warmup and e.seconds and e.epoch not in disturbed
     ]
-    if measured:
-        return statistics.median(measured), "measured"
-    return (steps * statistics.fmean(slowest), "extrapolated") if steps and slowest else (None, None)
 
 
 def _startup(ranks: Sequence[RankRecord]) -> dict[str, float]:

@@ -199,7 +199,7 @@ def badly_divided(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) 
 
 
 def mixed_epochs(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> Iterable[Verdict]:
-    """Curves with measured and extrapolated epoch times."""
+    """Imported curves of which some epoch times come from steps and some from whole epochs."""
     source = {trial.trial_id: trial.epoch_seconds_source for trial in trials}
     for curve in curves:
         kinds = {source[point.trial_id] for point in curve.points} - {None}
@@ -207,10 +207,8 @@ def mixed_epochs(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -
             yield Verdict(
                 "mixed-epoch-times",
                 "note",
-                f"{curve.name} ({curve.mode}): some epoch times are measured and some extrapolated from steps; a "
-                "measured epoch also holds its closing barrier",
-                "Import logs of whole epochs of every rank count."
-                if imported(trials)
-                else "Train at least one epoch beyond the warm-up steps at every rank count.",
+                f"{curve.name} ({curve.mode}): some epoch times come from steps and some from whole epochs, which "
+                "also hold what lies between steps",
+                "Import logs of one kind for every rank count.",
                 tuple(point.trial_id for point in curve.points),
             )

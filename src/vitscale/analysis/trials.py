@@ -13,13 +13,14 @@ from vitscale.analysis.breakdown import Breakdown, breakdown, combined
 from vitscale.analysis.checkpoints import CheckpointCost, checkpoint_cost
 from vitscale.analysis.convergence import Convergence, convergence
 from vitscale.analysis.environments import Surroundings, differences, largest_like_group, surroundings
+from vitscale.analysis.pace import PaceSource
 from vitscale.analysis.resources import ResourceFigures, resource_figures
-from vitscale.analysis.runs import EpochFigures, EpochSource, RunFigures
+from vitscale.analysis.runs import EpochFigures, RunFigures
 from vitscale.analysis.statistics import Interval, interval
 from vitscale.analysis.target_ci import looked_at
 from vitscale.analysis.traffic import Traffic, traffic
 from vitscale.record import OutcomeKind, Run
-from vitscale.trial import Trial
+from vitscale.trial import Trial, samples_used
 
 NOT_RUN_YET = "not run yet"
 
@@ -74,8 +75,11 @@ class TrialResult:
     surroundings: Surroundings | None
     step_seconds: Interval | None
     images_per_second: Interval | None
+    """Times `epoch_seconds` it is the images trained in an epoch, where the size of the dataset is known."""
     epoch_seconds: Interval | None
-    epoch_seconds_source: EpochSource | None
+    epoch_seconds_source: PaceSource | None
+    elapsed_epoch_seconds: Interval | None
+    """From barrier to barrier, slow steps included: of each run its median epoch of light steps alone."""
     startup: Mapping[str, float]
     """Phase to seconds, median over runs."""
     startup_seconds: float | None
@@ -109,8 +113,13 @@ class TrialResult:
 
     @property
     def comparable_costs(self) -> list[float]:
-        """Costs of the observations, and none where the trial drifts: what speedups and comparisons may rest on."""
-        return [] if self.drifts else self.observed_costs
+        """What speedups, efficiencies and comparisons may rest on: of each observation its seconds for all images.
+
+        They are those of an epoch, but for `drop_last`: what it leaves out is charged as what was trained. None where
+        the trial drifts.
+        """
+        trained = 1 - self.images_left_out
+        return [] if self.drifts else [seconds / trained for seconds in self.observed_costs]
 
     @property
     def observed_costs(self) -> list[float]:
@@ -144,6 +153,37 @@ class TrialResult:
     def epoch_costs(self) -> list[float]:
         """Epoch seconds of each run that tells them."""
         return [run.epoch_seconds for run in self.runs if run.epoch_seconds is not None]
+
+    @property
+    def images_left_out(self) -> float:
+        """Share of an epoch's images that `drop_last` leaves out; 0 where it is off or the dataset's size unknown."""
+        samples = next((run.model.train_samples for run in self.runs if run.model is not None), None)
+        if samples is None or not self.trial.train.drop_last:
+            return 0.0
+        used = samples_used(samples, self.trial.data.fraction)
+        return used % self.trial.global_batch / used if used >= self.trial.global_batch else 0.0
+
+    @property
+    def slow_share(self) -> float | None:
+        """Of the time after warm-up, of the slow steps that were set aside; over all runs."""
+        known = [run.slow_share for run in self.runs if run.slow_share is not None]
+        return statistics.fmean(known) if known else None
+
+    @property
+    def kept_slow_share(self) -> float | None:
+        """The same of those that come too often to be set aside."""
+        known = [run.kept_slow_share for run in self.runs if run.kept_slow_share is not None]
+        return statistics.fmean(known) if known else None
+
+    @property
+    def effective_steps(self) -> float | None:
+        """Whole steps that an epoch comes to, median over runs: its short last step counts as long as it took."""
+        return self.median_of(lambda run: run.pace.effective_steps)
+
+    @property
+    def elapsed_epochs(self) -> int:
+        """Epochs behind `elapsed_epoch_seconds`, of all runs."""
+        return sum(run.elapsed_epochs for run in self.runs)
 
     def median_of(self, figure: Callable[[RunFigures], float | None]) -> float | None:
         """Median over runs of one figure, or None where no run has it."""
@@ -184,7 +224,8 @@ def summarise(
         known = observations(values, clusters)
         return interval(known, looked=looked) if known else None
 
-    sources = {figure.epoch_seconds_source for figure in figures if figure.epoch_seconds_source is not None}
+    elapsed = observations([figure.elapsed_epoch_seconds for figure in figures], clusters)
+    sources = {figure.pace.source for figure in figures if figure.epoch_seconds is not None}
     return TrialResult(
         trial_id=trial_id,
         trial=trial,
@@ -203,7 +244,8 @@ def summarise(
         step_seconds=over_runs([figure.step_seconds for figure in figures]),
         images_per_second=over_runs([figure.images_per_second for figure in figures]),
         epoch_seconds=over_runs([figure.epoch_seconds for figure in figures]),
-        epoch_seconds_source="extrapolated" if "extrapolated" in sources else next(iter(sources), None),
+        epoch_seconds_source="epochs" if "epochs" in sources else next(iter(sources), None),
+        elapsed_epoch_seconds=interval(elapsed) if elapsed else None,
         startup=_startup(figures),
         startup_seconds=_median([figure.startup_seconds for figure in figures]),
         epochs=_mean_epochs(figures),

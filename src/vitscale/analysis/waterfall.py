@@ -1,13 +1,14 @@
 """The waterfall: from ideal to measured, in factors that multiply to the efficiency.
 
-With K optimizer steps in an epoch, T its seconds and S = T / K the step that this makes, of a trial and its baseline
-(b), and q the images of a rank's step against the baseline's, `analysis.scaling` gives
+With T the seconds of an epoch, S its whole step and K = T / S the steps it comes to (`analysis.pace`: the short last
+one counts as long as it took), of a trial and its baseline (b), and q the images of a rank's step against the
+baseline's, `analysis.scaling` gives
 
     E = step rounding * q * S_b / S        step rounding = K_b / K / q, times N_b / N in the strong modes
 
-Steps are whole, images / global batch is not: for equal images per rank the first factor is
-(K_b / exact K_b) / (K / exact K). Under drop_last K is rounded down, so that an epoch leaves images out and the factor
-may lie above 1: `images_left_out` says how many.
+A step with a share of the images takes more than that share of the time: for equal images per rank the first factor is
+(K_b / exact K_b) / (K / exact K), with exact K = images / global batch. Under drop_last K is that of all images, though
+an epoch leaves some out: `images_left_out` says how many, and the factor is 1.
 
 What remains is shared out over the parts of the step by the logarithmic mean Divisia index (LMDI-I; Ang, "Decomposition
 analysis for policymaking in energy: which is the preferred method?", Energy Policy 32, 2004, 1131-1139). With x the
@@ -38,7 +39,7 @@ from vitscale.analysis.scaling import CurveResult, Point
 from vitscale.analysis.statistics import FEWEST_REPEATS, Interval, jackknife
 from vitscale.analysis.trials import TrialResult
 from vitscale.record import COMMUNICATION, PARTS
-from vitscale.trial import Mode, samples_used, steps_per_epoch
+from vitscale.trial import Mode
 
 STEP_ROUNDING = "step rounding"
 
@@ -143,7 +144,7 @@ def _waterfall(curve: CurveResult, point: Point, trials: Mapping[str, TrialResul
         straggler=trial.breakdown.straggler if trial.breakdown else None,
         interval=point.efficiency,
         work_per_rank=_work_per_rank(trial, trials[base.trial_id]) if base else None,
-        images_left_out=_images_left_out(trial),
+        images_left_out=trial.images_left_out,
     )
 
 
@@ -267,31 +268,22 @@ def _step_seconds(result: TrialResult) -> float:
 
 
 def _mean_log(result: TrialResult) -> float:
-    """Of the epoch's seconds."""
-    return statistics.fmean(math.log(cost) for cost in result.observed_costs)
+    """Of the seconds for all images of an epoch."""
+    return statistics.fmean(math.log(cost) for cost in result.comparable_costs)
 
 
-def _steps(result: TrialResult) -> int:
-    """K. A trial without a step in its epoch has no epoch time, and does not come here."""
-    train = result.trial.train
-    size = result.trial.world.size
-    return max(1, steps_per_epoch(_samples(result), size, train.micro_batch, train.grad_accum, train.drop_last))
-
-
-def _samples(result: TrialResult) -> int:
-    dataset = next((run.model.train_samples for run in result.runs if run.model is not None), None) or 0
-    return samples_used(dataset, result.trial.data.fraction)
+def _steps(result: TrialResult) -> float:
+    """K, of all images of an epoch."""
+    steps = result.effective_steps
+    if steps is None:
+        raise _Unexplained("how many steps an epoch has is unknown")
+    return steps / (1 - result.images_left_out)
 
 
 def _work_per_rank(trial: TrialResult, reference: TrialResult) -> float:
     """q: images of a rank's optimizer step, of the one against the other."""
     ours, theirs = trial.trial.train, reference.trial.train
     return ours.micro_batch * ours.grad_accum / (theirs.micro_batch * theirs.grad_accum)
-
-
-def _images_left_out(result: TrialResult) -> float:
-    samples = _samples(result)
-    return samples % result.trial.global_batch / samples if result.trial.train.drop_last and samples else 0.0
 
 
 def _believable(value: float, what: str, unit: str = "") -> float:

@@ -173,13 +173,13 @@ def _fill(columns: dict[str, Array], at: Any, asked: Variant, some: Sequence[Can
     low, middle, high = np.quantile(mean, [0.05, 0.5, 0.95], axis=0)
     future_low, future_high = np.quantile(future, [0.05, 0.95], axis=0)
     per_step = worlds.ranks * worlds.micro_batch * worlds.grad_accum
-    steps = _steps_per_epoch(fitted, worlds.ranks, per_step, asked.trial.train.drop_last)
+    steps, images = _effective_steps(fitted, worlds, per_step, asked.trial.train.drop_last)
     capacity = capacity or fitted.points[-1].memory_capacity_bytes
     memory = np.array([_memory(asked.trial, one) for one in some])
     found = {
         "step_seconds": middle, "step_low": low, "step_high": high,
         "step_future_low": np.minimum(low, future_low), "step_future_high": np.maximum(high, future_high),
-        "images_per_second": per_step / middle,
+        "images_per_second": np.where(np.isnan(steps), per_step, images / steps) / middle,
         "efficiency": np.median(one_rank / mean, axis=0),
         "memory_bytes": memory,
     }  # fmt: skip
@@ -203,13 +203,21 @@ def _typical_draws(asked: Variant, worlds: Worlds) -> Array:
     return places
 
 
-def _steps_per_epoch(fitted: FittedSeries, ranks: Array, per_step: Array, drop_last: bool) -> Array:
-    """Rounded; NaN where the images of an epoch are unknown."""
-    counts = np.unique(ranks).astype(int)
-    images_of = {int(n): images_at(fitted.series, int(n))[0] for n in counts}
-    images = np.array([np.nan if (found := images_of[int(n)]) is None else float(found) for n in ranks])
-    steps: Array = np.floor(images / per_step) if drop_last else np.ceil(images / per_step)
-    return np.where(steps > 0, steps, np.nan)
+def _effective_steps(fitted: FittedSeries, worlds: Worlds, per_step: Array, drop_last: bool) -> tuple[Array, Array]:
+    """(whole steps that an epoch comes to, images trained in them); NaN where the images of an epoch are unknown."""
+    images_of = {int(n): images_at(fitted.series, int(n))[0] for n in np.unique(worlds.ranks)}
+    images = np.array([np.nan if (found := images_of[int(n)]) is None else float(found) for n in worlds.ranks])
+    steps = whole_steps(images, per_step, worlds.micro_batch, drop_last)
+    return steps, np.where(drop_last, steps * per_step, images)
+
+
+def whole_steps(images: Array, per_step: Array, micro_batch: Array, drop_last: bool) -> Array:
+    """`trial.effective_steps` of many candidates; NaN where not one step is full under `drop_last`."""
+    full = np.floor(images / per_step)
+    if drop_last:
+        return np.asarray(np.where(full > 0, full, np.nan))
+    share = np.ceil(micro_batch * (images - full * per_step) / per_step) / micro_batch
+    return np.asarray(np.where(full > 0, full + share, 1.0 + 0.0 * images))
 
 
 def _memory(template: Trial, one: Candidate) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from vitscale.errors import RequestError, explain
 from vitscale.prediction.evidence import Point, Series
-from vitscale.trial import Trial, World, exact, steps_per_epoch
+from vitscale.trial import Trial, World, effective_steps, exact, steps_per_epoch
 
 MOST_RANKS = 100_000
 _USUAL_HOST = 8
@@ -29,6 +29,17 @@ class Place:
     def gpus(self) -> int:
         """Ranks."""
         return self.trial.world.size
+
+    @property
+    def effective_steps(self) -> float | None:
+        """Whole steps that an epoch comes to, its short last one by its slots' share of a whole one."""
+        return effective_steps(self.trial, self.images) if self.images and self.steps_per_epoch else None
+
+    @property
+    def steps_of_all_images(self) -> float | None:
+        """The same, and under `drop_last` as if it left no image out: what speedups compare."""
+        exact_steps = self.images / self.trial.global_batch if self.images else None
+        return exact_steps if self.trial.train.drop_last else self.effective_steps
 
 
 def ranks_per_node(series: Series, gpus: int, nodes_of: int | None) -> tuple[int, bool]:

@@ -160,7 +160,7 @@ def _estimate(mean: Array, future: Array) -> Estimate:
 def _prediction(asked: Variant, question: Question, base: Place, at: Place, drawn: _Drawn, n: int) -> Prediction:
     fitted, reasons = asked.fitted, dict[str, str]()
     step = drawn.step(n)
-    epoch = None if at.steps_per_epoch is None else step.times(at.steps_per_epoch)
+    epoch = None if at.effective_steps is None else step.times(at.effective_steps)
     if epoch is None:
         reasons["epoch_seconds"] = "how many images an epoch has is not recorded"
     speedup, efficiency = _scaling(fitted, base, at, drawn, n)
@@ -173,7 +173,9 @@ def _prediction(asked: Variant, question: Question, base: Place, at: Place, draw
         chance = float(oom_chance(memory, capacity, at.trial.train.device))
     else:
         reasons["oom_chance"] = reasons.get("memory_bytes") or "the device's memory is not recorded: say --gpu-memory"
-    images_per_step = at.trial.global_batch
+    images_per_step: float = at.trial.global_batch
+    if at.images and at.effective_steps and not at.trial.train.drop_last:
+        images_per_step = at.images / at.effective_steps
     joules = _joules_per_epoch(asked, at, epoch)
     if joules is None:
         reasons["joules_per_epoch"] = "energy was not measured" if epoch else reasons["epoch_seconds"]
@@ -218,8 +220,8 @@ def _scaling(fitted: FittedSeries, base: Place, at: Place, drawn: _Drawn, n: int
     """(speedup, efficiency) against the smallest measured rank count, by epochs; by images where epochs are unknown."""
     ratio = drawn.ratio_to_base(n)
     times_the_ranks = at.gpus / base.gpus
-    if base.steps_per_epoch is not None and at.steps_per_epoch is not None:
-        ratio = ratio.times(base.steps_per_epoch / at.steps_per_epoch)
+    if base.steps_of_all_images is not None and at.steps_of_all_images is not None:
+        ratio = ratio.times(base.steps_of_all_images / at.steps_of_all_images)
     else:
         ratio = ratio.times(at.trial.global_batch / base.trial.global_batch)
         if fitted.series.mode == "weak":

@@ -18,6 +18,13 @@ Versions of the JSON:
      `p_adjusted` (Holm, over all pairs), a verdict "not significant among all comparisons", and no direction from fewer
      than 3 runs on a side; of a trial `allocations` and the two spreads of its epoch times. Centres of epochs, steps,
      images/s, MFU and energy are geometric means, where they were medians from 6 runs on.
+     One estimator: times derive from timed steps. `step_seconds` is the mean elapsed whole step, `epoch_seconds` is
+     `effective_steps` of them, and `images_per_second` x `epoch_seconds` is `epoch_images`, those trained in an epoch.
+     `epoch_seconds_source` is steps, or epochs for imported logs of these alone; `last_step_source` says whether the
+     short last step was measured or taken by its slots' share (null: there is none). `elapsed_epoch_seconds` is from
+     barrier to barrier, over `elapsed_epochs` epochs. `slow_steps` were set aside, `slow_steps_kept` come too often
+     for that, each with its share of the time. p95 and p99 are null where a run has fewer than 100 steps; `tail_steps`
+     says how many are behind them.
 
 Unknown is null (an empty cell in CSV), never 0 and never NaN. Times are seconds, sizes bytes, shares in [0, 1].
 """
@@ -128,12 +135,23 @@ def _trial(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
         **interval_fields("step_seconds", result.step_seconds),
         "step_seconds_p95": result.median_of(lambda run: run.step_seconds_p95),
         "step_seconds_p99": result.median_of(lambda run: run.step_seconds_p99),
+        "tail_steps": min((run.tail_steps for run in result.runs), default=None),
+        "slow_steps": sum(len(run.slow.set_aside) for run in result.runs) if result.runs else None,
+        "slow_steps_share": result.slow_share,
+        "slow_steps_kept": sum(len(run.slow.kept) for run in result.runs) if result.runs else None,
+        "slow_steps_kept_share": result.kept_slow_share,
         **interval_fields("images_per_second", result.images_per_second),
         **interval_fields("epoch_seconds", result.epoch_seconds),
         "epoch_seconds_source": result.epoch_seconds_source,
         "allocations": len(result.allocations) or None,
         "spread_between_allocations": result.components.between if result.components else None,
         "spread_within_allocations": result.components.within if result.components else None,
+        "epoch_images": next((run.pace.epoch_images for run in result.runs), None),
+        "images_left_out": result.images_left_out,
+        "effective_steps": result.effective_steps,
+        "last_step_source": next((run.pace.last_step_source for run in result.runs), None),
+        **interval_fields("elapsed_epoch_seconds", result.elapsed_epoch_seconds),
+        "elapsed_epochs": result.elapsed_epochs if result.runs else None,
         "baseline": curve.baseline.trial_id if curve and curve.baseline else None,
         **_scaling(point),
         "startup_seconds": result.startup_seconds,

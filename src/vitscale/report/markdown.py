@@ -36,7 +36,12 @@ def to_markdown(analysis: Analysis, outlook: Outlook | None = None) -> str:
             f"| {_md(row.curve)} | {' | '.join(map(str, row.cells))} | {row.outcome or 'completed'} |"
             for row in table.rows
         ]
-        lines += ["", "Figures in brackets: 95 % intervals over runs. `~`: extrapolated from steps.", ""]
+        lines += [
+            "",
+            "Figures in brackets: 95 % intervals over runs; of elapsed epochs (barrier to barrier, slow steps in "
+            "them) how many.",
+            "",
+        ]
     if compared := comparison_tables(analysis):
         lines += ["## Curve against curve", "", *(line for table in compared for line in _comparison(table))]
     if explained := _waterfalls(analysis):

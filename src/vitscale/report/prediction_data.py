@@ -102,7 +102,10 @@ def _further_transfers(base: int, predictions: Sequence[Prediction], of_epoch: b
     seconds = {one.gpus: one.wire_seconds.value for one in predictions if one.wire_seconds is not None}
     if base not in seconds:
         return []
-    steps = {one.gpus: one.steps_per_epoch or 1 if of_epoch else 1 for one in predictions}
+    steps = {
+        one.gpus: one.epoch_seconds.value / one.step_seconds.value if of_epoch and one.epoch_seconds else 1.0
+        for one in predictions
+    }
     return [(gpus, max(0.0, wire - seconds[base]) * steps[gpus]) for gpus, wire in seconds.items() if gpus >= base]
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from vitscale.analysis import Analysis, CurveResult, Interval, Point
+from vitscale.analysis.slow_steps import DEVIATIONS, ONE_IN, SLOWER_TIMES
 from vitscale.analysis.trials import NOT_RUN_YET, TrialResult
 from vitscale.report import words
 from vitscale.report.words import UNKNOWN, number
@@ -47,7 +48,7 @@ class ModeTable:
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
     baselines: tuple[str, ...]
-    """Sentences with each curve's baseline in absolute terms."""
+    """Sentences with each curve's baseline in absolute terms; the last one says what slow steps were set aside."""
 
 
 def mode_tables(analysis: Analysis) -> tuple[ModeTable, ...]:
@@ -65,9 +66,11 @@ def _mode_table(analysis: Analysis, mode: Mode) -> ModeTable:
 
     step, epoch = unit(lambda trial: trial.step_seconds), unit(lambda trial: trial.epoch_seconds)
     with_plain = any(curve.plain_trial is not None for curve in curves)
+    with_tails = any(_p95(trial) is not None for trial in trials)
     columns = [
-        "ranks", "global batch", "runs", f"step ({step.sign})", f"epoch ({epoch.sign})", "images/s", "speedup",
-        "efficiency", *(["eff. over plain"] if with_plain else []), "start-up (s)", "memory", "held-out accuracy",
+        "ranks", "global batch", "runs x steps", f"step ({step.sign})", *(["p95"] if with_tails else []),
+        f"epoch ({epoch.sign})", "elapsed (epochs)", "images/s", "speedup", "efficiency",
+        *(["eff. over plain"] if with_plain else []), "start-up (s)", "memory", "held-out accuracy",
     ]  # fmt: skip
     rows = []
     for place, curve in enumerate(curves):
@@ -77,9 +80,11 @@ def _mode_table(analysis: Analysis, mode: Mode) -> ModeTable:
             cells = [
                 Cell(words.ranks_on_hosts(trial.trial.world)),
                 Cell(batch_text(trial)),
-                Cell(str(len(trial.runs))),
+                Cell(_runs_and_steps(trial)),
                 _time_cell(trial.step_seconds, step),
-                _time_cell(trial.epoch_seconds, epoch, "~" if trial.epoch_seconds_source == "extrapolated" else ""),
+                *([Cell(number(_times(_p95(trial), step)))] if with_tails else []),
+                _time_cell(trial.epoch_seconds, epoch),
+                _elapsed_cell(trial, epoch),
                 interval_cell(trial.images_per_second, number),
                 _speedup_cell(trial, point),
                 interval_cell(point.efficiency, words.share),
@@ -91,12 +96,33 @@ def _mode_table(analysis: Analysis, mode: Mode) -> ModeTable:
             outcome = "" if trial.outcome == "completed" else trial.outcome or NOT_RUN_YET
             base = curve.baseline is not None and curve.baseline.gpus == point.gpus
             rows.append(Row(curve.name, place, point.gpus, point.trial_id, outcome, base, tuple(cells)))
-    return ModeTable(mode, tuple(columns), tuple(rows), tuple(_baseline(analysis, curve) for curve in curves))
+    sentences = [*(_baseline(analysis, curve) for curve in curves), *slow_steps_told(trials)]
+    return ModeTable(mode, tuple(columns), tuple(rows), tuple(sentences))
 
 
-def _time_cell(interval: Interval | None, unit: words.Unit, sign: str = "") -> Cell:
-    cell = interval_cell(interval.times(unit.per_second) if interval else None, number)
-    return Cell(sign + cell.text, cell.bounds) if interval else cell
+def _time_cell(interval: Interval | None, unit: words.Unit) -> Cell:
+    return interval_cell(interval.times(unit.per_second) if interval else None, number)
+
+
+def _times(seconds: float | None, unit: words.Unit) -> float | None:
+    return None if seconds is None else seconds * unit.per_second
+
+
+def _p95(trial: TrialResult) -> float | None:
+    return trial.median_of(lambda run: run.step_seconds_p95)
+
+
+def _runs_and_steps(trial: TrialResult) -> str:
+    """ "3 x 60": runs, and the timed steps of the shortest; of logs of whole epochs the runs alone."""
+    steps = min((run.timed_steps for run in trial.runs), default=0)
+    return f"{len(trial.runs)} x {steps}" if steps else str(len(trial.runs))
+
+
+def _elapsed_cell(trial: TrialResult, unit: words.Unit) -> Cell:
+    """The epoch from barrier to barrier, and how many epochs of all runs are behind it."""
+    if trial.elapsed_epoch_seconds is None:
+        return Cell(UNKNOWN)
+    return Cell(number(trial.elapsed_epoch_seconds.centre * unit.per_second), str(trial.elapsed_epochs))
 
 
 def _speedup_cell(trial: TrialResult, point: Point) -> Cell:
@@ -139,11 +165,26 @@ def _baseline(analysis: Analysis, curve: CurveResult) -> str:
     text = f"{curve.name}: the baseline is {words.ranks(base.gpus)}, {seconds} an epoch"
     if epoch and epoch.low is not None:
         text += f" (95 % interval {words.seconds(epoch.low)} to {words.seconds(epoch.high)})"
-    text += f", {trial.epoch_seconds_source}" if trial.epoch_seconds_source else ""
+    text += ", from whole epochs" if trial.epoch_seconds_source == "epochs" else ""
     plain = analysis.trials[curve.plain_trial].epoch_seconds if curve.plain_trial else None
     if plain and curve.plain_trial != base.trial_id:
         text += f"; without a distributed wrapper {words.seconds(plain.centre)}"
     return text + "."
+
+
+def slow_steps_told(trials: Sequence[TrialResult]) -> list[str]:
+    """The rule by which slow steps are set aside, how many were, and their largest share of a trial's time."""
+    each = {trial.trial_id: trial for trial in trials}.values()
+    runs = [run for trial in each for run in trial.runs if run.slow_share is not None]
+    if not runs:
+        return []
+    aside, timed = sum(len(run.slow.set_aside) for run in runs), sum(run.timed_steps for run in runs)
+    text = (
+        f"A step slow on any rank (over {SLOWER_TIMES:g} times the median, and {DEVIATIONS:g} deviations) is set aside "
+        f"on all, at most one in {ONE_IN}: {aside} of {aside + timed:,}"
+    )
+    share, most = max(((trial.slow_share or 0.0, trial.trial_id) for trial in each), default=(0.0, ""))
+    return [f"{text}, up to {words.percent(share)} of the time ({most})." if aside else f"{text}."]
 
 
 def failure_lines(analysis: Analysis) -> list[str]:

@@ -15,7 +15,7 @@ from vitscale.prediction.outlook import Outlook
 from vitscale.report import prediction_words, words
 from vitscale.report.tables import ModeTable, Row, failure_lines, mode_tables
 
-_HEADERS = {"efficiency": "eff.", "images/s": "images\n/s"}
+_HEADERS = {"efficiency": "eff.", "images/s": "images\n/s", "runs x steps": "runs\nx steps"}
 _COLUMNS = ("ranks", "runs", "step", "epoch", "images/s", "speedup", "efficiency", "start-up")
 _WITH_BOUNDS = ("speedup",)
 

@@ -141,7 +141,8 @@ def _whole_step(mean: Mapping[str, float], wholes: int, share: float | None) -> 
 
 
 def _mean(values: Sequence[float]) -> float:
-    return sum(value / len(values) for value in values)  # no overflow, whatever a record holds
+    total = sum(values)
+    return total / len(values) if math.isfinite(total) else sum(value / len(values) for value in values)
 
 
 def _pace(step: float, effective_steps: float, source: LastStepSource | None, trained: int) -> Pace:

@@ -1,7 +1,7 @@
 """The clock of light steps: nothing but a timestamp at the end of each optimizer step.
 
 On a GPU the timestamp is a CUDA event and is read only when it has long passed, together with the loss that was copied
-to pinned memory before it: nothing waits for the device inside a step.
+to pinned memory before it: the clock waits for nothing inside a step.
 """
 
 from __future__ import annotations

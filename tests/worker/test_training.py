@@ -251,10 +251,12 @@ class AskedProbe(ResourceProbe):
         super().__init__(CPU, local_rank=1, host="boot-1")
         self.training = training
         self.asked: list[tuple[int, int]] = []
+        self.order: list[str] = []
 
     @override
     def begin(self) -> None:
         self.began = self.training.step
+        self.order.append("asked")
         super().begin()
 
     @override
@@ -263,8 +265,11 @@ class AskedProbe(ResourceProbe):
         return super().end(epoch, steps)
 
 
-def test_counters_are_asked_outside_the_timed_steps_they_tell_of(tmp_path: Path) -> None:
-    """Nine steps an epoch: the first warms up, so that asking falls into it; then whole epochs, between their steps."""
+def test_counters_are_asked_outside_the_timed_steps_they_tell_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nine steps an epoch: the first warms up, so that asking falls into it; then whole epochs, asked of before the
+    ranks meet: one whose driver is slow to answer would start late, and the others wait for it in a step."""
     trial = trial_of(epochs=3)
     torch.manual_seed(0)
     engine = WatchedEngine(models.build(trial.model), trial, CPU)
@@ -272,11 +277,13 @@ def test_counters_are_asked_outside_the_timed_steps_they_tell_of(tmp_path: Path)
     place = Place(rank=0, world_size=1, local_rank=0, launch_seconds=None)
     training = Training(trial, place, sources.load(trial.data), engine, CPU, log, 0)
     training.resources = probe = AskedProbe(training)
+    monkeypatch.setattr("vitscale.worker.training.barrier", lambda: probe.order.append("met"))
     training.run()
     log.close()
     lines = store.read_rank(log.path).resources
     assert [line.steps for line in lines] == [(1, 8), (9, 17), (18, 26)]
     assert probe.asked == [(0, 9), (9, 18), (18, 27)]
+    assert probe.order == ["met", "asked", "met", *["asked", "met", "met"] * 2]
     assert all((line.peak_rss_bytes or 0) > 0 for line in lines)
 
 

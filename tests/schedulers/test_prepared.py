@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from vitscale.job_processes import carrying
 from vitscale.model_spec import ModelSpec
 from vitscale.schedulers import prepared as own
 from vitscale.schedulers.local import LocalJob
-from vitscale.schedulers.prepared import PreparedError, PreparedProcesses, kept_for
+from vitscale.schedulers.prepared import Prepared, PreparedError, PreparedProcesses, kept_for
 from vitscale.trial import Trial
 
 VARIABLES = {"PATH": "/bin", "COLOUR": "blue"}
@@ -66,8 +67,16 @@ def test_engines_share_a_process_where_they_import_the_same(trial: Trial, tmp_pa
     assert kept(of(trial, micro_batch=7, zero_stage=2)) in of_torch
 
 
+def start(process: Prepared, log: Path) -> LocalJob:
+    """Two ranks without a folder: both end with a message."""
+    command = ["python", "-m", "vitscale.local_ranks", "2", "1", "vitscale.worker", str(log.parent / "none")]
+    return LocalJob([command], token=secrets.token_hex(16), log=log, cwd=log.parent, environment={}, prepared=process)
+
+
 @pytest.mark.ranks
-def test_one_is_kept_until_it_would_serve_a_trial_again_and_ends_with_the_driver(trial: Trial, tmp_path: Path) -> None:
+def test_one_is_kept_until_it_would_serve_a_trial_again_and_ends_with_the_driver(
+    trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     variables = own.ranks_environment({})
     log = tmp_path / "log.txt"
     with PreparedProcesses() as processes:
@@ -76,18 +85,13 @@ def test_one_is_kept_until_it_would_serve_a_trial_again_and_ends_with_the_driver
         second = processes.ready("b", trial, variables, tmp_path, log)
         assert (second.process, second.waited_seconds) == (first.process, None)
         assert first.process is not None
-        token = secrets.token_hex(16)
-        # No folder: both ranks end with a message, and their codes come through.
-        job = LocalJob(
-            [["python", "-m", "vitscale.local_ranks", "2", "1", "vitscale.worker", str(tmp_path / "none")]],
-            token=token, log=log, cwd=tmp_path, environment={}, prepared=first.process,
-        )  # fmt: skip
+        job = start(first.process, log)
         assert job.wait(60.0) == 1
         job.end()
         assert log.read_text().count("is not seen on this host") == 2
         assert "local: rank 0 ended with exit code 1" in log.read_text()
         assert "Traceback" not in log.read_text()
-        assert not carrying(token)
+        assert not carrying(job.token)
         before = len([*Path("/proc/self/fd").iterdir()])
         again = processes.ready("a", trial, variables, tmp_path, log)
         assert again.process is not first.process
@@ -96,6 +100,16 @@ def test_one_is_kept_until_it_would_serve_a_trial_again_and_ends_with_the_driver
         with pytest.raises(PreparedError):
             first.process.fork(["python"], {}, log)
         pid = again.process._process.pid
+        job = start(again.process, log)
+        os.kill(pid, signal.SIGSTOP)
+        monkeypatch.setattr("vitscale.schedulers.local._REAP_SECONDS", 0.1)
+        job.end()
+        assert not alive(pid), "it could never tell how its fork ended"
+        assert job.exit_code == -signal.SIGKILL
+        third = processes.ready("a", trial, variables, tmp_path, log)
+        assert third.process not in (None, again.process)
+        assert third.process is not None
+        pid = third.process._process.pid
     assert not alive(pid)
     assert log.read_text().count("Traceback") == 0
 

@@ -21,6 +21,8 @@ from vitscale.trial import World
 _OTHERS_SECONDS = 15.0
 """Once one command has failed: what the others have to end by themselves, and to say why."""
 _LOOK_SECONDS = 0.05
+_REAP_SECONDS = 10.0
+"""Until what has been ended is known to have ended."""
 
 
 class LocalJob:
@@ -59,6 +61,7 @@ class LocalJob:
             PreparedError: the prepared process is gone.
         """
         self.token = token
+        self._prepared = prepared
         self.started_unix_seconds = time.time()
         self._began = time.monotonic()
         self._failed_seconds: float | None = None
@@ -110,7 +113,12 @@ class LocalJob:
         """Ends every process of the job that is left on this machine; returns when all are gone."""
         end_all(self.token, self._first_signal)
         for process in self._processes:
-            process.wait(30.0)
+            try:
+                process.wait(_REAP_SECONDS)
+            except subprocess.TimeoutExpired:
+                if self._prepared is None:
+                    raise
+                self._prepared.close()  # stopped: it cannot tell that what it had started is gone
         return ()
 
 

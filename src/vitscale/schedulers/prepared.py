@@ -98,14 +98,14 @@ class Prepared:
             self._driver.close()
             raise
 
-    def imported(self, trial: Trial) -> str | None:
+    def imported(self, trial: Trial, seconds: float) -> str | None:
         """Waits until it has imported what the trial needs; why it cannot be forked, or None where it can.
 
         Raises:
             PreparedError: it is gone, or takes too long.
         """
         train, model = (part.model_dump(mode="json") for part in (trial.train, trial.model))
-        answer = self._asked({"train": train, "model": model}, _IMPORTS_SECONDS)
+        answer = self._asked({"train": train, "model": model}, seconds)
         return str(answer["cold"]) if "cold" in answer else None
 
     def fork(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> Fork:
@@ -147,6 +147,8 @@ class Prepared:
         """The next message, waited for so long at most; exit codes are kept too."""
         end = time.monotonic() + seconds
         while b"\n" not in self._heard:
+            if self._driver.fileno() < 0:
+                raise PreparedError("the prepared process was ended")
             ready, _, _ = select.select([self._driver], [], [], max(0.0, end - time.monotonic()))
             if not ready:
                 return None
@@ -204,7 +206,7 @@ class PreparedProcesses:
         held = self._processes.get(key)
         if held is not None and trial_id not in held.served:
             with contextlib.suppress(PreparedError):
-                if held.imported(trial) is None:
+                if held.imported(trial, _ANSWER_SECONDS) is None:
                     held.served.add(trial_id)
                     return Ready(held)
         if held is not None:
@@ -212,7 +214,7 @@ class PreparedProcesses:
         began = time.monotonic()
         try:
             process = self._processes[key] = Prepared(environment, cwd, log)
-            reason = process.imported(trial)
+            reason = process.imported(trial, _IMPORTS_SECONDS)
         except OSError as error:
             return Ready(cold=f"the prepared process cannot be started: {error.strerror}")
         except PreparedError as error:

@@ -257,3 +257,12 @@ def test_an_empty_study_is_still_valid() -> None:
     found = analyse(make_results([], []))
     assert strict(to_json(found))["trials"] == []
     assert to_csv(found) == "\n"
+
+
+def test_images_per_second_times_the_seconds_of_an_epoch_are_its_images() -> None:
+    """Over runs too: 2 of them, 3 or 6, whose times scatter."""
+    trials = [trial for trial in strict(to_json(analyse(rich_study())))["trials"] if trial["images_per_second"]]
+    assert len(trials) > 5
+    for trial in trials:
+        images = trial["images_per_second"] * trial["epoch_seconds"]
+        assert images == pytest.approx(1024 * trial["fraction"], rel=1e-6)

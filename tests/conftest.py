@@ -19,7 +19,15 @@ hypothesis.settings.load_profile("any machine")
 
 WORLDS = ("tests/engines/test_equality.py", "tests/engines/test_checkpoints_on_ranks.py")
 """Files that share worlds of ranks: one process runs them, so that each world is trained once."""
-LONG = (*WORLDS,)
+LONG = (
+    *WORLDS,
+    "tests/test_examples.py",
+    "tests/runner/test_batch_jobs.py",
+    "tests/engines/test_traffic_volumes.py",
+    "tests/prediction/memory/test_forecast_on_ranks.py",
+    "tests/lab/test_faults_across_hosts.py",
+    "tests/runner/test_kills.py",
+)
 """Files that begin first, the longest before the others: the one that ends last decides when all have ended."""
 
 

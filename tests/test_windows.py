@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
 
 import pytest
@@ -43,12 +44,53 @@ trials = st.builds(
 )
 
 
-def test_light_and_explained_steps_alternate() -> None:
-    found = windows(trial_of(), 120, 1000)
-    assert [(window, len(list(group))) for window, group in groupby(found)] == [
+def groups(found: Sequence[str]) -> list[tuple[str, int]]:
+    return [(window, len(list(group))) for window, group in groupby(found)]
+
+
+def test_light_and_explained_steps_alternate_at_the_beginning_and_at_the_end() -> None:
+    assert groups(windows(trial_of(), 120, 1000)) == [
         ("light", 7), ("explained", 1), ("settling", 1),
-        *[("light", 4), ("explained", 1), ("settling", 1)] * 7,
-        ("light", 120 - 7 - 2 - 7 * 6),
+        *[("light", 4), ("explained", 1), ("settling", 1)] * 3,
+        ("light", 69),
+        *[("explained", 1), ("settling", 1), ("light", 4)] * 4,
+    ]  # fmt: skip
+
+
+def test_epochs_between_the_blocks_are_light_and_a_run_of_two_epochs_keeps_its_second() -> None:
+    def explained_by_epoch(epochs: int) -> list[int]:
+        found = windows(trial_of(), 100 * epochs, 100)
+        return [found[100 * n : 100 * (n + 1)].count("explained") for n in range(epochs)]
+
+    assert explained_by_epoch(5) == [4, 0, 0, 0, 4]
+    assert explained_by_epoch(3) == [4, 0, 4]
+    assert explained_by_epoch(2) == [8, 0]
+    assert explained_by_epoch(1) == [8]
+
+
+def test_on_a_gpu_the_profiler_comes_last_with_attached_steps_beside_it() -> None:
+    blocks = [
+        *[("explained", 3), ("settling", 1), ("attached", 2)] * 3,
+        ("explained", 3),
+        ("settling", 1),
+        ("attached", 4),
+    ]
+    assert groups(windows(trial_of(device="cuda"), 120, 1000)) == [("light", 94), *blocks]
+    assert groups(windows(trial_of(device="cuda", gpus=2), 200, 1000)) == [
+        ("light", 137), ("gradients", 32), ("settling", 1), ("light", 4), *blocks,
+    ]  # fmt: skip
+    # Of a run by epochs, all but the last are light.
+    found = windows(trial_of(device="cuda"), 300, 100)
+    assert set(found[:200]) == {"light"}
+    assert found.index("explained") == 274
+
+
+def test_a_short_run_on_a_gpu_has_fewer_blocks_and_rather_gradients_than_a_fourth() -> None:
+    sixty = windows(trial_of(device="cuda", gpus=2), 63, 1000)
+    assert (sixty.count("explained"), sixty.count("gradients"), sixty[3:].count("light")) == (9, 8, 31)
+    assert windows(trial_of(device="cuda"), 63, 1000).count("explained") == 12
+    assert groups(windows(trial_of(device="cuda"), 30, 1000)) == [
+        ("light", 22), ("explained", 3), ("settling", 1), ("attached", 4),
     ]  # fmt: skip
 
 
@@ -57,7 +99,8 @@ def test_gradient_steps_follow_where_a_step_has_two_batch_sizes() -> None:
     for trial in (trial_of(gpus=2), trial_of(grad_accum=2)):
         found = windows(trial, 200, 1000)
         assert found.count("gradients") == 32
-        assert found.index("gradients") > max(step for step, window in enumerate(found) if window == "explained")
+        explained = [step for step, window in enumerate(found) if window == "explained"]
+        assert explained[3] < found.index("gradients") < explained[4]
 
 
 def test_a_short_run_or_epoch_has_fewer_gradient_steps() -> None:
@@ -103,12 +146,17 @@ def test_what_always_holds(trial: Trial, steps: int, steps_per_epoch: int) -> No
     assert set(found[:warmup]) <= {"light"}
     rest = found[warmup:]
     assert rest.count("light") >= len(rest) / 2
+    device = trial.train.device
+    if device == "cuda" and "explained" in found:
+        assert not {"light", "gradients"} & set(found[found.index("explained") :])
+    else:
+        assert "attached" not in found
     for step, window in enumerate(found):
         if window in ("explained", "gradients") and found[step - 1] != window:
             block = next(n for n in range(len(found) - step + 1) if (*found, "end")[step + n] != window)
             assert step % steps_per_epoch != 0
             assert step // steps_per_epoch == (step + block - 1) // steps_per_epoch
-            assert found[step - 1] == "light"
+            assert found[step - 1] == ("attached" if "explained" in found[:step] and device == "cuda" else "light")
             assert found[step + block] == "settling"
 
 

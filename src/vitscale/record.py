@@ -10,7 +10,8 @@ Format history (`FORMAT`):
      where a log of others does not tell: ModelLine.parameters, synchronised_timing, train_samples and held_out_samples;
      EpochLine.steps and images; Environment.threads.
   6  what else decides a time: Environment.allocation and tf32, null in older formats. What is used
-     is that of timed steps alone: ResourcesLine.steps, null in older formats, where it is that of whole epochs.
+     is that of timed steps alone: ResourcesLine.steps, null in older formats, where it is that of whole epochs. Steps
+     may be "attached".
 
 A reader accepts its own format and older ones; a newer one is refused by name.
 """
@@ -32,9 +33,10 @@ Count = Annotated[int, Field(ge=0)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
-StepWindow = Literal["light", "explained", "settling", "gradients"]
+StepWindow = Literal["light", "explained", "settling", "gradients", "attached"]
 """light: timed and reported. explained: profiled. settling: after a pause of the measurement. gradients: with the
-gradients' norms taken. Only light steps are in a reported time; warm-up is marked apart."""
+gradients' norms taken. attached: on a GPU, timed after the profiler first started, which stays attached. Only light
+steps are in a reported time; warm-up is marked apart."""
 
 PhaseName = Literal["data", "h2d", "forward", "backward", "optimizer"]
 

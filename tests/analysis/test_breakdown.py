@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from results_factory import NOT_TOLD_APART, explained_line, explained_run, make_rank, make_run, make_trial, steady_run
 from vitscale.analysis.breakdown import breakdown, combined
-from vitscale.record import PARTS
+from vitscale.analysis.runs import figures
+from vitscale.record import PARTS, Run
 
 FAST: dict[str, Any] = {
     "data_wait": 0.01,
@@ -79,6 +80,38 @@ def test_the_cost_of_explaining_is_held_against_the_light_steps_beside_it() -> N
     found = breakdown(explained_run(make_trial(epochs=4), [SLOW], slowdown=0.08))
     assert found is not None
     assert found.overhead == pytest.approx(0.08)
+
+
+def profiled_last(slowdown: float, attached: float) -> Run:
+    """A run on a GPU: explained steps slowed against those beside them, and all from the profiler's start on."""
+    run = explained_run(make_trial(epochs=4, device="cuda"), [SLOW], slowdown=slowdown)
+    (rank,) = run.ranks
+    steps = [
+        line.model_copy(update={"seconds": line.seconds * (1 + attached * (line.window in ("attached", "explained")))})
+        for line in rank.steps
+    ]
+    return run.model_copy(update={"ranks": (rank.model_copy(update={"steps": tuple(steps)}),)})
+
+
+def test_what_an_attached_profiler_costs_is_told_apart_from_explaining_and_is_in_no_reported_time() -> None:
+    run = profiled_last(slowdown=0.08, attached=0.2)
+    found = breakdown(run)
+    assert found is not None
+    assert found.overhead == pytest.approx(0.08)
+    assert found.attached_overhead == pytest.approx(0.2)
+    assert found.slowdown == pytest.approx(1.08 * 1.2)
+    undisturbed = figures(profiled_last(slowdown=0.08, attached=0.0))
+    assert figures(run).step_seconds == pytest.approx(undisturbed.step_seconds)
+    assert figures(run).images_per_second == pytest.approx(undisturbed.images_per_second)
+    both = combined([found, found])
+    assert both is not None
+    assert both.attached_overhead == pytest.approx(0.2)
+
+
+def test_on_a_host_no_profiler_stays_attached() -> None:
+    found = breakdown(explained_run(make_trial(epochs=4), [SLOW], slowdown=0.08))
+    assert found is not None
+    assert (found.attached_overhead, found.slowdown) == (None, pytest.approx(1.08))
 
 
 def test_where_wait_and_wire_cannot_be_told_apart_their_sum_still_stands() -> None:

@@ -62,6 +62,26 @@ def test_on_a_gpu_it_is_the_launch_gaps_that_explaining_blows_up() -> None:
     assert "compute parts" not in found.advice
 
 
+@pytest.mark.parametrize(("slower", "told"), [(0.15, True), (0.03, False)])
+def test_a_profiler_that_stays_attached_is_told_above_5_percent(slower: float, told: bool) -> None:
+    results = explained_study(STEP, device="cuda")
+    runs = []
+    for run in results.runs:
+        (rank,) = run.ranks
+        steps = [
+            line.model_copy(update={"seconds": line.seconds * (1 + slower)}) if line.window == "attached" else line
+            for line in rank.steps
+        ]
+        runs.append(run.model_copy(update={"ranks": (rank.model_copy(update={"steps": tuple(steps)}),)}))
+    results = results.model_copy(update={"runs": tuple(runs)})
+    assert ("profiler-stays-attached" in kinds(results)) is told
+    if told:
+        found = verdict(results, "profiler-stays-attached")
+        assert found.level == "note"
+        assert "more than 5 % longer than those before it started (up to 15 %" in found.message
+        assert "all of their steps come before the profiler" in found.advice
+
+
 def test_a_profile_of_which_no_part_is_known_says_why() -> None:
     results = explained_study(STEP)
     why = "the profiler saw none of the 900 launched kernels"

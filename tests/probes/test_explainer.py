@@ -6,6 +6,7 @@ import gzip
 import json
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -27,6 +28,16 @@ def step(explainer: Explainer, number: int, matrix: torch.Tensor) -> tuple[float
                 matrix = torch.tanh(matrix @ matrix)
         computed = time.perf_counter() - computes
     return time.perf_counter() - began, computed
+
+
+def test_on_a_gpu_the_profiler_first_starts_with_the_first_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUPTI would stay attached through every timed step, and an empty session may cost later ones their kernels."""
+    started = []
+    monkeypatch.setattr("vitscale.probes.explainer.profile", lambda **_: started.append(1) or Mock())
+    Explainer(torch.device("cuda"), 1).warm_up()
+    assert started == []
+    Explainer(CPU, 1).warm_up()
+    assert started == [1]
 
 
 def test_a_block_tells_each_of_its_steps(tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from vitscale import models, sources, store
 from vitscale.engines.base import LossOf
 from vitscale.engines.plain import PlainEngine
 from vitscale.model_spec import ModelSpec
-from vitscale.probes.explainer import Phase, no_phase
+from vitscale.probes.explainer import Explainer, Phase, no_phase
 from vitscale.probes.resources import ResourceProbe
 from vitscale.record import RankRecord, ResourcesLine
 from vitscale.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
@@ -149,6 +150,30 @@ def test_norms_are_taken_in_the_steps_meant_for_it_and_no_other_step_pays(
     assert engine.steps_with_norm == meant
     parameters = len(list(engine.module.parameters()))
     assert engine.hooks == [parameters if step in meant else 0 for step in range(108)]
+
+
+def test_ranks_meet_between_the_profilers_start_and_the_explained_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the profiler takes to start differs from rank to rank, and is no waiting of the step."""
+    seen: list[str] = []
+
+    def noting(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *arguments: (seen.append(name), original(*arguments))[1]
+
+    monkeypatch.setattr(Explainer, "begin_block", noting("begin", Explainer.begin_block))
+    monkeypatch.setattr(Explainer, "step", noting("step", Explainer.step))
+    monkeypatch.setattr("vitscale.worker.training.barrier", noting("barrier", lambda: None))
+    for device in ("cpu", "cuda"):  # whose schedule it is; all of it is computed here
+        seen.clear()
+        (tmp_path / device).mkdir()
+        record, _ = trained(tmp_path / device, trial_of(explain=True, epochs=6, device=device))
+        begins = [at for at, name in enumerate(seen) if name == "begin"]
+        assert len(begins) == len({line.block for line in record.explained}) > 0
+        assert all(seen[at + 1 : at + 3] == ["barrier", "step"] for at in begins)
+    first = min(line.step for line in record.explained)
+    assert {line.window for line in record.steps[:first]} == {"light", "gradients", "settling"}
+    assert {line.window for line in record.steps[first:]} == {"explained", "settling", "attached"}
 
 
 def test_a_mean_gradient_is_shorter_than_what_it_is_the_mean_of(

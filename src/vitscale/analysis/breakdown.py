@@ -10,7 +10,8 @@
     launch_gaps  the device has nothing to do inside a phase (GPU only)
     other        what is left
 
-Of explained steps only, as they are: their slowdown against light steps is `overhead`.
+Of explained steps only, as they are: their slowdown against the timed steps beside them is `overhead`. On a GPU these
+are attached steps, whose own slowdown against the light ones before is `attached_overhead`.
 """
 
 from __future__ import annotations
@@ -73,13 +74,20 @@ class Breakdown:
     reasons: Mapping[str, str]
     """Part to why it is unknown."""
     overhead: float | None
-    """Explained steps against the light ones beside them: 0.03 is 3 % slower."""
+    """Explained steps against the timed ones beside them: 0.03 is 3 % slower."""
     straggler: Straggler | None
     """None: nobody is waited for in most steps, or it cannot be told."""
     by_run: tuple[Breakdown | None, ...] = ()
     """Of each run that it is the mean of, in the order of `TrialResult.runs`; None where nothing was explained."""
     typical_rank: int | None = None
     """The number of the typical rank, where it is fixed."""
+    attached_overhead: float | None = None
+    """Timed steps after the profiler has stopped against those before it first started; None where there are none."""
+
+    @property
+    def slowdown(self) -> float:
+        """Explained steps / light steps, where that is above 1: what the profiler costs and what it leaves behind."""
+        return max(1.0, (1 + (self.overhead or 0.0)) * (1 + (self.attached_overhead or 0.0)))
 
     def over_runs(self, figure: Callable[[Breakdown], float | None], most: float = math.inf) -> Interval | None:
         """A figure's mean over the runs that have it, with its 95 % interval from 3 of them; None where none has it.
@@ -144,7 +152,8 @@ def breakdown(run: Run, steady_from: int = 0) -> Breakdown | None:
     if not common:
         return None
     means = tuple(_mean(parts[rank]) for rank in sorted(parts))
-    return Breakdown(means, len(common), reasons, _overhead(run, steady_from), _straggler(means, earliness))
+    overhead, attached = _overheads(run, steady_from)
+    return Breakdown(means, len(common), reasons, overhead, _straggler(means, earliness), attached)
 
 
 def combined(by_run: Sequence[Breakdown | None], typical_rank: int | None = None) -> Breakdown | None:
@@ -157,6 +166,7 @@ def combined(by_run: Sequence[Breakdown | None], typical_rank: int | None = None
         reasons |= one.reasons
     by_rank = zip(*(one.ranks for one in found), strict=True)
     overheads = [one.overhead for one in found if one.overhead is not None]
+    attached = [one.attached_overhead for one in found if one.attached_overhead is not None]
     return Breakdown(
         ranks=tuple(_mean(same) for same in by_rank),
         steps=sum(one.steps for one in found),
@@ -165,6 +175,7 @@ def combined(by_run: Sequence[Breakdown | None], typical_rank: int | None = None
         straggler=_common_straggler([one.straggler for one in found]),
         by_run=tuple(by_run),
         typical_rank=typical_rank,
+        attached_overhead=statistics.median(attached) if attached else None,
     )
 
 
@@ -238,26 +249,44 @@ def _common_straggler(found: Sequence[Straggler | None]) -> Straggler | None:
     return Straggler(rank, share.centre, statistics.median(slower) if slower else None, share)
 
 
-def _overhead(run: Run, steady_from: int) -> float | None:
-    """The median over blocks of the explained steps' time against that of the light steps beside them."""
+def _overheads(run: Run, steady_from: int) -> tuple[float | None, float | None]:
+    """What explaining costs, and what it leaves behind.
+
+    Returns:
+        The median over blocks of the explained steps' time against that of the timed steps beside them, attached ones
+        where there are any; and the median attached step against as many light steps, the last before the profiler.
+    """
     by_step: dict[int, float] = {}
-    light: list[int] = []
+    timed: dict[str, list[int]] = {"light": [], "attached": []}
     blocks: dict[int, list[int]] = {}
+    begins: dict[int, int] = {}
     for rank in run.ranks:
         block_of = {line.step: line.block for line in rank.explained}
         for line in rank.steps:
+            begins.setdefault(line.epoch, line.step)
             if line.step < steady_from:
                 continue
             by_step[line.step] = max(by_step.get(line.step, 0.0), line.seconds)
-            if rank is run.ranks[0] and line.window == "light" and not line.warmup:
-                light.append(line.step)
+            if rank is run.ranks[0] and line.window in timed and not line.warmup:
+                timed[line.window].append(line.step)
             if rank is run.ranks[0] and line.step in block_of:
                 blocks.setdefault(block_of[line.step], []).append(line.step)
+    beside = timed["attached"] or timed["light"]
     ratios = []
     for steps in blocks.values():
-        before = [step for step in light if step < min(steps)][-_NEIGHBOURS:]
-        after = [step for step in light if step > max(steps)][:_NEIGHBOURS]
-        beside = [by_step[step] for step in (*before, *after)]
-        if beside and statistics.median(beside) > 0:
-            ratios.append(statistics.median(by_step[step] for step in steps) / statistics.median(beside) - 1)
-    return statistics.median(ratios) if ratios else None
+        before = [step for step in beside if step < min(steps)][-_NEIGHBOURS:]
+        after = [step for step in beside if step > max(steps)][:_NEIGHBOURS]
+        ratios.append(_slower(by_step, steps, [*before, *after]))
+    # An epoch's first step waits for the loader to begin.
+    attached = [step for step in timed["attached"] if step not in begins.values()]
+    light = [step for step in timed["light"] if step not in begins.values()][-len(attached) :]
+    known = [ratio for ratio in ratios if ratio is not None]
+    return statistics.median(known) if known else None, _slower(by_step, attached, light)
+
+
+def _slower(by_step: Mapping[int, float], steps: Sequence[int], against: Sequence[int]) -> float | None:
+    """Median of some steps' seconds over that of others, less 1; None where there are none."""
+    if not steps or not against:
+        return None
+    usual = statistics.median(by_step[step] for step in against)
+    return statistics.median(by_step[step] for step in steps) / usual - 1 if usual > 0 else None

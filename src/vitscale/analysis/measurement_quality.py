@@ -11,6 +11,7 @@ from vitscale.analysis.verdict import Verdict, count, percent, those, worst
 _OVERHEAD = 0.1
 _OVERHEAD_MISLEADS = 0.5
 """Above it the breakdown is that of other steps than those that were timed."""
+_ATTACHED = 0.05
 _OTHER = 0.03
 _OTHER_MISLEADS = 0.2
 
@@ -54,7 +55,8 @@ def no_profile(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
             "profile-missing",
             "note",
             f"profile missing: {count(off)} ran with measure.explain = false, so that nothing says where the time goes",
-            "Set measure.explain = true for the breakdown; reported times hold no explained step either way.",
+            "Set measure.explain = true for the breakdown. Reported times hold no explained step either way, and on a "
+            "GPU no step after the profiler first started.",
             off,
         )
     if short:
@@ -63,7 +65,8 @@ def no_profile(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
             "note",
             f"profile missing: no step of {count(short)} was explained on all ranks, so that nothing says where the "
             "time goes",
-            "Train longer (train.epochs or measure.steps): a run must hold several light steps for each explained one.",
+            "Train longer (train.epochs or measure.steps): a run must hold several light steps for each explained one. "
+            "On a GPU they come last: a run that ends early, at its target accuracy, has none.",
             short,
         )
     if blind:
@@ -93,6 +96,22 @@ def costly_profile(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
             f"light ones (up to {percent(slowed[0][0])}, {slowed[0][1].trial_id})",
             "Times and throughput stand: they hold light steps alone. Of the breakdown, "
             f"{_blown_up(slowed)} by as much; larger micro-batches make it small.",
+            tuple(trial.trial_id for _, trial in slowed),
+        )
+
+
+def attached_profiler(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+    """Trials on GPUs whose timed steps take more than 5 % longer once the profiler has run."""
+    slowed = worst(measured, lambda trial: trial.breakdown.attached_overhead if trial.breakdown else None, _ATTACHED)
+    if slowed:
+        yield Verdict(
+            "profiler-stays-attached",
+            "note",
+            f"profiler stays attached: in {count(slowed)} steps after the profiler stopped take more than "
+            f"{percent(_ATTACHED)} longer than those before it started (up to {percent(slowed[0][0])}, "
+            f"{slowed[0][1].trial_id})",
+            "Times and throughput stand: all of their steps come before the profiler. Of the breakdown, the launch "
+            "gaps are blown up; a process that has profiled once runs at this pace until it ends.",
             tuple(trial.trial_id for _, trial in slowed),
         )
 

@@ -46,6 +46,7 @@ def verdicts(trials: Sequence[TrialResult], curves: Sequence[CurveResult], study
         *measurement_quality.synchronised(measured),
         *measurement_quality.no_profile(measured),
         *measurement_quality.costly_profile(measured),
+        *measurement_quality.attached_profiler(measured),
         *measurement_quality.unaccounted(measured),
         *study_quality.mixed_epochs(curves, trials),
         *study_quality.badly_divided(curves, trials),

@@ -157,7 +157,7 @@ def _parts(found: Breakdown | None, device: str) -> StepParts | None:
     """
     if found is None:
         return None
-    rank, slower = found.typical, 1 + max(0.0, found.overhead or 0.0)
+    rank, slower = found.typical, found.slowdown
     if rank.seconds <= 0 or rank.exposed_seconds is None:
         return None
     if device == "cuda":

@@ -123,6 +123,7 @@ def _breakdown(found: Breakdown) -> Object:
         ],
         "reasons": dict(found.reasons),
         "overhead": found.overhead,
+        "attached_overhead": found.attached_overhead,
         "straggler": _straggler(found.straggler),
     }
 

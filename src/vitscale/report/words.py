@@ -214,7 +214,16 @@ def explaining_cost(analysis: Analysis) -> str:
         return ""
     least, most = min(slower), max(slower)
     how_much = "less than 1 %" if most == 0 else f"{most} %" if least == most else f"{least} to {most} %"
-    return f"Explaining slowed its steps by {how_much} (those steps are in no reported time)."
+    return f"Explaining slowed its steps by {how_much} (those steps are in no reported time).{_attached(analysis)}"
+
+
+def _attached(analysis: Analysis) -> str:
+    """What the profiler left behind on GPUs; empty where nothing was timed after it."""
+    found = [trial.breakdown.attached_overhead for trial in analysis.trials.values() if trial.breakdown is not None]
+    slower = [overhead for overhead in found if overhead is not None]
+    if not slower:
+        return ""
+    return f" Steps after the profiler stopped took up to {max(0, round(100 * max(slower)))} % longer (in none either)."
 
 
 def _largest_comparisons(analysis: Analysis) -> list[AgainstReference]:

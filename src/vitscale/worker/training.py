@@ -149,6 +149,7 @@ class Training:
             self.log.alive()
         if window == "explained" and not self.explainer.explaining:
             self.explainer.begin_block()
+            barrier()  # a rank whose profiler takes longer to start would be waited for in the explained step
             self.clock.start()
         with self.explainer.step(self.step):
             self._train_step(epoch, window, batches, sums, before_end)

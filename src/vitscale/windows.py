@@ -79,9 +79,8 @@ def windows(trial: Trial, steps: int, steps_per_epoch: int) -> tuple[StepWindow,
     A run too short for one block has light steps only; so has one that is not to be explained. No block crosses from
     one epoch to the next or begins one: an epoch's first step waits for the loader to start.
     """
-    if not trial.window.explain:
-        return ("light",) * steps
-    return _Schedule(trial, steps, steps_per_epoch).windows()
+    schedule = _Schedule(trial, steps, steps_per_epoch)
+    return schedule.windows() if trial.window.explain else schedule.laid([])
 
 
 class _Schedule:
@@ -98,15 +97,16 @@ class _Schedule:
         )
 
     def windows(self) -> tuple[StepWindow, ...]:
+        """The window of each step of a run that is to be explained."""
         if self.device == "cuda":
-            return self._laid(self._profile_last())
+            return self.laid(self._profile_last())
         early = self._all_early()
         spread = self._spread(sum(block.window == "explained" for block in early))
         # Spread out, if that leaves whole epochs of light steps wherever the other way leaves any.
-        laid = self._laid(early)
-        if spread is None or (self._light_epochs(laid) and not self._light_epochs(self._laid(spread))):
+        laid = self.laid(early)
+        if spread is None or (self._light_epochs(laid) and not self._light_epochs(self.laid(spread))):
             return laid
-        return self._laid(spread)
+        return self.laid(spread)
 
     def _all_early(self) -> list[_Block]:
         blocks = self._forward("explained", [self.length] * BLOCKS[self.device], [])
@@ -213,7 +213,8 @@ class _Schedule:
     def _end(self, block: _Block) -> int:
         return block.begin + block.length + self.settling
 
-    def _laid(self, blocks: list[_Block]) -> tuple[StepWindow, ...]:
+    def laid(self, blocks: list[_Block]) -> tuple[StepWindow, ...]:
+        """The window of each step, with these blocks in order."""
         found: list[StepWindow] = ["light"] * self.steps
         explained = [block.begin for block in blocks if block.window == "explained"]
         if self.device == "cuda" and explained:
@@ -224,7 +225,7 @@ class _Schedule:
         return tuple(found)
 
     def _short_of_light(self, blocks: list[_Block]) -> bool:
-        after_warmup = self._laid(blocks)[self.warmup :]
+        after_warmup = self.laid(blocks)[self.warmup :]
         return after_warmup.count("light") < _LIGHT_SHARE * len(after_warmup)
 
     def _light_epochs(self, laid: tuple[StepWindow, ...]) -> int:

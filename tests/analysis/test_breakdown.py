@@ -111,7 +111,8 @@ def test_what_an_attached_profiler_costs_is_told_apart_from_explaining_and_is_in
 def test_on_a_host_no_profiler_stays_attached() -> None:
     found = breakdown(explained_run(make_trial(epochs=4), [SLOW], slowdown=0.08))
     assert found is not None
-    assert (found.attached_overhead, found.slowdown) == (None, pytest.approx(1.08))
+    assert found.attached_overhead is None
+    assert found.slowdown == pytest.approx(1.08)
 
 
 def test_where_wait_and_wire_cannot_be_told_apart_their_sum_still_stands() -> None:

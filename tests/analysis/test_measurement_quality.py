@@ -52,7 +52,7 @@ def test_what_explaining_costs_is_told_above_a_tenth(slowdown: float, told: bool
     if told:
         found = verdict(results, "explaining-costs")
         assert found.level == "note"
-        assert "take more than 10 % longer than light ones (up to 25 %" in found.message
+        assert "take more than 10 % longer than the timed ones beside them (up to 25 %" in found.message
         assert "compute parts are blown up" in found.advice
 
 

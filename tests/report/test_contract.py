@@ -189,6 +189,7 @@ def test_the_breakdown_of_a_trial_known_by_hand() -> None:
         "wait_known": True,
         "reasons": {"h2d": "the device is the host", "launch_gaps": "a host launches no kernels"},
         "overhead": pytest.approx(SLOWDOWN),
+        "attached_overhead": None,
         "straggler": {
             "rank": 1,
             "share_of_steps": 1.0,

@@ -159,7 +159,11 @@ def test_ranks_meet_between_the_profilers_start_and_the_explained_step(
     seen: list[str] = []
 
     def noting(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *arguments: (seen.append(name), original(*arguments))[1]
+        def noted(*arguments: object) -> object:
+            seen.append(name)
+            return original(*arguments)
+
+        return noted
 
     monkeypatch.setattr(Explainer, "begin_block", noting("begin", Explainer.begin_block))
     monkeypatch.setattr(Explainer, "step", noting("step", Explainer.step))

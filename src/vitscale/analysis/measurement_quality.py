@@ -86,14 +86,14 @@ def _why_blind(trial: TrialResult) -> str:
 
 
 def costly_profile(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
-    """Trials whose explained steps take more than 10 % longer than the light ones beside them."""
+    """Trials whose explained steps take more than 10 % longer than the timed ones beside them."""
     slowed = worst(measured, lambda trial: trial.breakdown.overhead if trial.breakdown else None, _OVERHEAD)
     if slowed:
         yield Verdict(
             "explaining-costs",
             "warning" if slowed[0][0] > _OVERHEAD_MISLEADS else "note",
             f"explaining costs: in {count(slowed)} explained steps take more than {percent(_OVERHEAD)} longer than "
-            f"light ones (up to {percent(slowed[0][0])}, {slowed[0][1].trial_id})",
+            f"the timed ones beside them (up to {percent(slowed[0][0])}, {slowed[0][1].trial_id})",
             "Times and throughput stand: they hold light steps alone. Of the breakdown, "
             f"{_blown_up(slowed)} by as much; larger micro-batches make it small.",
             tuple(trial.trial_id for _, trial in slowed),

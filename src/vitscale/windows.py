@@ -14,7 +14,7 @@ On a GPU the profiler comes last. Once it has run, CUPTI stays attached to the p
 from then on: 10 to 20 % of training were seen (pytorch #144455, #146604). So all light steps lie before the first
 block. Timed steps beside the blocks are attached: they say what that costs, and are in no reported time.
 
-    warm-up | light ... | gradients settling | light | explained settling attached | explained settling attached | ...
+    warm-up | light | gradients settling | light ... | explained settling attached | explained settling attached | ...
 """
 
 from __future__ import annotations
@@ -127,16 +127,17 @@ class _Schedule:
         return [*early, *late]
 
     def _profile_last(self) -> list[_Block]:
-        """The last explained blocks that fit, with gradients before them: rather those than a third or fourth block."""
+        """Explained blocks at the end, gradients at the beginning: rather those than a third or a fourth block."""
         counts = range(BLOCKS[self.device], 0, -1)
         with_gradients = [(count, length) for count in counts if count > 1 for length in self.gradient_steps]
         for count, gradients in [*with_gradients, *((count, 0) for count in counts)]:
             late = self._backward(self._whole_bursts(count), self.steps - _LIGHT_STEPS, None)
             if not late:
                 continue
-            begin = self._inside_before(late[0].begin - _LIGHT_STEPS - self.settling - gradients, gradients)
-            blocks = [_Block("gradients", begin, gradients), *late] if gradients else late
-            if gradients < self.per_epoch and blocks[0].begin >= self.first and not self._short_of_light(blocks):
+            early = self._forward("gradients", [gradients], []) if gradients else []
+            blocks = [*early, *late]
+            room = late[0].begin - (self._end(early[0]) if early else self.warmup)
+            if len(early) == bool(gradients) and room >= _LIGHT_STEPS and not self._short_of_light(blocks):
                 return blocks
         return []
 
@@ -204,11 +205,6 @@ class _Schedule:
         if in_epoch == 0:
             return place + 1
         return place if in_epoch + length <= self.per_epoch else place - in_epoch + self.per_epoch + 1
-
-    def _inside_before(self, place: int, length: int) -> int:
-        """The last such place up to `place`, of fewer steps than an epoch has."""
-        in_epoch = place % self.per_epoch or self.per_epoch
-        return place - max(0, in_epoch + length - self.per_epoch)
 
     def _end(self, block: _Block) -> int:
         return block.begin + block.length + self.settling

@@ -153,7 +153,8 @@ def breakdown(run: Run, steady_from: int = 0) -> Breakdown | None:
         return None
     means = tuple(_mean(parts[rank]) for rank in sorted(parts))
     overhead, attached = _overheads(run, steady_from)
-    return Breakdown(means, len(common), reasons, overhead, _straggler(means, earliness), attached)
+    straggler = _straggler(means, earliness)
+    return Breakdown(means, len(common), reasons, overhead, straggler, attached_overhead=attached)
 
 
 def combined(by_run: Sequence[Breakdown | None], typical_rank: int | None = None) -> Breakdown | None:

@@ -73,6 +73,37 @@ def test_steps_that_go_on_falling_are_still_warming_up() -> None:
     assert "measure.warmup_steps" in found.advice
 
 
+def test_steps_that_go_on_rising_are_slowing_down() -> None:
+    results = run_of(*(0.8 + 0.2 * k / 99 for k in range(100)))
+    found = verdict(results, "slowing-down")
+    assert found.level == "warning"
+    assert "in 1 trial step times rise through the run (by up to 1" in found.message
+    assert "still-warming-up" not in kinds(results)
+
+
+def test_rare_slow_steps_are_told_above_2_percent_of_the_time() -> None:
+    # 79 steps of 0.1 s and one of 8.1: half the time.
+    found = verdict(run_of(*[0.1] * 79, 8.1), "slow-steps")
+    assert found.level == "note"
+    assert f"(51 % in 3 of 240 steps of {found.trials[0]})" in found.message
+    # 0.16 of 8.06 s.
+    assert "slow-steps" not in kinds(run_of(*[0.1] * 79, 0.16))
+
+
+def test_slow_steps_that_come_often_stay_and_are_told() -> None:
+    found = verdict(run_of(*[0.1] * 78, 8.1, 8.1), "slow-steps")
+    assert found.level == "warning"
+    assert "more often than one in 100 and stay in every figure (68 % of the time in 6 steps" in found.message
+
+
+def test_a_run_of_a_few_seconds_on_a_gpu_measures_boost_clocks() -> None:
+    for device, seconds, told in (("cuda", 0.09, True), ("cuda", 0.11, False), ("cpu", 0.09, False)):
+        trial = make_trial(device=device)
+        run = make_run(trial, [make_rank(trial, 0, [seconds] * 101, warmup=3)])
+        results = make_results([(make_curve([trial]), [trial])], [run])
+        assert ("short-runs" in kinds(results)) is told
+
+
 def test_warm_up_beyond_the_marked_one_is_told_with_what_to_set() -> None:
     results = run_of(*[2.0] * 4, *[1.0] * 40)
     found = verdict(results, "long-warm-up")

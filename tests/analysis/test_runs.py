@@ -216,7 +216,7 @@ def test_slow_first_steps_are_counted_and_in_no_figure() -> None:
 def test_a_level_run_loses_nothing() -> None:
     found = figures(make_run(ALONE, [make_rank(ALONE, 0, [9.0, *[0.5] * 40], warmup=1)]))
     assert (found.detected_warmup_steps, found.timed_steps, found.steady_from) == (0, 40, 1)
-    assert found.still_falling_by is None
+    assert found.trend is None
 
 
 def test_warm_up_is_looked_for_in_what_a_step_adds_for_all_ranks() -> None:
@@ -273,7 +273,7 @@ def test_at_least_half_of_the_light_steps_stay() -> None:
     assert (found.detected_warmup_steps, found.timed_steps) == (0, 40)  # the later half is level at 2.0: no warm-up
     found = figures(make_run(ALONE, [make_rank(ALONE, 0, [9.0, *[2.0] * 24, *[1.0] * 16], warmup=1)]))
     assert (found.detected_warmup_steps, found.timed_steps) == (20, 20)
-    assert found.still_falling_by == pytest.approx(0.5)
+    assert found.trend == pytest.approx(-0.5)
 
 
 def test_the_spread_of_steps_is_their_middle_half_over_the_median() -> None:

@@ -30,10 +30,11 @@ def test_what_is_within_5_percent_is_none() -> None:
 
 
 def test_what_is_within_3_deviations_of_the_noise_is_none() -> None:
-    # The later half is 0.9 and 1.1 in turn: median 1.0, MAD 0.1, so that 1.44 is within 3 x 0.14826 and 1.45 is not.
+    # The later half is 0.9 and 1.1 in turn: median 1.0, MAD 0.1, and no noise that lasts. Of 16 steps a deviation is
+    # 1 + 8 / 16 times as long: 1 + 3 x 1.5 x 0.14826 = 1.667.
     rest = [0.9, 1.1] * 15
-    assert warm_up([1.44, 1.44, *rest]).steps == 0
-    assert warm_up([1.45, 1.45, *rest]).steps == 2
+    assert warm_up([1.66, 1.66, *rest]).steps == 0
+    assert warm_up([1.67, 1.67, *rest]).steps == 2
 
 
 def test_one_slow_step_in_the_middle_is_no_warm_up() -> None:
@@ -55,7 +56,7 @@ def test_outliers_in_the_later_half_do_not_hide_a_warm_up() -> None:
 
 def test_never_more_than_half_is_left_out_and_then_it_is_still_warming_up() -> None:
     found = warm_up([*[2.0] * 24, *[1.0] * 16])
-    assert found == WarmUp(20, 0.5)
+    assert found == WarmUp(20, -0.5)
 
 
 def test_a_warm_up_of_exactly_half_is_over() -> None:
@@ -67,18 +68,16 @@ def test_of_a_few_steps_nothing_is_claimed(steps: int) -> None:
     assert warm_up([2.0 if k < steps // 2 else 1.0 for k in range(steps)]) == NONE_SEEN
 
 
-def test_times_that_go_on_falling_are_told_with_how_much() -> None:
-    # From 1.0 to 0.8 in a line: the thirds' middles lie near 0.967 and 0.833, a fall of 14 %.
-    found = warm_up([1.0 - 0.2 * k / 99 for k in range(100)])
-    assert found.still_falling_by == pytest.approx(0.14, abs=0.02)
+def test_times_that_go_on_falling_or_rising_are_told_with_how_much() -> None:
+    # From 1.0 to 0.8 in a line: the thirds' middles lie near 0.967 and 0.833, a fall of 14 %; the other way 16 %.
+    line = [1.0 - 0.2 * k / 99 for k in range(100)]
+    assert warm_up(line).trend == pytest.approx(-0.14, abs=0.02)
+    assert warm_up(line[::-1]).trend == pytest.approx(0.16, abs=0.02)
 
 
-def test_times_that_rise_are_not_falling() -> None:
-    assert warm_up([1.0 + 0.5 * k / 99 for k in range(100)]) == NONE_SEEN
-
-
-def test_a_fall_of_less_than_5_percent_is_level() -> None:
-    assert warm_up([1.0 - 0.04 * k / 99 for k in range(100)]).still_falling_by is None
+@pytest.mark.parametrize("by", [-0.04, 0.04])
+def test_a_change_of_less_than_5_percent_is_level(by: float) -> None:
+    assert warm_up([1.0 + by * k / 99 for k in range(100)]).trend is None
 
 
 def test_an_exponential_tail_is_cut_off_and_the_rest_is_level() -> None:
@@ -86,30 +85,41 @@ def test_an_exponential_tail_is_cut_off_and_the_rest_is_level() -> None:
     found = warm_up([float(b * (1 + 2 * math.exp(-k / 6))) for k, b in enumerate(base)])
     # 2 exp(-k / 6) is 5 % at step 22.
     assert 18 <= found.steps <= 24
-    assert found.still_falling_by is None
+    assert found.trend is None
 
 
-@pytest.mark.parametrize("sigma", [0.01, 0.05, 0.2])
-@pytest.mark.parametrize("steps", [12, 20, 60, 300])
-def test_white_noise_loses_steps_and_falls_in_few_cases(sigma: float, steps: int) -> None:
-    """Of 1,000 runs of noise alone at most 3 % lose a step, and at most 2 % are said to fall."""
-    found = [warm_up(run) for run in noisy(steps, sigma, steps, 1000).tolist()]
-    assert sum(one.steps > 0 for one in found) <= 30
-    assert sum(one.still_falling_by is not None for one in found) <= 20
+@pytest.mark.parametrize("rho", [0.0, 0.5, 0.8, 0.9])
+@pytest.mark.parametrize("steps", [12, 16, 20, 30, 60])
+def test_noise_alone_loses_steps_falls_and_rises_in_few_cases(rho: float, steps: int) -> None:
+    """AR(1) noise of the logarithms: of 300 runs each at 5, 10 and 20 % at most 3 % lose a step, fall, or rise.
+
+    The constants were chosen with seeds 3, 11 and 12; these are others.
+    """
+    found = []
+    for sigma in (0.05, 0.1, 0.2):
+        rng = np.random.default_rng([steps, round(10 * rho), round(100 * sigma)])
+        noise = rng.standard_normal((300, steps))
+        for k in range(1, steps):
+            noise[:, k] = rho * noise[:, k - 1] + math.sqrt(1 - rho**2) * noise[:, k]
+        found += [warm_up(run) for run in np.exp(sigma * noise).tolist()]
+    assert sum(one.steps > 0 for one in found) <= 0.03 * len(found)
+    assert sum((one.trend or 0.0) < 0 for one in found) <= 0.03 * len(found)
+    assert sum((one.trend or 0.0) > 0 for one in found) <= 0.03 * len(found)
 
 
-def test_a_slow_fall_in_noise_is_found() -> None:
-    """A fall of 20 % through the run in 3 % noise, 40 steps."""
-    slope = np.linspace(1.2, 1.0, 40)
-    found = [warm_up(run) for run in (noisy(3, 0.03, 40, 200) * slope).tolist()]
-    assert sum(one.still_falling_by is not None for one in found) > 190
+@pytest.mark.parametrize(("first", "last", "steps"), [(1.2, 1.0, 40), (1.15, 1.0, 300), (1.0, 1.15, 300)])
+def test_a_slow_change_in_noise_is_found(first: float, last: float, steps: int) -> None:
+    """20 % through 40 steps, 15 % through 300, in 3 % noise."""
+    slope = np.linspace(first, last, steps)
+    found = [warm_up(run).trend for run in (noisy(3, 0.03, steps, 100) * slope).tolist()]
+    assert sum((trend or 0.0) * (last - first) > 0 for trend in found) > 95
 
 
 @given(times)
 def test_at_least_half_of_the_steps_stay_whatever_they_are(seconds: list[float]) -> None:
     found = warm_up(seconds)
     assert 0 <= 2 * found.steps <= len(seconds)
-    assert found.still_falling_by is None or 0 < found.still_falling_by <= 1
+    assert found.trend is None or found.trend >= -1
 
 
 @given(st.lists(st.floats(min_value=1e-4, max_value=1e3), min_size=FEWEST_STEPS, max_size=60), st.integers(-8, 8))

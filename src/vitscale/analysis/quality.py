@@ -41,6 +41,7 @@ def verdicts(trials: Sequence[TrialResult], curves: Sequence[CurveResult], study
         *run_quality.data_bound(measured),
         *run_quality.diverged(measured),
         *run_quality.few_steps(measured),
+        *run_quality.short_runs(measured),
         *run_quality.startup_dominates(measured),
         *measurement_quality.clocks(measured),
         *measurement_quality.synchronised(measured),

@@ -18,6 +18,7 @@ _STEPS_DIFFER = 0.2
 _STEPS_MISLEAD = 0.5
 """Above it no step is typical, and the mean of few of them is a chance."""
 _SLOW_SHARE = 0.02
+_LEAST_SECONDS = 10.0
 _DATA_BOUND = 0.1
 
 
@@ -82,9 +83,22 @@ def _spread_of_runs(trial: TrialResult) -> float | None:
 
 def warming_up(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
     """Trials of which at least half the runs were slow beyond the marked warm-up, or never came to rest."""
-    restless = [trial for trial in measured if _half(trial, [run.still_falling_by is not None for run in trial.runs])]
+    slowing = [trial for trial in measured if _half(trial, [(run.trend or 0.0) > 0 for run in trial.runs])]
+    if slowing:
+        rises = [run.trend or 0.0 for trial in slowing for run in trial.runs]
+        yield Verdict(
+            "slowing-down",
+            "warning",
+            f"slowing down: in {count(slowing)} step times rise through the run (by up to {percent(max(rises))})",
+            "Read these times as those of the run's middle."
+            if imported(slowing)
+            else "Look for heat, falling clocks, memory that fills up and other work; let the machine cool, and train "
+            "longer, until the times are level.",
+            tuple(trial.trial_id for trial in slowing),
+        )
+    restless = [trial for trial in measured if _half(trial, [(run.trend or 0.0) < 0 for run in trial.runs])]
     if restless:
-        falls = [run.still_falling_by for trial in restless for run in trial.runs if run.still_falling_by is not None]
+        falls = [-(run.trend or 0.0) for trial in restless for run in trial.runs]
         yield Verdict(
             "still-warming-up",
             "warning",
@@ -130,6 +144,25 @@ def few_steps(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
             f"few steps: {count(short)} timed fewer than {_FEWEST_TIMED_STEPS} steps a run (as few as "
             f"{min(short.values())})",
             "Train longer (train.epochs or measure.steps), so that the mean step is a typical one.",
+            tuple(short),
+        )
+
+
+def short_runs(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+    """Runs on a GPU that are over before its clocks have come down from their boost."""
+    own = [trial for trial in measured if trial.trial.origin is None and trial.trial.train.device == "cuda"]
+    short = {
+        trial.trial_id: seconds
+        for trial in own
+        if (seconds := trial.median_of(lambda run: run.training_seconds)) is not None and seconds < _LEAST_SECONDS
+    }
+    if short:
+        yield Verdict(
+            "short-runs",
+            "note",
+            f"short runs: {count(short)} trained for less than {_LEAST_SECONDS:g} s on a GPU (as little as "
+            f"{min(short.values()):.2g} s): boost clocks, not those of a warm device",
+            "Train longer (train.epochs or measure.steps) for what the device does for hours.",
             tuple(short),
         )
 

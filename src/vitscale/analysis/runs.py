@@ -68,8 +68,8 @@ class RunFigures:
     """Time of the slow steps that were set aside, against that of all light steps after warm-up."""
     kept_slow_share: float | None
     """The same of those that come too often to be set aside."""
-    still_falling_by: float | None
-    """Share by which step times go on falling through the rest of the run; None where they are steady."""
+    trend: float | None
+    """Share by which step times fall (below 0) or rise through the rest of the run; None where they are steady."""
     step_spread: float | None
     """Interquartile range of the times of like steps over their median."""
     pace: Pace
@@ -171,7 +171,7 @@ def figures(run: Run) -> RunFigures:
         slow=slow,
         slow_share=share(slow.set_aside),
         kept_slow_share=share(slow.kept),
-        still_falling_by=warm.still_falling_by,
+        trend=warm.trend,
         step_spread=_spread([elapsed[step] for step in alike if step in timed]),
         pace=pace,
         step_seconds_p95=quantile(tails, 0.95) if len(tails) >= FEWEST_FOR_TAILS else None,

@@ -26,7 +26,7 @@ _FEWEST_BLOCKS = 8
 _CHANGE = 0.05
 _P = 1e-4
 """One-sided, in either direction. A test that estimates the autocorrelation from few blocks is far from exact: with
-this and the 5 % that is asked for as well, noise with an autocorrelation of 0.9 falls, or rises, in under 3 % of runs."""
+this and the 5 % that is asked for as well, noise with an autocorrelation of 0.9 falls or rises in under 3 % of runs."""
 _MOST_CORRELATED_BLOCKS = 0.97
 
 
@@ -100,7 +100,7 @@ def _trend(seconds: Sequence[float]) -> float | None:
     edges = [len(seconds) * place // count for place in range(count + 1)]
     blocks = [statistics.median(seconds[start:end]) for start, end in itertools.pairwise(edges)]
     middle, third = statistics.median(blocks), count // 3
-    if min(blocks) <= 0 or not math.isfinite(max(blocks) / middle):
+    if min(blocks) <= 0 or min(blocks) / middle == 0 or not math.isfinite(max(blocks) / middle):
         return None
     before, after = statistics.median(blocks[:third]), statistics.median(blocks[-third:])
     change = after / before - 1

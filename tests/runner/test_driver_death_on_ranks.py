@@ -53,7 +53,7 @@ def test_ranks_end_with_their_driver_and_the_study_resumes(tmp_path: Path, launc
     started = psutil.Process(driver.pid).children(recursive=True)
     driver.kill()
     driver.communicate()
-    wait_until(lambda: not any(alive(process.pid) for process in started), "all it started is gone", seconds=10)
+    wait_until(lambda: not any(alive(process.pid) for process in started), "all it started is gone")
     assert not processes_naming(results)
     (attempt,) = results.glob("runs/*")
     assert not (attempt / "outcome.json").exists()
@@ -113,7 +113,7 @@ def test_kills_at_random_moments_lose_and_double_nothing(tmp_path: Path) -> None
         except subprocess.TimeoutExpired:
             driver.kill()
         driver.communicate()
-        wait_until(lambda: not processes_naming(results), "all ranks are gone", seconds=10)
+        wait_until(lambda: not processes_naming(results), "all ranks are gone")
         now = tree(results)
         assert {name: now[name] for name in kept} == kept
         finished = [path.parent for path in results.glob("runs/*/outcome.json")]

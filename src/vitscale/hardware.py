@@ -1,28 +1,19 @@
-"""What this machine offers, without torch: cores (affinity, quota, topology), GPUs, whether bf16 is fast."""
+"""What this machine offers, without torch: cores (affinity, quota), GPUs, whether bf16 is fast."""
 
 from __future__ import annotations
 
 import math
 import os
-import shutil
-import subprocess
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
-_NVIDIA_FIELDS = "uuid,name,memory.total,driver_version,clocks.sm,compute_cap"
+from vitscale.cores import physical_cores
+from vitscale.gpus import Gpu, GpusUnreadable, visible_gpus
+from vitscale.trial import Device
 
-
-@dataclass(frozen=True)
-class Gpu:
-    """One GPU as nvidia-smi tells of it; what it does not tell is None."""
-
-    uuid: str
-    name: str
-    memory_bytes: int | None
-    driver: str | None
-    sm_clock_mhz: int | None
-    compute_capability: tuple[int, int] | None
-
+__all__ = ["Gpu", "Machine", "cpu_quota_cores", "cpu_throttled_seconds", "this_machine"]
 
 @dataclass(frozen=True)
 class Machine:
@@ -33,6 +24,34 @@ class Machine:
     cpu_quota_cores: float | None
     gpus: tuple[Gpu, ...]
     cpu_has_fast_bf16: bool
+    node_cores: tuple[tuple[int | None, int], ...] = ()
+    """(memory node, physical cores there). Empty where that is not known: then every core counts as a physical one."""
+    gpus_unreadable: str | None = None
+    """Why GPUs that seem to be there cannot be used; None where nothing speaks for any."""
+
+    @property
+    def physical_cores(self) -> int:
+        """Never more than `cores`, which a quota may have cut down."""
+        return min(self.cores, sum(count for _, count in self.node_cores) or self.cores)
+
+    def threads_for(self, ranks: int, device: Device) -> int:
+        """Threads that each of so many ranks gets by default: an equal share of the physical cores.
+
+        With GPUs no more than lets every rank lie on its GPU's memory node beside the others there.
+        """
+        threads = self.physical_cores // ranks
+        if device == "cuda":
+            on_node = Counter(gpu.numa_node for gpu in self.gpus[:ranks])
+            shares = [count // on_node[node] for node, count in self.node_cores if node is not None and on_node[node]]
+            threads = min([threads, *(share for share in shares if share)])
+        return max(1, threads)
+
+    def limited_to(self, cores: int) -> Self:
+        """The same with so many of its cores (logical ones) at most; which ones is not known."""
+        if cores >= self.cores:
+            return self
+        nodes = tuple((node, max(1, count * cores // self.cores)) for node, count in self.node_cores)
+        return replace(self, cores=cores, node_cores=nodes)
 
     def fast_bf16(self, device: str) -> bool:
         """Whether bf16 arithmetic is faster than fp32 on `device`: AMX or AVX512-BF16; compute capability 8.0."""
@@ -42,13 +61,21 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Asks the kernel and, where it exists, nvidia-smi."""
+    """Asks the kernel and, where it exists, NVML."""
     quota = cpu_quota_cores()
     cores = len(os.sched_getaffinity(0))
     if quota is not None:
         cores = max(1, min(cores, math.floor(quota)))
     flags = _cpu_flags()
-    return Machine(cores, quota, visible_gpus(), bool(flags & {"amx_bf16", "avx512_bf16"}))
+    nodes = Counter(core.node for core in physical_cores())
+    gpus: tuple[Gpu, ...] = ()
+    unreadable = None
+    try:
+        gpus = visible_gpus()
+    except GpusUnreadable as error:
+        unreadable = str(error)
+    fast_bf16 = bool(flags & {"amx_bf16", "avx512_bf16"})
+    return Machine(cores, quota, gpus, fast_bf16, tuple(nodes.items()), unreadable)
 
 
 def _cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
@@ -140,119 +167,3 @@ def _quota_of(folder: Path) -> float | None:
     except (OSError, ValueError, ZeroDivisionError):
         pass
     return None
-
-
-def cores_in_order(
-    allowed: frozenset[int] | None = None, topology: Path = Path("/sys/devices/system/cpu")
-) -> list[int]:
-    """Allowed cores so ordered that neighbours in the list are different physical cores as long as there are any.
-
-    Ranks are pinned to consecutive runs of it: hyper-thread siblings are shared only when nothing else is left.
-    """
-    cores = sorted(os.sched_getaffinity(0) if allowed is None else allowed)
-
-    def place(core: int) -> tuple[int, int]:
-        try:
-            siblings = (topology / f"cpu{core}/topology/thread_siblings_list").read_text(encoding="ascii")
-            order = [s for s in _cpu_list(siblings) if s in cores]
-            return (order.index(core), core)
-        except (OSError, ValueError):
-            return (0, core)
-
-    return sorted(cores, key=place)
-
-
-def _cpu_list(text: str) -> list[int]:
-    cores: list[int] = []
-    for part in text.strip().split(","):
-        first, _, last = part.partition("-")
-        cores += range(int(first), int(last or first) + 1)
-    return cores
-
-
-def numa_nodes(cores: frozenset[int], nodes: Path = Path("/sys/devices/system/node")) -> tuple[int, ...] | None:
-    """The memory nodes that `cores` belong to, in order; None where the kernel does not tell of every core."""
-    found: set[int] = set()
-    told: set[int] = set()
-    for folder in nodes.glob("node*"):
-        number = folder.name.removeprefix("node")
-        if not _is_count(number):
-            continue
-        try:
-            own = cores.intersection(_cpu_list((folder / "cpulist").read_text(encoding="ascii")))
-        except (OSError, ValueError):  # a node of memory alone has an empty list
-            continue
-        if own:
-            found.add(int(number))
-            told |= own
-    return tuple(sorted(found)) if found and told == cores else None
-
-
-def share_of_cores(local_rank: int, threads: int, cores: list[int]) -> tuple[int, ...] | None:
-    """The cores local rank `local_rank` is pinned to, or None where there are too few (oversubscription)."""
-    first = local_rank * threads
-    return tuple(cores[first : first + threads]) if first + threads <= len(cores) else None
-
-
-# --- GPUs ----------------------------------------------------------------------------------------------------------
-
-
-def visible_gpus() -> tuple[Gpu, ...]:
-    """The GPUs this process may use, honouring CUDA_VISIBLE_DEVICES; empty where there is none."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return ()
-    try:
-        answer = subprocess.run(
-            [program, f"--query-gpu={_NVIDIA_FIELDS}", "--format=csv,noheader,nounits"],
-            capture_output=True, text=True, errors="replace", timeout=30, check=True,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    return select_visible(parse_nvidia_smi(answer.stdout), os.environ.get("CUDA_VISIBLE_DEVICES"))
-
-
-def parse_nvidia_smi(text: str) -> tuple[Gpu, ...]:
-    """Reads `nvidia-smi --query-gpu=uuid,name,memory.total,driver_version,clocks.sm,compute_cap` in CSV."""
-    gpus = []
-    for line in text.splitlines():
-        fields = [field.strip() for field in line.split(",")]
-        if len(fields) != 6:
-            continue
-        uuid, name, memory_mib, driver, clock, capability = fields
-        major, _, minor = capability.partition(".")
-        gpus.append(
-            Gpu(
-                uuid=uuid,
-                name=name,
-                memory_bytes=int(memory_mib) * 2**20 if _is_count(memory_mib) else None,
-                driver=driver if driver and not driver.startswith("[") else None,
-                sm_clock_mhz=int(clock) if _is_count(clock) else None,
-                compute_capability=(int(major), int(minor)) if _is_count(major) and _is_count(minor) else None,
-            )
-        )
-    return tuple(gpus)
-
-
-def select_visible(gpus: tuple[Gpu, ...], visible: str | None) -> tuple[Gpu, ...]:
-    """Those of `gpus` that CUDA_VISIBLE_DEVICES names, by index or by a UUID's unique beginning, in its order.
-
-    As in CUDA, the list ends at the first entry that names nothing. A GPU named twice counts once: two ranks on it
-    would share it.
-    """
-    if visible is None:
-        return gpus
-    chosen: list[Gpu] = []
-    for entry in (part.strip() for part in visible.split(",")):
-        if _is_count(entry):
-            named = gpus[int(entry) : int(entry) + 1]
-        else:
-            named = tuple(gpu for gpu in gpus if entry.startswith("GPU-") and gpu.uuid.startswith(entry))
-        if len(named) != 1:
-            break
-        chosen += named
-    return tuple(dict.fromkeys(chosen))
-
-
-def _is_count(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < 16

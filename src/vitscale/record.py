@@ -9,9 +9,9 @@ Format history (`FORMAT`):
   5  results of others: RunHeader.imported, StudyRecord.imported and Trial.origin, None for runs of vitscale's own. Null
      where a log of others does not tell: ModelLine.parameters, synchronised_timing, train_samples and held_out_samples;
      EpochLine.steps and images; Environment.threads.
-  6  what else decides a time: Environment.allocation and tf32, null in older formats. What is used
-     is that of timed steps alone: ResourcesLine.steps, null in older formats, where it is that of whole epochs. Steps
-     may be "attached".
+  6  what else decides a time: Environment.allocation, tf32, physical_cores, cpu, cpu_governor, cpu_boost, kernel and
+     gpus_unused; Device.numa_node and settings; GpuSamples.limits: null in older formats. What is used is that of timed
+     steps alone: ResourcesLine.steps, null in older formats, where it is that of whole epochs. Steps may be "attached".
 
 A reader accepts its own format and older ones; a newer one is refused by name.
 """
@@ -54,6 +54,23 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
+class GpuSettings(Record):
+    """How a GPU was set and linked when the rank began; null where NVML does not tell."""
+
+    power_limit_watts: Finite | None = None
+    """Enforced: the lowest of all limits."""
+    application_clock_mhz: int | None = None
+    memory_application_clock_mhz: int | None = None
+    persistence: bool | None = None
+    ecc: bool | None = None
+    mig: bool | None = None
+    pcie_generation: int | None = None
+    """The highest that GPU and slot allow."""
+    pcie_width: int | None = None
+    nvlinks: int | None = None
+    """NVLink connections that were up."""
+
+
 class Device(Record):
     """What a rank computes on."""
 
@@ -63,6 +80,9 @@ class Device(Record):
     driver: str | None = None
     sm_clock_mhz: int | None = None
     uuid: str | None = None
+    numa_node: int | None = None
+    """The memory node that a GPU is attached to; null where that is not known."""
+    settings: GpuSettings | None = None
 
 
 class Environment(Record):
@@ -77,13 +97,24 @@ class Environment(Record):
     versions: dict[str, str | None]
     backend: str | None
     settings: dict[str, str]
-    """NCCL_*, GLOO_*, OMP_*, CUDA_* and TORCH_* variables that were set."""
+    """NCCL_*, GLOO_*, OMP_*, CUDA_*, TORCH_* and like variables that were set."""
     numa_nodes: tuple[int, ...] | None = None
     """The memory nodes of `cores_allowed`; null where the kernel does not tell."""
     git_revision: str | None
-    """Of the working directory, with "+changes" where it had any; null outside a repository."""
+    """Of rank 0's working directory, with "+changes" where it had any; null outside a repository, and on other ranks."""
     tf32: bool | None = None
     """Whether fp32 products may be computed in TF32, whatever was set for it; null on cpu and in older formats."""
+    physical_cores: tuple[int, ...] | None = None
+    """The physical cores behind `cores_allowed`, each by its lowest number; null where the kernel does not tell."""
+    cpu: str | None = None
+    """The host's processor."""
+    cpu_governor: str | None = None
+    """Of its clocks ("performance", "powersave"); null where the kernel does not tell, as in most virtual machines."""
+    cpu_boost: bool | None = None
+    """Whether cores may clock above their base (turbo)."""
+    kernel: str | None = None
+    gpus_unused: int | None = None
+    """Of a rank on the host's processor: how many CUDA devices torch sees all the same."""
     allocation: str | None = None
     """The batch system's job around the rank ("slurm 4711"): runs of one allocation share its hosts. Null outside."""
 
@@ -190,9 +221,12 @@ class GpuSamples(Record):
     temperature_celsius_max: Finite | None
     power_watts_mean: Finite | None
     throttle_reasons: tuple[str, ...]
-    """Reasons seen that slow the clocks, idle and settings of the user left out; empty: none."""
+    """Heat and faults seen that slow the clocks; empty: none. Before format 6 the limits of `limits` stood here too."""
     throttled_share: Finite | None
     """Share of samples with such a reason."""
+    limits: tuple[str, ...] | None = None
+    """Limits seen at which the GPU held its clocks, as most do under load: its power limit."""
+    limited_share: Finite | None = None
 
 
 class ResourcesLine(Record):

@@ -77,8 +77,17 @@ def device_of(study: Study, machine: Machine) -> Device:
     """cuda where there is a GPU, unless the study says.
 
     Raises:
-        RequestError: it says cuda, and there is none.
+        RequestError: it says cuda, and there is none; or it leaves that open, and GPUs that seem to be there cannot be
+            read: nobody is to find out after hours that a host of GPUs computed on its CPU.
     """
+    if study.train.device != "cpu" and machine.gpus_unreadable is not None:
+        raise RequestError(
+            explain(
+                f"train.device is '{study.train.device}', and no GPU can be read: {machine.gpus_unreadable}",
+                next_step="Correct CUDA_VISIBLE_DEVICES, or give the container NVML (NVIDIA_DRIVER_CAPABILITIES with "
+                "'utility'); or set train.device = 'cpu'",
+            )
+        )
     if study.train.device == "auto":
         return "cuda" if machine.gpus else "cpu"
     if study.train.device == "cuda" and not machine.gpus:
@@ -134,7 +143,7 @@ def threads_of(study: Study, device: Device, machine: Machine, most_per_node: in
         RequestError: the largest world needs more cores or GPUs than there are, and sharing them was not asked for.
     """
     ranks = min(max(study.scaling.gpus), most_per_node or max(study.scaling.gpus))
-    threads = study.launch.threads_per_rank or max(1, machine.cores // ranks)
+    threads = study.launch.threads_per_rank or machine.threads_for(ranks, device)
     if study.launch.oversubscribe:
         return threads
     largest = 1 if study.train.engine == "none" else ranks

@@ -22,13 +22,12 @@ class Srun:
             f"--nodes={world.nodes}",
             f"--ntasks={world.size}",
             f"--ntasks-per-node={world.ranks_per_node}",
-            f"--cpus-per-task={world.threads_per_rank}",
             *named,
             # Rank by rank on the first node, then on the second, as every launcher does here.
             "--distribution=block",
-            # Beside the step that the driver itself may run in, yet with no more cores than its ranks have.
+            # Beside the step that the driver itself may run in. With all cores that the job has on the node: Slurm
+            # counts hardware threads, and ranks take whole physical cores of them.
             "--overlap",
-            "--exact",
             "--cpu-bind=none",
             "--mpi=none",
             # sbatch --export=NONE would otherwise hold back what modules have set.

@@ -12,6 +12,7 @@ from vitscale.errors import RequestError, explain
 from vitscale.expansion import expand
 from vitscale.hardware import Machine
 from vitscale.hosts import Host, read_hostfile
+from vitscale.resolution import device_of
 from vitscale.schedulers import Hostfile, LoginNode, Scheduler, described, scheduler_for
 from vitscale.site import Overlay
 from vitscale.study import AUTO, Study
@@ -101,8 +102,8 @@ def request(place: Where, *, ranks_per_node: int | None, quick: bool) -> CheckRe
     trial = place.trial
     on_each = ranks_per_node or (trial.world.ranks_per_node if trial else None) or _usual_ranks(place, machine)
     same_shape = trial is not None and trial.world.ranks_per_node == on_each
-    threads = trial.world.threads_per_rank if trial and same_shape else max(1, machine.cores // on_each)
-    device: Device = trial.train.device if trial else "cuda" if machine.gpus else "cpu"
+    device: Device = trial.train.device if trial else device_of(place.study, machine)
+    threads = trial.world.threads_per_rank if trial and same_shape else machine.threads_for(on_each, device)
     precision: Precision = trial.train.precision if trial else "bf16" if machine.fast_bf16(device) else "fp32"
     return CheckRequest(
         world=World(nodes=place.nodes, ranks_per_node=on_each, threads_per_rank=threads),

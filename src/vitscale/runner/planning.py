@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -95,8 +95,8 @@ def plan(
         machine: what one host offers; None: what the scheduler says.
         check_data: finds and verifies a dataset.
         overlay: of a site file and the command line.
-        results: the folder that it is to go into: where it was begun there and names no launcher, it goes on under the
-            one that it was begun with. None: results/NAME.
+        results: the folder that it is to go into: where it was begun there, it goes on under the launcher and the threads
+            that it was begun with, as far as it leaves them open. None: results/NAME.
 
     Raises:
         RequestError: the study, the data or the hosts do not allow it.
@@ -106,10 +106,16 @@ def plan(
         if point.launch.launcher != AUTO:
             find_launcher(point.launch.launcher)
     scheduler = scheduler_for(file.study, path)
-    launcher = _begun_with(results or Path("results") / file.study.name, file.study.name) or scheduler.default_launcher
+    begun = _begun(results or Path("results") / file.study.name, file.study.name)
+    launcher = _launcher_of(begun) or scheduler.default_launcher
     if launcher == LOCAL and scheduler.default_launcher != LOCAL:
         launcher = scheduler.default_launcher  # it was begun on one machine, and now has hosts
-    expansion = expand(file, machine or scheduler.machine(), check_data, scheduler.slots(), launcher)
+    host = machine or scheduler.machine()
+    expansion = expand(file, host, check_data, scheduler.slots(), launcher)
+    if begun is not None and host.node_cores and not begun.trials.keys() & expansion.trials.keys():
+        # Default threads once came from logical cores: a folder begun so goes on so.
+        before = expand(file, replace(host, node_cores=()), check_data, scheduler.slots(), launcher)
+        expansion = before if begun.trials.keys() & before.trials.keys() else expansion
     launch = file.study.launch
     for trial in expansion.trials.values():
         worked_out(scheduler, launch, trial.launcher, trial.world, _ANY_FOLDER, "vitscale.worker")
@@ -135,15 +141,20 @@ def plan(
     return Plan(path.parent.absolute(), record, expansion, measure, launch, file.study.slurm, scheduler, tuple(tasks))
 
 
-def _begun_with(results: Path, name: str) -> str | None:
-    """The launcher of the study `name` in a folder that holds it; None where there is none, or more than one."""
+def _begun(results: Path, name: str) -> StudyRecord | None:
+    """What a folder holds of the study `name`; None where it does not hold it."""
     try:
         held = read_study(results)
     except VitscaleError:
         return None  # `check_folder` tells of it, where it is to be written to
-    if held is None or held.name != name:
+    return held if held is not None and held.name == name else None
+
+
+def _launcher_of(begun: StudyRecord | None) -> str | None:
+    """The launcher of a study that was begun; None where there is none, or more than one."""
+    if begun is None:
         return None
-    launchers = {trial.launcher for trial in held.trials.values() if trial.origin is None}
+    launchers = {trial.launcher for trial in begun.trials.values() if trial.origin is None}
     return launchers.pop() if len(launchers) == 1 else None
 
 

@@ -7,7 +7,6 @@ import re
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -119,7 +118,7 @@ class SlurmAllocation:
                 )
             machine = this_machine()
         cores = self._cores()
-        return machine if cores is None else replace(machine, cores=min(machine.cores, cores))
+        return machine if cores is None else machine.limited_to(cores)
 
     def slots(self) -> int | None:
         """Tasks per node where the allocation was asked for by tasks; else as many as cores and GPUs allow."""

@@ -40,7 +40,7 @@ def main(run_folder: Path, arrived_ns: int = _ARRIVED_NS) -> NoReturn:
     header = _header(run_folder)
     _check_world(own, header)
     lifeline = _lifeline(launch, own, run_folder)
-    placing.pin(own, header.trial.world)
+    placing.pin(own, header.trial.world, header.trial.train.device)
     log = RankLog(run_folder, own.rank)
     exit_code = 0
     try:

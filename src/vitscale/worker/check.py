@@ -38,7 +38,7 @@ def main(folder: Path) -> NoReturn:
     _end_after(request.longest_seconds + _GRACE_SECONDS)
     lifeline = _lifeline(launch, own.rank)
     host_cores = len(os.sched_getaffinity(0))
-    placing.pin(own, request.world)
+    placing.pin(own, request.world, request.device)
     exit_code = 0
     try:
         log = CheckLog(folder, own.rank)

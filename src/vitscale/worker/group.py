@@ -14,10 +14,20 @@ from vitscale.worker.place import Place
 
 
 def device_of(kind: str, place: Place) -> torch.device:
-    """This rank's device."""
+    """This rank's device.
+
+    Raises:
+        RuntimeError: it is to be a GPU, and torch sees none.
+    """
     if kind == "cpu":
         return torch.device("cpu")
-    device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
+    if not (count := torch.cuda.device_count()):
+        raise RuntimeError(
+            "this trial computes on GPUs, and torch sees none on this host: CUDA_VISIBLE_DEVICES is "
+            f"{os.environ.get('CUDA_VISIBLE_DEVICES')!r}, and torch {torch.__version__} is built for CUDA "
+            f"{torch.version.cuda}. Install torch for CUDA and see to the driver, or set train.device = 'cpu'"
+        )
+    device = torch.device("cuda", place.local_rank % count)
     torch.cuda.set_device(device)
     return device
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -9,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitscale import launch_file
-from vitscale.hardware import cores_in_order, share_of_cores
+from vitscale.cores import bound_by_launcher, node_distances, physical_cores, share_of_cores
+from vitscale.gpus import GpusUnreadable, visible_gpus
 from vitscale.launch_file import TOKEN_VARIABLE, LaunchFile
 from vitscale.rank_variables import FAMILIES, TORCH
 from vitscale.tie import end_with_parent
-from vitscale.trial import World
+from vitscale.trial import Device, World
 
 
 @dataclass(frozen=True)
@@ -86,13 +88,22 @@ def die_with_parent(launch: LaunchFile | None) -> None:
         sys.exit("vitscale: the driver is gone")
 
 
-def pin(place: Place, world: World) -> None:
+def pin(place: Place, world: World, device: Device) -> None:
     """Pins this rank to cores of its own and says how many threads to compute with, before any library asks.
 
-    Where the cores do not suffice (oversubscription) nothing is pinned.
+    Nothing is pinned where the launcher has bound the rank already (srun --cpu-bind, mpirun --bind-to), and where the
+    cores do not suffice (oversubscription).
     """
     os.environ["OMP_NUM_THREADS"] = str(world.threads_per_rank)
-    cores = share_of_cores(place.local_rank, world.threads_per_rank, cores_in_order())
+    if bound_by_launcher():
+        return
+    nodes: list[int | None] = []
+    if device == "cuda":
+        with contextlib.suppress(GpusUnreadable):
+            nodes = [gpu.numa_node for gpu in visible_gpus()]
+    cores = share_of_cores(
+        place.local_rank, world.ranks_per_node, world.threads_per_rank, physical_cores(), nodes, node_distances()
+    )
     if cores is not None:
         os.sched_setaffinity(0, cores)
 

@@ -63,17 +63,17 @@ def train(
     on_host = trial.train.wrapper == "fsdp2" and trial.train.offload == "parameters"
     backend = group.join(trial.train.engine, place, device, mpi_discovery_port, gradients_on_host=on_host)
     engine = engines.build(model, trial, device)
-    laps.end("engine")
-
     log.write(
         StartLine(
             format=FORMAT,
             trial=header.trial_id,
             rank=place.rank,
             world_size=place.world_size,
-            environment=environment(device, backend),
+            environment=environment(device, backend, with_revision=place.rank == 0),
         )
     )
+    laps.end("engine")
+
     log.write(
         ModelLine(
             parameters=parameters,

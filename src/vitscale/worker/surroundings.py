@@ -14,16 +14,19 @@ from pathlib import Path
 import torch
 
 from vitscale.engine_options import ENGINE_PACKAGES
-from vitscale.hardware import cpu_quota_cores, numa_nodes, visible_gpus
-from vitscale.record import Device, Environment
+from vitscale.cores import numa_nodes, physical_cores
+from vitscale.gpus import gpu_settings, known_gpu
+from vitscale.hardware import cpu_quota_cores
+from vitscale.record import Device, Environment, GpuSettings
 
-_SETTINGS = ("NCCL_", "GLOO_", "OMP_", "MKL_", "KMP_", "CUDA_", "TORCH_", "PYTORCH_", "DS_", "HF_HUB_OFFLINE")
+_SETTINGS = ("NCCL_", "GLOO_", "OMP_", "MKL_", "KMP_", "CUDA_", "TORCH_", "PYTORCH_", "DS_", "HF_HUB_OFFLINE", "NVIDIA_TF32_")
+_CPUS = Path("/sys/devices/system/cpu")
 _ALLOCATIONS = {"SLURM_JOB_ID": "slurm", "PBS_JOBID": "pbs", "LSB_JOBID": "lsf"}
 VERSIONED = ("vitscale", "torch", "deepspeed", "transformers", "numpy", *ENGINE_PACKAGES)
 
 
-def environment(device: torch.device, backend: str | None) -> Environment:
-    """Host, device, cores, versions and settings of this process."""
+def environment(device: torch.device, backend: str | None, *, with_revision: bool = True) -> Environment:
+    """Host, device, cores, versions and settings of this process; the git revision costs two processes."""
     versions: dict[str, str | None] = {"python": platform.python_version()}
     for name in VERSIONED:
         try:
@@ -45,7 +48,13 @@ def environment(device: torch.device, backend: str | None) -> Environment:
         backend=backend,
         settings={key: value for key, value in sorted(os.environ.items()) if key.startswith(_SETTINGS)},
         tf32=tf32_allowed(os.environ.get("NVIDIA_TF32_OVERRIDE")) if device.type == "cuda" else None,
-        git_revision=_git_revision(Path.cwd()),
+        git_revision=_git_revision(Path.cwd()) if with_revision else None,
+        physical_cores=tuple(sorted(core.number for core in physical_cores(cores))) if _tells_siblings() else None,
+        cpu=_cpu_name(),
+        cpu_governor=_governor(cores),
+        cpu_boost=_boost(),
+        kernel=platform.release(),
+        gpus_unused=torch.cuda.device_count() if device.type == "cpu" else None,
         allocation=allocation(os.environ),
     )
 
@@ -73,7 +82,7 @@ def _device(device: torch.device) -> Device:
         )
     properties = torch.cuda.get_device_properties(device)
     uuid = f"GPU-{properties.uuid}"
-    known = next((gpu for gpu in visible_gpus() if gpu.uuid == uuid), None)
+    known = known_gpu(uuid)
     return Device(
         type="cuda",
         name=properties.name,
@@ -81,7 +90,34 @@ def _device(device: torch.device) -> Device:
         driver=known.driver if known else None,
         sm_clock_mhz=known.sm_clock_mhz if known else None,
         uuid=uuid,
+        numa_node=known.numa_node if known else None,
+        settings=GpuSettings(**told) if (told := gpu_settings(uuid)) else None,
     )
+
+
+def _tells_siblings() -> bool:
+    return Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list").exists()
+
+
+def _governor(cores: frozenset[int], cpus: Path = _CPUS) -> str | None:
+    """Of all `cores`, which may have unlike ones; None where the kernel does not tell."""
+    found = {_text(cpus / f"cpu{core}/cpufreq/scaling_governor") for core in cores}
+    return None if None in found else ", ".join(sorted(filter(None, found)))
+
+
+def _boost(cpus: Path = _CPUS) -> bool | None:
+    """By Intel's driver, or by the one for all; None where the kernel does not tell."""
+    no_turbo, boost = _text(cpus / "intel_pstate/no_turbo"), _text(cpus / "cpufreq/boost")
+    if no_turbo in ("0", "1"):
+        return no_turbo == "0"
+    return boost == "1" if boost in ("0", "1") else None
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="ascii").strip() or None
+    except (OSError, ValueError):
+        return None
 
 
 def _cpu_name() -> str:

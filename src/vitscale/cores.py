@@ -1,0 +1,195 @@
+"""Which cores a rank computes on: whole physical cores, of one memory node where they fit, on the side of its GPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_SYSFS = Path("/sys/devices/system")
+_MOST_CORES = 8192
+"""NR_CPUS of the largest kernels for x86."""
+
+Nodes = Sequence[int | None]
+
+
+@dataclass(frozen=True)
+class PhysicalCore:
+    """A physical core, as far as this process may use it."""
+
+    node: int | None
+    """Its memory node; None where the kernel does not tell."""
+    number: int
+    """The lowest number of its logical cores, allowed or not: the same for every process of the host."""
+    logical: tuple[int, ...]
+    """Those of its logical cores that are allowed."""
+
+
+def physical_cores(allowed: Iterable[int] | None = None, sysfs: Path = _SYSFS) -> tuple[PhysicalCore, ...]:
+    """The physical cores behind `allowed` (default: this process's own mask), by memory node and number.
+
+    Where the kernel does not tell of siblings, every logical core is a physical one.
+    """
+    cores = frozenset(os.sched_getaffinity(0) if allowed is None else allowed)
+    node_of = {core: node for node, own in _cores_of_nodes(sysfs).items() for core in own}
+    logical: dict[tuple[int | None, int], list[int]] = {}
+    for core in sorted(cores):
+        logical.setdefault((node_of.get(core), min(_siblings(core, sysfs))), []).append(core)
+    found = [PhysicalCore(node, number, tuple(own)) for (node, number), own in logical.items()]
+    return tuple(sorted(found, key=lambda core: (-1 if core.node is None else core.node, core.number)))
+
+
+def numa_nodes(cores: frozenset[int], sysfs: Path = _SYSFS) -> tuple[int, ...] | None:
+    """The memory nodes that `cores` belong to, in order; None where the kernel does not tell of every core."""
+    nodes = {node: own & cores for node, own in _cores_of_nodes(sysfs).items()}
+    told = frozenset[int]().union(*nodes.values())
+    return tuple(sorted(node for node, own in nodes.items() if own)) if told and told == cores else None
+
+
+def _siblings(core: int, sysfs: Path) -> list[int]:
+    try:
+        siblings = _cpu_list((sysfs / f"cpu/cpu{core}/topology/thread_siblings_list").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return [core]
+    return siblings if core in siblings else [core]
+
+
+def _cores_of_nodes(sysfs: Path) -> dict[int, frozenset[int]]:
+    nodes: dict[int, frozenset[int]] = {}
+    for folder in (sysfs / "node").glob("node*"):
+        number = folder.name.removeprefix("node")
+        if number.isascii() and number.isdigit():
+            try:
+                nodes[int(number)] = frozenset(_cpu_list((folder / "cpulist").read_text(encoding="ascii")))
+            except (OSError, ValueError):  # a node of memory alone has an empty list
+                continue
+    return nodes
+
+
+def _cpu_list(text: str) -> list[int]:
+    cores: list[int] = []
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        cores += range(int(first), int(last or first) + 1)
+    return cores
+
+
+def node_distances(sysfs: Path = _SYSFS) -> dict[int, dict[int, int]]:
+    """From each memory node to each other, as the firmware tells (10: itself); without those it does not tell of."""
+    numbers = sorted(_cores_of_nodes(sysfs))
+    distances = {}
+    for node in numbers:
+        try:
+            told = [int(word) for word in (sysfs / f"node/node{node}/distance").read_text(encoding="ascii").split()]
+        except (OSError, ValueError):
+            continue
+        if len(told) == len(numbers):  # else there are nodes of memory alone, whose place in the row is not known
+            distances[node] = dict(zip(numbers, told, strict=True))
+    return distances
+
+
+def is_bound(own: frozenset[int], parent: frozenset[int], host: frozenset[int]) -> bool:
+    """Whether the launcher has bound a rank: it left it fewer cores than it has itself and the rank's group grants.
+
+    Args:
+        own: the rank's mask as it came.
+        parent: the mask of the process that started it.
+        host: what the rank's cpuset allows (a container's, a job step's).
+    """
+    return own < parent & host
+
+
+def bound_by_launcher() -> bool:
+    """`is_bound` of this process. For a moment it asks for every core: the kernel grants those of its cpuset."""
+    own = frozenset(os.sched_getaffinity(0))
+    try:
+        parent = frozenset(os.sched_getaffinity(os.getppid()))
+        os.sched_setaffinity(0, range(_MOST_CORES))
+        host = frozenset(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, own)
+    except OSError:
+        return False
+    return is_bound(own, parent, host)
+
+
+def share_of_cores(
+    local_rank: int,
+    ranks: int,
+    threads: int,
+    cores: Sequence[PhysicalCore],
+    gpu_nodes: Nodes = (),
+    distances: Mapping[int, Mapping[int, int]] | None = None,
+) -> tuple[int, ...] | None:
+    """The logical cores that a rank is pinned to; None where the host has fewer than all ranks' threads.
+
+    As many physical cores as the rank has threads, or its equal share where there are fewer, each with all its siblings.
+    Every rank works out the same table of all ranks of its host. First those get cores whose GPU's memory node has room,
+    then those that fit on another node, the nearest first, and last those that fit on none.
+
+    Args:
+        local_rank: of this host, from 0.
+        ranks: of this host.
+        threads: of each rank.
+        cores: of the host, in the order of `physical_cores`.
+        gpu_nodes: the memory node of each GPU that this rank sees, in CUDA's order; None where unknown.
+        distances: between memory nodes (`node_distances`).
+    """
+    each = min(threads, len(cores) // ranks)
+    if 0 < len(gpu_nodes) < ranks and each:
+        # A launcher that shows each rank its own GPU: which the others have is not known, but that they have others.
+        node = gpu_nodes[local_rank % len(gpu_nodes)]
+        near = [core for core in cores if core.node == node]
+        if len(near) >= each:
+            first = local_rank % (len(near) // each) * each
+            return _logical(near[first : first + each], threads) or _consecutive(local_rank, ranks, threads, cores)
+    table = _table(ranks, each, cores, [gpu_nodes[r % len(gpu_nodes)] if gpu_nodes else None for r in range(ranks)],
+                   distances or {})  # fmt: skip
+    shares = [_logical(own, threads) for own in table]
+    return shares[local_rank] if all(shares) else _consecutive(local_rank, ranks, threads, cores)
+
+
+def _table(
+    ranks: int, each: int, cores: Sequence[PhysicalCore], near: Nodes, distances: Mapping[int, Mapping[int, int]]
+) -> list[list[PhysicalCore]]:
+    """`each` physical cores for each rank; `near`: the node that each is to lie on, where that matters."""
+    free: dict[int | None, list[PhysicalCore]] = {}
+    for core in cores:
+        free.setdefault(core.node, []).append(core)
+    table: list[list[PhysicalCore]] = [[] for _ in range(ranks)]
+
+    def by_distance(rank: int) -> list[int | None]:
+        node = near[rank]
+        return sorted(free, key=lambda other: 0 if node is None or other is None else _distance(distances, node, other))
+
+    def take(rank: int, nodes: Iterable[int | None]) -> None:
+        room = next((node for node in nodes if len(free.get(node, ())) >= each), ...)
+        if not table[rank] and room is not ...:
+            table[rank], free[room] = free[room][:each], free[room][each:]
+
+    for rank in range(ranks):
+        if near[rank] is not None:
+            take(rank, [near[rank]])
+    for rank in range(ranks):
+        take(rank, by_distance(rank))
+    for rank in range(ranks):
+        if not table[rank]:
+            table[rank] = [core for node in by_distance(rank) for core in free[node]][:each]
+            free = {node: [core for core in own if core not in table[rank]] for node, own in free.items()}
+    return table
+
+
+def _distance(distances: Mapping[int, Mapping[int, int]], node: int, other: int) -> int:
+    return 0 if node == other else distances.get(node, {}).get(other, _MOST_CORES)
+
+
+def _logical(cores: Sequence[PhysicalCore], threads: int) -> tuple[int, ...] | None:
+    logical = tuple(sorted(core for own in cores for core in own.logical))
+    return logical if len(logical) >= threads else None
+
+
+def _consecutive(local_rank: int, ranks: int, threads: int, cores: Sequence[PhysicalCore]) -> tuple[int, ...] | None:
+    """Logical cores one after the other, where whole physical ones do not suffice: ranks share some of those."""
+    logical = [core for own in cores for core in own.logical]
+    first = local_rank * threads
+    return tuple(sorted(logical[first : first + threads])) if ranks * threads <= len(logical) else None

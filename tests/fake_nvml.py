@@ -71,7 +71,40 @@ class FakeNvml:
         return int(pynvml.NVML_SUCCESS)
 
     def c_nvmlDeviceGetHandleByIndex_v2(self, index: Any, device: Any) -> int:
-        return int(pynvml.NVML_SUCCESS if index.value == 3 else pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        number = getattr(index, "value", index)
+        return int(pynvml.NVML_SUCCESS if number in (0, 3) else pynvml.NVML_ERROR_INVALID_ARGUMENT)
+
+    def c_nvmlDeviceGetCount_v2(self, count: Any) -> int:
+        count._obj.value = 1
+        return int(pynvml.NVML_SUCCESS)
+
+    def c_nvmlDeviceGetUUID(self, device: Any, text: Any, length: Any) -> int:
+        text.value = UUID.encode()
+        return int(pynvml.NVML_SUCCESS)
+
+    def c_nvmlDeviceGetName(self, device: Any, text: Any, length: Any) -> int:
+        text.value = b"NVIDIA H200"
+        return int(pynvml.NVML_SUCCESS)
+
+    def c_nvmlSystemGetDriverVersion(self, text: Any, length: Any) -> int:
+        text.value = b"570.124.06"
+        return int(pynvml.NVML_SUCCESS)
+
+    def c_nvmlDeviceGetMemoryInfo(self, device: Any, memory: Any) -> int:
+        memory._obj.total = 143_771 * 2**20
+        return int(pynvml.NVML_SUCCESS)
+
+    def c_nvmlDeviceGetCudaComputeCapability(self, device: Any, major: Any, minor: Any) -> int:
+        major._obj.value, minor._obj.value = 9, 0
+        return int(pynvml.NVML_SUCCESS)
+
+    def c_nvmlDeviceGetEnforcedPowerLimit(self, device: Any, limit: Any) -> int:
+        limit._obj.value = 700_000
+        return int(pynvml.NVML_SUCCESS)
+
+    def c_nvmlDeviceGetEccMode(self, device: Any, current: Any, pending: Any) -> int:
+        current._obj.value, pending._obj.value = 1, 1
+        return int(pynvml.NVML_SUCCESS)
 
     def c_nvmlDeviceGetUtilizationRates(self, device: Any, rates: Any) -> int:
         self.on_look()

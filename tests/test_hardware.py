@@ -8,22 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from vitscale import hardware
 from vitscale.hardware import (
     Gpu,
     Machine,
-    cores_in_order,
     cpu_quota_cores,
     cpu_throttled_seconds,
-    numa_nodes,
-    parse_nvidia_smi,
-    select_visible,
-    share_of_cores,
     this_machine,
 )
+from vitscale.trial import Device
 
 
 def put(folder: Path, **files: str) -> None:
@@ -208,69 +202,7 @@ print((cpu_throttled_seconds() - before) / seconds, (time.process_time() - used)
     assert 0.5 < throttled_share < 1.02 - computing
 
 
-# --- cores ---------------------------------------------------------------------------------------------------------
-
-
-def topology(folder: Path, siblings: dict[int, str]) -> Path:
-    for core, cores in siblings.items():
-        put(folder / f"cpu{core}/topology", thread_siblings_list=cores)
-    return folder
-
-
-def test_hyperthreads_come_after_all_physical_cores(tmp_path: Path) -> None:
-    """Intel's numbering: 0 and 4 are one core; and neighbours' numbering: 0 and 1 are one."""
-    far = topology(tmp_path / "far", {n: f"{n % 4},{n % 4 + 4}" for n in range(8)})
-    assert cores_in_order(frozenset(range(8)), far) == [0, 1, 2, 3, 4, 5, 6, 7]
-    near = topology(tmp_path / "near", {n: f"{n // 2 * 2}-{n // 2 * 2 + 1}" for n in range(8)})
-    assert cores_in_order(frozenset(range(8)), near) == [0, 2, 4, 6, 1, 3, 5, 7]
-
-
-def test_a_sibling_that_is_not_allowed_does_not_count(tmp_path: Path) -> None:
-    near = topology(tmp_path, {n: f"{n // 2 * 2}-{n // 2 * 2 + 1}" for n in range(4)})
-    assert cores_in_order(frozenset({1, 2, 3}), near) == [1, 2, 3]
-
-
-@pytest.mark.parametrize("siblings", ["", "junk", "7", "1-"])
-def test_without_a_topology_the_cores_come_by_number(tmp_path: Path, siblings: str) -> None:
-    assert cores_in_order(frozenset({3, 1, 2}), topology(tmp_path, {1: siblings})) == [1, 2, 3]
-
-
-def nodes(folder: Path, cores_of: dict[str, str]) -> Path:
-    for name, cores in cores_of.items():
-        put(folder / name, cpulist=cores)
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("cores", "expected"),
-    [
-        ({0, 1}, (0,)),
-        ({4, 9}, (1,)),
-        ({3, 4}, (0, 1)),
-        ({12}, (10,)),
-        ({0, 99}, None),  # of one core nobody tells
-        ({99}, None),
-    ],
-)
-def test_memory_nodes_of_cores(tmp_path: Path, cores: set[int], expected: tuple[int, ...] | None) -> None:
-    """Two sockets with hyper-threads, a third numbered 10, a node of memory alone, and files that are no nodes."""
-    found = nodes(tmp_path, {"node0": "0-3,6-8", "node1": "4,5,9-11", "node10": "12", "node2": "", "nodeX": "0"})
-    (found / "online").write_text("0-2,10\n")
-    assert numa_nodes(frozenset(cores), found) == expected
-
-
-@pytest.mark.parametrize("cpulist", ["junk", "1-", "-3"])
-def test_memory_nodes_that_cannot_be_read_are_unknown(tmp_path: Path, cpulist: str) -> None:
-    assert numa_nodes(frozenset({0}), nodes(tmp_path, {"node0": cpulist})) is None
-    assert numa_nodes(frozenset({0}), tmp_path / "none") is None
-
-
-@given(st.integers(1, 16), st.integers(1, 8), st.integers(1, 64))
-def test_ranks_share_no_core(ranks: int, threads: int, cores: int) -> None:
-    shares = [share_of_cores(rank, threads, list(range(cores))) for rank in range(ranks)]
-    pinned = [core for share in shares if share is not None for core in share]
-    assert len(pinned) == len(set(pinned))
-    assert all((share is not None) == ((rank + 1) * threads <= cores) for rank, share in enumerate(shares))
+# --- cores and GPUs of a machine -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -289,97 +221,41 @@ def test_bf16_is_fast_where_the_processor_has_instructions_for_it(tmp_path: Path
     assert bool(flags & {"amx_bf16", "avx512_bf16"}) is fast
 
 
-# --- GPUs ----------------------------------------------------------------------------------------------------------
-
-# Written in the form nvidia-smi prints; not recorded from a machine.
-H200 = "GPU-11111111-2222-3333-4444-555555555555, NVIDIA H200, 143771, 570.124.06, 1980, 9.0\n"
-T4 = "GPU-66666666-7777-8888-9999-000000000000, Tesla T4, 15360, 550.90.07, 585, 7.5\n"
-MIG = "GPU-aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee, NVIDIA A100-SXM4-40GB, [N/A], 550.90.07, [N/A], 8.0\n"
-
-
-def test_an_h200() -> None:
-    (gpu,) = parse_nvidia_smi(H200)
-    assert gpu == Gpu(
-        "GPU-11111111-2222-3333-4444-555555555555", "NVIDIA H200", 143_771 * 2**20, "570.124.06", 1980, (9, 0)
-    )
-
-
-def test_what_is_not_available_is_unknown_and_not_zero() -> None:
-    (gpu,) = parse_nvidia_smi(MIG)
-    assert (gpu.memory_bytes, gpu.sm_clock_mhz, gpu.compute_capability) == (None, None, (8, 0))
-    (gpu,) = parse_nvidia_smi("GPU-1, X, [Not Supported], [N/A], [Unknown Error], [N/A]\n")
-    assert gpu == Gpu("GPU-1", "X", None, None, None, None)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "\n\n", "No devices were found\n", "a, b, c\n", "Unable to determine, the handle\n"]
-)
-def test_what_is_no_gpu_is_passed_over(text: str) -> None:
-    assert parse_nvidia_smi(text) == ()
-
-
-@given(st.text() | st.lists(st.text(max_size=6), min_size=6, max_size=6).map(", ".join))
-def test_whatever_nvidia_smi_says_is_read(text: str) -> None:
-    for gpu in parse_nvidia_smi(text):
-        assert gpu.memory_bytes is None or gpu.memory_bytes >= 0
+def gpu(node: int | None, capability: tuple[int, int] | None = (9, 0)) -> Gpu:
+    return Gpu(f"GPU-{node}", "NVIDIA H100 80GB HBM3", None, None, None, capability, node)
 
 
 def test_bf16_is_fast_from_compute_capability_8_on_every_gpu() -> None:
-    def fast(text: str) -> bool:
-        return Machine(1, None, parse_nvidia_smi(text), False).fast_bf16("cuda")
+    def fast(*gpus: Gpu) -> bool:
+        return Machine(1, None, gpus, False).fast_bf16("cuda")
 
-    assert fast(H200)
-    assert fast(H200 + MIG)
-    assert not fast(T4)
-    assert not fast(H200 + T4)
-    assert not fast("")
+    assert fast(gpu(0))
+    assert not fast(gpu(0, (7, 5)))
+    assert not fast(gpu(0), gpu(1, None))
+    assert not fast()
 
 
 @pytest.mark.parametrize(
-    ("visible", "chosen"),
+    ("machine", "ranks", "device", "threads"),
     [
-        (None, [0, 1, 2]),
-        ("", []),
-        ("-1", []),
-        ("0,-1,1", [0]),
-        ("2,0", [2, 0]),
-        (" 1 , 2 ", [1, 2]),
-        ("1,9,0", [1]),
-        ("GPU-11111111", [0]),
-        ("GPU-aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee,GPU-6", [2, 1]),
-        ("GPU-", []),  # begins the name of several
-        ("G", []),
-        ("GPU-ffffffff", []),
-        ("MIG-11111111", []),
-        ("NoDevFiles", []),
-        ("0,0", [0]),
-        ("²", []),
-        ("9" * 5000, []),
+        (Machine(32, None, (), False, ((0, 16),)), 2, "cpu", 8),  # SMT: 16 cores of 32 threads
+        (Machine(32, None, (), False), 2, "cpu", 16),  # a kernel that does not tell, or [node] of a study
+        (Machine(6, 6.0, (), False, ((0, 16),)), 2, "cpu", 3),  # a quota
+        (Machine(32, None, (), False, ((0, 16),)), 40, "cpu", 1),
+        # DGX H100: 112 physical cores, 8 GPUs.
+        (Machine(224, None, tuple(gpu(n // 4) for n in range(8)), False, ((0, 56), (1, 56))), 8, "cuda", 14),
+        # All GPUs on one socket: eight ranks lie there together, two have it to themselves.
+        (Machine(224, None, (gpu(0),) * 8, False, ((0, 56), (1, 56))), 8, "cuda", 7),
+        (Machine(224, None, (gpu(0),) * 8, False, ((0, 56), (1, 56))), 2, "cuda", 28),
+        (Machine(224, None, (gpu(None),) * 8, False, ((0, 56), (1, 56))), 8, "cuda", 14),
+        (Machine(224, None, (gpu(0),) * 8, False, ((0, 56), (1, 56))), 8, "cpu", 14),
     ],
 )
-def test_cuda_visible_devices(visible: str | None, chosen: list[int]) -> None:
-    gpus = parse_nvidia_smi(H200 + T4 + MIG)
-    assert select_visible(gpus, visible) == tuple(gpus[n] for n in chosen)
+def test_default_threads_are_physical_cores(machine: Machine, ranks: int, device: Device, threads: int) -> None:
+    assert machine.threads_for(ranks, device) == threads
 
 
-def fake_nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    program = folder / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-
-def test_nvidia_smi_is_asked_for_the_fields_that_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fields = "--query-gpu=uuid,name,memory.total,driver_version,clocks.sm,compute_cap --format=csv,noheader,nounits"
-    fake_nvidia_smi(tmp_path, monkeypatch, f'[ "$*" = "{fields}" ] && echo "{(T4 + H200).strip()}"')
-    assert [gpu.name for gpu in hardware.visible_gpus()] == ["Tesla T4", "NVIDIA H200"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert [gpu.name for gpu in hardware.visible_gpus()] == ["NVIDIA H200"]
-
-
-def test_an_nvidia_smi_that_fails_means_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_nvidia_smi(tmp_path, monkeypatch, f'echo "{T4.strip()}"; exit 9')
-    assert hardware.visible_gpus() == ()
-    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    assert hardware.visible_gpus() == ()
+def test_a_job_s_share_of_a_node_is_as_much_of_its_physical_cores() -> None:
+    node = Machine(64, None, (), False, ((0, 16), (1, 16)))
+    assert node.limited_to(32).physical_cores == 16
+    assert node.limited_to(96) == node

@@ -123,8 +123,8 @@ def share_of_cores(
 ) -> tuple[int, ...] | None:
     """The logical cores that a rank is pinned to; None where the host has fewer than all ranks' threads.
 
-    As many physical cores as the rank has threads, or its equal share where there are fewer, each with all its siblings.
-    Every rank works out the same table of all ranks of its host. First those get cores whose GPU's memory node has room,
+    As many physical cores as the rank has threads, or its equal share where there are fewer, each with its siblings.
+    Every rank works out the same table of all ranks of its host. First come those whose GPU's memory node has room,
     then those that fit on another node, the nearest first, and last those that fit on none.
 
     Args:
@@ -136,16 +136,17 @@ def share_of_cores(
         distances: between memory nodes (`node_distances`).
     """
     each = min(threads, len(cores) // ranks)
-    if 0 < len(gpu_nodes) < ranks and each:
+    if not each:
+        return _consecutive(local_rank, ranks, threads, cores)
+    if 0 < len(gpu_nodes) < ranks:
         # A launcher that shows each rank its own GPU: which the others have is not known, but that they have others.
         node = gpu_nodes[local_rank % len(gpu_nodes)]
         near = [core for core in cores if core.node == node]
         if len(near) >= each:
             first = local_rank % (len(near) // each) * each
             return _logical(near[first : first + each], threads) or _consecutive(local_rank, ranks, threads, cores)
-    table = _table(ranks, each, cores, [gpu_nodes[r % len(gpu_nodes)] if gpu_nodes else None for r in range(ranks)],
-                   distances or {})  # fmt: skip
-    shares = [_logical(own, threads) for own in table]
+    sides = [gpu_nodes[rank % len(gpu_nodes)] if gpu_nodes else None for rank in range(ranks)]
+    shares = [_logical(own, threads) for own in _table(ranks, each, cores, sides, distances or {})]
     return shares[local_rank] if all(shares) else _consecutive(local_rank, ranks, threads, cores)
 
 

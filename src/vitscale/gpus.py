@@ -58,7 +58,9 @@ def visible_gpus() -> tuple[Gpu, ...]:
     if not chosen and (visible is not None or gpus or device_files()):
         signs = [*device_files()[:1], *([] if visible is None else [f"CUDA_VISIBLE_DEVICES = {visible!r}"])]
         if gpus:
-            why = f"NVML tells of {len(gpus)}, and none of them is named" if visible else "none has a slice to compute on"
+            why = (
+                f"NVML tells of {len(gpus)}, and none of them is named" if visible else "none has a slice to compute on"
+            )
         raise GpusUnreadable(f"{' and '.join(signs) or 'GPUs in MIG mode'} are there, but {why}")
     return chosen
 

@@ -15,6 +15,7 @@ from vitscale.trial import Device
 
 __all__ = ["Gpu", "Machine", "cpu_quota_cores", "cpu_throttled_seconds", "this_machine"]
 
+
 @dataclass(frozen=True)
 class Machine:
     """What trials can be placed on."""

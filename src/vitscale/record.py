@@ -101,7 +101,7 @@ class Environment(Record):
     numa_nodes: tuple[int, ...] | None = None
     """The memory nodes of `cores_allowed`; null where the kernel does not tell."""
     git_revision: str | None
-    """Of rank 0's working directory, with "+changes" where it had any; null outside a repository, and on other ranks."""
+    """Of rank 0's working directory, with "+changes" where it had any; null outside a repository and on other ranks."""
     tf32: bool | None = None
     """Whether fp32 products may be computed in TF32, whatever was set for it; null on cpu and in older formats."""
     physical_cores: tuple[int, ...] | None = None

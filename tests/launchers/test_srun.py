@@ -14,8 +14,8 @@ from vitscale.launchers.srun import Srun
 def test_the_exact_command(nodes: int, ranks: int, interface: str | None) -> None:
     argv = (
         "srun", "--job-name=0123456789ab-r0-a0",
-        f"--nodes={nodes}", f"--ntasks={nodes * ranks}", f"--ntasks-per-node={ranks}", "--cpus-per-task=2",
-        "--distribution=block", "--overlap", "--exact", "--cpu-bind=none", "--mpi=none", "--export=ALL",
+        f"--nodes={nodes}", f"--ntasks={nodes * ranks}", f"--ntasks-per-node={ranks}",
+        "--distribution=block", "--overlap", "--cpu-bind=none", "--mpi=none", "--export=ALL",
         "--kill-on-bad-exit=1",
         PYTHON, "-m", "vitscale.worker", str(FOLDER),
     )  # fmt: skip

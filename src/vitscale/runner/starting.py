@@ -26,7 +26,20 @@ from vitscale.store import write_whole
 from vitscale.study import LaunchSection
 from vitscale.trial import World
 
-_PASSED_ON = ("NCCL_", "GLOO_", "OMP_", "MKL_", "KMP_", "CUDA_", "TORCH_", "PYTORCH_", "DS_", "HF_", "VITSCALE_", "NVIDIA_TF32_")
+_PASSED_ON = (
+    "NCCL_",
+    "GLOO_",
+    "OMP_",
+    "MKL_",
+    "KMP_",
+    "CUDA_",
+    "TORCH_",
+    "PYTORCH_",
+    "DS_",
+    "HF_",
+    "VITSCALE_",
+    "NVIDIA_TF32_",
+)
 """Beginnings of the names of settings that a user makes for all ranks."""
 _NOT_PASSED_ON = ("CUDA_VISIBLE_DEVICES", launch_file.TOKEN_VARIABLE)
 """Which GPUs are free differs from host to host."""

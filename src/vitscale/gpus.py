@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -186,15 +187,15 @@ def _gpu(nvml: Any, handle: Any) -> Gpu:
 def _slices(nvml: Any, handle: Any, gpu: Gpu) -> Iterator[Gpu]:
     """The slices of a GPU in MIG mode; they compute as the GPU does, on less memory."""
     for index in range(_told(nvml, lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(handle)) or 0):
-        part = _told(nvml, lambda index=index: nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
+        part = _told(nvml, partial(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index))
         if part is None:
             continue
-        uuid = _told(nvml, lambda part=part: nvml.nvmlDeviceGetUUID(part))
+        uuid = _told(nvml, partial(nvml.nvmlDeviceGetUUID, part))
         if uuid is None:
             continue
-        memory = _told(nvml, lambda part=part: nvml.nvmlDeviceGetMemoryInfo(part).total)
-        name = _told(nvml, lambda part=part: nvml.nvmlDeviceGetName(part))
-        yield replace(gpu, uuid=uuid, name=name or f"{gpu.name} MIG", memory_bytes=memory)
+        memory = _told(nvml, partial(nvml.nvmlDeviceGetMemoryInfo, part))
+        name = _told(nvml, partial(nvml.nvmlDeviceGetName, part))
+        yield replace(gpu, uuid=uuid, name=name or f"{gpu.name} MIG", memory_bytes=memory and int(memory.total))
 
 
 def _numa_node(nvml: Any, handle: Any) -> int | None:
@@ -214,7 +215,7 @@ def _numa_node(nvml: Any, handle: Any) -> int | None:
 
 def _links_up(nvml: Any, handle: Any) -> int | None:
     states = [
-        _told(nvml, lambda link=link: nvml.nvmlDeviceGetNvLinkState(handle, link))
+        _told(nvml, partial(nvml.nvmlDeviceGetNvLinkState, handle, link))
         for link in range(getattr(nvml, "NVML_NVLINK_MAX_LINKS", 18))
     ]
     told = [state for state in states if state is not None]

@@ -23,7 +23,7 @@ def test_the_exact_command(nodes: int, ranks: int, interface: str | None) -> Non
     assert made.commands == (argv,)
     assert (made.per_host, made.ranks_know_their_master) == (False, False)
     named = launch(Srun(), world(nodes, ranks), hosts(nodes), interface=interface).commands[0]
-    assert named == (*argv[:6], "--nodelist=" + ",".join(f"node{n}" for n in range(nodes)), *argv[6:])
+    assert named == (*argv[:5], "--nodelist=" + ",".join(f"node{n}" for n in range(nodes)), *argv[5:])
 
 
 def test_srun_knows_every_option_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,6 +32,6 @@ def test_srun_knows_every_option_it_is_given(tmp_path: Path, monkeypatch: pytest
     conf.write_text("ClusterName=none\nSlurmctldHost=localhost\nNodeName=localhost\nPartitionName=all Nodes=ALL\n")
     monkeypatch.setenv("SLURM_CONF", str(conf))
     helped = help_of("srun", "--help")
-    assert len(given := options(launch(Srun(), world(2, 2), hosts(2)).commands[0])) == 13
+    assert len(given := options(launch(Srun(), world(2, 2), hosts(2)).commands[0])) == 11
     # --cpu-bind stands in the help only where the cluster has a plugin for it.
     assert [option for option in given if option not in helped] in ([], ["--cpu-bind"])

@@ -27,7 +27,7 @@ def monitor(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch, seconds: float = HO
 
 
 def test_figures_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four looks: throttled in two of them."""
+    """Four looks: throttled in one of them, at the power limit in another."""
     looks = [
         Answers(90, 1980, 60, 600_000, 0),
         Answers(100, 1755, 71, 700_000, POWER_CAP),
@@ -45,8 +45,10 @@ def test_figures_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
         "sm_clock_mhz_min": 1200,
         "temperature_celsius_max": 84,
         "power_watts_mean": 550,
-        "throttle_reasons": ("power cap", "hardware slowdown", "thermal (hardware)"),
-        "throttled_share": 0.5,
+        "throttle_reasons": ("hardware slowdown", "thermal (hardware)"),
+        "throttled_share": 0.25,
+        "limits": ("power cap",),
+        "limited_share": 0.25,
     }
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from results_factory import make_run, one_curve, write_results
 from study_factory import EIGHT_CORES, summary, write_study
 from vitscale.errors import RequestError, StoreError
+from vitscale.hardware import Machine
 from vitscale.record import Outcome, OutcomeKind, StudyRecord
 from vitscale.runner.one_run import Task
 from vitscale.runner.planning import Plan, check_folder, installed_versions, outstanding, plan
@@ -87,6 +89,23 @@ def test_results_go_on_under_the_launcher_that_they_were_begun_with(tmp_path: Pa
     assert launchers(named) == {"local"}
     (results / "study.json").write_text("{")
     assert launchers(plan(study, EIGHT_CORES, lambda _: summary(), results=results)) == {"local"}
+
+
+def test_a_folder_begun_with_threads_from_logical_cores_keeps_them(tmp_path: Path) -> None:
+    """Four physical cores with two threads each: 4 threads for each of two ranks then, 2 by default now."""
+    smt = replace(EIGHT_CORES, node_cores=((0, 4),))
+
+    def threads(machine: Machine, results: Path) -> set[int]:
+        found = plan(path, machine, lambda _: summary(fingerprint="f"), results=results)
+        return {trial.world.threads_per_rank for trial in found.record.trials.values()}
+
+    path = write_study(tmp_path, {"scaling": {"gpus": [1, 2]}}, "example")
+    begun = plan(path, EIGHT_CORES, lambda _: summary(fingerprint="f"), results=tmp_path / "new")
+    (tmp_path / "old").mkdir()
+    write_study_record(tmp_path / "old", begun.record)
+    assert threads(smt, tmp_path / "new") == {2}
+    assert threads(smt, tmp_path / "old") == {4}
+    assert threads(replace(smt, cores=6, node_cores=((0, 3),)), tmp_path / "old") == {1}  # another machine's
 
 
 def test_planning_writes_nothing(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_srun_is_a_step_of_the_runs_name(allocation: SlurmAllocation) -> None:
     assert commands(allocation, "srun") == [
         [
             *("srun", "--job-name=0123456789ab-r0-a0", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1"),
-            *("--cpus-per-task=2", "--nodelist=node0,node1", "--distribution=block", "--overlap", "--exact"),
+            *("--nodelist=node0,node1", "--distribution=block", "--overlap"),
             *("--cpu-bind=none", "--mpi=none", "--export=ALL", "--kill-on-bad-exit=1"),
             *("/opt/python", "-m", "vitscale.worker", str(RUN)),
         ]

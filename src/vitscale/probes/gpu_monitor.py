@@ -27,6 +27,8 @@ THROTTLE_REASONS = {
     0x200: "board limit",
     0x400: "reliability",
 }
+LIMITS = ("power cap", "sync boost", "board limit", "reliability")
+"""Those that are a GPU's normal state under load, or its group's: no slowdown by heat or fault."""
 _NO_THROTTLING = 0x001 | 0x002 | 0x100
 """Idle, clocks set by the user, clocks set for a display."""
 
@@ -191,6 +193,8 @@ def summary(samples: Sequence[Sample]) -> GpuSamples | None:
     temperatures = [sample.temperature_celsius for sample in samples if sample.temperature_celsius is not None]
     powers = [sample.power_watts for sample in samples if sample.power_watts is not None]
     throttles = [throttling(sample.throttle_bits) for sample in samples if sample.throttle_bits is not None]
+    slowed = [[name for name in names if name not in LIMITS] for names in throttles]
+    limited = [[name for name in names if name in LIMITS] for names in throttles]
     return GpuSamples(
         samples=len(samples),
         utilisation=statistics.fmean(utilisations) if utilisations else None,
@@ -198,8 +202,10 @@ def summary(samples: Sequence[Sample]) -> GpuSamples | None:
         sm_clock_mhz_min=min(clocks, default=None),
         temperature_celsius_max=max(temperatures, default=None),
         power_watts_mean=statistics.fmean(powers) if powers else None,
-        throttle_reasons=tuple(dict.fromkeys(name for names in throttles for name in names)),
-        throttled_share=sum(map(bool, throttles)) / len(throttles) if throttles else None,
+        throttle_reasons=tuple(dict.fromkeys(name for names in slowed for name in names)),
+        throttled_share=sum(map(bool, slowed)) / len(slowed) if slowed else None,
+        limits=tuple(dict.fromkeys(name for names in limited for name in names)) if limited else None,
+        limited_share=sum(map(bool, limited)) / len(limited) if limited else None,
     )
 
 

@@ -95,8 +95,8 @@ def plan(
         machine: what one host offers; None: what the scheduler says.
         check_data: finds and verifies a dataset.
         overlay: of a site file and the command line.
-        results: the folder that it is to go into: where it was begun there, it keeps the launcher and the threads of then,
-            as far as it leaves them open. None: results/NAME.
+        results: the folder that it is to go into: begun there, it keeps the launcher and the threads of then, as far as
+            it leaves them open. None: results/NAME.
 
     Raises:
         RequestError: the study, the data or the hosts do not allow it.

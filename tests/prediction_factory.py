@@ -68,7 +68,7 @@ def make_prediction(
         oom_chance=None,
         joules_per_epoch=None,
         cost_per_epoch=None,
-        startup_seconds=6.0,
+        startup_seconds=estimate(6.0),
         assumptions=(NETWORK,) if label == "prior-driven" else (),
         reasons={
             "memory_capacity_bytes": "the device's memory was not recorded",

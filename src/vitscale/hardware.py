@@ -6,6 +6,7 @@ import math
 import os
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Self
 
@@ -168,3 +169,14 @@ def _quota_of(folder: Path) -> float | None:
     except (OSError, ValueError, ZeroDivisionError):
         pass
     return None
+
+
+@cache
+def multiplies_in_tiles() -> bool:
+    """Whether this machine's processor multiplies 16-bit numbers in tiles (AMX), and oneDNN is not told to leave it."""
+    if "AMX" not in os.environ.get("ONEDNN_MAX_CPU_ISA", "AMX").upper():
+        return False
+    try:
+        return "amx_bf16" in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False

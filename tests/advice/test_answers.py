@@ -245,7 +245,7 @@ def test_with_any_batch_and_a_known_noise_scale_the_time_to_the_same_loss_decide
 def test_start_up_is_part_of_the_time_and_the_cost_but_not_of_the_knee() -> None:
     plain = evidence()
     series = plain.series[0]
-    slow = replace(series, points=tuple(replace(point, startup_seconds=1000.0) for point in series.points))
+    slow = replace(series, points=tuple(replace(point, startup_seconds=(1000.0,)) for point in series.points))
     advice = advise(replace(plain, series=(slow,)), ASKED, NoiseScale.unknown(""), forecaster())
 
     assert answer(advice, "fastest").seconds.value == pytest.approx(2450)

@@ -19,11 +19,11 @@ SHARES = {
 def across_hosts() -> Option:
     """8 ranks on 2 hosts, whose time is known within a factor of 2."""
     option = advised(replace(ASKED, gpus=(8,), ranks_per_node=4)).answers[0].option
-    return replace(option, seconds=Range(1000.0, 700.0, 1400.0))
+    return replace(option, training=Range(1000.0, 700.0, 1400.0))
 
 
 def test_an_unknown_network_is_checked_first_and_the_width_is_that_of_the_root_of_the_variances() -> None:
-    found = measurements(across_hosts(), evidence().series[0], UNKNOWN, SHARES, 0.0)
+    found = measurements(across_hosts(), evidence().series[0], UNKNOWN, SHARES)
 
     best = next(one for one in found if "--hostfile" in one.what)
     left = (CHECKED_SPREAD / UNKNOWN.across.bandwidth_spread) ** 2
@@ -37,11 +37,11 @@ def test_an_unknown_network_is_checked_first_and_the_width_is_that_of_the_root_o
 def test_start_up_is_not_what_is_uncertain() -> None:
     option = replace(across_hosts(), seconds=Range(1500.0, 1200.0, 1900.0))
 
-    assert measurements(option, evidence().series[0], UNKNOWN, SHARES, 500.0)[0].spread_before == pytest.approx(2.0)
+    assert measurements(option, evidence().series[0], UNKNOWN, SHARES)[0].spread_before == pytest.approx(2.0)
 
 
 def test_what_was_checked_is_not_advised_again() -> None:
-    found = measurements(across_hosts(), evidence().series[0], MEASURED, SHARES, 0.0)
+    found = measurements(across_hosts(), evidence().series[0], MEASURED, SHARES)
 
     assert not any("check" in one.what for one in found)
 
@@ -50,7 +50,7 @@ def test_a_check_on_two_hosts_tells_of_both_levels() -> None:
     shares = SHARES | {"network between hosts": 0.4, "network inside hosts": 0.4}
     left = [(CHECKED_SPREAD / link.bandwidth_spread) ** 2 for link in (UNKNOWN.inside, UNKNOWN.across)]
 
-    found = measurements(across_hosts(), evidence().series[0], UNKNOWN, shares, 0.0)
+    found = measurements(across_hosts(), evidence().series[0], UNKNOWN, shares)
 
     both = next(one for one in found if "--hostfile" in one.what)
     assert both.part == "network inside and between hosts"
@@ -58,7 +58,7 @@ def test_a_check_on_two_hosts_tells_of_both_levels() -> None:
 
 
 def test_ranked_by_gain_for_a_gpu_minute() -> None:
-    found = measurements(across_hosts(), evidence().series[0], UNKNOWN, SHARES | {"compute": 0.4}, 0.0)
+    found = measurements(across_hosts(), evidence().series[0], UNKNOWN, SHARES | {"compute": 0.4})
 
     gains = [one.gain_per_gpu_minute for one in found]
     assert len(gains) > 1
@@ -68,12 +68,12 @@ def test_ranked_by_gain_for_a_gpu_minute() -> None:
 def test_job_to_job_variation_is_nothing_that_a_measurement_takes_away() -> None:
     only_jobs = dict.fromkeys(SHARES, 0.0) | {"job-to-job": 1.0}
 
-    assert measurements(across_hosts(), evidence().series[0], UNKNOWN, only_jobs, 0.0) == ()
+    assert measurements(across_hosts(), evidence().series[0], UNKNOWN, only_jobs) == ()
 
 
 def test_inside_one_host_the_network_between_hosts_does_not_matter() -> None:
     option = replace(across_hosts(), candidate=replace(across_hosts().candidate, gpus=4))
 
-    found = measurements(option, evidence().series[0], UNKNOWN, SHARES, 0.0)
+    found = measurements(option, evidence().series[0], UNKNOWN, SHARES)
 
     assert not any("--hostfile" in one.what for one in found)

@@ -29,7 +29,7 @@ def test_a_curve_becomes_a_series_with_a_point_for_each_measured_trial() -> None
     assert series.points[1].devices == ("Example CPU",) * 2
     assert series.points[0].backend == "gloo"
     assert evidence.loader_images_per_second == 900.0
-    assert series.points[0].startup_seconds == 6.0
+    assert series.points[0].startup_seconds == (6.0,) * len(series.points[0].step_seconds)
 
 
 def test_failed_trials_and_empty_curves_are_left_out() -> None:

@@ -24,7 +24,7 @@ LIKE_THE_RESULTS: dict[str, dict[str, Any]] = {
     "model": {"name": "vit-ti16", "image_size": 32, "patch_size": 16},
     "data": {"name": "synthetic", "samples": 1024},
     "train": {"micro_batch": 8, "epochs": 10, "engine": "ddp", "precision": "fp32", "device": "cpu"},
-    "launch": {"threads_per_rank": 1},
+    "launch": {"threads_per_rank": 1, "launcher": "torchrun"},
     "scaling": {"gpus": [1, 2, 4]},
     "measure": {"repeats": 2},
 }

@@ -40,8 +40,8 @@ def advised_from(evidence: Evidence, analysis: Analysis, asked: Request) -> Advi
     shares = spread_by_part(own, option.gpus, option.candidate.ranks_per_node)
     return replace(
         advice,
-        measurements=measurements(option, own.series, evidence.network, shares, advice.work.startup_seconds),
-        assumptions=_assumptions(own, option, advice),
+        measurements=measurements(option, own.series, evidence.network, shares),
+        assumptions=(*_assumptions(own, option, advice), *((starts,) if (starts := option.startup_assumed) else ())),
     )
 
 

@@ -150,8 +150,7 @@ def work_of(kin: Family, asked: Request) -> Work:
                 next_step="Give --epochs",
             )
         )
-    startups = [point.startup_seconds for one in kin.members for point in one.points if point.startup_seconds]
-    return Work(images, epochs, max(startups, default=None), kin.trial.train.drop_last)
+    return Work(images, epochs, kin.trial.train.drop_last)
 
 
 def noise_of(analysis: Analysis, evidence: Evidence, name: str | None) -> NoiseScale:

@@ -19,7 +19,7 @@ def advice_json(advice: Advice, study: str | None) -> str:
     """
     asked = advice.asked
     content = {
-        "version": 1,
+        "version": 2,
         "series": advice.reference,
         "limits": {
             "deadline_seconds": asked.deadline_seconds,
@@ -31,7 +31,6 @@ def advice_json(advice: Advice, study: str | None) -> str:
         "work": {
             "images_per_epoch": advice.work.images,
             "epochs": advice.work.epochs,
-            "startup_seconds": advice.work.startup_seconds,
         },
         "noise_scale_images": advice.noise.images,
         "noise_scale_reason": advice.noise.reason or None,
@@ -88,6 +87,7 @@ def _option(option: Option) -> dict[str, Any]:
         "series": option.series,
         "engine_measured": option.measured_engine,
         **_range("seconds", option.seconds),
+        **_range("startup_seconds", option.startup),
         **_range("gpu_hours", option.gpu_hours),
         **_range("cost", option.cost),
         **_range("efficiency", option.efficiency),

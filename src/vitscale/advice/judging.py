@@ -59,6 +59,7 @@ def option_at(view: Landscape, asked: Request, found: Limits, place: int) -> Opt
     efficiency = Range(*(float(each[place]) for each in (view.efficiency, view.efficiency_low, view.efficiency_high)))
     gpu_hours = seconds.times(candidate.gpus / 3600)
     price = asked.price_per_gpu_hour
+    starts = view.startups[place]
     return Option(
         candidate=candidate,
         series=view.series[place],
@@ -67,6 +68,13 @@ def option_at(view: Landscape, asked: Request, found: Limits, place: int) -> Opt
         global_batch=int(view.global_batch[place]),
         keeps_batch=bool(view.keeps_batch[place]),
         seconds=seconds,
+        training=Range(
+            *(float(each[place]) for each in (view.training_seconds, view.training_low, view.training_high))
+        ),
+        startup=None
+        if starts is None
+        else Range(starts.seconds.value, starts.seconds.future_low, starts.seconds.future_high),
+        startup_assumed=None if starts is None else starts.assumption,
         gpu_hours=gpu_hours,
         cost=None if price is None else gpu_hours.times(price),
         efficiency=efficiency,

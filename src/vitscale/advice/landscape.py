@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitscale.advice.candidates import Candidates
+from vitscale.advice.candidates import Candidates, with_engine
 from vitscale.advice.family import Family
 from vitscale.advice.request import NoiseScale, Work
 from vitscale.prediction.candidates import Candidate, Forecasts, whole_steps
 from vitscale.prediction.results import Label
+from vitscale.prediction.start_up import StartUp, launcher_of, start_up
 from vitscale.prediction.step.model import Array
+from vitscale.trial import World
 
 Mask = NDArray[np.bool_]
 Forecaster = Callable[[str, Sequence[Candidate]], Forecasts]
@@ -37,6 +39,10 @@ class Landscape:
     seconds_high: Array
     training_seconds: Array
     """Without start-up: what the knee is looked for in."""
+    training_low: Array
+    training_high: Array
+    startups: tuple[StartUp | None, ...]
+    """Of one run; None: not known, and in no time."""
     efficiency: Array
     efficiency_low: Array
     efficiency_high: Array
@@ -101,8 +107,12 @@ def landscape(
     steps = whole_steps(np.full(len(every), float(work.images)), batch, micro_batch, work.drop_last)
     step, mean_low, mean_high = (gathered(lambda f: f.step_seconds), gathered(lambda f: f.step_low),
                                  gathered(lambda f: f.step_high))  # fmt: skip
-    startup = work.startup_seconds or 0.0
-    training = work.epochs * steps * step
+    training, training_low, training_high = (
+        work.epochs * steps * each
+        for each in (step, gathered(lambda f: f.step_future_low), gathered(lambda f: f.step_future_high))
+    )
+    startups = _start_ups(family, every)
+    startup, startup_low, startup_high = _columns(startups)
     efficiency = gathered(lambda f: f.efficiency)
     oom, memory = gathered(lambda f: f.oom_chance), gathered(lambda f: f.memory_bytes)
     return Landscape(
@@ -110,9 +120,13 @@ def landscape(
         series=series,
         labels=tuple(labels[n] for n in range(len(every))),
         seconds=startup + training,
-        seconds_low=startup + work.epochs * steps * gathered(lambda f: f.step_future_low),
-        seconds_high=startup + work.epochs * steps * gathered(lambda f: f.step_future_high),
+        # The two vary by themselves: their distances from the middle add up as squares.
+        seconds_low=startup + training - np.hypot(startup - startup_low, training - training_low),
+        seconds_high=startup + training + np.hypot(startup_high - startup, training_high - training),
         training_seconds=training,
+        training_low=training_low,
+        training_high=training_high,
+        startups=startups,
         efficiency=efficiency,
         # The one-rank step it is held against is uncertain too, mostly in the same parts, which cancel: this is wide.
         efficiency_low=efficiency * step / mean_high,
@@ -129,6 +143,42 @@ def landscape(
         needless=_needless(every, oom, family.trial.train.activation_checkpointing),
         memory_known=bool(np.isfinite(oom).any()),
     )
+
+
+def _start_ups(family: Family, every: Sequence[Candidate]) -> tuple[StartUp | None, ...]:
+    """Of each candidate, from all runs of the family; those with batches nobody measured share one."""
+    points = [point for series in family.members for point in series.points]
+    batches = {(point.trial.train.micro_batch, point.trial.train.grad_accum) for point in points}
+    known: dict[Candidate, StartUp | None] = {}
+    found = []
+    for one in every:
+        batch = (one.micro_batch, one.grad_accum)
+        key = replace(one, micro_batch=0, grad_accum=0) if batch not in batches else one
+        if key not in known:
+            own = family.nearest(one).points
+            trial = own[-1].trial
+            per_node = min(one.gpus, one.ranks_per_node)
+            world = World(
+                nodes=one.gpus // per_node, ranks_per_node=per_node, threads_per_rank=trial.world.threads_per_rank
+            )
+            train = with_engine(trial.train, one.engine, one.zero_stage).model_copy(
+                update={
+                    "micro_batch": one.micro_batch,
+                    "grad_accum": one.grad_accum,
+                    "activation_checkpointing": one.activation_checkpointing,
+                }
+            )
+            changes = {"train": train, "world": world, "launcher": launcher_of(own, one.gpus)}
+            known[key] = start_up(points, trial.model_copy(update=changes))
+        found.append(known[key])
+    return tuple(found)
+
+
+def _columns(startups: Sequence[StartUp | None]) -> tuple[Array, Array, Array]:
+    """Seconds, and the ends of the interval of a future run; 0 where it is not known."""
+    ends = [(s.seconds.value, s.seconds.future_low, s.seconds.future_high) if s else (0.0, 0.0, 0.0) for s in startups]
+    values = np.array(ends)
+    return values[:, 0], values[:, 1], values[:, 2]
 
 
 def images_to_same_loss(batch: Array, study_batch: int, noise: NoiseScale) -> Array:

@@ -45,7 +45,7 @@ class Measurement:
 
 
 def measurements(
-    option: Option, series: Series, network: Network, shares: Mapping[str, float], startup_seconds: float | None
+    option: Option, series: Series, network: Network, shares: Mapping[str, float]
 ) -> tuple[Measurement, ...]:
     """What would narrow an option's interval, the most for a GPU-minute first; none where nothing would by a tenth.
 
@@ -57,16 +57,14 @@ def measurements(
         series: the measured series it was worked out from.
         network: what is known of it.
         shares: of that variance, by part; "job-to-job" is never the whole.
-        startup_seconds: of a run; None: unknown.
     """
-    paid = startup_seconds or 0.0  # of every run alike: what is uncertain is the rest
-    if not option.seconds.low > paid:
+    if not option.training.low > 0:
         return ()
-    width = math.log((option.seconds.high - paid) / (option.seconds.low - paid))
+    width = math.log(option.training.high / option.training.low)
     if not (math.isfinite(width) and width > 0):
         return ()
     variance = (width / (2 * _Z)) ** 2
-    startup = _UNKNOWN_STARTUP_SECONDS if startup_seconds is None else startup_seconds
+    startup = _UNKNOWN_STARTUP_SECONDS if option.startup is None else option.startup.value
     found = []
     for part, what, gpu_minutes, left in _possible(option, series, network, shares, variance, startup):
         kept = math.sqrt(max(0.0, 1 - sum(shares.get(one, 0.0) * (1 - rest) for one, rest in left.items())))

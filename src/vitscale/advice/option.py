@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from vitscale.prediction.results import Label
+from vitscale.prediction.results import Assumption, Label
 
 if TYPE_CHECKING:
     from vitscale.prediction.candidates import Candidate
@@ -46,6 +46,12 @@ class Option:
     """Whether it trains with the global batch that the study's own policy has at this rank count."""
     seconds: Range
     """Of the whole work, with start-up."""
+    training: Range
+    """Of the work without start-up."""
+    startup: Range | None
+    """Of one run on it; None: no run under its launcher measured one, and none is in `seconds`."""
+    startup_assumed: Assumption | None
+    """Where no run of its engine measured one."""
     gpu_hours: Range
     cost: Range | None
     """In the currency of the price that was given."""

@@ -57,10 +57,9 @@ def _safe(line: str) -> str:
 
 def _head(advice: Advice) -> Iterator[str]:
     work = advice.work
-    startup = "" if work.startup_seconds is None else f", {duration(work.startup_seconds)} of start-up"
     yield (
         f"Advice from {advice.reference}: {work.epochs} epoch{'s' if work.epochs > 1 else ''} of {work.images:,} "
-        f"images{startup}. {advice.looked_at:,} configurations looked at."
+        f"images. {advice.looked_at:,} configurations looked at."
     )
     if limits := words.limit_lines(advice):
         yield f"Limits: {'; '.join(limits)}."
@@ -115,7 +114,10 @@ def _shortfalls(advice: Advice, option: Option) -> Iterator[str]:
 
 def _block(name: str, option: Option) -> Iterator[str]:
     yield f"{name.capitalize()}: {words.in_short(option)}"
-    rows = {"time": words.time(option.seconds), "GPU-hours": words.amount(option.gpu_hours)}
+    rows = {"time": words.time(option.seconds)}
+    if option.startup is not None:
+        rows["start-up"] = f"{words.time(option.startup)}, in the time"
+    rows |= {"GPU-hours": words.amount(option.gpu_hours)}
     if option.cost is not None:
         rows["cost"] = words.amount(option.cost)
     rows["efficiency"] = words.amount(option.efficiency)

@@ -40,8 +40,6 @@ class Work:
     images: int
     """Of an epoch."""
     epochs: int
-    startup_seconds: float | None
-    """Of a run, as it was measured; None: it was not, and is left out."""
     drop_last: bool
 
 

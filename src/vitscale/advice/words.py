@@ -78,9 +78,9 @@ def limit_lines(advice: Advice) -> list[str]:
 
 def notes(advice: Advice) -> Iterator[str]:
     """What a reader must know to use the answers; one sentence or two each."""
-    work = advice.work
-    if work.startup_seconds is None:
-        yield "Start-up is unavailable (no run measured it) and left out of all times."
+    answers = [answer.option for answer in advice.answers] or [one for one in (advice.closest,) if one is not None]
+    if any(option.startup is None for option in answers):
+        yield "Start-up is unavailable where none is shown (no run under that launcher told it), and left out there."
     told = set()
     for answer in advice.answers:
         if answer.at_the_end:

@@ -13,6 +13,7 @@ allocations   how much of the spread of runs lies between allocations
 target_ci     how many runs a trial needs to be known as closely as asked
 environments  whether two runs may be combined
 trials        the figures of one trial over its runs
+one_off       compilations that one run paid for all
 drift         does it compute what the others do?
 scaling       speedup and efficiency along a curve
 convergence   accuracy by images and by seconds, what a target accuracy took
@@ -29,6 +30,7 @@ from dataclasses import dataclass
 
 from vitscale.analysis.comparisons import CurveComparison, compare_curves
 from vitscale.analysis.drift import judged
+from vitscale.analysis.one_off import without_one_off
 from vitscale.analysis.quality import Verdict, verdicts
 from vitscale.analysis.scaling import CurveResult, Point, scale
 from vitscale.analysis.statistics import Interval
@@ -91,7 +93,7 @@ def analyse(results: Results, *, combine_unlike: bool = False) -> Analysis:
         for trial_id in dict.fromkeys([*on_curves, *study.trials])
         if trial_id in study.trials
     }
-    trials = judged(summaries)
+    trials = without_one_off(judged(summaries))
     known = [
         curve.model_copy(update={"points": tuple(point for point in curve.points if point.trial_id in trials)})
         for curve in study.curves

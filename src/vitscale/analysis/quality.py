@@ -42,6 +42,7 @@ def verdicts(trials: Sequence[TrialResult], curves: Sequence[CurveResult], study
         *run_quality.diverged(measured),
         *run_quality.few_steps(measured),
         *run_quality.short_runs(measured),
+        *run_quality.one_off_compilation(measured),
         *run_quality.startup_dominates(measured),
         *measurement_quality.clocks(measured),
         *measurement_quality.synchronised(measured),

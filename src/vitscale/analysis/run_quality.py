@@ -205,6 +205,21 @@ def _data_wait(trial: TrialResult) -> float | None:
     return waits / typical.seconds if waits is not None and typical.seconds > 0 else None
 
 
+def one_off_compilation(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+    """Runs whose engine took far longer to build than in all others like it."""
+    held = [(run, trial) for trial in measured for run in trial.runs if run.one_off_seconds]
+    if held:
+        run, _ = max(held, key=lambda item: item[0].one_off_seconds)
+        yield Verdict(
+            "one-off-compilation",
+            "note",
+            f"the engine of {run.run} took {run.one_off_seconds:.0f} s longer to build than in other runs: a one-off "
+            f"compilation, as of DeepSpeed's extensions ({len(held)} run{'s' if len(held) > 1 else ''} in all)",
+            "It is in no start-up, prediction or advice. A new machine pays it once more: keep TORCH_EXTENSIONS_DIR.",
+            tuple(dict.fromkeys(trial.trial_id for _, trial in held)),
+        )
+
+
 def startup_dominates(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
     """Trials whose start-up takes longer than their training."""
     heavy: list[tuple[float, float, TrialResult]] = []

@@ -95,6 +95,8 @@ class RunFigures:
     model: ModelLine | None
     notes: tuple[str, ...]
     """What the record lacks."""
+    one_off_seconds: float = 0.0
+    """Taken off the engine phase, for it was paid once: see `vitscale.analysis.one_off`."""
 
     @property
     def step_seconds(self) -> float | None:

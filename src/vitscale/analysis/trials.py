@@ -262,6 +262,16 @@ def summarise(
     )
 
 
+def with_start_up(result: TrialResult, runs: tuple[RunFigures, ...]) -> TrialResult:
+    """The same with the start-up of other run figures."""
+    return replace(
+        result,
+        runs=runs,
+        startup=_startup(runs),
+        startup_seconds=_median([run.startup_seconds for run in runs]),
+    )
+
+
 def _clusters(
     runs: int, by_allocation: tuple[tuple[int, ...], ...], spread: Components | None
 ) -> tuple[tuple[int, ...], ...]:

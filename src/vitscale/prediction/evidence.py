@@ -61,7 +61,8 @@ class Point:
     step_spread: float | None = None
     """Of like steps within a run: standard deviation over median, robustly (interquartile range / 1.349)."""
     joules_per_image: float | None = None
-    startup_seconds: float | None = None
+    startup_seconds: tuple[float, ...] = ()
+    """Of each run that tells it, without one-off compilations."""
     memory_capacity_bytes: int | None = None
     backend: str = "nccl"
     """What carries collectives: nccl or gloo."""
@@ -144,7 +145,7 @@ def _point(result: TrialResult) -> Point:
         rank_speeds=rank_speeds(result) if result.breakdown else None,
         step_spread=statistics.median(spreads) / _QUARTILES_APART if spreads else None,
         joules_per_image=joules.centre if joules else None,
-        startup_seconds=result.startup_seconds,
+        startup_seconds=tuple(run.startup_seconds for run in result.runs if run.startup_seconds),
         memory_capacity_bytes=min(capacities) if capacities else None,
         backend=backend if backend in ("nccl", "gloo") else ("nccl" if train.device == "cuda" else "gloo"),
     )

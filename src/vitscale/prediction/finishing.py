@@ -97,7 +97,8 @@ def _finish(asked: Horizon, one: Prediction, recorded: TrialResult | None) -> Fi
     if one.epoch_seconds is None or checkpoint is None:
         reason = one.reasons.get("epoch_seconds", "") if one.epoch_seconds is None else ""
         return _unavailable(asked, reason or "the size of a checkpoint of this model is not known")
-    startup = one.startup_seconds or 0.0
+    starts = one.startup_seconds
+    startup = starts.value if starts else 0.0
     restart = _NOTICED_SECONDS + startup + (saved.load_seconds if saved else checkpoint)
     found.append(
         Assumption(
@@ -120,8 +121,8 @@ def _finish(asked: Horizon, one: Prediction, recorded: TrialResult | None) -> Fi
         epochs=asked.epochs,
         work_seconds=asked.epochs * epoch.value,
         wall_seconds=wall,
-        low=_finite(startup + low.wall_seconds),
-        high=_finite(startup + high.wall_seconds),
+        low=_finite((starts.future_low if starts else 0.0) + low.wall_seconds),
+        high=_finite((starts.future_high if starts else 0.0) + high.wall_seconds),
         failures=_finite(middle.failures),
         lost_share=middle.lost_share if ends else None,
         checkpoint_interval_seconds=middle.interval_seconds,

@@ -15,6 +15,7 @@ from vitscale.prediction.layouts import Place, place
 from vitscale.prediction.memory import forecast_bytes
 from vitscale.prediction.memory.chance import oom_chance
 from vitscale.prediction.results import Estimate, Prediction
+from vitscale.prediction.start_up import launcher_of, start_up
 from vitscale.prediction.step.model import Array, StepTimes, Worlds
 from vitscale.prediction.step.of_series import device_factors, slowdown
 from vitscale.prediction.variants import Variant, variant
@@ -186,7 +187,13 @@ def _prediction(asked: Variant, question: Question, base: Place, at: Place, draw
         reasons["cost_per_epoch"] = reasons["epoch_seconds"]
     else:
         cost = epoch.times(question.price_per_gpu_hour * at.gpus / 3600)
+    launcher = launcher_of(fitted.points, at.gpus)
+    starts = start_up(fitted.points, at.trial.model_copy(update={"launcher": launcher}))
+    if starts is None:
+        reasons["startup_seconds"] = f"no run under the launcher {launcher} measured it"
     assumed = assumptions(asked, at)
+    if starts is not None and starts.assumption is not None:
+        assumed = (*assumed, starts.assumption)
     return Prediction(
         series=fitted.series.name,
         mode=fitted.series.mode,
@@ -210,7 +217,7 @@ def _prediction(asked: Variant, question: Question, base: Place, at: Place, draw
         oom_chance=chance,
         joules_per_epoch=joules,
         cost_per_epoch=cost,
-        startup_seconds=fitted.points[-1].startup_seconds,
+        startup_seconds=starts.seconds if starts else None,
         assumptions=assumed,
         reasons=reasons,
     )

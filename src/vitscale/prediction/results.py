@@ -87,7 +87,8 @@ class Prediction:
     joules_per_epoch: Estimate | None
     cost_per_epoch: Estimate | None
     """In the currency of the price that was given."""
-    startup_seconds: float | None
+    startup_seconds: Estimate | None
+    """Of one run; with its own intervals. Compiling an extension, which is done once, is not in it."""
     assumptions: tuple[Assumption, ...]
     reasons: Mapping[str, str]
     """Field -> why it is None."""

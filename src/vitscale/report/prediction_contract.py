@@ -67,7 +67,7 @@ def prediction(one: Prediction) -> Object:
         "oom_chance": one.oom_chance,
         **estimate_fields("joules_per_epoch", one.joules_per_epoch),
         **estimate_fields("cost_per_epoch", one.cost_per_epoch),
-        "startup_seconds": one.startup_seconds,
+        **estimate_fields("startup_seconds", one.startup_seconds),
         "assumptions": [asdict(assumed) for assumed in one.assumptions],
         "reasons": dict(one.reasons),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import statistics
 import time
@@ -140,20 +141,25 @@ def _candidate(trial: Trial) -> Candidate:
 
 def _forecast(plan: Plan, fitted: Fitted, series: str, members: list[str], measured: set[str]) -> dict[str, Expected]:
     from vitscale.prediction.candidates import forecast_candidates
+    from vitscale.prediction.start_up import start_up
 
     trials = [plan.record.trials[trial_id] for trial_id in members]
     try:
         steps = forecast_candidates(fitted, series, [_candidate(trial) for trial in trials])
     except RequestError as error:
         return dict.fromkeys(members, Expected(None, "", str(error)))
-    startups = [point.startup_seconds for point in fitted.series[series].series.points if point.startup_seconds]
-    startup = max(startups, default=0.0)
+    points = [point for one in fitted.series.values() for point in one.series.points]
     found = {}
     for n, (trial_id, trial) in enumerate(zip(members, trials, strict=True)):
         _, count = steps_of(plan, trial_id, trial)
         one = Range(float(steps.step_seconds[n]), float(steps.step_future_low[n]), float(steps.step_future_high[n]))
         whole = one.times(count)
-        seconds = Range(startup + whole.value, startup + whole.low, startup + whole.high)
+        seconds = whole
+        if (starts := start_up(points, trial)) is not None:
+            own = starts.seconds
+            middle = own.value + whole.value
+            low = middle - math.hypot(own.value - own.future_low, whole.value - whole.low)
+            seconds = Range(middle, low, middle + math.hypot(own.future_high - own.value, whole.high - whole.value))
         known = one.value == one.value  # NaN is not
         label = "measured" if trial_id in measured else steps.labels[n]
         found[trial_id] = Expected(seconds, label) if known else Expected(None, "", "its step cannot be predicted")

@@ -397,3 +397,14 @@ def known_shapes(wanted: Trial) -> ParameterShapes:
     found = parameter_shapes(wanted.model)
     assert found is not None
     return found
+
+
+@pytest.mark.parametrize(("engine", "taken"), [("none", 23_849_588), ("ddp", 29_273_608)])
+def test_a_patch_convolution_in_tiles_takes_what_a_processor_with_amx_took(
+    engine: str, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = resolve(ModelSpec(name="vit-ti16", image_size=32, patch_size=8, layers=6), 10)
+    monkeypatch.setattr(sys.modules["vitscale.prediction.memory.forecast"], "multiplies_in_tiles", lambda: True)
+    found = known(trial(1, model, engine=engine, device="cpu", precision="bf16-params", micro_batch=8))
+
+    assert -0.001 < found.peak_bytes / taken - 1 < 0.001

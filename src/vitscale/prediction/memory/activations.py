@@ -9,6 +9,8 @@ from vitscale.model_spec import ModelSpec, ParameterShapes, activation_bytes
 from vitscale.shares import largest_micro_batch
 from vitscale.trial import TrainSpec
 
+_AMX_FIXED_BYTES = 29_272
+"""A barrier, the batch of products and a tile of each thread, page by page."""
 AUTOCAST = ("bf16", "fp16")
 """Precisions that cast fp32 weights as they are used; DeepSpeed's fp16 keeps fp16 weights instead."""
 
@@ -31,6 +33,8 @@ class Activations(NamedTuple):
     block keeps, and what is passed on."""
     stream: int
     """The gradient that one block hands to the next."""
+    embedding: int
+    """What the gradient of the patch embedding's weights takes while it is worked out in tiles; else 0."""
     cast_weights: int
     """Copies of all weights in 16 bit which autocast makes, held until forward is over."""
     cast_weights_of_block: int
@@ -40,7 +44,7 @@ class Activations(NamedTuple):
 
 
 def activations(
-    spec: ModelSpec, train: TrainSpec, shapes: ParameterShapes, *, autocast: bool, casts_kept: bool
+    spec: ModelSpec, train: TrainSpec, shapes: ParameterShapes, *, autocast: bool, casts_kept: bool, tiles: bool = False
 ) -> Activations:
     """The activations of a resolved ViT with fused attention.
 
@@ -54,6 +58,7 @@ def activations(
         train: its micro-batch, the largest where ranks take unequal shares, and its options.
         shapes: of its parameters.
         autocast: whether fp32 weights are cast as they are used.
+        tiles: whether the processor multiplies 16-bit numbers in tiles (AMX).
         casts_kept: whether the casts are kept for backward. DeepSpeed's linear layer of ZeRO-3 casts again instead.
     """
     hidden, mlp = shapes.block[-1][0], shapes.block[-3][0]
@@ -97,7 +102,27 @@ def activations(
         backward_of_block=widest,
         at_layers=at_layers,
         stream=stream,
+        embedding=_embedding_in_tiles(spec, hidden, shapes.embedding[-2][-1], images) if tiles and packed else 0,
         cast_weights=2 * everything if casts else 0,
         cast_weights_of_block=2 * matrices if casts and not checkpointed else 0,
         cast_weights_of_ends=2 * (ends + (matrices if checkpointed else 0)) if casts else 0,
     )
+
+
+def _embedding_in_tiles(spec: ModelSpec, hidden: int, patch: int, images: int) -> int:
+    """Bytes that oneDNN takes for the gradient of a patch convolution's 16-bit weights in AMX tiles, on one thread.
+
+    oneDNN 3.12, `brgemm_convolution_bwd_weights_t` (src/cpu/x64/jit_brgemm_conv_utils.cpp, init_conf_bwd_w and
+    init_scratchpad_bwd_w): it takes channels in blocks of 16, and hands weights on in blocks of 32, where an image has
+    3; weights are summed in fp32; rows of pixels are transposed into tiles of 32. On a Xeon these were 2,026,904
+    bytes, to the byte (a ViT of width 192, patches of 8, 8 images of 32 pixels, one thread).
+    """
+    side = spec.image_size
+    grid, channels = side // patch, 16 * math.ceil(hidden / 16)
+    row = 32 * math.ceil(grid / 32) * patch
+    weights = 2 * channels * 32 * patch**2
+    sums = 4 * (channels * 16 * patch**2 + hidden)
+    transposed = 2 * (row * 16 * side + 32) + 2 * (channels * grid * (grid + grid % 2) + row * 16)
+    copies = 2 * images * 3 * side**2 + 2 * 2 * images * hidden * grid**2
+    made_later = 2 * hidden * 3 * patch**2  # the gradient itself, which the caller counts
+    return weights + sums + transposed + copies + _AMX_FIXED_BYTES - made_later

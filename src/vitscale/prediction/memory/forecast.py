@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from vitscale.hardware import multiplies_in_tiles
 from vitscale.model_spec import ParameterShapes, recorded_shapes
 from vitscale.prediction.memory.activations import AUTOCAST, Activations, activations
 from vitscale.prediction.memory.holding import STATE_BYTES, Holding, Parts
@@ -91,5 +92,10 @@ def kept(trial: Trial, shapes: ParameterShapes) -> Activations:
     through_deepspeed = train.wrapper == "deepspeed"
     autocast = train.precision in AUTOCAST and not (train.precision == "fp16" and through_deepspeed)
     return activations(
-        trial.model, train, shapes, autocast=autocast, casts_kept=not (through_deepspeed and train.zero_stage == 3)
+        trial.model,
+        train,
+        shapes,
+        autocast=autocast,
+        casts_kept=not (through_deepspeed and train.zero_stage == 3),
+        tiles=multiplies_in_tiles(),
     )

@@ -102,6 +102,8 @@ def _going_through_backward(
             below = (left - 1) * kept.kept_of_block
             yield _Backward(left - 1, below, kept.stream, done + count.block, after_block=True, between=True)
     yield _Backward(0, 0, 2 * kept.stream, count.all, count.embedding, 0, bool(full), after_block=True)
+    if kept.embedding:
+        yield _Backward(0, 0, kept.stream + kept.embedding, count.all, 0, 0, bool(full), after_block=True)
 
 
 def _at_layer(kept: Activations, flush: Flush) -> tuple[int, int]:

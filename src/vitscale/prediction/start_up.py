@@ -1,0 +1,120 @@
+"""What a run takes until its first step is done: of its own engine, ranks, launcher and device, as far as measured.
+
+Start-up times are lognormal about their median. How far runs of one configuration differ is taken from all of them
+together, drawn towards a prior; where a configuration itself has no run, what its neighbours differ by comes on top.
+Start-ups under different launchers say nothing of one another: a fork of a prepared process takes tenths of a second.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vitscale.prediction.evidence import Point
+from vitscale.prediction.results import Assumption, Estimate
+from vitscale.trial import OF_THE_WRAPPER, Trial
+
+_Z = 1.6449
+"""Standard deviations on either side of a normal distribution's middle 90 %."""
+_RUN_TO_RUN, _RUN_TO_RUN_WEIGHT = 0.15, 3
+"""Prior of the standard deviation of the logarithm between runs of one configuration, and its degrees of freedom."""
+_PER_DOUBLING = 0.2
+"""Standard deviation that each doubling of the rank count away from the nearest measured one adds."""
+_OF_BATCHES = 0.1
+"""That another batch adds: the first step is part of start-up."""
+_ENGINES, _ENGINES_WEIGHT = 0.5, 2
+"""Prior of the standard deviation between engines, and its degrees of freedom."""
+
+
+@dataclass(frozen=True)
+class StartUp:
+    """Seconds of one run's start-up, and what they rest on."""
+
+    seconds: Estimate
+    known_by: str
+    """measured, nearest (the same engine at other ranks or batches) or assumed (other engines)."""
+    assumption: Assumption | None = None
+
+
+def start_up(points: Sequence[Point], trial: Trial) -> StartUp | None:
+    """The start-up of a trial from the runs of others; None where none was measured under its launcher and device.
+
+    Its own runs, where there are any; else those of its engine with its options at the nearest rank count; else those
+    of all engines, which is an assumption.
+    """
+    alike = [
+        point for point in points
+        if point.startup_seconds
+        and (point.trial.launcher, point.trial.train.device) == (trial.launcher, trial.train.device)
+    ]  # fmt: skip
+    if not alike:
+        return None
+    spread = _run_to_run(alike)
+    engine = [point for point in alike if _engine(point.trial) == _engine(trial)]
+    if own := [point for point in engine if _batch(point.trial) == _batch(trial) and point.trial.world == trial.world]:
+        return StartUp(_estimate(own, spread, 0.0), "measured")
+    if engine:
+        least = min(_doublings(point, trial) for point in engine)
+        nearest = [point for point in engine if _doublings(point, trial) == least]
+        return StartUp(_estimate(nearest, spread, math.hypot(_OF_BATCHES, _PER_DOUBLING * least)), "nearest")
+    least = min(_doublings(point, trial) for point in alike)
+    apart = math.hypot(_between_engines(alike), _PER_DOUBLING * least)
+    found = _estimate(alike, spread, apart)
+    return StartUp(
+        found,
+        "assumed",
+        Assumption(
+            "start-up",
+            f"{found.value:.3g} s, as of other engines ({found.future_low:.3g} to {found.future_high:.3g} s)",
+            "one short run of it (measure.steps = 10)",
+        ),
+    )
+
+
+def _engine(trial: Trial) -> tuple[Any, ...]:
+    train = trial.train
+    return (trial.model, train.precision, train.compile, *(getattr(train, name) for name in sorted(OF_THE_WRAPPER)))
+
+
+def _batch(trial: Trial) -> tuple[Any, ...]:
+    return (trial.train.micro_batch, trial.train.grad_accum, trial.train.activation_checkpointing)
+
+
+def _doublings(point: Point, trial: Trial) -> float:
+    return abs(math.log2(point.gpus / trial.world.size))
+
+
+def _run_to_run(points: Sequence[Point]) -> float:
+    """Standard deviation of the logarithm between runs of one configuration, over all of them."""
+    squares, freedom = _RUN_TO_RUN**2 * _RUN_TO_RUN_WEIGHT, _RUN_TO_RUN_WEIGHT
+    for point in points:
+        logs = [math.log(seconds) for seconds in point.startup_seconds]
+        squares += sum((one - statistics.fmean(logs)) ** 2 for one in logs)
+        freedom += len(logs) - 1
+    return math.sqrt(squares / freedom)
+
+
+def _between_engines(points: Sequence[Point]) -> float:
+    by_engine: dict[tuple[Any, ...], list[float]] = {}
+    for point in points:
+        by_engine.setdefault(_engine(point.trial), []).extend(map(math.log, point.startup_seconds))
+    medians = [statistics.median(logs) for logs in by_engine.values()]
+    squares = _ENGINES**2 * _ENGINES_WEIGHT + sum((one - statistics.fmean(medians)) ** 2 for one in medians)
+    return math.sqrt(squares / (_ENGINES_WEIGHT + len(medians) - 1))
+
+
+def _estimate(points: Sequence[Point], spread: float, apart: float) -> Estimate:
+    """The median of their runs; `spread`: from run to run, `apart`: of this configuration from those."""
+    seconds = [one for point in points for one in point.startup_seconds]
+    middle = statistics.median(seconds)
+    mean = math.exp(_Z * math.hypot(spread / math.sqrt(len(seconds)), apart))
+    future = math.exp(_Z * math.hypot(spread * math.sqrt(1 + 1 / len(seconds)), apart))
+    return Estimate(middle, middle / mean, middle * mean, middle / future, middle * future)
+
+
+def launcher_of(points: Sequence[Point], gpus: int) -> str:
+    """The launcher that a series would start so many ranks with: that of its nearest measured rank count."""
+    return min(points, key=lambda point: abs(math.log2(point.gpus / gpus))).trial.launcher

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from evidence_factory import make_point
+from vitscale.prediction.evidence import Point
+from vitscale.prediction.start_up import launcher_of, start_up
+from vitscale.trial import Trial
+
+
+def point(gpus: int, *seconds: float, engine: str = "ddp", launcher: str = "torchrun", micro_batch: int = 8) -> Point:
+    made = make_point(gpus, [0.1])
+    train = made.trial.train.model_copy(update={"engine": engine, "micro_batch": micro_batch})
+    trial = made.trial.model_copy(update={"train": train, "launcher": launcher})
+    return replace(made, trial=trial, startup_seconds=seconds)
+
+
+def trial(gpus: int, engine: str = "ddp", launcher: str = "torchrun") -> Trial:
+    return point(gpus, 1.0, engine=engine, launcher=launcher).trial
+
+
+def test_a_measured_configuration_has_its_own_start_up_whatever_others_took() -> None:
+    measured = [point(1, 9.0, 9.66, 10.0), point(2, 36.4, engine="fsdp2"), point(2, 12.0)]
+
+    found = start_up(measured, trial(1))
+
+    assert found is not None
+    assert (found.seconds.value, found.known_by, found.assumption) == (9.66, "measured", None)
+    assert found.seconds.future_low < 9.0 < 10.0 < found.seconds.future_high < 2 * 9.66
+
+
+def test_the_nearest_rank_count_of_the_same_engine_comes_next_and_is_less_sure() -> None:
+    measured = [point(1, 5.0), point(4, 8.0), point(8, 30.0, engine="fsdp2")]
+
+    found = start_up(measured, trial(8))
+    there = start_up(measured, trial(4))
+
+    assert found is not None
+    assert there is not None
+    assert (found.seconds.value, found.known_by, found.assumption) == (8.0, "nearest", None)
+    # One doubling away: 0.2, beside 0.1 for another batch and 0.15 from run to run, as logarithms.
+    mean = 1.6449 * math.sqrt(0.15**2 + 0.2**2 + 0.1**2)
+    assert math.log(found.seconds.high / found.seconds.value) == pytest.approx(mean)
+    assert math.log(there.seconds.high / there.seconds.value) == pytest.approx(1.6449 * 0.15)
+
+
+def test_an_engine_that_nobody_ran_is_assumed_from_all_widely() -> None:
+    found = start_up(
+        [point(2, 4.0), point(2, 9.0, engine="fsdp2"), point(2, 6.0, engine="none")], trial(2, "deepspeed")
+    )
+
+    assert found is not None
+    assert found.assumption is not None
+    assert (found.seconds.value, found.known_by) == (6.0, "assumed")
+    assert found.seconds.future_low < 4.0 < 9.0 < found.seconds.future_high
+    assert found.assumption.part == "start-up"
+
+
+def test_start_ups_of_launchers_are_never_pooled() -> None:
+    measured = [point(1, 0.3, launcher="local"), point(2, 9.0)]
+
+    assert start_up(measured, trial(4, launcher="mpirun")) is None
+    of_local, of_torchrun = start_up(measured, trial(4, launcher="local")), start_up(measured, trial(4))
+    assert of_local is not None
+    assert of_torchrun is not None
+    assert (of_local.seconds.value, of_torchrun.seconds.value) == (0.3, 9.0)
+    assert (launcher_of(measured, 1), launcher_of(measured, 16)) == ("local", "torchrun")
+
+
+def test_runs_that_differ_more_make_it_less_sure() -> None:
+    alike, unlike = start_up([point(1, 5.0, 5.0, 5.0)], trial(1)), start_up([point(1, 2.5, 5.0, 10.0)], trial(1))
+
+    assert alike is not None
+    assert unlike is not None
+    assert unlike.seconds.value == alike.seconds.value == 5.0
+    assert unlike.seconds.future_high > 1.5 * alike.seconds.future_high

@@ -210,6 +210,10 @@ class EnergyReading(Record):
     """What was measured (GPU UUIDs, RAPL packages with their host): ranks that share one must not be added up."""
 
 
+GPU_LIMITS = ("power cap", "sync boost", "board limit", "reliability")
+"""Reasons for which a GPU holds its clocks that are its normal state under load, or its group's: no heat, no fault."""
+
+
 class GpuSamples(Record):
     """What NVML said of a rank's GPU in these steps, once a second; null where it does not tell."""
 

@@ -6,8 +6,8 @@ import pytest
 
 from results_factory import make_curve, make_environment, make_results, make_trial, steady_run
 from verdict_finder import THREE, kinds, three_repeats, verdict
-from vitscale.analysis.environments import allocation
-from vitscale.record import Collective, Device, GpuSamples, ResourcesLine, Results, TrafficLine
+from vitscale.analysis.environments import allocation, differences, surroundings
+from vitscale.record import Collective, Device, GpuSamples, GpuSettings, ResourcesLine, Results, TrafficLine
 from vitscale.trial import Trial, World
 
 
@@ -119,6 +119,86 @@ def test_the_allocation_of_a_run_is_that_of_any_rank_that_names_one() -> None:
     assert allocation(steady_run(trial, 0.1)) is None
 
 
+def on_cores(*logical: tuple[int, ...], physical: tuple[tuple[int, ...], ...], threads: int = 1) -> list[Any]:
+    return [
+        make_environment(rank, cores_allowed=own, physical_cores=cores, threads=threads)
+        for rank, (own, cores) in enumerate(zip(logical, physical, strict=True))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("environments", "how"),
+    [
+        # 0 and 16 are one core: each rank has one of its threads.
+        (on_cores((0,), (16,), physical=((0,), (0,))), "2 ranks with 2 threads on 1 physical core(s)"),
+        (on_cores((0, 1), (16, 17), physical=((0, 1), (0, 1)), threads=2), "4 threads on 2 physical core(s)"),
+    ],
+)
+def test_ranks_on_the_same_physical_cores_are_told(environments: list[Any], how: str) -> None:
+    assert how in verdict(three_repeats(environments), "shared-physical-cores").message
+
+
+@pytest.mark.parametrize(
+    "environments",
+    [
+        on_cores((0, 16), (1, 17), physical=((0,), (1,))),
+        on_cores((0, 1, 2, 3), (0, 1, 2, 3), physical=((0, 1, 2, 3),) * 2, threads=2),  # not pinned, cores enough
+        [make_environment(r, cores_allowed=(r,), physical_cores=(0,), host=f"node{r}") for r in range(2)],
+        [make_environment(r) for r in range(2)],  # older records do not tell
+    ],
+)
+def test_ranks_with_physical_cores_of_their_own_are_not(environments: list[Any]) -> None:
+    assert "shared-physical-cores" not in kinds(three_repeats(environments))
+
+
+def test_a_rank_on_the_other_socket_than_its_gpu_is_told() -> None:
+    def placed(nodes: tuple[int, ...]) -> Results:
+        gpu = Device(type="cuda", name="T4", numa_node=1)
+        return three_repeats([make_environment(r, device=gpu, numa_nodes=(n,)) for r, n in enumerate(nodes)])
+
+    assert "(rank 1)" in verdict(placed((1, 0)), "far-from-gpu").message
+    assert "far-from-gpu" not in kinds(placed((1, 1)))
+
+
+def test_gpus_that_a_trial_on_the_cpu_left_idle_are_told() -> None:
+    seen = three_repeats([make_environment(r, gpus_unused=4) for r in range(2)])
+    assert "torch saw 4 CUDA device(s)" in verdict(seen, "gpus-unused").message
+    assert "gpus-unused" not in kinds(three_repeats([make_environment(r, gpus_unused=0) for r in range(2)]))
+
+
+def of_settings(settings: dict[str, str] | None = None, **gpu: Any) -> Any:
+    device = Device(type="cuda", name="T4", settings=GpuSettings(**gpu))
+    environments = [make_environment(r, device=device, settings=settings or {}) for r in range(2)]
+    return surroundings(steady_run(make_trial("ddp", 2), 0.1, environments=environments))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        ({"settings": {"NCCL_ALGO": "Tree"}}, {}, ("NCCL_ALGO: Tree against not set",)),
+        ({"settings": {"NCCL_DEBUG": "INFO", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}}, {}, ()),
+        ({"power_limit_watts": 350.0}, {"power_limit_watts": 400.0}, ("power limit in W: 350 against 400",)),
+        ({"power_limit_watts": 350.0}, {}, ()),  # unknown on one side
+        ({"ecc": True, "pcie_width": 16}, {"ecc": False, "pcie_width": 8},
+         ("ECC: on against off", "PCIe lanes: 16 against 8")),
+        ({"persistence": True}, {"persistence": False}, ()),
+    ],
+)  # fmt: skip
+def test_runs_under_other_settings_are_not_combined(one: Any, other: Any, said: tuple[str, ...]) -> None:
+    assert differences(of_settings(**one), of_settings(**other)) == said
+
+
+def test_a_governor_and_boost_must_agree_on_hosts_that_tell() -> None:
+    def around(**told: Any) -> Any:
+        return surroundings(steady_run(make_trial(), 0.1, environments=[make_environment(**told)]))
+
+    quiet = around(cpu_governor="powersave", cpu_boost=True)
+    assert differences(quiet, around(cpu_governor="performance", cpu_boost=False)) == (
+        "CPU governor: powersave against performance", "CPU boost: on against off",
+    )  # fmt: skip
+    assert differences(quiet, around()) == ()
+
+
 def with_use(**use: Any) -> Results:
     """Three repeats of two ranks, which used something of their machine in each epoch of 12.8 s."""
     results = three_repeats()
@@ -157,6 +237,25 @@ def test_gpus_that_slow_their_clocks_are_told_with_the_reason() -> None:
 )
 def test_less_than_a_hundredth_of_the_time_is_no_throttling(use: dict[str, Any]) -> None:
     assert "throttled" not in kinds(with_use(**use))
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_a_power_cap_is_a_note_with_limit_and_clock_and_no_throttling(old: bool) -> None:
+    """Older records have it among the reasons of throttling."""
+    samples = gpu_samples(0.9, "power cap") if old else gpu_samples(0.0)
+    capped = {} if old else {"limits": ("power cap",), "limited_share": 0.9}
+    samples = samples.model_copy(update={"sm_clock_mhz_median": 1400.0, "sm_clock_mhz_min": 1300.0} | capped)
+    found = with_use(gpu=samples)
+    said = verdict(found, "power-limit")
+    assert (said.level, said.message) == (
+        "note", "GPUs ran at their power limit in 1 trial, median clock 1,400 to 1,400 MHz",
+    )  # fmt: skip
+    assert "throttled" not in kinds(found)
+
+
+def test_heat_beside_a_power_cap_stays_a_warning() -> None:
+    both = gpu_samples(0.25, "thermal (hardware)").model_copy(update={"limits": ("power cap",), "limited_share": 0.5})
+    assert {"throttled", "power-limit"} <= set(kinds(with_use(gpu=both)))
 
 
 def on_hosts(trial: Trial, nodes: int) -> Trial:

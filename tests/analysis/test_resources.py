@@ -195,7 +195,9 @@ def test_gpus() -> None:
     assert found.temperature_celsius_max == 88
     assert found.power_watts == pytest.approx((550 + 500) / 2)
     assert found.throttle_reasons == ("power cap", "thermal (driver)")
-    assert found.throttled_share == pytest.approx(0.5)
+    # The second epoch of rank 1 was at its power limit alone, which is no throttling: 20 x 0.25 of 40 samples are.
+    assert found.throttled_share == pytest.approx(0.125)
+    assert (found.limits, found.limited_share) == (("power cap",), pytest.approx(0.75))
     assert found.gpu_reason == ""
 
 
@@ -256,7 +258,7 @@ def test_records_of_the_first_format_say_why_nothing_is_known() -> None:
     unknown = {
         name: value
         for name, value in vars(found).items()
-        if name not in ("by_rank", "throttle_reasons") and not name.endswith("_reason")
+        if name not in ("by_rank", "throttle_reasons", "limits", "power_limit_watts") and not name.endswith("_reason")
     }
     assert set(unknown.values()) == {None}
     assert found.throttle_reasons == ()

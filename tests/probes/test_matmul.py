@@ -120,6 +120,35 @@ def test_half_precision_is_measured_in_its_own_arithmetic(precision: Precision) 
     assert line.dtype == precision.removesuffix("-params")
 
 
+def test_the_rate_is_that_of_settled_clocks() -> None:
+    """A device that is a quarter faster for its first second."""
+
+    class Boosting(Simulated):
+        def __call__(self, size: int) -> float:
+            rate, self.rate = self.rate, self.rate * (1.25 if self.now < 1.0 else 1.0)
+            seconds = super().__call__(size)
+            self.rate = rate
+            return seconds
+
+    def rate(settling_seconds: float) -> float:
+        device = Boosting(1e13)
+        found = best_rate(device, LARGEST, 5e-3, settling_seconds=settling_seconds, clock=lambda: device.now)
+        assert found is not None
+        return found[1]
+
+    assert rate(0.0) == pytest.approx(1.25e13)
+    assert rate(1.5) == pytest.approx(1e13)
+
+
+@pytest.mark.parametrize(("override", "called"), [("0", "fp32"), ("1", "tf32"), ("", "tf32")])
+def test_nvidia_s_override_decides_before_torch(override: str, called: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", override)
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    assert arithmetic(torch.device("cuda"), "fp32") == called
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "highest")
+    assert arithmetic(torch.device("cuda"), "fp32") == ("tf32" if override == "1" else "fp32")
+
+
 def test_tf32_is_called_by_its_name() -> None:
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     assert arithmetic(cuda, "fp32") == "fp32"

@@ -71,3 +71,10 @@ def test_what_is_told_is_the_backend_of_the_devices(
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **_: calls.append(backend))
     assert group.join("fsdp2", PLACE, torch.device(device), gradients_on_host=on_host) == told
     assert calls == [asked]
+
+
+def test_a_gpu_that_torch_does_not_see_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    with pytest.raises(RuntimeError, match=r"torch sees none on this host: CUDA_VISIBLE_DEVICES is '7'"):
+        group.device_of("cuda", PLACE)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
 from results_factory import make_trial
 from vitscale import engines
-from vitscale.worker.surroundings import allocation, tf32_allowed
+from vitscale.worker.surroundings import _boost, _governor, allocation, tf32_allowed
 
 
 @pytest.mark.parametrize(
@@ -41,3 +43,33 @@ def test_nvidias_libraries_obey_the_environment_first(override: str | None, allo
     trial = make_trial("none", 1)
     engines.build(nn.Linear(2, 2), trial, torch.device("cpu"))
     assert tf32_allowed(override) is allowed
+
+
+def put(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n")
+
+
+def test_the_governor_of_all_cores(tmp_path: Path) -> None:
+    assert _governor(frozenset({0, 1}), tmp_path) is None
+    for core, governor in enumerate(("powersave", "performance")):
+        put(tmp_path / f"cpu{core}/cpufreq/scaling_governor", governor)
+    assert _governor(frozenset({0}), tmp_path) == "powersave"
+    assert _governor(frozenset({0, 1}), tmp_path) == "performance, powersave"
+    assert _governor(frozenset({0, 2}), tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "boost"),
+    [
+        ("intel_pstate/no_turbo", "0", True),
+        ("intel_pstate/no_turbo", "1", False),
+        ("cpufreq/boost", "1", True),
+        ("cpufreq/boost", "0", False),
+        ("cpufreq/boost", "junk", None),
+    ],
+)
+def test_boost_by_either_driver(tmp_path: Path, file: str, text: str, boost: bool | None) -> None:
+    assert _boost(tmp_path) is None
+    put(tmp_path / file, text)
+    assert _boost(tmp_path) is boost

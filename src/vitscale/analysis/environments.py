@@ -1,13 +1,18 @@
-"""Where runs ran, and whether two runs may be combined: like devices, drivers, library versions and CPU quota."""
+"""Where runs ran, and whether two runs may be combined: like devices, drivers, versions, settings and links."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from vitscale.record import Environment, Run
 
 _TRANSPORT_SETTINGS = ("NCCL_", "GLOO_", "TORCH_NCCL_")
+_MUST_AGREE = ("NCCL_", "GLOO_")
+"""TORCH_NCCL_ settings are told of, but launchers set some of them themselves (torchrun, for each rank)."""
+_NO_MATTER = ("NCCL_DEBUG",)
+"""Beginnings of settings that say what is logged."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,8 @@ class Surroundings:
     settings: tuple[tuple[str, str], ...]
     """Settings of the transport (NCCL, gloo) that were set."""
     git_revision: str | None
+    hardware: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """How hosts and GPUs were set and linked: what, and its different values; without what the ranks could not tell."""
 
     def __str__(self) -> str:
         return f"{' and '.join(self.devices)} on {', '.join(self.hosts)}"
@@ -45,7 +52,40 @@ def surroundings(run: Run) -> Surroundings | None:
             sorted({(k, v) for e in found for k, v in e.settings.items() if k.startswith(_TRANSPORT_SETTINGS)})
         ),
         git_revision=next((e.git_revision for e in found if e.git_revision is not None), None),
+        hardware=tuple((name, values) for name, ask in _HARDWARE.items() if (values := _told(found, ask))),
     )
+
+
+def _gpu(name: str) -> Callable[[Environment], Any]:
+    return lambda environment: getattr(environment.device.settings, name, None)
+
+
+_HARDWARE: dict[str, Callable[[Environment], Any]] = {
+    "processor": lambda environment: environment.cpu if environment.device.type == "cuda" else None,
+    "CPU governor": lambda environment: environment.cpu_governor,
+    "CPU boost": lambda environment: environment.cpu_boost,
+    "TF32": lambda environment: environment.tf32,
+    "power limit in W": _gpu("power_limit_watts"),
+    "application clock in MHz": _gpu("application_clock_mhz"),
+    "memory's application clock in MHz": _gpu("memory_application_clock_mhz"),
+    "ECC": _gpu("ecc"),
+    "MIG": _gpu("mig"),
+    "PCIe generation": _gpu("pcie_generation"),
+    "PCIe lanes": _gpu("pcie_width"),
+    "NVLinks": _gpu("nvlinks"),
+}
+"""What decides a time beside type and versions, and must agree where both runs tell of it."""
+
+
+def _told(found: Sequence[Environment], ask: Callable[[Environment], Any]) -> tuple[str, ...]:
+    values = [ask(environment) for environment in found]
+    return _unique(_shown(value) for value in values if value is not None)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def environments(run: Run) -> list[Environment]:
@@ -61,7 +101,7 @@ def allocation(run: Run) -> str | None:
 def differences(one: Surroundings | None, other: Surroundings | None) -> tuple[str, ...]:
     """Why two runs must not be combined; empty where nothing speaks against it, or where it is not known.
 
-    Versions count only for libraries that both runs name.
+    Versions count only for libraries that both runs name, and how hardware is set only where both tell of it.
     """
     if one is None or other is None:
         return ()
@@ -72,6 +112,18 @@ def differences(one: Surroundings | None, other: Surroundings | None) -> tuple[s
         found.append(f"driver: {', '.join(one.drivers)} against {', '.join(other.drivers)}")
     if one.quotas != other.quotas:
         found.append(f"CPU quota in cores: {_quota(one)} against {_quota(other)}")
+    hardware = dict(other.hardware)
+    found += [
+        f"{name}: {', '.join(values)} against {', '.join(hardware[name])}"
+        for name, values in one.hardware
+        if name in hardware and hardware[name] != values
+    ]
+    settings, others = _transport(one), _transport(other)
+    found += [
+        f"{name}: {settings.get(name, 'not set')} against {others.get(name, 'not set')}"
+        for name in sorted(settings.keys() | others.keys())
+        if settings.get(name) != others.get(name)
+    ]
     theirs = dict(other.versions)
     found += [
         f"{library}: {version} against {theirs[library]}"
@@ -113,6 +165,43 @@ def oversubscription(run: Run) -> str:
         if threads > cores > 0:
             return f"{len(here)} rank(s) x {here[0].threads} thread(s) on {cores:g} core(s)"
     return ""
+
+
+def shared_physical_cores(run: Run) -> str:
+    """How ranks share physical cores, each with fewer than threads; empty where none do, or where it is not known.
+
+    Ranks whose cores overlap are taken together: those that are not pinned may still have cores enough.
+    """
+    found = environments(run)
+    for host in _unique(e.host for e in found):
+        groups: list[tuple[set[int], list[Environment]]] = []
+        for environment in (e for e in found if e.host == host and e.physical_cores):
+            cores, members = set(environment.physical_cores or ()), [environment]
+            for group in [group for group in groups if group[0] & cores]:
+                groups.remove(group)
+                cores, members = cores | group[0], [*group[1], *members]
+            groups.append((cores, members))
+        for cores, members in groups:
+            threads = sum(e.threads or 0 for e in members)
+            if len(members) > 1 and threads > len(cores):
+                return f"{len(members)} ranks with {threads} threads on {len(cores)} physical core(s)"
+    return ""
+
+
+def off_their_gpus_node(run: Run) -> tuple[int, ...]:
+    """The ranks none of whose cores lies on the memory node of its GPU."""
+    return tuple(
+        rank.rank
+        for rank in run.ranks
+        if rank.start is not None
+        and (near := rank.start.environment.device.numa_node) is not None
+        and (nodes := rank.start.environment.numa_nodes) is not None
+        and near not in nodes
+    )
+
+
+def _transport(one: Surroundings) -> dict[str, str]:
+    return {k: v for k, v in one.settings if k.startswith(_MUST_AGREE) and not k.startswith(_NO_MATTER)}
 
 
 def _unique(names: Iterable[str]) -> tuple[str, ...]:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from vitscale.analysis.environments import oversubscription
+from vitscale.analysis.environments import (
+    environments,
+    off_their_gpus_node,
+    oversubscription,
+    shared_physical_cores,
+)
 from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.trials import TrialResult
 from vitscale.analysis.verdict import Verdict, count, percent
@@ -73,6 +78,44 @@ def oversubscribed(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
         )
 
 
+def ill_placed(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+    """Ranks that shared physical cores, lay far from their GPU, or left GPUs idle."""
+    shared = {trial.trial_id: how for trial in measured for run in trial.records if (how := shared_physical_cores(run))}
+    if shared:
+        yield Verdict(
+            "shared-physical-cores",
+            "warning",
+            f"ranks shared physical cores in {count(shared)} ({next(iter(shared.values()))}): a trial with fewer ranks "
+            "has the execution units to itself, and scaling looks worse than it is",
+            "Use fewer launch.threads_per_rank, or bind each rank to whole cores.",
+            tuple(shared),
+        )
+    far = {trial.trial_id: ranks for trial in measured for run in trial.records if (ranks := off_their_gpus_node(run))}
+    if far:
+        ranks = next(iter(far.values()))
+        yield Verdict(
+            "far-from-gpu",
+            "warning",
+            f"ranks computed on cores of another memory node than their GPU's in {count(far)} (rank "
+            f"{', '.join(map(str, ranks))}): kernels are launched and batches copied across sockets",
+            "Leave the binding to vitscale, ask for cores on every socket, or use fewer launch.threads_per_rank.",
+            tuple(far),
+        )
+    idle = {
+        trial.trial_id: most
+        for trial in measured
+        if (most := max((e.gpus_unused or 0 for run in trial.records for e in environments(run)), default=0))
+    }
+    if idle:
+        yield Verdict(
+            "gpus-unused",
+            "note",
+            f"{count(idle)} trained on the CPU, and torch saw {max(idle.values())} CUDA device(s) there",
+            "Set train.device = 'cuda' if they were to be used.",
+            tuple(idle),
+        )
+
+
 def throttled(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
     """Clocks held back by a GPU, or ranks held back by the CPU controller, for more than 1 % of the time."""
     hot = {}
@@ -88,9 +131,26 @@ def throttled(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
             "throttled",
             "warning",
             f"throttled: GPUs slowed their clocks in {count(hot)} ({next(iter(hot.values()))})",
-            "See to cooling and the power limit (nvidia-smi -q -d PERFORMANCE names the cause), or lock the clocks "
+            "See to cooling and the power supply (nvidia-smi -q -d PERFORMANCE names the cause), or lock the clocks "
             "lower for all runs alike.",
             tuple(hot),
+        )
+    at_limit = [trial for trial in measured if trial.resources and (trial.resources.limited_share or 0.0) > _THROTTLED]
+    if at_limit:
+        used = [trial.resources for trial in at_limit if trial.resources]
+        watts = sorted({limit for one in used for limit in one.power_limit_watts})
+        of = f" of {' and '.join(f'{limit:g}' for limit in watts)} W" if watts else ""
+        clocks = [one.sm_clock_mhz for one in used if one.sm_clock_mhz is not None]
+        clock = f", median clock {min(clocks):,.0f} to {max(clocks):,.0f} MHz" if clocks else ""
+        rest = sorted({limit for one in used for limit in one.limits} - {"power cap"})
+        others = f" ({', '.join(rest)})" if rest else ""
+        where = f"their power limit{of}" if any("power cap" in one.limits for one in used) else "a limit"
+        yield Verdict(
+            "power-limit",
+            "note",
+            f"GPUs ran at {where}{others} in {count(at_limit)}{clock}",
+            "That is normal under load. Times belong to this limit: compare only GPUs with the same one.",
+            tuple(trial.trial_id for trial in at_limit),
         )
     held = {
         trial.trial_id: trial.resources.cpu_throttled_share

@@ -34,6 +34,7 @@ def verdicts(trials: Sequence[TrialResult], curves: Sequence[CurveResult], study
         *share_quality.mixed_hardware(measured),
         *share_quality.unequal_shares(measured),
         *place_quality.oversubscribed(measured),
+        *place_quality.ill_placed(measured),
         *place_quality.throttled(measured),
         *run_quality.unstable(measured),
         *run_quality.slow_steps(measured),

@@ -13,9 +13,10 @@ from typing import TypeVar
 
 from vitscale.analysis.compute import Compute, compute
 from vitscale.analysis.energy import Energy, energy_per_image
+from vitscale.analysis.environments import environments
 from vitscale.analysis.runs import RunFigures
 from vitscale.analysis.statistics import Interval, over_runs
-from vitscale.record import GpuSamples, RankRecord, ResourcesLine, Run
+from vitscale.record import GPU_LIMITS, GpuSamples, RankRecord, ResourcesLine, Run
 
 NOT_RECORDED = "this run recorded no use of its GPUs"
 
@@ -69,6 +70,12 @@ class ResourceFigures:
     """Of any run."""
     throttled_share: float | None
     """Of the samples of the worst rank."""
+    limits: tuple[str, ...]
+    """Of any run: limits at which GPUs held their clocks."""
+    limited_share: float | None
+    """Of the samples of the worst rank."""
+    power_limit_watts: tuple[float, ...]
+    """Of the GPUs, those that differ."""
     gpu_reason: str
     """Why the figures of GPUs are None; empty where they are known."""
     joules_per_image: Interval | None
@@ -128,7 +135,7 @@ class _RankUse:
 
     @property
     def gpu(self) -> tuple[GpuSamples, ...]:
-        return tuple(line.gpu for line in self.lines if line.gpu is not None)
+        return tuple(_of_format_6(line.gpu) for line in self.lines if line.gpu is not None)
 
     def gpu_mean(self, field: Callable[[GpuSamples], float | None]) -> float | None:
         """Over epochs, each with the weight of its samples."""
@@ -180,6 +187,20 @@ def resource_figures(runs: Sequence[Run], figures: Sequence[RunFigures]) -> Reso
         throttle_reasons=tuple(sorted({reason for one in samples for reason in one.throttle_reasons})),
         throttled_share=_median(
             _highest(rank.gpu_mean(lambda one: one.throttled_share) for rank in use.ranks) for use in used
+        ),
+        limits=tuple(sorted({limit for one in samples for limit in one.limits or ()})),
+        limited_share=_median(
+            _highest(rank.gpu_mean(lambda one: one.limited_share) for rank in use.ranks) for use in used
+        ),
+        power_limit_watts=tuple(
+            sorted(
+                {
+                    e.device.settings.power_limit_watts
+                    for run in runs
+                    for e in environments(run)
+                    if e.device.settings and e.device.settings.power_limit_watts is not None
+                }
+            )
         ),
         gpu_reason="" if samples else _gpu_reason(ranks),
         joules_per_image=over_runs(joules),
@@ -261,6 +282,14 @@ def _rank_resources(number: int, used: Sequence[_RunUse]) -> RankResources:
         cores=same[0].cores if same else (),
         numa_nodes=same[0].numa_nodes if same else None,
     )
+
+
+def _of_format_6(samples: GpuSamples) -> GpuSamples:
+    """With limits apart from slowdowns; of older records, in which they stand together, only where all are limits."""
+    if samples.limits is not None or not samples.throttle_reasons or set(samples.throttle_reasons) - set(GPU_LIMITS):
+        return samples
+    told = {"limits": samples.throttle_reasons, "limited_share": samples.throttled_share}
+    return samples.model_copy(update=told | {"throttle_reasons": (), "throttled_share": 0.0})
 
 
 def _gpu_reason(ranks: Sequence[_RankUse]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from vitscale.record import GpuSamples
+from vitscale.record import GPU_LIMITS, GpuSamples
 
 SECONDS_BETWEEN_SAMPLES = 1.0
 
@@ -27,8 +27,6 @@ THROTTLE_REASONS = {
     0x200: "board limit",
     0x400: "reliability",
 }
-LIMITS = ("power cap", "sync boost", "board limit", "reliability")
-"""Those that are a GPU's normal state under load, or its group's: no slowdown by heat or fault."""
 _NO_THROTTLING = 0x001 | 0x002 | 0x100
 """Idle, clocks set by the user, clocks set for a display."""
 
@@ -193,8 +191,8 @@ def summary(samples: Sequence[Sample]) -> GpuSamples | None:
     temperatures = [sample.temperature_celsius for sample in samples if sample.temperature_celsius is not None]
     powers = [sample.power_watts for sample in samples if sample.power_watts is not None]
     throttles = [throttling(sample.throttle_bits) for sample in samples if sample.throttle_bits is not None]
-    slowed = [[name for name in names if name not in LIMITS] for names in throttles]
-    limited = [[name for name in names if name in LIMITS] for names in throttles]
+    slowed = [[name for name in names if name not in GPU_LIMITS] for names in throttles]
+    limited = [[name for name in names if name in GPU_LIMITS] for names in throttles]
     return GpuSamples(
         samples=len(samples),
         utilisation=statistics.fmean(utilisations) if utilisations else None,

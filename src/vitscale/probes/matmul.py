@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import statistics
 import time
 from collections.abc import Callable
 
@@ -11,6 +13,8 @@ from vitscale.record import MatmulLine
 from vitscale.trial import Precision
 
 _SECONDS = 0.2
+_SETTLING_SECONDS = {"cpu": 0.0, "cuda": 1.5}
+"""A GPU begins at boost clocks; under load its power limit brings them down within a second."""
 _LONG_ENOUGH_SECONDS = {"cpu": 5e-3, "cuda": 1e-3}
 """A product that takes so long is not slowed noticeably by being started, and fills the device."""
 _SMALLEST = 256
@@ -30,12 +34,17 @@ Product = Callable[[int], float]
 
 
 def measured_matmul(device: torch.device, precision: Precision) -> MatmulLine | None:
-    """The best rate of a square product on `device` in about 0.2 s; None where not even the smallest fits in memory.
+    """The rate of square products on `device`, once its clocks have settled; None where not even the smallest fits.
 
     Called on all ranks at once: what ranks take from each other in training they take from each other here.
     """
     products = _Products(device, _DTYPES[precision])
-    best = best_rate(products, _LARGEST[device.type], _LONG_ENOUGH_SECONDS[device.type])
+    best = best_rate(
+        products,
+        _LARGEST[device.type],
+        _LONG_ENOUGH_SECONDS[device.type],
+        settling_seconds=_SETTLING_SECONDS[device.type],
+    )
     if best is None:
         return None
     size, flops_per_second = best
@@ -43,9 +52,12 @@ def measured_matmul(device: torch.device, precision: Precision) -> MatmulLine | 
 
 
 def arithmetic(device: torch.device, precision: Precision) -> str:
-    """What matrices of `precision` are multiplied in: bf16, fp16, fp32, or tf32 where PyTorch is set to it."""
+    """What matrices of `precision` are multiplied in: bf16, fp16, fp32, or tf32 where it is asked for."""
     name = "bf16" if precision == "bf16-params" else precision
-    on_tensor_cores = device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
+    # NVIDIA's libraries obey it whatever a program sets: "0" forbids TF32, another number demands it.
+    override = os.environ.get("NVIDIA_TF32_OVERRIDE", "").strip()
+    allowed = override != "0" if override else torch.get_float32_matmul_precision() != "highest"
+    on_tensor_cores = device.type == "cuda" and allowed
     return "tf32" if name == "fp32" and on_tensor_cores else name
 
 
@@ -55,6 +67,7 @@ def best_rate(
     long_enough_seconds: float,
     *,
     seconds: float = _SECONDS,
+    settling_seconds: float = 0.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[int, float] | None:
     """(size, FLOP/s) of the fastest product; 2 n^3 FLOPs each (1 MAC = 2 FLOP). None where none fits in memory.
@@ -78,10 +91,15 @@ def best_rate(
         size *= 2
     if fits is None:
         return None
+    end = clock() + settling_seconds
+    while clock() < end:
+        product(fits)
+    began += settling_seconds
     times: list[float] = []
     while len(times) < _FEWEST or clock() - began < seconds:
         times.append(product(fits))
-    return fits, 2 * fits**3 / min(times)
+    # Settled clocks still sway: the middle is what lasts. On a processor other processes only ever slow it down.
+    return fits, 2 * fits**3 / (statistics.median(times) if settling_seconds else min(times))
 
 
 class _Products:

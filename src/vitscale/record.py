@@ -12,6 +12,7 @@ Format history (`FORMAT`):
   6  what else decides a time: Environment.allocation, tf32, physical_cores, cpu, cpu_governor, cpu_boost, kernel and
      gpus_unused; Device.numa_node and settings; GpuSamples.limits: null in older formats. What is used is that of timed
      steps alone: ResourcesLine.steps, null in older formats, where it is that of whole epochs. Steps may be "attached".
+     PhaseLine.compiled, empty in older formats, where a one-off compilation shows in its seconds alone.
 
 A reader accepts its own format and older ones; a newer one is refused by name.
 """
@@ -140,6 +141,8 @@ class PhaseLine(Record):
     kind: Literal["phase"] = "phase"
     name: Literal["prepare", "launch", "imports", "data", "model", "engine", "first_step"]
     seconds: Seconds
+    compiled: tuple[str, ...] = ()
+    """Extensions that this phase compiled, or waited for another rank to compile; later runs find them."""
 
 
 class ModelLine(Record):

@@ -87,6 +87,18 @@ def test_times_come_from_results_of_the_same_work(tmp_path: Path, results: Path)
     assert four.known_by == "extrapolated"
 
 
+def test_start_up_that_was_not_measured_under_a_launcher_is_said_to_be_left_out(tmp_path: Path, results: Path) -> None:
+    under_mpi = {"launch": {"threads_per_rank": 1, "launcher": "mpirun"}}
+    for changes, said in (({}, False), (under_mpi, True)):
+        found = planned(tmp_path, changes)
+        expected = expectations(found, results)
+        told = printed(found, Outlook(expected=expected))
+        assert ("not in it: start-up under mpirun, where none was measured" in told) is said
+        one = next(expected.by_trial[name] for name, trial in found.record.trials.items() if trial.world.size == 1)
+        assert one.seconds is not None
+        assert one.seconds.value == pytest.approx(1280 * 0.1 + (0.0 if said else 6.0), rel=0.03)
+
+
 def test_the_sum_is_of_all_runs_and_the_cost_of_all_ranks(tmp_path: Path, results: Path) -> None:
     found = planned(tmp_path)
     expected = expectations(found, results, 3.0)

@@ -11,7 +11,7 @@ import pytest
 
 from processes import wait_until
 from vitscale.runner.listening import Sign
-from vitscale.runner.standing import is_stopped, place_of, starved, waited_for
+from vitscale.runner.standing import is_stopped, place_of, start_up_phase, starved, waited_for
 
 
 def sign(step: int = 4, phase: str = "backward", **changes: Any) -> Sign:
@@ -74,3 +74,18 @@ def test_a_stopped_process_of_this_host_is_told_from_one_that_waits() -> None:
         process.wait()
     assert not is_stopped(process.pid, here)
     assert not is_stopped(2**31 - 1, here)
+
+
+@pytest.mark.parametrize(
+    ("places", "told"),
+    [
+        ([], ""),
+        ([(-1, "start-up")], ""),
+        ([(-1, "start-up: model"), (-1, "start-up: engine")], "model"),
+        ([(-1, "start-up: engine"), (-1, "compiling fused_adam")], "compiling fused_adam"),
+        ([(0, "forward"), (-1, "start-up: first step")], "first step"),
+        ([(3, "forward"), (3, "backward")], ""),
+    ],
+)
+def test_what_ranks_do_before_their_first_step(places: list[tuple[int, str]], told: str) -> None:
+    assert start_up_phase(signs(*(sign(step, phase) for step, phase in places))) == told

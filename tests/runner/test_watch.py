@@ -69,7 +69,7 @@ def test_any_rank_gives_a_sign_of_life(tmp_path: Path) -> None:
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_run_that_ends_by_itself(tmp_path: Path, code: int) -> None:
     ending = watch(
-        job(tmp_path, f"raise SystemExit({code})"), tmp_path, hang_seconds=60.0, timeout_seconds=None, on_steps=print
+        job(tmp_path, f"raise SystemExit({code})"), tmp_path, hang_seconds=60.0, timeout_seconds=None, on_progress=print
     )
     assert (ending.exit_code, ending.stopped, ending.limit_seconds) == (code, None, None)
     assert ending.wall_seconds > 0
@@ -86,12 +86,14 @@ def test_steps_are_passed_on(tmp_path: Path) -> None:
     )
     told = []
 
-    def on_steps(steps: int) -> None:
+    def on_progress(steps: int, _phase: str) -> None:
         told.append(steps)
         (tmp_path / {2: "seen-2", 5: "seen-3"}[steps]).touch()
 
     assert (
-        watch(job(tmp_path, program), tmp_path, hang_seconds=60.0, timeout_seconds=None, on_steps=on_steps).exit_code
+        watch(
+            job(tmp_path, program), tmp_path, hang_seconds=60.0, timeout_seconds=None, on_progress=on_progress
+        ).exit_code
         == 0
     )
     assert told == [2, 5]
@@ -103,7 +105,7 @@ def test_what_a_launcher_leaves_behind_is_ended(tmp_path: Path) -> None:
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
         "open(sys.argv[1] + '/child', 'w').write(f'{child.pid}\\n')\n"
     )
-    ending = watch(job(tmp_path, program), tmp_path, hang_seconds=60.0, timeout_seconds=None, on_steps=print)
+    ending = watch(job(tmp_path, program), tmp_path, hang_seconds=60.0, timeout_seconds=None, on_progress=print)
     assert ending.exit_code == 0
     assert not alive(pid_in(tmp_path / "child"))
 
@@ -172,7 +174,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_a_silent_run_is_a_hang_after_its_limit(tmp_path: Path, clock: Clock) -> None:
     stuck = Job(clock, looks=10**9)
-    ending = watch(Started(stuck, Silent()), tmp_path, hang_seconds=20.0, timeout_seconds=None, on_steps=print)  # type: ignore[arg-type]
+    ending = watch(Started(stuck, Silent()), tmp_path, hang_seconds=20.0, timeout_seconds=None, on_progress=print)  # type: ignore[arg-type]
     assert (ending.stopped, ending.limit_seconds, ending.exit_code) == ("hang", 20.0, None)
     assert stuck.looked == 21
     assert stuck.ended == 1
@@ -180,7 +182,9 @@ def test_a_silent_run_is_a_hang_after_its_limit(tmp_path: Path, clock: Clock) ->
 
 def test_any_record_of_any_rank_puts_the_hang_off(tmp_path: Path, clock: Clock) -> None:
     slow = Job(clock, looks=50, at={n: lambda: append(tmp_path, 3, PHASE + "\n") for n in (15, 30, 45)})
-    ending = watch(Started(slow, Silent()), tmp_path, hang_seconds=20.0, timeout_seconds=None, on_steps=lambda _: None)  # type: ignore[arg-type]
+    ending = watch(
+        Started(slow, Silent()), tmp_path, hang_seconds=20.0, timeout_seconds=None, on_progress=lambda *_: None
+    )  # type: ignore[arg-type]
     assert (ending.stopped, ending.exit_code) == (None, 0)
     assert slow.ended == 1
 
@@ -196,14 +200,36 @@ def test_a_step_that_is_told_over_the_line_puts_the_hang_off(tmp_path: Path, clo
             return {3: Sign(host="host1", pid=1, heard_seconds=clock.now, step=min(self.asked, 40) // 15)}
 
     stuck = Job(clock, looks=10**9)
-    ending = watch(Started(stuck, Telling()), tmp_path, hang_seconds=20.0, timeout_seconds=None, on_steps=print)  # type: ignore[arg-type]
+    ending = watch(Started(stuck, Telling()), tmp_path, hang_seconds=20.0, timeout_seconds=None, on_progress=print)  # type: ignore[arg-type]
     assert ending.stopped == "hang"
     assert 30 + 20 <= stuck.looked <= 30 + 22  # its last new step came at the 30th look
 
 
+def test_a_phase_of_start_up_is_passed_on_when_it_changes(tmp_path: Path, clock: Clock) -> None:
+    class Starting(Silent):
+        asked = 0
+
+        def signs(self) -> dict[int, Sign]:
+            self.asked += 1
+            phase = "start-up: engine" if self.asked < 5 else "compiling fused_adam"
+            return {0: Sign(host="host1", pid=1, heard_seconds=clock.now, phase=phase)}
+
+    told: list[tuple[int, str]] = []
+    watch(
+        Started(Job(clock, looks=10), Starting()),  # type: ignore[arg-type]
+        tmp_path,
+        hang_seconds=20.0,
+        timeout_seconds=None,
+        on_progress=lambda steps, phase: told.append((steps, phase)),
+    )
+    assert told == [(0, "engine"), (0, "compiling fused_adam")]
+
+
 def test_a_busy_run_is_ended_at_its_timeout(tmp_path: Path, clock: Clock) -> None:
     busy = Job(clock, looks=10**9, at={n: lambda: append(tmp_path, 0, STEP + "\n") for n in range(1000)})
-    ending = watch(Started(busy, Silent()), tmp_path, hang_seconds=20.0, timeout_seconds=90.0, on_steps=lambda _: None)  # type: ignore[arg-type]
+    ending = watch(
+        Started(busy, Silent()), tmp_path, hang_seconds=20.0, timeout_seconds=90.0, on_progress=lambda *_: None
+    )  # type: ignore[arg-type]
     assert (ending.stopped, ending.limit_seconds) == ("timeout", 90.0)
     assert ending.wall_seconds == pytest.approx(91.0, abs=2.0)
 
@@ -218,7 +244,7 @@ def test_a_real_hang_leaves_no_process(tmp_path: Path) -> None:
     )
     hanging = job(tmp_path, program)
     child = pid_in(tmp_path / "child")
-    ending = watch(hanging, tmp_path, hang_seconds=0.3, timeout_seconds=None, on_steps=print)
+    ending = watch(hanging, tmp_path, hang_seconds=0.3, timeout_seconds=None, on_progress=print)
     assert ending.stopped == "hang"
     assert not alive(child)
     assert hanging.job.exit_code == -9
@@ -229,11 +255,11 @@ def test_an_interrupt_leaves_no_process(tmp_path: Path) -> None:
         tmp_path, f"import sys, time; open(sys.argv[1] + '/rank-0.jsonl', 'w').write('{STEP}\\n'); time.sleep(600)"
     )
 
-    def on_steps(_: int) -> None:
+    def on_progress(_steps: int, _phase: str) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        watch(running, tmp_path, hang_seconds=60.0, timeout_seconds=None, on_steps=on_steps)
+        watch(running, tmp_path, hang_seconds=60.0, timeout_seconds=None, on_progress=on_progress)
     assert running.job.exit_code is not None
     assert not carrying(running.job.token)
 
@@ -241,7 +267,7 @@ def test_an_interrupt_leaves_no_process(tmp_path: Path) -> None:
 def test_what_the_kernel_killed_meanwhile_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = iter([5, 7])
     monkeypatch.setattr(watching, "kernel_oom_kills", lambda: next(counts))
-    ending = watch(job(tmp_path, "pass"), tmp_path, hang_seconds=60.0, timeout_seconds=None, on_steps=print)
+    ending = watch(job(tmp_path, "pass"), tmp_path, hang_seconds=60.0, timeout_seconds=None, on_progress=print)
     assert ending.kernel_oom_kills == 2
 
 

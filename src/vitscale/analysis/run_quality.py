@@ -206,15 +206,17 @@ def _data_wait(trial: TrialResult) -> float | None:
 
 
 def one_off_compilation(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
-    """Runs whose engine took far longer to build than in all others like it."""
+    """Runs that compiled an extension: they say so, or their engine took far longer to build than in all others."""
     held = [(run, trial) for trial in measured for run in trial.runs if run.one_off_seconds]
     if held:
         run, _ = max(held, key=lambda item: item[0].one_off_seconds)
+        what = f" of {', '.join(run.compiled)}" if run.compiled else ", as of DeepSpeed's extensions"
+        than = "longer to build than in other runs" if "engine" in run.startup else "to build"
         yield Verdict(
             "one-off-compilation",
             "note",
-            f"the engine of {run.run} took {run.one_off_seconds:.0f} s longer to build than in other runs: a one-off "
-            f"compilation, as of DeepSpeed's extensions ({len(held)} run{'s' if len(held) > 1 else ''} in all)",
+            f"the engine of {run.run} took {run.one_off_seconds:.0f} s {than}: a one-off "
+            f"compilation{what} ({len(held)} run{'s' if len(held) > 1 else ''} in all)",
             "It is in no start-up, prediction or advice. A new machine pays it once more: keep TORCH_EXTENSIONS_DIR.",
             tuple(dict.fromkeys(trial.trial_id for _, trial in held)),
         )

@@ -97,6 +97,8 @@ class RunFigures:
     """What the record lacks."""
     one_off_seconds: float = 0.0
     """Taken off the engine phase, for it was paid once: see `vitscale.analysis.one_off`."""
+    compiled: tuple[str, ...] = ()
+    """Extensions whose compilation is in the engine phase, as the ranks say; older records do not tell."""
 
     @property
     def step_seconds(self) -> float | None:
@@ -115,8 +117,9 @@ class RunFigures:
 
     @property
     def startup_seconds(self) -> float | None:
-        """Sum of the phases."""
-        return sum(self.startup.values()) if self.startup else None
+        """Sum of the phases; None too where the engine's is known of nothing but a compilation."""
+        known = self.startup and not (self.one_off_seconds and "engine" not in self.startup)
+        return sum(self.startup.values()) if known else None
 
 
 def figures(run: Run) -> RunFigures:
@@ -188,6 +191,7 @@ def figures(run: Run) -> RunFigures:
         peak_bytes=max((e.peak_bytes for r in run.ranks for e in r.epochs if e.peak_bytes is not None), default=None),
         model=model,
         notes=tuple(f"{name}: {note}" for note in notes),
+        compiled=tuple(sorted({name for rank in run.ranks for phase in rank.phases for name in phase.compiled})),
     )
 
 

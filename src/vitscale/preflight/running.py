@@ -144,7 +144,7 @@ def _measure(place: Where, wanted: CheckRequest, folder: Path) -> _End:
         folder,
         hang_seconds=max(_START_SECONDS, *wanted.limits.values()) + 30.0,
         timeout_seconds=wanted.longest_seconds + _START_SECONDS,
-        on_steps=lambda _steps: None,
+        on_progress=lambda _steps, _phase: None,
     )
     how = "ended" if ending.stopped is None else "stopped"
     if ending.stopped in _STOPPED:

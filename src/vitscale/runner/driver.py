@@ -128,8 +128,8 @@ def _run_outstanding(plan: Plan, results: Path, options: Options, console: Conso
             trial = plan.record.trials[task.trial_id]
             outcome = skip_reason(setting, task, attempt, outcomes)
             if outcome is None:
-                on_steps = progress.begin(trial, task.repeat)
-                outcome = run_task(setting, task, attempt, on_steps)
+                on_progress = progress.begin(trial, task.repeat)
+                outcome = run_task(setting, task, attempt, on_progress)
             outcomes[task.trial_id, task.repeat] = outcome
             progress.end(trial, outcome)
             done += 1

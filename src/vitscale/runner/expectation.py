@@ -38,6 +38,8 @@ class Expected:
     known_by: str
     """measured, interpolated, extrapolated, prior-driven, or `ROUGHLY`; empty where unavailable."""
     reason: str = ""
+    without_start_up: str = ""
+    """The launcher under which none was measured; empty where start-up is in it, or no results are behind it."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,10 @@ def _forecast(plan: Plan, fitted: Fitted, series: str, members: list[str], measu
             seconds = Range(middle, low, middle + math.hypot(own.future_high - own.value, whole.high - whole.value))
         known = one.value == one.value  # NaN is not
         label = "measured" if trial_id in measured else steps.labels[n]
-        found[trial_id] = Expected(seconds, label) if known else Expected(None, "", "its step cannot be predicted")
+        missing = "" if starts is not None else trial.launcher
+        found[trial_id] = (
+            Expected(seconds, label, "", missing) if known else Expected(None, "", "its step cannot be predicted")
+        )
     return found
 
 

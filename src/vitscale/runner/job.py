@@ -86,9 +86,9 @@ def _do(setting: Setting, job: JobFile, tasks: Sequence[BatchTask]) -> int:
                 continue
             outcome = skip_reason(setting, task.task, task.attempt, _outcomes_of(setting.results, task.trial_id))
             if outcome is None:
-                on_steps = progress.begin(trial, task.repeat)
+                on_progress = progress.begin(trial, task.repeat)
                 try:
-                    outcome = run_task(setting, task.task, task.attempt, on_steps)
+                    outcome = run_task(setting, task.task, task.attempt, on_progress)
                 except VitscaleError as error:
                     # Not startable here, which the login node could not know: as good as any other failure.
                     _give_up(setting, [task], Cause("failed", str(error)))

@@ -81,24 +81,24 @@ def skip_reason(
     return outcome
 
 
-def run_task(setting: Setting, task: Task, attempt: int, on_steps: Callable[[int], None]) -> Outcome:
+def run_task(setting: Setting, task: Task, attempt: int, on_progress: Callable[[int, str], None]) -> Outcome:
     """Does one run, and again up to `measure.retries` times where its cause was passing; every try keeps its folder.
 
     Args:
         setting: of the study.
         task: which run.
         attempt: number of the first try.
-        on_steps: is told how many steps rank 0 has recorded.
+        on_progress: is told how many steps rank 0 has recorded, and what ranks before their first step do.
     """
-    outcome = _attempt(setting, task, attempt, on_steps)
+    outcome = _attempt(setting, task, attempt, on_progress)
     for again in range(1, setting.measure.retries + 1):
         if not outcome.transient:
             break
-        outcome = _attempt(setting, task, attempt + again, on_steps)
+        outcome = _attempt(setting, task, attempt + again, on_progress)
     return outcome
 
 
-def _attempt(setting: Setting, task: Task, attempt: int, on_steps: Callable[[int], None]) -> Outcome:
+def _attempt(setting: Setting, task: Task, attempt: int, on_progress: Callable[[int, str], None]) -> Outcome:
     trial = setting.record.trials[task.trial_id]
     folder = setting.results / "runs" / f"{task.trial_id}-r{task.repeat}-a{attempt}"
     ranks = worked_out(setting.scheduler, setting.launch, trial.launcher, trial.world, folder, RANK_MODULE)
@@ -129,7 +129,7 @@ def _attempt(setting: Setting, task: Task, attempt: int, on_steps: Callable[[int
         folder,
         hang_seconds=setting.measure.hang_seconds,
         timeout_seconds=setting.measure.timeout_seconds,
-        on_steps=on_steps,
+        on_progress=on_progress,
     )
     outcome = outcome_of(ending, read_ranks(folder), trial.world.size, folder / "log.txt")
     write_outcome(folder, outcome)

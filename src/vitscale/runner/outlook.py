@@ -88,8 +88,10 @@ class Outlook:
         )
         skipped = sum(task.trial_id in self.skipped for task in plan.tasks)
         unknown = len(plan.tasks) - runs - skipped
+        launchers = sorted({own.without_start_up for own in self._own()} - {""})
         return [
             line,
+            *([f"not in it: start-up under {' and '.join(launchers)}, where none was measured"] if launchers else []),
             *([f"not in it: {skipped} runs that are skipped"] if skipped else []),
             *([f"not in it: {unknown} runs, unavailable: {reasons[0]}"] if unknown and reasons else []),
         ]

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from vitscale.analysis.curve_names import engine_name
+from vitscale.lifeline import COMPILING
 from vitscale.record import Outcome
 from vitscale.shares import in_words
 from vitscale.trial import Trial
@@ -84,21 +85,29 @@ class StudyProgress:
         how = "up to" if self._may_be_fewer else "about"
         return f"{how} {duration(self._spent_seconds / self._done * (self._runs - self._done))} left"
 
-    def begin(self, trial: Trial, repeat: int) -> Callable[[int], None]:
-        """Announces a run; returns what is to be called with the number of steps it has done."""
+    def begin(self, trial: Trial, repeat: int) -> Callable[[int, str], None]:
+        """Announces a run; returns what is to be called with the number of its steps and its phase before them."""
         of = f"up to {self._runs}" if self._may_be_fewer else f"{self._runs}"
         what = f"run {self._done + 1} of {of}: {describe(trial)}, repeat {repeat + 1}"
         first: tuple[float, int] | None = None
         spoken = time.monotonic()
+        told: set[str] = set()
         if self._live:
             self._live.update(self._bar, description=escape(f"{what}: starting; {self._left()}"))
         else:
             self._say(f"{what}; {self._left()}")
 
-        def on_steps(steps: int) -> None:
+        def on_progress(steps: int, phase: str) -> None:
             nonlocal first, spoken
             now = time.monotonic()
             if not steps:
+                if self._live:
+                    text = f"starting: {phase}" if phase else "starting"
+                    self._live.update(self._bar, description=escape(f"{what}: {text}; {self._left()}"))
+                elif phase.startswith(COMPILING) and phase not in told:
+                    # At once, and once each: for minutes nothing else will be said.
+                    told.add(phase)
+                    self._say(f"  starting: {phase}, once for all runs")
                 return
             if first is None:
                 first = (now, steps)
@@ -110,7 +119,7 @@ class StudyProgress:
                 spoken = now
                 self._say(f"  {text}")
 
-        return on_steps
+        return on_progress
 
     def end(self, trial: Trial, outcome: Outcome) -> None:
         """A run has ended."""

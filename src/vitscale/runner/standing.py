@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import psutil
 
-from vitscale.lifeline import BEAT_SECONDS
+from vitscale.lifeline import BEAT_SECONDS, COMPILING, STARTING
 from vitscale.runner.listening import Sign
 
 _PHASES = ("start-up", "data", "h2d", "forward", "backward", "optimizer")
@@ -49,6 +49,14 @@ def starved(signs: Mapping[int, Sign], now_seconds: float) -> list[int]:
 def place_of(sign: Sign) -> str:
     """In words, as last heard: "forward of step 4"."""
     return sign.phase if sign.step < 0 else f"{sign.phase} of step {sign.step}"
+
+
+def start_up_phase(signs: Mapping[int, Sign]) -> str:
+    """What ranks before their first step do: "engine", or "compiling fused_adam" where any of them does; else empty."""
+    phases = [sign.phase for _, sign in sorted(signs.items()) if sign.step < 0]
+    told = [phase for phase in phases if phase.startswith(COMPILING)]
+    told += [phase.removeprefix(STARTING) for phase in phases if phase.startswith(STARTING)]
+    return told[0] if told else ""
 
 
 def _place(sign: Sign) -> tuple[int, int]:

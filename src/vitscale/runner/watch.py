@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vitscale.runner.classify import Ending, Stop, kernel_oom_kills
 from vitscale.runner.listening import Listener
-from vitscale.runner.standing import is_stopped
+from vitscale.runner.standing import is_stopped, start_up_phase
 from vitscale.runner.starting import Started
 
 _LOOK_SECONDS = 0.1
@@ -48,7 +48,7 @@ def watch(
     *,
     hang_seconds: float,
     timeout_seconds: float | None,
-    on_steps: Callable[[int], None],
+    on_progress: Callable[[int, str], None],
 ) -> Ending:
     """Waits for the end of a run.
 
@@ -67,13 +67,14 @@ def watch(
     try:
         while job.wait(_LOOK_SECONDS) is None:
             now = time.monotonic()
-            if counter.look():
+            if changed := counter.look():
                 last_sign = now
-                on_steps(counter.steps)
             signs = listener.signs()
             # Said over the line as well: a network file system may show what ranks record a minute late.
             if (there := {rank: (sign.step, sign.phase) for rank, sign in signs.items()}) != places:
-                places, last_sign = there, now
+                places, last_sign, changed = there, now, True
+            if changed:
+                on_progress(counter.steps, start_up_phase(signs))
             lost = min((sign.ended_seconds for sign in signs.values() if sign.lost and sign.ended_seconds), default=now)
             if now - lost > LOST_SECONDS:
                 stopped, limit = "lost", LOST_SECONDS

@@ -5,18 +5,20 @@ from __future__ import annotations
 import gc
 import os
 import time
+from collections.abc import Sequence
 
 import torch
 from threadpoolctl import threadpool_limits
 
 from vitscale import engines, models, sources
 from vitscale.deepspeed_config import synchronised
+from vitscale.lifeline import PROGRESS, STARTING
 from vitscale.model_spec import ModelSpec
 from vitscale.probes.matmul import measured_matmul
 from vitscale.record import FORMAT, ModelLine, PhaseLine, RunHeader, StartLine
 from vitscale.store import RankLog
 from vitscale.trial import TrainSpec
-from vitscale.worker import group
+from vitscale.worker import extensions, group
 from vitscale.worker.checkpointing import measured_checkpoint
 from vitscale.worker.place import Place
 from vitscale.worker.surroundings import environment
@@ -37,10 +39,10 @@ def train(
     """
     trial = header.trial
     seed = trial.train.seed if header.seed is None else header.seed
+    laps = _Laps(log, began)
     preload(trial.train, trial.model)
     gc.freeze()
     _set_thread_pools(trial.world.threads_per_rank)
-    laps = _Laps(log, began)
     laps.end("imports")
 
     device = group.device_of(trial.train.device, place)
@@ -62,7 +64,8 @@ def train(
 
     on_host = trial.train.wrapper == "fsdp2" and trial.train.offload == "parameters"
     backend = group.join(trial.train.engine, place, device, mpi_discovery_port, gradients_on_host=on_host)
-    engine = engines.build(model, trial, device)
+    with extensions.watched() as compiled:
+        engine = engines.build(model, trial, device)
     log.write(
         StartLine(
             format=FORMAT,
@@ -72,7 +75,7 @@ def train(
             environment=environment(device, backend, with_revision=place.rank == 0),
         )
     )
-    laps.end("engine")
+    laps.end("engine", compiled)
 
     log.write(
         ModelLine(
@@ -113,13 +116,22 @@ def _set_thread_pools(threads: int) -> None:
 
 
 class _Laps:
-    """Writes each phase of start-up when it ends."""
+    """Tells of each phase of start-up while it lasts, and writes it down when it ends."""
+
+    _NAMES = ("imports", "data", "model", "engine", "first_step")
 
     def __init__(self, log: RankLog, began: float) -> None:
         self._log = log
         self._last = began
+        self._tell(self._NAMES[0])
 
-    def end(self, name: str) -> None:
+    def end(self, name: str, compiled: Sequence[str] = ()) -> None:
         now = time.perf_counter()
-        self._log.write(PhaseLine.model_validate({"name": name, "seconds": now - self._last}))
+        line = {"name": name, "seconds": now - self._last, "compiled": tuple(compiled)}
+        self._log.write(PhaseLine.model_validate(line))
         self._last = now
+        self._tell(self._NAMES[self._NAMES.index(name) + 1])
+
+    @staticmethod
+    def _tell(name: str) -> None:
+        PROGRESS.phase = STARTING + name.replace("_", " ")

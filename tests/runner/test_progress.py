@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from results_factory import make_trial
+from vitscale.runner.progress import StudyProgress
+
+
+def begun(terminal: bool) -> tuple[StudyProgress, io.StringIO]:
+    out = io.StringIO()
+    progress = StudyProgress(Console(file=out, force_terminal=terminal, width=200))
+    progress.expect(2, 0)
+    return progress, out
+
+
+def live_line(progress: StudyProgress) -> str:
+    assert progress._live is not None
+    return progress._live.tasks[0].description
+
+
+def test_a_terminal_shows_the_phase_of_start_up_until_the_first_step() -> None:
+    progress, _ = begun(terminal=True)
+    tell = progress.begin(make_trial("ddp", 2), 0)
+    what = live_line(progress).partition(": starting")[0]
+    shown = []
+    for steps, phase in [(0, ""), (0, "engine"), (0, "compiling fused_adam"), (3, "")]:
+        tell(steps, phase)
+        shown.append(live_line(progress).removeprefix(what).partition(";")[0])
+    assert shown == [": starting", ": starting: engine", ": starting: compiling fused_adam", ": step 3"]
+
+
+def test_elsewhere_a_compilation_is_said_at_once_and_once() -> None:
+    progress, out = begun(terminal=False)
+    tell = progress.begin(make_trial("ddp", 2), 0)
+    for phase in ["imports", "engine", "compiling fused_adam", "compiling fused_adam", "engine", "compiling utils"]:
+        tell(0, phase)
+    assert out.getvalue().splitlines()[1:] == [
+        "  starting: compiling fused_adam, once for all runs",
+        "  starting: compiling utils, once for all runs",
+    ]

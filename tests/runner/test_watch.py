@@ -182,9 +182,7 @@ def test_a_silent_run_is_a_hang_after_its_limit(tmp_path: Path, clock: Clock) ->
 
 def test_any_record_of_any_rank_puts_the_hang_off(tmp_path: Path, clock: Clock) -> None:
     slow = Job(clock, looks=50, at={n: lambda: append(tmp_path, 3, PHASE + "\n") for n in (15, 30, 45)})
-    ending = watch(
-        Started(slow, Silent()), tmp_path, hang_seconds=20.0, timeout_seconds=None, on_progress=lambda *_: None
-    )  # type: ignore[arg-type]
+    ending = watch(Started(slow, Silent()), tmp_path, hang_seconds=20.0, timeout_seconds=None, on_progress=print)  # type: ignore[arg-type]
     assert (ending.stopped, ending.exit_code) == (None, 0)
     assert slow.ended == 1
 
@@ -215,21 +213,18 @@ def test_a_phase_of_start_up_is_passed_on_when_it_changes(tmp_path: Path, clock:
             return {0: Sign(host="host1", pid=1, heard_seconds=clock.now, phase=phase)}
 
     told: list[tuple[int, str]] = []
-    watch(
-        Started(Job(clock, looks=10), Starting()),  # type: ignore[arg-type]
-        tmp_path,
-        hang_seconds=20.0,
-        timeout_seconds=None,
-        on_progress=lambda steps, phase: told.append((steps, phase)),
-    )
+
+    def tell(steps: int, phase: str) -> None:
+        told.append((steps, phase))
+
+    short = Job(clock, looks=10)
+    watch(Started(short, Starting()), tmp_path, hang_seconds=20.0, timeout_seconds=None, on_progress=tell)  # type: ignore[arg-type]
     assert told == [(0, "engine"), (0, "compiling fused_adam")]
 
 
 def test_a_busy_run_is_ended_at_its_timeout(tmp_path: Path, clock: Clock) -> None:
     busy = Job(clock, looks=10**9, at={n: lambda: append(tmp_path, 0, STEP + "\n") for n in range(1000)})
-    ending = watch(
-        Started(busy, Silent()), tmp_path, hang_seconds=20.0, timeout_seconds=90.0, on_progress=lambda *_: None
-    )  # type: ignore[arg-type]
+    ending = watch(Started(busy, Silent()), tmp_path, hang_seconds=20.0, timeout_seconds=90.0, on_progress=print)  # type: ignore[arg-type]
     assert (ending.stopped, ending.limit_seconds) == ("timeout", 90.0)
     assert ending.wall_seconds == pytest.approx(91.0, abs=2.0)
 

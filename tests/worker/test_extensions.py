@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import types
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 
 from vitscale.lifeline import PROGRESS
+from vitscale.store import RankLog
 from vitscale.worker.extensions import watched
+from vitscale.worker.session import _Laps
 
 
 class Compiler:
@@ -91,3 +94,20 @@ def test_without_deepspeed_nothing_is_watched(monkeypatch: pytest.MonkeyPatch) -
     with watched() as compiled:
         pass
     assert compiled == []
+
+
+def test_the_phase_in_which_it_happened_carries_the_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(PROGRESS, "phase", "start-up")
+    log = RankLog(tmp_path, 0)
+    laps = _Laps(log, began=0.0)
+    told = [PROGRESS.phase]
+    for name, compiled in [("imports", []), ("data", []), ("model", []), ("engine", ["fused_adam"])]:
+        laps.end(name, compiled)
+        told.append(PROGRESS.phase)
+    log.close()
+
+    assert told == [f"start-up: {name}" for name in ("imports", "data", "model", "engine", "first step")]
+    lines = [json.loads(line) for line in (tmp_path / "rank-0.jsonl").read_text().splitlines()]
+    assert [(line["name"], line["compiled"]) for line in lines] == [
+        ("imports", []), ("data", []), ("model", []), ("engine", ["fused_adam"]),
+    ]  # fmt: skip

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 from results_factory import make_curve, make_results, make_trial, steady_run
 from verdict_finder import verdict
 from vitscale.analysis import TrialResult, analyse
@@ -73,3 +75,20 @@ def test_runs_that_compiled_are_no_measure_for_others() -> None:
     three = analysed(271.0, 280.0, 9.7, compiled=(0, 1))
     assert three.startup["engine"] == 9.7
     assert [run.one_off_seconds for run in three.runs] == [271.0 - 9.7, 280.0 - 9.7, 0.0]
+
+
+def test_a_deepspeed_file_is_part_of_what_is_built_alike() -> None:
+    files: list[dict[str, Any]] = [{"optimizer": {"type": "AdamW"}}, {"optimizer": {"type": "Adam"}}]
+    trials = [make_trial("deepspeed", 1, deepspeed_config=file) for file in files]
+    seconds = {0: (271.0, 9.7), 1: (8.0, 8.0)}
+    runs = [
+        with_engine_seconds(steady_run(trial, 0.1, repeat), seconds[n][repeat])
+        for n, trial in enumerate(trials)
+        for repeat in range(2)
+    ]
+    results = make_results([(make_curve([trial]), [trial]) for trial in trials], runs)
+    by_optimizer = {
+        trial.trial.train.deepspeed_config["optimizer"]["type"]: trial.startup["engine"]  # type: ignore[index]
+        for trial in analyse(results).trials.values()
+    }
+    assert by_optimizer == {"AdamW": 9.7, "Adam": 8.0}

@@ -61,5 +61,6 @@ def _without(run: RunFigures, usual: float | None) -> RunFigures:
 def _kind(result: TrialResult) -> tuple[Any, ...]:
     """Runs that build the same engine in the same way."""
     trial = result.trial
-    wrapper = (getattr(trial.train, name) for name in sorted(OF_THE_WRAPPER))
-    return (trial.launcher, trial.train.device, trial.train.optimizer, trial.model, *wrapper)
+    # As text: a DeepSpeed file is a dict, which is no key.
+    wrapper = trial.train.model_dump_json(include=set(OF_THE_WRAPPER))
+    return (trial.launcher, trial.train.device, trial.train.optimizer, trial.model.model_dump_json(), wrapper)

@@ -76,7 +76,9 @@ def start_up(points: Sequence[Point], trial: Trial) -> StartUp | None:
 
 def _engine(trial: Trial) -> tuple[Any, ...]:
     train = trial.train
-    return (trial.model, train.precision, train.compile, *(getattr(train, name) for name in sorted(OF_THE_WRAPPER)))
+    # As text: a DeepSpeed file is a dict, which is no key.
+    wrapper = train.model_dump_json(include=set(OF_THE_WRAPPER))
+    return (trial.model.model_dump_json(), train.precision, train.compile, wrapper)
 
 
 def _batch(trial: Trial) -> tuple[Any, ...]:

@@ -15,7 +15,9 @@ from vitscale.prediction.outlook import Outlook
 from vitscale.report import prediction_words, words
 from vitscale.report.tables import ModeTable, Row, failure_lines, mode_tables
 
-_HEADERS = {"efficiency": "eff.", "images/s": "images\n/s", "runs x steps": "runs\nx steps"}
+_HEADERS = {
+    "efficiency": "eff.", "images/s": "images\n/s", "runs x steps": "runs\nx steps", "start-up (s)": "start-\nup (s)",
+}  # fmt: skip
 _COLUMNS = ("ranks", "runs", "step", "epoch", "images/s", "speedup", "efficiency", "start-up")
 _WITH_BOUNDS = ("speedup",)
 
@@ -52,7 +54,7 @@ def _table(mode_table: ModeTable) -> Table:
     for place in shown:
         name = mode_table.columns[place]
         # The unit on a line of its own keeps eight columns within 80 characters.
-        table.add_column(_HEADERS.get(name, name).replace(" (", "\n("), justify="right", no_wrap=True)
+        table.add_column(_HEADERS.get(name, name.replace(" (", "\n(")), justify="right", no_wrap=True)
     before = None
     for row in mode_table.rows:
         if before is not None and row.curve_place != before:

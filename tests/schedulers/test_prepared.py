@@ -120,6 +120,8 @@ def test_imports_that_start_threads_are_not_forked_and_that_is_told(trial: Trial
         "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
     )
     variables = own.ranks_environment({"PYTHONPATH": str(tmp_path)})
-    with PreparedProcesses() as processes:
+    told: list[str] = []
+    with PreparedProcesses(told.append) as processes:
         answer = processes.ready("a", trial, variables, tmp_path, tmp_path / "log.txt")
     assert (answer.process, answer.cold) == (None, "importing started 1 thread, which a fork would lack")
+    assert told == [answer.cold]

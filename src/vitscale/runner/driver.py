@@ -119,7 +119,11 @@ def _run_outstanding(plan: Plan, results: Path, options: Options, console: Conso
     todo = skip_unfit(plan.setting(results), todo, options.unfit, index, outcomes)
     added = AddedRuns(plan, results, outcomes, todo)
     done = 0
-    with PreparedProcesses() as prepared, StudyProgress(console) as progress:
+
+    def told_cold(reason: str) -> None:
+        console.print(f"  ranks are started anew, not as forks: {reason}", soft_wrap=True, highlight=False, markup=False)
+
+    with PreparedProcesses(told_cold) as prepared, StudyProgress(console) as progress:
         setting = plan.setting(results, prepared)
         progress.expect(len(todo), added.most())
         for task in itertools.chain(todo, added):

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -179,7 +179,10 @@ class Ready:
 class PreparedProcesses:
     """Those of one driver, each for what its forks have in common; all end with the context."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[str], None] | None = None) -> None:
+        """`tell`: is told once of each reason for which ranks are started anew instead."""
+        self._tell = tell
+        self._told: set[str] = set()
         self._processes: dict[tuple[object, ...], Prepared] = {}
 
     def __enter__(self) -> Self:
@@ -216,14 +219,20 @@ class PreparedProcesses:
             process = self._processes[key] = Prepared(environment, cwd, log)
             reason = process.imported(trial, _IMPORTS_SECONDS)
         except OSError as error:
-            return Ready(cold=f"the prepared process cannot be started: {error.strerror}")
+            return self._cold(f"the prepared process cannot be started: {error.strerror}")
         except PreparedError as error:
             reason = str(error)
         if reason is not None:
             self._processes.pop(key).close()
-            return Ready(cold=reason)
+            return self._cold(reason)
         process.served.add(trial_id)
         return Ready(process, time.monotonic() - began)
+
+    def _cold(self, reason: str) -> Ready:
+        if self._tell is not None and reason not in self._told:
+            self._told.add(reason)
+            self._tell(reason)
+        return Ready(cold=reason)
 
 
 def ranks_environment(added: Mapping[str, str], without: tuple[str, ...] = ()) -> dict[str, str]:

@@ -11,7 +11,7 @@ import pytest
 
 from processes import wait_until
 from vitscale.runner.listening import Sign
-from vitscale.runner.standing import is_stopped, place_of, start_up_phase, starved, waited_for
+from vitscale.runner.standing import is_stopped, place_of, silence_limit, start_up_phase, starved, waited_for
 
 
 def sign(step: int = 4, phase: str = "backward", **changes: Any) -> Sign:
@@ -89,3 +89,11 @@ def test_a_stopped_process_of_this_host_is_told_from_one_that_waits() -> None:
 )
 def test_what_ranks_do_before_their_first_step(places: list[tuple[int, str]], told: str) -> None:
     assert start_up_phase(signs(*(sign(step, phase) for step, phase in places))) == told
+
+
+def test_a_compiler_may_be_silent_for_longer_than_a_rank() -> None:
+    compiling = sign(-1, "compiling fused_adam")
+    assert silence_limit(signs(sign(), compiling), 300.0) == 1800.0
+    assert silence_limit(signs(sign(), compiling), 3600.0) == 3600.0
+    assert silence_limit(signs(sign(), sign()), 300.0) == 300.0
+    assert silence_limit(signs(sign(), sign(-1, "compiling fused_adam", ended_seconds=9.0)), 300.0) == 300.0

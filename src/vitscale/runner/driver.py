@@ -121,7 +121,9 @@ def _run_outstanding(plan: Plan, results: Path, options: Options, console: Conso
     done = 0
 
     def told_cold(reason: str) -> None:
-        console.print(f"  ranks are started anew, not as forks: {reason}", soft_wrap=True, highlight=False, markup=False)
+        console.print(
+            f"  ranks are started anew, not as forks: {reason}", soft_wrap=True, highlight=False, markup=False
+        )
 
     with PreparedProcesses(told_cold) as prepared, StudyProgress(console) as progress:
         setting = plan.setting(results, prepared)

@@ -13,6 +13,7 @@ from vitscale.runner.listening import Sign
 _PHASES = ("start-up", "data", "h2d", "forward", "backward", "optimizer")
 """In the order in which a step goes through them."""
 _STARVED_BEATS = 5
+_COMPILER_SECONDS = 1800.0
 
 
 def is_stopped(pid: int, host: str) -> bool:
@@ -49,6 +50,16 @@ def starved(signs: Mapping[int, Sign], now_seconds: float) -> list[int]:
 def place_of(sign: Sign) -> str:
     """In words, as last heard: "forward of step 4"."""
     return sign.phase if sign.step < 0 else f"{sign.phase} of step {sign.step}"
+
+
+def silence_limit(signs: Mapping[int, Sign], hang_seconds: float) -> float:
+    """Seconds without a sign of any rank after which a run hangs.
+
+    More while an extension is compiled, for a compiler says nothing for minutes; and not for ever, for ranks wait for
+    a compiler that was killed as for one that works.
+    """
+    compiles = any(sign.phase.startswith(COMPILING) for sign in signs.values() if sign.ended_seconds is None)
+    return max(hang_seconds, _COMPILER_SECONDS) if compiles else hang_seconds
 
 
 def start_up_phase(signs: Mapping[int, Sign]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vitscale.runner.classify import Ending, Stop, kernel_oom_kills
 from vitscale.runner.listening import Listener
-from vitscale.runner.standing import is_stopped, start_up_phase
+from vitscale.runner.standing import is_stopped, silence_limit, start_up_phase
 from vitscale.runner.starting import Started
 
 _LOOK_SECONDS = 0.1
@@ -53,7 +53,8 @@ def watch(
     """Waits for the end of a run.
 
     A run is ended from here when it exceeds `timeout_seconds`, when no rank records or says anything new for
-    `hang_seconds`, and when a rank is lost and its launcher does not end the others within `LOST_SECONDS`. In every
+    `hang_seconds` (longer while an extension is compiled), and when a rank is lost and its launcher does not end the
+    others within `LOST_SECONDS`. In every
     case no process of the job is left on any host that can be reached when this returns, and also when it is left by
     an exception (Ctrl-C).
     """
@@ -79,8 +80,8 @@ def watch(
             if now - lost > LOST_SECONDS:
                 stopped, limit = "lost", LOST_SECONDS
                 break
-            if now - last_sign > hang_seconds:
-                stopped, limit = "hang", hang_seconds
+            if now - last_sign > (silence := silence_limit(signs, hang_seconds)):
+                stopped, limit = "hang", silence
                 _stacks(listener)
                 break
             if timeout_seconds is not None and job.wall_seconds > timeout_seconds:

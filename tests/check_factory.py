@@ -49,7 +49,7 @@ def facts(rank: int = 0, ranks: int = 2, host: str | None = None, **fields: Any)
         "interfaces": (interface("lo", "127.0.0.1/8", None), interface("eth0", f"10.0.0.{rank + 1}/24")),
     }  # fmt: skip
     for name, value in fields.items():
-        owner = device if name in Device.model_fields else environment if name in Environment.model_fields else line
+        owner = environment if name in Environment.model_fields else device if name in Device.model_fields else line
         owner[name] = value
     return FactsLine.model_validate(line | {"environment": environment | {"device": device}})
 

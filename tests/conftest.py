@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,10 +33,13 @@ LONG = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What measures how long things take goes before what else runs on this machine, where that is allowed.
+    """What measures how long things take goes before what else runs on this machine, where that is allowed; and Ctrl-C
+    is heard: a shell starts what it runs in the background deaf to it, and all that is started from there is too.
 
     Linux shares cores between sessions first (sched(7), the autogroup feature), where it is built so, and then by nice.
     """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.option.markexpr == "alone":
         with contextlib.suppress(OSError):
             os.nice(-10)

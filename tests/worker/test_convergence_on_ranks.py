@@ -48,6 +48,22 @@ threads_per_rank = 1
 repeats = 2
 warmup_steps = 1
 """,
+    # As long as those below, so that its gradient steps are theirs.
+    "plain": f"""
+name = "plain"
+{COMMON}
+{TRAIN}
+engine = "none"
+grad_accum = 2
+epochs = {EPOCHS}
+[scaling]
+gpus = [1]
+[launch]
+threads_per_rank = 1
+[measure]
+repeats = 1
+warmup_steps = 1
+""",
     "not-reached": f"""
 name = "not-reached"
 {COMMON}

@@ -147,9 +147,9 @@ def test_training_learns(results: Results) -> None:
 def test_start_up_is_told_apart_phase_by_phase(results: Results) -> None:
     for run in results.runs:
         for rank in run.ranks:
-            names = [phase.name for phase in rank.phases]
-            assert names == ["launch", "imports", "data", "model", "engine", "first_step"]
-            start_up = sum(phase.seconds for phase in rank.phases)
+            own = [phase for phase in rank.phases if phase.name != "prepare"]  # the first run's wait for imports
+            assert [phase.name for phase in own] == ["launch", "imports", "data", "model", "engine", "first_step"]
+            start_up = sum(phase.seconds for phase in own)
             assert 0 < start_up < run.outcome.wall_seconds
 
 
@@ -170,7 +170,8 @@ def test_every_rank_tells_what_it_used_in_every_epoch(results: Results) -> None:
             environment = rank.start.environment
             assert environment.numa_nodes
             for line, epoch in zip(rank.resources, rank.epochs, strict=True):
-                assert line.seconds == epoch.seconds
+                assert line.seconds is not None
+                assert 0 < line.seconds <= epoch.seconds
                 assert environment.threads is not None
                 # No rank can use more than its cores; it is pinned to those of its threads.
                 assert 0 < line.cpu_seconds < 1.1 * environment.threads * line.seconds + 0.02, label(run)

@@ -22,8 +22,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from scipy import stats
-
 LIMIT_SECONDS = 0.5
 STUDY = """
 name = "start-up"
@@ -98,6 +96,8 @@ class Runs:
 
 def compared(forked: Sequence[float], anew: Sequence[float]) -> str:
     """The ratio of geometric means with its interval, and the ratio of the spreads."""
+    from scipy import stats  # not above: ranks import this file too, for the model, and it would be in their start-up
+
     logs = [math.log(one / other) for one, other in zip(forked, anew, strict=True)]
     mean, error = statistics.fmean(logs), statistics.stdev(logs) / math.sqrt(len(logs))
     reach = stats.t.ppf(0.975, len(logs) - 1) * error
@@ -131,7 +131,7 @@ def main() -> int:
             for turn, kind in enumerate(("forked", "anew") if pair % 2 else ("anew", "forked")):
                 setting = plan.setting(results, prepared if kind == "forked" else None)
                 task = Task(trial_id, 2 * pair + turn)
-                outcome = run_task(setting, task, 0, lambda _steps: None)
+                outcome = run_task(setting, task, 0, lambda _steps, _phase: None)
                 if outcome.kind != "completed":
                     sys.exit(f"a run did not complete: {outcome.reason}")
                 kinds[kind].add(results / "runs" / f"{trial_id}-r{task.repeat}-a0")

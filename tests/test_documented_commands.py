@@ -53,6 +53,7 @@ oversubscribe = true
 PROGRAMS: dict[str, list[str] | str] = {
     "benchmarks/light_window_cost.py": ["--pairs", "2", "--steps", "5"],
     "benchmarks/configurations.py": [],
+    "benchmarks/start_up.py": ["--pairs", "2", "--steps", "8"],
     "benchmarks/target_ci.py": ["--studies", "2"],
     "benchmarks/calibration.py": "prediction/test_calibration.py",
     "benchmarks/simulator.py": "../benchmarks/calibration.py",

@@ -48,6 +48,7 @@ def _half(teraflops: float, tf32: float | None, fp32: float, *, bf16: bool = Tru
 
 _HOPPER = "NVIDIA H100 Tensor Core GPU Architecture whitepaper v1.04, table 2"
 _AMPERE_GAMING = "NVIDIA Ampere GA102 GPU Architecture whitepaper v2.1, appendix A"
+_COMPUTED = "NVIDIA chip, its multiprocessors times its clock: no datasheet was read for this table"
 _ADA_GAMING = "NVIDIA Ada GPU Architecture whitepaper v2.1, appendix A"
 _ADA_PROFESSIONAL = "NVIDIA Ada Lovelace Professional GPU Architecture whitepaper v1.1"
 _BLACKWELL_GAMING = "NVIDIA RTX Blackwell GPU Architecture whitepaper v1.1, appendix A"
@@ -78,7 +79,7 @@ _TYPES = (
     _Type("A40", r"A40", _half(149.7, 74.8, 37.4), "NVIDIA A40 datasheet"),
     _Type("A30", r"A30", _half(165, 82, 10.3), "NVIDIA A30 datasheet"),
     _Type("A10", r"A10", _half(125, 62.5, 31.2), "NVIDIA A10 datasheet"),
-    _Type("A10G", r"A10G", _half(70, 35, 35), "NVIDIA A10G datasheet"),
+    _Type("A10G", r"A10G", _half(70, 35, 35), _COMPUTED),
     _Type("T4", r"(Tesla )?T4", _half(65, None, 8.1, bf16=False), "NVIDIA T4 datasheet"),
     _Type("V100S PCIe", r"Tesla V100S-PCIE-32GB", _half(130, None, 16.4, bf16=False), _V100),
     _Type("V100 PCIe", r"Tesla V100-PCIE-(16|32)GB", _half(112, None, 14, bf16=False), _V100),
@@ -86,12 +87,12 @@ _TYPES = (
     # Workstations and gaming. GeForce tensor cores add up in fp32 at half the rate their datasheets lead with.
     _Type("RTX 6000 Ada", r"RTX 6000 Ada Generation", _half(364.2, 182.1, 91.1), _ADA_PROFESSIONAL),
     _Type("RTX A6000", r"RTX A6000", _half(154.8, 77.4, 38.7), _AMPERE_GAMING),
-    _Type("RTX A5000", r"RTX A5000", _half(111.1, 55.5, 27.8), _AMPERE_GAMING),
+    _Type("RTX A5000", r"RTX A5000", _half(111.1, 55.5, 27.8), _COMPUTED),
     _Type(
         "Quadro RTX 6000",
         r"Quadro RTX [68]000|TITAN RTX",
         _half(130.5, None, 16.3, bf16=False),
-        "NVIDIA Turing GPU Architecture whitepaper, appendix",
+        _COMPUTED,
     ),
     _Type("RTX 5090", r"GeForce RTX 5090", _half(209.5, 104.8, 104.8), _BLACKWELL_GAMING),
     _Type("RTX 5080", r"GeForce RTX 5080", _half(112.6, 56.3, 56.3), _BLACKWELL_GAMING),

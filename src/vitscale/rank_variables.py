@@ -41,3 +41,8 @@ ALL_NAMES = tuple(
     name for family in FAMILIES for name in (family.rank, family.world_size, family.local_rank, *family.others)
 )
 """Left over from a launcher around the driver, they would make a rank join a world that is not its own."""
+
+LIBRARY_SETTINGS = (
+    "NCCL_", "GLOO_", "OMP_", "MKL_", "KMP_", "CUDA_", "TORCH_", "PYTORCH_", "DS_", "NVIDIA_TF32_",
+)  # fmt: skip
+"""Beginnings of the names of variables that libraries read: handed to all ranks, and recorded with each run."""

@@ -18,6 +18,7 @@ from vitscale.hosts import Host, is_this_machine
 from vitscale.launch_file import LaunchFile
 from vitscale.launchers import launcher_named
 from vitscale.launchers.base import Launch, Start
+from vitscale.rank_variables import LIBRARY_SETTINGS
 from vitscale.runner.listening import Listener
 from vitscale.schedulers import Job, Scheduler
 from vitscale.schedulers.local import LocalJob
@@ -26,20 +27,7 @@ from vitscale.store import write_whole
 from vitscale.study import LaunchSection
 from vitscale.trial import World
 
-_PASSED_ON = (
-    "NCCL_",
-    "GLOO_",
-    "OMP_",
-    "MKL_",
-    "KMP_",
-    "CUDA_",
-    "TORCH_",
-    "PYTORCH_",
-    "DS_",
-    "HF_",
-    "VITSCALE_",
-    "NVIDIA_TF32_",
-)
+_PASSED_ON = (*LIBRARY_SETTINGS, "HF_", "VITSCALE_")
 """Beginnings of the names of settings that a user makes for all ranks."""
 _NOT_PASSED_ON = ("CUDA_VISIBLE_DEVICES", launch_file.TOKEN_VARIABLE)
 """Which GPUs are free differs from host to host."""

@@ -17,21 +17,10 @@ from vitscale.cores import numa_nodes, physical_cores
 from vitscale.engine_options import ENGINE_PACKAGES
 from vitscale.gpus import gpu_settings, known_gpu
 from vitscale.hardware import cpu_quota_cores
+from vitscale.rank_variables import LIBRARY_SETTINGS
 from vitscale.record import Device, Environment, GpuSettings
 
-_SETTINGS = (
-    "NCCL_",
-    "GLOO_",
-    "OMP_",
-    "MKL_",
-    "KMP_",
-    "CUDA_",
-    "TORCH_",
-    "PYTORCH_",
-    "DS_",
-    "HF_HUB_OFFLINE",
-    "NVIDIA_TF32_",
-)
+_SETTINGS = (*LIBRARY_SETTINGS, "HF_HUB_OFFLINE")
 _CPUS = Path("/sys/devices/system/cpu")
 _ALLOCATIONS = {"SLURM_JOB_ID": "slurm", "PBS_JOBID": "pbs", "LSB_JOBID": "lsf"}
 VERSIONED = ("vitscale", "torch", "deepspeed", "transformers", "numpy", *ENGINE_PACKAGES)

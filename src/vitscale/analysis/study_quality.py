@@ -37,7 +37,7 @@ def _more_runs(measured: Sequence[TrialResult]) -> str:
         return f"Import {FEWEST_REPEATS} or more runs of each setting together: how far runs differ is not known."
     return (
         f"Set repeats = {FEWEST_REPEATS} or more under [measure] and run the study again: what is done is kept. "
-        "From 6 repeats intervals assume no distribution."
+        "Each further run narrows the intervals."
     )
 
 

@@ -92,8 +92,18 @@ def test_one_that_does_not_heed_is_killed_and_that_is_said(tmp_path: Path) -> No
 
 def test_ranks_that_end_by_themselves_are_heard_first(tmp_path: Path) -> None:
     """What a rank says of another's end is not cut off."""
-    waits = "\nwhile not os.path.exists(f'{folder}/gone'): time.sleep(0.01)\nsys.exit(5)"
-    process = start(tmp_path, waits, "open(f'{folder}/gone', 'w'); sys.exit(4)", setting="own._LAST_WORDS_SECONDS = 60")
+    waits = (
+        "\nwhile not os.path.exists(f'{folder}/gone'): time.sleep(0.01)"
+        "\npid = open(f'{folder}/gone').read()"
+        "\nwhile os.path.exists(f'/proc/{pid}'): time.sleep(0.01)"  # until its end was heard, and not only near
+        "\nsys.exit(5)"
+    )
+    goes = (
+        "\nopen(f'{folder}/going', 'w').write(str(os.getpid()))"
+        "\nos.rename(f'{folder}/going', f'{folder}/gone')"
+        "\nsys.exit(4)"
+    )
+    process = start(tmp_path, waits, goes, setting="own._LAST_WORDS_SECONDS = 60")
     assert ended(process)[1].codes == ((1, 4), (0, 5))
 
 

@@ -8,15 +8,17 @@ from typing import IO
 
 import pytest
 
-from driving import TINY_MODEL, start, tree, vitscale
+from driving import start, tree, vitscale
 from processes import wait_until
 from vitscale import store
 
 pytestmark = pytest.mark.ranks
 
-STUDY = f"""
+STUDY = """
 name = "disk-full"
-{TINY_MODEL}
+[model]
+factory = "held:model"
+image_size = 8
 [data]
 name = "digits"
 [train]
@@ -27,10 +29,28 @@ gpus = [1]
 [launch]
 launcher = "in-process"
 [measure]
-steps = 1500
+steps = 60
 repeats = 1
 evaluate = false
 """
+"""What is recorded of so many steps takes several of the disk's pages."""
+HELD = """
+import os, time
+from torch import nn
+
+class Held(nn.Sequential):
+    calls = 0
+
+    def forward(self, images):
+        self.calls += 1
+        while self.calls == 3 and not os.path.exists("go"):
+            time.sleep(0.01)
+        return super().forward(images)
+
+def model(num_classes, image_size):
+    return Held(nn.Flatten(), nn.Linear(3 * image_size**2, num_classes))
+"""
+"""A model that waits for a file before its third step."""
 
 
 def fill(file: IO[bytes]) -> None:
@@ -41,6 +61,7 @@ def fill(file: IO[bytes]) -> None:
 
 def test_a_full_disk_ends_the_run_with_that_reason_and_harms_nothing(tmp_path: Path, small_disk: Path) -> None:
     (tmp_path / "study.toml").write_text(STUDY)
+    (tmp_path / "held.py").write_text(HELD)
     results = small_disk / "results"
     driver = start(sys.executable, "-m", "vitscale", "run", "study.toml", "-o", str(results), cwd=tmp_path)
     wait_until(
@@ -51,6 +72,7 @@ def test_a_full_disk_ends_the_run_with_that_reason_and_harms_nothing(tmp_path: P
     filler = small_disk / "filler"
     with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
         fill(file)
+    (tmp_path / "go").touch()
     output, _ = driver.communicate()
     assert driver.returncode == 1, output
     assert "disk full: rank 0 could not write its record" in output

@@ -18,7 +18,7 @@ from processes import wait_until
 from runner import record_only
 from vitscale import store
 
-KILLS = 30
+KILLS = 8
 KILLS_NIGHTLY = 200
 STUDY = f"""
 name = "kills"
@@ -30,18 +30,18 @@ precision = "fp32"
 micro_batch = 8
 [scaling]
 gpus = [1, 2]
-[sweep]
-"train.seed" = [0, 1, 2]
 [launch]
 launcher = "record-only"
 [measure]
 steps = 20
 repeats = 2
 """
-RUNS = 12
+RUNS = 4
 # Drivers are forked from a process that has imported what they need: 200 of them would else mostly import.
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["vitscale.cli", "vitscale.runner", "vitscale.report", "runner.record_only"])
+FORKS.set_forkserver_preload(
+    ["vitscale.cli", "vitscale.runner", "vitscale.report", "scipy.special", "runner.record_only"]
+)
 
 
 def finished_runs(results: Path) -> dict[str, dict[str, bytes]]:

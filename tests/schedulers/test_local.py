@@ -53,6 +53,12 @@ def start(folder: Path, *commands: list[str], **environment: str) -> LocalJob:
     return LocalJob(commands, token=secrets.token_hex(16), log=folder / "log.txt", cwd=folder, environment=environment)
 
 
+@pytest.fixture
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are deaf would be waited for in vain."""
+    monkeypatch.setattr("vitscale.job_processes._GRACE_SECONDS", 0.2)
+
+
 def start_tree(folder: Path, then: str) -> tuple[LocalJob, dict[str, int]]:
     (folder / "sleeper.py").write_text(SLEEPER)
     job = start(folder, [sys.executable, "-c", TREE, str(folder), then])
@@ -96,13 +102,16 @@ def test_it_is_asked_before_it_is_killed_even_where_it_is_stopped(tmp_path: Path
     )
     job = start(tmp_path, [sys.executable, "-c", program])
     asleep = psutil.STATUS_STOPPED if "SIGSTOP" in then else psutil.STATUS_SLEEPING
+    # Not before: while a process changes into another program it has no environment.
+    wait_until(lambda: "ready" in (tmp_path / "log.txt").read_text(), "the program runs")
     (child,) = (p for p in psutil.Process().children() if p.environ().get("VITSCALE_JOB") == job.token)
-    wait_until(lambda: "ready" in (tmp_path / "log.txt").read_text() and child.status() == asleep, "the job is ready")
+    wait_until(lambda: child.status() == asleep, "the job is ready")
     job.end()
     assert (tmp_path / "log.txt").read_text() == "ready\ntidied up\n"
 
 
 @pytest.mark.parametrize("then", ["stay", "leave"])
+@pytest.mark.usefixtures("short_grace")
 def test_the_whole_tree_is_ended_whatever_it_does(tmp_path: Path, then: str) -> None:
     """Own sessions, SIGTERM ignored, stopped; and when the launcher has left them to init."""
     job, pids = start_tree(tmp_path, then)
@@ -112,6 +121,7 @@ def test_the_whole_tree_is_ended_whatever_it_does(tmp_path: Path, then: str) -> 
     assert {how for how, pid in pids.items() if alive(pid)} == set()
 
 
+@pytest.mark.usefixtures("short_grace")
 def test_other_processes_and_other_jobs_are_left_alone(tmp_path: Path) -> None:
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     (tmp_path / "a").mkdir()

@@ -1,7 +1,9 @@
 """A rank without torch: everything of the product but the training, and one fault in the middle of it.
 
 As a rank: `python -m light_worker RUN_FOLDER`. As the command line, whose ranks are these: `light_worker.py cli ...`.
-Ranks step together as training does: each waits for all others at the end of a step, in its "backward".
+As the keeper of agents on another host: `python -m light_worker keeper ...`.
+Ranks step together as training does: each waits for all others at the end of a step, in its "backward". On all ends
+silence is taken for a cut link sooner than by the product.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from vitscale import launch_file
+from vitscale import keeper, launch_file, lifeline
 from vitscale.launch_file import LaunchFile
 from vitscale.lifeline import PROGRESS, Lifeline
 from vitscale.record import EndLine, RunHeader, StepLine
@@ -24,10 +26,12 @@ from vitscale.store import RankLog
 from vitscale.worker import place as placing
 from vitscale.worker.failure import error_line
 
-FAULTS = ("well", "killed", "stopped", "raises", "exits_early", "stuck", "slow", "endless")
-"""By the trial's seed. All but `well`, `slow` and `endless` befall rank 1."""
+FAULTS = ("well", "killed", "stopped", "raises", "exits_early", "stuck", "endless")
+"""By the trial's seed. All but `well` and `endless` befall rank 1."""
 STEPS, FAULTY_STEP = 12, 4
-LENGTHS = {"slow": 600, "endless": 10**6}
+GO = "go"
+"""Where a file of this name lies beside the results, a rank that starts is not endless."""
+SILENCE_SECONDS = 5.0
 
 
 class Together:
@@ -96,13 +100,14 @@ def main(run_folder: Path) -> NoReturn:
         with stacks.open("w") as file:
             faulthandler.dump_traceback(file)
 
-    lifeline = Lifeline(launch, f"rank {own.rank}", PROGRESS, dump_stacks)
+    line = Lifeline(launch, f"rank {own.rank}", PROGRESS, dump_stacks)
     log = RankLog(run_folder, own.rank)
     fault = FAULTS[header.trial.train.seed % len(FAULTS)]
     code = 0
+    endless = fault == "endless" and not (run_folder.parents[2] / GO).exists()
     try:
         together = Together(own, launch)
-        for step in range(LENGTHS.get(fault, STEPS)):
+        for step in range(10**6 if endless else STEPS):
             PROGRESS.step, PROGRESS.phase = step, "forward"
             if step == FAULTY_STEP and own.rank == 1:
                 befall(fault)
@@ -116,19 +121,34 @@ def main(run_folder: Path) -> NoReturn:
     except BaseException as error:
         code = 1
         log.end_with(error_line(error))
-    lifeline.close()
+    line.close()
     os._exit(code)
 
 
-if __name__ == "__main__":
-    if sys.argv[1] == "cli":
-        from vitscale import cli
-        from vitscale.runner import one_run
+def drive(arguments: list[str]) -> None:
+    """`vitscale ARGUMENTS`, whose ranks and keepers are of this module."""
+    from vitscale import cli
+    from vitscale.runner import one_run
+    from vitscale.schedulers import hostfile
 
-        one_run.RANK_MODULE = "light_worker"
-        here = str(Path(__file__).parent)
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
-        sys.argv = ["vitscale", *sys.argv[2:]]
-        cli.main()
-    else:
-        main(Path(sys.argv[1]))
+    one_run.RANK_MODULE = "light_worker"
+    hostfile._END_SECONDS = SILENCE_SECONDS
+    in_folder = hostfile._in_folder
+    hostfile._in_folder = lambda argv: in_folder(
+        [word for each in argv for word in (("light_worker", "keeper") if each == "vitscale.keeper" else (each,))]
+    )
+    here = str(Path(__file__).parent)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
+    sys.argv = ["vitscale", *arguments]
+    cli.main()
+
+
+if __name__ == "__main__":
+    lifeline.SILENCE_SECONDS = SILENCE_SECONDS  # before the driver's end takes it from there
+    match sys.argv[1:]:
+        case ["cli", *arguments]:
+            drive(arguments)
+        case ["keeper", *arguments]:
+            sys.exit(keeper.main(arguments))
+        case [folder]:
+            main(Path(folder))

@@ -4,6 +4,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CHECKS = $(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && $(BIN)/lint-imports
+
+# Bytecode is kept whatever the environment says: tests start thousands of processes, and each would compile what it
+# imports anew, each pytest all tests too.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test nightly check install clean
 
@@ -11,20 +16,22 @@ demo: install
 	$(BIN)/vitscale run examples/quickstart.toml -o demo/results
 	$(BIN)/vitscale report demo/results -o demo/report.html
 
-test: install check
-	@failed=0; \
+# The checks run beside the tests, which leave a core idle now and then; what they say comes last. Nothing runs beside
+# the tests marked alone.
+test: install
+	@failed=0; checks=$$(mktemp); { $(CHECKS); } > $$checks 2>&1 & checking=$$!; \
+	trap 'exit 130' INT TERM; trap 'kill $$checking 2> /dev/null; rm -f $$checks' EXIT; \
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not alone" || failed=1; \
-	$(BIN)/python -m pytest -m alone || failed=1; \
+	wait $$checking || failed=1; checking=; \
+	$(BIN)/python -m pytest -m alone $(sort $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)) || failed=1; \
+	cat $$checks; \
 	exit $$failed
 
 nightly: install
 	$(BIN)/python -m pytest -m nightly
 
 check: install
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(CHECKS)
 
 install: $(VENV)/.installed
 

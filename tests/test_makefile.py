@@ -1,7 +1,8 @@
-"""`make test` runs both of its parts whatever the first gave, and its exit code tells."""
+"""`make test` runs the checks and both of its parts whatever the others gave, and its exit code tells."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,9 +14,10 @@ import needs
 ROOT = Path(__file__).parent.parent
 PROGRAM = """#!/bin/sh
 echo "$(basename "$0") $*" >> "$LOG"
-case "$*" in
+case "$(basename "$0") $*" in
     *"not alone"*) exit $FIRST ;;
     *"-m alone"*) exit $SECOND ;;
+    mypy*) echo "mypy says $THIRD"; exit $THIRD ;;
 esac
 """
 
@@ -32,18 +34,23 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {"PATH": "/usr/bin:/bin", "LOG": str(tmp_path / "log")}
 
 
-@pytest.mark.parametrize(("first", "second"), [(0, 0), (1, 0), (0, 1), (1, 1)])
-def test_both_parts_run_and_either_fails_all(
-    tmp_path: Path, environment: dict[str, str], first: int, second: int
+@pytest.mark.parametrize(("first", "second", "checks"), [(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 1), (0, 0, 1)])
+def test_all_parts_run_and_each_fails_the_whole(
+    tmp_path: Path, environment: dict[str, str], first: int, second: int, checks: int
 ) -> None:
     make = subprocess.run(
         [str(shutil.which("make")), "test", f"VENV={tmp_path / 'venv'}"],
         cwd=ROOT,
-        env=environment | {"FIRST": str(first), "SECOND": str(second)},
+        env=environment | {"FIRST": str(first), "SECOND": str(second), "THIRD": str(checks)},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (make.returncode != 0) == (first + second > 0), make.stdout + make.stderr
-    parts = [line for line in (tmp_path / "log").read_text().splitlines() if "pytest" in line]
-    assert [line.rpartition("-m ")[2] for line in parts] == ["not alone", "alone"]
+    assert (make.returncode != 0) == (first + second + checks > 0), make.stdout + make.stderr
+    assert f"mypy says {checks}" in make.stdout
+    log = (tmp_path / "log").read_text().splitlines()
+    parts = [line.rpartition("-m ")[2].split(" tests/") for line in log if "pytest" in line]
+    assert [part[0] for part in parts] == ["not alone", "alone"]
+    marked = [path for path in (ROOT / "tests").rglob("test_*.py") if re.search(r"mark[.]alone", path.read_text())]
+    assert sorted(f"tests/{path}" for path in parts[1][1:]) == sorted(str(path.relative_to(ROOT)) for path in marked)
+    assert log.index("mypy ") < log.index(next(line for line in log if "-m alone" in line))

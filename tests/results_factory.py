@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -369,6 +370,7 @@ def one_curve(
     return make_results([(make_curve(trials, mode), trials)], runs, **({"repeats": 1} | study))
 
 
+@functools.cache
 def rich_study(seed: int = 0) -> Results:
     """Two engines x three modes x 1, 2, 4, 8 ranks, 1 to 6 repeats, with a failed, an OOM and an unfinished trial."""
     random_ = random.Random(seed)  # test data, no secret

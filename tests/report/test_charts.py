@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from altair.vegalite.v6.schema.core import Root
 
 from explained_factory import batch_study
 from results_factory import make_curve, make_rank, make_results, make_run, make_trial, one_curve, rich_study
@@ -31,6 +33,17 @@ def marks(spec: Any) -> list[str]:
     return []
 
 
+@functools.cache
+def rich_figures() -> dict[str, Figure]:
+    """They are drawn once and only read."""
+    return {figure.name: figure for figure in figures(analyse(rich_study()))}
+
+
+@functools.cache
+def explained_figures() -> tuple[Figure, ...]:
+    return tuple(figures(analyse(batch_study([16, 64], [1, 2], engines=["ddp", "deepspeed"], device="cuda"))))
+
+
 def figure(results: Results, name: str) -> Figure:
     return next(one for one in figures(analyse(results)) if one.name == name)
 
@@ -41,11 +54,11 @@ def test_a_rich_study_has_every_chart_for_every_mode() -> None:
     expected = {f"{mode}-{kind}" for mode in modes for kind in (*kinds, "accuracy-by-ranks")}
     # Under strong-global all its trials have one global batch.
     expected |= {"strong-micro-accuracy-by-batch", "weak-accuracy-by-batch"}
-    assert names(rich_study()) == expected | {"start-up"}
+    assert {*rich_figures()} == expected | {"start-up"}
 
 
 def test_an_explained_study_has_the_charts_that_explain_it() -> None:
-    found = names(batch_study([16, 64], [1, 2], device="cuda"))
+    found = {figure.name for figure in explained_figures()}
     assert {
         "strong-micro-breakdown", "strong-micro-breakdown-share", "strong-micro-waterfall", "timeline-1", "timeline-2",
         "utilisation", "memory", "energy",
@@ -53,7 +66,7 @@ def test_an_explained_study_has_the_charts_that_explain_it() -> None:
 
 
 def test_every_chart_of_a_study_has_a_name_of_its_own() -> None:
-    found = [figure.name for figure in figures(analyse(batch_study([16, 64], [1, 2], engines=["ddp", "deepspeed"])))]
+    found = [figure.name for figure in explained_figures()]
     assert len(found) == len(set(found))
 
 
@@ -91,7 +104,7 @@ def test_ideal_lines_start_at_the_baseline_and_scale_perfectly(mode: Any, ends: 
 
 
 def test_curves_differ_in_colour_and_in_shape() -> None:
-    spec = figure(rich_study(), "strong-micro-speedup").spec
+    spec = rich_figures()["strong-micro-speedup"].spec
     points = next(layer for layer in spec["layer"] if layer["mark"]["type"] == "point")
     for channel in ("color", "shape"):
         scale = points["encoding"][channel]["scale"]
@@ -103,7 +116,7 @@ def test_curves_differ_in_colour_and_in_shape() -> None:
 
 
 def test_intervals_axis_units_and_tooltips() -> None:
-    spec = figure(rich_study(), "strong-micro-epoch-seconds").spec
+    spec = rich_figures()["strong-micro-epoch-seconds"].spec
     assert {"rule", "tick", "line", "point"} <= set(marks(spec))
     points = next(layer for layer in spec["layer"] if layer["mark"]["type"] == "point")
     assert points["encoding"]["y"]["title"] == "epoch time (s)"
@@ -147,7 +160,7 @@ def test_short_epochs_are_drawn_in_milliseconds() -> None:
     assert [row["value"] for row in drawn_rows(found.spec, "point")] == pytest.approx([128.0, 64.0])
 
 
-def test_a_curve_without_figures_takes_no_place_in_the_legend() -> None:
+def test_a_curve_without_drawntakes_no_place_in_the_legend() -> None:
     ddp, deepspeed = make_trial("ddp"), make_trial("deepspeed")
     run = make_run(deepspeed, [make_rank(deepspeed, 0, [0.1] * 5)])
     spec = figure(
@@ -168,7 +181,7 @@ def test_a_wide_range_of_ranks_is_logarithmic_and_a_narrow_one_starts_at_zero() 
 
 
 def test_training_is_solid_and_held_out_dashed() -> None:
-    spec = figure(rich_study(), "weak-loss").spec
+    spec = rich_figures()["weak-loss"].spec
     lines = [layer for layer in spec["spec"]["layer"] if layer["mark"]["type"] == "line"]
     assert len(lines) == 2  # one per curve
     scale = lines[0]["encoding"]["strokeDash"]["scale"]
@@ -199,8 +212,17 @@ def test_trials_with_one_label_do_not_stack_on_one_bar() -> None:
     assert left_out == 0
 
 
+def test_every_chart_is_what_vega_lite_allows() -> None:
+    drawn = [one for one in (*rich_figures().values(), *explained_figures()) if one.mode in (None, "strong-micro")]
+    for one in drawn:  # the charts of other modes are made by the same lines
+        Root.validate(one.spec)
+    wrong = rich_figures()["start-up"].spec | {"width": "broad"}
+    with pytest.raises(Exception, match="'broad' is not of type 'number'"):
+        Root.validate(wrong)
+
+
 def test_every_chart_has_words() -> None:
-    for one in [*figures(analyse(rich_study())), *figures(analyse(batch_study(device="cuda")))]:
+    for one in [*rich_figures().values(), *explained_figures()]:
         assert one.text
         assert one.spec["description"]
         assert len(one.text) == len(set(one.text))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import html.parser
 import re
 from pathlib import Path
@@ -66,6 +67,17 @@ def page_of(results: Results, folder: Path) -> str:
     return (folder / "report.html").read_text(encoding="utf-8")
 
 
+@functools.cache
+def rich_page() -> str:
+    """It is drawn once and only read."""
+    return to_html(analyse(rich_study()))
+
+
+@functools.cache
+def hostile_page() -> str:
+    return to_html(analyse(hostile_study()))
+
+
 def hostile_lines(run: Run) -> Run:
     """`run` with hostile text in all that its ranks say of explained steps and of what they used."""
     energy = EnergyReading(joules=None, source=None, reason=HOSTILE, devices=(HOSTILE,))
@@ -108,8 +120,8 @@ def hostile_study() -> Results:
     return make_results([(curve, [trial, failing])], runs, name=HOSTILE, text=HOSTILE, problems=[HOSTILE])
 
 
-def test_the_page_holds_findings_verdicts_failures_environment_and_the_study(tmp_path: Path) -> None:
-    text = Elements(page_of(rich_study(), tmp_path)).text
+def test_the_page_holds_findings_verdicts_failures_environment_and_the_study() -> None:
+    text = Elements(rich_page()).text
     for expected in (
         "20 of 23 trials completed, 2 did not complete, 1 not run yet",
         "8 ranks are 7.01x as fast as 1 (efficiency 0.88; 95 % interval",
@@ -124,15 +136,15 @@ def test_the_page_holds_findings_verdicts_failures_environment_and_the_study(tmp
         assert expected in text
 
 
-def test_every_chart_has_a_place_with_words_for_those_who_cannot_see_it(tmp_path: Path) -> None:
-    tags = Elements(page_of(rich_study(), tmp_path)).tags
+def test_every_chart_has_a_place_with_words_for_those_who_cannot_see_it() -> None:
+    tags = Elements(rich_page()).tags
     places = {attrs["data-chart"]: attrs for _, attrs in tags if "data-chart" in attrs}
     assert set(places) == {figure.name for figure in figures(analyse(rich_study()))}
     assert all(attrs["role"] == "img" and attrs["aria-label"] for attrs in places.values())
 
 
-def test_whether_to_trust_it_comes_before_the_findings(tmp_path: Path) -> None:
-    text = Elements(page_of(rich_study(), tmp_path)).text
+def test_whether_to_trust_it_comes_before_the_findings() -> None:
+    text = Elements(rich_page()).text
     assert text.index("Can this be trusted?") < text.index("Findings") < text.index("Strong scaling, micro-batch")
 
 
@@ -194,8 +206,8 @@ def test_charts_stand_in_their_sections(tmp_path: Path) -> None:
     assert sum(map(len, where.values())) == len(figures(analyse(batch_study([16], [1, 2]))))
 
 
-def test_a_study_without_explained_steps_says_so(tmp_path: Path) -> None:
-    assert "No step was explained, so its parts are unknown." in Elements(page_of(rich_study(), tmp_path)).text
+def test_a_study_without_explained_steps_says_so() -> None:
+    assert "No step was explained, so its parts are unknown." in Elements(rich_page()).text
 
 
 def references(text: str) -> list[str]:
@@ -208,16 +220,16 @@ def references(text: str) -> list[str]:
     return found
 
 
-def test_nothing_is_loaded_from_anywhere(tmp_path: Path) -> None:
-    text = page_of(rich_study(), tmp_path)
+def test_nothing_is_loaded_from_anywhere() -> None:
+    text = rich_page()
     assert references(text)
     assert all(reference.startswith("#") for reference in references(text))
     policy = next(attrs for _, attrs in Elements(text).tags if attrs.get("http-equiv") == "Content-Security-Policy")
     assert str(policy["content"]).startswith("default-src 'none'; script-src 'sha256-")
 
 
-def test_text_of_users_stays_text(tmp_path: Path) -> None:
-    text = page_of(hostile_study(), tmp_path)
+def test_text_of_users_stays_text() -> None:
+    text = hostile_page()
     elements = Elements(text)
     assert [tag for tag, _ in elements.tags].count("script") == 3  # the data, the library, ours
     assert "img" not in [tag for tag, _ in elements.tags]
@@ -242,7 +254,7 @@ def test_a_study_without_runs_says_that_there_is_nothing_to_draw(tmp_path: Path)
 
 
 def test_the_same_records_give_the_same_page(tmp_path: Path) -> None:
-    assert page_of(rich_study(), tmp_path) == page_of(rich_study(), tmp_path)
+    assert page_of(rich_study(), tmp_path) == rich_page()
 
 
 def chart_places(tree: str) -> dict[str, str]:
@@ -260,7 +272,7 @@ def drawn_marks(tree: str) -> dict[str, int]:
 
 
 def test_chromium_draws_every_chart_of_the_page(tmp_path: Path) -> None:
-    page_of(rich_study(), tmp_path)
+    (tmp_path / "report.html").write_text(rich_page(), encoding="utf-8")
     tree = drawn(tmp_path / "report.html")
     marks: dict[str, Any] = drawn_marks(tree)
     assert len(marks) == 24
@@ -290,7 +302,7 @@ def test_chromium_draws_every_bar_and_every_lane_of_an_explained_study(tmp_path:
 
 
 def test_chromium_runs_nothing_that_a_user_wrote(tmp_path: Path) -> None:
-    page_of(hostile_study(), tmp_path)
+    (tmp_path / "report.html").write_text(hostile_page(), encoding="utf-8")
     tree = drawn(tmp_path / "report.html")
     title = re.search(r"<title>(.*?)</title>", tree, re.DOTALL)
     assert title is not None

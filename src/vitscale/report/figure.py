@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import altair as alt
+from altair.utils.schemapi import disable_debug_mode
 
 from vitscale.report.style import SERIES_COLOURS, SERIES_SHAPES
 from vitscale.report.words import finite
 from vitscale.trial import Mode
 
+disable_debug_mode()  # altair would check each part as it is made: half of the time of a page; tests check the charts
 _MANY = 6
 """Of more curves the legend is set small, or it would be taller than the chart."""
 Section = Literal["scaling", "time", "resources", "accuracy", "prediction", "start-up"]
@@ -43,7 +45,7 @@ def finished(
     section: Section = "scaling",
 ) -> Figure:
     """The figure of a chart: its theme taken off, what it says put in for those who cannot see it."""
-    spec: dict[str, Any] = finite(chart.to_dict())
+    spec: dict[str, Any] = finite(chart.to_dict(validate=False))
     spec.pop("config", None)
     spec["description"] = f"{title}{f', {mode}' if mode else ''}. " + "; ".join(text[:12])
     return Figure(name, mode, title, spec, tuple(text), wide, section)

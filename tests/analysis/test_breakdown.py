@@ -82,6 +82,23 @@ def test_the_cost_of_explaining_is_held_against_the_light_steps_beside_it() -> N
     assert found.overhead == pytest.approx(0.08)
 
 
+def test_what_explaining_costs_goes_by_what_passed_and_without_a_rare_slow_step() -> None:
+    """Two ranks stamp late in turn: of 0.11 and 0.09 s 0.1 passes a step. The largest of each step would be 0.11."""
+    trial = make_trial(gpus=2, warmup_steps=0)
+    ranks = []
+    for rank in range(2):
+        seconds = [(0.11, 0.09)[(step + rank) % 2] for step in range(16)]
+        seconds[6], seconds[8] = 5.0, 0.12
+        record = make_rank(trial, rank, seconds)
+        steps = [line.model_copy(update={"window": "explained"}) if line.step == 8 else line for line in record.steps]
+        line = explained_line(8, 0, forward=0.06, backward=0.06)
+        ranks.append(record.model_copy(update={"steps": tuple(steps), "explained": (line,)}))
+    found = breakdown(make_run(trial, ranks))
+    assert found is not None
+    # Steps 3, 4, 5 and 7 before it, and 9 to 12: 0.09 + 0.11 + 0.09 + 0.11 s, twice.
+    assert found.overhead == pytest.approx(0.12 / 0.1 - 1)
+
+
 def profiled_last(slowdown: float, attached: float) -> Run:
     """A run on a GPU: explained steps slowed against those beside them, and all from the profiler's start on."""
     run = explained_run(make_trial(epochs=4, device="cuda"), [SLOW], slowdown=slowdown)

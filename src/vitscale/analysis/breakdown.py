@@ -21,18 +21,21 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from vitscale.analysis.common_steps import common_steps
 from vitscale.analysis.exposure import RankExposure, exposures
+from vitscale.analysis.pace import StepKind, elapsed_by_step, step_kinds
+from vitscale.analysis.slow_steps import slow_steps
 from vitscale.analysis.statistics import Interval, mean_interval
 from vitscale.analysis.timelines import step_parts
 from vitscale.intervals import length
-from vitscale.record import COMMUNICATION, PARTS, ExplainedLine, Run
+from vitscale.record import COMMUNICATION, PARTS, ExplainedLine, Run, StepWindow
 
 COMPUTE = ("h2d", "forward", "backward")
 _LEAST_WAIT_SHARE = 0.02
 """Of a step: below it nobody is waited for."""
 _FEWEST_STEPS_TO_NAME = 3
 _NEIGHBOURS = 4
-"""Light steps on either side that an explained block is held against."""
+"""Timed steps on either side that an explained block is held against."""
 
 
 @dataclass(frozen=True)
@@ -251,43 +254,40 @@ def _common_straggler(found: Sequence[Straggler | None]) -> Straggler | None:
 
 
 def _overheads(run: Run, steady_from: int) -> tuple[float | None, float | None]:
-    """What explaining costs, and what it leaves behind.
+    """What explaining costs, and what it leaves behind, by the estimator of all times (`analysis.pace`).
 
     Returns:
-        The median over blocks of the explained steps' time against that of the timed steps beside them, attached ones
-        where there are any; and the median attached step against as many light steps, the last before the profiler.
+        The median over blocks of the explained steps' mean against that of the timed steps of their kind beside them,
+        attached ones where there are any; and the mean whole attached step against as many light ones, the last before
+        the profiler.
     """
-    by_step: dict[int, float] = {}
-    timed: dict[str, list[int]] = {"light": [], "attached": []}
-    blocks: dict[int, list[int]] = {}
-    begins: dict[int, int] = {}
-    for rank in run.ranks:
-        block_of = {line.step: line.block for line in rank.explained}
-        for line in rank.steps:
-            begins.setdefault(line.epoch, line.step)
-            if line.step < steady_from:
-                continue
-            by_step[line.step] = max(by_step.get(line.step, 0.0), line.seconds)
-            if rank is run.ranks[0] and line.window in timed and not line.warmup:
-                timed[line.window].append(line.step)
-            if rank is run.ranks[0] and line.step in block_of:
-                blocks.setdefault(block_of[line.step], []).append(line.step)
-    beside = timed["attached"] or timed["light"]
+    steps = {lines[0].step: lines for lines in common_steps(run, lambda rank: rank.steps)}
+    elapsed, kinds = elapsed_by_step(steps), step_kinds(steps)
+
+    def timed(window: StepWindow) -> list[int]:
+        own = [
+            step
+            for step, lines in steps.items()
+            if step >= steady_from and all(line.window == window and not line.warmup for line in lines)
+        ]
+        slow = slow_steps({step: elapsed[step] for step in own}, kinds).set_aside
+        return [step for step in own if step not in slow]
+
+    def slower(some: Sequence[int], against: Sequence[int]) -> float | None:
+        usual = statistics.fmean(elapsed[step] for step in against) if against else 0.0
+        return statistics.fmean(elapsed[step] for step in some) / usual - 1 if some and usual > 0 else None
+
+    blocks: dict[tuple[int, StepKind], list[int]] = {}
+    for line in run.ranks[0].explained:
+        if line.step >= steady_from and line.step in steps:
+            blocks.setdefault((line.block, kinds[line.step]), []).append(line.step)
+    light, attached = timed("light"), timed("attached")
     ratios = []
-    for steps in blocks.values():
-        before = [step for step in beside if step < min(steps)][-_NEIGHBOURS:]
-        after = [step for step in beside if step > max(steps)][:_NEIGHBOURS]
-        ratios.append(_slower(by_step, steps, [*before, *after]))
-    # An epoch's first step waits for the loader to begin.
-    attached = [step for step in timed["attached"] if step not in begins.values()]
-    light = [step for step in timed["light"] if step not in begins.values()][-len(attached) :]
+    for (_, kind), block in blocks.items():
+        beside = [step for step in attached or light if kinds[step] == kind]
+        before = [step for step in beside if step < min(block)][-_NEIGHBOURS:]
+        after = [step for step in beside if step > max(block)][:_NEIGHBOURS]
+        ratios.append(slower(block, [*before, *after]))
     known = [ratio for ratio in ratios if ratio is not None]
-    return statistics.median(known) if known else None, _slower(by_step, attached, light)
-
-
-def _slower(by_step: Mapping[int, float], steps: Sequence[int], against: Sequence[int]) -> float | None:
-    """Median of some steps' seconds over that of others, less 1; None where there are none."""
-    if not steps or not against:
-        return None
-    usual = statistics.median(by_step[step] for step in against)
-    return statistics.median(by_step[step] for step in steps) / usual - 1 if usual > 0 else None
+    light, attached = ([step for step in some if kinds[step] == "whole"] for some in (light, attached))
+    return statistics.median(known) if known else None, slower(attached, light[-len(attached) :])

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
-from results_factory import failed_run, make_curve, make_results, make_trial, one_curve, steady_run
-from verdict_finder import THREE, verdict
-from vitscale.record import Imported
+import pytest
+
+from results_factory import TRAIN_SAMPLES, failed_run, make_curve, make_results, make_trial, one_curve, steady_run
+from verdict_finder import THREE, kinds, verdict
+from vitscale.analysis import analyse
+from vitscale.record import Imported, Results
 
 
 def test_too_few_repeats() -> None:
@@ -60,3 +63,24 @@ def test_a_share_that_divides_into_single_images_is_no_cost_of_scaling() -> None
     assert found.level == "note"
     assert "4 ranks take 37 x 1 of 37 images a rank, where 3 micro-steps would hold them" in found.message
     assert "3 ranks" not in found.message
+
+
+def test_images_that_drop_last_leaves_out_are_told_and_comparisons_stay_per_image() -> None:
+    """1,437 images: in batches of 32 44 steps of them (29 left), in batches of 256 5 (157 left, 10.9 %)."""
+
+    def study(*ranks: int, samples: int = 1437, drop_last: bool = True) -> Results:
+        trials = [make_trial("ddp", gpus, micro_batch=32, drop_last=drop_last) for gpus in ranks]
+        runs = [steady_run(trial, 0.1, r, model={"train_samples": samples}) for trial in trials for r in range(3)]
+        return make_results([(make_curve(trials), trials)], runs)
+
+    found = verdict(study(1, 8), "images-left-out")
+    assert found.level == "warning"
+    assert "an epoch of 2 trials lacks more than 0.5 % of the images (up to 11 %" in found.message
+    assert "up to 2 %" in verdict(study(1), "images-left-out").message
+    assert verdict(study(1), "images-left-out").level == "note"
+    for whole in (study(1, 8, samples=TRAIN_SAMPLES), study(1, 8, drop_last=False), study(1, samples=32 * 210 + 1)):
+        assert "images-left-out" not in kinds(whole)
+    # Steps as long on 8 ranks as on one train 8 times the images in them, whatever an epoch leaves out.
+    speedup = analyse(study(1, 8)).curves[0].points[1].speedup
+    assert speedup is not None
+    assert speedup.centre == pytest.approx(8.0)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from vitscale.analysis.statistics import CONFIDENCE, FEWEST_REPEATS, Interval, ratio, t_quantile
+from vitscale.analysis.statistics import CONFIDENCE, FEWEST_REPEATS, Interval, ratio, t_quantile, welch_half, welch_p
 
 MARGIN = 0.05
 """Epoch times within this factor count as equal: a whole run, done again, varies by as much."""
@@ -26,8 +26,8 @@ HostsVerdict = Literal[
     "too few to tell", "equivalent", "no difference shown", "different", "different, but within the margin"
 ]
 AccuracyVerdict = Literal[
-    "higher", "lower", "no difference shown", "too few runs: beyond counting error",
-    "too few runs: within counting error", "too few runs: no error known",
+    "higher", "lower", "no difference shown", "not significant among all comparisons",
+    "too few runs: beyond counting error", "too few runs: within counting error", "too few runs: no error known",
 ]  # fmt: skip
 
 
@@ -73,6 +73,10 @@ class AccuracyDifference:
     runs: tuple[int, int]
     """Of the reference, and of what is held against it."""
     verdict: AccuracyVerdict
+    p: float | None = None
+    """Two-sided, of no difference (Welch); None from fewer than 3 runs on a side."""
+    p_adjusted: float | None = None
+    """The same after Holm's correction for all accuracies that were held against each other."""
 
 
 def hosts_test(
@@ -136,16 +140,13 @@ def accuracy_difference(
     if min(runs) < 2:
         return AccuracyDifference(difference, None, None, counting, runs, _of_few_runs(difference, counting))
     parts = [(statistics.variance(values) / len(values), len(values) - 1) for values in (reference, other)]
-    squared = sum(part for part, _ in parts)
-    half = 0.0
-    if squared > 0:
-        freedom = 1 / sum((part / squared) ** 2 / degrees for part, degrees in parts)
-        half = t_quantile(freedom) * math.sqrt(squared)
+    half = welch_half(parts)
     low, high = difference - half, difference + half
-    verdict: AccuracyVerdict = "higher" if low > 0 else "lower" if high < 0 else "no difference shown"
     if min(runs) < FEWEST_REPEATS:
-        verdict = _of_few_runs(difference, counting)
-    return AccuracyDifference(difference, low, high, counting, runs, verdict)
+        return AccuracyDifference(difference, low, high, counting, runs, _of_few_runs(difference, counting))
+    verdict: AccuracyVerdict = "higher" if low > 0 else "lower" if high < 0 else "no difference shown"
+    p = welch_p(difference, parts)
+    return AccuracyDifference(difference, low, high, counting, runs, verdict, p, p)
 
 
 def _equivalence(mean: float, error: float, freedom: int, bound: float) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 from vitscale.analysis.environments import differences
 from vitscale.analysis.scaling import CurveResult
-from vitscale.analysis.statistics import Comparison, adjusted, compare, holm
+from vitscale.analysis.statistics import Comparison, adjusted, compare, corrected
 from vitscale.analysis.trials import TrialResult
 from vitscale.trial import OF_THE_WRAPPER, Mode
 
@@ -66,9 +66,8 @@ def compare_curves(
             other = opposite.get(point.gpus, point.trial_id)
             if other != point.trial_id and _like(trials[point.trial_id], trials[other], combine_unlike):
                 found.append(_compared(first, point.trial_id, second, other, point.gpus, trials))
-    tested = {_pair(one): one.result.p for one in found if one.result.p is not None}
-    of_all = dict(zip(tested, holm(list(tested.values())), strict=True))
-    return tuple(replace(one, result=adjusted(one.result, of_all.get(_pair(one)))) for one in found)
+    results = corrected([one.result for one in found], list(map(_pair, found)))
+    return tuple(replace(one, result=result) for one, result in zip(found, results, strict=True))
 
 
 def pairs_tested(comparisons: Sequence[CurveComparison]) -> int:

@@ -53,6 +53,7 @@ def verdicts(trials: Sequence[TrialResult], curves: Sequence[CurveResult], study
         *measurement_quality.unaccounted(measured),
         *study_quality.mixed_epochs(curves, trials),
         *study_quality.badly_divided(curves, trials),
+        *study_quality.images_left_out(measured),
         *place_quality.across_hosts(curves, trials),
         *place_quality.gradient_dtypes(measured),
         *place_quality.surroundings_changed(measured),

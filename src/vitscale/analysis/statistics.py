@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
 
 CONFIDENCE = 0.95
 FEWEST_REPEATS = 3
@@ -30,6 +30,8 @@ TOO_FEW = "too few repeats"
 ComparisonVerdict = Literal[
     "faster", "slower", "no significant difference", "not significant among all comparisons", "too few repeats to tell"
 ]
+NOT_AMONG_ALL: Literal["not significant among all comparisons"] = "not significant among all comparisons"
+_DIRECTIONS = ("faster", "slower", "higher", "lower")
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,18 @@ class Comparison:
     """Two-sided, of no difference; None from fewer than 3 runs on a side."""
     p_adjusted: float | None = None
     """The same after Holm's correction for all comparisons that were made with it."""
+
+
+class _Tested(Protocol):
+    @property
+    def verdict(self) -> str: ...
+
+    @property
+    def p(self) -> float | None: ...
+
+
+Tested = TypeVar("Tested", bound=_Tested)
+"""A dataclass with `verdict`, `p` and `p_adjusted`: a comparison of times or of accuracies."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +175,7 @@ def jackknife(centre: float, without: Sequence[Sequence[float]]) -> Interval:
     if fewest < FEWEST_REPEATS:
         return Interval(centre, None, None, _note(fewest))
     parts = [((len(side) - 1) * statistics.pvariance(side), len(side) - 1) for side in without]
-    half = _welch(parts)
+    half = welch_half(parts)
     return Interval(centre, centre - half, centre + half)
 
 
@@ -184,7 +198,7 @@ def ratio(numerators: Sequence[float], denominators: Sequence[float], looked: tu
     fewest = min(above.runs, below.runs)
     if fewest == 1:
         return Interval(_exp(difference), None, None, ONE_RUN)
-    half = _welch([(side.squared_error, side.freedom) for side in (above, below)])
+    half = welch_half([(side.squared_error, side.freedom) for side in (above, below)])
     return Interval(_exp(difference), _exp(difference - half), _exp(difference + half), _note(fewest))
 
 
@@ -200,7 +214,8 @@ def compare(seconds: Sequence[float], other_seconds: Sequence[float], looked: tu
         return Comparison(*ends, "too few repeats to tell")
     side = times_as_fast.side_of(1.0)
     verdict: ComparisonVerdict = {"above": "faster", "below": "slower"}.get(side or "", "no significant difference")  # type: ignore[assignment]
-    p = _p_of_no_difference(_mean_log(seconds, looked[0]), _mean_log(other_seconds, looked[1]))
+    one, other = _mean_log(seconds, looked[0]), _mean_log(other_seconds, looked[1])
+    p = welch_p(one.value - other.value, [(side.squared_error, side.freedom) for side in (one, other)])
     return Comparison(*ends, verdict, p, p)
 
 
@@ -213,13 +228,22 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def adjusted(one: Comparison, p_adjusted: float | None) -> Comparison:
-    """The same comparison among others: faster or slower only where the adjusted p-value is below 0.05."""
+def adjusted(one: Tested, p_adjusted: float | None) -> Tested:
+    """The same test among others: it tells a direction only where the adjusted p-value is below 0.05."""
     if p_adjusted is None:
         return one
-    lost = one.verdict in ("faster", "slower") and p_adjusted >= 1 - CONFIDENCE
-    verdict: ComparisonVerdict = "not significant among all comparisons" if lost else one.verdict
-    return replace(one, p_adjusted=p_adjusted, verdict=verdict)
+    lost = one.verdict in _DIRECTIONS and p_adjusted >= 1 - CONFIDENCE
+    return replace(one, p_adjusted=p_adjusted, verdict=NOT_AMONG_ALL if lost else one.verdict)  # type: ignore[type-var]
+
+
+def corrected(tests: Sequence[Tested], pairs: Sequence[Hashable]) -> list[Tested]:
+    """The same tests after Holm's correction for all of them. `pairs`: of each what was held against what.
+
+    What is there twice was tested once.
+    """
+    of_pair = {pair: test.p for test, pair in zip(tests, pairs, strict=True) if test.p is not None}
+    of_all = dict(zip(of_pair, holm(list(of_pair.values())), strict=True))
+    return [adjusted(test, of_all.get(pair)) for test, pair in zip(tests, pairs, strict=True)]
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -236,6 +260,22 @@ def t_quantile(degrees_of_freedom: float, share: float = (1 + CONFIDENCE) / 2) -
     from scipy.special import stdtrit  # a third of a second to import, and only needed here
 
     return float(stdtrit(degrees_of_freedom, share))
+
+
+def welch_half(parts: Sequence[tuple[float, int]]) -> float:
+    """Half the 95 % interval of a sum of independent figures, from their squared errors and degrees of freedom."""
+    squared_error = sum(part for part, _ in parts)
+    return t_quantile(_freedom(parts, squared_error)) * math.sqrt(squared_error) if squared_error > 0 else 0.0
+
+
+def welch_p(difference: float, parts: Sequence[tuple[float, int]]) -> float:
+    """Two-sided, of no difference, from the squared errors and degrees of freedom of its sides."""
+    squared_error = sum(part for part, _ in parts)
+    if squared_error == 0:
+        return 1.0 if difference == 0 else 0.0
+    from scipy.special import stdtr  # a third of a second to import, and only needed here
+
+    return float(2 * stdtr(_freedom(parts, squared_error), -abs(difference) / math.sqrt(squared_error)))
 
 
 def _mean_log(values: Sequence[float], looked: int) -> _Mean:
@@ -263,25 +303,9 @@ def _variance(values: Sequence[float]) -> float:
     return math.fsum((value - mean) ** 2 for value in shifted) / (len(values) - 1)
 
 
-def _welch(parts: Sequence[tuple[float, int]]) -> float:
-    """Half the 95 % interval of a sum of independent figures, from their squared errors and degrees of freedom."""
-    squared_error = sum(part for part, _ in parts)
-    return t_quantile(_freedom(parts, squared_error)) * math.sqrt(squared_error) if squared_error > 0 else 0.0
-
-
 def _freedom(parts: Sequence[tuple[float, int]], squared_error: float) -> float:
     """Welch-Satterthwaite, in shares of the squared error so that tiny variances do not underflow when squared."""
     return 1 / sum((part / squared_error) ** 2 / degrees for part, degrees in parts)
-
-
-def _p_of_no_difference(one: _Mean, other: _Mean) -> float:
-    parts = [(side.squared_error, side.freedom) for side in (one, other)]
-    squared_error = sum(part for part, _ in parts)
-    if squared_error == 0:
-        return 1.0 if one.value == other.value else 0.0
-    from scipy.special import stdtr  # a third of a second to import, and only needed here
-
-    return float(2 * stdtr(_freedom(parts, squared_error), -abs(one.value - other.value) / math.sqrt(squared_error)))
 
 
 def _logs(values: Sequence[float]) -> list[float]:

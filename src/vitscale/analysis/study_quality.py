@@ -9,11 +9,13 @@ from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.statistics import FEWEST_REPEATS
 from vitscale.analysis.target_ci import half_width, standing
 from vitscale.analysis.trials import TrialResult
-from vitscale.analysis.verdict import Verdict, count, imported, names, percent
+from vitscale.analysis.verdict import Verdict, count, imported, names, percent, worst
 from vitscale.batch_policy import needless_micro_steps
 from vitscale.record import StudyRecord
 
 _MOST_NAMED = 4
+_LEFT_OUT, _LEFT_OUT_MISLEADS = 0.005, 0.03
+"""Share of an epoch's images; above the second, an epoch is markedly less work than its name says."""
 
 
 def few_repeats(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
@@ -196,6 +198,22 @@ def badly_divided(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) 
                 "batch whose shares have larger divisors does not have it.",
                 tuple(point.trial_id for point, _ in bad),
             )
+
+
+def images_left_out(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+    """Trials whose epochs lack more than 0.5 % of the images, for `drop_last` leaves them out."""
+    lacking = worst(measured, lambda trial: trial.images_left_out, _LEFT_OUT)
+    if lacking:
+        share, trial = lacking[0]
+        yield Verdict(
+            "images-left-out",
+            "warning" if share > _LEFT_OUT_MISLEADS else "note",
+            f"images left out: with drop_last, an epoch of {count(lacking)} lacks more than {percent(_LEFT_OUT)} of "
+            f"the images (up to {percent(share)}, {trial.trial_id})",
+            "Speedup, efficiency and comparisons are per image, and stand. Epoch times and accuracies are those of "
+            "fewer images: set train.drop_last = false, or batches that divide the data.",
+            tuple(trial.trial_id for _, trial in lacking),
+        )
 
 
 def mixed_epochs(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> Iterable[Verdict]:

@@ -61,6 +61,21 @@ def test_repeated_runs_have_an_interval() -> None:
     assert overall.endswith("equal accuracy is not what these runs show.")
 
 
+def test_lower_is_said_after_correction_for_all_accuracies() -> None:
+    """2.4 points, of a standard error of 0.816 with 4 degrees of freedom: t = 2.94, p = 0.042; twice that for two."""
+    base, lower = [0.6, 0.61, 0.59], [0.576, 0.586, 0.566]
+    alone = with_accuracy(paper_study(paper_curve({1: [0.8] * 3, 8: [0.8] * 3})), {1: base, 8: lower})
+    assert "95 % interval -4.7 to -0.1), lower" in findings(analyse(alone))[1]
+    among = with_accuracy(
+        paper_study(paper_curve({1: [0.8] * 3, 4: [0.8] * 3, 8: [0.8] * 3})), {1: base, 4: lower, 8: lower}
+    )
+    overall, line = findings(analyse(among))
+    assert "lower in 0, higher in 0, no difference shown in 2 (after Holm's correction for 2 pairs)" in overall
+    assert line.count("no difference shown among all comparisons (p = 0.085 for all)") == 2
+    for test in claims(all_series(analyse(among))).accuracy:
+        assert (test.result.p, test.result.p_adjusted) == pytest.approx((0.0424, 0.0848), abs=2e-4)
+
+
 def test_counts_other_than_4_and_8_are_held_against_the_smallest() -> None:
     study = with_accuracy(paper_study(paper_curve({2: [0.8], 3: [0.8], 6: [0.8]})), {2: [0.5], 3: [0.5], 6: [0.5]})
     tests = claims(all_series(analyse(study))).accuracy

@@ -24,6 +24,8 @@ class AccuracyTest:
     base_gpus: int
     batches: tuple[int, int]
     """Global batch of the base, and of what is held against it."""
+    trials: tuple[str, str]
+    """Their identities."""
     samples: EqualSamples
     result: AccuracyDifference
 
@@ -63,6 +65,7 @@ def _test(name: str, base: Member, member: Member) -> AccuracyTest | None:
         member.gpus,
         base.gpus,
         (base.trial.trial.global_batch, member.trial.trial.global_batch),
+        (base.trial.trial_id, member.trial.trial_id),
         samples,
         accuracy_difference(samples.reference, samples.other, known),
     )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vitscale.analysis.claims import HostsTest
+from vitscale.analysis.statistics import NOT_AMONG_ALL, corrected
 from vitscale.report.like_paper.accuracy_tests import AccuracyTest, against_fewest, at_equal_batch
 from vitscale.report.like_paper.host_pairs import HostPair, host_pairs
 from vitscale.report.like_paper.points import gpus_text
@@ -24,8 +25,12 @@ class Claims:
 
 
 def claims(found: Sequence[Series]) -> Claims:
-    """Tests both claims on all series of strong scaling."""
-    return Claims(tuple(against_fewest(found)), tuple(at_equal_batch(found)), tuple(host_pairs(found)))
+    """Tests both claims on all series of strong scaling; accuracies with Holm's correction for all of them."""
+    fewest, equal = against_fewest(found), at_equal_batch(found)
+    tests = [*fewest, *equal]
+    results = corrected([test.result for test in tests], [test.trials for test in tests])
+    tests = [replace(test, result=result) for test, result in zip(tests, results, strict=True)]
+    return Claims(tuple(tests[: len(fewest)]), tuple(tests[len(fewest) :]), tuple(host_pairs(found)))
 
 
 def accuracy_sentences(tested: Claims) -> list[str]:
@@ -36,7 +41,7 @@ def accuracy_sentences(tested: Claims) -> list[str]:
     by_name: dict[str, list[AccuracyTest]] = {}
     for test in tests:
         by_name.setdefault(test.name, []).append(test)
-    lines = [_overall(tests)]
+    lines = [_overall(tests, len({test.trials for test in (*tests, *tested.equal_batch) if test.result.p is not None}))]
     for name, some in by_name.items():
         first = some[0]
         kind = "held-out" if first.samples.split == "held-out" else "training"
@@ -62,6 +67,8 @@ def accuracy_words(test: AccuracyTest) -> str:
         bounds = f"95 % interval {_points(result.low)} to {_points(result.high)})"
         if result.verdict.startswith("too few runs"):
             return f"{head}; {bounds}, too few runs to tell"
+        if result.verdict == NOT_AMONG_ALL:
+            return f"{head}; {bounds}, no difference shown among all comparisons (p = {result.p_adjusted:.2g} for all)"
         if result.verdict == "no difference shown":
             largest = 100 * max(abs(result.low), abs(result.high))
             return f"{head}; {bounds}, no difference shown: one of {largest:.1f} points cannot be excluded"
@@ -73,7 +80,8 @@ def accuracy_words(test: AccuracyTest) -> str:
     return f"{head}), {counting}; too few runs to tell"
 
 
-def _overall(tests: Sequence[AccuracyTest]) -> str:
+def _overall(tests: Sequence[AccuracyTest], corrected_for: int) -> str:
+    """`corrected_for`: so many pairs of trials were tested."""
     told = [test.result.verdict for test in tests]
     lower, higher = told.count("lower"), told.count("higher")
     few = sum(verdict.startswith("too few runs") for verdict in told)
@@ -88,7 +96,8 @@ def _overall(tests: Sequence[AccuracyTest]) -> str:
         meaning = "whether accuracy is equal takes 3 runs or more on each side"
     else:
         meaning = "no difference is shown, which is not that there is none"
-    return f"Accuracy in {compared}: {', '.join(counts)}; {meaning}."
+    among = f" (after Holm's correction for {corrected_for} pairs)" if corrected_for > 1 else ""
+    return f"Accuracy in {compared}: {', '.join(counts)}{among}; {meaning}."
 
 
 def hosts_sentence(test: HostsTest) -> str:

@@ -55,6 +55,8 @@ def _accuracy(test: AccuracyTest) -> dict[str, Any]:
         "low": test.result.low,
         "high": test.result.high,
         "counting_error": test.result.counting_error,
+        "p": test.result.p,
+        "p_adjusted": test.result.p_adjusted,
         "verdict": test.result.verdict,
         "text": accuracy_words(test),
     }

@@ -5,11 +5,19 @@ import math
 import numpy as np
 import pytest
 
-from results_factory import make_curve, make_environment, make_results, make_trial, steady_run
+from results_factory import (
+    TRAIN_SAMPLES,
+    explained_run,
+    make_curve,
+    make_environment,
+    make_results,
+    make_trial,
+    steady_run,
+)
 from vitscale.analysis import Analysis, analyse
 from vitscale.analysis.allocations import components, groups, observations
-from vitscale.analysis.statistics import interval
-from vitscale.record import Run
+from vitscale.analysis.statistics import interval, mean_interval
+from vitscale.record import ResourcesLine, Run
 from vitscale.report import words
 
 ONE = make_trial(gpus=1)
@@ -69,6 +77,33 @@ def test_where_allocations_are_alike_each_run_counts() -> None:
     (trial,) = study([1.0, 1.1, 1.05], [1.1, 1.0, 1.06]).trials.values()
     assert len(trial.allocations) == 2
     assert len(trial.observed_costs) == 6
+
+
+def test_what_explains_a_trial_counts_allocations_as_its_times_do() -> None:
+    """Seven runs in three allocations: 1, 1.01 and 1.02 times a step, 1.2 and 1.21 times, 1.1 and 1.11 times."""
+    trial, runs = make_trial(epochs=4), []
+    for number, factors in enumerate([[1.0, 1.01, 1.02], [1.2, 1.21], [1.1, 1.11]]):
+        for factor in factors:
+            parts = {"forward": 0.3 * factor, "backward": 0.6 * factor}
+            around = [make_environment(allocation=f"slurm {number}")]
+            run = explained_run(trial, [parts], repeat=len(runs), environments=around)
+            energy = {"joules": TRAIN_SAMPLES * factor, "source": "NVML", "reason": None, "devices": ("GPU-a",)}
+            memory = {"cpu_throttled_seconds": None, "rss_bytes": 1, "peak_rss_bytes": 1}
+            line = {"epoch": 1, "seconds": 100.0, "cpu_seconds": 1.0, "energy": energy} | memory
+            resources = (ResourcesLine.model_validate(line),)
+            runs.append(run.model_copy(update={"ranks": (run.ranks[0].model_copy(update={"resources": resources}),)}))
+    (found,) = analyse(make_results([(make_curve([trial]), [trial])], runs)).trials.values()
+    assert len(found.observed_costs) == 3
+    assert found.breakdown is not None
+    of_forward = mean_interval([0.3 * 1.01, 0.3 * 1.205, 0.3 * 1.105])
+    forward = found.breakdown.over_runs(lambda one: one.rank(0).parts["forward"])
+    assert forward is not None
+    assert (forward.low, forward.high) == pytest.approx((of_forward.low, of_forward.high))
+    assert found.breakdown.typical.parts["forward"] == pytest.approx(of_forward.centre)
+    joules = interval([(1.0 * 1.01 * 1.02) ** (1 / 3), math.sqrt(1.2 * 1.21), math.sqrt(1.1 * 1.11)])
+    assert found.resources is not None
+    assert found.resources.joules_per_image is not None
+    assert found.resources.joules_per_image.low == pytest.approx(joules.low)
 
 
 def test_what_the_intervals_cover_is_said() -> None:

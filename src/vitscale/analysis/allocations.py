@@ -12,15 +12,19 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from vitscale.analysis.environments import environments
+from vitscale.analysis.statistics import FEWEST_REPEATS, Interval, interval, mean_interval
 from vitscale.record import Run
 
 _POOLED_ABOVE = 0.25
 """P-value of the F test above which runs of different allocations count as alike. Far above 5 %: with a few runs each
 the test sees little, and runs that are wrongly pooled make an interval too narrow."""
+
+Clusters = Sequence[Sequence[int]] | None
+"""The runs of each observation, by their place among the runs of a trial; None: each is one."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,23 @@ def components(costs: Sequence[Sequence[float]]) -> Components | None:
     return Components(between, math.sqrt(squares_within), p)
 
 
-def observations(values: Sequence[float | None], clusters: Sequence[Sequence[int]]) -> list[float]:
-    """One value per cluster of runs: the geometric mean of those that are known. All positive."""
-    known = [[value for run in cluster if (value := values[run]) is not None] for cluster in clusters]
-    return [some[0] if len(some) == 1 else statistics.geometric_mean(some) for some in known if some]
+def observations(
+    values: Sequence[float | None], clusters: Clusters, mean: Callable[[list[float]], float] = statistics.geometric_mean
+) -> list[float]:
+    """One value per cluster of runs: the mean of those that are known, which for the geometric mean are positive."""
+    own = [[run] for run in range(len(values))] if clusters is None else clusters
+    known = [[value for run in cluster if (value := values[run]) is not None] for cluster in own]
+    return [some[0] if len(some) == 1 else mean(some) for some in known if some]
+
+
+def over_runs(values: Sequence[float | None], clusters: Clusters) -> Interval | None:
+    """The figure of a trial from one value per run, none negative; None where no run has it.
+
+    As `statistics.interval` of one value per cluster, and where a run has 0 as `mean_interval`; no bounds from fewer
+    than 3 of them.
+    """
+    positive = all(value is None or value > 0 for value in values)
+    known = observations(values, clusters, statistics.geometric_mean if positive else statistics.fmean)
+    if not known:
+        return None
+    return interval(known, fewest=FEWEST_REPEATS) if positive else mean_interval(known)

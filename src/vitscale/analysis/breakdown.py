@@ -21,6 +21,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from vitscale.analysis.allocations import Clusters, observations
 from vitscale.analysis.common_steps import common_steps
 from vitscale.analysis.exposure import RankExposure, exposures
 from vitscale.analysis.pace import StepKind, elapsed_by_step, step_kinds
@@ -82,6 +83,8 @@ class Breakdown:
     """None: nobody is waited for in most steps, or it cannot be told."""
     by_run: tuple[Breakdown | None, ...] = ()
     """Of each run that it is the mean of, in the order of `TrialResult.runs`; None where nothing was explained."""
+    clusters: Clusters = None
+    """The runs of each observation."""
     typical_rank: int | None = None
     """The number of the typical rank, where it is fixed."""
     attached_overhead: float | None = None
@@ -93,13 +96,14 @@ class Breakdown:
         return max(1.0, (1 + (self.overhead or 0.0)) * (1 + (self.attached_overhead or 0.0)))
 
     def over_runs(self, figure: Callable[[Breakdown], float | None], most: float = math.inf) -> Interval | None:
-        """A figure's mean over the runs that have it, with its 95 % interval from 3 of them; None where none has it.
+        """A figure's mean over the observations that have it, with its 95 % interval from 3; None where none has it.
 
         Args:
             figure: of one run's breakdown, not negative.
             most: the largest that it can be.
         """
-        known = [value for one in self.by_run if one is not None and (value := figure(one)) is not None]
+        of_runs = [figure(one) if one is not None else None for one in self.by_run]
+        known = observations(of_runs, self.clusters, statistics.fmean)
         return mean_interval(known, most=most) if known else None
 
     def rank(self, number: int) -> RankParts:
@@ -160,24 +164,29 @@ def breakdown(run: Run, steady_from: int = 0) -> Breakdown | None:
     return Breakdown(means, len(common), reasons, overhead, straggler, attached_overhead=attached)
 
 
-def combined(by_run: Sequence[Breakdown | None], typical_rank: int | None = None) -> Breakdown | None:
-    """The mean over the runs of one trial, of those that were explained; None where none was."""
+def combined(
+    by_run: Sequence[Breakdown | None], clusters: Clusters = None, typical_rank: int | None = None
+) -> Breakdown | None:
+    """The mean over the observations of one trial, of those that were explained; None where none was."""
     found = [one for one in by_run if one is not None]
     if not found:
         return None
     reasons: dict[str, str] = {}
     for one in found:
         reasons |= one.reasons
-    by_rank = zip(*(one.ranks for one in found), strict=True)
+    each = [[run] for run in range(len(by_run))] if clusters is None else clusters
+    together = [[one.ranks for run in own if (one := by_run[run]) is not None] for own in each]
+    means = [[_mean(same) for same in zip(*ranks, strict=True)] for ranks in together if ranks]
     overheads = [one.overhead for one in found if one.overhead is not None]
     attached = [one.attached_overhead for one in found if one.attached_overhead is not None]
     return Breakdown(
-        ranks=tuple(_mean(same) for same in by_rank),
+        ranks=tuple(_mean(same) for same in zip(*means, strict=True)),
         steps=sum(one.steps for one in found),
         reasons=reasons,
         overhead=statistics.median(overheads) if overheads else None,
-        straggler=_common_straggler([one.straggler for one in found]),
+        straggler=_common_straggler(by_run, clusters),
         by_run=tuple(by_run),
+        clusters=clusters,
         typical_rank=typical_rank,
         attached_overhead=statistics.median(attached) if attached else None,
     )
@@ -240,7 +249,8 @@ def _beyond_noise(margins: Sequence[float]) -> bool:
     return statistics.fmean(margins) > 3 * statistics.stdev(margins) / math.sqrt(len(margins))
 
 
-def _common_straggler(found: Sequence[Straggler | None]) -> Straggler | None:
+def _common_straggler(by_run: Sequence[Breakdown | None], clusters: Clusters) -> Straggler | None:
+    found = [one.straggler for one in by_run if one is not None]
     named = [one for one in found if one is not None]
     if 2 * len(named) <= len(found):
         return None
@@ -248,8 +258,11 @@ def _common_straggler(found: Sequence[Straggler | None]) -> Straggler | None:
     rank = max(sorted(set(ranks)), key=ranks.count)
     same = [one for one in named if one.rank == rank]
     slower = [one.slower_by for one in same if one.slower_by is not None]
-    of_each = [one.share_of_steps if one is not None and one.rank == rank else 0.0 for one in found]
-    share = mean_interval(of_each, most=1.0)
+    of_runs = [
+        (one.straggler.share_of_steps if one.straggler and one.straggler.rank == rank else 0.0) if one else None
+        for one in by_run
+    ]
+    share = mean_interval(observations(of_runs, clusters, statistics.fmean), most=1.0)
     return Straggler(rank, share.centre, statistics.median(slower) if slower else None, share)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from vitscale.analysis.allocations import Clusters, observations
 from vitscale.analysis.noise_scale import noise_scale, seed_of
 from vitscale.analysis.pace import whole_epochs_alone
 from vitscale.analysis.runs import RunFigures
@@ -81,8 +82,11 @@ class Reach:
     seconds: float | None
 
 
-def convergence(runs: Sequence[Run], figures: Sequence[RunFigures]) -> Convergence | None:
-    """The convergence of one trial from its completed runs and their figures; None where there is no run."""
+def convergence(runs: Sequence[Run], figures: Sequence[RunFigures], clusters: Clusters = None) -> Convergence | None:
+    """The convergence of one trial from its completed runs and their figures; None where there is no run.
+
+    `clusters`: the runs of each observation of a time, by repeat; of images each run is one.
+    """
     if not runs:
         return None
     courses = [course(run, own) for run, own in zip(runs, figures, strict=True)]
@@ -91,8 +95,12 @@ def convergence(runs: Sequence[Run], figures: Sequence[RunFigures]) -> Convergen
     if target is not None:
         found = [_target_run(run, points, target) for run, points in zip(runs, courses, strict=True)]
         targets = sorted(found, key=lambda one: one.repeat)
-    images_to_target, images_at_least = _to_target(targets, lambda one: one.images, lambda one: one.trained_images)
-    seconds_to_target, seconds_at_least = _to_target(targets, lambda one: one.seconds, lambda one: one.trained_seconds)
+    images_to_target, images_at_least = _to_target(
+        targets, lambda one: one.images, lambda one: one.trained_images, None
+    )
+    seconds_to_target, seconds_at_least = _to_target(
+        targets, lambda one: one.seconds, lambda one: one.trained_seconds, clusters
+    )
     scale, reason = noise_scale(runs)
     return Convergence(
         noise_scale_images=scale,
@@ -179,12 +187,15 @@ def _to_target(
     runs: Sequence[TargetRun],
     took: Callable[[TargetRun], float | None],
     trained: Callable[[TargetRun], float | None],
+    clusters: Clusters,
 ) -> tuple[Interval | None, float | None]:
     """What the target took over all runs; or, where some did not reach it, None and a lower bound of the centre."""
+    if not runs:
+        return None, None
     if all(run.epochs is not None for run in runs):
-        return _interval([took(run) for run in runs]), None
+        return _interval([took(run) for run in runs], clusters), None
     counted = [took(run) if run.epochs is not None else trained(run) for run in runs]
-    bound = _interval(counted) if None not in counted else None
+    bound = _interval(counted, clusters) if None not in counted else None
     return None, bound.centre if bound else None
 
 
@@ -200,8 +211,8 @@ def _mean_point(same: Sequence[AccuracyPoint]) -> AccuracyPoint:
     )
 
 
-def _interval(values: Sequence[float | None]) -> Interval | None:
-    known = [value for value in values if value is not None and value > 0]
+def _interval(values: Sequence[float | None], clusters: Clusters) -> Interval | None:
+    known = observations([value or None for value in values], clusters)
     return interval(known) if known else None
 
 

@@ -11,11 +11,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from vitscale.analysis.allocations import Clusters, over_runs
 from vitscale.analysis.compute import Compute, compute
 from vitscale.analysis.energy import Energy, energy_per_image
 from vitscale.analysis.environments import environments
 from vitscale.analysis.runs import RunFigures
-from vitscale.analysis.statistics import Interval, over_runs
+from vitscale.analysis.statistics import Interval
 from vitscale.record import GPU_LIMITS, GpuSamples, RankRecord, ResourcesLine, Run
 
 NOT_RECORDED = "this run recorded no use of its GPUs"
@@ -159,15 +160,20 @@ class _RunUse:
         return statistics.fmean(known) if known and len(known) == len(values) else None
 
 
-def resource_figures(runs: Sequence[Run], figures: Sequence[RunFigures]) -> ResourceFigures | None:
-    """The figures of one trial, from its completed runs and what `runs.figures` says of each; None without a run."""
+def resource_figures(
+    runs: Sequence[Run], figures: Sequence[RunFigures], clusters: Clusters = None
+) -> ResourceFigures | None:
+    """The figures of one trial, from its completed runs and what `runs.figures` says of each; None without a run.
+
+    `clusters`: the runs of each observation.
+    """
     if not runs:
         return None
     used = [_use(run, own) for run, own in zip(runs, figures, strict=True)]
     ranks = [rank for use in used for rank in use.ranks]
     samples = [one for rank in ranks for one in rank.gpu]
     joules = [use.energy.joules_per_image for use in used]
-    mfu = over_runs(use.compute.mfu for use in used)
+    mfu = over_runs([use.compute.mfu for use in used], clusters)
     return ResourceFigures(
         by_rank=tuple(_rank_resources(number, used) for number in sorted({rank.rank for rank in ranks})),
         peak_rss_bytes=_highest(rank.highest(lambda line: line.peak_rss_bytes) for rank in ranks),
@@ -203,12 +209,12 @@ def resource_figures(runs: Sequence[Run], figures: Sequence[RunFigures]) -> Reso
             )
         ),
         gpu_reason="" if samples else _gpu_reason(ranks),
-        joules_per_image=over_runs(joules),
+        joules_per_image=over_runs(joules, clusters),
         energy_source=next((use.energy.source for use in used if use.energy.source), None),
         energy_reason="" if any(value is not None for value in joules) else used[0].energy.reason,
         matmul_flops_per_second=_median(use.compute.matmul_flops_per_second for use in used),
-        achieved_flops_per_second=over_runs(use.compute.achieved_flops_per_second for use in used),
-        share_of_matmul=over_runs(use.compute.share_of_matmul for use in used),
+        achieved_flops_per_second=over_runs([use.compute.achieved_flops_per_second for use in used], clusters),
+        share_of_matmul=over_runs([use.compute.share_of_matmul for use in used], clusters),
         mfu=mfu,
         peak_name=next((use.compute.peak.name for use in used if use.compute.peak), None),
         mfu_reason="" if mfu is not None else used[0].compute.reason,

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeVar
 
@@ -148,17 +148,6 @@ def mean_interval(values: Sequence[float], *, least: float = 0.0, most: float = 
         return Interval(mean, None, None, _note(len(values)))
     half = t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
     return Interval(mean, max(least, mean - half), min(most, mean + half))
-
-
-def over_runs(values: Iterable[float | None]) -> Interval | None:
-    """The figure of a trial from one value per run, none negative; None where no run has it.
-
-    As `interval`, and where a run has 0 as `mean_interval`; no bounds from fewer than 3 runs.
-    """
-    known = [value for value in values if value is not None]
-    if not known:
-        return None
-    return interval(known, fewest=FEWEST_REPEATS) if min(known) > 0 else mean_interval(known)
 
 
 def jackknife(centre: float, without: Sequence[Sequence[float]]) -> Interval:

@@ -21,10 +21,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from vitscale.analysis.allocations import Clusters, over_runs
 from vitscale.analysis.common_steps import common_steps
 from vitscale.analysis.exposure import exposures
 from vitscale.analysis.runs import RunFigures
-from vitscale.analysis.statistics import Interval, over_runs
+from vitscale.analysis.statistics import Interval
 from vitscale.record import Collective, Run, TrafficLine
 
 NO_GROUP = "none"
@@ -116,12 +117,13 @@ class Traffic:
         return next(iter(self.gradient_dtypes), None)
 
 
-def traffic(runs: Sequence[Run], figures: Sequence[RunFigures]) -> Traffic | None:
+def traffic(runs: Sequence[Run], figures: Sequence[RunFigures], clusters: Clusters = None) -> Traffic | None:
     """What a trial sends in an optimizer step; None where none of its runs recorded it.
 
     Args:
         runs: completed ones of one trial.
         figures: of the same runs.
+        clusters: the runs of each observation.
     """
     counted = [line for run in runs for rank in run.ranks for line in rank.traffic]
     if not counted:
@@ -138,7 +140,7 @@ def traffic(runs: Sequence[Run], figures: Sequence[RunFigures]) -> Traffic | Non
         sent=sent,
         logical_bytes=sum(logical) if len(logical) == len(sent) else None,
         physical_bytes=sum(physical, 0.0) if len(physical) == len(sent) else None,
-        wire_seconds=_wire_seconds(runs, figures),
+        wire_seconds=_wire_seconds(runs, figures, clusters),
         reason=f"what {backend} sends for {' and '.join(unknown)} is unknown" if unknown else "",
     )
 
@@ -198,9 +200,9 @@ def _sent(backend: str, collectives: Iterable[Collective]) -> tuple[Sent, ...]:
     return tuple(found)
 
 
-def _wire_seconds(runs: Sequence[Run], figures: Sequence[RunFigures]) -> Interval | None:
+def _wire_seconds(runs: Sequence[Run], figures: Sequence[RunFigures], clusters: Clusters) -> Interval | None:
     """Seconds of transfer in an explained step, over runs: the mean over steps of the median over ranks."""
-    means = []
+    means: list[float | None] = []
     for run, own in zip(runs, figures, strict=True):
         found = []
         for lines in common_steps(run, lambda rank: rank.explained):
@@ -211,5 +213,5 @@ def _wire_seconds(runs: Sequence[Run], figures: Sequence[RunFigures]) -> Interva
             if len(known) < len(of_ranks):
                 return None
             found.append(statistics.median(known))
-        means += [statistics.fmean(found)] if found else []
-    return over_runs(means)
+        means.append(statistics.fmean(found) if found else None)
+    return over_runs(means, clusters)

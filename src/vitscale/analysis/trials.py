@@ -129,15 +129,17 @@ class TrialResult:
     def without(self, dropped: Collection[int]) -> TrialResult:
         """The same from fewer runs: costs and breakdown alone, for their uncertainty. `dropped`: places in `runs`."""
         kept = [place for place in range(len(self.runs)) if place not in dropped]
-        known = self.breakdown
-        return replace(
+        fewer = replace(
             self,
             runs=tuple(self.runs[place] for place in kept),
             allocations=tuple(
                 own for some in self.allocations if (own := tuple(kept.index(run) for run in some if run in kept))
             ),
-            breakdown=combined([known.by_run[place] for place in kept], known.typical.rank) if known else None,
         )
+        if (known := self.breakdown) is None:
+            return fewer
+        by_run = [known.by_run[place] for place in kept]
+        return replace(fewer, breakdown=combined(by_run, fewer.clusters, known.typical.rank))
 
     @property
     def explained_runs(self) -> int:
@@ -251,10 +253,12 @@ def summarise(
         epochs=_mean_epochs(figures),
         loss_by_step=_mean_losses(figures),
         peak_bytes=max((figure.peak_bytes for figure in figures if figure.peak_bytes is not None), default=None),
-        breakdown=combined([breakdown(run, own.steady_from or 0) for run, own in zip(used, figures, strict=True)]),
-        resources=resource_figures(used, figures),
-        convergence=convergence(used, figures),
-        traffic=traffic(used, figures),
+        breakdown=combined(
+            [breakdown(run, own.steady_from or 0) for run, own in zip(used, figures, strict=True)], clusters
+        ),
+        resources=resource_figures(used, figures, clusters),
+        convergence=convergence(used, figures, clusters),
+        traffic=traffic(used, figures, clusters),
         checkpoint=checkpoint_cost(used),
         looked=looked,
         allocations=by_allocation,

@@ -199,7 +199,12 @@ def test_a_check_gives_the_order_of_magnitude(tmp_path: Path, monkeypatch: pytes
     assert one.high == pytest.approx(9 * one.low)
     assert one.value == pytest.approx(2 * two.value)
     text = printed(found, Outlook(expected=expected), 200)
-    assert "order of magnitude from FLOPs at a third of the matrix-multiply rate of vitscale check, 2023-11-14" in text
+    how = "order of magnitude from FLOPs at a third of the matrix-multiply rate of vitscale check, 2023-11-14"
+    assert f"{how}, start-up and transfers left out" in text
+    assert (
+        "start-up and transfers left out"
+        in json.loads(preview_json(found, Outlook(expected=expected)))["expected"]["origin"]
+    )
     assert "~" in text
 
 

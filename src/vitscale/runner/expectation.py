@@ -195,4 +195,5 @@ def _from_flops(plan: Plan, trial_ids: list[str]) -> tuple[dict[str, Expected], 
             Range(least / _SHARE_OF_MATMUL, least, least / _SHARE_OF_MATMUL**2), ROUGHLY
         )  # fmt: skip
     day = time.strftime("%Y-%m-%d", time.gmtime(check.started_unix_seconds))
-    return found, f"{ROUGHLY} from FLOPs at a third of the matrix-multiply rate of vitscale check, {day}"
+    how = f"{ROUGHLY} from FLOPs at a third of the matrix-multiply rate of vitscale check, {day}"
+    return found, f"{how}, start-up and transfers left out"

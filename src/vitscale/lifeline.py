@@ -24,7 +24,7 @@ BEAT_SECONDS = 1.0
 LOST_DRIVER_EXIT_CODE = 79
 _CONNECT_SECONDS = 10.0
 STARTING, COMPILING = "start-up: ", "compiling "
-"""What a phase before the first step begins with; and, in its place, while an extension is compiled."""
+"""What a phase before the first step begins with; and, in its place, while something is compiled."""
 
 
 @dataclass

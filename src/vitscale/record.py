@@ -142,7 +142,7 @@ class PhaseLine(Record):
     name: Literal["prepare", "launch", "imports", "data", "model", "engine", "first_step"]
     seconds: Seconds
     compiled: tuple[str, ...] = ()
-    """Extensions that this phase compiled, or waited for another rank to compile; later runs find them."""
+    """What this phase compiled, or waited for another rank to compile: extensions, blocks. Later runs find it."""
 
 
 class ModelLine(Record):

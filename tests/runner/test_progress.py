@@ -34,9 +34,10 @@ def test_a_terminal_shows_the_phase_of_start_up_until_the_first_step() -> None:
 def test_elsewhere_a_compilation_is_said_at_once_and_once() -> None:
     progress, out = begun(terminal=False)
     tell = progress.begin(make_trial("ddp", 2), 0)
-    for phase in ["imports", "engine", "compiling fused_adam", "compiling fused_adam", "engine", "compiling utils"]:
+    adam, blocks = "compiling fused_adam, once for all runs", "compiling blocks (torch.compile)"
+    for phase in ["imports", "engine", adam, adam, "engine", blocks]:
         tell(0, phase)
     assert out.getvalue().splitlines()[1:] == [
         "  starting: compiling fused_adam, once for all runs",
-        "  starting: compiling utils, once for all runs",
+        "  starting: compiling blocks (torch.compile)",
     ]

@@ -84,6 +84,7 @@ def test_a_stopped_process_of_this_host_is_told_from_one_that_waits() -> None:
         ([(-1, "start-up: model"), (-1, "start-up: engine")], "model"),
         ([(-1, "start-up: engine"), (-1, "compiling fused_adam")], "compiling fused_adam"),
         ([(0, "forward"), (-1, "start-up: first step")], "first step"),
+        ([(0, "forward"), (0, "compiling blocks")], "compiling blocks"),
         ([(3, "forward"), (3, "backward")], ""),
     ],
 )

@@ -13,7 +13,7 @@ import pytest
 
 from vitscale.lifeline import PROGRESS
 from vitscale.store import RankLog
-from vitscale.worker.extensions import watched
+from vitscale.worker.extensions import BLOCKS, watched
 from vitscale.worker.session import _Laps
 
 
@@ -73,7 +73,7 @@ def load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 def test_a_compilation_is_told_while_it_lasts_and_named_afterwards(load: Any) -> None:
     first = Compiler(writes=True)
     assert load(first) == ["tiny_adam"]
-    assert first.phases == ["compiling tiny_adam"]
+    assert first.phases == ["compiling tiny_adam, once for all runs"]
 
 
 def test_what_an_earlier_run_compiled_is_only_loaded(load: Any) -> None:
@@ -94,6 +94,24 @@ def test_without_deepspeed_nothing_is_watched(monkeypatch: pytest.MonkeyPatch) -
     with watched() as compiled:
         pass
     assert compiled == []
+
+
+@pytest.mark.parametrize(("not_on_disk", "named"), [(2, [BLOCKS]), (0, [])])
+def test_blocks_are_told_of_while_they_are_compiled_and_named_where_they_were_not_on_disk(
+    monkeypatch: pytest.MonkeyPatch, not_on_disk: int, named: list[str]
+) -> None:
+    from torch._dynamo.callback import CallbackTrigger, callback_handler
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setattr(PROGRESS, "phase", "forward")
+    with watched() as compiled:
+        with callback_handler.install_callbacks(CallbackTrigger.DYNAMO, "0/0"):
+            assert PROGRESS.phase == f"compiling {BLOCKS}"
+            counters["inductor"]["fxgraph_cache_miss"] += not_on_disk
+        assert PROGRESS.phase == "forward"
+    assert compiled == named
+    with callback_handler.install_callbacks(CallbackTrigger.DYNAMO, "0/1"):
+        assert PROGRESS.phase == "forward"
 
 
 def test_the_phase_in_which_it_happened_carries_the_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -14,12 +14,14 @@ from typing_extensions import override
 from vitscale import models, sources, store
 from vitscale.engines.base import LossOf
 from vitscale.engines.plain import PlainEngine
+from vitscale.lifeline import PROGRESS
 from vitscale.model_spec import ModelSpec
 from vitscale.probes.explainer import Explainer, Phase, no_phase
 from vitscale.probes.resources import ResourceProbe
 from vitscale.record import RankRecord, ResourcesLine
 from vitscale.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 from vitscale.windows import GRADIENT_STEPS, windows
+from vitscale.worker.extensions import BLOCKS
 from vitscale.worker.place import Place
 from vitscale.worker.training import Training
 
@@ -208,12 +210,22 @@ def test_without_two_batch_sizes_or_without_leave_no_norms_are_taken(tmp_path: P
 
 
 @pytest.fixture
-def quick_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Dynamo as it is, over code that nothing is made of: what it traces, and when, is what counts here."""
+def quick_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Dynamo as it is, over code that nothing is made of: what it traces, and when, is what counts here.
+
+    Yields the phases that were told meanwhile. Each graph counts as one that Inductor does not find on disk.
+    """
     original = nn.Module.compile
-    monkeypatch.setattr(nn.Module, "compile", lambda self, **options: original(self, backend="eager", **options))
+    phases: list[str] = []
+
+    def as_it_is(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        phases.append(PROGRESS.phase)
+        torch._dynamo.utils.counters["inductor"]["fxgraph_cache_miss"] += 1
+        return graph.forward
+
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **options: original(self, backend=as_it_is, **options))
     torch._dynamo.reset()
-    yield
+    yield phases
     torch._dynamo.reset()
 
 
@@ -238,8 +250,8 @@ class CompiledEngine(WatchedEngine):
         return loss
 
 
-def compiled(folder: Path, rehearses: bool) -> tuple[list[float | None], CompiledEngine]:
-    """Losses and engine of two epochs of eight steps: of 288 images the last step takes 8, and the others 40."""
+def compiled(folder: Path, rehearses: bool) -> tuple[RankRecord, CompiledEngine]:
+    """Record and engine of two epochs of eight steps: of 288 images the last step takes 8, and the others 40."""
     folder.mkdir()
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -254,20 +266,22 @@ def compiled(folder: Path, rehearses: bool) -> tuple[list[float | None], Compile
     training.rehearses = rehearses
     training.run()
     log.close()
-    return [line.loss for line in store.read_rank(log.path).steps], engine
+    return store.read_rank(log.path), engine
 
 
 def test_compiled_blocks_know_the_last_steps_shape_before_the_first_step_and_train_alike(
-    tmp_path: Path, quick_compiler: None
+    tmp_path: Path, quick_compiler: list[str]
 ) -> None:
-    losses, engine = compiled(tmp_path / "rehearsed", rehearses=True)
+    record, engine = compiled(tmp_path / "rehearsed", rehearses=True)
     rehearsal, *graphs = engine.graphs
     assert len(graphs) == 2 * 16
     assert 0 < rehearsal < graphs[0]  # the one small micro-batch, then the first full one
     assert set(graphs[:16]) == {graphs[0]}  # and nothing at the epoch's end
-    plain_losses, plain = compiled(tmp_path / "plain", rehearses=False)
+    assert [(line.name, line.compiled) for line in record.phases] == [("first_step", (BLOCKS,))]
+    assert set(quick_compiler[: graphs[0]]) == {f"compiling {BLOCKS}"}
+    plain_record, plain = compiled(tmp_path / "plain", rehearses=False)
     assert plain.graphs[13] < plain.graphs[14]  # where it would have been compiled
-    assert losses == plain_losses
+    assert [line.loss for line in record.steps] == [line.loss for line in plain_record.steps]
     assert engine.drawn[0] == engine.drawn[1]  # its random numbers are given back
     assert engine.drawn[1:] == plain.drawn
     assert engine.module.get_buffer("forwards") == plain.module.get_buffer("forwards")

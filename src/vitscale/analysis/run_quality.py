@@ -206,19 +206,23 @@ def _data_wait(trial: TrialResult) -> float | None:
 
 
 def one_off_compilation(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
-    """Runs that compiled an extension: they say so, or their engine took far longer to build than in all others."""
-    held = [(run, trial) for trial in measured for run in trial.runs if run.one_off_seconds]
-    if held:
-        run, _ = max(held, key=lambda item: item[0].one_off_seconds)
-        what = f" of {', '.join(run.compiled)}" if run.compiled else ", as of DeepSpeed's extensions"
-        than = "longer to build than in other runs" if "engine" in run.startup else "to build"
+    """Runs that compiled what later ones find: they say so, or took far longer in that phase than all others."""
+    held = [(seconds, phase, run, t) for t in measured for run in t.runs for phase, seconds in run.one_off.items()]
+    if held := [one for one in held if one[0] > 0]:
+        seconds, phase, run, _ = max(held, key=lambda one: one[0])
+        guessed = ", as of DeepSpeed's extensions" if phase == "engine" else ", as of blocks (torch.compile)"
+        what = f" of {', '.join(run.compiled[phase])}" if phase in run.compiled else guessed
+        longer, than = (" longer", " than in other runs") if phase in run.startup else ("", "")
+        count_of_runs = len({one.run for _, _, one, _ in held})
         yield Verdict(
             "one-off-compilation",
             "note",
-            f"the engine of {run.run} took {run.one_off_seconds:.0f} s {than}: a one-off "
-            f"compilation{what} ({len(held)} run{'s' if len(held) > 1 else ''} in all)",
-            "It is in no start-up, prediction or advice. A new machine pays it once more: keep TORCH_EXTENSIONS_DIR.",
-            tuple(dict.fromkeys(trial.trial_id for _, trial in held)),
+            f"the {phase.replace('_', ' ')} of {run.run} took {seconds:.0f} s{longer}"
+            f"{' to build' if phase == 'engine' else ''}{than}: a one-off compilation{what} "
+            f"({count_of_runs} run{'s' if count_of_runs > 1 else ''} in all)",
+            "It is in no start-up, prediction or advice. A new machine pays it once more: keep "
+            f"{'TORCH_EXTENSIONS_DIR' if phase == 'engine' else 'TORCHINDUCTOR_CACHE_DIR'}.",
+            tuple(dict.fromkeys(trial.trial_id for *_, trial in held)),
         )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vitscale.analysis.pace import (
     NO_PACE,
@@ -95,10 +95,10 @@ class RunFigures:
     model: ModelLine | None
     notes: tuple[str, ...]
     """What the record lacks."""
-    one_off_seconds: float = 0.0
-    """Taken off the engine phase, for it was paid once: see `vitscale.analysis.one_off`."""
-    compiled: tuple[str, ...] = ()
-    """Extensions whose compilation is in the engine phase, as the ranks say; older records do not tell."""
+    compiled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Phase to what was compiled in it, as the ranks say; older records do not tell."""
+    one_off: Mapping[str, float] = field(default_factory=dict)
+    """Phase to the seconds taken off it, for they were paid once: see `vitscale.analysis.one_off`."""
 
     @property
     def step_seconds(self) -> float | None:
@@ -117,9 +117,8 @@ class RunFigures:
 
     @property
     def startup_seconds(self) -> float | None:
-        """Sum of the phases; None too where the engine's is known of nothing but a compilation."""
-        known = self.startup and not (self.one_off_seconds and "engine" not in self.startup)
-        return sum(self.startup.values()) if known else None
+        """Sum of the phases; None too where one of them is known with a one-off compilation alone."""
+        return sum(self.startup.values()) if self.startup and self.one_off.keys() <= self.startup.keys() else None
 
 
 def figures(run: Run) -> RunFigures:
@@ -191,7 +190,7 @@ def figures(run: Run) -> RunFigures:
         peak_bytes=max((e.peak_bytes for r in run.ranks for e in r.epochs if e.peak_bytes is not None), default=None),
         model=model,
         notes=tuple(f"{name}: {note}" for note in notes),
-        compiled=tuple(sorted({name for rank in run.ranks for phase in rank.phases for name in phase.compiled})),
+        compiled=_compiled(run.ranks),
     )
 
 
@@ -287,6 +286,13 @@ def _startup(ranks: Sequence[RankRecord]) -> dict[str, float]:
 
     by_phase = {name: [s for rank in ranks if (s := seconds(rank.phases, name)) is not None] for name in PHASES}
     return {name: max(found) for name, found in by_phase.items() if found}
+
+
+def _compiled(ranks: Sequence[RankRecord]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, set[str]] = {}
+    for phase in (phase for rank in ranks for phase in rank.phases if phase.compiled):
+        found.setdefault(phase.name, set()).update(phase.compiled)
+    return {phase: tuple(sorted(names)) for phase, names in found.items()}
 
 
 def _finite(value: float | None) -> float | None:

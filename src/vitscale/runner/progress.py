@@ -107,7 +107,7 @@ class StudyProgress:
                 elif phase.startswith(COMPILING) and phase not in told:
                     # At once, and once each: for minutes nothing else will be said.
                     told.add(phase)
-                    self._say(f"  starting: {phase}, once for all runs")
+                    self._say(f"  starting: {phase}")
                 return
             if first is None:
                 first = (now, steps)

@@ -55,7 +55,7 @@ def place_of(sign: Sign) -> str:
 def silence_limit(signs: Mapping[int, Sign], hang_seconds: float) -> float:
     """Seconds without a sign of any rank after which a run hangs.
 
-    More while an extension is compiled, for a compiler says nothing for minutes; and not for ever, for ranks wait for
+    More while something is compiled, for a compiler says nothing for minutes; and not for ever, for ranks wait for
     a compiler that was killed as for one that works.
     """
     compiles = any(sign.phase.startswith(COMPILING) for sign in signs.values() if sign.ended_seconds is None)
@@ -63,8 +63,8 @@ def silence_limit(signs: Mapping[int, Sign], hang_seconds: float) -> float:
 
 
 def start_up_phase(signs: Mapping[int, Sign]) -> str:
-    """What ranks before their first step do: "engine", or "compiling fused_adam" where any of them does; else empty."""
-    phases = [sign.phase for _, sign in sorted(signs.items()) if sign.step < 0]
+    """What ranks do up to their first step: "engine", or "compiling fused_adam" where any of them does; else empty."""
+    phases = [sign.phase for _, sign in sorted(signs.items()) if sign.step <= 0]
     told = [phase for phase in phases if phase.startswith(COMPILING)]
     told += [phase.removeprefix(STARTING) for phase in phases if phase.startswith(STARTING)]
     return told[0] if told else ""

@@ -1,39 +1,49 @@
-"""Extensions that DeepSpeed compiles while an engine is built: told while it happens, and named in the record.
+"""What a rank compiles before its second step, and later runs find: told while it happens, and named in the record.
 
 DeepSpeed loads an operator by `OpBuilder.jit_load`, which has torch compile what its folder of extensions lacks
 (`torch.utils.cpp_extension.load`): minutes the first time, tenths of a second ever after. A new or changed library in
-that folder tells which it was, also to a rank that only waited for another one's compiler.
+that folder tells which it was, also to a rank that only waited for another one's compiler. Most are loaded while an
+engine is built; those of quantized gradients at their first exchange.
+
+`torch.compile` compiles blocks in the first step. Inductor keeps them on disk, and counts what it did not find there.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from vitscale.lifeline import COMPILING, PROGRESS
 
+BLOCKS = "blocks (torch.compile)"
 _BUILDER = "deepspeed.ops.op_builder.builder"
 
 
 @contextmanager
 def watched() -> Iterator[list[str]]:
-    """Fills the list it gives with the names of extensions that are compiled inside, by this rank or another one.
+    """Fills the list it gives with the names of what is compiled inside, of extensions also by another rank.
 
-    It looks at DeepSpeed only where that is loaded already, and imports nothing itself.
+    It looks at DeepSpeed and torch's compiler only where they are loaded already, and imports nothing itself.
     """
     compiled: list[str] = []
+    with _extensions(compiled), _blocks(compiled):
+        yield compiled
+
+
+@contextmanager
+def _extensions(compiled: list[str]) -> Iterator[None]:
     builder = getattr(sys.modules.get(_BUILDER), "OpBuilder", None)
     original = getattr(builder, "jit_load", None)
     if builder is None or original is None:
-        yield compiled
+        yield
         return
 
     def jit_load(self: Any, *args: Any, **kwargs: Any) -> Any:
         before, phase = _libraries(self.name), PROGRESS.phase
-        PROGRESS.phase = f"{'loading ' if before else COMPILING}{self.name}"
+        PROGRESS.phase = f"loading {self.name}" if before else f"{COMPILING}{self.name}, once for all runs"
         try:
             return original(self, *args, **kwargs)
         finally:
@@ -43,9 +53,39 @@ def watched() -> Iterator[list[str]]:
 
     builder.jit_load = jit_load
     try:
-        yield compiled
+        yield
     finally:
         builder.jit_load = original
+
+
+@contextmanager
+def _blocks(compiled: list[str]) -> Iterator[None]:
+    dynamo = sys.modules.get("torch._dynamo")
+    handler = getattr(getattr(dynamo, "callback", None), "callback_handler", None)
+    counters = getattr(getattr(dynamo, "utils", None), "counters", None)
+    if handler is None or counters is None:
+        yield
+        return
+    phase = PROGRESS.phase
+
+    def begins(_: Any) -> None:
+        nonlocal phase
+        phase, PROGRESS.phase = PROGRESS.phase, COMPILING + BLOCKS
+
+    def ends(_: Any) -> None:
+        PROGRESS.phase = phase
+
+    not_found = counters["inductor"]["fxgraph_cache_miss"]
+    handler.register_start_callback(begins)
+    handler.register_end_callback(ends)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # of a compiler that was reset meanwhile
+            handler.remove_start_callback(begins)
+            handler.remove_end_callback(ends)
+        if counters["inductor"]["fxgraph_cache_miss"] > not_found:
+            compiled.append(BLOCKS)
 
 
 def _libraries(name: str) -> dict[str, int]:

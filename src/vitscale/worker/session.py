@@ -63,8 +63,8 @@ def train(
     laps.end("model")
 
     on_host = trial.train.wrapper == "fsdp2" and trial.train.offload == "parameters"
-    backend = group.join(trial.train.engine, place, device, mpi_discovery_port, gradients_on_host=on_host)
     with extensions.watched() as compiled:
+        backend = group.join(trial.train.engine, place, device, mpi_discovery_port, gradients_on_host=on_host)
         engine = engines.build(model, trial, device)
     log.write(
         StartLine(

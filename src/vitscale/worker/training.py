@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +24,7 @@ from vitscale.store import RankLog
 from vitscale.trial import Trial
 from vitscale.windows import timed_stretch, windows
 from vitscale.worker.counted_steps import counted_traffic
+from vitscale.worker.extensions import watched
 from vitscale.worker.group import barrier, total
 from vitscale.worker.passes import Passes, means
 from vitscale.worker.place import Place
@@ -142,24 +143,29 @@ class Training:
 
     def _step(self, epoch: int, batches: Batches, sums: Tensor, before_end: Callable[[], None] | None) -> None:
         """Trains one optimizer step; `before_end` is called inside it, when all of it has been issued."""
-        began = time.perf_counter()
         window = self.windows[self.step]
-        if self.step == 0 and self.rehearses:
-            self.passes.rehearse_last_step()
-            self.log.alive()
         if window == "explained" and not self.explainer.explaining:
             self.explainer.begin_block()
             barrier()  # a rank whose profiler takes longer to start would be waited for in the explained step
             self.clock.start()
-        with self.explainer.step(self.step):
+        with self.explainer.step(self.step), nullcontext() if self.step else self._start_up_phase():
             self._train_step(epoch, window, batches, sums, before_end)
-        if self.step == 0:
-            self._finish_device_work()
-            self.log.write(PhaseLine(name="first_step", seconds=time.perf_counter() - began))
         self.step += 1
         if window == "explained" and (self.step == len(self.windows) or self.windows[self.step] != "explained"):
             self._read_profile(batches)
         self.log.check()
+
+    @contextmanager
+    def _start_up_phase(self) -> Iterator[None]:
+        """Around the first step, which may compile: writes it down."""
+        began = time.perf_counter()
+        with watched() as compiled:
+            if self.rehearses:
+                self.passes.rehearse_last_step()
+                self.log.alive()
+            yield
+            self._finish_device_work()
+        self.log.write(PhaseLine(name="first_step", seconds=time.perf_counter() - began, compiled=tuple(compiled)))
 
     def _train_step(
         self, epoch: int, window: StepWindow, batches: Batches, sums: Tensor, before_end: Callable[[], None] | None

@@ -63,6 +63,39 @@ def shape_of(names: Sequence[str]) -> alt.Shape:
     return alt.Shape("series:N", scale=alt.Scale(domain=list(names), range=shapes), legend=_legend(names))
 
 
+def interval_bars(base: alt.Chart, beside: alt.X | alt.Y, colour: alt.Color | alt.Undefined) -> list[alt.Chart]:
+    """The 95 % intervals of a chart's rows: bars with caps, but for ends that were cut.
+
+    Args:
+        base: of rows with `low` and `high`, null where there is no interval, and of `cut_bars`.
+        beside: the axis along which they stand; the bars lie along the other.
+        colour: of the rows; undefined: the theme's.
+    """
+    upright = isinstance(beside, alt.X)
+    bounded = base.transform_filter("datum.low != null")
+
+    def at(end: str) -> dict[str, Any]:
+        return {"x": beside, "y": alt.Y(f"{end}:Q")} if upright else {"y": beside, "x": alt.X(f"{end}:Q")}
+
+    rule = bounded.mark_rule(strokeWidth=1.5)
+    caps = [
+        bounded.transform_filter(f"!datum.{end}_cut")
+        .mark_tick(thickness=1.5, size=9, orient="horizontal" if upright else "vertical")
+        .encode(**at(end), color=colour)
+        for end in ("low", "high")
+    ]
+    return [rule.encode(**at("low"), **{"y2" if upright else "x2": "high:Q"}, color=colour), *caps]
+
+
+def cut_bars(rows: Sequence[dict[str, Any]], lowest: float, highest: float) -> bool:
+    """Cuts intervals that reach beyond a picture, in place; whether there was one."""
+    for row in rows:
+        if row["low"] is not None:
+            row["low_cut"], row["high_cut"] = row["low"] < lowest, row["high"] > highest
+            row["low"], row["high"] = max(row["low"], lowest), min(row["high"], highest)
+    return any(row.get("low_cut") or row.get("high_cut") for row in rows)
+
+
 def _legend(names: Sequence[str]) -> alt.Legend:
     longest, many = max(len(name) for name in names), len(names) > _MANY
     columns = 3 if longest < 20 else 2 if longest < (40 if many else 30) else 1

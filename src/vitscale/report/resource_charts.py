@@ -10,7 +10,7 @@ import altair as alt
 from vitscale.analysis import Analysis, CurveResult
 from vitscale.report import resource_data, words
 from vitscale.report.chart_data import Row
-from vitscale.report.figure import Figure, colour_of, finished, shape_of
+from vitscale.report.figure import Figure, colour_of, finished, interval_bars, shape_of
 from vitscale.report.resource_data import RESOURCES, Resource
 
 _WIDTH, _WIDEST, _HEIGHT = 260, 400, 170
@@ -51,15 +51,16 @@ def _figure(resource: Resource, rows: Sequence[Row], points: Sequence[Row]) -> F
     ]
     trials = alt.Chart().transform_filter("datum.rank == null")
     ranks = alt.Chart().transform_filter("datum.rank != null")
-    spread = trials.transform_filter("datum.low != null")
+    spread = trials.transform_filter("datum.low != null && !datum.of_runs")
     layers = alt.layer(
         spread.mark_rule(strokeWidth=1.2, opacity=0.7).encode(x=x, y=alt.Y("low:Q"), y2="high:Q", color=colour),
+        *interval_bars(trials.transform_filter("datum.of_runs"), x, colour),
         trials.mark_line(strokeWidth=2).encode(x=x, y=y, color=colour),
         ranks.mark_circle(size=22, opacity=0.75).encode(
             x=x, y=y, color=colour, tooltip=[alt.Tooltip("rank:Q", title="rank"), *tooltip]
         ),
         trials.mark_point(size=60, filled=True, opacity=1).encode(
-            x=x, y=y, color=colour, shape=shape, tooltip=[*tooltip, alt.Tooltip("spread:N", title="ranks from")]
+            x=x, y=y, color=colour, shape=shape, tooltip=[*tooltip, alt.Tooltip("spread:N", title="bar")]
         ),
     ).properties(width=_WIDTH if len(modes) > 1 or len(kinds) > 1 else _WIDEST, height=_HEIGHT)
     in_order = alt.EncodingSortField("kind_place", op="min")
@@ -76,6 +77,7 @@ def _figure(resource: Resource, rows: Sequence[Row], points: Sequence[Row]) -> F
         [*(modes if len(modes) == 1 else ()), *(kinds if len(kinds) == 1 and len(resource.kinds) > 1 else ())]
     )
     how = f"small points: ranks; line: {resource.joined}" if points else ""
+    how = "bars: 95 % intervals" if any(row["of_runs"] for row in rows) else how
     title = f"{resource.title} by ranks"
     text = [
         f"{row['mode']}, {row['series']}, {words.ranks(row['gpus'])}, {row['kind']}: {row['shown']}"

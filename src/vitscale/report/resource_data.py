@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from vitscale.analysis import Analysis, CurveResult, TrialResult
+from vitscale.analysis import Analysis, CurveResult, Interval, TrialResult
 from vitscale.analysis.resources import RankResources, ResourceFigures
 from vitscale.report import words
 from vitscale.report.chart_data import Row
@@ -20,16 +20,17 @@ class Kind:
     """One figure of a chart."""
 
     name: str
-    whole: Callable[[ResourceFigures], float | None]
-    """Of the trial."""
+    whole: Callable[[ResourceFigures], float | Interval | None]
+    """Of the trial, with its interval over runs where it has one."""
     of_rank: Callable[[RankResources], float | None] | None = None
     device: Device | None = None
     """Of the trials whose figure is of this kind; None: of any."""
 
-    def of_trial(self, trial: TrialResult) -> float | None:
+    def of_trial(self, trial: TrialResult) -> Interval | None:
         """The figure of a trial, or None."""
         fits = self.device in (None, trial.trial.train.device)
-        return self.whole(trial.resources) if fits and trial.resources is not None else None
+        value = self.whole(trial.resources) if fits and trial.resources is not None else None
+        return Interval(value, None, None) if isinstance(value, int | float) else value
 
     def of_ranks(self, trial: TrialResult) -> dict[int, float]:
         """Rank to its own figure, of those that have one."""
@@ -89,14 +90,14 @@ RESOURCES = (
         "energy",
         "Energy per image",
         "J per image",
-        (Kind("energy", lambda one: one.joules_per_image.centre if one.joules_per_image else None),),
+        (Kind("energy", lambda one: one.joules_per_image),),
         lambda value: f"{words.number(value)} J",
     ),
 )
 
 
 def used(analysis: Analysis, curves: Sequence[CurveResult], resource: Resource) -> list[Row]:
-    """One row per trial, mode and kind that is known, with its lowest and highest rank."""
+    """One row per trial, mode and kind that is known, with its lowest and highest rank, else its 95 % interval."""
     rows = []
     for curve in curves:
         for point in curve.points:
@@ -106,6 +107,8 @@ def used(analysis: Analysis, curves: Sequence[CurveResult], resource: Resource) 
                 if value is None:
                     continue
                 ranks = kind.of_ranks(trial)
+                ends = (min(ranks.values()), max(ranks.values())) if len(ranks) > 1 else (value.low, value.high)
+                low, high = (None if end is None else end * resource.scale for end in ends)
                 rows.append(
                     {
                         "series": curve.name,
@@ -113,11 +116,12 @@ def used(analysis: Analysis, curves: Sequence[CurveResult], resource: Resource) 
                         "kind": kind.name,
                         "kind_place": place,
                         "gpus": point.gpus,
-                        "value": value * resource.scale,
-                        "low": min(ranks.values()) * resource.scale if len(ranks) > 1 else None,
-                        "high": max(ranks.values()) * resource.scale if len(ranks) > 1 else None,
-                        "shown": resource.show(value),
-                        "spread": _spread(ranks, resource),
+                        "value": value.centre * resource.scale,
+                        "low": low,
+                        "high": high,
+                        "of_runs": low is not None and not ranks,
+                        "shown": resource.show(value.centre),
+                        "spread": _spread(ranks, resource) or _bounds(value, resource),
                         "trial": trial.trial_id,
                     }
                 )
@@ -158,3 +162,9 @@ def _spread(ranks: dict[int, float], resource: Resource) -> str:
         return ""
     ends = [choose(sorted(ranks), key=lambda rank: ranks[rank]) for choose in (min, max)]
     return " to ".join(f"{resource.show(ranks[rank])} (rank {rank})" for rank in ends)
+
+
+def _bounds(value: Interval, resource: Resource) -> str:
+    if value.low is None or value.high is None:
+        return ""
+    return f"95 % interval {resource.show(value.low)} to {resource.show(value.high)}"

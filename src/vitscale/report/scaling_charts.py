@@ -9,7 +9,7 @@ import altair as alt
 from vitscale.analysis import Analysis, CurveResult
 from vitscale.report import chart_data, words
 from vitscale.report.chart_data import Quantity, Row
-from vitscale.report.figure import Figure, colour_of, finished, shape_of
+from vitscale.report.figure import Figure, colour_of, cut_bars, finished, interval_bars, shape_of
 from vitscale.report.style import DASHED, IDEAL_COLOUR
 from vitscale.trial import Mode
 
@@ -38,7 +38,8 @@ def scaling_figure(analysis: Analysis, mode: Mode, curves: Sequence[CurveResult]
         unit = words.time_unit(row["value"] for row in rows)
         rows, ideal = (_in_unit(some, unit.per_second) for some in (rows, ideal))
         axis_title = f"{quantity.title} ({unit.sign})"
-    cut = _cut_bars(rows, [row["value"] for row in (*rows, *ideal)])
+    levels = [row["value"] for row in (*rows, *ideal)]
+    cut = cut_bars(rows, min(levels) / _HEADROOM, max(levels) * _HEADROOM)
     x, y = _axes(rows, axis_title, linear=quantity.name == "efficiency" or (mode == "weak" and quantity.is_time))
     names = [curve.name for curve in curves]
     colour, shape = colour_of(names), shape_of(names)
@@ -53,17 +54,9 @@ def scaling_figure(analysis: Analysis, mode: Mode, curves: Sequence[CurveResult]
     alike = [row for row in rows if not row["drift"]]
     drifting = [row for row in rows if row["drift"]]
     points = alt.Chart(alt.InlineData(values=alike))
-    bounded = alt.Chart(alt.InlineData(values=[row for row in rows if row["low"] is not None]))
-    caps = [
-        alt.Chart(alt.InlineData(values=[row for row in rows if row["low"] is not None and not row[f"{end}_cut"]]))
-        .mark_tick(thickness=1.5, size=9, orient="horizontal")
-        .encode(x=x, y=alt.Y(f"{end}:Q"), color=colour)
-        for end in ("low", "high")
-    ]
     layers = [
         points.mark_line(strokeWidth=2).encode(x=x, y=y, color=colour),
-        bounded.mark_rule(strokeWidth=1.5).encode(x=x, y=alt.Y("low:Q"), y2="high:Q", color=colour),
-        *caps,
+        *interval_bars(alt.Chart(alt.InlineData(values=rows)), x, colour),
         points.mark_point(size=60, filled=True, opacity=1).encode(x=x, y=y, color=colour, shape=shape, tooltip=tooltip),
     ]
     if drifting:
@@ -120,13 +113,3 @@ def _in_unit(rows: Sequence[Row], factor: float) -> list[Row]:
     return [
         row | {key: row[key] * factor for key in ("value", "low", "high") if row.get(key) is not None} for row in rows
     ]
-
-
-def _cut_bars(rows: Sequence[Row], levels: Sequence[float]) -> bool:
-    """Cuts bars that reach far beyond all points and ideals, in place; whether there was one."""
-    lowest, highest = min(levels) / _HEADROOM, max(levels) * _HEADROOM
-    for row in rows:
-        if row["low"] is not None:
-            row["low_cut"], row["high_cut"] = row["low"] < lowest, row["high"] > highest
-            row["low"], row["high"] = max(row["low"], lowest), min(row["high"], highest)
-    return any(row.get("low_cut") or row.get("high_cut") for row in rows)

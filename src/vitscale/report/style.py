@@ -71,6 +71,8 @@ def theme(text: str, muted: str, grid: str, background: str) -> dict[str, Any]:
             "offset": 10,
         },
         "text": {"color": muted},
+        "rule": {"color": text},
+        "tick": {"color": text},
         "header": {"labelColor": text, "labelFontSize": 12, "labelFontWeight": 500, "title": None},
     }
 

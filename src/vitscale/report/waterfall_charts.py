@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 
 import altair as alt
 
-from vitscale.analysis import Analysis, Waterfall
+from vitscale.analysis import Analysis, Interval, Waterfall
 from vitscale.analysis.waterfall import STEP_ROUNDING
 from vitscale.record import COMMUNICATION
 from vitscale.report import words
 from vitscale.report.chart_data import Row
-from vitscale.report.figure import Figure, finished
+from vitscale.report.figure import Figure, cut_bars, finished, interval_bars
 from vitscale.report.style import COMMUNICATION_COLOUR, IDEAL_COLOUR, PART_COLOURS, ROUNDING_COLOUR
 from vitscale.trial import Mode
 
@@ -40,6 +40,8 @@ _LINES = "split(datum.value, '\\n')"
 """Panels' names are wrapped: a long one must not widen its panel."""
 _ROOM_FOR_LABELS = 1.22
 """Right of the longest bar, as a factor of its length."""
+_HEADROOM = 1.5
+"""How far beyond the longest bar an interval may reach, as a factor."""
 
 
 def waterfall_figure(analysis: Analysis, mode: Mode) -> Figure | None:
@@ -52,7 +54,9 @@ def waterfall_figure(analysis: Analysis, mode: Mode) -> Figure | None:
     rows = [row for one, panel in zip(drawn, _panel_names(drawn), strict=True) for row in _rows(one, panel)]
     steps = [name for name in _COLOURS if any(row["step"] == name for row in rows)]
     panels = list(dict.fromkeys(row["panel"] for row in rows))
-    longest = max(max(row["start"], row["end"]) for row in rows)
+    cut_bars(rows, 0.0, _HEADROOM * max(row["right"] for row in rows))
+    rows = [row | {"right": max(row["right"], row["high"] or 0.0)} for row in rows]
+    longest = max(row["right"] for row in rows)
     y = alt.Y(
         "step:N", sort=steps, title=None, axis=alt.Axis(ticks=False, domain=False, labelLimit=200, labelPadding=6)
     )
@@ -73,6 +77,7 @@ def waterfall_figure(analysis: Analysis, mode: Mode) -> Figure | None:
             alt.Tooltip("panel:N", title="trial"),
             alt.Tooltip("step:N", title="step"),
             alt.Tooltip("label:N", title="% of ideal, or points"),
+            alt.Tooltip("bounds:N", title="95 % interval"),
             alt.Tooltip("factor:N", title="factor"),
         ],
     )
@@ -83,7 +88,7 @@ def waterfall_figure(analysis: Analysis, mode: Mode) -> Figure | None:
     title = "From ideal to measured"
     left_out = len(known) - len(drawn)
     chart = (
-        alt.layer(joints, bars, labels, data=alt.InlineData(values=rows))
+        alt.layer(joints, bars, *interval_bars(alt.Chart(), y, alt.Undefined), labels, data=alt.InlineData(values=rows))
         .properties(width=_PANEL_WIDTH, height=alt.Step(_ROW_HEIGHT))
         .facet(
             facet=alt.Facet("panel:N", sort=panels, title=None, header=alt.Header(labelExpr=_LINES)),
@@ -93,6 +98,7 @@ def waterfall_figure(analysis: Analysis, mode: Mode) -> Figure | None:
             title=alt.Title(
                 title,
                 subtitle=f"{mode}; points of efficiency that each factor takes or gives"
+                + ("; thin bars: 95 % intervals" if any(row["low"] is not None for row in rows) else "")
                 + (f"; {left_out} trials not drawn" if left_out else ""),
             )
         )
@@ -122,19 +128,27 @@ def _panel_names(drawn: Sequence[Waterfall]) -> list[str]:
 
 def _rows(one: Waterfall, panel: str) -> list[Row]:
     """One bar per row, in percent of ideal: ideal, the factors from where the one before ended, what was measured."""
-    reached = 100 * (one.efficiency or 0.0)
-    bars = [(_IDEAL, 0.0, 100.0, "100 %", "")]
+    reached, sure = one.efficiency or 0.0, one.interval if one.interval and not one.interval.note else None
+    rows = [_bar(_IDEAL, 0.0, Interval(100.0, None, None), "100 %")]
     for factor in one.factors:
-        level = bars[-1][2]
-        below = level - 100 * factor.points
-        bars.append((factor.name, level, below, _signed(-100 * factor.points), f"{factor.factor:.3f}"))
-    bars.append((_MEASURED, 0.0, reached, f"{reached:.0f} %", ""))
-    following = [step for step, *_ in bars[1:]] + [_MEASURED]
-    return [
-        {"panel": panel, "step": step, "start": start, "end": end, "right": max(start, end)}
-        | {"label": label, "factor": factor, "next": after}
-        for (step, start, end, label, factor), after in zip(bars, following, strict=True)
-    ]
+        points = factor.interval or Interval(factor.points, None, None)
+        low, high = (None if end is None else -100 * end for end in (points.high, points.low))
+        change = Interval(-100 * factor.points, low, high)
+        rows.append(_bar(factor.name, rows[-1]["end"], change, _signed(change.centre), f"{factor.factor:.3f}"))
+    whole = (sure or Interval(reached, None, None)).times(100)
+    rows.append(_bar(_MEASURED, 0.0, whole, f"{whole.centre:.0f} %"))
+    following = [row["step"] for row in rows[1:]] + [_MEASURED]
+    return [row | {"panel": panel, "next": after} for row, after in zip(rows, following, strict=True)]
+
+
+def _bar(step: str, start: float, change: Interval, label: str, factor: str = "") -> Row:
+    """From `start` on by `change`, whose interval lies around the end."""
+    row: Row = {"step": step, "start": start, "end": start + change.centre, "label": label, "factor": factor}
+    row |= {"low": None, "high": None, "bounds": "", "right": max(start, start + change.centre)}
+    if change.low is not None and change.high is not None:
+        row |= {"low": start + change.low, "high": start + change.high}
+        row["bounds"] = f"{_signed(change.low)} to {_signed(change.high)}"
+    return row
 
 
 def _signed(points: float) -> str:

@@ -64,7 +64,7 @@ def shape_of(names: Sequence[str]) -> alt.Shape:
 
 
 def interval_bars(base: alt.Chart, beside: alt.X | alt.Y, colour: alt.Color | alt.Undefined) -> list[alt.Chart]:
-    """The 95 % intervals of a chart's rows: bars with caps, but for ends that were cut.
+    """Intervals of a chart's rows: bars with caps, but for ends that were cut.
 
     Args:
         base: of rows with `low` and `high`, null where there is no interval, and of `cut_bars`.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from vitscale.analysis.one_rank_logs import OneRankBounds, one_rank_bounds
 from vitscale.analysis.trials import TrialResult
-from vitscale.analysis.verdict import Verdict, count
+from vitscale.analysis.verdict import Verdict, count, note
 from vitscale.record import Run, StudyRecord
 
 _MOST_FILES = 3
@@ -19,9 +19,8 @@ def imported_results(study: StudyRecord) -> Iterable[Verdict]:
     files = [one.name for one in study.imported.files]
     more = f" and {len(files) - _MOST_FILES} more" if len(files) > _MOST_FILES else ""
     assumed = "".join(f"; {note}" for note in study.imported.notes)
-    yield Verdict(
+    yield note(
         "imported",
-        "note",
         f"imported as {study.imported.log_format} from {', '.join(files[:_MOST_FILES])}{more}{assumed}",
         "What is assumed can be told: `vitscale import --help` names the options.",
     )
@@ -31,13 +30,12 @@ def steps_from_epochs(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
     """Trials whose step times are shares of an epoch."""
     found = [trial for trial in measured if any(run.pace.source == "epochs" and run.step_seconds for run in trial.runs)]
     if found:
-        yield Verdict(
+        yield note(
             "steps-from-epochs",
-            "note",
             f"step times from epochs: in {count(found)} a step is the epoch's time shared out over its steps, and "
             "holds all that lies between them",
             "Compare them with each other, not with steps that were timed one by one.",
-            tuple(trial.trial_id for trial in found),
+            found,
         )
 
 
@@ -48,14 +46,13 @@ def some_ranks(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
         first = partly[0].records[0].ranks_needed
         bounds = "".join(f"; {_told(found)}" for found in [_bounds(partly[0])] if found is not None)
         ranks = ", ".join(map(str, first[:4])) + (", ..." if len(first) > 4 else "")
-        yield Verdict(
+        yield note(
             "some-ranks",
-            "note",
             f"not all ranks are told of: of {count(partly)} the files hold some ranks alone (rank {ranks} of "
             f"{partly[0].trial.world.size} in {partly[0].trial_id}); each step is theirs, and who was waited for is "
             f"not known{bounds}",
             "Import the logs of all ranks together, where there are any.",
-            tuple(trial.trial_id for trial in partly),
+            partly,
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from vitscale.analysis.clocks import clock_anomalies
 from vitscale.analysis.trials import TrialResult
-from vitscale.analysis.verdict import Verdict, count, percent, those, worst
+from vitscale.analysis.verdict import Verdict, count, note, percent, those, warning, worst
 
 _OVERHEAD = 0.1
 _OVERHEAD_MISLEADS = 0.5
@@ -21,13 +21,12 @@ def clocks(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
     odd = {trial.trial_id: how for trial in measured for run in trial.records if (how := clock_anomalies(run))}
     if odd:
         where, how = next(iter(odd.items()))
-        yield Verdict(
+        yield warning(
             "clock-anomaly",
-            "warning",
             f"clock anomaly in {count(odd)}: {'; '.join(how)} ({where})",
             "Do not trust these times. A suspended or migrated virtual machine does this, and so does work between "
             "steps that no step holds: run again on a machine whose clock runs evenly.",
-            tuple(odd),
+            odd,
         )
 
 
@@ -35,9 +34,8 @@ def synchronised(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
     """Runs in which something waited for the device inside each step."""
     waiting = those(measured, lambda trial: any(run.model and run.model.synchronised_timing for run in trial.runs))
     if waiting:
-        yield Verdict(
+        yield warning(
             "synchronised-timing",
-            "warning",
             "synchronised timing: the DeepSpeed file's wall_clock_breakdown waits for the device",
             "Remove wall_clock_breakdown from the file for figures that can be compared.",
             waiting,
@@ -51,18 +49,16 @@ def no_profile(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
     blind = [one for one in own if one.breakdown and set(one.breakdown.typical.parts.values()) == {None}]
     short = those(own, lambda trial: trial.breakdown is None and trial.trial.window.explain)
     if off:
-        yield Verdict(
+        yield note(
             "profile-missing",
-            "note",
             f"profile missing: {count(off)} ran with measure.explain = false, so that nothing says where the time goes",
             "Set measure.explain = true for the breakdown. Reported times hold no explained step either way, and on a "
             "GPU no step after the profiler first started.",
             off,
         )
     if short:
-        yield Verdict(
+        yield note(
             "profile-missing",
-            "note",
             f"profile missing: no step of {count(short)} was explained on all ranks, so that nothing says where the "
             "time goes",
             "Train longer (train.epochs or measure.steps): a run must hold several light steps for each explained one. "
@@ -70,14 +66,13 @@ def no_profile(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
             short,
         )
     if blind:
-        yield Verdict(
+        yield note(
             "profile-missing",
-            "note",
             f"profile missing: no part of a step of {count(blind)} is known: {_why_blind(blind[0])} "
             f"({blind[0].trial_id})",
             "End other profilers of this GPU (Nsight, DCGM's profiling); where only administrators may profile it "
             "(NVreg_RestrictProfilingToAdminUsers), ask one. Times and throughput stand.",
-            tuple(trial.trial_id for trial in blind),
+            blind,
         )
 
 
@@ -89,14 +84,13 @@ def costly_profile(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
     """Trials whose explained steps take more than 10 % longer than the timed ones beside them."""
     slowed = worst(measured, lambda trial: trial.breakdown.overhead if trial.breakdown else None, _OVERHEAD)
     if slowed:
-        yield Verdict(
+        yield (warning if slowed.value > _OVERHEAD_MISLEADS else note)(
             "explaining-costs",
-            "warning" if slowed[0][0] > _OVERHEAD_MISLEADS else "note",
-            f"explaining costs: in {count(slowed)} explained steps take more than {percent(_OVERHEAD)} longer than "
-            f"the timed ones beside them (up to {percent(slowed[0][0])}, {slowed[0][1].trial_id})",
+            f"explaining costs: in {count(slowed.trials)} explained steps take more than {percent(_OVERHEAD)} longer "
+            f"than the timed ones beside them (up to {percent(slowed.value)}, {slowed.trial.trial_id})",
             "Times and throughput stand: they hold light steps alone. Of the breakdown, "
-            f"{_blown_up(slowed)} by as much; larger micro-batches make it small.",
-            tuple(trial.trial_id for _, trial in slowed),
+            f"{_blown_up(slowed.trials)} by as much; larger micro-batches make it small.",
+            slowed.trials,
         )
 
 
@@ -104,21 +98,20 @@ def attached_profiler(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
     """Trials on GPUs whose timed steps take more than 5 % longer once the profiler has run."""
     slowed = worst(measured, lambda trial: trial.breakdown.attached_overhead if trial.breakdown else None, _ATTACHED)
     if slowed:
-        yield Verdict(
+        yield note(
             "profiler-stays-attached",
-            "note",
-            f"profiler stays attached: in {count(slowed)} steps after the profiler stopped take more than "
-            f"{percent(_ATTACHED)} longer than those before it started (up to {percent(slowed[0][0])}, "
-            f"{slowed[0][1].trial_id})",
+            f"profiler stays attached: in {count(slowed.trials)} steps after the profiler stopped take more than "
+            f"{percent(_ATTACHED)} longer than those before it started (up to {percent(slowed.value)}, "
+            f"{slowed.trial.trial_id})",
             "Times and throughput stand: all of their steps come before the profiler. Of the breakdown, the launch "
             "gaps are blown up; a process that has profiled once runs at this pace until it ends.",
-            tuple(trial.trial_id for _, trial in slowed),
+            slowed.trials,
         )
 
 
-def _blown_up(slowed: Sequence[tuple[float, TrialResult]]) -> str:
+def _blown_up(slowed: Sequence[TrialResult]) -> str:
     """Where the profiler's cost is: a GPU's kernels last as long as ever, and are launched later."""
-    devices = {trial.trial.train.device for _, trial in slowed}
+    devices = {trial.trial.train.device for trial in slowed}
     where = {"cpu": "the compute parts are blown up", "cuda": "the launch gaps are blown up"}
     return where[devices.pop()] if len(devices) == 1 else "compute parts on CPUs and launch gaps on GPUs are blown up"
 
@@ -127,13 +120,12 @@ def unaccounted(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
     """Trials of whose step more than 3 % is in no part."""
     unclear = worst(measured, _other, _OTHER)
     if unclear:
-        yield Verdict(
+        yield (warning if unclear.value > _OTHER_MISLEADS else note)(
             "unaccounted-time",
-            "warning" if unclear[0][0] > _OTHER_MISLEADS else "note",
-            f"unaccounted time: in {count(unclear)} more than {percent(_OTHER)} of a step is in no part of the "
-            f'breakdown ("other": {percent(unclear[0][0])} in {unclear[0][1].trial_id})',
+            f"unaccounted time: in {count(unclear.trials)} more than {percent(_OTHER)} of a step is in no part of the "
+            f'breakdown ("other": {percent(unclear.value)} in {unclear.trial.trial_id})',
             'It is shown as "other", never spread over the parts; measure.traces = true keeps what the profiler saw.',
-            tuple(trial.trial_id for _, trial in unclear),
+            unclear.trials,
         )
 
 

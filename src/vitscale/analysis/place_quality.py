@@ -12,7 +12,7 @@ from vitscale.analysis.environments import (
 )
 from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.trials import TrialResult
-from vitscale.analysis.verdict import Verdict, count, percent
+from vitscale.analysis.verdict import Verdict, count, note, percent, warning
 
 _THROTTLED = 0.01
 """Share of the time above which throttling is told: below it no step time moves by more than that."""
@@ -22,13 +22,12 @@ def unlike_repeats(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
     """Trials some of whose runs may not be combined with the others."""
     apart = [trial for trial in measured if trial.left_out]
     if apart:
-        yield Verdict(
+        yield warning(
             "unlike-runs",
-            "warning",
             f"unlike runs are not combined: of {count(apart)} some repeats are left out "
             f"({apart[0].trial_id}, {apart[0].left_out[0]})",
             "Run the study again in one folder on one kind of machine with one set of library versions.",
-            tuple(trial.trial_id for trial in apart),
+            apart,
         )
 
 
@@ -40,13 +39,12 @@ def across_hosts(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -
         beyond = [point for point in curve.points if nodes[point.trial_id] > 1]
         # One rank alone talks to nobody: it belongs to either.
         if beyond and any(point.gpus > 1 for point in inside):
-            yield Verdict(
+            yield note(
                 "across-hosts",
-                "note",
                 f"{curve.name} ({curve.mode}): up to {inside[-1].gpus} ranks lie on one host, from {beyond[0].gpus} on "
                 "they lie on several: what is lost between the two is the network between hosts",
                 "To see what it costs, compare the same rank count packed and spread: sweep scaling.gpus_per_node.",
-                tuple(point.trial_id for point in beyond),
+                beyond,
             )
 
 
@@ -54,13 +52,12 @@ def unlike_points(curves: Sequence[CurveResult]) -> Iterable[Verdict]:
     """Points that may not be held against their baseline."""
     for curve in curves:
         if curve.unlike:
-            yield Verdict(
+            yield warning(
                 "unlike-runs",
-                "warning",
                 f"unlike runs are not combined: {curve.name} ({curve.mode}) has points that differ from the baseline "
                 f"in more than rank count ({curve.unlike[0]}); they have no speedup",
                 "Run the whole curve on one kind of machine with one set of library versions.",
-                tuple(point.trial_id for point in curve.points if point.speedup is None),
+                [point for point in curve.points if point.speedup is None],
             )
 
 
@@ -68,13 +65,12 @@ def oversubscribed(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
     """Ranks that shared cores or a GPU."""
     shared = {trial.trial_id: how for trial in measured for run in trial.records if (how := oversubscription(run))}
     if shared:
-        yield Verdict(
+        yield warning(
             "oversubscribed",
-            "warning",
             f"oversubscribed: {count(shared)} shared cores or GPUs ({next(iter(shared.values()))}); their times say "
             "nothing about scaling",
             "Use fewer ranks or fewer threads_per_rank, so that each rank has cores of its own.",
-            tuple(shared),
+            shared,
         )
 
 
@@ -82,24 +78,22 @@ def ill_placed(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
     """Ranks that shared physical cores, lay far from their GPU, or left GPUs idle."""
     shared = {trial.trial_id: how for trial in measured for run in trial.records if (how := shared_physical_cores(run))}
     if shared:
-        yield Verdict(
+        yield warning(
             "shared-physical-cores",
-            "warning",
             f"ranks shared physical cores in {count(shared)} ({next(iter(shared.values()))}): a trial with fewer ranks "
             "has the execution units to itself, and scaling looks worse than it is",
             "Use fewer launch.threads_per_rank, or bind each rank to whole cores.",
-            tuple(shared),
+            shared,
         )
     far = {trial.trial_id: ranks for trial in measured for run in trial.records if (ranks := off_their_gpus_node(run))}
     if far:
         ranks = next(iter(far.values()))
-        yield Verdict(
+        yield warning(
             "far-from-gpu",
-            "warning",
             f"ranks computed on cores of another memory node than their GPU's in {count(far)} (rank "
             f"{', '.join(map(str, ranks))}): kernels are launched and batches copied across sockets",
             "Leave the binding to vitscale, ask for cores on every socket, or use fewer launch.threads_per_rank.",
-            tuple(far),
+            far,
         )
     idle = {
         trial.trial_id: most
@@ -107,12 +101,11 @@ def ill_placed(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
         if (most := max((e.gpus_unused or 0 for run in trial.records for e in environments(run)), default=0))
     }
     if idle:
-        yield Verdict(
+        yield note(
             "gpus-unused",
-            "note",
             f"{count(idle)} trained on the CPU, and torch saw {max(idle.values())} CUDA device(s) there",
             "Set train.device = 'cuda' if they were to be used.",
-            tuple(idle),
+            idle,
         )
 
 
@@ -127,13 +120,12 @@ def throttled(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
                 f"{f' in {percent(found.throttled_share)} of the samples' if found.throttled_share is not None else ''}"
             )
     if hot:
-        yield Verdict(
+        yield warning(
             "throttled",
-            "warning",
             f"throttled: GPUs slowed their clocks in {count(hot)} ({next(iter(hot.values()))})",
             "See to cooling and the power supply (nvidia-smi -q -d PERFORMANCE names the cause), or lock the clocks "
             "lower for all runs alike.",
-            tuple(hot),
+            hot,
         )
     at_limit = [trial for trial in measured if trial.resources and (trial.resources.limited_share or 0.0) > _THROTTLED]
     if at_limit:
@@ -145,12 +137,11 @@ def throttled(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
         rest = sorted({limit for one in used for limit in one.limits} - {"power cap"})
         others = f" ({', '.join(rest)})" if rest else ""
         where = f"their power limit{of}" if any("power cap" in one.limits for one in used) else "a limit"
-        yield Verdict(
+        yield note(
             "power-limit",
-            "note",
             f"GPUs ran at {where}{others} in {count(at_limit)}{clock}",
             "That is normal under load. Times belong to this limit: compare only GPUs with the same one.",
-            tuple(trial.trial_id for trial in at_limit),
+            at_limit,
         )
     held = {
         trial.trial_id: trial.resources.cpu_throttled_share
@@ -159,12 +150,11 @@ def throttled(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
     }
     if held:
         most = max(share or 0.0 for share in held.values())
-        yield Verdict(
+        yield warning(
             "throttled",
-            "warning",
             f"throttled: the CPU quota held back {count(held)} (up to {percent(most)} of the time)",
             "Use fewer ranks, threads_per_rank or data.workers than the quota has cores, or ask for a larger quota.",
-            tuple(held),
+            held,
         )
 
 
@@ -181,22 +171,20 @@ def gradient_dtypes(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
             otherwise.append((trial, f"{sent} where {trial.trial.train.engine} names {claimed}"))
     if otherwise:
         asked = any(trial.trial.train.gradient_dtype for trial, _ in otherwise)
-        yield Verdict(
+        yield (warning if asked else note)(
             "gradient-dtype-sent",
-            "warning" if asked else "note",
             f"gradients do not travel in the dtype that the engine names: in {count(otherwise)} they travel as "
             f"{' and as '.join(dict.fromkeys(how for _, how in otherwise))}",
             "Go by what was sent: it was counted. See the table of what an optimizer step sends.",
-            tuple(trial.trial_id for trial, _ in otherwise),
+            [trial for trial, _ in otherwise],
         )
     if len(by_dtype) > 1:
         each = " and ".join(f"{dtype} in {count(ids)}" for dtype, ids in by_dtype.items())
-        yield Verdict(
+        yield note(
             "gradient-dtype",
-            "note",
             f"gradients travel as {each}: those trials do not move the same number of bytes",
             "Compare only trials of one dtype where the network matters.",
-            tuple(trial for ids in by_dtype.values() for trial in ids),
+            [trial for ids in by_dtype.values() for trial in ids],
         )
 
 
@@ -211,9 +199,8 @@ def surroundings_changed(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
     if len({one.git_revision for one in around}) > 1:
         changed.append("git revision of the working directory")
     if changed:
-        yield Verdict(
+        yield note(
             "surroundings-changed",
-            "note",
             f"not all trials ran under the same {', '.join(changed)}",
             "See the environment below; run again under one of them if that matters here.",
         )

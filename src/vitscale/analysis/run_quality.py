@@ -10,7 +10,7 @@ from vitscale.analysis.runs import FEWEST_FOR_TAILS
 from vitscale.analysis.slow_steps import ONE_IN
 from vitscale.analysis.statistics import FEWEST_REPEATS
 from vitscale.analysis.trials import TrialResult
-from vitscale.analysis.verdict import Verdict, count, imported, percent, those, worst
+from vitscale.analysis.verdict import Verdict, count, imported, note, percent, those, warning, worst
 
 _FEWEST_TIMED_STEPS = 5
 _RUNS_DIFFER = 0.05
@@ -25,52 +25,47 @@ _DATA_BOUND = 0.1
 def unstable(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
     """Runs whose epoch times have a standard deviation above 5 %, and steps whose middle half spans more than 20 %."""
     if runs := worst(measured, _spread_of_runs, _RUNS_DIFFER):
-        yield Verdict(
+        yield warning(
             "unstable",
-            "warning",
-            f"unstable: the epoch times of {count(runs)} differ from run to run by more than {percent(_RUNS_DIFFER)} "
-            f"(standard deviation; {percent(runs[0][0])} in {runs[0][1].trial_id})",
+            f"unstable: the epoch times of {count(runs.trials)} differ from run to run by more than "
+            f"{percent(_RUNS_DIFFER)} (standard deviation; {percent(runs.value)} in {runs.trial.trial_id})",
             "Stop what else runs on the machine, or give the study nodes of its own; measure.target_ci adds runs until "
             "the interval is narrow enough.",
-            tuple(trial.trial_id for _, trial in runs),
+            runs.trials,
         )
     if steps := worst(measured, lambda trial: trial.median_of(lambda run: run.step_spread), _STEPS_DIFFER):
-        yield Verdict(
+        yield (warning if steps.value > _STEPS_MISLEAD else note)(
             "unstable",
-            "warning" if steps[0][0] > _STEPS_MISLEAD else "note",
-            f"unstable: in {count(steps)} the middle half of a run's steps spans more than {percent(_STEPS_DIFFER)} of "
-            f"the median ({percent(steps[0][0])} in {steps[0][1].trial_id})",
+            f"unstable: in {count(steps.trials)} the middle half of a run's steps spans more than "
+            f"{percent(_STEPS_DIFFER)} of the median ({percent(steps.value)} in {steps.trial.trial_id})",
             f"Look for other work on the machine, a loader that comes and goes, or clocks that change; runs of "
             f"{FEWEST_FOR_TAILS} steps and more have p95 and p99 beside their step.",
-            tuple(trial.trial_id for _, trial in steps),
+            steps.trials,
         )
 
 
 def slow_steps(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
     """Slow steps that take more than 2 % of the time: those that were set aside, and those that come too often."""
     if aside := worst(measured, lambda trial: trial.slow_share, _SLOW_SHARE):
-        share, trial = aside[0]
+        trial = aside.trial
         steps = sum(len(run.slow.set_aside) for run in trial.runs)
-        yield Verdict(
+        all_steps = steps + sum(run.timed_steps for run in trial.runs)
+        yield note(
             "slow-steps",
-            "note",
-            f"slow steps: in {count(aside)} rare slow steps took more than {percent(_SLOW_SHARE)} of the time and are "
-            f"set aside ({percent(share)} in {steps} of {steps + sum(run.timed_steps for run in trial.runs)} steps of "
-            f"{trial.trial_id})",
+            f"slow steps: in {count(aside.trials)} rare slow steps took more than {percent(_SLOW_SHARE)} of the time "
+            f"and are set aside ({percent(aside.value)} in {steps} of {all_steps} steps of {trial.trial_id})",
             "Times and images/s stand without them; elapsed epochs hold them. Look for what stops the machine: other "
             "work, paging, a kernel that is compiled anew.",
-            tuple(trial.trial_id for _, trial in aside),
+            aside.trials,
         )
     if kept := worst(measured, lambda trial: trial.kept_slow_share, _SLOW_SHARE):
-        share, trial = kept[0]
-        yield Verdict(
+        yield warning(
             "slow-steps",
-            "warning",
-            f"slow steps: in {count(kept)} they come more often than one in {ONE_IN} and stay in every figure "
-            f"({percent(share)} of the time in {sum(len(run.slow.kept) for run in trial.runs)} steps of "
-            f"{trial.trial_id})",
+            f"slow steps: in {count(kept.trials)} they come more often than one in {ONE_IN} and stay in every figure "
+            f"({percent(kept.value)} of the time in {sum(len(run.slow.kept) for run in kept.trial.runs)} steps of "
+            f"{kept.trial.trial_id})",
             "Stop what else the machine does and run again; or read these times as what this machine gives.",
-            tuple(trial.trial_id for _, trial in kept),
+            kept.trials,
         )
 
 
@@ -86,29 +81,27 @@ def warming_up(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
     slowing = [trial for trial in measured if _half(trial, [(run.trend or 0.0) > 0 for run in trial.runs])]
     if slowing:
         rises = [run.trend or 0.0 for trial in slowing for run in trial.runs]
-        yield Verdict(
+        yield warning(
             "slowing-down",
-            "warning",
             f"slowing down: in {count(slowing)} step times rise through the run (by up to {percent(max(rises))})",
             "Read these times as those of the run's middle."
             if imported(slowing)
             else "Look for heat, falling clocks, memory that fills up and other work; let the machine cool, and train "
             "longer, until the times are level.",
-            tuple(trial.trial_id for trial in slowing),
+            slowing,
         )
     restless = [trial for trial in measured if _half(trial, [(run.trend or 0.0) < 0 for run in trial.runs])]
     if restless:
         falls = [-(run.trend or 0.0) for trial in restless for run in trial.runs]
-        yield Verdict(
+        yield warning(
             "still-warming-up",
-            "warning",
             f"still warming up: in {count(restless)} step times go on falling through the run (by up to "
             f"{percent(max(falls))})",
             "Import a longer log, or read these times as too high."
             if imported(restless)
             else "Train longer (train.epochs or measure.steps) and raise measure.warmup_steps, until the times are "
             "level.",
-            tuple(trial.trial_id for trial in restless),
+            restless,
         )
     long = [trial for trial in measured if _half(trial, [run.detected_warmup_steps > 0 for run in trial.runs])]
     if long:
@@ -116,15 +109,14 @@ def warming_up(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
             ((max(run.detected_warmup_steps for run in one.runs), one) for one in long), key=lambda pair: pair[0]
         )
         marked = trial.trial.window.warmup_steps
-        yield Verdict(
+        yield note(
             "long-warm-up",
-            "note",
             f"long warm-up: in {count(long)} the first steps after the marked warm-up were slow still and are left out "
             f"of every figure (up to {most} of a run; {trial.trial_id})",
             "Nothing need be done: the times of an imported log stand without them."
             if imported(long)
             else f"Set measure.warmup_steps = {marked + most} to mark them from the beginning (now {marked}).",
-            tuple(trial.trial_id for trial in long),
+            long,
         )
 
 
@@ -138,13 +130,12 @@ def few_steps(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
     own = [trial for trial in measured if trial.trial.origin is None]
     short = {t.trial_id: n for t in own if (n := min(run.timed_steps for run in t.runs)) < _FEWEST_TIMED_STEPS}
     if short:
-        yield Verdict(
+        yield warning(
             "few-steps",
-            "warning",
             f"few steps: {count(short)} timed fewer than {_FEWEST_TIMED_STEPS} steps a run (as few as "
             f"{min(short.values())})",
             "Train longer (train.epochs or measure.steps), so that the mean step is a typical one.",
-            tuple(short),
+            short,
         )
 
 
@@ -157,13 +148,12 @@ def short_runs(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
         if (seconds := trial.median_of(lambda run: run.training_seconds)) is not None and seconds < _LEAST_SECONDS
     }
     if short:
-        yield Verdict(
+        yield note(
             "short-runs",
-            "note",
             f"short runs: {count(short)} trained for less than {_LEAST_SECONDS:g} s on a GPU (as little as "
             f"{min(short.values()):.2g} s): boost clocks, not those of a warm device",
             "Train longer (train.epochs or measure.steps) for what the device does for hours.",
-            tuple(short),
+            short,
         )
 
 
@@ -171,9 +161,8 @@ def diverged(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
     """Runs whose loss was not finite."""
     lost = those(measured, lambda trial: any(loss is None for _, loss in trial.loss_by_step))
     if lost:
-        yield Verdict(
+        yield warning(
             "loss-not-finite",
-            "warning",
             f"the loss of {count(lost)} was not finite at some step: the training diverged",
             "Lower train.learning_rate, or set train.gradient_clipping; the step times stand.",
             lost,
@@ -184,16 +173,14 @@ def data_bound(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
     """Trials that wait for data for more than 10 % of a step."""
     hungry = worst(measured, _data_wait, _DATA_BOUND)
     if hungry:
-        waits, trial = hungry[0]
-        workers = trial.trial.data.workers
-        yield Verdict(
+        workers = hungry.trial.trial.data.workers
+        yield warning(
             "data-bound",
-            "warning",
-            f"data-bound: {count(hungry)} wait for data for more than {percent(_DATA_BOUND)} of a step "
-            f"({percent(waits)} in {trial.trial_id}, with data.workers = {workers})",
+            f"data-bound: {count(hungry.trials)} wait for data for more than {percent(_DATA_BOUND)} of a step "
+            f"({percent(hungry.value)} in {hungry.trial.trial_id}, with data.workers = {workers})",
             f"Set data.workers = {2 * workers or 2} or more, as far as there are cores for them: until then the "
             "figures say how the loader scales.",
-            tuple(trial.trial_id for _, trial in hungry),
+            hungry.trials,
         )
 
 
@@ -214,15 +201,14 @@ def one_off_compilation(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
         what = f" of {', '.join(run.compiled[phase])}" if phase in run.compiled else guessed
         longer, than = (" longer", " than in other runs") if phase in run.startup else ("", "")
         count_of_runs = len({one.run for _, _, one, _ in held})
-        yield Verdict(
+        yield note(
             "one-off-compilation",
-            "note",
             f"the {phase.replace('_', ' ')} of {run.run} took {seconds:.0f} s{longer}"
             f"{' to build' if phase == 'engine' else ''}{than}: a one-off compilation{what} "
             f"({count_of_runs} run{'s' if count_of_runs > 1 else ''} in all)",
             "It is in no start-up, prediction or advice. A new machine pays it once more: keep "
             f"{'TORCH_EXTENSIONS_DIR' if phase == 'engine' else 'TORCHINDUCTOR_CACHE_DIR'}.",
-            tuple(dict.fromkeys(trial.trial_id for *_, trial in held)),
+            [trial for *_, trial in held],
         )
 
 
@@ -235,11 +221,10 @@ def startup_dominates(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
             heavy.append((trial.startup_seconds, training, trial))
     if heavy:
         startup, training, most = max(heavy, key=lambda item: item[0] / (item[0] + item[1]))
-        yield Verdict(
+        yield note(
             "startup-dominates",
-            "note",
             f"start-up dominates {count(heavy)}: up to {startup:.1f} s of start-up against {training:.1f} s of "
             f"training ({startup / (startup + training):.0%}; {most.trial_id})",
             "No step or epoch time holds it, so scaling stands. For the time to a result, train longer per run.",
-            tuple(trial.trial_id for _, _, trial in heavy),
+            [trial for *_, trial in heavy],
         )

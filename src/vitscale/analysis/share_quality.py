@@ -9,7 +9,7 @@ from vitscale.analysis.curve_names import trial_name
 from vitscale.analysis.environments import environments
 from vitscale.analysis.rank_speeds import gain, rank_speeds
 from vitscale.analysis.trials import TrialResult
-from vitscale.analysis.verdict import Verdict, count, percent
+from vitscale.analysis.verdict import Verdict, count, note, percent, warning
 
 _WORTH_IT = 0.05
 """Share of the time of forward and backward from which other shares are advised."""
@@ -29,13 +29,12 @@ def mixed_hardware(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
         advice = f"Other shares would save less than {percent(_WORTH_IT)} of forward and backward."
     else:
         advice = f"{_set(widest, speeds)} {otherwise}"
-    yield Verdict(
+    yield warning(
         "mixed-hardware",
-        "warning",
         f"mixed hardware inside {count(mixed)}: {_unlike(widest)}; all ranks take equally many images, so that the "
         f"slowest sets the pace of every step{_measured(speeds)}",
         advice,
-        tuple(trial.trial_id for trial in mixed),
+        mixed,
     )
 
 
@@ -49,12 +48,11 @@ def unequal_shares(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
     suits = speeds is None or gain(widest, speeds) < _WORTH_IT
     hardware = f" ({_unlike(widest)})" if _unlike(widest) else ""
     same = "A step has the images and the gradient of equal shares: these trials compare as any other."
-    yield Verdict(
+    yield (note if suits else warning)(
         "unequal-shares",
-        "note" if suits else "warning",
         f"unequal shares in {count(unequal)}: {trial_name(widest.trial)}{hardware}{_measured(speeds)}",
         same if speeds is None or suits else f"{_set(widest, speeds)} {same}",
-        tuple(trial.trial_id for trial in unequal),
+        unequal,
     )
 
 

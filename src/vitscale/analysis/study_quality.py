@@ -9,7 +9,7 @@ from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.statistics import FEWEST_REPEATS
 from vitscale.analysis.target_ci import half_width, standing
 from vitscale.analysis.trials import TrialResult
-from vitscale.analysis.verdict import Verdict, count, imported, names, percent, worst
+from vitscale.analysis.verdict import Verdict, count, imported, names, note, percent, warning, worst
 from vitscale.batch_policy import needless_micro_steps
 from vitscale.record import StudyRecord
 
@@ -25,9 +25,8 @@ def few_repeats(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
     if one or two:
         how = [f"{count(one)} with one run (no interval)"] if one else []
         how += [f"{count(two)} with 2 runs (which settle no direction)"] if two else []
-        yield Verdict(
+        yield warning(
             "too-few-repeats",
-            "warning",
             f"too few repeats: {', '.join(how)}",
             _more_runs(measured),
             (*one, *two),
@@ -54,12 +53,11 @@ def unfinished(trials: Sequence[TrialResult], study: StudyRecord) -> Iterable[Ve
             said.append(f"up to {more} more may follow until epoch times are known within {percent(study.target_ci)}")
             lacking += [trial for trial in wanting if trial not in lacking]
     if said:
-        yield Verdict(
+        yield warning(
             "unfinished",
-            "warning",
             f"unfinished: {', and '.join(said)}",
             "`vitscale run` with the same study and folder does only what is missing.",
-            tuple(trial.trial_id for trial in lacking),
+            lacking,
         )
 
 
@@ -81,28 +79,26 @@ def target_ci(trials: Sequence[TrialResult], study: StudyRecord) -> Iterable[Ver
     if untimed := by_standing.get("untimed", []):
         said.append(f"no runs added, for they tell no epoch time: {_named(untimed)}")
     if said:
-        yield Verdict(
+        yield warning(
             "target-ci-missed",
-            "warning",
             f"target_ci missed: {share} reached {percent(target)}; {'; '.join(said)}",
             "Raise measure.max_repeats, or stop what else the machine does, and run the study again: what is done is "
             "kept. Runs that failed are done again with --retry-failed.",
-            tuple(trial.trial_id for trial in (*stopped, *failed, *untimed)),
+            (*stopped, *failed, *untimed),
         )
     if reached:
         runs = [trial.runs_done for trial in reached]
         after = f"{min(runs)}" if min(runs) == max(runs) else f"{min(runs)} to {max(runs)}"
         wider = [trial for trial in reached if (half_width(trial.epoch_seconds) or 0.0) > target]
         but = f"; wider all the same: {_named(wider)}" if wider else ""
-        yield Verdict(
+        yield note(
             "target-ci-reached",
-            "note",
             f"target_ci reached: {share} have the runs that their first ones asked for to be known within "
             f"{percent(target)}, {after} runs: {_named(reached)}{but}",
             "The first runs decided how many there are, and the later ones how wide the interval is: so it holds the "
             "truth as often as it says, and may come out wider than was asked. For a narrower one set a smaller "
             "measure.target_ci.",
-            tuple(trial.trial_id for trial in reached),
+            reached,
         )
 
 
@@ -121,25 +117,23 @@ def baselines(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> I
     drifting = {trial.trial_id for trial in trials if trial.drifts}
     unmeasured = [curve for curve in curves if not any(point.trial_id in drifting for point in curve.points)]
     if without := [curve for curve in unmeasured if curve.baseline is None]:
-        yield Verdict(
+        yield warning(
             "baseline-missing",
-            "warning",
             f"baseline missing: no run has completed with an epoch time of {names(without)}",
             "See why they ended under the failed trials; speedup and efficiency need at least one.",
-            tuple(point.trial_id for curve in without for point in curve.points),
+            [point for curve in without for point in curve.points],
         )
     if larger := [curve for curve in curves if curve.baseline is not None and curve.baseline.gpus > 1]:
         each = [curve.baseline for curve in larger if curve.baseline is not None]
-        yield Verdict(
+        yield warning(
             "baseline-missing",
-            "warning",
             f"baseline missing at one rank: figures of {names(larger)} are relative to "
             f"{' or '.join(str(gpus) for gpus in sorted({base.gpus for base in each}))} ranks, which looks better than "
             "against one",
             "Import a run on one GPU too, if there is one."
             if imported(trials)
             else "Add 1 to scaling.gpus, or make the smallest trial fit (a smaller micro_batch, accumulation).",
-            tuple(base.trial_id for base in each),
+            each,
         )
 
 
@@ -153,25 +147,23 @@ def drift(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
             for found in [trial.drift]
         ]
         more = f"; and {len(drifting) - _MOST_NAMED} more" if len(drifting) > _MOST_NAMED else ""
-        yield Verdict(
+        yield warning(
             "drift",
-            "warning",
             f"drift: {count(drifting)} of {len(measured)} did not train the same. {'; '.join(each)}{more}",
             "Their times are shown, and are in no speedup, efficiency or comparison. What differs is usually in the "
             "engine's own configuration: gradient clipping, gradient averaging, the learning rate's schedule, the "
             "optimizer's epsilon or weight decay.",
-            tuple(trial.trial_id for trial in drifting),
+            drifting,
         )
     unsure = [trial for trial in measured if trial.drift.status == "unknown" and trial.drift.reference is not None]
     if unsure:
         reasons = dict.fromkeys(trial.drift.reason for trial in unsure)
-        yield Verdict(
+        yield note(
             "drift-unknown",
-            "note",
             f"equality unknown of {count(unsure)}: {'; '.join(list(reasons)[:_MOST_NAMED])}",
             "With a lower learning rate, or learning_rate_warmup_steps, trials that compute the same stay together; "
             'two more runs with engine = "none" and other accumulations show how far rounding reaches.',
-            tuple(trial.trial_id for trial in unsure),
+            unsure,
         )
 
 
@@ -190,13 +182,12 @@ def badly_divided(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) 
         cut = {point: needless_micro_steps(spec[point.trial_id], largest) for point in curve.points}
         if curve.mode == "strong-global" and any(cut.values()):
             bad = [(point, how) for point, how in cut.items() if how]
-            yield Verdict(
+            yield note(
                 "badly-divided-batch",
-                "note",
                 f"{curve.name}: {'; '.join(f'{point.gpus} ranks take {how}' for point, how in bad)}",
                 "Small micro-batches are slow: part of what this curve loses there is no cost of scaling. A global "
                 "batch whose shares have larger divisors does not have it.",
-                tuple(point.trial_id for point, _ in bad),
+                [point for point, _ in bad],
             )
 
 
@@ -204,15 +195,13 @@ def images_left_out(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
     """Trials whose epochs lack more than 0.5 % of the images, for `drop_last` leaves them out."""
     lacking = worst(measured, lambda trial: trial.images_left_out, _LEFT_OUT)
     if lacking:
-        share, trial = lacking[0]
-        yield Verdict(
+        yield (warning if lacking.value > _LEFT_OUT_MISLEADS else note)(
             "images-left-out",
-            "warning" if share > _LEFT_OUT_MISLEADS else "note",
-            f"images left out: with drop_last, an epoch of {count(lacking)} lacks more than {percent(_LEFT_OUT)} of "
-            f"the images (up to {percent(share)}, {trial.trial_id})",
+            f"images left out: with drop_last, an epoch of {count(lacking.trials)} lacks more than "
+            f"{percent(_LEFT_OUT)} of the images (up to {percent(lacking.value)}, {lacking.trial.trial_id})",
             "Speedup, efficiency and comparisons are per image, and stand. Epoch times and accuracies are those of "
             "fewer images: set train.drop_last = false, or batches that divide the data.",
-            tuple(trial.trial_id for _, trial in lacking),
+            lacking.trials,
         )
 
 
@@ -222,11 +211,10 @@ def mixed_epochs(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -
     for curve in curves:
         kinds = {source[point.trial_id] for point in curve.points} - {None}
         if len(kinds) > 1:
-            yield Verdict(
+            yield note(
                 "mixed-epoch-times",
-                "note",
                 f"{curve.name} ({curve.mode}): some epoch times come from steps and some from whole epochs, which "
                 "also hold what lies between steps",
                 "Import logs of one kind for every rank count.",
-                tuple(point.trial_id for point in curve.points),
+                curve.points,
             )

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple, Protocol
 
 from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.trials import TrialResult
 
 Level = Literal["warning", "note"]
+
+
+class _Named(Protocol):
+    @property
+    def trial_id(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -26,17 +31,43 @@ class Verdict:
     """The trials it is about; empty: the whole study."""
 
 
+def warning(kind: str, message: str, advice: str, trials: Iterable[_Named | str] = ()) -> Verdict:
+    """Figures may mislead. `trials`: those it is about, points of a curve too, or their identities."""
+    return Verdict(kind, "warning", message, advice, _ids(trials))
+
+
+def note(kind: str, message: str, advice: str, trials: Iterable[_Named | str] = ()) -> Verdict:
+    """Figures stand, but know this."""
+    return Verdict(kind, "note", message, advice, _ids(trials))
+
+
+def _ids(trials: Iterable[_Named | str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(one if isinstance(one, str) else one.trial_id for one in trials))
+
+
+class Worst(NamedTuple):
+    """The trials whose figure is above a limit."""
+
+    value: float
+    """The highest."""
+    trial: TrialResult
+    """Whose that is."""
+    trials: tuple[TrialResult, ...]
+    """All of them, the highest first."""
+
+
 def those(measured: Sequence[TrialResult], holds: Callable[[TrialResult], bool]) -> tuple[str, ...]:
     """The identities of the trials of which `holds` is true."""
     return tuple(trial.trial_id for trial in measured if holds(trial))
 
 
-def worst(
-    measured: Sequence[TrialResult], figure: Callable[[TrialResult], float | None], limit: float
-) -> list[tuple[float, TrialResult]]:
-    """The trials whose figure is known and above `limit`, the highest first."""
+def worst(measured: Sequence[TrialResult], figure: Callable[[TrialResult], float | None], limit: float) -> Worst | None:
+    """The trials whose figure is known and above `limit`; None where there are none."""
     found = [(value, trial) for trial in measured if (value := figure(trial)) is not None and value > limit]
-    return sorted(found, key=lambda pair: pair[0], reverse=True)
+    if not found:
+        return None
+    found.sort(key=lambda pair: pair[0], reverse=True)
+    return Worst(*found[0], tuple(trial for _, trial in found))
 
 
 def imported(trials: Sequence[TrialResult]) -> bool:

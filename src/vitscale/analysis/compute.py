@@ -21,7 +21,7 @@ class Compute:
     """Of one run. FLOPs are the model's own, 3 x forward (1 MAC = 2 FLOP): nothing computed twice counts twice."""
 
     achieved_flops_per_second: float | None
-    """Per rank: FLOPs of its images in light steps / the time of these steps."""
+    """Per rank: FLOPs of an image x images/s of all ranks / ranks."""
     matmul_flops_per_second: float | None
     """Mean over ranks."""
     peak: Peak | None

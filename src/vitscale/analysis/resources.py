@@ -86,7 +86,7 @@ class ResourceFigures:
     matmul_flops_per_second: float | None
     """Measured on these devices, mean over ranks."""
     achieved_flops_per_second: Interval | None
-    """Per rank, of light steps."""
+    """Per rank, by the run's images/s."""
     share_of_matmul: Interval | None
     mfu: Interval | None
     peak_name: str | None

@@ -10,7 +10,7 @@ import altair as alt
 from vitscale.analysis import Analysis, CurveResult
 from vitscale.report import accuracy_data, words
 from vitscale.report.chart_data import Row
-from vitscale.report.figure import Figure, colour_of, finished, interval_bars, shape_of
+from vitscale.report.figure import Figure, colour_of, finished, shape_of
 from vitscale.report.style import IDEAL_COLOUR, SERIES_SHAPES
 from vitscale.trial import Mode
 
@@ -105,7 +105,8 @@ def _layers(rows: Sequence[Row], x: alt.X, y: alt.Y, shape: alt.Shape, *, noise:
     series = _series(rows)
     colour = colour_of(series)
     base = alt.Chart().transform_filter("!datum.noise")
-    layers: list[Any] = interval_bars(base, x, colour)
+    bounded = base.transform_filter("datum.low != null")
+    layers: list[Any] = [bounded.mark_rule(strokeWidth=1.5).encode(x=x, y=alt.Y("low:Q"), y2="high:Q", color=colour)]
     for place in range(len(series)):
         # Engines that compute the same have the same accuracy: each later one is smaller, so that none hides another.
         left = (len(series) - 1 - place) / max(1, len(series) - 1)

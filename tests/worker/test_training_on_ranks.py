@@ -77,6 +77,16 @@ def test_every_run_completed_and_none_is_missing(results: Results) -> None:
     }  # fmt: skip
 
 
+def test_what_ranks_say_of_their_surroundings_takes_part_of_a_phase(folder: Path) -> None:
+    files = sorted(folder.rglob("rank-*.jsonl"))
+    assert len(files) == 14
+    for path in files:
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        order = [line.get("name", line["kind"]) for line in lines]
+        assert order.index("model") < order.index("start") < order.index("engine")
+        assert path.name == "rank-0.jsonl" or lines[order.index("start")]["environment"]["git_revision"] is None
+
+
 def test_what_two_further_steps_send_is_recorded_and_nothing_else_of_them(results: Results) -> None:
     """10 steps, of 2 micro-steps each: under DDP and ZeRO-0 every parameter once, whatever the ranks."""
     for run in results.runs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from vitscale.analysis import Analysis, CurveResult, Interval, TrialResult
@@ -99,61 +99,46 @@ RESOURCES = (
 def used(analysis: Analysis, curves: Sequence[CurveResult], resource: Resource) -> list[Row]:
     """One row per trial, mode and kind that is known, with its lowest and highest rank, else its 95 % interval."""
     rows = []
-    for curve in curves:
-        for point in curve.points:
-            trial = analysis.trials[point.trial_id]
-            for place, kind in enumerate(resource.kinds):
-                value = kind.of_trial(trial)
-                if value is None:
-                    continue
-                ranks = kind.of_ranks(trial)
-                ends = (min(ranks.values()), max(ranks.values())) if len(ranks) > 1 else (value.low, value.high)
-                low, high = (None if end is None else end * resource.scale for end in ends)
-                rows.append(
-                    {
-                        "series": curve.name,
-                        "mode": curve.mode,
-                        "kind": kind.name,
-                        "kind_place": place,
-                        "gpus": point.gpus,
-                        "value": value.centre * resource.scale,
-                        "low": low,
-                        "high": high,
-                        "of_runs": low is not None and not ranks,
-                        "shown": resource.show(value.centre),
-                        "spread": _spread(ranks, resource) or _bounds(value, resource),
-                        "trial": trial.trial_id,
-                    }
-                )
+    for row, kind, trial in _places(analysis, curves, resource):
+        value = kind.of_trial(trial)
+        if value is None:
+            continue
+        ranks = kind.of_ranks(trial)
+        ends = (min(ranks.values()), max(ranks.values())) if len(ranks) > 1 else (value.low, value.high)
+        low, high = (None if end is None else end * resource.scale for end in ends)
+        rows.append(
+            row
+            | {"value": value.centre * resource.scale, "low": low, "high": high}
+            | {"of_runs": low is not None and not ranks, "shown": resource.show(value.centre)}
+            | {"spread": _spread(ranks, resource) or _bounds(value, resource)}
+        )
     return rows
 
 
 def rank_points(analysis: Analysis, curves: Sequence[CurveResult], resource: Resource) -> list[Row]:
     """One row per rank of each trial that has several, as far as there is room."""
     rows = []
+    for row, kind, trial in _places(analysis, curves, resource):
+        ranks = kind.of_ranks(trial)
+        in_order = sorted(ranks, key=lambda rank: ranks[rank])
+        drawn = in_order if len(in_order) <= MOST_RANKS_DRAWN else [in_order[0], in_order[-1]]
+        rows += [
+            row | {"value": ranks[rank] * resource.scale, "shown": resource.show(ranks[rank]), "rank": rank}
+            for rank in drawn
+            if len(drawn) > 1
+        ]
+    return rows
+
+
+def _places(
+    analysis: Analysis, curves: Sequence[CurveResult], resource: Resource
+) -> Iterator[tuple[Row, Kind, TrialResult]]:
+    """Where each figure of each trial stands in the chart."""
     for curve in curves:
         for point in curve.points:
-            trial = analysis.trials[point.trial_id]
+            where = {"series": curve.name, "mode": curve.mode, "gpus": point.gpus, "trial": point.trial_id}
             for place, kind in enumerate(resource.kinds):
-                ranks = kind.of_ranks(trial)
-                in_order = sorted(ranks, key=lambda rank: ranks[rank])
-                drawn = in_order if len(in_order) <= MOST_RANKS_DRAWN else [in_order[0], in_order[-1]]
-                rows += [
-                    {
-                        "series": curve.name,
-                        "mode": curve.mode,
-                        "kind": kind.name,
-                        "kind_place": place,
-                        "gpus": point.gpus,
-                        "value": ranks[rank] * resource.scale,
-                        "shown": resource.show(ranks[rank]),
-                        "rank": rank,
-                        "trial": trial.trial_id,
-                    }
-                    for rank in drawn
-                    if len(drawn) > 1
-                ]
-    return rows
+                yield where | {"kind": kind.name, "kind_place": place}, kind, analysis.trials[point.trial_id]
 
 
 def _spread(ranks: dict[int, float], resource: Resource) -> str:

@@ -81,7 +81,7 @@ def test_where_allocations_are_alike_each_run_counts() -> None:
 
 def test_what_explains_a_trial_counts_allocations_as_its_times_do() -> None:
     """Seven runs in three allocations: 1, 1.01 and 1.02 times a step, 1.2 and 1.21 times, 1.1 and 1.11 times."""
-    trial, runs = make_trial(epochs=4), []
+    trial, runs = make_trial(epochs=4), list[Run]()
     for number, factors in enumerate([[1.0, 1.01, 1.02], [1.2, 1.21], [1.1, 1.11]]):
         for factor in factors:
             parts = {"forward": 0.3 * factor, "backward": 0.6 * factor}

@@ -175,7 +175,7 @@ def combined(
     for one in found:
         reasons |= one.reasons
     each = [[run] for run in range(len(by_run))] if clusters is None else clusters
-    together = [[one.ranks for run in own if (one := by_run[run]) is not None] for own in each]
+    together = [[known.ranks for run in own if (known := by_run[run]) is not None] for own in each]
     means = [[_mean(same) for same in zip(*ranks, strict=True)] for ranks in together if ranks]
     overheads = [one.overhead for one in found if one.overhead is not None]
     attached = [one.attached_overhead for one in found if one.attached_overhead is not None]

@@ -63,15 +63,16 @@ def shape_of(names: Sequence[str]) -> alt.Shape:
     return alt.Shape("series:N", scale=alt.Scale(domain=list(names), range=shapes), legend=_legend(names))
 
 
-def interval_bars(base: alt.Chart, beside: alt.X | alt.Y, colour: alt.Color | alt.Undefined) -> list[alt.Chart]:
+def interval_bars(base: alt.Chart, beside: alt.X | alt.Y, colour: alt.Color | None) -> list[alt.Chart]:
     """Intervals of a chart's rows: bars with caps, but for ends that were cut.
 
     Args:
         base: of rows with `low` and `high`, null where there is no interval, and of `cut_bars`.
         beside: the axis along which they stand; the bars lie along the other.
-        colour: of the rows; undefined: the theme's.
+        colour: of the rows; None: the theme's.
     """
     upright = isinstance(beside, alt.X)
+    ink = {} if colour is None else {"color": colour}
     bounded = base.transform_filter("datum.low != null")
 
     def at(end: str) -> dict[str, Any]:
@@ -81,10 +82,10 @@ def interval_bars(base: alt.Chart, beside: alt.X | alt.Y, colour: alt.Color | al
     caps = [
         bounded.transform_filter(f"!datum.{end}_cut")
         .mark_tick(thickness=1.5, size=9, orient="horizontal" if upright else "vertical")
-        .encode(**at(end), color=colour)
+        .encode(**at(end), **ink)
         for end in ("low", "high")
     ]
-    return [rule.encode(**at("low"), **{"y2" if upright else "x2": "high:Q"}, color=colour), *caps]
+    return [rule.encode(**at("low"), **{"y2" if upright else "x2": "high:Q"}, **ink), *caps]
 
 
 def cut_bars(rows: Sequence[dict[str, Any]], lowest: float, highest: float) -> bool:

@@ -88,7 +88,7 @@ def waterfall_figure(analysis: Analysis, mode: Mode) -> Figure | None:
     title = "From ideal to measured"
     left_out = len(known) - len(drawn)
     chart = (
-        alt.layer(joints, bars, *interval_bars(alt.Chart(), y, alt.Undefined), labels, data=alt.InlineData(values=rows))
+        alt.layer(joints, bars, *interval_bars(alt.Chart(), y, None), labels, data=alt.InlineData(values=rows))
         .properties(width=_PANEL_WIDTH, height=alt.Step(_ROW_HEIGHT))
         .facet(
             facet=alt.Facet("panel:N", sort=panels, title=None, header=alt.Header(labelExpr=_LINES)),

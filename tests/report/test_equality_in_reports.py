@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import html
 import io
 import math
@@ -19,6 +20,7 @@ from vitscale.report import chart_data, terminal_table, to_markdown, words
 from vitscale.report.charts import figures
 from vitscale.report.comparison_tables import comparison_tables
 from vitscale.report.contract import trial_rows
+from vitscale.report.figure import Figure
 from vitscale.report.tables import mode_tables
 
 STAGES = [("none", 0), ("ddp", 0), ("fsdp2", 0), *(("deepspeed", stage) for stage in range(4))]
@@ -57,6 +59,12 @@ def lines(analysis: Analysis) -> list[str]:
     console.print(terminal_table(analysis))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
+
+
+@functools.cache
+def drifting_figures() -> list[Figure]:
+    """They are drawn once and only read."""
+    return figures(DRIFTING)
 
 
 def terminal(analysis: Analysis) -> str:
@@ -157,7 +165,7 @@ def test_a_drift_is_in_no_comparison_and_no_headline() -> None:
 
 @pytest.mark.parametrize(("name", "drawn"), [("epoch-seconds", 1), ("throughput", 1), ("speedup", 0)])
 def test_a_drift_is_a_hollow_point_off_every_line(name: str, drawn: int) -> None:
-    figure = next(figure for figure in figures(DRIFTING) if figure.name == f"strong-micro-{name}")
+    figure = next(figure for figure in drifting_figures() if figure.name == f"strong-micro-{name}")
     hollow = [
         layer for layer in figure.spec["layer"] if layer["mark"]["type"] == "point" and not layer["mark"]["filled"]
     ]

@@ -14,6 +14,7 @@ variance" (Annals of Statistics 9, 1981, 586-596); Holm, "A simple sequentially 
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Hashable, Sequence
@@ -244,6 +245,7 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
+@functools.lru_cache(4096)
 def t_quantile(degrees_of_freedom: float, share: float = (1 + CONFIDENCE) / 2) -> float:
     """Of Student's t, below which `share` of the distribution lies; by default both 2.5 % tails are outside."""
     from scipy.special import stdtrit  # a third of a second to import, and only needed here
@@ -279,13 +281,13 @@ def _mean_log(values: Sequence[float], looked: int) -> _Mean:
     if count == 1:
         return _Mean(mean, 0.0, 0, 1)
     if not 0 < looked < count - 1:
-        return _Mean(mean, _variance(logs) / count, count - 1, count)
+        return _Mean(mean, variance(logs) / count, count - 1, count)
     of_first = statistics.fmean(logs[:looked])
     added = sum((log - mean) ** 2 for log in logs) - sum((log - of_first) ** 2 for log in logs[:looked])
     return _Mean(mean, max(0.0, added) / (count - looked) / count, count - looked - 1, count)
 
 
-def _variance(values: Sequence[float]) -> float:
+def variance(values: Sequence[float]) -> float:
     """Of a sample. statistics.variance takes fractions and ten times as long; of equal values this too is exactly 0."""
     shifted = [value - values[0] for value in values]
     mean = statistics.fmean(shifted)

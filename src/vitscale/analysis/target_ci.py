@@ -21,13 +21,13 @@ mean" (Annals of Statistics 9, 1981, 1229-1238).
 
 from __future__ import annotations
 
+import functools
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from vitscale.analysis.statistics import Interval, t_quantile
+from vitscale.analysis.statistics import Interval, t_quantile, variance
 
 if TYPE_CHECKING:
     from vitscale.analysis.trials import TrialResult
@@ -59,7 +59,7 @@ def run_plan(costs: Sequence[float], target_ci: float) -> RunPlan | None:
     """
     logs = [math.log(cost) for cost in costs]
     for looked in range(FEWEST_LOOKED_AT, len(logs) + 1):
-        spread = statistics.stdev(logs[:looked]) * _bound(looked - 1)
+        spread = math.sqrt(variance(logs[:looked])) * _bound(looked - 1)
         least = looked + FEWEST_AFTER
         for runs in range(least, max(least, 2 * looked) + 1):
             # As `statistics.interval` counts its degrees of freedom.
@@ -92,6 +92,7 @@ def standing(result: TrialResult, target_ci: float, max_repeats: int) -> Standin
     return "stopped" if result.runs_done >= max_repeats else "open"
 
 
+@functools.cache
 def _bound(freedom: int) -> float:
     """What a standard deviation is multiplied by for its upper bound."""
     from scipy.special import chdtri  # a third of a second to import, and only needed here

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import json
 import os
 import runpy
@@ -23,7 +24,11 @@ from typing import Any, NoReturn, Protocol
 from processes import wait_until
 
 _TESTS = str(Path(__file__).parent)
-_PREPARED = ("torch.distributed.tensor", "torch._dynamo", "deepspeed", "accelerate", "vitscale.worker.session")
+_PREPARED = (
+    "torch.distributed.tensor", "torch._dynamo", "torch._inductor.compile_fx", "deepspeed", "pytorch_optimizer",
+    "accelerate", "transformers.integrations.deepspeed", "vitscale.worker.session",
+)  # fmt: skip
+"""What engines import, some of it only in their first step: once here, and not in every fork."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -178,6 +183,9 @@ def main() -> None:
         __import__(name)
     threads = [int(task.name) for task in Path("/proc/self/task").iterdir()]
     assert threads == [os.getpid()], f"importing started threads: {len(threads)}"
+    # DeepSpeed looks for garbage when it builds an engine: never among what is imported, which takes half a second.
+    gc.collect()
+    gc.freeze()
     own = os.getpid()
     while line := sys.stdin.readline():
         if os.fork() == 0:

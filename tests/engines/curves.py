@@ -17,9 +17,9 @@ MODEL = resolve(
 )
 GLOBAL_BATCH = 36
 """Divides over 1, 2 and 3 ranks, each with 1 and 3 micro-steps, and into 4 micro-batches."""
-SAMPLES = 4 * GLOBAL_BATCH + 7
-"""Every fifth step has 7 images: padding, and slots that hold nothing else."""
-STEPS = 20
+SAMPLES = 2 * GLOBAL_BATCH + 7
+"""Every third step has 7 images: padding, and slots that hold nothing else."""
+STEPS = 9
 _SCRIPT = Path(__file__).with_name("curve_ranks.py")
 
 

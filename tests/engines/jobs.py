@@ -58,9 +58,9 @@ FULLY = ("ddp", "fsdp2", "zero-0", "zero-1", "zero-2", "zero-3")
 """Engines that at two ranks meet all of `SETTINGS`."""
 
 RATE: Train = ADAMW | {
-    "learning_rate_warmup_steps": 8, "learning_rate_scaling": "sqrt", "learning_rate_base_batch": 9,
+    "learning_rate_warmup_steps": 6, "learning_rate_scaling": "sqrt", "learning_rate_base_batch": 9,
 }  # fmt: skip
-"""Twice the learning rate, reached in eight steps."""
+"""Twice the learning rate, reached in six steps."""
 RATED = ("ddp", "fsdp2", "zero-0", "zero-3", "accelerate-ddp", "accelerate-zero-2")
 
 AUTOCAST: Train = ADAMW | {"precision": "bf16"}
@@ -81,7 +81,8 @@ SHARED = {2: ("sgd-clipped", "sgd-accumulated"), 3: ("adamw-clipped", "sgd-accum
 SHARED_ONCE = ("accelerate-ddp", "accelerate-zero-0", "accelerate-zero-3")
 """Engines that meet unequal shares in one setting of three ranks; `FULLY` meet them in all of `SHARED`."""
 
-SAVED_BEFORE, RESUMED_UNTIL = 6, 12
+SAVED_BEFORE, RESUMED_UNTIL = 4, 7
+"""From the middle of an epoch into the next."""
 SAVED = ("ddp", "fsdp2", "zero-0", "zero-1", "zero-2", "zero-3", "zero-2-offload", "zero-3-offload",
          "accelerate-ddp", "accelerate-zero-3")  # fmt: skip
 """Whose `adamw-clipped` of two ranks leaves a checkpoint."""
@@ -98,7 +99,7 @@ RESUMED_SGD: dict[int, tuple[tuple[str, str], ...]] = {
     2: (("ddp", "ddp"), ("zero-1", "zero-1"), ("zero-3", "zero-3")),
     3: (("ddp", "zero-3"), ("zero-1", "fsdp2")),
 }
-REHEARSED_STEPS = 5
+REHEARSED_STEPS = 3
 """An epoch, short last step included."""
 MEASURED = ("fsdp2", "zero-1", "zero-3")
 

@@ -63,9 +63,9 @@ def test_the_folder_holds_what_the_documentation_says(worlds: Worlds) -> None:
         assert {path.name for path in folder.iterdir()} == names
         assert json.loads((folder / "checkpoint.json").read_text()) == {
             "format": 1,
-            "step": 6,
+            "step": 4,
             "optimizer": name.split()[1].split("-")[0],
-            "optimizer_steps": 6 if "adamw" in name else 0,
+            "optimizer_steps": 4 if "adamw" in name else 0,
             "states": states,
             "loss_scale": None,
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -59,11 +59,13 @@ class AccelerateEngine(Engine):
 
     @staticmethod
     def preload(train: TrainSpec) -> None:
-        """Accelerate itself, and DeepSpeed where it stands for that."""
+        """Accelerate itself; where it stands for DeepSpeed that, and transformers, whose settings it then looks for."""
         import accelerate  # noqa: F401 - its seconds count as imports
 
         if train.wrapper == "deepspeed":
-            through_deepspeed.quiet_import(train.device)
+            through_deepspeed.DeepSpeedEngine.preload(train)
+            with suppress(ImportError):
+                import transformers.integrations.deepspeed  # noqa: F401
 
     @override
     def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool, phase: Phase = no_phase) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -50,8 +51,11 @@ class DeepSpeedEngine(Engine):
 
     @staticmethod
     def preload(train: TrainSpec) -> None:
-        """DeepSpeed itself."""
+        """DeepSpeed itself, and torch's whole compiler, which its stages import in their first backward, for Muon."""
         quiet_import(train.device)
+        if train.zero_stage:
+            with suppress(ImportError):
+                import deepspeed.runtime.zero.muon.original_muon  # noqa: F401
 
     @override
     def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool, phase: Phase = no_phase) -> Tensor:

@@ -13,7 +13,7 @@ from vitscale.report.style import SERIES_COLOURS, SERIES_SHAPES
 from vitscale.report.words import finite
 from vitscale.trial import Mode
 
-disable_debug_mode()  # altair would check each part as it is made: half of the time of a page; tests check the charts
+disable_debug_mode()  # altair would check each part as it is made, a third of the drawing; tests check the charts
 _MANY = 6
 """Of more curves the legend is set small, or it would be taller than the chart."""
 Section = Literal["scaling", "time", "resources", "accuracy", "prediction", "start-up"]

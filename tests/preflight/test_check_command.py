@@ -39,6 +39,7 @@ gpus = [1, 2]
 [launch]
 threads_per_rank = 1
 """
+SIZES = [1024 * 4**power for power in range(7)]
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +90,7 @@ def test_every_operation_is_swept_inside_the_node_and_fitted(checked: tuple[Path
             [line["size_bytes"] for line in rank["collectives"] if line["operation"] == operation]
             for rank in check["ranks"]
         ]
-        assert both[0] == both[1]
-        assert both[0][:3] == [1024, 4096, 16384]
+        assert both[0] == both[1] == SIZES[: len(both[0])] != []  # a busy machine ends it early
     stored = latest(checked[0])
     assert stored is not None
     grows = set()

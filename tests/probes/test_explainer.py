@@ -16,18 +16,26 @@ from vitscale.probes.explainer import Explainer
 CPU = torch.device("cpu")
 
 
-def step(explainer: Explainer, number: int, matrix: torch.Tensor) -> tuple[float, float]:
-    """A step that waits 30 ms and more for data and computes; its own measure of its length, and of computing's."""
+Span = tuple[float, float]
+"""Seconds at least and at most: by clocks inside and outside of what the profiler is told, however busy the machine."""
+
+
+def step(explainer: Explainer, number: int, matrix: torch.Tensor) -> tuple[Span, Span]:
+    """A step that waits 30 ms and more for data and computes; how long it took, and how long computing did."""
     began = time.perf_counter()
     with explainer.step(number):
+        entered = time.perf_counter()
         with explainer.phase("data"):
             time.sleep(0.03)
         computes = time.perf_counter()
         with explainer.phase("forward"):
+            inside = time.perf_counter()
             for _ in range(20):
                 matrix = torch.tanh(matrix @ matrix)
-        computed = time.perf_counter() - computes
-    return time.perf_counter() - began, computed
+            computed = time.perf_counter() - inside
+        outside = time.perf_counter() - computes
+        ended = time.perf_counter() - entered
+    return (ended, time.perf_counter() - began), (computed, outside)
 
 
 def test_on_a_gpu_the_profiler_first_starts_with_the_first_block(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,10 +58,10 @@ def test_a_block_tells_each_of_its_steps(tmp_path: Path) -> None:
     step(explainer, 3, matrix)
     assert [line.step for line in lines] == [1, 2]
     for line, (seconds, computed) in zip(lines, measured, strict=True):
-        assert line.seconds == pytest.approx(seconds, rel=0.1)
+        assert 0.99 * seconds[0] <= line.seconds <= 1.01 * seconds[1]
         (data, *_), (name, start, end) = line.phases
         assert (data, name) == ("data", "forward")
-        assert end - start == pytest.approx(computed, rel=0.1, abs=0.005)
+        assert 0.99 * computed[0] <= end - start <= 1.01 * computed[1]
         assert line.collectives == ()
     (trace,) = tmp_path.glob("trace-rank-0-block-0.json.gz")
     names = {event.get("name") for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]}

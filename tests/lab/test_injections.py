@@ -6,18 +6,20 @@ each way, over a link whose rate the kernel's shaper sets.
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 import statistics
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from lab.hosts import two_hosts
+from lab.hosts import Hosts, two_hosts
 from lab.ranks import make_trial, run_ranks
 from vitscale import model_spec
 from vitscale.analysis.breakdown import Breakdown, RankParts, breakdown
@@ -35,6 +37,8 @@ CONFIGURATIONS = {
     "ddp, few buckets": {"engine": "ddp", "bucket_mib": 64},
     "deepspeed, ZeRO-0": {"engine": "deepspeed"},
 }
+STEPS = 18
+"""Of them three are explained."""
 SLOW_SECONDS = 0.25
 LOADER_SECONDS = 0.15
 
@@ -68,60 +72,78 @@ def link_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("linked")
 
 
-@pytest.fixture(scope="module")
-def linked(link_folder: Path) -> dict[tuple[int, str], Run]:
-    """Every configuration over a link of every rate."""
-    runs = {}
-    for rate in RATES:
-        with two_hosts(rate) as hosts:
-            for name, train in CONFIGURATIONS.items():
-                trial = make_trial(**train, window={"traces": name == "ddp, many buckets"})  # type: ignore[arg-type]
-                runs[rate, name] = run_ranks(trial, link_folder / str(rate), hosts)
-    return runs
+Link = Callable[[int], Hosts]
+Linked = Callable[[int, str], Run]
 
 
 @pytest.fixture(scope="module")
-def slowed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+def link() -> Iterator[Link]:
+    """Two hosts with a link of the asked rate, the same for all that ask."""
+    with ExitStack() as stack:
+        yield functools.cache(lambda rate: stack.enter_context(two_hosts(rate)))
+
+
+@pytest.fixture(scope="module")
+def linked(link_folder: Path, link: Link) -> Linked:
+    """A configuration over a link of a rate, trained once."""
+
+    @functools.cache
+    def run(rate: int, name: str) -> Run:
+        window = {"traces": name == "ddp, many buckets"}
+        trial = make_trial(**CONFIGURATIONS[name], steps=STEPS, window=window)  # type: ignore[arg-type]
+        return run_ranks(trial, link_folder / str(rate), link(rate))
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def slowed(tmp_path_factory: pytest.TempPathFactory, link: Link) -> dict[str, Run]:
     """Rank 1 computes longer, over a slow link; and with a slow loader on rank 0 as well."""
     faults: dict[str, dict[str, float]] = {
         "slow rank": {"forward_seconds": SLOW_SECONDS, "rank": 1},
         "slow rank and slow loader": {"forward_seconds": SLOW_SECONDS, "rank": 1, "loader_seconds": LOADER_SECONDS},
     }
-    trial = make_trial("ddp", steps=52, bucket_mib=64)
-    with two_hosts(RATES[-1]) as hosts:
-        return {
-            name: run_ranks(trial, tmp_path_factory.mktemp("slowed"), hosts, fault) for name, fault in faults.items()
-        }
+    trial = make_trial("ddp", steps=STEPS, bucket_mib=64)
+    return {
+        name: run_ranks(trial, tmp_path_factory.mktemp("slowed"), link(RATES[-1]), fault)
+        for name, fault in faults.items()
+    }
 
 
-@pytest.mark.parametrize("rate", RATES)
-@pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_wire_is_volume_over_bandwidth(linked: Mapping[tuple[int, str], Run], rate: int, name: str) -> None:
-    run = linked[rate, name]
+@pytest.mark.parametrize(
+    ("rate", "name"),
+    [
+        (300, "ddp, many buckets"),
+        *((600, name) for name in CONFIGURATIONS),
+        *(pytest.param(300, name, marks=pytest.mark.nightly) for name in list(CONFIGURATIONS)[1:]),
+    ],
+)
+def test_wire_is_volume_over_bandwidth(linked: Linked, rate: int, name: str) -> None:
+    run = linked(rate, name)
     volume_bytes = 4 * (model_spec.parameters(run.header.trial.model) or 0)
     assert wire_seconds(run) == pytest.approx(volume_bytes * 8 / (rate * 1e6), rel=0.15)
 
 
-def test_many_buckets_overlap_with_backward_and_one_does_not(linked: Mapping[tuple[int, str], Run]) -> None:
+def test_many_buckets_overlap_with_backward_and_one_does_not(linked: Linked) -> None:
     """With one bucket all of the wire is exposed. With many, only what backward is too short to hide: never all of it,
     and never less than the last bucket, which is ready only when backward ends."""
     exposed_share = {}
     for which in ("many", "few"):
-        run = linked[RATES[-1], f"ddp, {which} buckets"]
+        run = linked(RATES[-1], f"ddp, {which} buckets")
         exposed_share[which] = explained(run).ranks[0].sum_of("wire") / statistics.fmean(
             one[0].wire_seconds or 0.0 for one in exposures_by_step(run)
         )
     assert exposed_share["few"] == pytest.approx(1.0, abs=0.1)
-    buckets = len(linked[RATES[-1], "ddp, many buckets"].ranks[0].explained[0].collectives)
+    buckets = len(linked(RATES[-1], "ddp, many buckets").ranks[0].explained[0].collectives)
     assert 5 <= buckets <= 20
     assert 0.5 / buckets < exposed_share["many"] < 0.9
 
 
 @pytest.mark.parametrize("fault", ["slow rank", "slow rank and slow loader"])
 def test_a_slow_rank_is_named_and_waited_for_while_wire_stays(
-    linked: Mapping[tuple[int, str], Run], slowed: Mapping[str, Run], fault: str
+    linked: Linked, slowed: Mapping[str, Run], fault: str
 ) -> None:
-    reference, found = linked[RATES[-1], "ddp, few buckets"], slowed[fault]
+    reference, found = linked(RATES[-1], "ddp, few buckets"), slowed[fault]
     own = explained(found)
     late = SLOW_SECONDS + (LOADER_SECONDS if "loader" in fault else 0.0)
     assert own.straggler is not None
@@ -147,7 +169,7 @@ def test_without_workers_data_wait_is_the_loaders_delay(tmp_path: Path) -> None:
     part but the wait differs between them by more than it does among those without."""
     delay, period = 0.2, 6
     fault = {"loader_seconds": delay, "loader_period": period}
-    run = run_ranks(make_trial("none", 1, steps=60), tmp_path, injected=fault)
+    run = run_ranks(make_trial("none", 1, steps=60, micro_batch=16), tmp_path, injected=fault)
     explained(run)
     delayed, plain = (
         [_typical_of(run, line) for line in run.ranks[0].explained if line.step // period % 2 == odd] for odd in (1, 0)
@@ -183,7 +205,7 @@ def test_workers_hide_what_they_can_of_the_delay(tmp_path: Path) -> None:
     A thread's batch takes 0.8 s and what this machine needs today to be back at work: as long as it did in this run.
     """
     delay, workers = 0.8, 2
-    run = run_ranks(make_trial("none", 1, steps=56, workers=workers), tmp_path, injected={"loader_seconds": delay})
+    run = run_ranks(make_trial("none", 1, steps=40, workers=workers), tmp_path, injected={"loader_seconds": delay})
     found = explained(run).typical
     computing = found.seconds - found.sum_of("data_wait")
     loading = statistics.fmean(loading_seconds(tmp_path))
@@ -210,9 +232,9 @@ def alike(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Run], list[Run
             ranks,
             micro_batch=8,
             model=SMALL,
-            samples=160 * ranks,
+            samples=120 * ranks,
             window={"steps": None, "explain": False},
-            epochs=3,
+            epochs=2,
         )
         for ranks in (1, 2)
     )
@@ -258,12 +280,10 @@ def test_light_steps_add_up_to_the_epochs_wall_time(alike: tuple[list[Run], list
     assert checked >= 3 * REPEATS
 
 
-def test_exposed_communication_agrees_with_the_exported_trace(
-    linked: Mapping[tuple[int, str], Run], link_folder: Path
-) -> None:
+def test_exposed_communication_agrees_with_the_exported_trace(linked: Linked, link_folder: Path) -> None:
     """Rasterised from the trace file with none of the product's interval code: a microsecond is exposed where gloo is
     at work and no operator runs on any thread, but for the host's own work between two operators."""
-    run = linked[RATES[-1], "ddp, many buckets"]
+    run = linked(RATES[-1], "ddp, many buckets")
     for rank, parts in enumerate(explained(run).ranks):
         traces = list((link_folder / str(RATES[-1])).glob(f"runs/{run.header.trial_id}-*/trace-rank-{rank}-*.json.gz"))
         assert len(traces) == len(run.ranks[rank].explained)

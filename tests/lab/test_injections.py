@@ -34,8 +34,8 @@ RATES = (300, 600)
 """Of the link, in megabits per second."""
 CONFIGURATIONS = {
     "ddp, many buckets": {"engine": "ddp", "bucket_mib": 1},
-    "ddp, few buckets": {"engine": "ddp", "bucket_mib": 64},
-    "deepspeed, ZeRO-0": {"engine": "deepspeed"},
+    "ddp, few buckets": {"engine": "ddp", "bucket_mib": 64, "micro_batch": 16},
+    "deepspeed, ZeRO-0": {"engine": "deepspeed", "micro_batch": 16},
 }
 STEPS = 18
 """Of them three are explained."""
@@ -103,7 +103,7 @@ def slowed(tmp_path_factory: pytest.TempPathFactory, link: Link) -> dict[str, Ru
         "slow rank": {"forward_seconds": SLOW_SECONDS, "rank": 1},
         "slow rank and slow loader": {"forward_seconds": SLOW_SECONDS, "rank": 1, "loader_seconds": LOADER_SECONDS},
     }
-    trial = make_trial("ddp", steps=STEPS, bucket_mib=64)
+    trial = make_trial("ddp", steps=STEPS, bucket_mib=64, micro_batch=16)
     return {
         name: run_ranks(trial, tmp_path_factory.mktemp("slowed"), link(RATES[-1]), fault)
         for name, fault in faults.items()
@@ -169,7 +169,7 @@ def test_without_workers_data_wait_is_the_loaders_delay(tmp_path: Path) -> None:
     part but the wait differs between them by more than it does among those without."""
     delay, period = 0.2, 6
     fault = {"loader_seconds": delay, "loader_period": period}
-    run = run_ranks(make_trial("none", 1, steps=60, micro_batch=16), tmp_path, injected=fault)
+    run = run_ranks(make_trial("none", 1, steps=40, micro_batch=16), tmp_path, injected=fault)
     explained(run)
     delayed, plain = (
         [_typical_of(run, line) for line in run.ranks[0].explained if line.step // period % 2 == odd] for odd in (1, 0)
@@ -205,7 +205,7 @@ def test_workers_hide_what_they_can_of_the_delay(tmp_path: Path) -> None:
     A thread's batch takes 0.8 s and what this machine needs today to be back at work: as long as it did in this run.
     """
     delay, workers = 0.8, 2
-    run = run_ranks(make_trial("none", 1, steps=40, workers=workers), tmp_path, injected={"loader_seconds": delay})
+    run = run_ranks(make_trial("none", 1, steps=56, workers=workers), tmp_path, injected={"loader_seconds": delay})
     found = explained(run).typical
     computing = found.seconds - found.sum_of("data_wait")
     loading = statistics.fmean(loading_seconds(tmp_path))
@@ -232,7 +232,7 @@ def alike(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Run], list[Run
             ranks,
             micro_batch=8,
             model=SMALL,
-            samples=120 * ranks,
+            samples=160 * ranks,
             window={"steps": None, "explain": False},
             epochs=2,
         )

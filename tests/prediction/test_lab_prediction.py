@@ -38,7 +38,7 @@ name = "synthetic"
 [train]
 engine = "ddp"
 precision = "fp32"
-micro_batch = 32
+micro_batch = 16
 [scaling]
 gpus = [{gpus}]
 gpus_per_node = 1

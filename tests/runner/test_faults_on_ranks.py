@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -28,10 +30,7 @@ micro_batch = 32
 [scaling]
 gpus = [2]
 [sweep]
-"model.factory" = [
-    "misbehaving:raises", "misbehaving:out_of_memory", "misbehaving:exits_early", "misbehaving:killed",
-    "misbehaving:hangs", "misbehaving:stuck_in_a_collective", "misbehaving:well",
-]
+"model.factory" = {factories}
 [measure]
 steps = 40
 warmup_steps = 1
@@ -39,14 +38,21 @@ repeats = 1
 hang_seconds = 30
 evaluate = false
 """
+STUDIES = (
+    ("raises", "out_of_memory", "well"),
+    ("hangs", "exits_early"),
+    ("stuck_in_a_collective", "killed"),
+)
+"""At work at the same time, so that what hangs is waited for once. Each trial is in one of them alone: the same trial
+twice at a time would meet itself at its port."""
 
 
-@pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    where = tmp_path_factory.mktemp("faults")
-    (where / "study.toml").write_text(STUDY)
+def run_faults(where: Path, faults: Sequence[str], *arguments: str) -> Path:
+    """A study of models that go wrong so; returns its folder."""
+    where.mkdir()
+    (where / "study.toml").write_text(STUDY.format(factories=[f"misbehaving:{fault}" for fault in faults]))
     shutil.copy(Path(__file__).with_name("misbehaving.py"), where)
-    answer = vitscale("run", "study.toml", "-o", "results", cwd=where)
+    answer = vitscale("run", "study.toml", "-o", "results", *arguments, cwd=where)
     assert answer.returncode == 1, answer.stdout + answer.stderr
     assert "Traceback" not in answer.stderr
     (where / "stdout").write_text(answer.stdout)
@@ -54,9 +60,25 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def outcomes(study: Path) -> dict[str, Outcome]:
+def studies(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The folder of each."""
+    folder = tmp_path_factory.mktemp("faults")
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(lambda faults: run_faults(folder / faults[0], faults), STUDIES))
+
+
+@pytest.fixture(scope="module")
+def study(studies: list[Path]) -> Path:
+    """In which nothing hangs."""
+    return studies[0]
+
+
+@pytest.fixture(scope="module")
+def outcomes(studies: list[Path]) -> dict[str, Outcome]:
     return {
-        str(run.header.trial.model.factory).partition(":")[2]: run.outcome for run in store.load(study / "results").runs
+        str(run.header.trial.model.factory).partition(":")[2]: run.outcome
+        for study in studies
+        for run in store.load(study / "results").runs
     }
 
 
@@ -88,20 +110,15 @@ def test_the_guilty_rank_and_its_traceback_are_told(outcomes: dict[str, Outcome]
     assert "all_reduce" in outcomes["stuck_in_a_collective"].detail
 
 
-def test_a_launcher_of_others_comes_to_the_same(tmp_path: Path, outcomes: dict[str, Outcome], study: Path) -> None:
+def test_a_launcher_of_others_comes_to_the_same(tmp_path: Path, outcomes: dict[str, Outcome]) -> None:
     """Of `local` all faults are tried above."""
-    some = STUDY.replace('"misbehaving:raises", "misbehaving:out_of_memory", "misbehaving:exits_early",', "")
-    some = some.replace('"misbehaving:hangs", "misbehaving:stuck_in_a_collective", "misbehaving:well",', "")
-    (tmp_path / "study.toml").write_text(some)
-    shutil.copy(Path(__file__).with_name("misbehaving.py"), tmp_path)
-    assert vitscale("run", "study.toml", "-o", "results", "--launcher", "torchrun", cwd=tmp_path).returncode == 1
-    (run,) = store.load(tmp_path / "results").runs
+    (run,) = store.load(run_faults(tmp_path / "study", ["killed"], "--launcher", "torchrun") / "results").runs
     ours = outcomes["killed"]
     assert (run.outcome.kind, run.outcome.rank, run.outcome.reason) == (ours.kind, ours.rank, ours.reason)
 
 
-def test_no_process_is_left(study: Path, outcomes: dict[str, Outcome]) -> None:
-    assert processes_naming(study / "results") == []
+def test_no_process_is_left(studies: list[Path]) -> None:
+    assert [processes_naming(study / "results") for study in studies] == [[]] * 3
 
 
 def test_the_report_lists_failures_with_their_reasons(study: Path, outcomes: dict[str, Outcome]) -> None:

@@ -23,6 +23,10 @@ PROMISED = {
 }  # fmt: skip
 
 
+TINY = "layers = 1\nhidden_size = 64\nheads = 2\nmlp_size = 128"
+"""Nearly all of an example's time is arithmetic."""
+
+
 def changed(example: str, **changes: str) -> str:
     """An example's text with whole lines replaced; each must be there."""
     lines = (EXAMPLES / example).read_text().splitlines()
@@ -50,10 +54,10 @@ def test_every_example_is_tested() -> None:
 
 @pytest.fixture(scope="module")
 def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo with one short repeat, of a model as shallow as can be: nearly all of its time is arithmetic."""
+    """The demo with one short repeat of a tiny model."""
     where = tmp_path_factory.mktemp("quickstart")
     (where / "study.toml").write_text(
-        changed("quickstart.toml", layers="layers = 1", epochs="epochs = 2", repeats="repeats = 1")
+        changed("quickstart.toml", layers=TINY, epochs="epochs = 2", repeats="repeats = 1")
     )
     answer = vitscale("run", "study.toml", "-o", "results", cwd=where)
     assert answer.returncode == 0, answer.stdout + answer.stderr
@@ -120,7 +124,7 @@ def test_markdown_goes_to_standard_output(quickstart: Path) -> None:
 
 
 def test_batch_sizes_16_to_256_on_1_and_2_ranks_show_where_the_time_goes(tmp_path: Path) -> None:
-    study = changed("batch_sizes.toml", layers="layers = 1", repeats="repeats = 1", steps="steps = 14")
+    study = changed("batch_sizes.toml", layers=TINY, repeats="repeats = 1", steps="steps = 14")
     (tmp_path / "study.toml").write_text(study)
     answer = vitscale("run", "study.toml", "-o", "results", cwd=tmp_path)
     assert answer.returncode == 0, answer.stdout + answer.stderr

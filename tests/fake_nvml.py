@@ -99,6 +99,10 @@ class FakeNvml:
         return int(pynvml.NVML_SUCCESS)
 
     def c_nvmlDeviceGetEnforcedPowerLimit(self, device: Any, limit: Any) -> int:
+        limit._obj.value = 500_000
+        return int(pynvml.NVML_SUCCESS)
+
+    def c_nvmlDeviceGetPowerManagementDefaultLimit(self, device: Any, limit: Any) -> int:
         limit._obj.value = 700_000
         return int(pynvml.NVML_SUCCESS)
 

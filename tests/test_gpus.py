@@ -78,7 +78,8 @@ def test_nvml_tells_of_a_gpu(device_files: Path, monkeypatch: pytest.MonkeyPatch
     assert (gpu.uuid, gpu.name, gpu.memory_bytes) == (UUID, "NVIDIA H200", 143_771 * 2**20)
     assert (gpu.driver, gpu.sm_clock_mhz, gpu.compute_capability) == ("570.124.06", 1980, (9, 0))
     settings = gpu_settings(UUID)
-    assert (settings["power_limit_watts"], settings["ecc"], settings["nvlinks"]) == (700.0, True, None)
+    assert (settings["power_limit_watts"], settings["power_limit_default_watts"]) == (500.0, 700.0)
+    assert (settings["ecc"], settings["nvlinks"]) == (True, None)
     assert gpu_settings("GPU-0") == {}
 
 

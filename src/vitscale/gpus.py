@@ -114,6 +114,7 @@ def gpu_settings(uuid: str) -> dict[str, Any]:
             handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
             answers = {
                 "power_limit_watts": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
+                "power_limit_default_watts": lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle) / 1000,
                 "application_clock_mhz": lambda: nvml.nvmlDeviceGetApplicationsClock(handle, nvml.NVML_CLOCK_SM),
                 "memory_application_clock_mhz": lambda: nvml.nvmlDeviceGetApplicationsClock(
                     handle, nvml.NVML_CLOCK_MEM

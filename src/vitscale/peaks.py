@@ -58,6 +58,12 @@ _V100 = "NVIDIA V100 datasheet (2020)"
 _TYPES = (
     # Data centre, newest first. The H100 on a PCIe card, the NVL and the SXM module are three GPUs of different speed.
     _Type("GB200", r"GB200", _half(2500, 1250, 80), _BLACKWELL),
+    _Type(
+        "B300",
+        r"B300 SXM6 AC",
+        _half(2250, 1100, 75),
+        "NVIDIA HGX B300 specification, an eighth of it, as cloud providers give it; a GB300's GPU is faster",
+    ),
     _Type("B200", r"B200", _half(2250, 1100, 75), _BLACKWELL),
     _Type("H200 NVL", r"H200 NVL", _half(835.5, 417.5, 60), "NVIDIA H200 datasheet"),
     _Type("H200 SXM", r"H200", _half(989.4, 494.7, 66.9), "NVIDIA H200 datasheet; unrounded as for the H100 SXM"),
@@ -69,6 +75,7 @@ _TYPES = (
     _Type("H20", r"H20", _half(148, 74, 44), "NVIDIA H20 specification, as its sellers give it"),
     _Type("L40S", r"L40S", _half(362.05, 183, 91.6), "NVIDIA L40S datasheet"),
     _Type("L40", r"L40", _half(181.05, 90.5, 90.5), "NVIDIA L40 datasheet"),
+    _Type("L20", r"L20", _half(119.5, 59.8, 59.8), "NVIDIA L20 specification, as its sellers give it"),
     _Type("L4", r"L4", _half(121, 60, 30.3), "NVIDIA L4 datasheet"),
     _Type(
         "A100",
@@ -85,6 +92,12 @@ _TYPES = (
     _Type("V100 PCIe", r"Tesla V100-PCIE-(16|32)GB", _half(112, None, 14, bf16=False), _V100),
     _Type("V100 SXM2", r"Tesla V100-SXM2-(16|32)GB", _half(125, None, 15.7, bf16=False), _V100),
     # Workstations and gaming. GeForce tensor cores add up in fp32 at half the rate their datasheets lead with.
+    _Type(
+        "RTX PRO 6000 Blackwell Workstation",
+        r"RTX PRO 6000 Blackwell Workstation Edition",
+        _half(503.8, 251.9, 126),
+        "NVIDIA RTX PRO Blackwell specification at a boost clock of 2,617 MHz, as tables of GPUs give it",
+    ),
     _Type("RTX 6000 Ada", r"RTX 6000 Ada Generation", _half(364.2, 182.1, 91.1), _ADA_PROFESSIONAL),
     _Type("RTX A6000", r"RTX A6000", _half(154.8, 77.4, 38.7), _AMPERE_GAMING),
     _Type("RTX A5000", r"RTX A5000", _half(111.1, 55.5, 27.8), _COMPUTED),

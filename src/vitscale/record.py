@@ -9,10 +9,11 @@ Format history (`FORMAT`):
   5  results of others: RunHeader.imported, StudyRecord.imported and Trial.origin, None for runs of vitscale's own. Null
      where a log of others does not tell: ModelLine.parameters, synchronised_timing, train_samples and held_out_samples;
      EpochLine.steps and images; Environment.threads.
-  6  what else decides a time: Environment.allocation, tf32, physical_cores, cpu, cpu_governor, cpu_boost, kernel and
-     gpus_unused; Device.numa_node and settings; GpuSamples.limits: null in older formats. What is used is that of timed
-     steps alone: ResourcesLine.steps, null in older formats, where it is that of whole epochs. Steps may be "attached".
-     PhaseLine.compiled, empty in older formats, where a one-off compilation shows in its seconds alone.
+  6  what else decides a time: Environment.allocation, tf32, physical_cores, cpu, cpu_governor, cpu_boost, kernel,
+     gpus_unused and nic_firmware; Device.numa_node and settings; GpuSamples.limits and unheld_sm_clock_mhz: null in
+     older formats. What is used is that of timed steps alone: ResourcesLine.steps, null in older formats, where it is
+     that of whole epochs. Steps may be "attached". PhaseLine.compiled, empty in older formats, where a one-off
+     compilation shows in its seconds alone.
 
 A reader accepts its own format and older ones; a newer one is refused by name.
 """
@@ -60,6 +61,7 @@ class GpuSettings(Record):
 
     power_limit_watts: Finite | None = None
     """Enforced: the lowest of all limits."""
+    power_limit_default_watts: Finite | None = None
     application_clock_mhz: int | None = None
     memory_application_clock_mhz: int | None = None
     persistence: bool | None = None
@@ -114,6 +116,8 @@ class Environment(Record):
     cpu_boost: bool | None = None
     """Whether cores may clock above their base (turbo)."""
     kernel: str | None = None
+    nic_firmware: tuple[str, ...] | None = None
+    """Type and firmware of the host's InfiniBand and RoCE adapters, each once; null where it has none."""
     gpus_unused: int | None = None
     """Of a rank on the host's processor: how many CUDA devices torch sees all the same."""
     allocation: str | None = None
@@ -225,6 +229,9 @@ class GpuSamples(Record):
     """Mean share of time in which a kernel ran, in [0, 1]."""
     sm_clock_mhz_median: Finite | None
     sm_clock_mhz_min: Finite | None
+    unheld_sm_clock_mhz: Finite | None = None
+    """The highest while it worked and nothing but the user's own setting held its clocks back: the locked clock (NVML
+    sets one, and does not tell of it) or the application clock, else that of boost. Null: never so, or not told."""
     temperature_celsius_max: Finite | None
     power_watts_mean: Finite | None
     throttle_reasons: tuple[str, ...]

@@ -188,6 +188,40 @@ def test_runs_under_other_settings_are_not_combined(one: Any, other: Any, said: 
     assert differences(of_settings(**one), of_settings(**other)) == said
 
 
+def test_locked_clocks_are_seen_where_neither_heat_nor_power_hold_them() -> None:
+    def at(*clocks: float | None) -> Any:
+        """A run of which each rank's GPU ran at one of these in its first and in its second epoch."""
+        run = steady_run(make_trial("ddp", 2), 0.1)
+        lines = tuple(
+            ResourcesLine(
+                epoch=epoch, seconds=1.0, cpu_seconds=1.0, cpu_throttled_seconds=None, rss_bytes=1, peak_rss_bytes=1,
+                gpu=gpu_samples(0.0).model_copy(update={"unheld_sm_clock_mhz": clock}),
+            )
+            for epoch, clock in enumerate(clocks)
+        )  # fmt: skip
+        return surroundings(
+            run.model_copy(update={"ranks": tuple(r.model_copy(update={"resources": lines}) for r in run.ranks)})
+        )
+
+    said = ("SM clock where neither heat nor power held it back, in MHz: 1980 against 1410",)
+    assert differences(at(None, 1980.0), at(1410.0, 1395.0)) == said
+    assert differences(at(1980.0, 1500.0), at(1920.0)) == ()  # a warmer one
+    assert (
+        differences(at(1980.0), at(None)) == differences(at(1980.0), surroundings(steady_run(make_trial(), 1.0))) == ()
+    )
+
+
+def test_firmware_of_network_adapters_must_agree_where_ranks_lie_on_several_hosts() -> None:
+    def around(firmware: str | None, nodes: int) -> Any:
+        told = None if firmware is None else (firmware,)
+        ranks = [make_environment(rank, host=f"n{rank % nodes}", nic_firmware=told) for rank in range(2)]
+        return surroundings(steady_run(make_trial("ddp", 2), 0.1, environments=ranks))
+
+    old, new = "MT4129 28.39.1002", "MT4129 28.43.2026"
+    assert differences(around(old, 2), around(new, 2)) == (f"firmware of the network adapters: {old} against {new}",)
+    assert differences(around(old, 1), around(new, 1)) == differences(around(old, 2), around(None, 2)) == ()
+
+
 def test_a_governor_and_boost_must_agree_on_hosts_that_tell() -> None:
     def around(**told: Any) -> Any:
         return surroundings(steady_run(make_trial(), 0.1, environments=[make_environment(**told)]))

@@ -21,7 +21,7 @@ from vitscale.check_record import (
 from vitscale.preflight.fit import fits
 from vitscale.preflight.judging import RULES, judged
 from vitscale.preflight.verdict import SEVERITIES, Verdict
-from vitscale.record import GpuSamples, MatmulLine
+from vitscale.record import GpuSamples, GpuSettings, MatmulLine
 from vitscale.trial import World
 
 LO = interface("lo", "127.0.0.1/8", None)
@@ -245,6 +245,29 @@ def test_gpus_of_one_type_at_unlike_clocks() -> None:
 
     assert only(record(checked(0, compute=at(1400)), checked(1, compute=at(1200))), "clocks-differ").ranks == (1,)
     assert "clocks-differ" not in kinds(record(checked(0, compute=at(1400)), checked(1, compute=at(1300))))
+
+
+def test_a_power_limit_is_told_where_it_is_below_the_default_or_was_reached() -> None:
+    def limited(rank: int, watts: float | None, default: float | None, *limits: str) -> CheckedRank:
+        gpu = GpuSamples(
+            samples=5, utilisation=1.0, sm_clock_mhz_median=1400.0, sm_clock_mhz_min=1400.0,
+            temperature_celsius_max=50.0, power_watts_mean=400.0, throttle_reasons=(), throttled_share=0.0,
+            limits=limits, limited_share=0.9 if limits else 0.0,
+        )  # fmt: skip
+        settings = GpuSettings(power_limit_watts=watts, power_limit_default_watts=default)
+        line = facts(rank, 5)
+        device = line.environment.device.model_copy(update={"settings": settings})
+        environment = line.environment.model_copy(update={"device": device})
+        own = line.model_copy(update={"environment": environment})
+        return checked(rank, 5, compute=compute(100.0, gpu=gpu, gpu_reason=None)).model_copy(update={"facts": own})
+
+    told = [(400.0, 700.0), (400.0, 700.0, "power cap"), (700.0, 700.0, "power cap"), (700.0, 700.0), (None, 700.0)]
+    found = [v for v in judged(record(*(limited(n, *each) for n, each in enumerate(told)))) if v.kind == "power-limit"]
+    assert [(verdict.severity, verdict.ranks, verdict.message) for verdict in found] == [
+        ("note", (0, 1), "the GPUs of ranks 0 and 1 (host0 and host1) have a power limit of 400 W, below the default "
+                         "of 700 W"),
+        ("note", (2,), "the GPU of rank 2 (host2) has a power limit of 700 W, which was reached"),
+    ]  # fmt: skip
 
 
 # --- the hosts -----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fake_nvml import UUID, Answers, FakeNvml, installed
-from vitscale.probes.gpu_monitor import NvmlMonitor, gpu_monitor, summary, throttling
+from vitscale.probes.gpu_monitor import NvmlMonitor, Sample, gpu_monitor, summary, throttling
 
 HOUR = 3600.0
 INSTANT = 1e-4
@@ -43,6 +43,7 @@ def test_figures_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
         "utilisation": pytest.approx(0.75),
         "sm_clock_mhz_median": 1727.5,
         "sm_clock_mhz_min": 1200,
+        "unheld_sm_clock_mhz": 1980,
         "temperature_celsius_max": 84,
         "power_watts_mean": 550,
         "throttle_reasons": ("hardware slowdown", "thermal (hardware)"),
@@ -50,6 +51,22 @@ def test_figures_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
         "limits": ("power cap",),
         "limited_share": 0.25,
     }
+
+
+@pytest.mark.parametrize(
+    ("looks", "clock"),
+    [
+        ([(1410, USER_CLOCKS), (1395, USER_CLOCKS | POWER_CAP)], 1410),  # locked, and once below by its power
+        ([(345, IDLE), (1410, 0)], 1410),
+        ([(1700, POWER_CAP), (210, IDLE | USER_CLOCKS), (1980, None), (None, 0)], None),
+    ],
+)
+def test_the_clock_that_only_a_setting_holds_is_told(
+    looks: list[tuple[int | None, int | None]], clock: int | None
+) -> None:
+    seen = summary([Sample(0.9, mhz, 60, 300.0, bits) for mhz, bits in looks])
+    assert seen is not None
+    assert seen.unheld_sm_clock_mhz == clock
 
 
 def test_looks_are_taken_while_an_epoch_lasts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from results_factory import make_trial
 from vitscale import engines
-from vitscale.worker.surroundings import _boost, _governor, allocation, tf32_allowed
+from vitscale.worker.surroundings import _boost, _governor, _nic_firmware, allocation, tf32_allowed
 
 
 @pytest.mark.parametrize(
@@ -73,3 +73,12 @@ def test_boost_by_either_driver(tmp_path: Path, file: str, text: str, boost: boo
     assert _boost(tmp_path) is None
     put(tmp_path / file, text)
     assert _boost(tmp_path) is boost
+
+
+def test_firmware_of_network_adapters_whatever_they_are_called(tmp_path: Path) -> None:
+    assert _nic_firmware(tmp_path / "none") is None
+    for name, firmware in (("mlx5_0", "28.39.1002"), ("mlx5_7", "28.39.1002"), ("mlx5_9", "20.31.1014")):
+        put(tmp_path / name / "hca_type", "MT4129" if firmware.startswith("28") else "MT4123")
+        put(tmp_path / name / "fw_ver", firmware)
+    put(tmp_path / "rxe0/node_desc", "in software: without firmware")
+    assert _nic_firmware(tmp_path) == ("MT4123 20.31.1014", "MT4129 28.39.1002")

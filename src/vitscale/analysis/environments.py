@@ -32,6 +32,8 @@ class Surroundings:
     git_revision: str | None
     hardware: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """How hosts and GPUs were set and linked: what, and its different values; without what the ranks could not tell."""
+    unheld_sm_clock_mhz: float | None = None
+    """Of the slowest GPU, where nothing but the user's setting held the clocks back."""
 
     def __str__(self) -> str:
         return f"{' and '.join(self.devices)} on {', '.join(self.hosts)}"
@@ -42,8 +44,14 @@ def surroundings(run: Run) -> Surroundings | None:
     found = environments(run)
     if not found:
         return None
+    hosts = _unique(e.host for e in found)
+    asked = _HARDWARE | (_BETWEEN_HOSTS if len(hosts) > 1 else {})
+    clocks = [
+        max((line.gpu.unheld_sm_clock_mhz or 0.0 for line in rank.resources if line.gpu), default=0.0)
+        for rank in run.ranks
+    ]
     return Surroundings(
-        hosts=_unique(e.host for e in found),
+        hosts=hosts,
         devices=_unique(e.device.name for e in found),
         drivers=_unique(e.device.driver for e in found if e.device.driver is not None),
         quotas=tuple(sorted({e.cpu_quota_cores for e in found if e.cpu_quota_cores is not None})),
@@ -52,7 +60,8 @@ def surroundings(run: Run) -> Surroundings | None:
             sorted({(k, v) for e in found for k, v in e.settings.items() if k.startswith(_TRANSPORT_SETTINGS)})
         ),
         git_revision=next((e.git_revision for e in found if e.git_revision is not None), None),
-        hardware=tuple((name, values) for name, ask in _HARDWARE.items() if (values := _told(found, ask))),
+        hardware=tuple((name, values) for name, ask in asked.items() if (values := _told(found, ask))),
+        unheld_sm_clock_mhz=min(filter(None, clocks), default=None),
     )
 
 
@@ -75,6 +84,12 @@ _HARDWARE: dict[str, Callable[[Environment], Any]] = {
     "NVLinks": _gpu("nvlinks"),
 }
 """What decides a time beside type and versions, and must agree where both runs tell of it."""
+_BETWEEN_HOSTS: dict[str, Callable[[Environment], Any]] = {
+    "firmware of the network adapters": lambda environment: ", ".join(environment.nic_firmware or ()) or None,
+}
+"""The same, of runs on several hosts."""
+_LIKE_CLOCKS = 0.95
+"""Boost clocks fall by a few percent as a GPU gets warm; locked ones are further away, or cost no more than that."""
 
 
 def _told(found: Sequence[Environment], ask: Callable[[Environment], Any]) -> tuple[str, ...]:
@@ -118,6 +133,9 @@ def differences(one: Surroundings | None, other: Surroundings | None) -> tuple[s
         for name, values in one.hardware
         if name in hardware and hardware[name] != values
     ]
+    clocks = [clock for clock in (one.unheld_sm_clock_mhz, other.unheld_sm_clock_mhz) if clock is not None]
+    if len(clocks) == 2 and min(clocks) < _LIKE_CLOCKS * max(clocks):
+        found.append(f"SM clock where neither heat nor power held it back, in MHz: {clocks[0]:g} against {clocks[1]:g}")
     settings, others = _transport(one), _transport(other)
     found += [
         f"{name}: {settings.get(name, 'not set')} against {others.get(name, 'not set')}"

@@ -26,6 +26,7 @@ RULES: tuple[Callable[[CheckRecord], Iterable[Verdict]], ...] = (
     network_verdicts.slow_link,
     data_verdicts.slow_loader,
     data_verdicts.slow_disk,
+    pace_verdicts.power_limits,
     pace_verdicts.unsteady,
     reach_verdicts.broken_lines,
 )

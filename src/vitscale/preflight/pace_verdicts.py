@@ -130,6 +130,31 @@ def throttled(record: CheckRecord) -> Iterable[Verdict]:
         )
 
 
+def power_limits(record: CheckRecord) -> Iterable[Verdict]:
+    """GPUs whose power limit is below their default, or held their clocks while they computed."""
+    limits: dict[str, list[CheckedRank]] = {}
+    for rank in record.ranks:
+        settings = rank.facts.environment.device.settings if rank.facts is not None else None
+        limit, default = (settings.power_limit_watts, settings.power_limit_default_watts) if settings else (None, None)
+        samples = rank.compute.gpu if rank.compute is not None else None
+        of = f" of {limit:g} W" if limit is not None else ""
+        if limit is not None and default is not None and limit < default:
+            limits.setdefault(f"a power limit{of}, below the default of {default:g} W", []).append(rank)
+        elif samples is not None and "power cap" in (samples.limits or ()):
+            limits.setdefault(f"a power limit{of}, which was reached", []).append(rank)
+    for limit, ranks in limits.items():
+        numbers = [rank.rank for rank in ranks]
+        yield Verdict(
+            "power-limit",
+            "note",
+            f"the GPU{'s' if len(numbers) > 1 else ''} of {ranks_named(numbers)} ({listed(hosts_of(ranks))}) "
+            f"{'have' if len(numbers) > 1 else 'has'} {limit}",
+            "Times belong to this limit: compare only GPUs with the same one (nvidia-smi -pl sets it)",
+            tuple(numbers),
+            hosts_of(ranks),
+        )
+
+
 def unsteady(record: CheckRecord) -> Iterable[Verdict]:
     """Ranks whose pace changes from one repeat to the next."""
     worst = {}

@@ -27,8 +27,9 @@ THROTTLE_REASONS = {
     0x200: "board limit",
     0x400: "reliability",
 }
-_NO_THROTTLING = 0x001 | 0x002 | 0x100
-"""Idle, clocks set by the user, clocks set for a display."""
+_IDLE = 0x001
+_CLOCKS_SET = 0x002 | 0x100
+"""By the user, and for a display."""
 
 
 class GpuMonitor(ABC):
@@ -188,6 +189,11 @@ def summary(samples: Sequence[Sample]) -> GpuSamples | None:
         return None
     utilisations = [sample.utilisation for sample in samples if sample.utilisation is not None]
     clocks = [sample.sm_clock_mhz for sample in samples if sample.sm_clock_mhz is not None]
+    unheld = [
+        sample.sm_clock_mhz
+        for sample in samples
+        if sample.sm_clock_mhz and sample.throttle_bits is not None and not sample.throttle_bits & ~_CLOCKS_SET
+    ]
     temperatures = [sample.temperature_celsius for sample in samples if sample.temperature_celsius is not None]
     powers = [sample.power_watts for sample in samples if sample.power_watts is not None]
     throttles = [throttling(sample.throttle_bits) for sample in samples if sample.throttle_bits is not None]
@@ -198,6 +204,7 @@ def summary(samples: Sequence[Sample]) -> GpuSamples | None:
         utilisation=statistics.fmean(utilisations) if utilisations else None,
         sm_clock_mhz_median=statistics.median(clocks) if clocks else None,
         sm_clock_mhz_min=min(clocks, default=None),
+        unheld_sm_clock_mhz=max(unheld, default=None),
         temperature_celsius_max=max(temperatures, default=None),
         power_watts_mean=statistics.fmean(powers) if powers else None,
         throttle_reasons=tuple(dict.fromkeys(name for names in slowed for name in names)),
@@ -210,5 +217,5 @@ def summary(samples: Sequence[Sample]) -> GpuSamples | None:
 def throttling(bits: int) -> tuple[str, ...]:
     """The names of the reasons in NVML's bits that slow the clocks; those not known here by their number."""
     found = [name for bit, name in THROTTLE_REASONS.items() if bits & bit]
-    unknown = bits & ~_NO_THROTTLING & ~sum(THROTTLE_REASONS)
+    unknown = bits & ~(_IDLE | _CLOCKS_SET) & ~sum(THROTTLE_REASONS)
     return (*found, *(f"reason {1 << place:#x}" for place in range(unknown.bit_length()) if unknown >> place & 1))

@@ -22,6 +22,7 @@ from vitscale.record import Device, Environment, GpuSettings
 
 _SETTINGS = (*LIBRARY_SETTINGS, "HF_HUB_OFFLINE")
 _CPUS = Path("/sys/devices/system/cpu")
+_ADAPTERS = Path("/sys/class/infiniband")
 _ALLOCATIONS = {"SLURM_JOB_ID": "slurm", "PBS_JOBID": "pbs", "LSB_JOBID": "lsf"}
 VERSIONED = ("vitscale", "torch", "deepspeed", "transformers", "numpy", *ENGINE_PACKAGES)
 
@@ -55,6 +56,7 @@ def environment(device: torch.device, backend: str | None, *, with_revision: boo
         cpu_governor=_governor(cores),
         cpu_boost=_boost(),
         kernel=platform.release(),
+        nic_firmware=_nic_firmware(),
         gpus_unused=torch.cuda.device_count() if device.type == "cpu" else None,
         allocation=allocation(os.environ),
     )
@@ -112,6 +114,12 @@ def _boost(cpus: Path = _CPUS) -> bool | None:
     if no_turbo in ("0", "1"):
         return no_turbo == "0"
     return boost == "1" if boost in ("0", "1") else None
+
+
+def _nic_firmware(adapters: Path = _ADAPTERS) -> tuple[str, ...] | None:
+    """Whatever the adapters are called: numbers differ from host to host."""
+    told = {(_text(folder / "hca_type"), _text(folder / "fw_ver")) for folder in adapters.glob("*")}
+    return tuple(sorted(f"{kind or 'unknown type'} {firmware}" for kind, firmware in told if firmware)) or None
 
 
 def _text(path: Path) -> str | None:

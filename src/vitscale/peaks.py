@@ -62,7 +62,7 @@ _TYPES = (
         "B300",
         r"B300 SXM6 AC",
         _half(2250, 1100, 75),
-        "NVIDIA HGX B300 specification, an eighth of it, as cloud providers give it; a GB300's GPU is faster",
+        "NVIDIA HGX B300 specification, an eighth of it, as a cloud provider gives it; a GB300's GPU is faster",
     ),
     _Type("B200", r"B200", _half(2250, 1100, 75), _BLACKWELL),
     _Type("H200 NVL", r"H200 NVL", _half(835.5, 417.5, 60), "NVIDIA H200 datasheet"),

@@ -75,6 +75,7 @@ def configurations() -> Iterator[tuple[str, str, dict[str, Any]]]:
             yield engine, variant, {"engine": "deepspeed", "zero_stage": stage} | BUCKETS | fields
     yield "ddp", "fp32, bucket views", {"engine": "ddp", "gradient_as_bucket_view": True}
     yield "fsdp2", "fp32, kept after forward", {"engine": "fsdp2", "reshard_after_forward": False}
+    yield "fsdp2", "bf16-params, fp32 masters", {"engine": "fsdp2", "precision": "bf16-params", "master_weights": True}
     for stage in (1, 2):
         engine = f"deepspeed, ZeRO-{stage}"
         yield engine, "fp32, overlap", {"engine": "deepspeed", "zero_stage": stage, "overlap_comm": True} | BUCKETS

@@ -45,6 +45,7 @@ def test_what_every_engine_can_do_on_cpu(engine: str, precision: str, optimizer:
         ("ddp", {"optimizer": "lamb"}),
         ("accelerate", {"bucket_mib": 4, "gradient_as_bucket_view": True, "static_graph": True, "optimizer": "lamb"}),
         ("fsdp2", {"reshard_after_forward": False, "gradient_dtype": "bf16"}),
+        ("fsdp2", {"precision": "bf16-params", "master_weights": True, "gradient_dtype": "fp32"}),
         ("fsdp2", {"offload": "parameters", "device": "cuda"}),
         ("accelerate", {"accelerate_backend": "fsdp2", "device": "cuda", "reshard_after_forward": False}),
         ("deepspeed", {"zero_stage": 0, "optimizer": "lamb", "gradient_dtype": "bf16"}),
@@ -68,6 +69,16 @@ def test_an_option_goes_with_the_engines_that_have_it(engine: str, changes: dict
         ("none", {"bucket_mib": 4}, "Remove it, or set engine = 'ddp' or 'deepspeed' or 'megatron'"),
         ("fsdp2", {"static_graph": True}, "train.static_graph = True has no meaning under train.engine = 'fsdp2'"),
         ("ddp", {"reshard_after_forward": False}, "train.reshard_after_forward = False has no meaning"),
+        ("ddp", {"master_weights": True, "precision": "bf16-params"}, "master_weights = True has no meaning under"),
+        (
+            "fsdp2", {"master_weights": True, "precision": "bf16"},
+            "train.master_weights has no meaning with precision = 'bf16': its weights are fp32",
+        ),
+        (
+            "accelerate",
+            {"accelerate_backend": "fsdp2", "device": "cuda", "master_weights": True, "precision": "bf16-params"},
+            "train.master_weights has no meaning under accelerate with FSDP2",
+        ),
         ("ddp", {"accelerate_backend": "ddp"}, "accelerate_backend has no meaning under train.engine = 'ddp'"),
         (
             "accelerate", {"zero_stage": 1},

@@ -26,6 +26,7 @@ _TAKEN_BY: dict[str, tuple[str, ...]] = {
     "bucket_mib": ("ddp", "deepspeed", "megatron"),
     "gather_bucket_mib": ("deepspeed",),
     "gradient_dtype": ("ddp", "fsdp2", "deepspeed", "megatron"),
+    "master_weights": ("fsdp2",),
     "reshard_after_forward": ("fsdp2",),
     "gradient_as_bucket_view": ("ddp",),
     "static_graph": ("ddp",),
@@ -289,6 +290,16 @@ def _fsdp2(train: TrainSpec) -> Iterator[Refusal]:
             "train.accelerate_backend = 'fsdp2' cannot run here: on CPU Accelerate drops its FSDP plugin without a "
             "word and trains with DDP (AcceleratorState of Accelerate 1.15)",
             "Use engine = 'fsdp2', or accelerate_backend = 'ddp' or 'deepspeed'",
+        )
+    if train.engine == "accelerate" and train.master_weights:
+        yield Refusal(
+            "train.master_weights has no meaning under accelerate with FSDP2, which casts no weights here",
+            "Remove it, or use engine = 'fsdp2'",
+        )
+    if train.master_weights and train.precision != "bf16-params":
+        yield Refusal(
+            f"train.master_weights has no meaning with precision = {shown(train.precision)}: its weights are fp32",
+            "Set precision = 'bf16-params', or remove it",
         )
     if train.engine == "accelerate" and train.gradient_dtype is not None:
         yield Refusal(

@@ -10,7 +10,7 @@ Format history (`FORMAT`):
      where a log of others does not tell: ModelLine.parameters, synchronised_timing, train_samples and held_out_samples;
      EpochLine.steps and images; Environment.threads.
   6  what else decides a time: Environment.allocation, tf32, physical_cores, cpu, cpu_governor, cpu_boost, kernel,
-     gpus_unused and nic_firmware; Device.numa_node and settings; GpuSamples.limits and unheld_sm_clock_mhz: null in
+     gpus_unused and network_adapters; Device.numa_node and settings; GpuSamples.limits and unheld_sm_clock_mhz: null in
      older formats. What is used is that of timed steps alone: ResourcesLine.steps, null in older formats, where it is
      that of whole epochs. Steps may be "attached". PhaseLine.compiled, empty in older formats, where a one-off
      compilation shows in its seconds alone.
@@ -116,8 +116,8 @@ class Environment(Record):
     cpu_boost: bool | None = None
     """Whether cores may clock above their base (turbo)."""
     kernel: str | None = None
-    nic_firmware: tuple[str, ...] | None = None
-    """Type and firmware of the host's InfiniBand and RoCE adapters, each once; null where it has none."""
+    network_adapters: tuple[str, ...] | None = None
+    """Type, firmware and rate of the InfiniBand and RoCE adapters that are up, each once; null: the host has none."""
     gpus_unused: int | None = None
     """Of a rank on the host's processor: how many CUDA devices torch sees all the same."""
     allocation: str | None = None

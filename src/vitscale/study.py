@@ -71,6 +71,7 @@ class TrainSection(Spec):
     bucket_mib: BucketMib | None = None
     gather_bucket_mib: BucketMib | None = None
     gradient_dtype: GradientDtype | None = None
+    master_weights: bool = False
     reshard_after_forward: bool | None = None
     gradient_as_bucket_view: bool = False
     static_graph: bool = False

@@ -49,6 +49,7 @@ _ADDED_LATER: dict[str, dict[str, Any]] = {
         "overlap_comm": None,
         "gather_bucket_mib": None,
         "gradient_dtype": None,
+        "master_weights": False,
         "reshard_after_forward": None,
         "gradient_as_bucket_view": False,
         "static_graph": False,
@@ -71,6 +72,7 @@ OF_THE_WRAPPER = frozenset(
         "bucket_mib",
         "gather_bucket_mib",
         "gradient_dtype",
+        "master_weights",
         "reshard_after_forward",
         "gradient_as_bucket_view",
         "static_graph",
@@ -156,6 +158,8 @@ class TrainSpec(Spec):
     """DeepSpeed only: size of the buckets in which weights are gathered (stages 1 and 2) or fetched ahead (stage 3)."""
     gradient_dtype: GradientDtype | None = None
     """The dtype in which gradients travel. Null: the engine's own."""
+    master_weights: bool = False
+    """FSDP2 with `bf16-params`: shards and optimizer states are fp32, and weights are cast to bf16 to be gathered."""
     reshard_after_forward: bool | None = None
     """FSDP2 only: free the gathered weights of a block after forward, and gather them again in backward. Null: true."""
     gradient_as_bucket_view: bool = False

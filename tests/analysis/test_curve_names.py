@@ -20,6 +20,7 @@ from vitscale.trial import AccelerateBackend, GradientDtype, Offload
         ({"engine": "none"}, "plain (no wrapper)"),
         ({"engine": "ddp"}, "ddp"),
         ({"engine": "fsdp2", "reshard_after_forward": False}, "fsdp2, no reshard"),
+        ({"engine": "fsdp2", "master_weights": True}, "fsdp2, fp32 master weights"),
         ({"engine": "deepspeed"}, "deepspeed"),
         ({"engine": "deepspeed", "zero_stage": 2}, "deepspeed ZeRO-2"),
         ({"engine": "deepspeed", "zero_stage": 2, "offload": "optimizer"}, "deepspeed ZeRO-2, optimizer offloaded"),
@@ -82,7 +83,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "rank_speeds": st.lists(st.floats(1e-6, 1000.0), min_size=1, max_size=5),
     **dict.fromkeys(
         ["compile", "overlap_comm", "activation_checkpointing", "reshard_after_forward", "gradient_as_bucket_view",
-         "static_graph", "drop_last"],
+         "static_graph", "drop_last", "master_weights"],
         st.booleans(),
     ),
 }  # fmt: skip

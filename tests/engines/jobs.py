@@ -68,6 +68,8 @@ AUTOCAST_ENGINES = ("ddp", "fsdp2", "zero-0", "zero-1", "zero-2", "zero-3", "acc
 MICRO_BATCHES = (1, 2, 3, 4)
 PURE: Train = ADAMW | {"precision": "bf16-params"}
 PURE_ENGINES = ("zero-0", "zero-1", "zero-2", "zero-3")
+MASTERED: Train = PURE | {"master_weights": True}
+"""What FSDP2 needs for what DeepSpeed's bf16 is: fp32 weights that are updated beside those that compute."""
 
 ROUNDED = (("ddp", "fp16"), ("fsdp2", "bf16"), ("zero-0", "bf16"), ("zero-0", "fp16"),
            ("accelerate-ddp", "fp16"))  # fmt: skip
@@ -145,6 +147,7 @@ def _more_on_two_ranks() -> list[Job]:
     jobs = [_job(f"{engine} rate", ENGINES[engine] | RATE) for engine in RATED]
     jobs += [_job(f"{engine} autocast", ENGINES[engine] | AUTOCAST) for engine in AUTOCAST_ENGINES]
     jobs += [_job(f"{engine} pure", ENGINES[engine] | PURE) for engine in PURE_ENGINES]
+    jobs.append(_job("fsdp2 pure", ENGINES["fsdp2"] | MASTERED))
     jobs += [_job(f"{engine} lamb", ENGINES[engine] | LAMB) for engine in ("ddp", "zero-0")]
     jobs += [
         _job(f"{engine} sends {dtype}", ENGINES[engine] | SGD | {"gradient_dtype": dtype}) for engine, dtype in ROUNDED

@@ -123,6 +123,13 @@ def test_autocast_is_as_near_as_the_reference_is_to_itself(worlds: Worlds) -> No
         assert difference < bound, engine
 
 
+def test_fsdp2_with_master_weights_trains_as_deepspeed_does(worlds: Worlds) -> None:
+    """bf16 weights over fp32 ones that are updated: as near to ZeRO's stages as bf16 is to itself."""
+    two = worlds[2]
+    for stage in (1, 2, 3):
+        assert largest_difference(two["fsdp2 pure"].losses, two[f"zero-{stage} pure"].losses) < 5e-4
+
+
 def test_deepspeeds_stage_0_begins_bf16_weights_with_a_step_of_its_own(worlds: Worlds) -> None:
     """DeepSpeed 0.19.8 makes AdamW's states by an update with zero gradients at stage 0, and at no other stage.
 

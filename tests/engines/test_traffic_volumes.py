@@ -61,6 +61,7 @@ NOTHING_KEPT = {
 TO_OWNERS = {"zero_optimization": {"use_multi_rank_bucket_allreduce": False}}
 BF16: Case = {"precision": "bf16"}
 PURE: Case = {"precision": "bf16-params"}
+MASTERED: Case = PURE | {"master_weights": True}
 ASKED: Case = {"gradient_dtype": "bf16"}
 
 DDP: Kinds = {"all_reduce float32": (2, PSI)}
@@ -208,6 +209,12 @@ TWO_RANKS: list[tuple[Case, Kinds]] = [
     ),
     (fsdp2() | BF16, {"all_gather float32": (5, FSDP2_GATHERED), "reduce_scatter float32": (3, PSI + TOKENS)}),
     (fsdp2() | PURE, {"all_gather bfloat16": (5, FSDP2_GATHERED), "reduce_scatter bfloat16": (3, PSI + TOKENS)}),
+    # Of fp32 shards it gathers and scatters half the bytes; gradients may travel in fp32 all the same.
+    (fsdp2(**MASTERED), {"all_gather bfloat16": (5, FSDP2_GATHERED), "reduce_scatter bfloat16": (3, PSI + TOKENS)}),
+    (
+        fsdp2(**MASTERED, gradient_dtype="fp32"),
+        {"all_gather bfloat16": (5, FSDP2_GATHERED), "reduce_scatter float32": (3, PSI + TOKENS)},
+    ),
     (fsdp2() | ASKED, {"all_gather float32": (5, FSDP2_GATHERED), "reduce_scatter bfloat16": (3, PSI + TOKENS)}),
     (
         fsdp2(reshard_after_forward=False),
@@ -315,6 +322,8 @@ def test_what_one_rank_alone_still_calls(tmp_path: Path) -> None:
         (zero(1, gradient_dtype="fp32") | BF16, "bfloat16", "bfloat16"),
         (zero(3) | BF16, "bfloat16", "bfloat16"),
         (fsdp2() | ASKED, "bfloat16", "bfloat16"),
+        (fsdp2(**MASTERED), "bfloat16", "bfloat16"),
+        (fsdp2(**MASTERED, gradient_dtype="fp32"), "float32", "float32"),
     ],
 )
 def test_the_dtype_in_which_gradients_travel_is_the_one_that_the_engine_names(
@@ -327,7 +336,9 @@ def test_the_dtype_in_which_gradients_travel_is_the_one_that_the_engine_names(
 def test_bytes_asked_for_and_on_the_wire(two_ranks: list[tuple[Traffic, str | None]]) -> None:
     """At two ranks half of the volume is on the wire; but gloo sends a reduce-scatter as an all-reduce."""
     cases = [case for case, _ in TWO_RANKS]
-    ddp, kept_out, whole = (two_ranks[cases.index(case)][0] for case in ({"engine": "ddp"}, fsdp2(), zero(3)))
+    three: list[Case] = [{"engine": "ddp"}, fsdp2(), zero(3)]
+    ddp, kept_out, whole = (two_ranks[cases.index(case)][0] for case in three)
+    assert two_ranks[cases.index(fsdp2(**MASTERED))][0].logical_bytes * 2 == kept_out.logical_bytes
     assert (ddp.logical_bytes, ddp.physical_bytes) == (8 * PSI, 4 * PSI)
     assert kept_out.logical_bytes == 4 * (FSDP2_GATHERED + PSI + TOKENS)
     assert kept_out.physical_bytes == 2 * (FSDP2_GATHERED + 2 * (PSI + TOKENS))

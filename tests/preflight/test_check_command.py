@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from itertools import pairwise
@@ -47,7 +48,13 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
     """The results folder, what was printed as JSON, and what was said meanwhile."""
     folder = tmp_path_factory.mktemp("checked")
     (folder / "study.toml").write_text(STUDY)
-    answer = vitscale("check", folder / "study.toml", "-o", folder / "results", "--quick", "--json")
+    # Every interpreter that starts says what it runs.
+    (folder / "sitecustomize.py").write_text(
+        f"import sys; print(*sys.orig_argv[1:3], file=open({str(folder / 'interpreters.txt')!r}, 'a'))"
+    )
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        answer = vitscale("check", folder / "study.toml", "-o", folder / "results", "--quick", "--json")
     assert answer.returncode == 0, answer.stdout + answer.stderr
     return folder / "results", json.loads(answer.stdout), answer.stderr
 
@@ -74,6 +81,14 @@ def test_both_ranks_measure_everything(checked: tuple[Path, dict[str, Any], str]
     assert check["ranks"][1]["reach"]["seconds"] is not None
     assert check["log"] == ""
     assert told["rank_speeds"] is not None
+
+
+@pytest.mark.ranks
+def test_ranks_of_a_check_are_forks_of_one_process_too(checked: tuple[Path, dict[str, Any], str]) -> None:
+    """Two interpreters less that import torch at the same time."""
+    started = (checked[0].parent / "interpreters.txt").read_text().splitlines()
+    assert started.count("-m vitscale.worker.prepared") == 1
+    assert "-m vitscale.worker.check" not in started
 
 
 @pytest.mark.ranks

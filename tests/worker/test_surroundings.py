@@ -10,7 +10,7 @@ from torch import nn
 
 from results_factory import make_trial
 from vitscale import engines
-from vitscale.worker.surroundings import _boost, _governor, _nic_firmware, allocation, tf32_allowed
+from vitscale.worker.surroundings import _boost, _governor, _network_adapters, allocation, tf32_allowed
 
 
 @pytest.mark.parametrize(
@@ -75,10 +75,19 @@ def test_boost_by_either_driver(tmp_path: Path, file: str, text: str, boost: boo
     assert _boost(tmp_path) is boost
 
 
-def test_firmware_of_network_adapters_whatever_they_are_called(tmp_path: Path) -> None:
-    assert _nic_firmware(tmp_path / "none") is None
-    for name, firmware in (("mlx5_0", "28.39.1002"), ("mlx5_7", "28.39.1002"), ("mlx5_9", "20.31.1014")):
-        put(tmp_path / name / "hca_type", "MT4129" if firmware.startswith("28") else "MT4123")
-        put(tmp_path / name / "fw_ver", firmware)
-    put(tmp_path / "rxe0/node_desc", "in software: without firmware")
-    assert _nic_firmware(tmp_path) == ("MT4123 20.31.1014", "MT4129 28.39.1002")
+def test_network_adapters_that_are_up_whatever_they_are_called(tmp_path: Path) -> None:
+    assert _network_adapters(tmp_path / "none") is None
+    adapters = [
+        ("mlx5_0", "MT4129", "28.39.1002", "ACTIVE"),
+        ("mlx5_7", "MT4129", "28.39.1002", "ACTIVE"),
+        ("mlx5_8", "MT4129", "28.43.2026", "DOWN"),
+        ("mlx5_9", "MT4123", "20.31.1014", "ACTIVE"),
+        ("rxe0", "", "", "ACTIVE"),  # in software
+    ]
+    for name, kind, firmware, state in adapters:
+        for file, text in (("hca_type", kind), ("fw_ver", firmware), ("ports/1/state", f"4: {state}")):
+            put(tmp_path / name / file, text)
+        put(tmp_path / name / "ports/1/rate", "400 Gb/sec (4X NDR)" if kind == "MT4129" else "200 Gb/sec (4X HDR)")
+    assert _network_adapters(tmp_path) == (
+        "MT4123, firmware 20.31.1014, 200 Gb/sec (4X HDR)", "MT4129, firmware 28.39.1002, 400 Gb/sec (4X NDR)",
+    )  # fmt: skip

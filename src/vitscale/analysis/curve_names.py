@@ -15,6 +15,7 @@ _SWITCHES = {
     "train.compile": ("compile", "no compile"),
     "train.overlap_comm": ("overlap", "no overlap"),
     "train.activation_checkpointing": ("activation checkpointing", "no activation checkpointing"),
+    "train.master_weights": ("fp32 master weights", "no master weights"),
     "train.reshard_after_forward": ("reshard", "no reshard"),
     "train.gradient_as_bucket_view": ("bucket view", "no bucket view"),
     "train.static_graph": ("static graph", "no static graph"),

@@ -78,8 +78,10 @@ def _computation(result: TrialResult) -> str:
         "global_batch": trial.global_batch,
         "learning_rate": trial.peak_learning_rate,
         "seed_by_repeat": train.target_accuracy is not None,
-        # These two keep weights in fp32 beside 16-bit ones; others do not.
-        "fp32_weights": train.precision not in ("bf16-params", "fp16") or train.wrapper in ("deepspeed", "megatron"),
+        # These keep weights in fp32 beside 16-bit ones; others do not.
+        "fp32_weights": train.precision not in ("bf16-params", "fp16")
+        or train.wrapper in ("deepspeed", "megatron")
+        or train.master_weights,
         "file": {section: file[section] for section in sections if section in file},
     }
     return json.dumps(content, sort_keys=True)

@@ -31,12 +31,15 @@ class Fsdp2Engine(TorchEngine):
         4. `fully_shard` on the model: embedding, last norm and head, and the order of all the blocks.
 
         `bf16` is autocast here as on every engine, so that weights are gathered in fp32; FSDP2's own mixed precision
-        would gather them in bf16 and compute norms in it too, which is another precision.
+        would gather them in bf16 and compute norms in it too, which is another precision: `bf16-params`, where
+        `master_weights` keeps the shards that are updated in fp32.
         """
-        model = with_options(model.to(device, weight_dtype(train)), train)
+        computed = weight_dtype(train)
+        model = with_options(model.to(device, torch.float32 if train.master_weights else computed), train)
         mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
         reduced = COMMUNICATED[train.gradient_dtype] if train.gradient_dtype else None
-        mixed = MixedPrecisionPolicy(reduce_dtype=reduced)
+        cast = computed if train.master_weights else None
+        mixed = MixedPrecisionPolicy(param_dtype=cast, reduce_dtype=reduced)
         offloaded = CPUOffloadPolicy() if train.offload == "parameters" else OffloadPolicy()
         again = True if train.reshard_after_forward is None else train.reshard_after_forward
         for block in blocks_of(model):

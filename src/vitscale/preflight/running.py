@@ -6,7 +6,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from vitscale.record import RankRecord
 from vitscale.runner.classify import log_tail, outcome_of
 from vitscale.runner.starting import start_ranks, worked_out
 from vitscale.runner.watch import watch
+from vitscale.schedulers.prepared import PreparedProcesses, Ready
 from vitscale.store import write_whole
 from vitscale.store.check_lines import read_checked_ranks
 from vitscale.store.checks import check_folder, write_check
@@ -129,23 +130,28 @@ class _End:
 
 
 def _measure(place: Where, wanted: CheckRequest, folder: Path) -> _End:
-    """Starts the ranks and waits for their end."""
+    """Starts the ranks, as forks where their launcher allows it, and waits for their end."""
     launch = place.study.launch
     ranks = worked_out(place.scheduler, launch, place.launcher, wanted.world, folder, _MODULE)
     environment = {"OMP_NUM_THREADS": str(wanted.world.threads_per_rank)}
     if inherited := os.environ.get("PYTHONPATH"):
         environment["PYTHONPATH"] = inherited
-    try:
-        started = start_ranks(ranks, place.scheduler, launch, folder, environment=environment)
-    except OSError as error:
-        raise RequestError(explain(f"the ranks cannot be started: {error.strerror or error}")) from None
-    ending = watch(
-        started,
-        folder,
-        hang_seconds=max(_START_SECONDS, *wanted.limits.values()) + 30.0,
-        timeout_seconds=wanted.longest_seconds + _START_SECONDS,
-        on_progress=lambda _steps, _phase: None,
-    )
+    with PreparedProcesses() as prepared:
+
+        def ready(variables: Mapping[str, str], log: Path) -> Ready:
+            return prepared.ready("check", None, variables, Path.cwd(), log)
+
+        try:
+            started = start_ranks(ranks, place.scheduler, launch, folder, environment=environment, ready=ready)
+        except OSError as error:
+            raise RequestError(explain(f"the ranks cannot be started: {error.strerror or error}")) from None
+        ending = watch(
+            started,
+            folder,
+            hang_seconds=max(_START_SECONDS, *wanted.limits.values()) + 30.0,
+            timeout_seconds=wanted.longest_seconds + _START_SECONDS,
+            on_progress=lambda _steps, _phase: None,
+        )
     how = "ended" if ending.stopped is None else "stopped"
     if ending.stopped in _STOPPED:
         return _End(how, _STOPPED[ending.stopped].format(limit=ending.limit_seconds or 0.0))

@@ -98,14 +98,14 @@ class Prepared:
             self._driver.close()
             raise
 
-    def imported(self, trial: Trial, seconds: float) -> str | None:
-        """Waits until it has imported what the trial needs; why it cannot be forked, or None where it can.
+    def imported(self, trial: Trial | None, seconds: float) -> str | None:
+        """Waits until it has imported what the trial needs, or a check; why it cannot be forked, or None where it can.
 
         Raises:
             PreparedError: it is gone, or takes too long.
         """
-        train, model = (part.model_dump(mode="json") for part in (trial.train, trial.model))
-        answer = self._asked({"train": train, "model": model}, seconds)
+        needed = None if trial is None else trial.model_dump(mode="json", include={"train", "model"})
+        answer = self._asked({"imports": needed}, seconds)
         return str(answer["cold"]) if "cold" in answer else None
 
     def fork(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> Fork:
@@ -195,12 +195,12 @@ class PreparedProcesses:
             process.close()
         self._processes.clear()
 
-    def ready(self, trial_id: str, trial: Trial, environment: Mapping[str, str], cwd: Path, log: Path) -> Ready:
+    def ready(self, trial_id: str, trial: Trial | None, environment: Mapping[str, str], cwd: Path, log: Path) -> Ready:
         """A process that a run of the trial can be forked from: the one that is there, unless it has served this trial.
 
         Args:
-            trial_id: of the trial.
-            trial: whose engine and model it is to have imported.
+            trial_id: of the trial, or of a check.
+            trial: whose engine and model it is to have imported; None: a check is to be forked.
             environment: of the ranks, complete, but for the token.
             cwd: their working directory.
             log: takes what importing prints.
@@ -242,12 +242,14 @@ def ranks_environment(added: Mapping[str, str], without: tuple[str, ...] = ()) -
     return {key: value for key, value in (own | dict(added)).items() if not key.startswith(without or "\0")}
 
 
-def kept_for(trial: Trial, environment: Mapping[str, str], cwd: Path) -> tuple[object, ...]:
+def kept_for(trial: Trial | None, environment: Mapping[str, str], cwd: Path) -> tuple[object, ...]:
     """All that a prepared process has taken from outside when it is ready: a rank that differs in any needs another."""
     return (_libraries(trial), str(cwd), tuple(sorted(environment.items())), sys.executable, _code())
 
 
-def _libraries(trial: Trial) -> tuple[object, ...]:
+def _libraries(trial: Trial | None) -> tuple[object, ...]:
+    if trial is None:
+        return ()
     train = trial.train
     engine = "torch" if train.engine in _TORCH_ALONE else train.engine
     return engine, train.wrapper if engine != "torch" else "", train.device, trial.model.hf is not None

@@ -22,16 +22,20 @@ _ARRIVED_NS = placing.now_ns()
 _GRACE_SECONDS = 30.0
 
 
-def main(folder: Path) -> NoReturn:
+def main(folder: Path, arrived_ns: int = _ARRIVED_NS) -> NoReturn:
     """Does this rank's part of the check in `folder`, and ends the process: 0 where it came to its end.
 
     A stage that fails or hangs is part of the result: the next one begins all the same. For leaving by `os._exit` see
     `vitscale.worker.__main__`.
+
+    Args:
+        folder: with request.json, and launch.json.
+        arrived_ns: when this process began its work, on the monotonic clock.
     """
     launch = launch_file.read(folder)
     placing.with_environment(launch)
     placing.die_with_parent(launch)
-    own = placing.own_place(_ARRIVED_NS, launch)
+    own = placing.own_place(arrived_ns, launch)
     request = CheckRequest.model_validate_json((folder / "request.json").read_text(encoding="utf-8"))
     if own.world_size != request.world.size or not 0 <= own.rank < own.world_size:
         sys.exit(f"vitscale: the launcher made this rank {own.rank} of {own.world_size}, not of {request.world.size}")

@@ -30,8 +30,8 @@ from vitscale.trial import TrainSpec
 from vitscale.worker.place import now_ns
 from vitscale.worker.process_memory import InitialMemory, file_pages, map_pages
 
-RANK_MODULE = "vitscale.worker"
-"""What its forks can run."""
+_ENTRIES = {"vitscale.worker": "vitscale.worker.__main__", "vitscale.worker.check": "vitscale.worker.check"}
+"""What its forks can run, and where that begins."""
 
 
 def main(arguments: list[str]) -> NoReturn:
@@ -84,9 +84,9 @@ class _Server:
             os._exit(0)
 
     def _answer(self, request: Mapping[str, Any]) -> None:
-        if "train" in request:
+        if "imports" in request:
             try:
-                self._import(TrainSpec.model_validate(request["train"]), ModelSpec.model_validate(request["model"]))
+                self._import(request["imports"])
             except BaseException as error:
                 traceback.print_exc()
                 self._say(cold=f"its imports failed: {type(error).__name__}: {error}"[:300])
@@ -98,12 +98,18 @@ class _Server:
         else:
             self._start(request["arguments"], request["environment"], Path(request["log"]))
 
-    def _import(self, train: TrainSpec, model: ModelSpec) -> None:
+    def _import(self, of_trial: Mapping[str, Any] | None) -> None:
+        """What ranks need that train, or, without a trial, those of a check."""
         if self._imports_seconds is not None:
             return
         began, before = time.perf_counter(), dict(os.environ)
-        importlib.import_module("vitscale.worker.__main__")
-        importlib.import_module("vitscale.worker.session").preload(train, model)
+        if of_trial is not None:
+            importlib.import_module("vitscale.worker.__main__")
+            train, model = TrainSpec.model_validate(of_trial["train"]), ModelSpec.model_validate(of_trial["model"])
+            importlib.import_module("vitscale.worker.session").preload(train, model)
+        else:
+            importlib.import_module("vitscale.worker.check")
+            importlib.import_module("vitscale.worker.check_stages")
         self._set_by_imports = {key: value for key, value in os.environ.items() if before.get(key) != value}
         # What is here now stays: forks do not copy pages to look for garbage among it.
         gc.collect()
@@ -165,8 +171,8 @@ class _Server:
         map_pages(self._file_pages)
         self._memory.set_command(command)
         _draw_anew()
-        worker = sys.modules["vitscale.worker.__main__"]
-        *_, folder = command
+        *_, module, folder = command
+        worker = sys.modules[_ENTRIES[module]]
         sys.argv = [str(worker.__file__), folder]
         worker.main(Path(folder), arrived_ns)
         raise AssertionError("a rank leaves by itself")

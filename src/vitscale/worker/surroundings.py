@@ -17,6 +17,7 @@ from vitscale.cores import numa_nodes, physical_cores
 from vitscale.engine_options import ENGINE_PACKAGES
 from vitscale.gpus import gpu_settings, known_gpu
 from vitscale.hardware import cpu_quota_cores
+from vitscale.probes.interfaces import infiniband_ports
 from vitscale.rank_variables import LIBRARY_SETTINGS
 from vitscale.record import Device, Environment, GpuSettings
 
@@ -56,7 +57,7 @@ def environment(device: torch.device, backend: str | None, *, with_revision: boo
         cpu_governor=_governor(cores),
         cpu_boost=_boost(),
         kernel=platform.release(),
-        nic_firmware=_nic_firmware(),
+        network_adapters=_network_adapters(),
         gpus_unused=torch.cuda.device_count() if device.type == "cpu" else None,
         allocation=allocation(os.environ),
     )
@@ -116,10 +117,14 @@ def _boost(cpus: Path = _CPUS) -> bool | None:
     return boost == "1" if boost in ("0", "1") else None
 
 
-def _nic_firmware(adapters: Path = _ADAPTERS) -> tuple[str, ...] | None:
-    """Whatever the adapters are called: numbers differ from host to host."""
-    told = {(_text(folder / "hca_type"), _text(folder / "fw_ver")) for folder in adapters.glob("*")}
-    return tuple(sorted(f"{kind or 'unknown type'} {firmware}" for kind, firmware in told if firmware)) or None
+def _network_adapters(adapters: Path = _ADAPTERS) -> tuple[str, ...] | None:
+    """Without their names, whose numbers differ from host to host."""
+    found = set()
+    for port in infiniband_ports(adapters):
+        folder = adapters / port.name.partition(":")[0]
+        if port.active and (firmware := _text(folder / "fw_ver")):
+            found.add(f"{_text(folder / 'hca_type') or 'unknown type'}, firmware {firmware}, {port.rate}")
+    return tuple(sorted(found)) or None
 
 
 def _text(path: Path) -> str | None:

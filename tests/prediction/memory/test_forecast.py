@@ -218,6 +218,10 @@ def test_fsdp2_gathers_block_by_block() -> None:
     assert known(trial(1, engine="fsdp2")).moments["end of forward"]["gathered weights"] == 4 * (root + block)
     kept = known(trial(2, engine="fsdp2", reshard_after_forward=False)).moments
     assert kept["end of forward"]["gathered weights"] == 4 * (root + block + 2 * block)
+    mastered = known(trial(2, engine="fsdp2", precision="bf16-params", master_weights=True)).moments
+    assert mastered["step"]["weights"] == mastered["step"]["gradients"] == 4 * 204
+    assert mastered["step"]["optimizer states"] == 8 * 204
+    assert mastered["end of forward"]["gathered weights"] == 2 * (root + 2 * block)
     few: dict[str, Any] = {"micro_batch": 1, "activation_checkpointing": True}
     gloo = known(trial(2, engine="fsdp2", device="cpu", **few)).moments
     assert gloo["last block"]["gloo's copies"] == 4 * block

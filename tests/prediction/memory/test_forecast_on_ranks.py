@@ -13,6 +13,7 @@ BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "memory.py"
 CONFIGURATIONS = [
     "ddp, bf16-params",
     "fsdp2, fp32, 32 images",
+    "fsdp2, bf16-params, fp32 masters",
     "ZeRO-0, fp32, SGD",
     "ZeRO-1, bf16-params",
     "ZeRO-2, fp32, 2 micro-steps",

@@ -23,7 +23,8 @@ def fsdp2(trial: Trial, shapes: ParameterShapes) -> Holding:
     """
     train, ranks, count = trial.train, trial.world.size, sizes(shapes)
     each = weight_bytes(train)
-    gradients = shard(count.all, ranks) * each
+    kept = 4 if train.master_weights else each
+    gradients = shard(count.all, ranks) * kept
     block, root = count.block * each, count.root * each
     several = ranks > 1
     copied = block if several and train.device == "cpu" else 0
@@ -33,10 +34,10 @@ def fsdp2(trial: Trial, shapes: ParameterShapes) -> Holding:
     earlier = (count.layers - 1) * block if stays else 0
     return Holding(
         steady={
-            "weights": shard(count.all, ranks) * each,
-            "optimizer states": shard(count.all, ranks) * STATE_BYTES[train.optimizer] // 4 * each,
+            "weights": shard(count.all, ranks) * kept,
+            "optimizer states": shard(count.all, ranks) * STATE_BYTES[train.optimizer] // 4 * kept,
         },
-        gradient_bytes=0 if train.grad_accum > 1 else each / ranks,
+        gradient_bytes=0 if train.grad_accum > 1 else kept / ranks,
         new_gradient_bytes=each,
         held={"gradients": gradients} if train.grad_accum > 1 else {},
         forward={"gathered weights": root + earlier + fetched, "gloo's copies": copied},

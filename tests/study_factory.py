@@ -23,7 +23,7 @@ EIGHT_CORES = Machine(cores=8, cpu_quota_cores=None, gpus=(), cpu_has_fast_bf16=
 
 def gpus(count: int, capability: tuple[int, int] | None = (9, 0)) -> tuple[Gpu, ...]:
     """`count` GPUs of one kind."""
-    return tuple(Gpu(f"GPU-{n}", "Example", 16 * 2**30, "570", 1980, capability) for n in range(count))
+    return tuple(Gpu(f"GPU-{n}", "Example", 16 * 2**30, "570", capability) for n in range(count))
 
 
 def toml(changes: dict[str, dict[str, Any]] | None = None, name: str = "example") -> str:

@@ -14,9 +14,9 @@ from vitscale import gpus
 from vitscale.errors import RequestError
 from vitscale.gpus import Gpu, GpusUnreadable, gpu_settings, select_visible, visible_gpus
 
-H200 = Gpu("GPU-11111111-2222-3333-4444-555555555555", "NVIDIA H200", 143_771 * 2**20, "570.124.06", 1980, (9, 0))
-T4 = Gpu("GPU-66666666-7777-8888-9999-000000000000", "Tesla T4", 15_360 * 2**20, "550.90.07", 585, (7, 5))
-A100 = Gpu("GPU-aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee", "NVIDIA A100-SXM4-40GB", None, None, None, (8, 0))
+H200 = Gpu("GPU-11111111-2222-3333-4444-555555555555", "NVIDIA H200", 143_771 * 2**20, "570.124.06", (9, 0))
+T4 = Gpu("GPU-66666666-7777-8888-9999-000000000000", "Tesla T4", 15_360 * 2**20, "550.90.07", (7, 5))
+A100 = Gpu("GPU-aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee", "NVIDIA A100-SXM4-40GB", None, None, (8, 0))
 SLICES = tuple(replace(A100, uuid=f"MIG-{n}0000000", name="NVIDIA A100-SXM4-40GB MIG 3g.20gb") for n in (1, 2))
 CUT = replace(A100, mig=True, slices=SLICES)
 
@@ -76,7 +76,7 @@ def test_nvml_tells_of_a_gpu(device_files: Path, monkeypatch: pytest.MonkeyPatch
     installed(FakeNvml(), monkeypatch)
     (gpu,) = visible_gpus()
     assert (gpu.uuid, gpu.name, gpu.memory_bytes) == (UUID, "NVIDIA H200", 143_771 * 2**20)
-    assert (gpu.driver, gpu.sm_clock_mhz, gpu.compute_capability) == ("570.124.06", 1980, (9, 0))
+    assert (gpu.driver, gpu.compute_capability) == ("570.124.06", (9, 0))
     settings = gpu_settings(UUID)
     assert (settings["power_limit_watts"], settings["power_limit_default_watts"]) == (500.0, 700.0)
     assert (settings["ecc"], settings["nvlinks"]) == (True, None)

@@ -222,7 +222,7 @@ def test_bf16_is_fast_where_the_processor_has_instructions_for_it(tmp_path: Path
 
 
 def gpu(node: int | None, capability: tuple[int, int] | None = (9, 0)) -> Gpu:
-    return Gpu(f"GPU-{node}", "NVIDIA H100 80GB HBM3", None, None, None, capability, node)
+    return Gpu(f"GPU-{node}", "NVIDIA H100 80GB HBM3", None, None, capability, node)
 
 
 def test_bf16_is_fast_from_compute_capability_8_on_every_gpu() -> None:

@@ -30,7 +30,6 @@ class Gpu:
     name: str
     memory_bytes: int | None
     driver: str | None
-    sm_clock_mhz: int | None
     compute_capability: tuple[int, int] | None
     numa_node: int | None = None
     """The memory node that it is attached to."""
@@ -176,7 +175,6 @@ def _gpu(nvml: Any, handle: Any) -> Gpu:
         name=nvml.nvmlDeviceGetName(handle),
         memory_bytes=None if memory is None else int(memory),
         driver=_told(nvml, nvml.nvmlSystemGetDriverVersion),
-        sm_clock_mhz=_told(nvml, lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
         compute_capability=_told(nvml, lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle)),
         numa_node=_numa_node(nvml, handle),
     )

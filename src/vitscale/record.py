@@ -82,6 +82,7 @@ class Device(Record):
     memory_bytes: int | None = None
     driver: str | None = None
     sm_clock_mhz: int | None = None
+    """Before format 6: that of the idle GPU, as the rank began. For its clock under load see `GpuSamples`."""
     uuid: str | None = None
     numa_node: int | None = None
     """The memory node that a GPU is attached to; null where that is not known."""

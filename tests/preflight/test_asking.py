@@ -15,7 +15,7 @@ from vitscale.schedulers import Hostfile, Local
 
 
 def machine(cores: int = 8, gpus: int = 0) -> Machine:
-    found = tuple(Gpu(f"GPU-{n}", "GPU", None, None, None, (8, 0)) for n in range(gpus))
+    found = tuple(Gpu(f"GPU-{n}", "GPU", None, None, (8, 0)) for n in range(gpus))
     return Machine(cores, None, found, cpu_has_fast_bf16=False)
 
 

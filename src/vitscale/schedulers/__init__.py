@@ -69,7 +69,7 @@ def described(node: NodeSection | None) -> Machine | None:
     if node is None:
         return None
     capability = (8, 0) if node.fast_bf16 else None
-    gpus = tuple(Gpu(f"gpu-{n}", "GPU of [node]", None, None, None, capability) for n in range(node.gpus))
+    gpus = tuple(Gpu(f"gpu-{n}", "GPU of [node]", None, None, capability) for n in range(node.gpus))
     return Machine(node.cores, None, gpus, node.fast_bf16)
 
 

@@ -92,7 +92,6 @@ def _device(device: torch.device) -> Device:
         name=properties.name,
         memory_bytes=properties.total_memory,
         driver=known.driver if known else None,
-        sm_clock_mhz=known.sm_clock_mhz if known else None,
         uuid=uuid,
         numa_node=known.numa_node if known else None,
         settings=GpuSettings(**told) if (told := gpu_settings(uuid)) else None,

@@ -124,10 +124,11 @@ def test_autocast_is_as_near_as_the_reference_is_to_itself(worlds: Worlds) -> No
 
 
 def test_fsdp2_with_master_weights_trains_as_deepspeed_does(worlds: Worlds) -> None:
-    """bf16 weights over fp32 ones that are updated: as near to ZeRO's stages as bf16 is to itself."""
+    """bf16 weights over fp32 ones that are updated: seen are 4.2e-4, and 3.6e-4 between ZeRO's own stages. Without fp32
+    weights it would be 1.2e-3."""
     two = worlds[2]
     for stage in (1, 2, 3):
-        assert largest_difference(two["fsdp2 pure"].losses, two[f"zero-{stage} pure"].losses) < 5e-4
+        assert largest_difference(two["fsdp2 pure"].losses, two[f"zero-{stage} pure"].losses) < 7e-4
 
 
 def test_deepspeeds_stage_0_begins_bf16_weights_with_a_step_of_its_own(worlds: Worlds) -> None:

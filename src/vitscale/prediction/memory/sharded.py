@@ -15,6 +15,7 @@ def fsdp2(trial: Trial, shapes: ParameterShapes) -> Holding:
     next block is gathered meanwhile, so that two blocks are there. Gradients of a whole block are copied into a flat
     buffer to be scattered, which stays until the next block's are. Embedding and head are gathered from forward to the
     end of backward. One rank copies without a buffer.
+    Of fp32 shards those of a block are cast before they are gathered.
 
     gloo works on a copy of its own of what it gathers and scatters (ProcessGroupGloo.cpp). Its thread lets go of a
     finished exchange, and of the tensors with it, when it is scheduled next: in about one step of eight not before
@@ -45,7 +46,10 @@ def fsdp2(trial: Trial, shapes: ParameterShapes) -> Holding:
         backward={"gathered weights": root + (0 if stays else fetched)},
         kept_gathered_per_block=block if stays else 0,
         first_block={"buckets": scattered},
-        between_blocks={"gloo's copies": (scattered if copied else 0) + (0 if stays else copied)},
+        between_blocks={
+            "gloo's copies": (scattered if copied else 0) + (0 if stays else copied),
+            "temporaries": shard(count.block, ranks) * each if kept > each and several else 0,
+        },
         exchange={"gradients": gradients, "gathered weights": root},
         step={"gradients": gradients},
     )

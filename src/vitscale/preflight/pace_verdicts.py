@@ -142,13 +142,13 @@ def power_limits(record: CheckRecord) -> Iterable[Verdict]:
             limits.setdefault(f"a power limit{of}, below the default of {default:g} W", []).append(rank)
         elif samples is not None and "power cap" in (samples.limits or ()):
             limits.setdefault(f"a power limit{of}, which was reached", []).append(rank)
-    for limit, ranks in limits.items():
+    for said, ranks in limits.items():
         numbers = [rank.rank for rank in ranks]
         yield Verdict(
             "power-limit",
             "note",
             f"the GPU{'s' if len(numbers) > 1 else ''} of {ranks_named(numbers)} ({listed(hosts_of(ranks))}) "
-            f"{'have' if len(numbers) > 1 else 'has'} {limit}",
+            f"{'have' if len(numbers) > 1 else 'has'} {said}",
             "Times belong to this limit: compare only GPUs with the same one (nvidia-smi -pl sets it)",
             tuple(numbers),
             hosts_of(ranks),

@@ -261,7 +261,13 @@ def test_a_power_limit_is_told_where_it_is_below_the_default_or_was_reached() ->
         own = line.model_copy(update={"environment": environment})
         return checked(rank, 5, compute=compute(100.0, gpu=gpu, gpu_reason=None)).model_copy(update={"facts": own})
 
-    told = [(400.0, 700.0), (400.0, 700.0, "power cap"), (700.0, 700.0, "power cap"), (700.0, 700.0), (None, 700.0)]
+    told: list[Any] = [
+        (400.0, 700.0),
+        (400.0, 700.0, "power cap"),
+        (700.0, 700.0, "power cap"),
+        (700.0, 700.0),
+        (None, 700.0),
+    ]
     found = [v for v in judged(record(*(limited(n, *each) for n, each in enumerate(told)))) if v.kind == "power-limit"]
     assert [(verdict.severity, verdict.ranks, verdict.message) for verdict in found] == [
         ("note", (0, 1), "the GPUs of ranks 0 and 1 (host0 and host1) have a power limit of 400 W, below the default "

@@ -12,7 +12,7 @@ from torch import nn
 
 from results_factory import make_trial, steady_run
 from vitscale.record import PhaseLine
-from vitscale.worker import session, surroundings
+from vitscale.worker import session
 from vitscale.worker.place import Place
 
 GIT_SECONDS = 7.0
@@ -26,7 +26,8 @@ class Reached(Exception):
 def test_what_the_host_is_asked_is_part_of_start_up_and_only_rank_0_starts_programs(
     rank: int, programs: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seconds, lines, started = [0.0], [], []
+    seconds, started = [0.0], list[str]()
+    lines: list[Any] = []
 
     def takes(amount: float, answer: Any = None) -> Any:
         def work(*_: Any, **__: Any) -> Any:
@@ -43,21 +44,22 @@ def test_what_the_host_is_asked_is_part_of_start_up_and_only_rank_0_starts_progr
     def train(*_: Any) -> Any:
         raise Reached
 
+    log: Any = SimpleNamespace(write=lines.append)
     header = steady_run(make_trial("ddp", 2), 0.1).header
     summary = SimpleNamespace(fingerprint=header.dataset_fingerprint, train_samples=10, held_out_samples=2)
-    monkeypatch.setattr(session.time, "perf_counter", lambda: seconds[0])
-    monkeypatch.setattr(session.gc, "freeze", takes(0.0))  # of the tests' own process
+    monkeypatch.setattr("vitscale.worker.session.time.perf_counter", lambda: seconds[0])
+    monkeypatch.setattr("vitscale.worker.session.gc.freeze", takes(0.0))  # of the tests' own process
     monkeypatch.setattr(session, "_set_thread_pools", takes(0.0))
     monkeypatch.setattr(session, "preload", takes(2.0))
-    monkeypatch.setattr(session.sources, "load", takes(1.0, SimpleNamespace(summary=summary)))
-    monkeypatch.setattr(session.models, "build", takes(0.5, nn.Linear(2, 2)))
-    monkeypatch.setattr(session.group, "join", takes(3.0, "gloo"))
-    monkeypatch.setattr(session.engines, "build", takes(4.0, SimpleNamespace(gradient_dtype="float32")))
+    monkeypatch.setattr("vitscale.worker.session.sources.load", takes(1.0, SimpleNamespace(summary=summary)))
+    monkeypatch.setattr("vitscale.worker.session.models.build", takes(0.5, nn.Linear(2, 2)))
+    monkeypatch.setattr("vitscale.worker.session.group.join", takes(3.0, "gloo"))
+    monkeypatch.setattr("vitscale.worker.session.engines.build", takes(4.0, SimpleNamespace(gradient_dtype="float32")))
     monkeypatch.setattr(session, "Training", train)
-    monkeypatch.setattr(surroundings.shutil, "which", lambda program: f"/usr/bin/{program}")
-    monkeypatch.setattr(surroundings.subprocess, "run", run)
+    monkeypatch.setattr("vitscale.worker.surroundings.shutil.which", lambda program: f"/usr/bin/{program}")
+    monkeypatch.setattr("vitscale.worker.surroundings.subprocess.run", run)
     with pytest.raises(Reached):
-        session.train(header, Place(rank, 2, rank, None), SimpleNamespace(write=lines.append), 0.0)
+        session.train(header, Place(rank, 2, rank, None), log, 0.0)
     assert started == programs
     phases = {line.name: line.seconds for line in lines if isinstance(line, PhaseLine)}
     assert phases == {"imports": 2.0, "data": 1.0, "model": 0.5, "engine": 7.0 + GIT_SECONDS * len(programs)}

@@ -11,7 +11,6 @@ model was made; whoever changes it looks at those, and takes new ones for a new 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -64,7 +63,7 @@ def main() -> None:
         print(json.dumps([as_json(one) for one in answers]))
         return
     command = f"python benchmarks/calibration.py --studies {arguments.studies} --first-seed {arguments.first_seed}"
-    lines = [f"{datetime.date.today()}, `{command}`.", "", *table(answers)]
+    lines = [f"`{command}`:", "", *table(answers)]
     text = "\n".join(lines)
     print(text)
     if arguments.write:

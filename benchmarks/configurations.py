@@ -6,7 +6,6 @@ python benchmarks/configurations.py [--write docs/calibration.md]
 from __future__ import annotations
 
 import argparse
-import datetime
 import itertools
 import os
 import statistics
@@ -53,7 +52,7 @@ def main() -> None:
         of_cpu.append(time.process_time() - cpu)
     assert len(forecasts.step_seconds) == WANTED
     text = (
-        f"{datetime.date.today()}, `python benchmarks/configurations.py`: {WANTED:,} configurations in "
+        f"`python benchmarks/configurations.py`: {WANTED:,} configurations in "
         f"{statistics.median(seconds):.2f} s ({statistics.median(of_cpu):.2f} s of one core's time; medians of 5). The "
         f"machine has {os.cpu_count()} cores, and {os.getloadavg()[0]:.0f} processes wanted them."
     )

@@ -11,7 +11,6 @@ prints, then weak scaling, unlike GPUs and other splits. A minute or two.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,7 +66,7 @@ def main() -> None:
 def page(series: Sequence[PublishedSeries], strong_rows: Sequence[Row], missing: str | None) -> list[str]:
     """All tables; `missing` says why Extra-P is."""
     strong = [one for one in series if not one.weak and not one.mixed_gpus]
-    lines = [f"{datetime.date.today()}, `python benchmarks/published_study.py epochs.csv`.", ""]
+    lines = ["`python benchmarks/published_study.py epochs.csv`:", ""]
     lines += ["**Strong scaling, fitted on up to 4 GPUs, predicted 5 to 8**", ""]
     lines += table(strong_rows, strong)
     if missing:

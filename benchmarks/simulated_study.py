@@ -9,6 +9,7 @@ import numpy as np
 from peers.runs import Array, Places, places
 from simulator import Cluster, invent, play
 
+from vitscale.analysis.slow_steps import slow_steps
 from vitscale.model_spec import ModelSpec, resolve
 from vitscale.prediction.candidates import whole_steps
 from vitscale.prediction.evidence import Evidence, Point, Series, StepParts
@@ -100,17 +101,27 @@ def simulated_study(seed: int) -> SimulatedStudy:
 
 
 def true_mean(cluster: Cluster, ranks: int, random: np.random.Generator) -> float:
-    """The mean over many runs of a run's median step."""
+    """The mean over many runs of a run's step."""
     from scipy.special import ndtri
 
     grid = ndtri((np.arange(TRUE_RUNS) + 0.5) / TRUE_RUNS)
     jobs = np.stack([grid, random.permutation(grid)], axis=1)
-    return float(np.median(play(cluster, ranks, jobs, TRUE_STEPS, random).step, axis=1).mean())
+    return float(step_seconds(play(cluster, ranks, jobs, TRUE_STEPS, random).step).mean())
 
 
 def future_run(cluster: Cluster, ranks: int, random: np.random.Generator) -> float:
-    """The median step of one run more."""
-    return float(np.median(play(cluster, ranks, random.standard_normal((1, 2)), LIGHT_STEPS, random).step))
+    """The step of one run more."""
+    return float(step_seconds(play(cluster, ranks, random.standard_normal((1, 2)), LIGHT_STEPS, random).step)[0])
+
+
+def step_seconds(steps: Array) -> Array:
+    """Of each run, (runs,), from its steps (runs, steps), as the product has it: their mean without rare slow ones."""
+    means = []
+    for run in steps:
+        by_step = dict(enumerate(map(float, run)))
+        aside = slow_steps(by_step, dict.fromkeys(by_step, "whole")).set_aside
+        means.append(np.delete(run, aside).mean())
+    return np.array(means)
 
 
 def _point(cluster: Cluster, ranks: int, random: np.random.Generator) -> Point:
@@ -127,7 +138,7 @@ def _point(cluster: Cluster, ranks: int, random: np.random.Generator) -> Point:
         nodes=nodes,
         images=cluster.images,
         steps_per_epoch=math.ceil(cluster.images / (ranks * cluster.micro_batch * cluster.grad_accum)),
-        step_seconds=tuple(map(float, quarters[1])),
+        step_seconds=tuple(map(float, step_seconds(light.step))),
         parts=StepParts(
             compute=float(explained.compute.mean()),
             backward=float(explained.backward.mean()),

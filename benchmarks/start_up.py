@@ -1,7 +1,7 @@
 """From launch to first step under `local`: ranks forked from a prepared process, and started anew; and whether what
 follows is the same.
 
-    python benchmarks/start_up.py [--pairs 10] [--engine ddp] [--steps 60]
+    python benchmarks/start_up.py [--pairs 10] [--engine ddp|fsdp2|zero-0|zero-1|zero-2|zero-3] [--steps 60]
 
 A small ViT on two ranks, `--pairs` runs of each kind in turn, each forked run from a prepared process of its own, as
 the repeats of a study are. Launch to first step is from the driver's start of the ranks to the second forward of rank
@@ -23,6 +23,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 LIMIT_SECONDS = 0.5
+ENGINES = {name: f'engine = "{name}"' for name in ("ddp", "fsdp2")} | {
+    f"zero-{stage}": f'engine = "deepspeed"\nzero_stage = {stage}' + "\nbucket_mib = 25" * (stage > 0)
+    for stage in range(4)
+}
+"""Of ZeRO with buckets like DDP's: those that DeepSpeed takes by itself are 2 GB, whatever the model."""
 STUDY = """
 name = "start-up"
 [model]
@@ -31,7 +36,7 @@ image_size = 32
 [data]
 name = "digits"
 [train]
-engine = "{engine}"
+{engine}
 precision = "fp32"
 micro_batch = 32
 [scaling]
@@ -109,7 +114,7 @@ def compared(forked: Sequence[float], anew: Sequence[float]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--engine", default="ddp")
+    parser.add_argument("--engine", choices=ENGINES, default="ddp")
     parser.add_argument("--steps", type=int, default=60)
     options = parser.parse_args()
     from vitscale import runner
@@ -120,7 +125,7 @@ def main() -> int:
     kinds = {"forked": Runs(), "anew": Runs()}
     with tempfile.TemporaryDirectory() as kept, PreparedProcesses() as prepared:
         study = Path(kept) / "study.toml"
-        study.write_text(STUDY.format(engine=options.engine, steps=options.steps))
+        study.write_text(STUDY.format(engine=ENGINES[options.engine], steps=options.steps))
         (Path(kept) / "start_up.py").write_text(Path(__file__).read_text())
         plan = runner.plan(study)
         results = Path(kept) / "results"

@@ -73,12 +73,12 @@ def test_known_times_come_out(advise: Callable[..., Answer], results: Path) -> N
 
 def test_a_deadline_a_budget_and_what_they_cost(advise: Callable[..., Answer], results: Path) -> None:
     code, out, _ = advise(
-        results, "--gpus", "1,2,4", "--deadline", "30s", "--budget", "0.04", "--price", "2.5", "--json"
+        results, "--gpus", "1,2,4", "--deadline", "36s", "--budget", "0.044", "--price", "2.5", "--json"
     )
 
     found = json.loads(out)
     first = found["answers"][0]
-    # Of 1 rank 44 s; of 2 ranks 26 s for 0.036, of 4 ranks 16 s for 0.045.
+    # Of 1 rank 44 s; of 2 ranks 26 s for 0.036, of 4 ranks 16 s for 0.045. Start-up of 6 s may take 11.
     assert (code, first["gpus"], first["verdict"]) == (0, 2, "meets")
     assert first["cost"] == pytest.approx(2.5 * 2 * 26.0 / 3600, rel=0.05)
 

@@ -56,6 +56,7 @@ def test_engines_share_a_process_where_they_import_the_same(trial: Trial, tmp_pa
     of_torch = {kept(of(trial, engine=engine)) for engine in ("none", "ddp", "fsdp2")}
     others = [
         of(trial, engine="deepspeed"),
+        of(trial, engine="deepspeed", zero_stage=1),
         of(trial, engine="accelerate", accelerate_backend="ddp"),
         of(trial, engine="accelerate", accelerate_backend="deepspeed"),
         of(trial, engine="megatron"),
@@ -65,6 +66,7 @@ def test_engines_share_a_process_where_they_import_the_same(trial: Trial, tmp_pa
     assert len(of_torch) == 1
     assert len({*map(kept, others)} | of_torch) == len(others) + 1
     assert kept(of(trial, micro_batch=7, zero_stage=2)) in of_torch
+    assert kept(of(trial, engine="deepspeed", zero_stage=3)) == kept(others[1])
 
 
 def start(process: Prepared, log: Path) -> LocalJob:

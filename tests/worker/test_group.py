@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -78,3 +80,41 @@ def test_a_gpu_that_torch_does_not_see_is_an_error_that_says_so(monkeypatch: pyt
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     with pytest.raises(RuntimeError, match=r"torch sees none on this host: CUDA_VISIBLE_DEVICES is '7'"):
         group.device_of("cuda", PLACE)
+
+
+def test_a_rank_meets_rank_0_when_that_listens_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch pauses for half a second, drawn at random, where rank 0 is a moment later."""
+    events: list[str] = []
+    listening = socket.socket()
+    listening.bind(("127.0.0.1", 0))
+
+    def refused(seconds: float) -> None:
+        events.append("refused")
+        if len(events) == 3:
+            listening.listen()
+
+    monkeypatch.setattr(time, "sleep", refused)
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: events.append("meets"))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(listening.getsockname()[1]))
+    with listening:
+        group.join("ddp", Place(rank=1, world_size=2, local_rank=1, launch_seconds=None), torch.device("cpu"))
+        group.join("ddp", PLACE, torch.device("cpu"))
+
+    assert events == ["refused"] * 3 + ["meets", "meets"]
+
+
+@pytest.mark.parametrize("why", [TimeoutError("silent"), OSError("no route to host")])
+def test_a_rank_0_that_cannot_be_reached_is_torchs_to_tell(monkeypatch: pytest.MonkeyPatch, why: OSError) -> None:
+    def fails(*_: object, **__: object) -> socket.socket:
+        raise why
+
+    met: list[str] = []
+    monkeypatch.setattr(socket, "create_connection", fails)
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **_: met.append(backend))
+    monkeypatch.setenv("MASTER_ADDR", "192.0.2.1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+
+    group.join("ddp", Place(rank=1, world_size=2, local_rank=0, launch_seconds=None), torch.device("cpu"))
+
+    assert met == ["gloo"]

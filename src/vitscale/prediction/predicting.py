@@ -190,7 +190,7 @@ def _prediction(asked: Variant, question: Question, base: Place, at: Place, draw
     launcher = launcher_of(fitted.points, at.gpus)
     starts = start_up(fitted.points, at.trial.model_copy(update={"launcher": launcher}))
     if starts is None:
-        reasons["startup_seconds"] = f"no run under the launcher {launcher} measured it"
+        reasons["startup_seconds"] = "no run under its launcher measured it"
     assumed = assumptions(asked, at)
     if starts is not None and starts.assumption is not None:
         assumed = (*assumed, starts.assumption)

@@ -13,17 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vitscale.analysis.statistics import t_quantile
 from vitscale.prediction.evidence import Point
 from vitscale.prediction.results import Assumption, Estimate
 from vitscale.trial import OF_THE_WRAPPER, Trial
 
-_Z = 1.6449
-"""Standard deviations on either side of a normal distribution's middle 90 %."""
-_RUN_TO_RUN, _RUN_TO_RUN_WEIGHT = 0.15, 3
+_RUN_TO_RUN, _RUN_TO_RUN_WEIGHT = 0.35, 3
 """Prior of the standard deviation of the logarithm between runs of one configuration, and its degrees of freedom."""
 _PER_DOUBLING = 0.2
 """Standard deviation that each doubling of the rank count away from the nearest measured one adds."""
-_OF_BATCHES = 0.1
+_OF_BATCHES = 0.3
 """That another batch adds: the first step is part of start-up."""
 _ENGINES, _ENGINES_WEIGHT = 0.5, 2
 """Prior of the standard deviation between engines, and its degrees of freedom."""
@@ -45,24 +44,26 @@ def start_up(points: Sequence[Point], trial: Trial) -> StartUp | None:
     Its own runs, where there are any; else those of its engine with its options at the nearest rank count; else those
     of all engines, which is an assumption.
     """
-    alike = [
-        point for point in points
+    # A trial that stands on several curves ran once.
+    alike = list({
+        point.trial_id: point for point in points
         if point.startup_seconds
         and (point.trial.launcher, point.trial.train.device) == (trial.launcher, trial.train.device)
-    ]  # fmt: skip
+    }.values())  # fmt: skip
     if not alike:
         return None
-    spread = _run_to_run(alike)
+    spread, freedom = _run_to_run(alike)
     engine = [point for point in alike if _engine(point.trial) == _engine(trial)]
     if own := [point for point in engine if _batch(point.trial) == _batch(trial) and point.trial.world == trial.world]:
-        return StartUp(_estimate(own, spread, 0.0), "measured")
+        return StartUp(_estimate(own, spread, freedom, 0.0), "measured")
     if engine:
         least = min(_doublings(point, trial) for point in engine)
         nearest = [point for point in engine if _doublings(point, trial) == least]
-        return StartUp(_estimate(nearest, spread, math.hypot(_OF_BATCHES, _PER_DOUBLING * least)), "nearest")
+        apart = math.hypot(_OF_BATCHES, _PER_DOUBLING * least)
+        return StartUp(_estimate(nearest, spread, freedom, apart), "nearest")
     least = min(_doublings(point, trial) for point in alike)
     apart = math.hypot(_between_engines(alike), _PER_DOUBLING * least)
-    found = _estimate(alike, spread, apart)
+    found = _estimate(alike, spread, freedom, apart)
     return StartUp(
         found,
         "assumed",
@@ -89,14 +90,14 @@ def _doublings(point: Point, trial: Trial) -> float:
     return abs(math.log2(point.gpus / trial.world.size))
 
 
-def _run_to_run(points: Sequence[Point]) -> float:
-    """Standard deviation of the logarithm between runs of one configuration, over all of them."""
+def _run_to_run(points: Sequence[Point]) -> tuple[float, int]:
+    """Standard deviation of the logarithm between runs of one configuration, over all of them; degrees of freedom."""
     squares, freedom = _RUN_TO_RUN**2 * _RUN_TO_RUN_WEIGHT, _RUN_TO_RUN_WEIGHT
     for point in points:
         logs = [math.log(seconds) for seconds in point.startup_seconds]
         squares += sum((one - statistics.fmean(logs)) ** 2 for one in logs)
         freedom += len(logs) - 1
-    return math.sqrt(squares / freedom)
+    return math.sqrt(squares / freedom), freedom
 
 
 def _between_engines(points: Sequence[Point]) -> float:
@@ -108,12 +109,13 @@ def _between_engines(points: Sequence[Point]) -> float:
     return math.sqrt(squares / (_ENGINES_WEIGHT + len(medians) - 1))
 
 
-def _estimate(points: Sequence[Point], spread: float, apart: float) -> Estimate:
+def _estimate(points: Sequence[Point], spread: float, freedom: int, apart: float) -> Estimate:
     """The median of their runs; `spread`: from run to run, `apart`: of this configuration from those."""
     seconds = [one for point in points for one in point.startup_seconds]
     middle = statistics.median(seconds)
-    mean = math.exp(_Z * math.hypot(spread / math.sqrt(len(seconds)), apart))
-    future = math.exp(_Z * math.hypot(spread * math.sqrt(1 + 1 / len(seconds)), apart))
+    reach = t_quantile(freedom, 0.95)
+    mean = math.exp(reach * math.hypot(spread / math.sqrt(len(seconds)), apart))
+    future = math.exp(reach * math.hypot(spread * math.sqrt(1 + 1 / len(seconds)), apart))
     return Estimate(middle, middle / mean, middle * mean, middle / future, middle * future)
 
 

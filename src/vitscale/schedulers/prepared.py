@@ -252,7 +252,8 @@ def _libraries(trial: Trial | None) -> tuple[object, ...]:
         return ()
     train = trial.train
     engine = "torch" if train.engine in _TORCH_ALONE else train.engine
-    return engine, train.wrapper if engine != "torch" else "", train.device, trial.model.hf is not None
+    wrapper = train.wrapper if engine != "torch" else ""
+    return engine, wrapper, wrapper == "deepspeed" and train.zero_stage > 0, train.device, trial.model.hf is not None
 
 
 def _code() -> tuple[tuple[str, int], ...]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import time
 
 import torch
 import torch.distributed as dist
@@ -11,6 +13,8 @@ from torch._C._distributed_c10d import HashStore  # where torch's own stubs decl
 
 from vitscale.probes.flight_recorder import size_ring
 from vitscale.worker.place import Place
+
+_PATIENCE_SECONDS = 10.0
 
 
 def device_of(kind: str, place: Place) -> torch.device:
@@ -57,12 +61,31 @@ def join(
     if mpi_discovery_port is not None:
         _discovered_by_deepspeed(backend, mpi_discovery_port)
     elif "MASTER_ADDR" in os.environ:
+        if place.rank:
+            _await_rank_0(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         dist.init_process_group(backend, device_id=device if of_device == "nccl" else None)
     else:
         # One rank without a launcher: nobody to meet, so no port is opened. DeepSpeed insists on the variable.
         os.environ.setdefault("LOCAL_RANK", str(place.local_rank))
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     return of_device
+
+
+def _await_rank_0(address: str, port: int) -> None:
+    """Waits until rank 0 listens. torch would try once and then pause for 0.25 to 0.75 s, drawn at random.
+
+    All that is not a refusal is left to torch, and so is a rank 0 that does not listen within seconds.
+    """
+    until = time.monotonic() + _PATIENCE_SECONDS
+    while time.monotonic() < until:
+        try:
+            socket.create_connection((address, port), timeout=1).close()
+        except ConnectionRefusedError:
+            time.sleep(0.005)
+        except OSError:
+            return
+        else:
+            return
 
 
 def backends(device: str, *, gradients_on_host: bool) -> str:

@@ -19,7 +19,9 @@ from vitscale.prediction.results import Assumption, Estimate
 from vitscale.trial import OF_THE_WRAPPER, Trial
 
 _RUN_TO_RUN, _RUN_TO_RUN_WEIGHT = 0.35, 3
-"""Prior of the standard deviation of the logarithm between runs of one configuration, and its degrees of freedom."""
+"""Prior of the standard deviation of the logarithm between runs of one configuration, and its degrees of freedom.
+
+It and `_OF_BATCHES` were chosen on recorded start-ups and tried on others: docs/log.md."""
 _PER_DOUBLING = 0.2
 """Standard deviation that each doubling of the rank count away from the nearest measured one adds."""
 _OF_BATCHES = 0.3

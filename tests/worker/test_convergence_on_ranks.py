@@ -31,62 +31,38 @@ micro_batch = 16
 """
 EPOCHS = 2
 STUDIES = {
-    # One rank in two micro-steps, until the target is reached; 16 x 2 images are a global batch of 32, as below.
-    "reached": f"""
-name = "reached"
+    # One rank in two micro-steps; 16 x 2 images are a global batch of 32, as below. Once until the target is reached,
+    # and once as long as those below, so that its gradient steps are theirs.
+    "one-rank": f"""
+name = "one-rank"
 {COMMON}
 {TRAIN}
 engine = "none"
 grad_accum = 2
-epochs = 30
-target_accuracy = 0.5
 [scaling]
 gpus = [1]
+[sweep]
+train = [{{ epochs = 30, target_accuracy = 0.5 }}, {{ epochs = {EPOCHS} }}]
 [launch]
 threads_per_rank = 1
 [measure]
 repeats = 2
 warmup_steps = 1
 """,
-    # As long as those below, so that its gradient steps are theirs.
-    "plain": f"""
-name = "plain"
+    "two-ranks": f"""
+name = "two-ranks"
 {COMMON}
 {TRAIN}
-engine = "none"
-grad_accum = 2
-epochs = {EPOCHS}
-[scaling]
-gpus = [1]
-[launch]
-threads_per_rank = 1
-[measure]
-repeats = 1
-warmup_steps = 1
-""",
-    "not-reached": f"""
-name = "not-reached"
-{COMMON}
-{TRAIN}
-engine = "ddp"
-epochs = {EPOCHS}
-target_accuracy = 1.0
-[scaling]
-gpus = [2]
-[measure]
-repeats = 1
-warmup_steps = 1
-""",
-    "zero": f"""
-name = "zero"
-{COMMON}
-{TRAIN}
-engine = "deepspeed"
 epochs = {EPOCHS}
 [scaling]
 gpus = [2]
 [sweep]
-"train.zero_stage" = [0, 1, 3]
+train = [
+  {{ engine = "ddp", target_accuracy = 1.0 }},
+  {{ engine = "deepspeed", zero_stage = 0 }},
+  {{ engine = "deepspeed", zero_stage = 1 }},
+  {{ engine = "deepspeed", zero_stage = 3 }},
+]
 [measure]
 repeats = 1
 warmup_steps = 1
@@ -114,6 +90,11 @@ def analyses(results: Mapping[str, Results]) -> Mapping[str, Analysis]:
     return {name: analyse(found) for name, found in results.items()}
 
 
+def towards(target: float, study: Results) -> list[Run]:
+    """Those that train towards an accuracy."""
+    return [run for run in study.runs if run.header.trial.train.target_accuracy == target]
+
+
 def losses(run: Run) -> list[float | None]:
     return [line.loss for line in run.ranks[0].steps]
 
@@ -137,7 +118,12 @@ def _shortened(run: Run) -> Run:
 
 def by_engine(results: Mapping[str, Results]) -> dict[tuple[str, int], Run]:
     """The run of seed 0 of each engine and ZeRO stage, with the gradient steps that the shortest of them has."""
-    runs = [_shortened(run) for found in results.values() for run in found.runs if run.header.repeat == 0]
+    runs = [
+        _shortened(run)
+        for found in results.values()
+        for run in found.runs
+        if run.header.repeat == 0 and run.header.trial.train.epochs == EPOCHS
+    ]
     return {(run.header.trial.train.engine, run.header.trial.train.zero_stage): run for run in runs}
 
 
@@ -175,7 +161,9 @@ def test_every_engine_gives_the_same_noise_scale(results: Mapping[str, Results])
 
 
 def test_training_ends_in_the_epoch_that_reaches_the_target(results: Mapping[str, Results]) -> None:
-    for run in results["reached"].runs:
+    runs = towards(0.5, results["one-rank"])
+    assert len(runs) == 2
+    for run in runs:
         accuracies = [line.held_out_accuracy for line in run.ranks[0].epochs]
         assert 1 < len(accuracies) < 30
         assert accuracies[-1] is not None
@@ -184,24 +172,25 @@ def test_training_ends_in_the_epoch_that_reaches_the_target(results: Mapping[str
 
 
 def test_with_a_target_each_repeat_has_a_seed_of_its_own(folder: Path, results: Mapping[str, Results]) -> None:
-    headers = [json.loads(path.read_text()) for path in (folder / "reached").glob("runs/*/trial.json")]
+    reached = towards(0.5, results["one-rank"])
+    paths = [*(folder / "one-rank").glob(f"runs/{reached[0].header.trial_id}-*/trial.json")]
+    headers = [json.loads(path.read_text()) for path in paths]
     assert sorted((header["repeat"], header["seed"]) for header in headers) == [(0, 0), (1, 1)]
-    assert len({header["trial_id"] for header in headers}) == 1
-    first, second = (losses(run) for run in results["reached"].runs)
+    first, second = (losses(run) for run in reached)
     assert all(one != other for one, other in zip(first, second, strict=False))
 
 
 def test_what_the_target_took_is_told(results: Mapping[str, Results], analyses: Mapping[str, Analysis]) -> None:
-    (trial,) = analyses["reached"].trials.values()
-    found = trial.convergence
+    reached = towards(0.5, results["one-rank"])
+    found = analyses["one-rank"].trials[reached[0].header.trial_id].convergence
     assert found is not None
-    epochs = {run.header.repeat: len(run.ranks[0].epochs) for run in results["reached"].runs}
+    epochs = {run.header.repeat: len(run.ranks[0].epochs) for run in reached}
     assert {run.repeat: run.epochs for run in found.target_runs} == epochs
     assert [run.seed for run in found.target_runs] == [0, 1]
     assert [run.images for run in found.target_runs] == [1438 * epochs[repeat] for repeat in (0, 1)]
     assert found.images_to_target is not None
     assert found.seconds_to_target is not None
-    for run in results["reached"].runs:
+    for run in reached:
         told = next(one for one in found.target_runs if one.repeat == run.header.repeat)
         assert told.seconds is not None
         # Training alone: less than the whole run, which also starts up, explains and evaluates.
@@ -211,10 +200,9 @@ def test_what_the_target_took_is_told(results: Mapping[str, Results], analyses: 
 def test_a_target_that_is_not_reached_is_unknown_and_the_epochs_are_the_limit(
     results: Mapping[str, Results], analyses: Mapping[str, Analysis]
 ) -> None:
-    (run,) = results["not-reached"].runs
+    (run,) = towards(1.0, results["two-ranks"])
     assert (run.outcome.kind, len(run.ranks[0].epochs)) == ("completed", EPOCHS)
-    (trial,) = analyses["not-reached"].trials.values()
-    found = trial.convergence
+    found = analyses["two-ranks"].trials[run.header.trial_id].convergence
     assert found is not None
     assert [(one.epochs, one.images, one.seconds) for one in found.target_runs] == [(None, None, None)]
     assert (found.images_to_target, found.seconds_to_target) == (None, None)

@@ -62,8 +62,14 @@ def test_settings_of_libraries_are_passed_on_and_secrets_are_not(
 
 @pytest.mark.parametrize("on", [hosts(2), (ELSEWHERE,)])
 def test_a_run_and_its_tries_have_ports_of_their_own_below_those_of_connections(on: tuple[Host, ...]) -> None:
+    """So have those of the same study in another folder: two drivers of it may start at the same time."""
     section = LaunchSection()
-    runs = [Path(f"/r/0123456789ab-r{repeat}-a{attempt}") for repeat in range(3) for attempt in range(3)]
+    runs = [
+        Path(f"/{results}/0123456789ab-r{repeat}-a{attempt}")
+        for results in ("mine", "yours")
+        for repeat in range(3)
+        for attempt in range(3)
+    ]
     of = world(len(on), 1)
     ports = [worked_out(Hostfile(on), section, "torchrun", of, run, "vitscale.worker").port for run in runs]
     assert ports == [worked_out(Hostfile(on), section, "torchrun", of, run, "x").port for run in runs]

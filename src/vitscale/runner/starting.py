@@ -61,7 +61,7 @@ def worked_out(
     chosen = launcher_named(launcher, world, hosts)
     if (reason := scheduler.refuses(launcher, world)) is not None:
         raise RequestError(explain(f"launch.launcher = '{launcher}' cannot be used: {reason}"))
-    port = _port(run_folder.name, hosts)
+    port = _port(run_folder, hosts)
     start = Start(
         rank_command=(scheduler.python, "-m", module, str(run_folder)),
         run_folder=run_folder,
@@ -183,9 +183,10 @@ def _settings(section: LaunchSection) -> dict[str, str]:
     return passed_on | interface | section.environment
 
 
-def _port(run: str, hosts: tuple[Host, ...]) -> int:
-    """A port for rank 0: another one for each run and try, and free where that can be seen from here."""
-    first = int.from_bytes(hashlib.sha256(run.encode()).digest()[:4]) % _PORTS
+def _port(run_folder: Path, hosts: tuple[Host, ...]) -> int:
+    """A port for rank 0: another one for each run and try of each results folder (two drivers may do the same study at
+    the same time), and free where that can be seen from here."""
+    first = int.from_bytes(hashlib.sha256(str(run_folder).encode()).digest()[:4]) % _PORTS
     candidates = [_FIRST_PORT + (first + n) % _PORTS for n in range(100)]
     if hosts and not is_this_machine(hosts[0].name):
         return candidates[0]

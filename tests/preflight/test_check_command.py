@@ -112,7 +112,7 @@ def test_every_operation_is_swept_inside_the_node_and_fitted(checked: tuple[Path
     for operation in OPERATIONS:
         _, found = points(stored.ranks, "inside nodes", operation)
         seconds = [point.seconds for point in found if point.size_bytes * 16 >= found[-1].size_bytes]
-        if all(shorter < longer for shorter, longer in pairwise(seconds)):
+        if len(seconds) > 1 and all(shorter < longer for shorter, longer in pairwise(seconds)):
             grows.add(operation)
     assert grows <= {fit["operation"] for fit in check["fits"]} <= operations
 
@@ -138,10 +138,10 @@ def test_a_rank_that_is_killed_is_named_and_what_was_measured_till_then_is_kept(
     check = start(*command, cwd=tmp_path)
 
     def victim() -> psutil.Process | None:
-        """Rank 1, once it has timed something."""
-        lines = [path for path in tmp_path.glob("checks/*/rank-1.jsonl") if '"collective"' in path.read_text()]
-        ranks = [one for one in processes_naming(tmp_path) if "vitscale.worker.check" in one.cmdline()] if lines else []
-        return next((one for one in ranks if one.environ().get("RANK") == "1"), None)
+        """Rank 1, once it has timed something: who writes its file. (What variables a fork has is not seen outside.)"""
+        lines = {str(path) for path in tmp_path.glob("checks/*/rank-1.jsonl") if '"collective"' in path.read_text()}
+        ranks = processes_naming(tmp_path) if lines else []
+        return next((rank for rank in ranks if lines & {file.path for file in rank.open_files()}), None)
 
     wait_until(lambda: victim() is not None, "rank 1 has timed a collective")
     found = victim()

@@ -45,7 +45,10 @@ def test_what_imports_read_asks_for_another_process(
     package.mkdir()
     monkeypatch.syspath_prepend(str(package))
     before = kept_for(trial, VARIABLES, tmp_path)
-    os.utime(package, ns=(1, 1))  # as installing something there does
+    (package / "__pycache__").mkdir()  # as importing something there does
+    (package / "results").mkdir()
+    assert kept_for(trial, VARIABLES, tmp_path) == before
+    (package / "torch-2.14.0.dist-info").mkdir()  # as installing something there does
     assert kept_for(trial, VARIABLES, tmp_path) != before
 
 

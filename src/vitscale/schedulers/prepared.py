@@ -34,6 +34,8 @@ _ONE_BLAS_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 """OpenBLAS starts its threads when it is loaded; ranks set their own number."""
 _TORCH_ALONE = ("none", "ddp", "fsdp2")
 """Engines that import nothing but torch, and the same of it."""
+_CODE = (".py", ".so", ".pth", ".dist-info", ".egg-info")
+"""How names end in a folder of packages that tell what can be imported, and in which version."""
 
 
 class PreparedError(Exception):
@@ -256,12 +258,15 @@ def _libraries(trial: Trial | None) -> tuple[object, ...]:
     return engine, wrapper, wrapper == "deepspeed" and train.zero_stage > 0, train.device, trial.model.hf is not None
 
 
-def _code() -> tuple[tuple[str, int], ...]:
-    """What changes when code that is imported does: the files of vitscale, and the folders that packages lie in."""
-    own = Path(__file__).parents[1]
-    paths = [*own.rglob("*.py"), *(Path(entry or ".") for entry in sys.path)]
-    found = []
-    for path in paths:
+def _code() -> tuple[object, ...]:
+    """What changes when code that is imported does: the files of vitscale, and what is installed in which version.
+
+    Not when a folder changed last: it does when a user's module there leaves its bytecode behind.
+    """
+    own = [(str(path), path.stat().st_mtime_ns) for path in Path(__file__).parents[1].rglob("*.py")]
+    installed = []
+    for entry in sys.path:
         with contextlib.suppress(OSError):
-            found.append((str(path), path.stat().st_mtime_ns))
-    return tuple(found)
+            names = sorted(path.name for path in Path(entry or ".").iterdir() if path.suffix in _CODE)
+            installed.append((entry, tuple(names)))
+    return *own, *installed

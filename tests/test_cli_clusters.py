@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -46,10 +48,10 @@ RESULTS/runs/54ac535df4c7-r0-a0
 """
 LOCAL = """\
 # 2f7d09c5d113: 1 x 2 ranks, 3 run(s)
-PYTHON -m vitscale.local_ranks 2 24273 vitscale.worker RESULTS/runs/2f7d09c5d113-r0-a0
+PYTHON -m vitscale.local_ranks 2 PORT(2f7d09c5d113-r0-a0) vitscale.worker RESULTS/runs/2f7d09c5d113-r0-a0
 
 # 48fada5a9075: 1 x 1 ranks, 3 run(s)
-PYTHON -m vitscale.local_ranks 1 20275 vitscale.worker RESULTS/runs/48fada5a9075-r0-a0
+PYTHON -m vitscale.local_ranks 1 PORT(48fada5a9075-r0-a0) vitscale.worker RESULTS/runs/48fada5a9075-r0-a0
 """
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=15 -o ServerAliveInterval=5 -o ServerAliveCountMax=4 --"
 
@@ -90,7 +92,14 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 def golden(text: str, results: str = "RESULTS") -> str:
-    return text.replace("PYTHON", sys.executable).replace("RESULTS", results)
+    """`PORT(run)` follows from the run's folder: two drivers of one study, at the same time, must not meet."""
+
+    def port(run: re.Match[str]) -> str:
+        folder = f"{results.strip(chr(39))}/runs/{run[1]}"
+        return str(20_000 + int(hashlib.sha256(folder.encode()).hexdigest()[:8], 16) % 12_000)
+
+    text = text.replace("PYTHON", sys.executable).replace("RESULTS", results)
+    return re.sub(r"PORT\((.*?)\)", port, text)
 
 
 def test_torchrun_on_one_host(call: Call, tmp_path: Path) -> None:
@@ -119,8 +128,8 @@ def test_torchrun_on_two_hosts(call: Call, tmp_path: Path) -> None:
     agents = [
         on(
             f"198.51.100.{node + 1}", *module, "--nnodes=2", f"--node-rank={node}", "--rdzv-backend=static",
-            "--rdzv-conf=timeout=300", "--master-addr=198.51.100.1", "--master-port=27370", "--nproc-per-node=1",
-            "--max-restarts=0", "-m", "vitscale.worker", two,
+            "--rdzv-conf=timeout=300", "--master-addr=198.51.100.1", "--master-port=PORT(5192783cd618-r0-a0)",
+            "--nproc-per-node=1", "--max-restarts=0", "-m", "vitscale.worker", two,
         )
         for node in range(2)
     ]  # fmt: skip

@@ -148,7 +148,7 @@ class Training:
             self.explainer.begin_block()
             barrier()  # a rank whose profiler takes longer to start would be waited for in the explained step
             self.clock.start()
-        with self.explainer.step(self.step), nullcontext() if self.step else self._start_up_phase():
+        with nullcontext() if self.step else self._start_up_phase(), self.explainer.step(self.step):
             self._train_step(epoch, window, batches, sums, before_end)
         self.step += 1
         if window == "explained" and (self.step == len(self.windows) or self.windows[self.step] != "explained"):

@@ -84,6 +84,10 @@ def test_the_identity_is_what_it_was() -> None:
         ("train", {"micro_batches": (1, 15, 8, 8, 8, 8, 8, 8)}),
         ("window", {"explain": False}),
         ("window", {"traces": True}),
+        ("data", {"source": "cache"}),
+        ("data", {"channels": 12}),
+        ("data", {"dtype": "uint16"}),
+        ("data", {"hf": "some/images"}),
     ],
 )
 def test_a_field_that_came_later_counts_as_soon_as_it_is_set(section: str, change: dict[str, object]) -> None:
@@ -128,7 +132,7 @@ def other_value(field: FieldInfo, value: Any) -> Any:
     if kind is str:
         return f"{value}-other"
     if typing.get_origin(kind) is tuple:
-        return (1, 15, 8, 8, 8, 8, 8, 8)  # shares of the ranks of `trial`
+        return ("image", "label") if str in typing.get_args(kind) else (1, 15, 8, 8, 8, 8, 8, 8)  # of `trial`'s ranks
     if typing.get_origin(kind) is dict:
         return {"zero_optimization": {"stage": 0}}
     raise AssertionError(f"no other value known for {annotation}: extend this test")

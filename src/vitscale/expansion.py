@@ -20,7 +20,7 @@ from vitscale.resolution import device_of, precision_of, threads_of, with_deepsp
 from vitscale.sources import Summary
 from vitscale.study import AUTO, Study
 from vitscale.study_file import StudyFile
-from vitscale.text_file import beside
+from vitscale.text_file import beside, read_text
 from vitscale.trial import (
     DataSpec,
     TrainSpec,
@@ -204,12 +204,22 @@ def _settled(
         if study.measure.checkpoint:
             engine_options.check_checkpoint(train)
         worlds.append((train, world_of(gpus, study.scaling.gpus_per_node or slots, threads), fraction_of(study, gpus)))
-    data = study.data
-    if data.root is not None:
-        data = data.model_copy(update={"root": str(beside(path, data.root))})
+    data = _located(path, study.data)
     model = user_model.located(path, study.model)
     model_spec.resolve(model, 1)  # whatever the class count, the rest must be right
     return _Settled(labels, study, data, model, tuple(worlds))
+
+
+def _located(path: Path, data: DataSpec) -> DataSpec:
+    """With its paths from the study file's folder, and the classes that its file names."""
+    found: dict[str, Any] = {} if data.root is None else {"root": str(beside(path, data.root))}
+    if data.hf is not None and (folder := beside(path, data.hf)).is_dir():
+        found["hf"] = str(folder)
+    if isinstance(data.classes, str):
+        file = beside(path, data.classes)
+        text = read_text(file, "file of classes", next_step="Name a class a line, or remove data.classes")
+        found["classes"] = tuple(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
+    return data.model_copy(update=found)
 
 
 def _rank_counts(study: Study) -> list[int]:

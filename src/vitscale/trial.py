@@ -12,7 +12,16 @@ import math
 from fractions import Fraction
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from vitscale.model_spec import ModelSpec
 
@@ -33,10 +42,35 @@ EpochCount = Annotated[int, Field(ge=1, le=1_000_000)]
 StepCount = Annotated[int, Field(ge=1, le=1_000_000_000)]
 WarmupCount = Annotated[int, Field(ge=0, le=1_000_000)]
 
-HOW_FOUND = ("root", "download", "verify", "md5")
+PixelType = Literal["uint8", "uint16", "float32"]
+PixelSource = Literal["jpeg", "cache", "memory"]
+
+
+def _or_says(expected: str) -> WrapValidator:
+    """Lists are tuples here; and of a value that is of none of several types one thing is said, not one for each."""
+
+    def validate(value: Any, validated: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return validated(tuple(value) if isinstance(value, list) else value)
+        except ValidationError:
+            raise PydanticCustomError("wrong_value", "Input should be {expected}", {"expected": expected}) from None
+
+    return WrapValidator(validate)
+
+
+Classes = Annotated[
+    Annotated[int, Field(ge=2, le=100_000)]
+    | Annotated[str, Field(min_length=1)]
+    | Annotated[tuple[str, ...], Field(min_length=2, max_length=100_000)],
+    _or_says("a number from 2 to 100000, or a file that names a class a line"),
+]
+Columns = Annotated[tuple[str, str], _or_says("the names of the images' and of the classes' column")]
+
+HOW_FOUND = ("root", "download", "verify", "md5", "skip_broken")
 """Fields of `DataSpec` that say how the images are found, and change nothing in what is computed from them."""
 
 _ADDED_LATER: dict[str, dict[str, Any]] = {
+    "data": {"hf": None, "columns": None, "source": None, "channels": 3, "dtype": "uint8"},
     "train": {
         "bucket_mib": None,
         "target_accuracy": None,
@@ -96,6 +130,10 @@ class DataSpec(Spec):
     """
 
     name: str
+    hf: str | None = Field(default=None, min_length=1, max_length=4096)
+    """A dataset of Hugging Face's library: a folder on disk, or a name of the hub ("NAME", "NAME:CONFIGURATION")."""
+    columns: Columns | None = None
+    """Of `hf`: the columns of images and labels, where it has several."""
     root: str | None = None
     download: bool = False
     verify: bool = True
@@ -106,14 +144,30 @@ class DataSpec(Spec):
     """Share kept for evaluation, where a dataset has no split of its own."""
     samples: int = Field(default=4096, ge=2, le=10_000_000)
     """Training images of the synthetic dataset; `held_out` of as many again are made for evaluation."""
-    classes: int = Field(default=10, ge=2, le=100_000)
-    """Classes of the synthetic dataset."""
-    source_size: int = Field(default=32, ge=4, le=2048)
-    """Side in pixels at which synthetic images are made and folder images are stored."""
+    classes: Classes = 10
+    """How many the synthetic dataset has; which ones of an image set are taken (a file that names one a line; in a
+    trial the names themselves)."""
+    source_size: int = Field(default=32, ge=4, le=8192)
+    """Side in pixels at which synthetic images are made and those of files are stored."""
+    channels: int = Field(default=3, ge=1, le=4096)
+    """Of synthetic images and of those from files; pictures are grey (1) or in colour (3)."""
+    dtype: PixelType = "uint8"
+    """In which files are stored decoded. Arrays of fewer bits are widened, of more refused."""
+    source: PixelSource | None = None
+    """Where files' pixels come from: decoded anew each time, from the decoded cache, or from a copy of it in each
+    rank's memory. Null: the cache where it fits, else memory, else files."""
+    skip_broken: int = Field(default=0, ge=0, le=10_000_000)
+    """Broken files that are left out, at most; with more, and always at 0, they are named and nothing starts."""
     augment: bool = True
     """Random shift and horizontal flip of training images, on the device."""
     workers: int = Field(default=0, ge=0, le=256)
     """Threads per rank that prepare batches ahead; 0 prepares them between steps."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _hf_is_a_name(cls, values: Any) -> Any:
+        """`hf` alone says which dataset it is."""
+        return {"name": "hf"} | values if isinstance(values, dict) and values.get("hf") is not None else values
 
 
 class TrainSpec(Spec):

@@ -13,8 +13,8 @@ from PIL import Image
 
 from vitscale import sources
 from vitscale.errors import RequestError
-from vitscale.sources import image_folder
-from vitscale.sources.image_folder import FileSplit
+from vitscale.sources import decoding, image_set
+from vitscale.sources.image_set import FileSplit
 from vitscale.trial import DataSpec
 
 
@@ -101,8 +101,8 @@ def test_images_at_any_depth_and_of_any_case_but_nothing_else(plain: Path) -> No
 def test_an_entry_is_reused_until_a_file_changes(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = sources.load(spec(plain)).summary
     with monkeypatch.context() as patch:
-        patch.setattr(image_folder, "decode_square", lambda *_: pytest.fail("decoded again"))
-        patch.setattr(image_folder, "verify_picture", lambda *_: pytest.fail("opened again"))
+        patch.setattr(decoding, "decode_square", lambda *_: pytest.fail("decoded again"))
+        patch.setattr(decoding, "verify_picture", lambda *_: pytest.fail("opened again"))
         assert sources.load(spec(plain)).summary == before
         assert sources.check(spec(plain)) == before
     Image.new("RGB", (30, 30), (50, 60, 0)).save(plain / "ant" / "00.png")
@@ -150,7 +150,7 @@ def test_the_order_of_the_file_system_does_not_matter(plain: Path, monkeypatch: 
     before = sources.load(spec(plain))
     walk = os.walk
     monkeypatch.setattr(os, "walk", lambda *a, **k: ((top, dirs, names[::-1]) for top, dirs, names in walk(*a, **k)))
-    after = image_folder.ImageFolder().load(spec(plain), plain)
+    after = sources.load(spec(plain), plain)
     assert after.summary == before.summary
     ids = np.arange(18)
     np.testing.assert_array_equal(after.train.take(ids), before.train.take(ids))
@@ -163,8 +163,8 @@ def test_too_many_for_the_cache_are_the_same_images(
     expected = sources.load(spec(plain))
     for path in cache.iterdir():
         path.rename(cache.parent / f"{cache.name}-{path.name}")
-    monkeypatch.setattr(image_folder, "MOST_CACHED_BYTES", limits[0])
-    monkeypatch.setattr(image_folder, "MOST_MEMORY_BYTES", limits[1])
+    monkeypatch.setattr(image_set, "MOST_CACHED_BYTES", limits[0])
+    monkeypatch.setattr(image_set, "MOST_MEMORY_BYTES", limits[1])
     found = sources.load(spec(plain))
     assert isinstance(found.train, FileSplit) == (limits == (0, 0))
     assert list(cache.iterdir()) == []

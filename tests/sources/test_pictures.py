@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vitscale.errors import RequestError
-from vitscale.sources.pictures import EXTENSIONS, decode_square, in_threads, verify_picture
+from vitscale.sources.pictures import EXTENSIONS, decode_square, verify_picture
+from vitscale.sources.threads import in_threads
 
 
 def noise(height: int, width: int) -> Image.Image:

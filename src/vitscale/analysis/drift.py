@@ -72,7 +72,7 @@ def _computation(result: TrialResult) -> str:
     content: dict[str, Any] = {
         "model": trial.model.model_dump(mode="json", exclude={"hf"} if trial.model_digest is not None else set()),
         "digest": trial.model_digest,
-        "data": trial.data.model_dump(mode="json", exclude={*HOW_FOUND, "workers"}),
+        "data": trial.data.model_dump(mode="json", exclude={*HOW_FOUND, "workers", "source"}),
         "fingerprint": result.records[0].header.dataset_fingerprint,
         "train": train.model_dump(mode="json", exclude=set(_NO_MATTER)),
         "global_batch": trial.global_batch,

@@ -23,7 +23,7 @@ class Batch(NamedTuple):
     """One slot's images on the host, pinned if asked for; see `Slot` for weights and counts."""
 
     images: Tensor
-    """uint8 [n, H, W, 3]."""
+    """uint8, uint16 or float32 [n, H, W, C]."""
     labels: Tensor
     """int64 [n]."""
     ids: Tensor

@@ -5,30 +5,22 @@ Images travel as uint8 at their stored size (an image of CIFAR is 3 kB, at 224 p
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
 from vitscale.datasets.hashing import uniform_integers
 from vitscale.datasets.streams import Purpose, stream
+from vitscale.sources import ChannelStatistics
 
-
-class Statistics(NamedTuple):
-    """Mean and standard deviation of each channel of images scaled to 0..1."""
-
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-
-
-IMAGENET = Statistics((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-STATISTICS: dict[str, Statistics] = {
-    "cifar10": Statistics((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-    "cifar100": Statistics((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
-    "digits": Statistics((0.3053, 0.3053, 0.3053), (0.3760, 0.3760, 0.3760)),
+IMAGENET = ChannelStatistics((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+STATISTICS: dict[str, ChannelStatistics] = {
+    "cifar10": ChannelStatistics((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": ChannelStatistics((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "digits": ChannelStatistics((0.3053, 0.3053, 0.3053), (0.3760, 0.3760, 0.3760)),
 }
-"""Of the training images, as published or computed; any other dataset takes ImageNet's."""
+"""Of training images scaled to 0..1, as published or computed; 8-bit images in colour of any other dataset take
+ImageNet's."""
 
 # A mirrored digit is another sign, so digits are not flipped.
 _NOT_FLIPPED = frozenset({"digits"})
@@ -41,22 +33,37 @@ class Preprocess:
     rank or the device.
     """
 
-    def __init__(self, dataset: str, image_size: int, *, augment: bool, seed: int, flip: bool | None = None) -> None:
-        """`image_size` is the model's, in pixels; `flip` None flips where a mirrored image is still of its class."""
+    def __init__(
+        self,
+        dataset: str,
+        image_size: int,
+        *,
+        augment: bool,
+        seed: int,
+        flip: bool | None = None,
+        statistics: ChannelStatistics | None = None,
+    ) -> None:
+        """`image_size` is the model's, in pixels; `flip` None flips where a mirrored image is still of its class.
+
+        `statistics` are those of the stored values (`Dataset.statistics`); None takes the dataset's published ones.
+        """
         self.image_size, self.augment, self.seed = image_size, augment, seed
         self.flip = dataset not in _NOT_FLIPPED if flip is None else flip
-        self.statistics = STATISTICS.get(dataset, IMAGENET)
+        published = STATISTICS.get(dataset, IMAGENET)
+        self.statistics, self._full_scale = (published, 255.0) if statistics is None else (statistics, 1.0)
         self._scale_and_offset: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, images: Tensor, ids: Tensor, *, epoch: int, training: bool) -> Tensor:
-        """Images ready for the model: float32 `[n, 3, image_size, image_size]`.
+        """Images ready for the model: float32 `[n, C, image_size, image_size]`.
 
         Args:
-            images: uint8 `[n, H, W, 3]`.
+            images: uint8, uint16 or float32 `[n, H, W, C]`.
             ids: int64 `[n]`, on the same device: each image's place in its split.
             epoch: from 0; draws other random numbers in each epoch.
             training: whether to augment, if this object augments at all.
         """
+        if images.dtype == torch.uint16:  # few kernels take it
+            images = images.float()
         if training and self.augment:
             images = self._augmented(images, ids, epoch)
         scale, offset = self._normalisation(images.device)
@@ -84,11 +91,11 @@ class Preprocess:
         return images[image, rows[:, :, None], columns[:, None, :]] * inside[..., None]
 
     def _normalisation(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """`scale` and `offset` with `(x / 255 - mean) / std = x * scale + offset`; copied once per device."""
+        """`scale` and `offset` with `(x / full scale - mean) / std = x * scale + offset`; copied once per device."""
         if device not in self._scale_and_offset:
-            mean, std = (torch.tensor(v, dtype=torch.float64).view(1, 3, 1, 1) for v in self.statistics)
+            mean, std = (torch.tensor(v, dtype=torch.float64).view(1, -1, 1, 1) for v in self.statistics)
             self._scale_and_offset[device] = (
-                (1 / (255 * std)).to(device, torch.float32),
+                (1 / (self._full_scale * std)).to(device, torch.float32),
                 (-mean / std).to(device, torch.float32),
             )
         return self._scale_and_offset[device]

@@ -63,7 +63,7 @@ def run_check(
     """
     if place.trial is not None:
         # Decoded once and here: damage shows before anything starts.
-        sources.load(place.trial.data.model_copy(update={"fraction": 1.0}))
+        sources.prepare(place.trial.data.model_copy(update={"fraction": 1.0}))
     launch = place.study.launch
     # Refused, if at all, before anything is written.
     worked_out(place.scheduler, launch, place.launcher, wanted.world, _ANY_FOLDER, _MODULE)

@@ -100,7 +100,7 @@ def _decode_data(plan: Plan, results: Path, made: list[Path]) -> None:
     """
     try:
         for data in {trial.data.model_copy(update={"fraction": 1.0}) for trial in plan.record.trials.values()}:
-            sources.load(data)
+            sources.prepare(data)
     except RequestError:
         if made:
             (results / "lock").unlink()

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from vitscale.errors import unknown
-from vitscale.sources.base import Dataset, Source, Split, Summary
+from vitscale.sources.base import ChannelStatistics, Dataset, Progress, Source, Split, Summary
 from vitscale.sources.cifar import Cifar
 from vitscale.sources.cifar_layout import CIFAR10, CIFAR100
 from vitscale.sources.digits import Digits
-from vitscale.sources.image_folder import ImageFolder
+from vitscale.sources.hf_datasets import list_hf
+from vitscale.sources.image_folder import list_folder
+from vitscale.sources.image_set import ImageSet
 from vitscale.sources.paths import default_cache_root
+from vitscale.sources.shards import list_shards
 from vitscale.sources.synthetic import Synthetic
 from vitscale.trial import DataSpec
 
-__all__ = ["SOURCES", "Dataset", "Source", "Split", "Summary", "check", "load"]
+__all__ = ["SOURCES", "ChannelStatistics", "Dataset", "Source", "Split", "Summary", "check", "load", "prepare"]
 
 SOURCES: Mapping[str, Source] = {
     "cifar10": Cifar(CIFAR10),
     "cifar100": Cifar(CIFAR100),
     "digits": Digits(),
-    "folder": ImageFolder(),
+    "folder": ImageSet(list_folder),
+    "hf": ImageSet(list_hf),
+    "shards": ImageSet(list_shards),
     "synthetic": Synthetic(),
 }
 """`data.name` -> what reads it."""
@@ -30,10 +38,22 @@ SOURCES: Mapping[str, Source] = {
 def check(spec: DataSpec) -> Summary:
     """Finds the images and verifies them before anything starts.
 
-    Writes nothing, except the archive where `spec.download` asks for it. Raises `RequestError` naming what is wrong
-    and what to do.
+    Writes nothing but the archive where `spec.download` asks for it, and to the cache's folder which images are left
+    out for being broken. Raises `RequestError` naming what is wrong and what to do.
     """
     return _source(spec).check(spec)
+
+
+def prepare(spec: DataSpec, progress: Progress | None = None) -> None:
+    """Does here, once, what every rank would do in `load`; damage inside an image shows before anything starts.
+
+    Raises `RequestError` as `load` does.
+    """
+    source = _source(spec)
+    if isinstance(source, ImageSet):
+        source.prepare(spec, default_cache_root(), progress)
+    else:
+        source.load(spec, default_cache_root())
 
 
 def load(spec: DataSpec, cache_root: Path | None = None) -> Dataset:
@@ -43,7 +63,28 @@ def load(spec: DataSpec, cache_root: Path | None = None) -> Dataset:
     be written the images are decoded into memory. Any number of processes may call this at once. Raises
     `RequestError` as `check` does, and for an image that turns out broken only when decoded.
     """
-    return _source(spec).load(spec, cache_root if cache_root is not None else default_cache_root())
+    dataset = _source(spec).load(spec, cache_root if cache_root is not None else default_cache_root())
+    if (spec.channels, spec.dtype) == (3, "uint8"):
+        return dataset
+    return replace(dataset, statistics=_statistics(dataset.train))
+
+
+def _statistics(split: Split) -> ChannelStatistics:
+    """Mean and standard deviation of each channel over training images spread evenly: up to 256, up to 1 GiB of them.
+
+    Every rank comes to the same numbers, for they look at the same images.
+    """
+    image_bytes = split.take(np.zeros(1, dtype=np.int64)).nbytes
+    count = min(len(split), max(8, min(256, (1 << 30) // image_bytes)))
+    total, squares, values = 0.0, 0.0, 0
+    for number in np.linspace(0, len(split) - 1, count).astype(np.int64):
+        pixels = split.take(np.array([number])).astype(np.float64)
+        total, squares = total + pixels.sum(axis=(0, 1, 2)), squares + (pixels**2).sum(axis=(0, 1, 2))
+        values += pixels[..., 0].size
+    mean = np.asarray(total / values)
+    deviation = np.sqrt(np.maximum(squares / values - mean**2, 0.0))
+    # A channel that is the same everywhere stays what it is: nothing but its mean is taken off.
+    return ChannelStatistics(tuple(mean.tolist()), tuple(np.where(deviation > 0, deviation, 1.0).tolist()))
 
 
 def _source(spec: DataSpec) -> Source:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitscale.errors import RequestError, explain
+from vitscale.errors import RequestError, explain, shown
 from vitscale.trial import DataSpec
 
-Images = NDArray[np.uint8]
+Images = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.float32]
+"""`[n, H, W, C]`, in the dtype that the dataset is stored in (`trial.PixelType`)."""
 Labels = NDArray[np.int64]
+Content = str | bytes
+"""Of an encoded image: where the file is, or what is in it."""
+Progress = Callable[[int, int], None]
+"""Told how many images are done, and of how many."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +31,7 @@ class Summary:
     classes: tuple[str, ...]
     """Names, in the order of the labels."""
     image_shape: tuple[int, int, int]
-    """Height, width, channels as stored. Channels are always 3: grey is repeated."""
+    """Height, width, channels as stored. Grey pictures have 3 too, all alike, unless one is asked for."""
     fingerprint: str
     """Hexadecimal digest of the content; two runs with different ones did not see the same images."""
     notes: tuple[str, ...] = ()
@@ -43,8 +49,37 @@ class Split(Protocol):
         ...
 
     def take(self, ids: Labels) -> Images:
-        """Images `ids` (int64 `[n]`, each in `0 <= id < len(self)`), as uint8 `[n, H, W, 3]` of the caller's own."""
+        """Images `ids` (int64 `[n]`, each in `0 <= id < len(self)`), as `[n, H, W, C]` of the caller's own."""
         ...
+
+
+class Encoded(Protocol):
+    """Images of one split as they are stored, not decoded. Pickled, in parts, for the processes that decode."""
+
+    def __len__(self) -> int: ...
+
+    def name(self, number: int) -> str:
+        """Of an image in messages: its file, as a user finds it. Its extension says what it is."""
+        ...
+
+    def content(self, number: int) -> Content:
+        """What its decoder takes."""
+        ...
+
+    def part(self, number: int) -> int:
+        """Which image of its file it is, from 0."""
+        ...
+
+    def some(self, numbers: Labels) -> Encoded:
+        """Those images alone, in this order."""
+        ...
+
+
+class ChannelStatistics(NamedTuple):
+    """Mean and standard deviation of each channel, in units of the stored values."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -54,6 +89,8 @@ class Dataset:
     summary: Summary
     train: Split
     held_out: Split
+    statistics: ChannelStatistics | None = None
+    """Of the training images; None: 8-bit pictures in colour, whose statistics go by the dataset's name."""
 
 
 class Source(Protocol):
@@ -90,16 +127,41 @@ def require_ids(ids: Labels, samples: int) -> None:
         raise IndexError(f"image ids {ids.min()} to {ids.max()} in a split of {samples}")
 
 
-def refuse_archive_keys(spec: DataSpec) -> None:
-    """`md5` and `download` mean nothing to a source that has no archive: said, not ignored."""
-    for key, is_set in (("md5", spec.md5 is not None), ("download", spec.download)):
-        if is_set:
-            raise RequestError(
-                explain(
-                    f"data.{key} does not apply to the dataset '{spec.name}', which has no archive",
-                    next_step=f"Remove {key} from [data], or use cifar10 or cifar100",
-                )
+_OF_SOME = {
+    "md5": "cifar10 or cifar100",
+    "download": "cifar10 or cifar100",
+    "hf": 'name = "hf"',
+    "columns": 'name = "hf"',
+    "channels": "synthetic, folder, shards or hf",
+    "dtype": "folder, shards or hf",
+    "source": "folder, shards or hf",
+    "skip_broken": "folder, shards or hf",
+}
+"""Keys of [data] that mean something to some sources only, and to which."""
+
+
+def refuse_other_keys(spec: DataSpec, taken: Collection[str] = ()) -> None:
+    """A key that means nothing to a source is said, not ignored; `taken` are those of `_OF_SOME` that it takes."""
+    if "classes" not in taken:
+        class_count(spec)
+    wrong = [key for key in _OF_SOME if key not in taken and getattr(spec, key) != DataSpec.model_fields[key].default]
+    if wrong:
+        why = ", which has no archive" if wrong[0] in ("md5", "download") else ""
+        raise RequestError(
+            explain(
+                f"data.{wrong[0]} does not apply to the dataset '{spec.name}'{why}",
+                next_step=f"Remove {wrong[0]} from [data], or use {_OF_SOME[wrong[0]]}",
             )
+        )
+
+
+def class_count(spec: DataSpec) -> int:
+    """Classes of a dataset that is made: a number."""
+    if isinstance(spec.classes, int):
+        return spec.classes
+    raise RequestError(
+        explain(f"data.classes of the dataset '{spec.name}' is {shown(spec.classes)}", valid=["a number from 2"])
+    )
 
 
 def unused_root_notes(spec: DataSpec) -> tuple[str, ...]:

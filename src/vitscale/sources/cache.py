@@ -1,7 +1,8 @@
 """Decoded images on disk, memory-mapped and shared by every rank of a host.
 
 An entry is a folder that appears by one rename, so it is whole or absent; builders take turns by a kernel lock,
-which is free again when its holder dies. Nothing in an entry is pickled.
+which is free again when its holder dies. What a killed builder had finished is in its folder's journal, with a checksum
+of each chunk, and the next one goes on from there. Nothing in an entry is pickled.
 """
 
 from __future__ import annotations
@@ -11,29 +12,84 @@ import json
 import os
 import shutil
 import socket
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import get_args
 
 import numpy as np
 
+from vitscale.errors import RequestError
 from vitscale.sources.base import ArraySplit, Dataset, Images, Labels, Summary
+from vitscale.sources.threads import in_threads
+from vitscale.trial import PixelType
 
-_FACTS = "facts.json"
+_FACTS, _JOURNAL = "facts.json", "journal"
+_CHUNK_BYTES = 64 << 20
+SPLITS = ("train", "held_out")
 
 
-class Room(Protocol):
-    """Where a builder puts a split: `images, labels = room(name, samples, (H, W, 3))`, then fills both."""
+def chunk_samples(shape: tuple[int, ...], dtype: PixelType) -> int:
+    """Images of one checksum, and of one piece of the decoding."""
+    return max(1, min(256, _CHUNK_BYTES // (int(np.prod(shape)) * np.dtype(dtype).itemsize)))
 
-    def __call__(self, split: str, samples: int, shape: tuple[int, int, int]) -> tuple[Images, Labels]:
-        """Uninitialised uint8 `[samples, H, W, C]` and int64 `[samples]`, to be filled by the caller."""
-        ...
+
+def checksums(images: Images) -> list[int]:
+    """CRC-32 of each chunk."""
+    size = chunk_samples(images.shape[1:], images.dtype.name)  # type: ignore[arg-type]  # of one of these types
+    return list(in_threads(lambda first: zlib.crc32(images[first : first + size]), range(0, len(images), size)))
+
+
+class Unfinished(RequestError):
+    """A builder could not go on; what it has finished is kept for the next one."""
+
+
+@dataclass
+class Room:
+    """Where a builder puts its splits: `images, labels = room(name, samples, (H, W, C))`, then fills both.
+
+    Both come uninitialised, but for the chunks in `done`: these images an earlier builder has left here.
+    """
+
+    folder: Path | None = None
+    """None: in memory."""
+    splits: dict[str, ArraySplit] = field(default_factory=dict)
+    done: dict[str, dict[int, int]] = field(default_factory=lambda: {split: {} for split in SPLITS})
+    """Split -> number of a chunk that is finished -> its checksum."""
+
+    def __call__(
+        self, split: str, samples: int, shape: tuple[int, int, int], dtype: PixelType = "uint8"
+    ) -> tuple[Images, Labels]:
+        """Images `[samples, H, W, C]` and labels int64 `[samples]`."""
+        images: Images
+        if self.folder is None:
+            images, labels = np.empty((samples, *shape), dtype=dtype), np.empty(samples, dtype=np.int64)
+        else:
+            images = _mapped(self.folder / f"{split}_images.npy", (samples, *shape), np.dtype(dtype))
+            labels = _mapped(self.folder / f"{split}_labels.npy", (samples,), np.dtype(np.int64))
+            self._keep_what_is_whole(split, images)
+        self.splits[split] = ArraySplit(images, labels)
+        return images, labels
+
+    def finish(self, split: str, chunk: int, checksum: int) -> None:
+        """Notes that a chunk is filled."""
+        self.done[split][chunk] = checksum
+        if self.folder is not None:
+            with (self.folder / _JOURNAL).open("a") as journal:
+                journal.write(f"{json.dumps([split, chunk, checksum])}\n")
+
+    def _keep_what_is_whole(self, split: str, images: Images) -> None:
+        size = chunk_samples(images.shape[1:], images.dtype.name)  # type: ignore[arg-type]  # as above
+        for chunk, checksum in [*self.done[split].items()]:
+            first = chunk * size
+            if first >= len(images) or checksums(images[first : first + size]) != [checksum]:
+                del self.done[split][chunk]
 
 
 Build = Callable[[Room], tuple[str, ...]]
-"""Fills the splits "train" and "held_out" and returns the names of the classes."""
+"""Fills both `SPLITS` and returns the names of the classes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +99,8 @@ class Decoded:
     train: ArraySplit
     held_out: ArraySplit
     classes: tuple[str, ...]
+    checksums: dict[str, list[int]] = field(default_factory=dict)
+    """Split -> that of its labels, then those of its chunks of images."""
 
     def dataset(self, fingerprint: str, notes: tuple[str, ...]) -> Dataset:
         """With its summary."""
@@ -57,53 +115,81 @@ class Decoded:
         )
         return Dataset(summary, self.train, self.held_out)
 
+    def whole_chunks(self) -> dict[str, dict[int, int]]:
+        """Split -> number of each chunk that is what it was when it was written -> its checksum. Reads everything."""
+        return {
+            split: {
+                chunk: kept
+                for chunk, (kept, now) in enumerate(
+                    zip(self.checksums[split][1:], checksums(getattr(self, split).images), strict=False)
+                )
+                if kept == now
+            }
+            for split in SPLITS
+        }
+
+    def is_whole(self, whole: dict[str, dict[int, int]]) -> bool:
+        """Whether `whole_chunks` are all, and the labels too are what they were."""
+        return all(
+            self.checksums[split] == [zlib.crc32(getattr(self, split).labels), *whole[split].values()]
+            for split in SPLITS
+        )
+
 
 def in_memory(build: Build) -> Decoded:
     """Decodes into memory, for this process alone."""
-    splits: dict[str, ArraySplit] = {}
-
-    def room(split: str, samples: int, shape: tuple[int, int, int]) -> tuple[Images, Labels]:
-        images = np.empty((samples, *shape), dtype=np.uint8)
-        splits[split] = ArraySplit(images, np.empty(samples, dtype=np.int64))
-        return images, splits[split].labels
-
+    room = Room()
     classes = build(room)
-    return Decoded(splits["train"], splits["held_out"], classes)
+    return Decoded(room.splits["train"], room.splits["held_out"], classes)
 
 
 def find(cache_root: Path, key: str) -> Decoded | None:
-    """The entry `key`, or None where it is absent, unreadable or damaged."""
+    """The entry `key`, or None where it is absent, unreadable or damaged as far as its sizes tell."""
     folder = cache_root / key
     try:
-        classes = json.loads((folder / _FACTS).read_text())["classes"]
-        train, held_out = (_open_split(folder, split) for split in ("train", "held_out"))
+        facts = json.loads((folder / _FACTS).read_text())
+        classes, sums = facts["classes"], {split: [int(n) for n in facts["checksums"][split]] for split in SPLITS}
+        train, held_out = (_open_split(folder, split, facts["dtype"]) for split in SPLITS)
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         return None
-    return Decoded(train, held_out, tuple(classes))
+    return Decoded(train, held_out, tuple(classes), sums)
 
 
-def cached(cache_root: Path, key: str, build: Build) -> Decoded | None:
+def cached(cache_root: Path, key: str, build: Build, *, verify: bool = False) -> Decoded | None:
     """The entry `key`, built first where it is not there; None where the cache cannot be written.
 
     Of several callers at once one builds and the others wait for it. What `build` raises is passed on, and leaves
-    nothing behind; it must not raise `OSError` for its own reasons.
+    nothing behind; it must not raise `OSError` for its own reasons. `verify` proves the checksums of an entry that was
+    there; chunks that have changed are built again.
     """
-    if found := find(cache_root, key):
+    if (found := find(cache_root, key)) and not verify:
         return found
     try:
         cache_root.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _lock(cache_root / f"{key}.lock"):
-            return find(cache_root, key) or _build(cache_root, key, build)
+            found = find(cache_root, key)
+            if found is None:
+                return _build(cache_root, key, build)
+            whole = found.whole_chunks()
+            if found.is_whole(whole):
+                return found
+            partial = _partial(cache_root, key)
+            shutil.rmtree(partial, ignore_errors=True)
+            (cache_root / key).rename(partial)
+            (partial / _JOURNAL).write_text(
+                "".join(f"{json.dumps([split, *item])}\n" for split in SPLITS for item in whole[split].items())
+            )
+            return _build(cache_root, key, build)
     except OSError:  # not writable, full, or without locks
-        return None
+        return find(cache_root, key)
 
 
-def _open_split(folder: Path, split: str) -> ArraySplit:
+def _open_split(folder: Path, split: str, dtype: object) -> ArraySplit:
     images = np.load(folder / f"{split}_images.npy", mmap_mode="r", allow_pickle=False)
     labels = np.load(folder / f"{split}_labels.npy", mmap_mode="r", allow_pickle=False)
-    if images.dtype != np.uint8 or images.ndim != 4 or labels.dtype != np.int64:
+    if images.dtype.name != dtype or dtype not in get_args(PixelType) or images.ndim != 4 or labels.dtype != np.int64:
         raise ValueError("not the arrays that are kept here")
     if labels.shape != images.shape[:1]:
         raise ValueError("as many labels as images are needed")
@@ -117,32 +203,53 @@ def _lock(path: Path) -> Iterator[None]:
         yield
 
 
-def _build(cache_root: Path, key: str, build: Build) -> Decoded | None:
+def _partial(cache_root: Path, key: str) -> Path:
     # One builder per host holds the lock, so a folder of this name was left by one that was killed. The host is in
     # the name because on some network file systems the lock does not reach other hosts.
-    partial = cache_root / f"{key}.{socket.gethostname()}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
+    return cache_root / f"{key}.{socket.gethostname()}.partial"
+
+
+def _build(cache_root: Path, key: str, build: Build) -> Decoded | None:
+    partial = _partial(cache_root, key)
+    partial.mkdir(exist_ok=True)
     try:
-        written: list[np.memmap] = []
-
-        def room(split: str, samples: int, shape: tuple[int, int, int]) -> tuple[Images, Labels]:
-            images = _mapped(partial / f"{split}_images.npy", (samples, *shape), np.dtype(np.uint8))
-            labels = _mapped(partial / f"{split}_labels.npy", (samples,), np.dtype(np.int64))
-            written.extend((images, labels))
-            return images, labels
-
+        room = Room(partial, done=_journalled(partial))
         classes = build(room)
-        for array in written:
-            array.flush()
+        sums = {}
+        for split in SPLITS:
+            images, labels = room.splits[split].images, room.splits[split].labels
+            chunks = [room.done[split][number] for number in sorted(room.done[split])] or checksums(images)
+            sums[split] = [zlib.crc32(labels), *chunks]
+            for array in (images, labels):
+                if isinstance(array, np.memmap):
+                    array.flush()
         with (partial / _FACTS).open("w") as file:
-            json.dump({"classes": classes}, file)
+            json.dump({"classes": classes, "dtype": images.dtype.name, "checksums": sums}, file)
             file.flush()
             os.fsync(file.fileno())
+        (partial / _JOURNAL).unlink(missing_ok=True)
         _put_in_place(partial, cache_root / key, find(cache_root, key) is not None)
-        return find(cache_root, key)
-    finally:
+        found = find(cache_root, key)
+    except Unfinished:
+        raise
+    except Exception:
         shutil.rmtree(partial, ignore_errors=True)
+        raise
+    # Only now: whoever is interrupted while building goes on with it another time.
+    shutil.rmtree(partial, ignore_errors=True)
+    return found
+
+
+def _journalled(partial: Path) -> dict[str, dict[int, int]]:
+    """What an earlier builder noted as finished; whatever else stands there is taken for a line cut short."""
+    done: dict[str, dict[int, int]] = {split: {} for split in SPLITS}
+    try:
+        for line in (partial / _JOURNAL).read_text().splitlines():
+            split, chunk, checksum = json.loads(line)
+            done[split][int(chunk)] = int(checksum)
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return done
 
 
 def _put_in_place(partial: Path, final: Path, another_host_was_faster: bool) -> None:
@@ -154,6 +261,13 @@ def _put_in_place(partial: Path, final: Path, another_host_was_faster: bool) -> 
 
 
 def _mapped(path: Path, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> np.memmap:
+    """The array of an earlier builder where it is of this shape, else a new one."""
+    try:
+        array = np.lib.format.open_memmap(path, mode="r+")
+        if array.shape == shape and array.dtype == dtype:
+            return array
+    except (OSError, ValueError):
+        pass
     array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
     with path.open("r+b") as file:
         # A full disk is an OSError here; in a sparse file it would be a SIGBUS at the first write.

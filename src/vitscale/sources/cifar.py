@@ -14,7 +14,7 @@ import numpy as np
 
 from vitscale.errors import RequestError, explain, shown
 from vitscale.sources.archive import read_members
-from vitscale.sources.base import Dataset, Images, Labels, Summary
+from vitscale.sources.base import Dataset, Images, Labels, Summary, refuse_other_keys
 from vitscale.sources.cache import Room, cached, in_memory
 from vitscale.sources.cifar_layout import CIFAR10, CIFAR100, HELD_OUT_SAMPLES, IMAGE_SHAPE, Layout
 from vitscale.sources.cifar_layout import MOST_ARCHIVE_BYTES as MOST_BYTES
@@ -66,6 +66,7 @@ class Cifar:
         return decoded.dataset(files.fingerprint, files.notes)
 
     def _find(self, spec: DataSpec) -> _Files:
+        refuse_other_keys(spec, ("md5", "download"))
         expected_md5 = _md5_of(spec)
         path = self._locate(spec)
         if kind_of(path) == "folder":

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from vitscale.errors import RequestError, explain
-from vitscale.sources.base import Dataset, Images, Labels, Summary, refuse_archive_keys, unused_root_notes
+from vitscale.sources.base import Dataset, Images, Labels, Summary, refuse_other_keys, unused_root_notes
 from vitscale.sources.cache import Room, cached, in_memory
 from vitscale.sources.split import held_out_count, split_ids
 from vitscale.trial import DataSpec
@@ -26,7 +26,7 @@ class Digits:
 
     def check(self, spec: DataSpec) -> Summary:
         """Only looks whether scikit-learn is there: importing it takes longer than the rest of a plan."""
-        refuse_archive_keys(spec)
+        refuse_other_keys(spec)
         if importlib.util.find_spec("sklearn") is None:
             raise RequestError(
                 explain("the dataset 'digits' needs scikit-learn", next_step="Run pip install scikit-learn")

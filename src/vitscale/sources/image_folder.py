@@ -5,110 +5,51 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from vitscale.errors import RequestError, explain, shown
-from vitscale.sources.base import Dataset, Images, Labels, Summary, refuse_archive_keys, require_ids
-from vitscale.sources.cache import Room, cached, find, in_memory
-from vitscale.sources.paths import default_cache_root, kind_of, reason, root_of
-from vitscale.sources.pictures import EXTENSIONS, decode_square, in_threads, verify_picture
-from vitscale.sources.split import held_out_count, split_ids
+from vitscale.sources.arrays import ARRAY_EXTENSIONS, acquisition_of, images_in
+from vitscale.sources.base import Labels
+from vitscale.sources.image_set import Listing, chosen_classes, listing_of
+from vitscale.sources.paths import kind_of, reason, root_of
+from vitscale.sources.pictures import EXTENSIONS
 from vitscale.trial import DataSpec
 
-MOST_CACHED_BYTES = 20_000_000_000
-"""Decoded images of more than this stay files and are decoded whenever they are taken."""
-MOST_MEMORY_BYTES = 2_000_000_000
-"""The same where there is no cache to write to."""
-_HELD_OUT_FOLDERS = ("val", "valid", "validation", "test")
-"""The first of these beside a folder "train" is the held-out split."""
+HELD_OUT_NAMES = ("val", "valid", "validation", "test")
+"""The first of these beside "train" is the held-out split."""
 _HOW = "Make a folder of images for each class: ROOT/CLASS/*.jpg, or ROOT/train/CLASS/* and ROOT/val/CLASS/*"
+_READ = frozenset((*EXTENSIONS, *ARRAY_EXTENSIONS))
+_VOLUMES = (".h5", ".hdf5")
 
 
 @dataclass(frozen=True, eq=False)
-class FileSplit:
-    """A split that is decoded on demand."""
+class Files:
+    """Images that are files, or slices of files."""
 
     paths: tuple[str, ...]
-    labels: Labels
-    side: int
+    parts: Labels
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.paths)
 
-    def take(self, ids: Labels) -> Images:
-        """Decodes the images in threads; see `Split.take`. Raises `RequestError` naming a broken file."""
-        require_ids(ids, len(self))
-        images = np.empty((len(ids), self.side, self.side, 3), dtype=np.uint8)
-        _decode_into(images, [self.paths[i] for i in ids], self.side)
-        return images
+    def name(self, number: int) -> str:
+        """See `Encoded`."""
+        return self.paths[number]
 
+    content = name
 
-@dataclass(frozen=True)
-class _Listing:
-    """Every image of the folder, in an order that does not depend on the file system."""
+    def part(self, number: int) -> int:
+        """See `Encoded`."""
+        return int(self.parts[number])
 
-    classes: tuple[str, ...]
-    train: FileSplit
-    held_out: FileSplit
-    fingerprint: str
-    key: str
-    """Of the cache entry: the files, their side, and which of them are held out."""
-
-    @property
-    def decoded_bytes(self) -> int:
-        return (len(self.train) + len(self.held_out)) * self.train.side**2 * 3
-
-    @property
-    def summary(self) -> Summary:
-        side = self.train.side
-        return Summary(len(self.train), len(self.held_out), self.classes, (side, side, 3), self.fingerprint)
-
-
-class ImageFolder:
-    """The dataset `folder`: `root/CLASS/*.jpg`, or `root/train/CLASS/*` with `root/val/CLASS/*`."""
-
-    def check(self, spec: DataSpec) -> Summary:
-        """Opens every image, unless the cache of this user holds these very files decoded."""
-        listing = _list(spec)
-        if find(default_cache_root(), listing.key) is None:
-            for _ in in_threads(verify_picture, (*listing.train.paths, *listing.held_out.paths)):
-                pass
-        return listing.summary
-
-    def load(self, spec: DataSpec, cache_root: Path) -> Dataset:
-        """See `Source.load`. Too many images for the cache are decoded on demand."""
-        listing = _list(spec)
-        build = partial(_decode, listing)
-        decoded = None
-        if listing.decoded_bytes <= MOST_CACHED_BYTES:
-            decoded = cached(cache_root, listing.key, build)
-        if decoded is None and listing.decoded_bytes <= MOST_MEMORY_BYTES:
-            decoded = in_memory(build)
-        if decoded is None:
-            return Dataset(listing.summary, listing.train, listing.held_out)
-        return Dataset(listing.summary, decoded.train, decoded.held_out)
-
-
-def _decode(listing: _Listing, room: Room) -> tuple[str, ...]:
-    for name, split in (("train", listing.train), ("held_out", listing.held_out)):
-        images, labels = room(name, len(split), (split.side, split.side, 3))
-        labels[:] = split.labels
-        _decode_into(images, split.paths, split.side)
-    return listing.classes
-
-
-def _decode_into(images: Images, paths: Sequence[str], side: int) -> None:
-    def decode(position: int) -> None:
-        images[position] = decode_square(paths[position], side)
-
-    for _ in in_threads(decode, range(len(paths))):
-        pass
+    def some(self, numbers: Labels) -> Files:
+        """See `Encoded`."""
+        return Files(tuple(self.paths[number] for number in numbers), self.parts[numbers])
 
 
 class _File(NamedTuple):
@@ -118,66 +59,117 @@ class _File(NamedTuple):
     """What tells this file from another: its place, size and time of change."""
 
 
-def _list(spec: DataSpec) -> _Listing:
-    refuse_archive_keys(spec)
-    train_root, held_out_root = _split_folders(spec)
-    names = _subfolders(train_root)
-    if len(names) < 2:
-        what = f"{shown(str(train_root))} has {len(names)} class folders; at least 2 are needed"
-        raise RequestError(explain(what, next_step=_HOW))
-    train = _files(train_root, names, names)
+def list_folder(spec: DataSpec) -> Listing:
+    """The dataset `folder`: `root/CLASS/*.jpg`, or `root/train/CLASS/*` with `root/val/CLASS/*`.
+
+    Raises:
+        RequestError: it is not laid out like this, a file cannot be read, or a link leads out of it.
+    """
+    train_root, held_out_root = split_folders(spec, _HOW, _has_classes)
+    root = Path(os.path.realpath(root_of(spec) or train_root))
+    if not _subfolders(train_root, root):
+        return _flat_volumes(spec, train_root, held_out_root)
+    names = chosen_classes(spec, _subfolders(train_root, root), str(train_root))
+    train = _files(train_root, names, names, root)
+    held_out = None
     if held_out_root is not None:
-        held_out = _files(held_out_root, _subfolders(held_out_root), names)
-        fingerprint = _fingerprint(train, held_out)
-        share = "own"
-    else:
-        fingerprint = _fingerprint(train)
-        share = str(spec.held_out)
-        labels = np.array([file.label for file in train], dtype=np.int64)
-        if held_out_count(len(train), len(names), spec.held_out) < 1:
-            what = f"{shown(str(train_root))} has one image for each class: nothing can be held out"
-            raise RequestError(explain(what, next_step="Add images, or make the folders train and val"))
-        train_ids, held_out_ids = split_ids(labels, spec.held_out)
-        held_out = [train[i] for i in held_out_ids]
-        train = [train[i] for i in train_ids]
-    return _Listing(
-        classes=tuple(os.fsencode(name).decode(errors="replace") for name in names),
-        train=_split(train, spec.source_size),
-        held_out=_split(held_out, spec.source_size),
-        fingerprint=fingerprint,
-        key=f"folder-{fingerprint[:24]}-{spec.source_size}-{share}",
-    )
+        present = _subfolders(held_out_root, root)
+        if not isinstance(spec.classes, int):
+            present = [name for name in present if name in set(names)]
+        held_out = _files(held_out_root, present, names, root)
+    return _listing(spec, names, train, held_out, train_root)
 
 
-def _fingerprint(*parts: list[_File]) -> str:
-    text = "\n\n".join("\n".join(file.stamp for file in part) for part in parts)
-    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
+def split_folders(spec: DataSpec, how: str, is_split: Callable[[Path], bool]) -> tuple[Path, Path | None]:
+    """The folder of the training images, and that of the held-out images where there is one.
 
+    Args:
+        spec: names the root.
+        how: the set is laid out, for messages.
+        is_split: whether a folder called "train" is the training split; it may also be a class of that name.
 
-def _split_folders(spec: DataSpec) -> tuple[Path, Path | None]:
-    """The folder of the training classes, and that of the held-out classes where there is one."""
+    Raises:
+        RequestError: there is no root, or it is no folder.
+    """
     root = root_of(spec)
     if root is None:
-        raise RequestError(explain("the dataset 'folder' needs data.root", next_step=_HOW))
+        raise RequestError(explain(f"the dataset '{spec.name}' needs data.root", next_step=how))
     if kind_of(root) != "folder":
         there = "is not a folder" if kind_of(root) else "does not exist"
-        raise RequestError(explain(f"data.root {shown(str(root))} {there}", next_step=_HOW))
+        raise RequestError(explain(f"data.root {shown(str(root))} {there}", next_step=how))
     train = root / "train"
-    if kind_of(train) != "folder" or not _subfolders(train):  # it may also be a class of that name
+    if kind_of(train) != "folder" or not is_split(train):
         return root, None
-    own = [root / name for name in _HELD_OUT_FOLDERS if kind_of(root / name) == "folder"]
+    own = [root / name for name in HELD_OUT_NAMES if kind_of(root / name) == "folder"]
     return train, own[0] if own else None
 
 
-def _subfolders(folder: Path) -> list[str]:
+def fingerprint_of(*parts: Sequence[str]) -> str:
+    """Of the stamps of every file of each split."""
+    text = "\n\n".join("\n".join(part) for part in parts)
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
+
+
+def files_under(folder: Path, root: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """Every file at any depth but hidden ones, with its status.
+
+    Raises:
+        RequestError: one cannot be read, or a link leads out of `root`, a real path.
+    """
     try:
-        with os.scandir(folder) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+        for parent, _, names in os.walk(folder, onerror=_raise):
+            for name in names:
+                path = f"{parent}/{name}"
+                if name.startswith("."):
+                    continue
+                if Path(name).suffix.lower() in (*_READ, ".tar"):
+                    if os.path.islink(path):  # noqa: PTH114  a million of them
+                        refuse_link_out(path, root)
+                    yield path, os.stat(path)  # noqa: PTH116
     except OSError as error:
         raise _unreadable(folder, error) from None
 
 
-def _files(folder: Path, present: list[str], classes: list[str]) -> list[_File]:
+def refuse_link_out(path: str, root: Path) -> None:
+    """Raises `RequestError` for a link to somewhere outside of `root`, a real path."""
+    target = os.path.realpath(path)
+    if not Path(target).is_relative_to(root) and os.path.exists(target):  # noqa: PTH110
+        raise RequestError(
+            explain(
+                f"the link {shown(path)} leads out of {shown(str(root))}, to {shown(target)}",
+                next_step="Put the file there instead; to take some classes of a folder, name them by data.classes",
+            )
+        )
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _has_classes(folder: Path) -> bool:
+    try:
+        with os.scandir(folder) as entries:
+            return any(
+                not entry.name.startswith(".") and (entry.is_dir() or entry.name.lower().endswith(_VOLUMES))
+                for entry in entries
+            )
+    except OSError as error:
+        raise _unreadable(folder, error) from None
+
+
+def _subfolders(folder: Path, root: Path) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            found = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+    except OSError as error:
+        raise _unreadable(folder, error) from None
+    for entry in found:
+        if entry.is_symlink():
+            refuse_link_out(entry.path, root)
+    return sorted(entry.name for entry in found)
+
+
+def _files(folder: Path, present: list[str], classes: list[str], root: Path) -> list[_File]:
     """The images of every class of `folder`, at any depth, sorted by class and path."""
     if stray := sorted(set(present) - set(classes)):
         what = f"{shown(str(folder))} has the class {shown(stray[0])}, which is not among the training classes"
@@ -185,36 +177,60 @@ def _files(folder: Path, present: list[str], classes: list[str]) -> list[_File]:
     number = {name: label for label, name in enumerate(classes)}
     files: list[_File] = []
     for name in present:
-        found = sorted(_images_under(folder, name, number[name]))
+        found = sorted(
+            _File(path, number[name], _stamp(path, folder, status))
+            for path, status in files_under(folder / name, root)
+            if stat.S_ISREG(status.st_mode) and not path.lower().endswith(".tar")
+        )
         if not found:
             what = f"the class folder {shown(str(folder / name))} holds no image"
-            raise RequestError(explain(what, valid=sorted(EXTENSIONS), next_step="Add images or remove the folder"))
+            raise RequestError(explain(what, valid=sorted(_READ), next_step="Add images or remove the folder"))
         files += found
     if not files:
         raise RequestError(explain(f"{shown(str(folder))} has no class folders", next_step=_HOW))
     return files
 
 
-def _images_under(folder: Path, class_name: str, label: int) -> Iterator[_File]:
-    def fail(error: OSError) -> None:
-        raise error
+def _flat_volumes(spec: DataSpec, train_root: Path, held_out_root: Path | None) -> Listing:
+    """fastMRI's own layout: HDF5 files that lie side by side; their kind of acquisition is their class."""
+    real = Path(os.path.realpath(root_of(spec) or train_root))
+    splits: list[list[tuple[str, str, str]]] = []
+    for folder in (train_root, held_out_root):
+        found = [
+            (path, acquisition_of(path), _stamp(path, folder, status))
+            for path, status in sorted(files_under(folder, real) if folder is not None else ())
+            if path.lower().endswith(_VOLUMES) and folder is not None
+        ]
+        if unknown := [path for path, kind, _ in found if kind is None]:
+            what = f"{shown(unknown[0])} lies in no class folder, and no attribute 'acquisition' of it tells its class"
+            raise RequestError(explain(what, next_step=_HOW))
+        splits.append([(path, kind or "", stamp) for path, kind, stamp in found])
+    names = chosen_classes(spec, sorted({kind for _, kind, _ in splits[0]}), str(train_root))
+    number = {name: label for label, name in enumerate(names)}
+    train, held_out = (
+        [_File(path, number[kind], stamp) for path, kind, stamp in split if kind in number] for split in splits
+    )
+    return _listing(spec, names, train, held_out or None, train_root)
 
-    try:
-        for parent, _, names in os.walk(folder / class_name, onerror=fail):
-            for path in (Path(parent, name) for name in names if not name.startswith(".")):
-                if path.suffix.lower() not in EXTENSIONS:
-                    continue
-                status = path.stat()
-                if stat.S_ISREG(status.st_mode):
-                    stamp = f"{path.relative_to(folder)} {status.st_size} {status.st_mtime_ns}"
-                    yield _File(str(path), label, stamp)
-    except OSError as error:
-        raise _unreadable(folder / class_name, error) from None
+
+def _listing(
+    spec: DataSpec, names: list[str], train: list[_File], held_out: list[_File] | None, folder: Path
+) -> Listing:
+    stamps = [[file.stamp for file in files] for files in (train, held_out) if files is not None]
+    held = _images(held_out) if held_out is not None else None
+    return listing_of("folder", spec, names, _images(train), held, fingerprint_of(*stamps), str(folder))
 
 
-def _split(files: list[_File], side: int) -> FileSplit:
-    labels = np.array([file.label for file in files], dtype=np.int64)
-    return FileSplit(tuple(file.path for file in files), labels, side)
+def _images(files: list[_File]) -> tuple[Files, Labels]:
+    """Every image, those of a volume one after another, and their labels."""
+    counts = [images_in(file.path, file.path) for file in files]
+    paths = tuple(file.path for file, count in zip(files, counts, strict=True) for _ in range(count))
+    parts = np.concatenate([np.arange(count) for count in counts]) if counts else np.empty(0, dtype=np.int64)
+    return Files(paths, parts), np.repeat(np.array([file.label for file in files], dtype=np.int64), counts)
+
+
+def _stamp(path: str, folder: Path, status: os.stat_result) -> str:
+    return f"{os.path.relpath(path, folder)} {status.st_size} {status.st_mtime_ns}"
 
 
 def _unreadable(path: Path, error: OSError) -> RequestError:

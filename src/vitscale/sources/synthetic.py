@@ -16,7 +16,8 @@ from vitscale.sources.base import (
     Images,
     Labels,
     Summary,
-    refuse_archive_keys,
+    class_count,
+    refuse_other_keys,
     require_ids,
     unused_root_notes,
 )
@@ -35,6 +36,7 @@ class SyntheticSplit:
 
     labels: Labels
     side: int
+    channels: int
     stream: int
 
     def __len__(self) -> int:
@@ -44,11 +46,12 @@ class SyntheticSplit:
         """Makes the images; see `Split.take`."""
         require_ids(ids, len(self))
         used, position = np.unique(self.labels[ids], return_inverse=True)
-        squares = 64 + (_noise(used, _GRID * _GRID * 3, _PATTERN_STREAM) >> 1)
-        squares = squares.reshape(-1, _GRID, _GRID, 3)
+        squares = 64 + (_noise(used, _GRID * _GRID * self.channels, _PATTERN_STREAM) >> 1)
+        squares = squares.reshape(-1, _GRID, _GRID, self.channels)
         nearest = np.arange(self.side) * _GRID // self.side
         patterns = squares[:, nearest[:, None], nearest]
-        noise = _noise(ids, self.side * self.side * 3, self.stream).reshape(-1, self.side, self.side, 3)
+        shape = (self.side, self.side, self.channels)
+        noise = _noise(ids, math.prod(shape), self.stream).reshape(-1, *shape)
         # 0 to 254: uint8 arithmetic wraps in between (191 + 127) and comes out right.
         return patterns[position] + (noise >> 1) - np.uint8(64)
 
@@ -69,13 +72,14 @@ class Synthetic:
 
     def check(self, spec: DataSpec) -> Summary:
         """Needs nothing but the numbers in `spec`."""
-        refuse_archive_keys(spec)
+        refuse_other_keys(spec, ("channels",))
         recipe = f"synthetic {_VERSION} {spec.samples} {spec.classes} {spec.source_size} {spec.held_out}"
+        recipe += f" {spec.channels} channels" if spec.channels != 3 else ""
         return Summary(
             train_samples=spec.samples,
             held_out_samples=_held_out_samples(spec),
-            classes=tuple(f"class {number}" for number in range(spec.classes)),
-            image_shape=(spec.source_size, spec.source_size, 3),
+            classes=tuple(f"class {number}" for number in range(class_count(spec))),
+            image_shape=(spec.source_size, spec.source_size, spec.channels),
             fingerprint=hashlib.sha256(recipe.encode()).hexdigest(),
             notes=unused_root_notes(spec),
         )
@@ -83,10 +87,10 @@ class Synthetic:
     def load(self, spec: DataSpec, cache_root: Path) -> Dataset:  # noqa: ARG002  one signature for every source
         """Makes only the labels; images are made when taken."""
         summary = self.check(spec)
-        train = np.arange(summary.train_samples, dtype=np.int64) % spec.classes
-        held_out = np.arange(summary.held_out_samples, dtype=np.int64) % spec.classes
+        train = np.arange(summary.train_samples, dtype=np.int64) % class_count(spec)
+        held_out = np.arange(summary.held_out_samples, dtype=np.int64) % class_count(spec)
         return Dataset(
             summary,
-            SyntheticSplit(train, spec.source_size, _TRAIN_STREAM),
-            SyntheticSplit(held_out, spec.source_size, _HELD_OUT_STREAM),
+            SyntheticSplit(train, spec.source_size, spec.channels, _TRAIN_STREAM),
+            SyntheticSplit(held_out, spec.source_size, spec.channels, _HELD_OUT_STREAM),
         )

@@ -27,7 +27,13 @@ class Passes:
         self.trial, self.place, self.dataset, self.engine, self.device, self.seed = (
             trial, place, dataset, engine, device, seed,
         )  # fmt: skip
-        self.preprocess = Preprocess(trial.data.name, trial.model.image_size, augment=trial.data.augment, seed=seed)
+        self.preprocess = Preprocess(
+            trial.data.name,
+            trial.model.image_size,
+            augment=trial.data.augment,
+            seed=seed,
+            statistics=dataset.statistics,
+        )
 
     def order(self, epoch: int) -> EpochOrder:
         """The order of the training images in an epoch."""

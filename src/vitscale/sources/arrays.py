@@ -1,0 +1,286 @@
+"""Images of any number of channels and bits: NumPy's files, TIFF and HDF5 as fastMRI has it, each within limits."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import logging
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitscale.errors import RequestError, explain, shown
+from vitscale.sources.base import Content, Images
+from vitscale.sources.paths import reason
+from vitscale.sources.pictures import MOST_PIXELS, BrokenImage, centre_box
+from vitscale.trial import PixelType
+
+ARRAY_EXTENSIONS = (".npy", ".npz", ".h5", ".hdf5", ".tif", ".tiff")
+"""TIFF is read as a picture where pictures are asked for: 3 channels of 8 bits."""
+MOST_BYTES = 1 << 31
+"""Of one image decoded: what a small file claims or unpacks to beyond it is refused."""
+
+_Array = NDArray[Any]
+_RECONSTRUCTIONS = ("reconstruction_rss", "reconstruction_esc")
+_DEFLATE = (8, 32946)
+"""TIFF's numbers of zlib's compression."""
+
+
+class ArrayShape(NamedTuple):
+    """What every array of a set is stored as."""
+
+    side: int
+    channels: int
+    dtype: PixelType
+
+
+class _Stored(NamedTuple):
+    """An array that has not been read yet."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    read: Callable[[], _Array]
+    channels_first: bool | None = None
+    """None: the file does not say; the axis as long as there are channels is theirs, the last one if in doubt."""
+
+
+def images_in(content: Content, name: str) -> int:
+    """How many images a file holds: the slices of an HDF5 volume, else 1.
+
+    Raises:
+        RequestError: it is broken.
+    """
+    if not name.lower().endswith((".h5", ".hdf5")):
+        return 1
+    with _reported(name), _hdf5(content) as file:
+        return int(_volume(file, name).shape[0])
+
+
+def acquisition_of(path: str) -> str | None:
+    """What fastMRI calls the kind of scan in the file's attributes; None where it has none.
+
+    Raises:
+        RequestError: it is broken.
+    """
+    with _reported(path), _hdf5(path) as file:
+        value = file.attrs.get("acquisition")
+        return value.decode(errors="replace") if isinstance(value, bytes) else value if isinstance(value, str) else None
+
+
+def verify_array(content: Content, shape: ArrayShape, name: str) -> None:
+    """Raises `RequestError` naming the file unless it is whole, as its headers tell, and can be stored as `shape`."""
+    with _reported(name), _stored(content, 0, name) as stored:
+        _channel_axis(stored, shape, name)
+
+
+def decode_array(content: Content, shape: ArrayShape, part: int, name: str) -> Images:
+    """Image `part` of a file as `[side, side, channels]`: the centre square, scaled as pictures are.
+
+    Raises:
+        RequestError: it is broken, or holds other channels or more bits than `shape`.
+    """
+    with _reported(name), _stored(content, part, name) as stored:
+        axis = _channel_axis(stored, shape, name)
+        pixels = stored.read()
+        if pixels.dtype.kind == "c":
+            pixels = np.abs(pixels)
+        image = pixels[..., None] if axis is None else np.moveaxis(pixels, axis, -1)
+        if image.dtype.kind == "f" and not np.isfinite(image).all():
+            raise BrokenImage(name, "it holds values that are not finite")
+        return _square(image, shape)
+
+
+def _square(image: _Array, shape: ArrayShape) -> Images:
+    height, width, channels = image.shape
+    if height == width == shape.side:
+        return image.astype(shape.dtype, order="C")
+    from PIL import Image
+
+    out = np.empty((shape.side, shape.side, channels), np.float32)
+    for channel in range(channels):
+        plane = Image.fromarray(np.ascontiguousarray(image[..., channel], dtype=np.float32))
+        scaled = plane.resize(out.shape[:2], Image.Resampling.BILINEAR, box=centre_box(width, height))
+        out[..., channel] = np.asarray(scaled)
+    return out.astype(shape.dtype) if shape.dtype == "float32" else np.rint(out).astype(shape.dtype)
+
+
+def _channel_axis(stored: _Stored, shape: ArrayShape, name: str) -> int | None:
+    """The axis of channels, None where there is one channel without an axis; refuses what `shape` cannot hold."""
+    sides = stored.shape
+    if len(sides) == 2 and shape.channels == 1:
+        axis = None
+    elif len(sides) == 3 and sides[-1] == shape.channels and not stored.channels_first:
+        axis = 2
+    elif len(sides) == 3 and sides[0] == shape.channels and stored.channels_first is not False:
+        axis = 0
+    else:
+        size = " x ".join(map(str, sides)) or "a single value"
+        raise BrokenImage(name, f"it holds {size}, not height x width x {shape.channels} (data.channels)")
+    # To float every number of any size, else only what fits.
+    wide = stored.dtype.kind in "biufc" if shape.dtype == "float32" else np.can_cast(stored.dtype, shape.dtype)
+    if not wide:
+        raise BrokenImage(name, f"it holds {stored.dtype}, which data.dtype = '{shape.dtype}' cannot")
+    return axis
+
+
+@contextmanager
+def _reported(name: str) -> Iterator[None]:
+    try:
+        yield
+    except RequestError:
+        raise
+    except Exception as error:  # hostile files make parsers raise nearly anything
+        raise BrokenImage(name, reason(error) or type(error).__name__) from None
+
+
+@contextmanager
+def _stored(content: Content, part: int, name: str) -> Iterator[_Stored]:
+    """The array of `part`, checked against the limits."""
+    opened = {".npy": _npy, ".npz": _npz, ".tif": _tiff, ".tiff": _tiff}.get(Path(name).suffix.lower())
+    with opened(content, name) if opened is not None else _slice(content, part, name) as stored:
+        pixels, values = 1, 1
+        for length in sorted(stored.shape)[-2:]:
+            pixels *= length
+        for length in stored.shape:
+            values *= length
+        if pixels > MOST_PIXELS:
+            raise BrokenImage(name, f"it claims {pixels:,} pixels, more than {MOST_PIXELS:,}")
+        if values * stored.dtype.itemsize > MOST_BYTES:
+            raise BrokenImage(name, f"it claims {values * stored.dtype.itemsize:,} bytes, more than {MOST_BYTES:,}")
+        if 0 in stored.shape:
+            raise BrokenImage(name, "it is empty")
+        yield stored
+
+
+def _file(content: Content) -> Any:
+    return io.BytesIO(content) if isinstance(content, bytes) else Path(content).open("rb")
+
+
+@contextmanager
+def _npy(content: Content, name: str) -> Iterator[_Stored]:
+    with _file(content) as file:
+        stored = _npy_header(file, name)
+        left = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        if left < stored.dtype.itemsize * np.prod(stored.shape, dtype=object):
+            raise BrokenImage(name, "it is truncated")
+        yield stored._replace(read=lambda: np.load(file, allow_pickle=False))
+
+
+def _npy_header(file: Any, name: str) -> _Stored:
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(file)
+    if dtype.hasobject:
+        raise BrokenImage(name, "it holds Python objects, which are not read")
+    return _Stored(shape, dtype, lambda: np.empty(0))
+
+
+@contextmanager
+def _npz(content: Content, name: str) -> Iterator[_Stored]:
+    with _file(content) as file, zipfile.ZipFile(file) as archive:
+        members = [member for member in archive.infolist() if member.filename.endswith(".npy")]
+        chosen = [member for member in members if len(members) == 1 or member.filename == "image.npy"]
+        if not chosen:
+            raise BrokenImage(name, f"it holds {len(members)} arrays, and none is called 'image'")
+        if chosen[0].file_size > MOST_BYTES:
+            raise BrokenImage(name, f"it claims {chosen[0].file_size:,} bytes, more than {MOST_BYTES:,}")
+
+        def read() -> _Array:
+            with archive.open(chosen[0]) as member:  # which gives no more than `file_size`
+                array: _Array = np.lib.format.read_array(member, allow_pickle=False)
+                return array
+
+        with archive.open(chosen[0]) as member:
+            stored = _npy_header(member, name)
+        yield stored._replace(read=read)
+
+
+@contextmanager
+def _tiff(content: Content, name: str) -> Iterator[_Stored]:
+    tifffile = _library("tifffile", "TIFF of other than 3 channels of 8 bits")
+    logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # one message, or none
+    with _file(content) as file, tifffile.TiffFile(file) as tiff:
+        size = file.seek(0, os.SEEK_END)
+        series = tiff.series[0]
+        for page in series.pages:
+            _verify_segments(file, page, size, name)
+        first = False if series.axes.endswith("S") else True if len(series.shape) == 3 else None
+        yield _Stored(tuple(series.shape), np.dtype(series.dtype), series.asarray, first)
+
+
+def _verify_segments(file: Any, page: Any, size: int, name: str) -> None:
+    """Strips or tiles lie in the file, and unpack to no more than they should."""
+    shape = page.keyframe.chunks
+    whole = int(np.prod(shape, dtype=object)) * page.keyframe.dtype.itemsize
+    for offset, count in zip(page.dataoffsets, page.databytecounts, strict=True):
+        if offset + count > size:
+            raise BrokenImage(name, "it is truncated")
+        if whole > MOST_BYTES:
+            raise BrokenImage(name, f"it claims {whole:,} bytes, more than {MOST_BYTES:,}")
+        if page.keyframe.compression in _DEFLATE and count * 1032 > 8 * whole:  # what zlib can make of it at most
+            file.seek(offset)
+            unpacking = zlib.decompressobj()
+            if len(unpacking.decompress(file.read(count), whole + 1)) > whole:
+                raise BrokenImage(name, f"it unpacks to more than the {whole:,} bytes of its size")
+
+
+@contextmanager
+def _hdf5(content: Content) -> Iterator[Any]:
+    h5py = _library("h5py", "HDF5")
+    with h5py.File(io.BytesIO(content) if isinstance(content, bytes) else content, "r") as file:
+        yield file
+
+
+@contextmanager
+def _slice(content: Content, part: int, name: str) -> Iterator[_Stored]:
+    with _hdf5(content) as file:
+        volume = _volume(file, name)
+        shape, first = tuple(volume.shape[1:]), True if volume.ndim == 4 else None
+
+        def read() -> _Array:
+            values: _Array = volume[part]
+            if volume.name == "/kspace":
+                axes = (-2, -1)
+                centred = np.fft.ifft2(np.fft.ifftshift(values, axes), norm="ortho")
+                return np.abs(np.fft.fftshift(centred, axes)).astype(np.float32)
+            return values
+
+        yield _Stored(shape, volume.dtype, read, first)
+
+
+def _volume(file: Any, name: str) -> Any:
+    """fastMRI's reconstruction [slices, H, W], else its k-space [slices, coils, H, W] (one coil: [slices, H, W])."""
+    h5py = importlib.import_module("h5py")
+    key = next((key for key in (*_RECONSTRUCTIONS, "kspace") if key in file.keys()), None)  # noqa: SIM118  not the values
+    if key is None:
+        has = ", ".join(shown(str(key)) for key in list(file.keys())[:10]) or "nothing"
+        raise BrokenImage(name, f"it holds {has}, and none of fastMRI's {', '.join((*_RECONSTRUCTIONS, 'kspace'))}")
+    if not isinstance(file.get(key, getlink=True), h5py.HardLink):
+        raise BrokenImage(name, f"its {key} is a link out of the file")
+    volume = file[key]
+    if not isinstance(volume, h5py.Dataset) or volume.is_virtual or volume.external:
+        raise BrokenImage(name, f"its {key} lies in other files, or is no array")
+    if volume.ndim not in (3, 4) or volume.dtype.kind not in "iufc":
+        raise BrokenImage(name, f"its {key} is no volume of numbers")
+    if volume.chunks is not None:
+        whole = int(np.prod(volume.chunks, dtype=object)) * volume.dtype.itemsize
+        stored = max((volume.id.get_chunk_info(n).size for n in range(volume.id.get_num_chunks())), default=0)
+        if whole > MOST_BYTES or stored > whole + whole // 8 + 1024:
+            raise BrokenImage(name, f"it claims {whole:,} bytes a chunk, stored in up to {stored:,}")
+    return volume
+
+
+def _library(module: str, what: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        what = f"{what} is read by {module}, which is not installed"
+        raise RequestError(explain(what, next_step="Run pip install 'vitscale[images]'")) from None

@@ -1,0 +1,190 @@
+"""Decodes many images into one array: by threads in a rank, by processes in the driver, which has all cores for it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import zlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from vitscale.errors import RequestError, explain, shown
+from vitscale.sources.arrays import ARRAY_EXTENSIONS, ArrayShape, decode_array, verify_array
+from vitscale.sources.base import Encoded, Images, Progress
+from vitscale.sources.cache import Room, Unfinished, chunk_samples
+from vitscale.sources.pictures import BrokenImage, decode_square, verify_picture
+from vitscale.sources.threads import in_threads
+from vitscale.tie import end_with_parent
+
+FEWEST_FOR_PROCESSES = 2048
+"""Fewer images are decoded before processes have started."""
+_MOST_NAMED = 50
+_MOST_PENDING = 4
+"""Chunks that wait for each process."""
+
+Problems = dict[int, tuple[str, str]]
+"""Number of an image -> its name, and what is wrong with it."""
+
+
+def decode_image(encoded: Encoded, number: int, shape: ArrayShape) -> Images:
+    """One image as `[side, side, channels]`; raises `RequestError` naming the file."""
+    name, content = encoded.name(number), encoded.content(number)
+    if _is_array(name, shape):
+        return decode_array(content, shape, encoded.part(number), name)
+    _refuse_channels(name, shape)
+    return decode_square(content, shape.side, shape.channels, name).astype(shape.dtype, copy=False)
+
+
+def problems_of(encoded: Encoded, shape: ArrayShape, *, wholly: bool) -> Problems:
+    """Every image that is broken: as far as is cheap to tell, or by decoding each `wholly`."""
+
+    def judge(number: int) -> tuple[str, str] | None:
+        try:
+            if wholly:
+                decode_image(encoded, number, shape)
+                return None
+            name, content = encoded.name(number), encoded.content(number)
+            if _is_array(name, shape):
+                verify_array(content, shape, name)
+            else:
+                _refuse_channels(name, shape)
+                verify_picture(content, name)
+        except BrokenImage as broken:
+            return broken.name, broken.what
+        return None
+
+    judged = in_threads(judge, range(len(encoded)))
+    return {number: problem for number, problem in enumerate(judged) if problem is not None}
+
+
+def refuse_broken(problems: Sequence[tuple[str, str]], skipped_at_most: int = 0) -> None:
+    """Names all of them at once, unless so many may be left out.
+
+    Raises:
+        RequestError: there are more.
+    """
+    if len(problems) <= skipped_at_most:
+        return
+    if len(problems) == 1:
+        raise BrokenImage(*problems[0])
+    named = "; ".join(f"{shown(name)} ({what})" for name, what in problems[:_MOST_NAMED])
+    more = f"; and {len(problems) - _MOST_NAMED:,} more" if len(problems) > _MOST_NAMED else ""
+    raise RequestError(
+        explain(
+            f"{len(problems):,} images are broken: {named}{more}",
+            next_step=f"Repair or remove the files, or set data.skip_broken = {len(problems)} to leave them out",
+        )
+    )
+
+
+def decode_split(
+    room: Room,
+    split: str,
+    images: Images,
+    encoded: Encoded,
+    shape: ArrayShape,
+    *,
+    processes: int = 0,
+    progress: Progress | None = None,
+) -> None:
+    """Fills `images` with what the room does not have yet, and notes each chunk that is finished.
+
+    Args:
+        room: where `images` lie.
+        split: of `SPLITS`.
+        images: `[len(encoded), side, side, channels]`.
+        encoded: the images.
+        shape: what they are stored as.
+        processes: to decode with; 0: threads of this one. They need `images` to lie in a file.
+        progress: told of images done and all images, of this split.
+
+    Raises:
+        RequestError: some are broken; all of them are named.
+    """
+    size = chunk_samples(images.shape[1:], shape.dtype)
+    every = np.arange(len(encoded))
+    left = [n for n in range(-(-len(encoded) // size)) if n not in room.done[split]]
+    parts = ((n, encoded.some(every[n * size : (n + 1) * size])) for n in left)
+    done = len(encoded) - sum(min(size, len(encoded) - n * size) for n in left)
+    problems: list[tuple[str, str]] = []
+    spread = processes and isinstance(images, np.memmap) and len(left) * size >= FEWEST_FOR_PROCESSES
+    for chunk, checksum, wrong in (
+        _by_processes(processes, Path(str(images.filename)), shape, size, parts)  # type: ignore[union-attr]
+        if spread
+        else ((n, *_fill(images[n * size : (n + 1) * size], part, shape, threads=True)) for n, part in parts)
+    ):
+        problems += wrong
+        if not wrong:
+            room.finish(split, chunk, checksum)
+        done += min(size, len(encoded) - chunk * size)
+        if progress is not None:
+            progress(done, len(encoded))
+    refuse_broken(problems)
+
+
+def _fill(images: Images, encoded: Encoded, shape: ArrayShape, *, threads: bool) -> tuple[int, list[tuple[str, str]]]:
+    """Decodes a chunk; returns its checksum, and which images of it are broken."""
+
+    def decode(number: int) -> tuple[str, str] | None:
+        try:
+            images[number] = decode_image(encoded, number, shape)
+        except BrokenImage as broken:
+            return broken.name, broken.what
+        return None
+
+    numbers = range(len(encoded))
+    judged = in_threads(decode, numbers) if threads else map(decode, numbers)
+    wrong = [problem for problem in judged if problem is not None]
+    return zlib.crc32(np.ascontiguousarray(images)), wrong
+
+
+def _by_processes(
+    processes: int, path: Path, shape: ArrayShape, size: int, parts: Iterator[tuple[int, Encoded]]
+) -> Iterator[tuple[int, int, list[tuple[str, str]]]]:
+    # Not forks: the driver has threads. What they are sent comes from here alone.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(processes, context, _tied, (os.getpid(),))
+    pending: dict[Future[tuple[int, list[tuple[str, str]]]], int] = {}
+    try:
+        while True:
+            while len(pending) < processes * _MOST_PENDING and (item := next(parts, None)) is not None:
+                chunk, encoded = item
+                pending[pool.submit(partial(_fill_file, path, chunk * size, encoded, shape))] = chunk
+            if not pending:
+                break
+            for future in wait(pending, return_when=FIRST_COMPLETED).done:
+                yield pending.pop(future), *future.result()
+    except BrokenProcessPool:
+        raise Unfinished(
+            explain("a process that decodes images was ended from outside", next_step="Run again: what is done is kept")
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _tied(driver: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to hear
+    if not end_with_parent(driver):
+        os._exit(1)
+
+
+def _fill_file(path: Path, first: int, encoded: Encoded, shape: ArrayShape) -> tuple[int, list[tuple[str, str]]]:
+    images = np.lib.format.open_memmap(path, mode="r+")
+    return _fill(images[first : first + len(encoded)], encoded, shape, threads=False)
+
+
+def _is_array(name: str, shape: ArrayShape) -> bool:
+    suffix = Path(name).suffix.lower()
+    as_picture = suffix in (".tif", ".tiff") and (shape.channels, shape.dtype) == (3, "uint8")
+    return suffix in ARRAY_EXTENSIONS and not as_picture
+
+
+def _refuse_channels(name: str, shape: ArrayShape) -> None:
+    if shape.channels not in (1, 3):
+        raise BrokenImage(name, f"a picture has 1 or 3 channels, and data.channels is {shape.channels}")

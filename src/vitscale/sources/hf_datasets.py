@@ -1,0 +1,147 @@
+"""What Hugging Face's `datasets` reads: a dataset saved on disk, a folder of Parquet files, or a name of the hub."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitscale.errors import RequestError, explain, shown
+from vitscale.sources.base import Labels
+from vitscale.sources.image_folder import HELD_OUT_NAMES, fingerprint_of
+from vitscale.sources.image_set import Listing, chosen_classes, listing_of
+from vitscale.sources.paths import reason
+from vitscale.sources.pictures import BrokenImage
+from vitscale.trial import DataSpec
+
+_HOW = "Name a dataset of images and classes: a folder, or a name of the hub where there is a network"
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Images that are rows of a table; their bytes are as they were saved, or files that the table names."""
+
+    table: Any
+    """A `datasets.Dataset` whose images are not decoded."""
+    column: str
+    named: str
+    rows: Labels
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def name(self, number: int) -> str:
+        """See `Encoded`."""
+        row = int(self.rows[number])
+        path = (self.table[row][self.column] or {}).get("path") or ""
+        return f"{self.named} row {row}{Path(path).suffix or '.png'}"
+
+    def content(self, number: int) -> str | bytes:
+        """See `Encoded`."""
+        row = int(self.rows[number])
+        image = self.table[row][self.column] or {}
+        content = image.get("bytes") or image.get("path")
+        if not isinstance(content, str | bytes):
+            raise BrokenImage(self.name(number), "it has no content")
+        return content
+
+    def part(self, number: int) -> int:  # noqa: ARG002  one signature for all
+        """See `Encoded`."""
+        return 0
+
+    def some(self, numbers: Labels) -> Rows:
+        """See `Encoded`."""
+        return Rows(self.table, self.column, self.named, self.rows[numbers])
+
+
+def list_hf(spec: DataSpec) -> Listing:
+    """The dataset `hf`; its splits "train", and "validation" or "test" where it has one.
+
+    Raises:
+        RequestError: the library is not installed or cannot read it, or it is no set of images with classes.
+    """
+    splits = _splits(spec)
+    train = splits.get("train") or next(iter(splits.values()))
+    held_out = next((splits[name] for name in HELD_OUT_NAMES if name in splits and splits[name] is not train), None)
+    image, label = spec.columns or _columns(spec, train.features)
+    if unknown := [name for name in (image, label) if name not in train.features]:
+        raise RequestError(
+            explain(f"data.hf {shown(spec.hf)} has no column {shown(unknown[0])}", valid=sorted(train.features))
+        )
+    names: list[str] | None = getattr(train.features[label], "names", None)
+
+    def read(table: Any) -> tuple[list[str], Any]:
+        values = table[label][:]
+        if names is not None:
+            values = [names[value] if isinstance(value, int) and 0 <= value < len(names) else None for value in values]
+        if None in values:
+            raise RequestError(
+                explain(f"data.hf {shown(spec.hf)} has rows without a class in {shown(label)}", next_step=_HOW)
+            )
+        import datasets
+
+        return [str(value) for value in values], table.cast_column(image, datasets.Image(decode=False))
+
+    labels, table = read(train)
+    present = names if names is not None and set(names) == set(labels) else sorted(set(labels))
+    classes = chosen_classes(spec, present, str(spec.hf))
+    if names is not None and isinstance(spec.classes, int):
+        classes = present  # in the order of the labels
+    number = {name: position for position, name in enumerate(classes)}
+
+    def chosen(labels: list[str], table: Any) -> tuple[Rows, Labels]:
+        rows = np.array([row for row, name in enumerate(labels) if name in number], dtype=np.int64)
+        return Rows(table, image, str(spec.hf), rows), np.array([number[labels[row]] for row in rows], dtype=np.int64)
+
+    own = chosen(*read(held_out)) if held_out is not None else None
+    tables = [split._fingerprint for split in (train, held_out) if split is not None]
+    digest = fingerprint_of([str(spec.hf), *tables], [str(len(labels)), *classes], [image, label])
+    return listing_of("hf", spec, classes, chosen(labels, table), own, digest, str(spec.hf))
+
+
+def _splits(spec: DataSpec) -> dict[str, Any]:
+    if spec.hf is None:
+        raise RequestError(explain("the dataset 'hf' needs data.hf", next_step=_HOW))
+    try:
+        import datasets
+    except ImportError:
+        what = "data.hf is read by datasets, which is not installed"
+        raise RequestError(explain(what, next_step="Run pip install 'vitscale[hf]'")) from None
+    datasets.disable_progress_bars()
+    try:
+        folder = Path(spec.hf).expanduser()
+        if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+            loaded = datasets.load_from_disk(str(folder))
+        elif folder.is_dir():
+            loaded = datasets.load_dataset(str(folder))
+        else:
+            name, _, configuration = spec.hf.partition(":")
+            loaded = datasets.load_dataset(name, configuration or None)
+    except Exception as error:  # whatever files, parsers and the network bring
+        text = " ".join((reason(error) or type(error).__name__).split())[:300]
+        raise RequestError(explain(f"data.hf {shown(spec.hf)} cannot be loaded: {text}", next_step=_HOW)) from None
+    splits = dict(loaded) if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
+    if not splits or not all(isinstance(split, datasets.Dataset) and len(split) for split in splits.values()):
+        raise RequestError(explain(f"data.hf {shown(spec.hf)} has no rows", next_step=_HOW))
+    return splits
+
+
+def _columns(spec: DataSpec, features: Any) -> tuple[str, str]:
+    """The one column of images and the one of classes."""
+    import datasets
+
+    images = [name for name, feature in features.items() if isinstance(feature, datasets.Image)]
+    labels = [name for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)]
+    if not labels:
+        labels = [name for name in ("label", "labels") if name in features]
+    if len(images) != 1 or len(labels) != 1:
+        raise RequestError(
+            explain(
+                f"data.hf {shown(spec.hf)} has {len(images)} columns of images and {len(labels)} of classes",
+                valid=sorted(features),
+                next_step='Say which: columns = ["image", "label"]',
+            )
+        )
+    return images[0], labels[0]

@@ -1,0 +1,323 @@
+"""What every set of encoded images has in common: verified, decoded once or always, and read by ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from vitscale.errors import RequestError, explain, nearest, shown
+from vitscale.sources.arrays import ArrayShape
+from vitscale.sources.base import (
+    ArraySplit,
+    Dataset,
+    Encoded,
+    Images,
+    Labels,
+    Progress,
+    Summary,
+    refuse_other_keys,
+    require_ids,
+)
+from vitscale.sources.cache import SPLITS, Decoded, Room, cached, find, in_memory
+from vitscale.sources.decoding import Problems, decode_image, decode_split, problems_of, refuse_broken
+from vitscale.sources.paths import default_cache_root
+from vitscale.sources.split import held_out_count, split_ids
+from vitscale.sources.threads import in_threads
+from vitscale.trial import DataSpec
+
+MOST_CACHED_BYTES = 20_000_000_000
+"""Decoded images of more than this stay files and are decoded whenever they are taken, unless `data.source` says."""
+MOST_MEMORY_BYTES = 2_000_000_000
+"""The same where there is no cache to write to."""
+
+
+@dataclass(frozen=True, eq=False)
+class FileSplit:
+    """A split that is decoded on demand."""
+
+    encoded: Encoded
+    labels: Labels
+    shape: ArrayShape
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, ids: Labels) -> Images:
+        """Decodes the images in threads; see `Split.take`. Raises `RequestError` naming a broken file."""
+        require_ids(ids, len(self))
+        side, channels, dtype = self.shape
+        images = np.empty((len(ids), side, side, channels), dtype=dtype)
+
+        def decode(position: int) -> None:
+            images[position] = decode_image(self.encoded, int(ids[position]), self.shape)
+
+        for _ in in_threads(decode, range(len(ids))):
+            pass
+        return images
+
+    def without(self, numbers: Sequence[int]) -> FileSplit:
+        """All images but these."""
+        kept = np.delete(np.arange(len(self)), list(numbers))
+        return FileSplit(self.encoded.some(kept), self.labels[kept], self.shape)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Every image of a set, in an order that does not depend on the file system."""
+
+    classes: tuple[str, ...]
+    train: FileSplit
+    held_out: FileSplit
+    fingerprint: str
+    """Of the files as they are, before anything is left out for being broken."""
+    key: str
+    """Of the cache entry: the files, what they are stored as, and which of them are held out."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Of both splits."""
+        side, channels, dtype = self.train.shape
+        return (len(self.train) + len(self.held_out)) * side**2 * channels * np.dtype(dtype).itemsize
+
+    @property
+    def summary(self) -> Summary:
+        """What is known before anything is decoded."""
+        side, channels, _ = self.train.shape
+        shape = (side, side, channels)
+        return Summary(len(self.train), len(self.held_out), self.classes, shape, self.fingerprint, self.notes)
+
+    def judged(self, *, wholly: bool) -> dict[str, Problems]:
+        """The broken images of each split."""
+        return {split: problems_of(getattr(self, split).encoded, self.train.shape, wholly=wholly) for split in SPLITS}
+
+    def without(self, problems: dict[str, Problems]) -> Listing:
+        """A set that lacks the broken images, under a fingerprint and a key of its own."""
+        names = [name for split in SPLITS for name, _ in problems[split].values()]
+        if not names:
+            return self
+        digest = hashlib.sha256("\n".join((self.fingerprint, *names)).encode(errors="surrogateescape")).hexdigest()
+        some = ", ".join(shown(name) for name in names[:10]) + (f" and {len(names) - 10} more" if names[10:] else "")
+        return replace(
+            self,
+            train=self.train.without([*problems["train"]]),
+            held_out=self.held_out.without([*problems["held_out"]]),
+            fingerprint=digest,
+            key=f"{self.key}-{digest[:12]}",
+            notes=(*self.notes, f"{len(names)} broken image(s) left out: {some}"),
+        )
+
+
+class ImageSet:
+    """A dataset of encoded images: what lists them is the one thing that differs."""
+
+    def __init__(self, list_images: Callable[[DataSpec], Listing]) -> None:
+        self._list_images = list_images
+
+    def check(self, spec: DataSpec) -> Summary:
+        """Opens every image, unless the cache of this user holds these very files decoded; names all that are broken.
+
+        Where some may be left out each is decoded, and what came of it is kept in the cache's folder.
+        """
+        cache_root = default_cache_root()
+        listing = self._listing(spec, cache_root)
+        if not spec.skip_broken and find(cache_root, listing.key) is None:
+            refuse_broken([problem for found in listing.judged(wholly=False).values() for problem in found.values()])
+        return listing.summary
+
+    def prepare(self, spec: DataSpec, cache_root: Path, progress: Progress | None = None) -> None:
+        """Decodes what ranks will map, by processes on all cores; proves what is there already by its checksums."""
+        listing = self._listing(spec, cache_root)
+        if spec.source == "jpeg" or (spec.source is None and listing.decoded_bytes > MOST_CACHED_BYTES):
+            return
+        processes = len(os.sched_getaffinity(0))
+        build = partial(_decode, listing, processes=processes, progress=progress)
+        decoded = cached(cache_root, listing.key, build, verify=True)
+        if decoded is None and spec.source == "cache":
+            raise _no_cache(listing, cache_root)
+        if decoded is None and listing.decoded_bytes <= MOST_MEMORY_BYTES:
+            in_memory(build)  # for the errors alone: each rank has to do it for itself
+
+    def load(self, spec: DataSpec, cache_root: Path) -> Dataset:
+        """See `Source.load`."""
+        listing = self._listing(spec, cache_root)
+        build = partial(_decode, listing)
+        decoded: Decoded | None = None
+        small = listing.decoded_bytes <= MOST_CACHED_BYTES
+        if spec.source in ("cache", "memory") or (spec.source is None and small):
+            decoded = cached(cache_root, listing.key, build)
+        match spec.source:
+            case "cache" if decoded is None:
+                raise _no_cache(listing, cache_root)
+            case "memory":
+                _require_memory(listing)
+                decoded = in_memory(build) if decoded is None else _copied(decoded)
+            case None if decoded is None and listing.decoded_bytes <= MOST_MEMORY_BYTES:
+                decoded = in_memory(build)
+        if decoded is None:
+            return Dataset(listing.summary, listing.train, listing.held_out)
+        return Dataset(listing.summary, decoded.train, decoded.held_out)
+
+    def _listing(self, spec: DataSpec, cache_root: Path) -> Listing:
+        refuse_other_keys(spec, ("channels", "dtype", "source", "skip_broken", "classes", "hf", "columns"))
+        listing = self._list_images(spec)
+        if spec.skip_broken:
+            problems = _remembered(cache_root / f"{listing.key}.broken.json", listing)
+            refuse_broken([problem for found in problems.values() for problem in found.values()], spec.skip_broken)
+            listing = listing.without(problems)
+        return listing
+
+
+def listing_of(
+    kind: str,
+    spec: DataSpec,
+    classes: Sequence[str],
+    train: tuple[Encoded, Labels],
+    held_out: tuple[Encoded, Labels] | None,
+    fingerprint: str,
+    where: str,
+) -> Listing:
+    """A listing of what was found; `data.held_out` of the images are held out where they have no split of their own.
+
+    Args:
+        kind: of the dataset, for the cache's key.
+        spec: what was asked for.
+        classes: names, in the order of the labels.
+        train: images and their labels.
+        held_out: the same, of their own split; None: there is none.
+        fingerprint: of all files.
+        where: the folder, for messages.
+
+    Raises:
+        RequestError: nothing can be held out.
+    """
+    shape = ArrayShape(spec.source_size, spec.channels, spec.dtype)
+    encoded, labels = train
+    share = "own"
+    if held_out is None:
+        share = str(spec.held_out)
+        if held_out_count(len(labels), len(classes), spec.held_out) < 1:
+            what = f"{shown(where)} has one image for each class: nothing can be held out"
+            raise RequestError(explain(what, next_step="Add images, or make the folders train and val"))
+        train_ids, held_out_ids = split_ids(labels, spec.held_out)
+        held_out = encoded.some(held_out_ids), labels[held_out_ids]
+        encoded, labels = encoded.some(train_ids), labels[train_ids]
+    stored = "" if (spec.channels, spec.dtype) == (3, "uint8") else f"-{spec.channels}-{spec.dtype}"
+    return Listing(
+        classes=tuple(os.fsencode(name).decode(errors="replace") for name in classes),
+        train=FileSplit(encoded, labels, shape),
+        held_out=FileSplit(*held_out, shape),
+        fingerprint=fingerprint,
+        key=f"{kind}-{fingerprint[:24]}-{spec.source_size}{stored}-{share}",
+    )
+
+
+def chosen_classes(spec: DataSpec, present: Sequence[str], where: str) -> list[str]:
+    """The classes taken of those that are there, sorted: all, or those that `data.classes` names.
+
+    A line of its file is a class, or begins with one: "n01440764 tench".
+
+    Raises:
+        RequestError: one is not there, or fewer than 2 are left.
+    """
+    if isinstance(spec.classes, int):
+        chosen = sorted(present)
+    else:
+        lines = spec.classes if isinstance(spec.classes, tuple) else (spec.classes,)
+        there = set(present)
+        named = [line if line in there else line.split(maxsplit=1)[0] for line in lines]
+        absent = [line for line, name in zip(lines, named, strict=True) if name not in there]
+        if absent:
+            more = f" (and {len(absent) - 1} more)" if absent[1:] else ""
+            raise RequestError(
+                explain(
+                    f"data.classes names {shown(absent[0])}{more}, and {shown(where)} has no such class",
+                    next_step="Correct the file of classes",
+                )
+                + nearest(absent[0], sorted(there))
+            )
+        chosen = sorted(set(named))
+    if len(chosen) < 2:
+        raise RequestError(
+            explain(
+                f"{shown(where)} has {len(chosen)} class folders; at least 2 are needed",
+                next_step="Make a folder of images for each class: ROOT/CLASS/*.jpg, or ROOT/train/CLASS/* and "
+                "ROOT/val/CLASS/*",
+            )
+        )
+    return chosen
+
+
+def _decode(listing: Listing, room: Room, *, processes: int = 0, progress: Progress | None = None) -> tuple[str, ...]:
+    samples = {split: len(getattr(listing, split)) for split in SPLITS}
+    before = 0
+    for name in SPLITS:
+        split: FileSplit = getattr(listing, name)
+        side, channels, dtype = split.shape
+        images, labels = room(name, samples[name], (side, side, channels), dtype)
+        labels[:] = split.labels
+        told = partial(_told, progress, before, sum(samples.values())) if progress is not None else None
+        decode_split(room, name, images, split.encoded, split.shape, processes=processes, progress=told)
+        before += samples[name]
+    return listing.classes
+
+
+def _told(progress: Progress, before: int, samples: int, done: int, _of_split: int) -> None:
+    progress(before + done, samples)
+
+
+def _remembered(path: Path, listing: Listing) -> dict[str, Problems]:
+    """The broken images, of which a file in the cache's folder may know: finding them decodes every image."""
+    try:
+        read = json.loads(path.read_text())
+        return {split: {int(n): (str(name), str(what)) for n, name, what in read[split]} for split in SPLITS}
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    problems = listing.judged(wholly=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        partial_path = path.with_suffix(f".{os.getpid()}.partial")
+        content = {split: [[n, *problems[split][n]] for n in problems[split]] for split in SPLITS}
+        partial_path.write_text(json.dumps(content))
+        partial_path.replace(path)
+    except OSError:  # every rank finds out for itself
+        pass
+    return problems
+
+
+def _copied(decoded: Decoded) -> Decoded:
+    def copied(split: ArraySplit) -> ArraySplit:
+        return ArraySplit(np.array(split.images), np.array(split.labels))
+
+    return replace(decoded, train=copied(decoded.train), held_out=copied(decoded.held_out))
+
+
+def _require_memory(listing: Listing) -> None:
+    import psutil
+
+    free = psutil.virtual_memory().available
+    if listing.decoded_bytes > free:
+        raise RequestError(
+            explain(
+                f"data.source = 'memory' takes {listing.decoded_bytes / 1e9:.1f} GB in each rank, and "
+                f"{free / 1e9:.1f} GB are free here",
+                next_step='Use source = "cache", which all ranks of a host share, or a smaller data.source_size',
+            )
+        )
+
+
+def _no_cache(listing: Listing, cache_root: Path) -> RequestError:
+    return RequestError(
+        explain(
+            f"data.source = 'cache' needs {listing.decoded_bytes / 1e9:.1f} GB in {shown(str(cache_root))}, which "
+            "is full or cannot be written",
+            next_step="Set VITSCALE_CACHE to a folder that has room",
+        )
+    )

@@ -14,6 +14,7 @@ Format history (`FORMAT`):
      older formats. What is used is that of timed steps alone: ResourcesLine.steps, null in older formats, where it is
      that of whole epochs. Steps may be "attached". PhaseLine.compiled, empty in older formats, where a one-off
      compilation shows in its seconds alone.
+  7  what a loader gives: EpochLine.loader_images_per_second, null in older formats.
 
 A reader accepts its own format and older ones; a newer one is refused by name.
 """
@@ -27,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from vitscale.trial import Mode, Trial
 
-FORMAT = 6
+FORMAT = 7
 
 OutcomeKind = Literal["completed", "oom", "timeout", "hang", "failed", "skipped"]
 Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
@@ -359,6 +360,8 @@ class EpochLine(Record):
     """Device memory at its highest so far; resident memory of the process on CPU."""
     evaluation_seconds: Seconds | None = None
     """Of the evaluation after the epoch, in no other figure; null without one and in formats before 6."""
+    loader_images_per_second: float | None = None
+    """What this rank's loader reads, if none of its threads ever waits; null in formats before 7."""
 
 
 class ErrorLine(Record):

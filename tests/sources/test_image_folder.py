@@ -11,38 +11,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from image_files import cache, fill, seen
 from vitscale import sources
 from vitscale.errors import RequestError
 from vitscale.sources import decoding, image_set
 from vitscale.sources.image_set import FileSplit
 from vitscale.trial import DataSpec
 
+__all__ = ["cache"]
+
 
 def spec(root: Path, **keys: Any) -> DataSpec:
     return DataSpec(name="folder", root=str(root), **{"source_size": 8, "held_out": 0.25, **keys})
-
-
-def fill(folder: Path, count: int, colour: int) -> None:
-    """`count` images of side 12: red tells the class, green the image."""
-    folder.mkdir(parents=True)
-    for number in range(count):
-        Image.new("RGB", (12, 12), (colour, number, 0)).save(folder / f"{number:02d}.png")
-
-
-def seen(split: sources.Split) -> set[tuple[int, int, int]]:
-    """Label, red and green of every image of a split."""
-    images = split.take(np.arange(len(split)))
-    return {
-        (int(label), int(image[0, 0, 0]), int(image[0, 0, 1]))
-        for label, image in zip(split.labels, images, strict=True)
-    }
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path_factory.mktemp("cache")
-    monkeypatch.setenv("VITSCALE_CACHE", str(folder))
-    return folder
 
 
 @pytest.fixture
@@ -246,3 +226,47 @@ def test_names_that_are_not_text_are_shown_as_far_as_they_are(plain: Path) -> No
     classes = sources.load(spec(plain)).summary.classes
     assert classes == ("wolf", "\ufffd\ufffd")
     assert "".join(classes).encode()
+
+
+# --- which classes, and links ---------------------------------------------------------------------------------------
+
+
+def test_the_named_classes_alone_are_read(divided: Path, tmp_path: Path) -> None:
+    fill(divided / "train" / "bear cub", 5, 50)
+    fill(divided / "val" / "bear cub", 2, 50)
+    everything = sources.check(spec(divided))
+    some = sources.load(spec(divided, classes=("wolf", "bear cub")))
+    assert some.summary.classes == ("bear cub", "wolf")
+    assert seen(some.train) == {(0, 50, n) for n in range(5)} | {(1, 200, n) for n in range(6)}
+    assert seen(some.held_out) == {(0, 50, n) for n in range(2)} | {(1, 200, n) for n in range(3)}
+    assert some.summary.fingerprint != everything.fingerprint
+    # A line may go on after the class: "n01440764 tench".
+    assert sources.check(spec(divided, classes=("wolf timber wolf", "wolf x", "ant y"))).classes == ("ant", "wolf")
+
+
+@pytest.mark.parametrize(
+    ("classes", "says"),
+    [
+        (("ant", "wulf", "bear"), r"names 'wulf' \(and 1 more\).*no such class.*Did you mean 'wolf'"),
+        (("ant", "ant x"), "has 1 class folders; at least 2"),
+        ("classes.txt", "names 'classes.txt'"),
+    ],
+)
+def test_classes_that_are_not_there(plain: Path, classes: Any, says: str) -> None:
+    with pytest.raises(RequestError, match=says):
+        sources.check(spec(plain, classes=classes))
+
+
+@pytest.mark.parametrize("linked", ["ant/out.png", "bear"])
+def test_a_link_out_of_the_folder_is_refused_by_name(plain: Path, tmp_path: Path, linked: str) -> None:
+    fill(tmp_path / "elsewhere", 2, 1)
+    target = tmp_path / "elsewhere" / "00.png" if "." in linked else tmp_path / "elsewhere"
+    (plain / linked).symlink_to(target)
+    with pytest.raises(RequestError, match=rf"the link '.*{linked}' leads out of .*elsewhere"):
+        sources.check(spec(plain))
+
+
+def test_links_within_the_folder_and_to_it_are_followed(plain: Path, tmp_path: Path) -> None:
+    (plain / "ant" / "again.png").symlink_to(plain / "ant" / "00.png")
+    (tmp_path / "link").symlink_to(plain)
+    assert sources.check(spec(tmp_path / "link")).train_samples == 19

@@ -31,6 +31,8 @@ _WORDS = {
     "layout": {"one-gpu-per-node": "one GPU per node", "single-node": "one node", "": "layout not told"},
 }
 _PATTERNS = {
+    "data.source": "from {}",
+    "data.channels": "{} channels",
     "train.bucket_mib": "{} MiB buckets",
     "train.gather_bucket_mib": "{} MiB gather buckets",
     "train.gradient_dtype": "{} gradients",

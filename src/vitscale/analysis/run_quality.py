@@ -173,15 +173,31 @@ def data_bound(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
     """Trials that wait for data for more than 10 % of a step."""
     hungry = worst(measured, _data_wait, _DATA_BOUND)
     if hungry:
-        workers = hungry.trial.trial.data.workers
+        data = hungry.trial.trial.data
+        rate = _loader_rate(hungry.trial)
+        reads = f"; its loader reads {rate:,.0f} images/s a rank" if rate is not None else ""
+        reads += f" from {data.source}" if rate is not None and data.source is not None else ""
+        decoded = ', or data.source = "cache"' if data.source == "jpeg" else ""
         yield warning(
             "data-bound",
             f"data-bound: {count(hungry.trials)} wait for data for more than {percent(_DATA_BOUND)} of a step "
-            f"({percent(hungry.value)} in {hungry.trial.trial_id}, with data.workers = {workers})",
-            f"Set data.workers = {2 * workers or 2} or more, as far as there are cores for them: until then the "
-            "figures say how the loader scales.",
+            f"({percent(hungry.value)} in {hungry.trial.trial_id}, with data.workers = {data.workers}{reads})",
+            f"Set data.workers = {2 * data.workers or 2} or more, as far as there are cores for them{decoded}: until "
+            "then the figures say how the loader scales.",
             hungry.trials,
         )
+
+
+def _loader_rate(trial: TrialResult) -> float | None:
+    """Images per second of the median rank and epoch; None where no record tells."""
+    rates = [
+        line.loader_images_per_second
+        for record in trial.records
+        for rank in record.ranks
+        for line in rank.epochs
+        if line.loader_images_per_second is not None
+    ]
+    return statistics.median(rates) if rates else None
 
 
 def _data_wait(trial: TrialResult) -> float | None:

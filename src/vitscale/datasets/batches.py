@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -48,6 +49,8 @@ class Batches(Iterator[Batch]):
         self._split, self._order, self._rank, self._pin = split, order, rank, pin
         self._places = ((step, micro) for step in range(order.steps) for micro in range(order.grad_accum))
         self._ahead: deque[Future[Batch]] = deque()
+        self._workers = workers
+        self._reads: list[tuple[int, float]] = []
         self._limit = workers * _AHEAD_PER_WORKER
         self._going = threading.Event()
         self._going.set()
@@ -71,6 +74,12 @@ class Batches(Iterator[Batch]):
         batch = self._ahead.popleft().result()
         self._read_ahead()
         return batch
+
+    @property
+    def images_per_second(self) -> float | None:
+        """What reading alone comes to, if no thread ever waited; None before the first batch."""
+        images, seconds = (sum(column) for column in zip(*self._reads, strict=True)) if self._reads else (0, 0.0)
+        return images * max(1, self._workers) / seconds if seconds > 0 else None
 
     def hold(self) -> None:
         """Lets no thread begin another batch: a pause of the training must not be a head start for the loader."""
@@ -100,6 +109,7 @@ class Batches(Iterator[Batch]):
         return self._read(step, micro_step)
 
     def _read(self, step: int, micro_step: int) -> Batch:
+        began = time.perf_counter()
         slot = self._order.slot(step, micro_step, self._rank)
         tensors = (
             torch.from_numpy(self._split.take(slot.ids)),
@@ -109,4 +119,5 @@ class Batches(Iterator[Batch]):
         )
         if self._pin:
             tensors = tuple(tensor.pin_memory() for tensor in tensors)  # type: ignore[assignment]  # as many as before
+        self._reads.append((len(slot.ids), time.perf_counter() - began))
         return Batch(*tensors, slot.real, slot.step_real)

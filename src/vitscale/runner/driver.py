@@ -18,7 +18,7 @@ from vitscale.errors import RequestError, StoreError, VitscaleError, explain, sh
 from vitscale.runner.added_runs import AddedRuns
 from vitscale.runner.one_run import run_task, skip_reason
 from vitscale.runner.planning import Plan, Report, check_folder, outstanding, standing_outcomes
-from vitscale.runner.progress import StudyProgress
+from vitscale.runner.progress import StudyProgress, decoding_progress
 from vitscale.runner.skipping import skip_unfit
 from vitscale.schedulers import LoginNode
 from vitscale.schedulers.prepared import PreparedProcesses
@@ -64,7 +64,7 @@ def run(plan: Plan, results: Path, options: Options, console: Console) -> Report
         with locked(results), _signals_interrupt():
             # Again under the lock: another driver may just have begun here.
             check_folder(results, plan.record, allow_version_change=options.allow_version_change)
-            _decode_data(plan, results, made)
+            _decode_data(plan, results, made, console)
             write_study(results, plan.record)
             if isinstance(plan.scheduler, LoginNode) or (results / "jobs").is_dir():
                 from vitscale.runner.submitting import refuse_live_jobs, submit_outstanding
@@ -93,14 +93,15 @@ def run(plan: Plan, results: Path, options: Options, console: Console) -> Report
         ) from None
 
 
-def _decode_data(plan: Plan, results: Path, made: list[Path]) -> None:
+def _decode_data(plan: Plan, results: Path, made: list[Path], console: Console) -> None:
     """Decodes the images once and here: damage inside one shows before anything starts, and no run pays for the others.
 
     Where they are damaged, the folders `made` for the results, innermost first, are taken away again.
     """
     try:
-        for data in {trial.data.model_copy(update={"fraction": 1.0}) for trial in plan.record.trials.values()}:
-            sources.prepare(data)
+        with decoding_progress(console) as progress:
+            for data in {trial.data.model_copy(update={"fraction": 1.0}) for trial in plan.record.trials.values()}:
+                sources.prepare(data, progress)
     except RequestError:
         if made:
             (results / "lock").unlink()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from vitscale.analysis.curve_names import engine_name
 from vitscale.lifeline import COMPILING
@@ -34,6 +35,35 @@ def duration(seconds: float) -> str:
     whole = round(seconds)
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+
+
+@contextmanager
+def decoding_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
+    """Gives what is to be called with the images decoded so far, and with how many there are."""
+    spoken = time.monotonic()
+    live = Progress(
+        TextColumn("decoding images"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )
+    bar = live.add_task("")
+
+    def on_progress(done: int, images: int) -> None:
+        nonlocal spoken
+        if console.is_terminal:
+            live.start()
+            live.update(bar, completed=done, total=images)
+        elif time.monotonic() - spoken >= _PLAIN_LINE_SECONDS:
+            spoken = time.monotonic()
+            console.print(f"  decoded {done:,} of {images:,} images", soft_wrap=True, highlight=False)
+
+    try:
+        yield on_progress
+    finally:
+        live.stop()
 
 
 class StudyProgress:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import logging
+import math
 import os
 import zipfile
 import zlib
@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vitscale.errors import RequestError, explain, shown
-from vitscale.sources.base import Content, Images
+from vitscale.errors import RequestError, shown
+from vitscale.sources.base import Content, Images, library
 from vitscale.sources.paths import reason
 from vitscale.sources.pictures import MOST_PIXELS, BrokenImage, centre_box
 from vitscale.trial import PixelType
@@ -49,6 +49,8 @@ class _Stored(NamedTuple):
     read: Callable[[], _Array]
     channels_first: bool | None = None
     """None: the file does not say; the axis as long as there are channels is theirs, the last one if in doubt."""
+    bytes_there: int | None = None
+    """Of an array that lies in the file as it is; None: compressed, or its library looks after that."""
 
 
 def images_in(content: Content, name: str) -> int:
@@ -145,15 +147,14 @@ def _stored(content: Content, part: int, name: str) -> Iterator[_Stored]:
     """The array of `part`, checked against the limits."""
     opened = {".npy": _npy, ".npz": _npz, ".tif": _tiff, ".tiff": _tiff}.get(Path(name).suffix.lower())
     with opened(content, name) if opened is not None else _slice(content, part, name) as stored:
-        pixels, values = 1, 1
-        for length in sorted(stored.shape)[-2:]:
-            pixels *= length
-        for length in stored.shape:
-            values *= length
+        pixels = math.prod(sorted(stored.shape)[-2:])
+        claimed = math.prod(stored.shape) * stored.dtype.itemsize
         if pixels > MOST_PIXELS:
             raise BrokenImage(name, f"it claims {pixels:,} pixels, more than {MOST_PIXELS:,}")
-        if values * stored.dtype.itemsize > MOST_BYTES:
-            raise BrokenImage(name, f"it claims {values * stored.dtype.itemsize:,} bytes, more than {MOST_BYTES:,}")
+        if claimed > MOST_BYTES:
+            raise BrokenImage(name, f"it claims {claimed:,} bytes, more than {MOST_BYTES:,}")
+        if stored.bytes_there is not None and stored.bytes_there < claimed:
+            raise BrokenImage(name, "it is truncated")
         if 0 in stored.shape:
             raise BrokenImage(name, "it is empty")
         yield stored
@@ -167,11 +168,10 @@ def _file(content: Content) -> Any:
 def _npy(content: Content, name: str) -> Iterator[_Stored]:
     with _file(content) as file:
         stored = _npy_header(file, name)
-        left = file.seek(0, os.SEEK_END)
+        begins = file.tell()
+        left = file.seek(0, os.SEEK_END) - begins
         file.seek(0)
-        if left < stored.dtype.itemsize * np.prod(stored.shape, dtype=object):
-            raise BrokenImage(name, "it is truncated")
-        yield stored._replace(read=lambda: np.load(file, allow_pickle=False))
+        yield stored._replace(read=lambda: np.load(file, allow_pickle=False), bytes_there=left)
 
 
 def _npy_header(file: Any, name: str) -> _Stored:
@@ -205,7 +205,7 @@ def _npz(content: Content, name: str) -> Iterator[_Stored]:
 
 @contextmanager
 def _tiff(content: Content, name: str) -> Iterator[_Stored]:
-    tifffile = _library("tifffile", "TIFF of other than 3 channels of 8 bits")
+    tifffile = library("tifffile", "TIFF of other than 3 channels of 8 bits", "images")
     logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # one message, or none
     with _file(content) as file, tifffile.TiffFile(file) as tiff:
         size = file.seek(0, os.SEEK_END)
@@ -219,7 +219,7 @@ def _tiff(content: Content, name: str) -> Iterator[_Stored]:
 def _verify_segments(file: Any, page: Any, size: int, name: str) -> None:
     """Strips or tiles lie in the file, and unpack to no more than they should."""
     shape = page.keyframe.chunks
-    whole = int(np.prod(shape, dtype=object)) * page.keyframe.dtype.itemsize
+    whole = math.prod(shape) * page.keyframe.dtype.itemsize
     for offset, count in zip(page.dataoffsets, page.databytecounts, strict=True):
         if offset + count > size:
             raise BrokenImage(name, "it is truncated")
@@ -234,7 +234,7 @@ def _verify_segments(file: Any, page: Any, size: int, name: str) -> None:
 
 @contextmanager
 def _hdf5(content: Content) -> Iterator[Any]:
-    h5py = _library("h5py", "HDF5")
+    h5py = library("h5py", "HDF5", "images")
     with h5py.File(io.BytesIO(content) if isinstance(content, bytes) else content, "r") as file:
         yield file
 
@@ -258,7 +258,7 @@ def _slice(content: Content, part: int, name: str) -> Iterator[_Stored]:
 
 def _volume(file: Any, name: str) -> Any:
     """fastMRI's reconstruction [slices, H, W], else its k-space [slices, coils, H, W] (one coil: [slices, H, W])."""
-    h5py = importlib.import_module("h5py")
+    h5py = library("h5py", "HDF5", "images")
     key = next((key for key in (*_RECONSTRUCTIONS, "kspace") if key in file.keys()), None)  # noqa: SIM118  not the values
     if key is None:
         has = ", ".join(shown(str(key)) for key in list(file.keys())[:10]) or "nothing"
@@ -271,16 +271,8 @@ def _volume(file: Any, name: str) -> Any:
     if volume.ndim not in (3, 4) or volume.dtype.kind not in "iufc":
         raise BrokenImage(name, f"its {key} is no volume of numbers")
     if volume.chunks is not None:
-        whole = int(np.prod(volume.chunks, dtype=object)) * volume.dtype.itemsize
+        whole = math.prod(volume.chunks) * volume.dtype.itemsize
         stored = max((volume.id.get_chunk_info(n).size for n in range(volume.id.get_num_chunks())), default=0)
         if whole > MOST_BYTES or stored > whole + whole // 8 + 1024:
             raise BrokenImage(name, f"it claims {whole:,} bytes a chunk, stored in up to {stored:,}")
     return volume
-
-
-def _library(module: str, what: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        what = f"{what} is read by {module}, which is not installed"
-        raise RequestError(explain(what, next_step="Run pip install 'vitscale[images]'")) from None

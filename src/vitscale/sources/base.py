@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -167,3 +168,16 @@ def class_count(spec: DataSpec) -> int:
 def unused_root_notes(spec: DataSpec) -> tuple[str, ...]:
     """A note where `root` is given to a source that reads no files of the user."""
     return () if spec.root is None else (f"data.root is not used by the dataset '{spec.name}'",)
+
+
+def library(module: str, what: str, extra: str) -> Any:
+    """A module that reads `what`, imported only now: it comes with an extra of this package.
+
+    Raises:
+        RequestError: it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        what = f"{what} is read by {module}, which is not installed"
+        raise RequestError(explain(what, next_step=f"Run pip install 'vitscale[{extra}]'")) from None

@@ -39,7 +39,7 @@ def chunk_samples(shape: tuple[int, ...], dtype: PixelType) -> int:
 def checksums(images: Images) -> list[int]:
     """CRC-32 of each chunk."""
     size = chunk_samples(images.shape[1:], images.dtype.name)  # type: ignore[arg-type]  # of one of these types
-    return list(in_threads(lambda first: zlib.crc32(images[first : first + size]), range(0, len(images), size)))
+    return list(in_threads(lambda first: zlib.crc32(images[first : first + size].data), range(0, len(images), size)))
 
 
 class Unfinished(RequestError):
@@ -131,7 +131,7 @@ class Decoded:
     def is_whole(self, whole: dict[str, dict[int, int]]) -> bool:
         """Whether `whole_chunks` are all, and the labels too are what they were."""
         return all(
-            self.checksums[split] == [zlib.crc32(getattr(self, split).labels), *whole[split].values()]
+            self.checksums[split] == [zlib.crc32(getattr(self, split).labels.data), *whole[split].values()]
             for split in SPLITS
         )
 
@@ -219,7 +219,7 @@ def _build(cache_root: Path, key: str, build: Build) -> Decoded | None:
         for split in SPLITS:
             images, labels = room.splits[split].images, room.splits[split].labels
             chunks = [room.done[split][number] for number in sorted(room.done[split])] or checksums(images)
-            sums[split] = [zlib.crc32(labels), *chunks]
+            sums[split] = [zlib.crc32(labels.data), *chunks]
             for array in (images, labels):
                 if isinstance(array, np.memmap):
                     array.flush()

@@ -141,7 +141,7 @@ def _fill(images: Images, encoded: Encoded, shape: ArrayShape, *, threads: bool)
     numbers = range(len(encoded))
     judged = in_threads(decode, numbers) if threads else map(decode, numbers)
     wrong = [problem for problem in judged if problem is not None]
-    return zlib.crc32(np.ascontiguousarray(images)), wrong
+    return zlib.crc32(images.data), wrong
 
 
 def _by_processes(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vitscale.errors import RequestError, explain, shown
-from vitscale.sources.base import Labels
+from vitscale.sources.base import Labels, library
 from vitscale.sources.image_folder import HELD_OUT_NAMES, fingerprint_of
 from vitscale.sources.image_set import Listing, chosen_classes, listing_of
 from vitscale.sources.paths import reason
@@ -80,9 +80,7 @@ def list_hf(spec: DataSpec) -> Listing:
             raise RequestError(
                 explain(f"data.hf {shown(spec.hf)} has rows without a class in {shown(label)}", next_step=_HOW)
             )
-        import datasets
-
-        return [str(value) for value in values], table.cast_column(image, datasets.Image(decode=False))
+        return [str(value) for value in values], table.cast_column(image, _library().Image(decode=False))
 
     labels, table = read(train)
     present = names if names is not None and set(names) == set(labels) else sorted(set(labels))
@@ -104,11 +102,7 @@ def list_hf(spec: DataSpec) -> Listing:
 def _splits(spec: DataSpec) -> dict[str, Any]:
     if spec.hf is None:
         raise RequestError(explain("the dataset 'hf' needs data.hf", next_step=_HOW))
-    try:
-        import datasets
-    except ImportError:
-        what = "data.hf is read by datasets, which is not installed"
-        raise RequestError(explain(what, next_step="Run pip install 'vitscale[hf]'")) from None
+    datasets = _library()
     datasets.disable_progress_bars()
     try:
         folder = Path(spec.hf).expanduser()
@@ -128,10 +122,13 @@ def _splits(spec: DataSpec) -> dict[str, Any]:
     return splits
 
 
+def _library() -> Any:
+    return library("datasets", "data.hf", "hf")
+
+
 def _columns(spec: DataSpec, features: Any) -> tuple[str, str]:
     """The one column of images and the one of classes."""
-    import datasets
-
+    datasets = _library()
     images = [name for name, feature in features.items() if isinstance(feature, datasets.Image)]
     labels = [name for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)]
     if not labels:

@@ -69,7 +69,7 @@ def list_folder(spec: DataSpec) -> Listing:
     root = Path(os.path.realpath(root_of(spec) or train_root))
     if not _subfolders(train_root, root):
         return _flat_volumes(spec, train_root, held_out_root)
-    names = chosen_classes(spec, _subfolders(train_root, root), str(train_root))
+    names = chosen_classes(spec, _subfolders(train_root, root), str(train_root), "class folders", _HOW)
     train = _files(train_root, names, names, root)
     held_out = None
     if held_out_root is not None:
@@ -205,7 +205,7 @@ def _flat_volumes(spec: DataSpec, train_root: Path, held_out_root: Path | None) 
             what = f"{shown(unknown[0])} lies in no class folder, and no attribute 'acquisition' of it tells its class"
             raise RequestError(explain(what, next_step=_HOW))
         splits.append([(path, kind or "", stamp) for path, kind, stamp in found])
-    names = chosen_classes(spec, sorted({kind for _, kind, _ in splits[0]}), str(train_root))
+    names = chosen_classes(spec, sorted({kind for _, kind, _ in splits[0]}), str(train_root), "class folders", _HOW)
     number = {name: label for label, name in enumerate(names)}
     train, held_out = (
         [_File(path, number[kind], stamp) for path, kind, stamp in split if kind in number] for split in splits

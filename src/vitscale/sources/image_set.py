@@ -166,7 +166,8 @@ class ImageSet:
         return Dataset(listing.summary, decoded.train, decoded.held_out)
 
     def _listing(self, spec: DataSpec, cache_root: Path) -> Listing:
-        refuse_other_keys(spec, ("channels", "dtype", "source", "skip_broken", "classes", "hf", "columns"))
+        taken = ("channels", "dtype", "source", "skip_broken", "classes")
+        refuse_other_keys(spec, (*taken, "hf", "columns") if spec.name == "hf" else taken)
         listing = self._list_images(spec)
         if spec.skip_broken:
             problems = _remembered(cache_root / f"{listing.key}.broken.json", listing)
@@ -219,10 +220,13 @@ def listing_of(
     )
 
 
-def chosen_classes(spec: DataSpec, present: Sequence[str], where: str) -> list[str]:
+def chosen_classes(
+    spec: DataSpec, present: Sequence[str], where: str, kind: str = "classes", next_step: str = ""
+) -> list[str]:
     """The classes taken of those that are there, sorted: all, or those that `data.classes` names.
 
-    A line of its file is a class, or begins with one: "n01440764 tench".
+    A line of its file is a class, or begins with one: "n01440764 tench". `where` the classes are, what `kind` of thing
+    they are and the `next_step` where they are too few stand in messages.
 
     Raises:
         RequestError: one is not there, or fewer than 2 are left.
@@ -245,13 +249,8 @@ def chosen_classes(spec: DataSpec, present: Sequence[str], where: str) -> list[s
             )
         chosen = sorted(set(named))
     if len(chosen) < 2:
-        raise RequestError(
-            explain(
-                f"{shown(where)} has {len(chosen)} class folders; at least 2 are needed",
-                next_step="Make a folder of images for each class: ROOT/CLASS/*.jpg, or ROOT/train/CLASS/* and "
-                "ROOT/val/CLASS/*",
-            )
-        )
+        what = f"{shown(where)} has {len(chosen)} {kind}; at least 2 are needed"
+        raise RequestError(explain(what, next_step=next_step))
     return chosen
 
 
@@ -294,7 +293,7 @@ def _remembered(path: Path, listing: Listing) -> dict[str, Problems]:
 
 def _copied(decoded: Decoded) -> Decoded:
     def copied(split: ArraySplit) -> ArraySplit:
-        return ArraySplit(np.array(split.images), np.array(split.labels))
+        return ArraySplit(split.images.copy(), split.labels.copy())
 
     return replace(decoded, train=copied(decoded.train), held_out=copied(decoded.held_out))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import io
 import warnings
 from collections.abc import Iterator
@@ -109,10 +110,9 @@ def _jpeg(content: Content, side: int, channels: int) -> Images | None:
 @functools.cache
 def _simplejpeg() -> ModuleType | None:
     try:
-        import simplejpeg
+        return importlib.import_module("simplejpeg")
     except ImportError:
         return None
-    return simplejpeg  # type: ignore[no-any-return]
 
 
 @functools.cache

@@ -7,7 +7,7 @@ import os
 import tarfile
 from dataclasses import dataclass
 from itertools import compress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -128,8 +128,8 @@ def _index(number: int, path: str) -> list[_Member]:
                     raise _damaged(path, f"its member {shown(member.name)} is a link or a device")
                 folder, _, name = member.name.rpartition("/")
                 stem, _, extension = name.partition(".")
-                key, suffix = f"{folder}/{stem}", PurePosixPath(name).suffix.lower()
-                if suffix in _IMAGES:
+                key = f"{folder}/{stem}"
+                if f".{extension.lower()}" in _IMAGES:
                     if key in images:
                         raise _damaged(path, f"it holds {shown(images[key][0])} and {shown(member.name)}, one sample's")
                     images[key] = member.name, member.offset_data, member.size
@@ -147,10 +147,10 @@ def _index(number: int, path: str) -> list[_Member]:
         raise _damaged(path, f"{shown(images[min(single)][0])} has no .cls or .json beside it that tells its class")
     samples = []
     for key, (name, offset, length) in images.items():
-        member = _Member(number, name, offset, length, 0, labels[key])
+        sample = _Member(number, name, offset, length, 0, labels[key])
         volume = name.lower().endswith((".h5", ".hdf5"))
-        slices = images_in(Members((path,), (member._replace(shard=0),)).content(0), name) if volume else 1
-        samples += [member._replace(part=part) for part in range(slices)]
+        slices = images_in(Members((path,), (sample._replace(shard=0),)).content(0), name) if volume else 1
+        samples += [sample._replace(part=part) for part in range(slices)]
     return samples
 
 

@@ -138,6 +138,7 @@ class Training:
                 held_out_accuracy=self.held_out_accuracy,
                 peak_bytes=self._peak_bytes(resources),
                 evaluation_seconds=evaluated if self.trial.window.evaluate else None,
+                loader_images_per_second=batches.images_per_second,
             )
         )
 

@@ -1,0 +1,135 @@
+"""Datasets of Hugging Face's library: what was saved is read, by the columns that are images and classes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from image_files import cache, encoded, seen
+from vitscale import sources
+from vitscale.errors import RequestError
+from vitscale.trial import DataSpec
+
+__all__ = ["cache"]
+
+datasets = pytest.importorskip("datasets", reason="pip install 'vitscale[hf]'")
+
+
+def spec(hf: Path | str, **keys: Any) -> DataSpec:
+    return DataSpec(hf=str(hf), **{"source_size": 8, "held_out": 0.25, **keys})
+
+
+def table(colours: list[tuple[int, int]], **extra: list[Any]) -> Any:
+    """Rows of label and green; red is the label."""
+    rows = {
+        "picture": [
+            {"bytes": encoded(Image.new("RGB", (9, 9), (label, green, 0))), "path": None} for label, green in colours
+        ],
+        "kind": [label for label, _ in colours],
+    } | extra
+    features = {"picture": datasets.Image(), "kind": datasets.ClassLabel(names=["zebra", "ant", "cow"])}
+    return datasets.Dataset.from_dict(rows, datasets.Features(features | {k: datasets.Value("int64") for k in extra}))
+
+
+TRAIN = [(n % 3, n) for n in range(12)]
+TEST = [(n % 3, 100 + n) for n in range(3)]
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hf") / "säved images"
+    datasets.DatasetDict({"train": table(TRAIN), "test": table(TEST)}).save_to_disk(str(folder))
+    return folder
+
+
+def test_a_saved_dataset_keeps_its_labels_and_splits(both: Path) -> None:
+    for source in ("jpeg", "cache"):
+        dataset = sources.load(spec(both, source=source))
+        assert dataset.summary.classes == ("zebra", "ant", "cow")
+        assert seen(dataset.train) == {(label, label, green) for label, green in TRAIN}
+        assert seen(dataset.held_out) == {(label, label, green) for label, green in TEST}
+        assert sources.check(spec(both, source=source)) == dataset.summary
+
+
+def test_processes_read_the_saved_table(both: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitscale.sources.decoding.FEWEST_FOR_PROCESSES", 1)
+    sources.prepare(spec(both))
+    assert seen(sources.load(spec(both)).train) == {(label, label, green) for label, green in TRAIN}
+
+
+def test_named_classes_and_a_split_by_share(both: Path, tmp_path: Path) -> None:
+    some = sources.load(spec(both, classes=("cow", "ant")))
+    assert some.summary.classes == ("ant", "cow")
+    assert seen(some.train) == {({1: 0, 2: 1}[label], label, green) for label, green in TRAIN if label}
+    table(TRAIN).save_to_disk(str(tmp_path / "one"))
+    one = sources.check(spec(tmp_path / "one"))
+    assert (one.train_samples, one.held_out_samples) == (9, 3)
+
+
+def test_parquet_files_in_a_folder(tmp_path: Path) -> None:
+    table(TRAIN).to_parquet(str(tmp_path / "files" / "train.parquet"))
+    table(TEST).to_parquet(str(tmp_path / "files" / "test.parquet"))
+    dataset = sources.load(spec(tmp_path / "files"))
+    assert seen(dataset.train) == {(label, label, green) for label, green in TRAIN}
+    assert len(dataset.held_out) == 3
+
+
+def test_columns_are_said_where_several_could_be_meant(tmp_path: Path) -> None:
+    several = table(TRAIN).add_column("size", [n // 6 for n in range(12)])
+    several = several.cast_column("size", datasets.ClassLabel(names=["small", "large"]))
+    several.save_to_disk(str(tmp_path / "x"))
+    with pytest.raises(RequestError, match=r"has 1 columns of images and 2 of classes\. Valid: kind, picture, size"):
+        sources.check(spec(tmp_path / "x"))
+    assert sources.check(spec(tmp_path / "x", columns=("picture", "size"))).classes == ("small", "large")
+    with pytest.raises(RequestError, match=r"has no column 'pictures'\. Valid: kind"):
+        sources.check(spec(tmp_path / "x", columns=("pictures", "size")))
+
+
+def test_broken_rows_are_named(tmp_path: Path) -> None:
+    rows = [{"bytes": encoded(Image.new("RGB", (9, 9))), "path": "a.png"} for _ in range(6)]
+    rows[2] = {"bytes": b"no image", "path": "b.jpg"}
+    rows[4] = None  # type: ignore[call-overload]
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("string")})
+    saved = datasets.Dataset.from_dict({"image": rows, "label": ["x", "y"] * 3}, features)
+    saved.save_to_disk(str(tmp_path / "x"))
+    with pytest.raises(
+        RequestError, match=r"2 images are broken: '.*x row 4\.png' \(it has no.*row 2\.jpg' \(not an image"
+    ):
+        sources.check(spec(tmp_path / "x"))
+    assert sources.check(spec(tmp_path / "x", skip_broken=2)).classes == ("x", "y")
+
+
+@pytest.mark.parametrize("content", [None, "state.json", "dataset_dict.json", "x.parquet"])
+def test_what_is_no_dataset_is_one_message(tmp_path: Path, content: str | None, monkeypatch: Any) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    (tmp_path / "x").mkdir()
+    if content is not None:
+        (tmp_path / "x" / content).write_text("{")
+    with pytest.raises(RequestError, match=r"data\.hf '.*x' cannot be loaded: "):
+        sources.check(spec(tmp_path / "x"))
+
+
+def test_hf_is_the_name_and_needs_one() -> None:
+    assert DataSpec.model_validate({"hf": "some/images"}).name == "hf"
+    with pytest.raises(RequestError, match=r"the dataset 'hf' needs data\.hf"):
+        sources.check(DataSpec(name="hf"))
+    with pytest.raises(RequestError, match=r"data\.hf does not apply to the dataset 'folder'"):
+        sources.check(DataSpec(name="folder", root="/", hf="some/images"))
+
+
+def test_without_the_library_the_message_says_what_to_install() -> None:
+    program = (
+        "import sys; sys.modules['datasets'] = None\n"
+        "from vitscale import sources; from vitscale.trial import DataSpec\n"
+        "try: sources.check(DataSpec(hf='x'))\nexcept Exception as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == (
+        "data.hf is read by datasets, which is not installed. Run pip install 'vitscale[hf]'."
+    )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,27 @@ def test_a_relative_root_starts_at_the_study_file(tmp_path: Path, monkeypatch: p
     ):
         (trial, _) = expanded(tmp_path, {"data": {"root": root}}).trials.values()
         assert trial.data.root == expected
+
+
+def test_a_file_of_classes_becomes_their_names(tmp_path: Path) -> None:
+    """Read beside the study; a trial holds the names, wherever the file lies when it is run."""
+    (tmp_path / "some.txt").write_text("\n n01440764 tench\r\nn02 b\n\nn01440764 tench\n")
+    data = {"name": "folder", "root": "images", "classes": "some.txt"}
+    found = expand(StudyFile.read(write_study(tmp_path, {"data": data})), EIGHT_CORES, lambda _: summary())
+    (names,) = {trial.data.classes for trial in found.trials.values()}
+    assert names == ("n01440764 tench", "n02 b")
+    (tmp_path / "some.txt").unlink()
+    with pytest.raises(RequestError, match=r"file of classes '.*some\.txt' cannot be read: No such file"):
+        expand(StudyFile.read(write_study(tmp_path, {"data": data})), EIGHT_CORES, lambda _: summary())
+
+
+def test_a_model_of_three_channels_is_not_given_twelve(tmp_path: Path) -> None:
+    def check(_: DataSpec) -> Summary:
+        return dataclasses.replace(summary(), image_shape=(8, 8, 12))
+
+    data = {"name": "folder", "root": "images", "channels": 12, "dtype": "float32"}
+    with pytest.raises(RequestError, match=r"data\.channels = 12, and the model takes 3"):
+        expand(StudyFile.read(write_study(tmp_path, {"data": data})), EIGHT_CORES, check)
 
 
 def test_a_home_that_does_not_exist_is_named(tmp_path: Path) -> None:

@@ -40,11 +40,11 @@ def three_repeats(environments: list[Any] | None = None, gpus: int = 2, **rank_f
 
 
 def explained_study(
-    *parts_by_rank: dict[str, Any], slowdown: float = 0.0, workers: int = 0, device: str = "cpu"
+    *parts_by_rank: dict[str, Any], slowdown: float = 0.0, device: str = "cpu", **data: int | str
 ) -> Results:
     """Three repeats of one trial, with explained steps of known parts."""
     trial = make_trial("ddp", len(parts_by_rank), device=device)
-    trial = trial.model_copy(update={"data": trial.data.model_copy(update={"workers": workers})})
+    trial = trial.model_copy(update={"data": trial.data.model_copy(update=data)})
     return of_one_trial(
         trial, *(explained_run(trial, parts_by_rank, repeat=repeat, slowdown=slowdown) for repeat in range(3))
     )

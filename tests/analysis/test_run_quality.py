@@ -138,6 +138,19 @@ def test_waiting_for_data_for_more_than_a_tenth_of_a_step_is_data_bound() -> Non
     assert "Set data.workers = 8 or more" in found.advice
 
 
+def test_a_loader_that_limits_is_named_with_its_own_rate() -> None:
+    results = explained_study(STEP | {"data_wait": 0.25}, source="jpeg")
+    assert "images/s" not in verdict(results, "data-bound").message  # a record of before
+    runs = []
+    for run, rate in zip(results.runs, (100.0, 1234.4, 1300.0), strict=True):
+        (rank,) = run.ranks
+        lines = tuple(line.model_copy(update={"loader_images_per_second": rate}) for line in rank.epochs)
+        runs.append(run.model_copy(update={"ranks": (rank.model_copy(update={"epochs": lines}),)}))
+    found = verdict(results.model_copy(update={"runs": tuple(runs)}), "data-bound")
+    assert "with data.workers = 0; its loader reads 1,234 images/s a rank from jpeg)" in found.message
+    assert 'as far as there are cores for them, or data.source = "cache": until then' in found.advice
+
+
 def test_waiting_for_data_for_less_is_not() -> None:
     assert "data-bound" not in kinds(explained_study(STEP | {"data_wait": 0.1}))
 

@@ -44,6 +44,23 @@ def order_of(samples: int = 50, **sizes: Any) -> EpochOrder:
     return EpochOrder(samples, seed=1, epoch=0, **shape)
 
 
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_the_rate_of_reading_leaves_out_every_wait(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that each read moves on by 0.5 s: 3 images in 0.5 s in each thread, however long they are waited for."""
+    now = threading.local()
+
+    def clock() -> float:
+        now.seconds = getattr(now, "seconds", 0.0) + 0.5
+        return float(now.seconds)
+
+    monkeypatch.setattr("vitscale.datasets.batches.time.perf_counter", clock)
+    with Batches(NumberedSplit(50), order_of(micro_batches=[3]), rank=0, workers=workers) as batches:
+        assert workers or batches.images_per_second is None
+        for _ in range(6):
+            next(batches)
+        assert batches.images_per_second == pytest.approx(3 * max(1, workers) / 0.5)
+
+
 def our_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("vitscale-batches")]
 

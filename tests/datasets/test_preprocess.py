@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitscale.datasets.order import EpochOrder
 from vitscale.datasets.preprocess import IMAGENET, STATISTICS, Preprocess
-from vitscale.sources import load
+from vitscale.sources import ChannelStatistics, load
 from vitscale.trial import DataSpec
 
 
@@ -40,6 +40,20 @@ def test_without_augmentation_it_only_normalises(dataset: str) -> None:
         assert got.dtype == torch.float32
         assert got.is_contiguous()
         torch.testing.assert_close(got, expected, rtol=1e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.float32])
+@pytest.mark.parametrize("augment", [True, False])
+def test_any_channels_and_bits_are_normalised_by_their_own_statistics(dtype: torch.dtype, augment: bool) -> None:
+    """Of images that are the same everywhere one value a channel is left, wherever they are moved."""
+    values = torch.tensor([0.0, 7.0, 200.0, 31.0, 5.0]).to(dtype)
+    images = values.expand(4, 16, 16, 5).clone()
+    statistics = ChannelStatistics((0.0, 5.0, 100.0, 31.0, 0.0), (1.0, 2.0, 50.0, 3.0, 0.5))
+    preprocess = Preprocess("folder", 16, augment=augment, seed=1, statistics=statistics)
+    got = preprocess(images, torch.arange(4), epoch=0, training=True)
+    assert (got.shape, got.dtype) == ((4, 5, 16, 16), torch.float32)
+    middle = got[:, :, 4:12, 4:12]
+    torch.testing.assert_close(middle, torch.tensor([0.0, 1.0, 2.0, 0.0, 10.0]).view(1, 5, 1, 1).expand_as(middle))
 
 
 def test_the_statistics_of_digits_are_those_of_its_training_images(tmp_path: Path) -> None:

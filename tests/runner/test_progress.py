@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
 from results_factory import make_trial
-from vitscale.runner.progress import StudyProgress
+from vitscale.runner.progress import StudyProgress, decoding_progress
 
 
 def begun(terminal: bool) -> tuple[StudyProgress, io.StringIO]:
@@ -41,3 +42,19 @@ def test_elsewhere_a_compilation_is_said_at_once_and_once() -> None:
         "  starting: compiling fused_adam, once for all runs",
         "  starting: compiling blocks (torch.compile)",
     ]
+
+
+def test_decoding_is_shown_on_a_terminal_and_told_every_half_minute_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {}
+    for terminal in (True, False):
+        now = iter(range(0, 1000, 20))
+        monkeypatch.setattr("vitscale.runner.progress.time.monotonic", lambda now=now: float(next(now)))
+        out = io.StringIO()
+        with decoding_progress(Console(file=out, force_terminal=terminal, width=200)) as tell:
+            for done in (256, 512, 768, 1024, 1280):
+                tell(done, 1280)
+        said[terminal] = out.getvalue()
+    assert "decoding images" in said[True]
+    assert "1280/1280" in said[True]
+    # Half a minute after the one before: at 40 s; each of the two looks at a clock that then moves on by 20 s.
+    assert said[False].splitlines() == ["  decoded 512 of 1,280 images", "  decoded 1,024 of 1,280 images"]

@@ -16,7 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from image_files import photograph
 from vitscale.errors import RequestError
+from vitscale.sources import pictures
 from vitscale.sources.pictures import EXTENSIONS, decode_square, verify_picture
 from vitscale.sources.threads import in_threads
 
@@ -36,6 +38,35 @@ def test_an_image_of_the_right_short_side_is_cropped_exactly(tmp_path: Path, hei
     top, left = (height - 16) // 2, (width - 16) // 2
     expected = np.asarray(image)[top : top + 16, left : left + 16]
     np.testing.assert_array_equal(decode_square(saved(tmp_path / "x.png", image), 16), expected)
+
+
+JPEGS = {
+    "4:2:0": {"subsampling": 2},
+    "4:4:4": {"subsampling": 0},
+    "progressive": {"progressive": True},
+    "coarse": {"quality": 5},
+}
+
+
+@pytest.mark.parametrize("kind", [*JPEGS, "grey", "CMYK"])
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("side", [16, 31, 64, 150])
+def test_the_fast_decoder_gives_pillow_s_pixels(tmp_path: Path, kind: str, channels: int, side: int) -> None:
+    """To the bit, at every scale that the decoder itself takes: which of the two is installed changes no result."""
+    pytest.importorskip("simplejpeg")
+    image = photograph(201, 131)
+    if kind in ("grey", "CMYK"):
+        image = image.convert("L" if kind == "grey" else kind)
+    path = tmp_path / "x.jpg"
+    image.save(path, **JPEGS.get(kind, {}))
+    fast, by_bytes = decode_square(str(path), side, channels), decode_square(path.read_bytes(), side, channels)
+    with pytest.MonkeyPatch.context() as patch:
+        assert (pictures._jpeg(str(path), side, channels) is None) == (kind == "CMYK")
+        patch.setattr(pictures, "_simplejpeg", lambda: None)
+        slow = decode_square(str(path), side, channels)
+    np.testing.assert_array_equal(fast, slow)
+    np.testing.assert_array_equal(by_bytes, slow)
+    assert slow.shape == (side, side, channels)
 
 
 def test_scaling_down_averages(tmp_path: Path) -> None:

@@ -63,7 +63,8 @@ def decoding_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
     try:
         yield on_progress
     finally:
-        live.stop()
+        if live.live.is_started:
+            live.stop()
 
 
 class StudyProgress:

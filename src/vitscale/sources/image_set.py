@@ -92,7 +92,7 @@ class Listing:
         """What is known before anything is decoded."""
         side, channels, _ = self.train.shape
         shape = (side, side, channels)
-        return Summary(len(self.train), len(self.held_out), self.classes, shape, self.fingerprint, self.notes)
+        return Summary(len(self.train), len(self.held_out), self.classes, shape, self.fingerprint, notes=self.notes)
 
     def judged(self, *, wholly: bool) -> dict[str, Problems]:
         """The broken images of each split."""

@@ -14,7 +14,8 @@ from image_files import cache, encoded, fill, photograph
 from vitscale import sources
 from vitscale.errors import RequestError
 from vitscale.sources import decoding, image_set
-from vitscale.sources.base import ArraySplit
+from vitscale.sources.arrays import ArrayShape
+from vitscale.sources.base import ArraySplit, Images
 from vitscale.sources.cache import chunk_samples, find
 from vitscale.sources.image_set import FileSplit
 from vitscale.trial import DataSpec
@@ -37,6 +38,28 @@ def images(tmp_path: Path) -> Path:
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 4 images: 5 of them in the 18 images for training, 2 in the 6 held out."""
     monkeypatch.setattr("vitscale.sources.cache._CHUNK_BYTES", 4 * 8 * 8 * 3)
+
+
+class Watched:
+    """Stands before the decoder: which images were decoded; Ctrl-C comes before another than the first `stop_at`."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.stop_at: int | None = None
+        self._decode = decoding.decode_image
+
+    def __call__(self, encoded: Any, number: int, shape: ArrayShape) -> Images:
+        if len(self.names) == self.stop_at:
+            raise KeyboardInterrupt
+        self.names.append(encoded.name(number))
+        return self._decode(encoded, number, shape)
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    watched = Watched()
+    monkeypatch.setattr(decoding, "decode_image", watched)
+    return watched
 
 
 def entry(cache: Path) -> Path:
@@ -154,24 +177,16 @@ def test_as_many_as_may_be_are_left_out_and_told(images: Path, monkeypatch: pyte
 @pytest.mark.usefixtures("small_chunks")
 def test_an_interrupted_build_goes_on_where_it_was(images: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = sources.load(spec(images), cache / "elsewhere").train.take(np.arange(18))
-    decode, decoded = decoding.decode_image, []
-
-    def interrupted(encoded: Any, number: int, shape: Any) -> Any:
-        if len(decoded) == 10:
-            raise KeyboardInterrupt
-        decoded.append(encoded.name(number))
-        return decode(encoded, number, shape)
-
+    decoded.names.clear()
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
-    monkeypatch.setattr(decoding, "decode_image", interrupted)
+    decoded.stop_at = 10
     with pytest.raises(KeyboardInterrupt):
         sources.prepare(spec(images))
-    monkeypatch.setattr(decoding, "decode_image", lambda *item: decoded.append(item[0].name(item[1])) or decode(*item))
+    assert len(decoded.names) == 10
+    decoded.stop_at = None
     told: list[tuple[int, int]] = []
-    first = len(decoded)
     sources.prepare(spec(images), lambda *done: told.append(done))
-    assert first == 10
-    assert len(decoded[first:]) == 24 - 8  # the two chunks that were whole are kept, half of the third is not
+    assert len(decoded.names[10:]) == 24 - 8  # the two chunks that were whole are kept, half of the third is not
     assert told == [(12, 24), (16, 24), (18, 24), (22, 24), (24, 24)]
     np.testing.assert_array_equal(sources.load(spec(images)).train.take(np.arange(18)), expected)
     assert [path.name for path in cache.iterdir() if "partial" in path.name] == []
@@ -180,7 +195,7 @@ def test_an_interrupted_build_goes_on_where_it_was(images: Path, cache: Path, mo
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("damaged", ["train_images", "train_labels"])
 def test_what_has_changed_on_the_disk_is_found_and_built_again(
-    images: Path, cache: Path, damaged: str, monkeypatch: pytest.MonkeyPatch
+    images: Path, cache: Path, damaged: str, decoded: Watched
 ) -> None:
     sources.prepare(spec(images))
     before = sources.load(spec(images)).train
@@ -189,16 +204,15 @@ def test_what_has_changed_on_the_disk_is_found_and_built_again(
     content = bytearray(file.read_bytes())
     content[-1] ^= 1  # of the last image, in the chunk of two
     file.write_bytes(content)
-    decode, decoded = decoding.decode_image, []
-    monkeypatch.setattr(decoding, "decode_image", lambda *item: decoded.append(item[0].name(item[1])) or decode(*item))
+    decoded.names.clear()
     sources.prepare(spec(images))
-    assert len(decoded) == (2 if damaged == "train_images" else 0)
+    assert len(decoded.names) == (2 if damaged == "train_images" else 0)
     after = sources.load(spec(images)).train
     np.testing.assert_array_equal(after.take(np.arange(18)), expected)
     np.testing.assert_array_equal(after.labels, labels)
-    decoded.clear()
+    decoded.names.clear()
     sources.prepare(spec(images))
-    assert decoded == []
+    assert decoded.names == []
 
 
 @pytest.mark.usefixtures("small_chunks")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ def test_an_image_of_the_right_short_side_is_cropped_exactly(tmp_path: Path, hei
     np.testing.assert_array_equal(decode_square(saved(tmp_path / "x.png", image), 16), expected)
 
 
-JPEGS = {
+JPEGS: dict[str, dict[str, Any]] = {
     "4:2:0": {"subsampling": 2},
     "4:4:4": {"subsampling": 0},
     "progressive": {"progressive": True},

@@ -175,7 +175,9 @@ def test_as_many_as_may_be_are_left_out_and_told(images: Path, monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_an_interrupted_build_goes_on_where_it_was(images: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_build_goes_on_where_it_was(
+    images: Path, cache: Path, decoded: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = sources.load(spec(images), cache / "elsewhere").train.take(np.arange(18))
     decoded.names.clear()
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})

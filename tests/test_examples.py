@@ -6,10 +6,12 @@ import csv
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cifar_factory import pack, write_cifar10
 from driving import vitscale
+from image_files import encoded, photograph
 from vitscale import store
 
 pytestmark = pytest.mark.ranks
@@ -46,6 +48,8 @@ def test_every_example_is_tested() -> None:
         "cifar10_vit_b16.toml",
         "batch_sizes.toml",
         "engines.toml",
+        "imagenet100.toml",
+        "resolution.toml",
     }
 
 
@@ -253,3 +257,103 @@ def test_vit_b16_at_224_trains_on_cifar_10_on_two_ranks_under_both_engines(tmp_p
         losses[run.header.trial.train.engine] = [sum(pair) / 2 for pair in zip(*per_rank, strict=True)]
     # The same images, weights and arithmetic: what separates the engines is rounding.
     assert losses["ddp"] == pytest.approx(losses["deepspeed"], rel=0.02)
+
+
+# --- image sets, and large images -------------------------------------------------------------------------------------
+
+
+def test_imagenet_100_trains_alike_from_files_from_the_cache_and_from_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real JPEG files of three classes, two of which are named, and one file that is broken."""
+    monkeypatch.setenv("VITSCALE_CACHE", str(tmp_path / "cache"))
+    for split, images in (("train", 9), ("val", 4)):
+        for kind in ("n01440764", "n02 ü", "n03"):
+            folder = tmp_path / "imagenet" / split / kind
+            folder.mkdir(parents=True)
+            for number in range(images):
+                (folder / f"{number}.JPEG").write_bytes(encoded(photograph(60, 45, number), "JPEG"))
+    (tmp_path / "imagenet" / "train" / "n03" / "0.JPEG").write_bytes(b"no image")
+    (tmp_path / "imagenet100.txt").write_text("n03 some kind\nn01440764 tench\n")
+    study = changed(
+        "imagenet100.toml",
+        source_size="source_size = 32",
+        workers="workers = 1",
+        micro_batch="micro_batch = 2",
+        gpus="gpus = [2]",
+        steps="steps = 3\nwarmup_steps = 1\nexplain = false",
+        repeats="repeats = 1",
+    ).replace('"vit-s16"', f'"vit-ti16"\nimage_size = 32\n{TINY}')
+    (tmp_path / "study.toml").write_text(study)
+    answer = vitscale("run", "study.toml", "-o", "results", cwd=tmp_path, timeout=550)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "1 broken image(s) left out: '" in answer.stdout + answer.stderr
+    runs = {run.header.trial.data.source: run for run in store.load(tmp_path / "results").runs}
+    assert set(runs) == {"jpeg", "cache", "memory"}
+    losses = {}
+    for source, run in runs.items():
+        assert run.outcome.kind == "completed", run.outcome.reason
+        assert run.header.trial.data.classes == ("n03 some kind", "n01440764 tench")
+        assert run.header.trial.model.num_classes == 2
+        for rank in run.ranks:
+            assert rank.model is not None
+            assert (rank.model.train_samples, rank.model.held_out_samples) == (17, 8)
+            assert (rank.epochs[0].loader_images_per_second or 0.0) > 0.0
+        losses[source] = [[step.loss for step in rank.steps] for rank in run.ranks]
+    assert losses["jpeg"] == losses["cache"] == losses["memory"]
+    assert len([path for path in (tmp_path / "cache").iterdir() if path.is_dir()]) == 1
+
+
+def test_every_resolution_is_planned_with_its_memory(tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text((EXAMPLES / "resolution.toml").read_text())
+    answer = vitscale("plan", "study.toml", "--json", cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    needed = {
+        (t["resolved"]["model"]["image_size"], t["resolved"]["train"]["activation_checkpointing"]): t["memory_bytes"]
+        for t in json.loads(answer.stdout)["trials"]
+    }
+    assert {size for size, _ in needed} == {224, 512, 1024, 2048}
+    kept, again = ([needed[size, checkpointing] for size in (224, 512, 1024, 2048)] for checkpointing in (False, True))
+    assert kept == sorted(kept)
+    assert all(less < more for less, more in zip(again, kept, strict=True))
+
+
+def test_a_model_of_one_s_own_trains_on_twelve_channels_of_16_bits(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for number in range(12):
+        folder = tmp_path / "images" / ("low", "high")[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 30_000, (8, 8, 12)) + 30_000 * (number % 2)
+        np.save(folder / f"{number}.npy", pixels.astype(np.uint16))
+    (tmp_path / "mine.py").write_text(
+        "import torch\n\ndef build(num_classes, image_size):\n"
+        "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12 * image_size**2, num_classes))\n"
+    )
+    (tmp_path / "study.toml").write_text(
+        """
+name = "channels"
+[model]
+factory = "mine:build"
+image_size = 8
+[data]
+name = "folder"
+root = "images"
+source_size = 8
+channels = 12
+dtype = "uint16"
+[train]
+micro_batch = 4
+precision = "fp32"
+epochs = 6
+learning_rate = 0.01
+[measure]
+repeats = 1
+warmup_steps = 1
+explain = false
+"""
+    )
+    answer = vitscale("run", "study.toml", "-o", "results", cwd=tmp_path)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    (run,) = store.load(tmp_path / "results").runs
+    accuracies = [epoch.held_out_accuracy for epoch in run.ranks[0].epochs]
+    assert accuracies[-1] == 1.0  # bright or dark: what a linear model of normalised pixels tells at once

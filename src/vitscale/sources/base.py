@@ -1,4 +1,4 @@
-"""What every source of images gives: a summary, and two splits of uint8 images."""
+"""What every source of images gives: a summary, and two splits of images."""
 
 from __future__ import annotations
 

@@ -5,8 +5,9 @@
 Pictures of 500 x 375 pixels, as ImageNet's are in the mean, 4:2:0 at quality 90. Each decoder takes them all in turn,
 `--rounds` times, from file to the centre square of `--side` pixels, on one core; the figure is the least processor time
 of a round. Pillow-SIMD takes Pillow's place where it is installed, so it is measured by running this program in an
-environment that has it. Then the whole set is decoded into a cache by each number of processes: wall time without that
-of starting them, and the share of linear speed-up.
+environment that has it. Then the whole set is decoded into a cache by each number of processes: wall and processor time
+without those of starting them, and the shares of linear speed-up. Wall time tells on a quiet machine alone; processor
+time, which other work hardly changes, tells what the driver and its processes cost each other.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, features
@@ -91,26 +93,45 @@ def least_seconds(decode: Callable[[str], np.ndarray], paths: list[str], rounds:
     return min(times)
 
 
-def cache_seconds(root: Path, side: int, processes: int) -> float:
-    """Wall seconds from the first chunk that is done to the last, for the chunks in between."""
+class Seconds(NamedTuple):
+    """Of an image."""
+
+    wall: float
+    processor: float
+    """Of all processes."""
+
+
+def cache_seconds(few: Path, many: Path, side: int, processes: int) -> Seconds:
+    """What the images that `many` has beyond `few` take: what it takes to start the processes is in both."""
+    (images, wall, processor), (more, more_wall, more_processor) = (
+        decoded(root, side, processes) for root in (few, many)
+    )
+    return Seconds((more_wall - wall) / (more - images), (more_processor - processor) / (more - images))
+
+
+def decoded(root: Path, side: int, processes: int) -> tuple[int, float, float]:
+    """Images in a cache of its own, and the wall and processor seconds that decoding them took."""
     from vitscale import sources
-    from vitscale.sources import decoding
+    from vitscale.sources import cache, decoding
     from vitscale.trial import DataSpec
 
-    decoding.FEWEST_FOR_PROCESSES = 1
+    decoding.FEWEST_FOR_PROCESSES, cache._CHUNK_BYTES = 1, 16 * side * side * 3
     allowed = os.sched_getaffinity(0)
-    told: list[tuple[float, int]] = []
-    with tempfile.TemporaryDirectory() as cache:
-        os.environ["VITSCALE_CACHE"] = cache
+    images = 0
+
+    def told(_done: int, of: int) -> None:
+        nonlocal images
+        images = of
+
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["VITSCALE_CACHE"] = folder
         os.sched_setaffinity(0, set(sorted(allowed)[:processes]))
+        before, began = os.times(), time.perf_counter()
         try:
-            spec = DataSpec(name="folder", root=str(root), source_size=side, held_out=0.01)
-            sources.prepare(spec, lambda done, _: told.append((time.perf_counter(), done)))
+            sources.prepare(DataSpec(name="folder", root=str(root), source_size=side, held_out=0.01), told)
         finally:
             os.sched_setaffinity(0, allowed)
-    # The first chunk of each process holds its start; the last ones leave cores idle.
-    first, last = told[2 * processes - 1], told[-1 - processes]
-    return (last[0] - first[0]) / (last[1] - first[1])
+        return images, time.perf_counter() - began, sum(os.times()[:4]) - sum(before[:4])
 
 
 def main() -> int:
@@ -136,12 +157,21 @@ def main() -> int:
             reference = pixels if reference is None else reference
             apart = abs(pixels - reference).max()
             print(f"{name:50} {ms:5.2f} ms, {1e3 / ms:4.0f} images/s a core, pixels differ by {apart}", flush=True)
-        alone: float | None = None
+        few = Path(folder) / "few"
+        for path in paths[: len(paths) // 4]:
+            (few / Path(path).parent.name).mkdir(parents=True, exist_ok=True)
+            (few / Path(path).parent.name / Path(path).name).hardlink_to(path)
+        alone: Seconds | None = None
         for processes in options.processes:
-            seconds = min(cache_seconds(images, side, processes) for _ in range(options.rounds))
-            alone = alone or seconds * processes
-            linear = alone / seconds / processes
-            print(f"cache by {processes} process(es): {1 / seconds:.0f} images/s, {linear:.0%} of linear", flush=True)
+            rounds = [cache_seconds(few, images, side, processes) for _ in range(options.rounds)]
+            least = Seconds(*map(min, zip(*rounds, strict=True)))
+            alone = alone or Seconds(least.wall * processes, least.processor)
+            print(
+                f"cache by {processes} process(es): {1 / least.wall:.0f} images/s, "
+                f"{alone.wall / least.wall / processes:.0%} of linear; {least.processor * 1e3:.2f} ms of processor time "
+                f"an image, {alone.processor / least.processor:.0%} of linear if nothing else ran",
+                flush=True,
+            )
     return 0
 
 

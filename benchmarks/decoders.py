@@ -166,10 +166,10 @@ def main() -> int:
             rounds = [cache_seconds(few, images, side, processes) for _ in range(options.rounds)]
             least = Seconds(*map(min, zip(*rounds, strict=True)))
             alone = alone or Seconds(least.wall * processes, least.processor)
+            wall, processor = alone.wall / least.wall / processes, alone.processor / least.processor
             print(
-                f"cache by {processes} process(es): {1 / least.wall:.0f} images/s, "
-                f"{alone.wall / least.wall / processes:.0%} of linear; {least.processor * 1e3:.2f} ms of processor time "
-                f"an image, {alone.processor / least.processor:.0%} of linear if nothing else ran",
+                f"cache by {processes} process(es): {1 / least.wall:.0f} images/s, {wall:.0%} of linear; "
+                f"{least.processor * 1e3:.2f} ms of processor time an image, which is {processor:.0%} of linear",
                 flush=True,
             )
     return 0

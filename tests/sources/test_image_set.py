@@ -171,6 +171,13 @@ def test_as_many_as_may_be_are_left_out_and_told(images: Path, monkeypatch: pyte
     np.testing.assert_array_equal(taken.train.take(ids), cached.train.take(ids))
 
 
+def test_a_study_of_three_sources_looks_at_each_image_once(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    monkeypatch.setattr(decoding, "verify_picture", lambda content, name: looked.append(name))
+    assert len({sources.check(spec(images, source=source)) for source in ("jpeg", "cache", "memory")}) == 1
+    assert len(looked) == len(set(looked)) == 24
+
+
 # --- the cache -------------------------------------------------------------------------------------------------------
 
 

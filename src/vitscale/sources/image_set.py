@@ -120,6 +120,8 @@ class ImageSet:
 
     def __init__(self, list_images: Callable[[DataSpec], Listing]) -> None:
         self._list_images = list_images
+        self._verified: set[str] = set()
+        """Keys of listings of which nothing was broken: a study that varies something else looks at them once."""
 
     def check(self, spec: DataSpec) -> Summary:
         """Opens every image, unless the cache of this user holds these very files decoded; names all that are broken.
@@ -128,8 +130,9 @@ class ImageSet:
         """
         cache_root = default_cache_root()
         listing = self._listing(spec, cache_root)
-        if not spec.skip_broken and find(cache_root, listing.key) is None:
+        if not spec.skip_broken and listing.key not in self._verified and find(cache_root, listing.key) is None:
             refuse_broken([problem for found in listing.judged(wholly=False).values() for problem in found.values()])
+            self._verified.add(listing.key)
         return listing.summary
 
     def prepare(self, spec: DataSpec, cache_root: Path, progress: Progress | None = None) -> None:

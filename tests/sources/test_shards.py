@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from vitscale.errors import RequestError
 from vitscale.trial import DataSpec
 
 __all__ = ["cache"]
+
+opened = tarfile.open
 
 
 def spec(root: Path, **keys: Any) -> DataSpec:
@@ -136,6 +139,27 @@ def test_a_class_that_is_held_out_must_be_trained(shards: Path) -> None:
         RequestError, match=r"has the class '7' \('new\.png'\), which is not among the training classes"
     ):
         sources.check(spec(shards))
+
+
+def test_many_samples_are_remembered_until_a_shard_changes(
+    shards: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitscale.sources.shards.FEWEST_REMEMBERED", 5)
+    before = sources.check(spec(shards))
+    (index,) = [path for path in cache.iterdir() if path.name.endswith(".index.json")]  # of the twelve, not of the four
+    with monkeypatch.context() as patch:
+        patch.setattr("tarfile.open", lambda path, **_: pytest.fail("read") if "train" in path else opened(path))
+        assert sources.check(spec(shards)) == before
+    for nonsense in (
+        "[",
+        "[[1]]",
+        json.dumps([[9, "x.png", 0, 5, 0, "2"]]),
+        json.dumps([[0, "x.png", "0", 5, 0, "2"]]),
+    ):
+        index.write_text(nonsense)
+        assert sources.check(spec(shards)) == before
+    write_tar(shards / "train-0001.tar", sample("a", 0, 1, "2") | sample("b", 1, 1, "10"))
+    assert sources.check(spec(shards)).train_samples == 8
 
 
 def test_an_index_reads_no_image(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:

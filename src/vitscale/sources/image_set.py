@@ -27,7 +27,7 @@ from vitscale.sources.base import (
 )
 from vitscale.sources.cache import SPLITS, Decoded, Room, cached, find, in_memory
 from vitscale.sources.decoding import Problems, decode_image, decode_split, problems_of, refuse_broken
-from vitscale.sources.paths import default_cache_root
+from vitscale.sources.paths import default_cache_root, write_if_possible
 from vitscale.sources.split import held_out_count, split_ids
 from vitscale.sources.threads import in_threads
 from vitscale.trial import DataSpec
@@ -283,14 +283,8 @@ def _remembered(path: Path, listing: Listing) -> dict[str, Problems]:
     except (OSError, ValueError, KeyError, TypeError):
         pass
     problems = listing.judged(wholly=True)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        partial_path = path.with_suffix(f".{os.getpid()}.partial")
-        content = {split: [[n, *problems[split][n]] for n in problems[split]] for split in SPLITS}
-        partial_path.write_text(json.dumps(content))
-        partial_path.replace(path)
-    except OSError:  # every rank finds out for itself
-        pass
+    content = {split: [[n, *problems[split][n]] for n in problems[split]] for split in SPLITS}
+    write_if_possible(path, json.dumps(content))
     return problems
 
 

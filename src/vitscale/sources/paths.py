@@ -51,6 +51,17 @@ def kind_of(path: Path) -> Literal["file", "folder", "other"] | None:
     return "folder" if stat.S_ISDIR(mode) else "other"
 
 
+def write_if_possible(path: Path, text: str) -> None:
+    """Keeps what every rank would else find out for itself: whole or not at all, and not where it cannot be written."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        partial.write_text(text)
+        partial.replace(path)
+    except OSError:
+        pass
+
+
 def reason(error: Exception) -> str:
     """The text of an error without the path, which the message names already (and truncates)."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

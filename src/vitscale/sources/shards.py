@@ -17,13 +17,15 @@ from vitscale.sources.arrays import ARRAY_EXTENSIONS, images_in
 from vitscale.sources.base import Labels
 from vitscale.sources.image_folder import HELD_OUT_NAMES, files_under, fingerprint_of, split_folders
 from vitscale.sources.image_set import Listing, chosen_classes, listing_of
-from vitscale.sources.paths import reason, root_of
+from vitscale.sources.paths import default_cache_root, reason, root_of, write_if_possible
 from vitscale.sources.pictures import EXTENSIONS
 from vitscale.sources.threads import in_threads
 from vitscale.trial import DataSpec
 
 _HOW = "Put shards there: ROOT/train/*.tar and ROOT/val/*.tar, or ROOT/train-000.tar, ROOT/val-000.tar"
 _MOST_LABEL_BYTES = 1 << 20
+FEWEST_REMEMBERED = 10_000
+"""It takes about 0.1 ms a sample to go through a shard's headers."""
 _IMAGES = frozenset((*EXTENSIONS, *ARRAY_EXTENSIONS))
 
 
@@ -34,6 +36,10 @@ class _Member(NamedTuple):
     size: int
     part: int
     label: str
+
+
+_TYPES = [int, str, int, int, int, str]
+"""Of a member's fields."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +89,7 @@ def list_shards(spec: DataSpec) -> Listing:
             held_out, held_out_stamps = [*compress(train, own)], [*compress(stamps, own)]
             others = [not is_own for is_own in own]
             train, stamps = [*compress(train, others)], [*compress(stamps, others)]
-    members, held_out_members = _members(train), _members(held_out)
+    members, held_out_members = _members(train, stamps), _members(held_out, held_out_stamps)
     names = chosen_classes(spec, [*{member.label for member in members}], str(folder))
     if all(name.isdecimal() for name in names):
         names.sort(key=int)
@@ -110,9 +116,20 @@ def _shards(folder: Path, root: Path) -> tuple[list[str], list[str]]:
     return [path for path, _ in found], stamps
 
 
-def _members(shards: list[str]) -> list[_Member]:
+def _members(shards: list[str], stamps: list[str]) -> list[_Member]:
+    """Every sample. Many are remembered in the cache's folder, or each rank would go through all headers."""
+    path = default_cache_root() / f"shards-{fingerprint_of(stamps)[:24]}.index.json"
+    try:
+        kept = [_Member(*member) for member in json.loads(path.read_text())]
+        if all([*map(type, member)] == _TYPES and 0 <= member.shard < len(shards) for member in kept):
+            return kept
+    except (OSError, ValueError, TypeError):
+        pass
     indices = in_threads(lambda number: _index(number, shards[number]), range(len(shards)))
-    return [member for index in indices for member in index]
+    members = [member for index in indices for member in index]
+    if len(members) >= FEWEST_REMEMBERED:
+        write_if_possible(path, json.dumps(members))
+    return members
 
 
 def _index(number: int, path: str) -> list[_Member]:

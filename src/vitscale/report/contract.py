@@ -109,7 +109,7 @@ def _trial(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
         "model": result.model_name,
         "image_size": trial.model.image_size,
         "parameters": model.parameters if model else None,
-        "dataset": trial.data.name,
+        "dataset": trial.data.hf or trial.data.name,
         "fraction": trial.data.fraction,
         "engine": trial.train.engine,
         "accelerate_backend": trial.train.accelerate_backend,

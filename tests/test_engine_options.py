@@ -254,6 +254,6 @@ def test_where_the_gradients_norms_are_unknown_it_says_why_and_no_step_takes_the
     engine: str, train: dict[str, Any], reason: str | None
 ) -> None:
     trial = make_trial(engine, 2, **train)
-    assert norms_unknown(trial.train) == reason
+    assert norms_unknown(trial) == reason
     assert ("gradients" in windows(trial, 200, 1000)) == (reason is None)
     assert "explained" in windows(trial, 200, 1000)

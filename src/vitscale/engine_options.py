@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from vitscale.errors import RequestError, explain, shown, unknown
 from vitscale.shares import in_words
-from vitscale.trial import Device, Precision, TrainSpec
+from vitscale.trial import Device, Precision, TrainSpec, Trial
 
 ENGINES = ("none", "ddp", "fsdp2", "deepspeed", "accelerate", "megatron")
 """What makes training distributed; `vitscale.engines` holds one file for each."""
@@ -101,8 +101,11 @@ def _missing(distribution: str, remedy: str) -> str | None:
     return None
 
 
-def norms_unknown(train: TrainSpec) -> str | None:
+def norms_unknown(trial: Trial) -> str | None:
     """Why the norms of a micro-batch's and of a step's gradient cannot be told; None where they can."""
+    train = trial.train
+    if trial.model.task == "segmentation":
+        return "gradients are means over pixels, of which not every image has as many"
     if train.precision == "fp16":
         return "fp16 scales the gradients by a factor that changes as training goes on"
     if train.wrapper == "fsdp2":

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitscale import deepspeed_config, engine_options, model_spec, user_model
+from vitscale import deepspeed_config, engine_options, model_spec, segmentation, user_model
 from vitscale.batch_policy import batch_of, fraction_of, micro_batches_of, needless_micro_steps
 from vitscale.errors import RequestError, explain, shown, unknown
 from vitscale.hardware import Machine
@@ -87,6 +87,7 @@ def expand(
     ]
     summaries: dict[DataSpec, Summary] = {}
     digests = {model: user_model.check(file.path, model) for model in dict.fromkeys(point.model for point in points)}
+    weights = {model: user_model.weights_digest(model) for model in digests}
     curves: list[Curve] = []
     trials: dict[str, Trial] = {}
     fingerprints: dict[str, str] = {}
@@ -97,7 +98,8 @@ def expand(
         summary = summaries[point.data]
         on_curve = []
         for train, world, fraction in point.worlds:
-            trial = _trial(point, train, world, fraction, summary, digests[point.model], launcher)
+            of_model = (digests[point.model], weights[point.model])
+            trial = _trial(point, train, world, fraction, summary, of_model, launcher)
             identity = trial.identity()
             trials[identity] = trial
             fingerprints[identity] = summary.fingerprint
@@ -184,9 +186,11 @@ def _settled(
     device = device_of(study, machine)
     precision = precision_of(study, device, machine)
     threads = threads_of(study, device, machine, most_per_node)
-    resolved = {"precision", "device", "micro_batch", "grad_accum", "global_batch", "rank_speeds"}
+    resolved = {"precision", "device", "micro_batch", "grad_accum", "global_batch", "rank_speeds", "batch_norm"}
     kept = study.train.model_dump(exclude=resolved)
     kept |= {"precision": precision, "device": device, "deepspeed_config": config}
+    by_task = "synchronised" if study.model.task == "segmentation" else "local"
+    kept["batch_norm"] = study.train.batch_norm or by_task
     if study.train.engine == "accelerate" and study.train.accelerate_backend is None:
         kept["accelerate_backend"] = "ddp"
     if config is not None and "train.optimizer" in deepspeed_config.fixed_fields(config):
@@ -244,7 +248,7 @@ def _trial(
     world: World,
     fraction: float,
     summary: Summary,
-    model_digest: str | None,
+    digests: tuple[str | None, str | None],
     launcher: str,
 ) -> Trial:
     study = point.study
@@ -259,7 +263,8 @@ def _trial(
         )
     trial = Trial(
         model=model_spec.resolve(point.model, len(summary.classes)),
-        model_digest=model_digest,
+        model_digest=digests[0],
+        weights_digest=digests[1],
         data=point.data.model_copy(update={"fraction": fraction}),
         train=train,
         world=world,
@@ -274,6 +279,7 @@ def _trial(
         launcher=launcher if study.launch.launcher == AUTO else study.launch.launcher,
     )
     _check_length(trial, summary)
+    segmentation.check(trial, summary)
     return trial
 
 

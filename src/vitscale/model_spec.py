@@ -1,33 +1,46 @@
 """Which model, and its parameter, FLOP and activation counts by arithmetic, without torch.
 
 `resolve` turns what a user wrote into a spec that leaves nothing open; the counts take only resolved specs and are held
-against the real models by tests. A count that cannot be known without building the model is None, never 0.
+against the real models by tests. A count that cannot be known without building the model is None, never 0. The ViT is
+counted here, Swin V2 in `model_counts`.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from vitscale import model_counts
 from vitscale.errors import RequestError, explain, shown, unknown
 from vitscale.hf_config import hf_shape
+from vitscale.model_counts import Counts, DecoderShape, SwinShape
+
+Task = Literal["classification", "segmentation"]
+
+Depths = Annotated[
+    tuple[Annotated[int, Field(ge=1, le=100)], ...],
+    Field(min_length=1, max_length=8),
+    BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value),
+]
 
 
 class ModelSpec(BaseModel):
-    """A named vision transformer, a Hugging Face image-classification configuration, or the user's own factory.
+    """A named ViT or Swin V2, a Hugging Face configuration, or the user's own factory.
 
     None of the three: an imported log does not say which model it was, and every count of it is None.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
+    task: Task = "classification"
+    """A label for each image, or for each pixel. Named models of segmentation have UperNet's head."""
     name: str | None = None
-    """vit-ti16, vit-s16, vit-b16, vit-l16 or vit-h14."""
+    """One of `NAMED_MODELS`."""
     hf: str | None = None
-    """Folder or hub name of an image-classification configuration; weights start random."""
+    """Folder or hub name of a configuration for the task; weights start random unless `weights` names some."""
     factory: str | None = None
     """"module:function", called with `num_classes` and `image_size`."""
     image_size: int = Field(default=224, ge=1, le=8192)
@@ -35,10 +48,22 @@ class ModelSpec(BaseModel):
     num_classes: int | None = Field(default=None, ge=1, le=10_000_000)
     """Null takes the dataset's count."""
     hidden_size: int | None = Field(default=None, ge=1, le=65_536)
+    """Of Swin that of its first stage, as `heads`; each further stage has twice as much and as many."""
     layers: int | None = Field(default=None, ge=1, le=1000)
+    """Of a ViT."""
     heads: int | None = Field(default=None, ge=1, le=1024)
     mlp_size: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Width inside the MLP; null takes 4 x hidden_size, as all five named models have it."""
+    """Width inside a ViT's MLP; null takes 4 x hidden_size, as all named models have it."""
+    depths: Depths | None = None
+    """Of Swin: blocks of each stage."""
+    window_size: int | None = Field(default=None, ge=1, le=1024)
+    """Of Swin: tokens along a window's side."""
+    decoder_size: int | None = Field(default=None, ge=1, le=65_536)
+    """Channels inside the segmentation head of a named model; null takes 512. The auxiliary head has half of them."""
+    auxiliary_weight: float | None = Field(default=None, ge=0.0, le=100.0, allow_inf_nan=False)
+    """Of the auxiliary head's loss in segmentation; 0 leaves the head out. Null: 0.4, or as the configuration says."""
+    weights: str | None = None
+    """Folder or hub name of a pretrained model, whose weights are taken wherever names and shapes are alike."""
 
     @property
     def unknown(self) -> bool:
@@ -49,21 +74,30 @@ class ModelSpec(BaseModel):
 class _NamedShape(NamedTuple):
     patch_size: int
     hidden_size: int
-    layers: int
     heads: int
+    layers: int | None = None
+    depths: tuple[int, ...] | None = None
+    window_size: int | None = None
 
 
-# B, L and H: Dosovitskiy et al., "An Image is Worth 16x16 Words" (ICLR 2021), table 1. Ti and S: Touvron et al.,
-# "Training data-efficient image transformers" (ICML 2021), table 1, here without the distillation token.
+# ViT-B, -L and -H: Dosovitskiy et al., "An Image is Worth 16x16 Words" (ICLR 2021), table 1. Ti and S: Touvron et al.,
+# "Training data-efficient image transformers" (ICML 2021), table 1, here without the distillation token. Swin V2: Liu
+# et al., "Swin Transformer V2" (CVPR 2022), section 4.1, with the windows of its models for 256 pixels.
 NAMED_MODELS: dict[str, _NamedShape] = {
-    "vit-ti16": _NamedShape(16, 192, 12, 3),
-    "vit-s16": _NamedShape(16, 384, 12, 6),
-    "vit-b16": _NamedShape(16, 768, 12, 12),
-    "vit-l16": _NamedShape(16, 1024, 24, 16),
-    "vit-h14": _NamedShape(14, 1280, 32, 16),
+    "vit-ti16": _NamedShape(16, 192, 3, layers=12),
+    "vit-s16": _NamedShape(16, 384, 6, layers=12),
+    "vit-b16": _NamedShape(16, 768, 12, layers=12),
+    "vit-l16": _NamedShape(16, 1024, 16, layers=24),
+    "vit-h14": _NamedShape(14, 1280, 16, layers=32),
+    "swinv2-t": _NamedShape(4, 96, 3, depths=(2, 2, 6, 2), window_size=8),
+    "swinv2-s": _NamedShape(4, 96, 3, depths=(2, 2, 18, 2), window_size=8),
+    "swinv2-b": _NamedShape(4, 128, 4, depths=(2, 2, 18, 2), window_size=8),
+    "swinv2-l": _NamedShape(4, 192, 6, depths=(2, 2, 18, 2), window_size=8),
 }
 
-SHAPE_FIELDS = ("patch_size", "hidden_size", "layers", "heads", "mlp_size")
+VIT_FIELDS = ("patch_size", "hidden_size", "layers", "heads", "mlp_size")
+SWIN_FIELDS = ("patch_size", "hidden_size", "heads", "depths", "window_size")
+SHAPE_FIELDS = tuple(dict.fromkeys(VIT_FIELDS + SWIN_FIELDS))
 
 _IDENTIFIER = r"[^\W\d]\w*"
 _FACTORY = re.compile(rf"{_IDENTIFIER}(\.{_IDENTIFIER})*:{_IDENTIFIER}")
@@ -91,7 +125,7 @@ def resolve(spec: ModelSpec, dataset_classes: int) -> ModelSpec:
                 next_step="Leave num_classes out to take the dataset's count",
             )
         )
-    filled: dict[str, int] = {"num_classes": classes}
+    filled: dict[str, object] = {"num_classes": classes}
     if spec.name is not None:
         filled |= _named_shape(spec)
     elif spec.hf is not None:
@@ -105,22 +139,87 @@ def resolve(spec: ModelSpec, dataset_classes: int) -> ModelSpec:
                     next_step="Name an importable function, such as 'my_models.vit:build'",
                 )
             )
-    resolved = spec.model_copy(update=filled)
+    resolved = spec.model_copy(update=filled | _segmentation(spec))
     _check_shape(resolved)
     return resolved
 
 
-def _named_shape(spec: ModelSpec) -> dict[str, int]:
+_LEAST_STAGES = 3
+_DECODER_SIZE = 512
+_AUXILIARY_WEIGHT = 0.4
+
+
+def _segmentation(spec: ModelSpec) -> dict[str, object]:
+    """The fields of segmentation, filled or refused."""
+    for key, applies, where in (
+        ("decoder_size", spec.task == "segmentation" and spec.name is not None, "a named model of segmentation"),
+        ("auxiliary_weight", spec.task == "segmentation", 'model.task = "segmentation"'),
+    ):
+        if not applies and (value := getattr(spec, key)) is not None:
+            raise RequestError(explain(f"model.{key} = {value} is of {where} alone", next_step=f"Remove {key}"))
+    if spec.task == "classification":
+        return {}
+    if spec.hf is not None and hf_shape(spec.hf) is not None:
+        raise RequestError(
+            explain(
+                f"model.hf {shown(spec.hf)} is a plain ViT, which transformers has no segmentation head for",
+                next_step="Name a vit-* model, whose pyramid is vitscale's own, or a configuration of upernet, beit, "
+                "dpt or segformer",
+            )
+        )
+    if spec.name is None:
+        return {}
+    weight = _AUXILIARY_WEIGHT if spec.auxiliary_weight is None else spec.auxiliary_weight
+    return {"decoder_size": spec.decoder_size or _DECODER_SIZE, "auxiliary_weight": weight}
+
+
+def _named_shape(spec: ModelSpec) -> dict[str, object]:
     shape = NAMED_MODELS.get(spec.name or "")
     if shape is None:
         raise unknown("model", spec.name, NAMED_MODELS)
-    filled = {key: getattr(spec, key) or value for key, value in shape._asdict().items()}
-    return filled | {"mlp_size": spec.mlp_size or 4 * filled["hidden_size"]}
+    own = SWIN_FIELDS if shape.depths else VIT_FIELDS
+    for key in SHAPE_FIELDS:
+        if key not in own and getattr(spec, key) is not None:
+            raise RequestError(
+                explain(
+                    f"model.{key} = {shown(getattr(spec, key))} has no meaning for {spec.name}",
+                    valid=own,
+                    next_step=f"Remove {key}",
+                )
+            )
+    filled = {key: getattr(spec, key) or getattr(shape, key, None) for key in own}
+    return filled if shape.depths else filled | {"mlp_size": spec.mlp_size or 4 * (filled["hidden_size"] or 0)}
 
 
 def _check_shape(spec: ModelSpec) -> None:
     patch = spec.patch_size
-    if patch is not None and spec.image_size % patch:
+    segments = spec.task == "segmentation" and spec.name is not None
+    if segments and spec.depths is not None and len(spec.depths) < _LEAST_STAGES:
+        raise RequestError(
+            explain(
+                f"model.depths = {list(spec.depths)} makes {len(spec.depths)} feature maps, too few for UperNet",
+                valid=[f"{_LEAST_STAGES} stages or more"],
+            )
+        )
+    if segments and spec.depths is None and patch is not None and spec.image_size < 2 * patch:
+        raise RequestError(
+            explain(
+                f"model.image_size = {spec.image_size} is one patch, and a pyramid's smallest map has half its side",
+                valid=[f"{2 * patch} or more"],
+            )
+        )
+    if patch is not None and spec.depths is not None:
+        least = patch << (len(spec.depths) - 1)  # the library pads the rest
+        if spec.image_size < least:
+            raise RequestError(
+                explain(
+                    f"model.image_size = {spec.image_size} leaves nothing of an image for the last of "
+                    f"{len(spec.depths)} stages",
+                    valid=[f"{least} or more"],
+                    next_step="Use larger images, or fewer model.depths",
+                )
+            )
+    elif patch is not None and spec.image_size % patch:
         below = spec.image_size // patch * patch
         nearest = [size for size in (below, below + patch) if 0 < size <= 8192]
         raise RequestError(
@@ -157,13 +256,13 @@ def _refuse_shape_fields(spec: ModelSpec, source: str, allowed: dict[str, int]) 
             )
 
 
-def _hf_fields(spec: ModelSpec) -> dict[str, int]:
+def _hf_fields(spec: ModelSpec) -> dict[str, object]:
     config = hf_shape(spec.hf or "")
     shape = {} if config is None else config.fields()
     _refuse_shape_fields(spec, "hf", shape)
     if config is None or "image_size" in spec.model_fields_set:
-        return shape
-    return shape | {"image_size": config.image_size}
+        return {**shape}
+    return {**shape, "image_size": config.image_size}
 
 
 class _Shape(NamedTuple):
@@ -180,7 +279,8 @@ class _Shape(NamedTuple):
 
 
 def _shape(spec: ModelSpec) -> _Shape | None:
-    if spec.factory is not None or spec.unknown:
+    """A ViT's, whatever stands on it; None for all else."""
+    if spec.factory is not None or spec.unknown or spec.depths is not None:
         return None
     special_tokens, qkv_bias = 1, True
     if spec.hf is not None:
@@ -188,12 +288,63 @@ def _shape(spec: ModelSpec) -> _Shape | None:
         if config is None:
             return None
         special_tokens, qkv_bias = (2 if config.model_type == "deit" else 1), config.qkv_bias
-    sizes = [getattr(spec, key) for key in (*SHAPE_FIELDS, "num_classes")]
+    sizes = [getattr(spec, key) for key in (*VIT_FIELDS, "num_classes")]
     if None in sizes:
         raise ValueError("counts need a resolved spec: call resolve(spec, dataset_classes) first")
     patch, hidden, layers, _, mlp, classes = sizes
     patches = (spec.image_size // patch) ** 2
     return _Shape(patches + special_tokens, special_tokens, 3 * patch * patch, hidden, layers, mlp, classes, qkv_bias)
+
+
+def _swin(spec: ModelSpec) -> SwinShape | None:
+    if spec.depths is None or spec.patch_size is None or spec.hidden_size is None or spec.heads is None:
+        return None
+    return SwinShape(spec.image_size, spec.patch_size, spec.hidden_size, spec.heads, spec.depths, spec.window_size or 0)
+
+
+def _counts(spec: ModelSpec) -> Counts | None:
+    """Of the whole model; None where unknown."""
+    swin, vit, classes = _swin(spec), _shape(spec), spec.num_classes or 0
+    if swin is not None:
+        body, width = model_counts.swin(swin), model_counts.stages(swin)[-1].width
+    elif vit is not None:
+        body, width = _vit_body(vit), vit.hidden
+    else:
+        return None
+    norm = Counts(2 * width, 0)
+    decoder = _decoder(spec)
+    if decoder is None:
+        return model_counts.total([body, norm, Counts(width * classes + classes, width * classes)])
+    own = [norm, model_counts.pyramid(width, decoder.sides[_OWN_MAP])] if vit is not None else []
+    return model_counts.total([body, model_counts.upernet(decoder), *own])
+
+
+_OWN_MAP = 2
+"""Of a ViT's pyramid: the map of its own side."""
+
+
+def _decoder(spec: ModelSpec) -> DecoderShape | None:
+    """UperNet on a named model of segmentation; None for all else."""
+    swin, vit = _swin(spec), _shape(spec)
+    if spec.task == "classification" or (swin is None and vit is None):
+        return None
+    if swin is not None:
+        stages = model_counts.stages(swin)
+        widths, sides = tuple(s.width for s in stages), tuple(s.side for s in stages)
+    elif vit is not None:
+        grid = math.isqrt(vit.tokens - vit.special_tokens)
+        widths, sides = (vit.hidden,) * 4, (4 * grid, 2 * grid, grid, grid // 2)
+    return DecoderShape(widths, sides, spec.decoder_size or 0, spec.num_classes or 0, bool(spec.auxiliary_weight))
+
+
+def _vit_body(s: _Shape) -> Counts:
+    """Patches, positions and blocks."""
+    shapes = _shapes_of_vit(s)
+    count = sum(map(math.prod, shapes.embedding)) + s.layers * sum(map(math.prod, shapes.block))
+    h, t = s.hidden, s.tokens
+    patch_macs = (t - s.special_tokens) * s.patch_inputs * h
+    block_macs = t * (4 * h * h + 2 * t * h + 2 * h * s.mlp)
+    return Counts(count, patch_macs + s.layers * block_macs)
 
 
 class ParameterShapes(NamedTuple):
@@ -208,10 +359,12 @@ class ParameterShapes(NamedTuple):
 
 
 def parameter_shapes(spec: ModelSpec) -> ParameterShapes | None:
-    """The shapes of a resolved spec's trainable tensors; None where only building the model could tell."""
+    """The shapes of a resolved spec's trainable tensors; None for all but ViTs that classify."""
     s = _shape(spec)
-    if s is None:
-        return None
+    return None if s is None or spec.task != "classification" else _shapes_of_vit(s)
+
+
+def _shapes_of_vit(s: _Shape) -> ParameterShapes:
     h, m = s.hidden, s.mlp
     side = math.isqrt(s.patch_inputs // 3)
     tokens = ((1, 1, h),) * s.special_tokens + ((1, s.tokens, h),)
@@ -236,29 +389,21 @@ def recorded_shapes(spec: ModelSpec) -> ParameterShapes | None:
 def parameters(spec: ModelSpec) -> int | None:
     """Trainable parameters of a resolved spec; None where only building the model could tell.
 
-    Per block: two layer norms (2 x 2h), attention (4h^2 + 4h with biases) and the MLP (2hm + m + h).
+    Of a ViT's block: two layer norms (2 x 2h), attention (4h^2 + 4h with biases) and the MLP (2hm + m + h).
     """
-    shapes = parameter_shapes(spec)
-    if shapes is None:
-        return None
-    once = sum(map(math.prod, shapes.embedding + shapes.head))
-    return once + shapes.layers * sum(map(math.prod, shapes.block))
+    counts = _counts(spec)
+    return None if counts is None else counts.parameters
 
 
 def forward_flops(spec: ModelSpec) -> int | None:
     """FLOPs of one image's forward pass (1 MAC = 2 FLOP), matrix products only; None where unknown.
 
-    Per block and token: 4h^2 MACs of projections, 2sh of attention (scores and values over s tokens), 2hm of the MLP.
-    Plus the patch projection and, on the class token alone, the classifier. Biases, norms, GELU and softmax are left
-    out, as in Kaplan et al. (2020), section 2.1, and torch's FlopCounterMode.
+    Of a ViT's block and token: 4h^2 MACs of projections, 2sh of attention (scores and values over s tokens), 2hm of the
+    MLP. Plus the patch projection and the head: a classifier on the class token alone, or UperNet's convolutions.
+    Biases, norms, GELU and softmax are left out, as in Kaplan et al. (2020), section 2.1, and torch's FlopCounterMode.
     """
-    s = _shape(spec)
-    if s is None:
-        return None
-    h, t = s.hidden, s.tokens
-    patch_macs = (t - s.special_tokens) * s.patch_inputs * h
-    block_macs = t * (4 * h * h + 2 * t * h + 2 * h * s.mlp)
-    return 2 * (patch_macs + s.layers * block_macs + h * s.classes)
+    counts = _counts(spec)
+    return None if counts is None else 2 * counts.macs
 
 
 def training_flops(spec: ModelSpec) -> int | None:
@@ -279,18 +424,26 @@ _SAVED_BYTES: dict[str, tuple[int, int]] = {
 
 
 def activation_bytes(spec: ModelSpec, micro_batch: int, precision: str) -> int | None:
-    """Bytes the blocks keep for backward at `micro_batch` images with fused attention; None where unknown.
+    """Bytes kept for backward at `micro_batch` images by the blocks, and by UperNet; None where unknown.
 
-    Per block and token 8h + 2m elements: the inputs of both layer norms (2h) and their outputs (2h), q, k, v (3h), the
-    attention's output (h), the input and the output of GELU (2m). With m = 4h and s tokens this is `c * s * b * h * L`
-    with c = 64 (fp32), 32 (bf16-params) and 40 (bf16, which is autocast; 36 where one product makes q, k and v). Left
-    out: the statistics of norms and softmax (16 bytes + 4 per head), embedding and head.
+    Of a ViT, with fused attention, per block and token 8h + 2m elements: the inputs of both layer norms (2h) and their
+    outputs (2h), q, k, v (3h), the attention's output (h), the input and the output of GELU (2m). With m = 4h and s
+    tokens this is `c * s * b * h * L` with c = 64 (fp32), 32 (bf16-params) and 40 (bf16, which is autocast; 36 where
+    one product makes q, k and v). Left out: the statistics of norms and softmax (16 bytes + 4 per head), embedding,
+    classifier and loss. Of Swin `model_counts.swin_kept_bytes`, of UperNet `model_counts.upernet_kept`.
     """
     if precision not in _SAVED_BYTES:
         raise unknown("precision", precision, _SAVED_BYTES)
-    s = _shape(spec)
-    if s is None:
-        return None
     element_bytes, autocast_bytes = _SAVED_BYTES[precision]
-    token_bytes = element_bytes * (8 * s.hidden + 2 * s.mlp) + autocast_bytes * s.hidden
-    return token_bytes * s.tokens * micro_batch * s.layers
+    swin, s, decoder = _swin(spec), _shape(spec), _decoder(spec)
+    if swin is not None:
+        kept = model_counts.swin_kept_bytes(swin, precision)
+    elif s is not None:
+        kept = (element_bytes * (8 * s.hidden + 2 * s.mlp) + autocast_bytes * s.hidden) * s.tokens * s.layers
+    else:
+        return None
+    if decoder is not None:
+        kept += element_bytes * model_counts.upernet_kept(decoder)
+        if s is not None:
+            kept += model_counts.pyramid_kept_bytes(s.hidden, decoder.sides[_OWN_MAP], element_bytes)
+    return kept * micro_batch

@@ -14,7 +14,8 @@ Format history (`FORMAT`):
      older formats. What is used is that of timed steps alone: ResourcesLine.steps, null in older formats, where it is
      that of whole epochs. Steps may be "attached". PhaseLine.compiled, empty in older formats, where a one-off
      compilation shows in its seconds alone.
-  7  what a loader gives: EpochLine.loader_images_per_second, null in older formats.
+  7  what a loader gives: EpochLine.loader_images_per_second. Segmentation: EpochLine.mean_iou and the fields of Trial that
+     say how pixels are labelled. All are null in older formats.
 
 A reader accepts its own format and older ones; a newer one is refused by name.
 """
@@ -356,6 +357,9 @@ class EpochLine(Record):
     train_accuracy: float | None
     held_out_loss: float | None
     held_out_accuracy: float | None
+    """Of images, or of the pixels that count in segmentation; so is the training's, which is null there."""
+    mean_iou: float | None = None
+    """Of segmentation, on the held-out images: over classes, intersection over union. Null in formats before 7."""
     peak_bytes: int | None
     """Device memory at its highest so far; resident memory of the process on CPU."""
     evaluation_seconds: Seconds | None = None

@@ -11,6 +11,7 @@ from vitscale.trial import (
     AccelerateBackend,
     Accuracy,
     BatchCount,
+    BatchNormScope,
     BucketMib,
     DataSpec,
     EpochCount,
@@ -77,6 +78,8 @@ class TrainSection(Spec):
     static_graph: bool = False
     activation_checkpointing: bool = False
     compile: bool = False
+    batch_norm: BatchNormScope | None = None
+    """By default synchronised in segmentation, and local in classification."""
     deepspeed_config: str | None = None
     drop_last: bool = False
     target_accuracy: Accuracy | None = None

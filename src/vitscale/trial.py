@@ -35,6 +35,7 @@ LearningRateScaling = Literal["none", "linear", "sqrt"]
 AccelerateBackend = Literal["ddp", "fsdp2", "deepspeed"]
 Offload = Literal["none", "optimizer", "parameters"]
 GradientDtype = Literal["fp32", "bf16", "fp16"]
+BatchNormScope = Literal["local", "synchronised"]
 BucketMib = Annotated[int, Field(ge=1, le=65_536)]
 ZeroStage = Annotated[int, Field(ge=0, le=3)]
 BatchCount = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -71,6 +72,14 @@ HOW_FOUND = ("root", "download", "verify", "md5", "skip_broken")
 
 _ADDED_LATER: dict[str, dict[str, Any]] = {
     "data": {"hf": None, "columns": None, "source": None, "channels": 3, "dtype": "uint8"},
+    "model": {
+        "task": "classification",
+        "depths": None,
+        "window_size": None,
+        "decoder_size": None,
+        "auxiliary_weight": None,
+        "weights": None,
+    },
     "train": {
         "bucket_mib": None,
         "target_accuracy": None,
@@ -90,6 +99,7 @@ _ADDED_LATER: dict[str, dict[str, Any]] = {
         "activation_checkpointing": False,
         "compile": False,
         "micro_batches": None,
+        "batch_norm": "local",
     },
     "window": {"explain": True, "traces": False, "checkpoint": False},
 }
@@ -224,6 +234,8 @@ class TrainSpec(Spec):
     """Keep only each block's input for backward and compute the rest of the block again."""
     compile: bool = False
     """Compile each block by torch.compile."""
+    batch_norm: BatchNormScope = "local"
+    """Whose images a batch norm in training is over: the rank's own, or those of all ranks, exchanged in each norm."""
     deepspeed_config: dict[str, Any] | None = None
     """The user's own DeepSpeed configuration, as read; null where there is none."""
     drop_last: bool = False
@@ -282,6 +294,8 @@ class Trial(Spec):
     launcher: str
     model_digest: str | None = None
     """Of a Hugging Face configuration: which model it describes, wherever its folder lies; null for other models."""
+    weights_digest: str | None = None
+    """Of the pretrained weights that training begins with, wherever they lie; null where they are random."""
     origin: str | None = None
     """Of an imported trial: the cluster and the devices it ran on, as the log names them, for what else decides its
     result is not known. Null for trials of vitscale's own."""
@@ -329,6 +343,10 @@ class Trial(Spec):
             del content["origin"]
         if self.model_digest is not None:
             del content["model"]["hf"]
+        if self.weights_digest is None:
+            del content["weights_digest"]
+        else:
+            content["model"].pop("weights", None)
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 

@@ -13,16 +13,49 @@ from vitscale.errors import RequestError, explain, shown
 from vitscale.model_spec import ModelSpec
 from vitscale.text_file import beside, read_text
 
+_WEIGHTS = "model.safetensors"
+"""As the hub has them; several files only above 5 GB, which no named model comes to."""
+
 
 def located(study_path: Path, model: ModelSpec) -> ModelSpec:
-    """`hf` as an absolute path where it names a folder beside the study file, else as it is: a name on the hub."""
-    if not model.hf:
-        return model
-    folder = beside(study_path, model.hf)
+    """`hf` and `weights` as absolute paths where they name folders beside the study file, else as they are: names on
+    the hub."""
+    found = {key: _located(study_path, value) for key in ("hf", "weights") if (value := getattr(model, key))}
+    return model.model_copy(update=found) if found else model
+
+
+def _located(study_path: Path, name: str) -> str:
+    folder = beside(study_path, name)
     try:
-        return model.model_copy(update={"hf": str(folder)}) if folder.is_dir() else model
+        return str(folder) if folder.is_dir() else name
     except OSError:  # a name too long for a file is no folder
-        return model
+        return name
+
+
+def weights_digest(model: ModelSpec) -> str | None:
+    """The SHA-256 of a located model's pretrained weights: of its config.json and all its safetensors files.
+
+    Raises:
+        RequestError: they are not there, or not in safetensors: other formats may run code when they are read.
+    """
+    if model.weights is None:
+        return None
+    folder = Path(model.weights)
+    if not folder.is_absolute():
+        return hashlib.sha256(_from_hub(model.weights, _WEIGHTS, "weights").read_bytes()).hexdigest()
+    files = sorted(folder.glob("*.safetensors"))
+    if not files or not (folder / "config.json").is_file():
+        raise RequestError(
+            explain(
+                f"model.weights {shown(model.weights)} has no {'config.json' if files else 'file *.safetensors'}",
+                next_step="Give a folder that `save_pretrained` of transformers wrote, or a name of the hub",
+            )
+        )
+    digest = hashlib.sha256()
+    for path in (folder / "config.json", *files):
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 def check(study_path: Path, model: ModelSpec) -> str | None:
@@ -41,23 +74,24 @@ def check(study_path: Path, model: ModelSpec) -> str | None:
     if model.hf is None:
         return None
     folder = Path(model.hf)
-    config = folder / "config.json" if folder.is_absolute() else _from_hub(model.hf)
+    config = folder / "config.json" if folder.is_absolute() else _from_hub(model.hf, "config.json", "hf")
     text = read_text(config, "the configuration of model.hf,", next_step="Give a folder with a config.json")
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _from_hub(name: str) -> Path:
-    """The hub's config.json, from huggingface_hub's own cache where it is there already."""
+def _from_hub(name: str, file: str, key: str) -> Path:
+    """A file of the hub, from huggingface_hub's own cache where it is there already; `key` of [model] names it."""
     from huggingface_hub import hf_hub_download
 
     try:
-        return Path(hf_hub_download(name, "config.json"))
+        return Path(hf_hub_download(name, file))
     except Exception as error:  # no network, no such model, no permission: the library has a class for each
         reason = " ".join(str(error).split())[:300]
         raise RequestError(
             explain(
-                f"model.hf {shown(name)} is no folder beside the study file and cannot be had from the hub: {reason}",
-                next_step="Give a local folder with a config.json, or a name that exists there",
+                f"model.{key} {shown(name)} is no folder beside the study file and cannot be had from the hub: "
+                f"{reason}",
+                next_step=f"Give a local folder with a {file}, or a name that exists there",
             )
         ) from None
 

@@ -92,9 +92,7 @@ class _Schedule:
         self.first = self.warmup + _LIGHT_STEPS
         self.workers = max(1, trial.data.workers)
         self.length = EXPLAINED_STEPS[self.device]
-        self.gradient_steps = (
-            GRADIENT_STEPS if has_two_batch_sizes(trial) and norms_unknown(trial.train) is None else ()
-        )
+        self.gradient_steps = GRADIENT_STEPS if has_two_batch_sizes(trial) and norms_unknown(trial) is None else ()
 
     def windows(self) -> tuple[StepWindow, ...]:
         """The window of each step of a run that is to be explained."""

@@ -52,6 +52,20 @@ def test_a_field_of_two_sections_is_named_in_full() -> None:
     assert curve_name({"model.name": "vit-b16"}, make_trial()) == "ddp, vit-b16"
 
 
+def test_local_norms_of_segmentation_are_said_in_every_name() -> None:
+    classifies = make_trial("ddp", 2)
+    segments = classifies.model_copy(update={"model": classifies.model.model_copy(update={"task": "segmentation"})})
+    synchronised = segments.model_copy(
+        update={"train": segments.train.model_copy(update={"batch_norm": "synchronised"})}
+    )
+    assert [trial_name(trial) for trial in (classifies, segments, synchronised)] == [
+        "ddp on 2 ranks", "ddp on 2 ranks, local norm", "ddp on 2 ranks",
+    ]  # fmt: skip
+    assert curve_name({}, segments) == curve_name({"train.batch_norm": "local"}, segments) == "ddp, local norm"
+    assert curve_name({"train.batch_norm": "synchronised"}, synchronised) == "ddp, synchronised norm"
+    assert curve_name({}, classifies) == curve_name({}, synchronised) == "ddp"
+
+
 def test_unequal_shares_are_named_once() -> None:
     unequal = make_trial("ddp", 2, grad_accum=3, micro_batches=(11, 5))
     assert curve_name({"train.engine": "ddp"}, unequal) == "ddp, unequal shares"

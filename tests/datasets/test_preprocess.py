@@ -171,3 +171,28 @@ def test_a_gpu_prepares_the_same_images_without_waiting() -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     torch.testing.assert_close(got.cpu(), expected, rtol=1e-6, atol=1e-6)
+
+
+# --- masks ------------------------------------------------------------------------------------------------------------
+
+
+def test_masks_are_moved_as_their_images_are() -> None:
+    """Images whose pixels say their label: wherever one goes, its label goes too; outside nothing counts."""
+    classes = torch.randint(1, 200, (6, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(5))
+    images, ids = classes[..., None].expand(-1, -1, -1, 3).contiguous(), torch.arange(6)
+    own = Preprocess("synthetic-masks", 16, augment=True, seed=3)
+    moved = in_pixels(own(images, ids, epoch=2, training=True), "synthetic-masks")[..., 0]
+    masks = own.masks(classes, ids, epoch=2, training=True)
+    assert (masks == 255).any()
+    assert not torch.equal(masks, classes)
+    assert torch.equal(torch.where(masks == 255, 0, masks), moved)
+    assert torch.equal(own.masks(classes, ids, epoch=2, training=False), classes)
+    assert torch.equal(own.masks(classes[2:4], ids[2:4], epoch=2, training=True), masks[2:4])
+
+
+def test_masks_take_the_nearest_label_where_images_are_resized() -> None:
+    masks = torch.tensor([[[1, 7], [255, 3]]], dtype=torch.uint8)
+    own = Preprocess("synthetic-masks", 4, augment=False, seed=0)
+    resized = own.masks(masks, torch.arange(1), epoch=0, training=True)
+    assert torch.equal(resized, masks.repeat_interleave(2, 1).repeat_interleave(2, 2))
+    assert own.masks(masks, torch.arange(1), epoch=0, training=False).shape == (1, 2, 2)

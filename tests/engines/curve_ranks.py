@@ -19,16 +19,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from engines.curves import GLOBAL_BATCH, MODEL, SAMPLES, Job
+from engines import curves
+from engines.curves import Job
 from engines.forgetting import forget_engines
 from vitscale import engines, models, sources
-from vitscale.datasets import Batch, slot_loss
+from vitscale.datasets import Batch, Batches, slot_loss
 from vitscale.engines import deepspeed
 from vitscale.engines.deepspeed_setup import configuration
 from vitscale.probes.explainer import no_phase
 from vitscale.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 from vitscale.worker import passes
 from vitscale.worker.checkpointing import measured_checkpoint
+from vitscale.worker.counted_steps import counted_traffic
 from vitscale.worker.group import device_of, join
 from vitscale.worker.passes import Passes
 from vitscale.worker.place import Place
@@ -41,11 +43,17 @@ def trial_of(job: Job) -> Trial:
     train = job["train"]
     ranks = PLACE.world_size
     parts = ranks * train.get("grad_accum", 1)
-    assert GLOBAL_BATCH % parts == 0
-    fields = {"precision": "fp32", "device": "cpu", "micro_batch": GLOBAL_BATCH // parts} | train
+    model, batch = curves.MODEL, curves.GLOBAL_BATCH
+    data = DataSpec(name="synthetic", samples=curves.SAMPLES, source_size=16, augment=True)
+    if "segments" in job:
+        model = {"swin": curves.SEGMENTER, "vit": curves.PYRAMID}[job["segments"]]
+        batch = curves.SEGMENTED_BATCH
+        data = DataSpec(name="synthetic-masks", samples=curves.SEGMENTED_SAMPLES, source_size=32, classes=5)
+    assert batch % parts == 0
+    fields = {"precision": "fp32", "device": "cpu", "micro_batch": batch // parts} | train
     return Trial(
-        model=MODEL,
-        data=DataSpec(name="synthetic", samples=SAMPLES, source_size=16, augment=True),
+        model=model,
+        data=data,
         train=TrainSpec.model_validate(fields),
         world=World(ranks_per_node=ranks, threads_per_rank=1),
         window=WindowSpec(),
@@ -79,6 +87,7 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
         engine.whole_tensors().make_states((), (), 0)
     if job.get("rehearse"):
         own.rehearse_last_step()
+    scores = own.evaluate(lambda: None) if "segments" in job else None
     losses, ids = [], []
     sums = torch.zeros(3, dtype=torch.float64, device=device)
     for step, epoch, micro_batches in batches_of(own, first, job["steps"]):
@@ -87,13 +96,24 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
         if step <= trial.train.learning_rate_warmup_steps:
             engine.set_learning_rate(trial.learning_rate_at(step))
         loss = torch.zeros((), dtype=torch.float64, device=device)
-        for number, batch in enumerate(micro_batches):
+        for number, batch in enumerate(own.step(iter(micro_batches), epoch=epoch, phase=no_phase)):
             last = number == len(micro_batches) - 1
             loss += own.micro_step(batch, sums, epoch=epoch, last=last, phase=no_phase) / len(micro_batches)
         engine.step()
         losses.append(float(loss))
         ids.append([i for batch in micro_batches for i in batch.ids[batch.weights > 0].tolist()])
     found: dict[str, Any] = {"first": first, "losses": losses, "ids": ids, "gradient_dtype": engine.gradient_dtype}
+    if job.get("traffic"):
+
+        def take_step(epoch: int, batches: Batches) -> None:
+            for number, batch in enumerate(own.step(batches, epoch=epoch, phase=no_phase), start=1):
+                own.micro_step(batch, sums, epoch=epoch, last=number == trial.train.grad_accum, phase=no_phase)
+            engine.step()
+
+        lines = counted_traffic(own, take_step, job["steps"], job["steps"], lambda: None)
+        found["traffic"] = [line.model_dump(mode="json") for line in lines]
+    if scores is not None:
+        found["scores"] = [scores.loss, scores.accuracy, scores.mean_iou]
     if job.get("measure"):
         line = measured_checkpoint(engine, device, folder, job["steps"], lambda: None)
         found["checkpoint"] = line.model_dump(mode="json")
@@ -113,9 +133,9 @@ def make_wrong(how: str | None) -> None:
         # The loss as it was, the gradient as many times as there are ranks.
         return loss.detach() + PLACE.world_size * (loss - loss.detach())
 
-    def unweighted(losses: torch.Tensor, weights: torch.Tensor, *counts: int) -> torch.Tensor:
-        own_mean = (losses * weights).sum() / max(1.0, float(weights.sum()))
-        return slot_loss(losses, weights, *counts).detach() + own_mean - own_mean.detach()
+    def unweighted(losses: torch.Tensor, *counts: int) -> torch.Tensor:
+        own_mean = losses.sum() / max(1, int((losses > 0).sum()))  # the loss of what does not count is 0
+        return slot_loss(losses, *counts).detach() + own_mean - own_mean.detach()
 
     given = without_clipping if how == "default-clipping" else configuration
     loss_of_slot = {"summed-gradients": summed, "unweighted": unweighted}.get(how or "", slot_loss)

@@ -15,6 +15,24 @@ from vitscale.model_spec import ModelSpec, resolve
 MODEL = resolve(
     ModelSpec(name="vit-ti16", image_size=16, patch_size=8, layers=2, hidden_size=32, heads=2, mlp_size=64), 10
 )
+SEGMENTER = resolve(
+    ModelSpec(
+        task="segmentation", name="swinv2-t", image_size=32, patch_size=2, hidden_size=8, heads=1, depths=(1, 1, 1),
+        window_size=4, decoder_size=16,
+    ),
+    5,
+)  # fmt: skip
+PYRAMID = resolve(
+    ModelSpec(
+        task="segmentation", name="vit-ti16", image_size=32, patch_size=8, layers=1, hidden_size=16, heads=2,
+        decoder_size=16,
+    ),
+    5,
+)  # fmt: skip
+SEGMENTED_STEPS = 20
+SEGMENTED_BATCH = 12
+SEGMENTED_SAMPLES = 2 * SEGMENTED_BATCH + 4
+"""Every third step has 4 images: on three ranks two and two, and the third takes padding alone."""
 GLOBAL_BATCH = 36
 """Divides over 1, 2 and 3 ranks, each with 1 and 3 micro-steps, and into 4 micro-batches."""
 SAMPLES = 2 * GLOBAL_BATCH + 7
@@ -30,6 +48,8 @@ class Job(TypedDict):
     train: dict[str, Any]
     """Fields of its TrainSpec; the micro-batch follows from the ranks and `grad_accum`."""
     steps: int
+    segments: NotRequired[str]
+    """Labels pixels instead of images, by "swin" or "vit"."""
     save_before: NotRequired[int]
     """Saves a checkpoint, named as the job, before this step."""
     load: NotRequired[str]
@@ -40,6 +60,8 @@ class Job(TypedDict):
     """Broken on purpose: see `curve_ranks.make_wrong`."""
     rehearse: NotRequired[bool]
     """Takes a micro-batch of the last step's size through the engine before the first step, as compiled runs do."""
+    traffic: NotRequired[bool]
+    """Counts what two steps more send."""
     measure: NotRequired[bool]
     """At the end measures a checkpoint as a run does."""
 
@@ -57,6 +79,10 @@ class Curve:
     gradient_dtype: str | None
     checkpoints: list[dict[str, float]]
     """Of each rank, where measured."""
+    scores: list[list[float]]
+    """Of each rank, of segmentation: held-out loss, pixel accuracy and mean IoU before the first step."""
+    traffic: list[list[dict[str, Any]]]
+    """Of each rank, where counted: the lines of its steps."""
 
     def __post_init__(self) -> None:
         assert len(self.losses) == len(self.ids) > 0
@@ -110,6 +136,8 @@ def _joined(parts: list[dict[str, Any]]) -> Curve:
         ids=[sorted(chain.from_iterable(step)) for step in zip(*(part["ids"] for part in parts), strict=True)],
         gradient_dtype=parts[0]["gradient_dtype"],
         checkpoints=[part["checkpoint"] for part in parts if "checkpoint" in part],
+        scores=[part["scores"] for part in parts if "scores" in part],
+        traffic=[part["traffic"] for part in parts if "traffic" in part],
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from engines.curves import STEPS, Job
+from engines.curves import SEGMENTED_STEPS, STEPS, Job
 
 Train = dict[str, Any]
 
@@ -104,6 +104,39 @@ RESUMED_SGD: dict[int, tuple[tuple[str, str], ...]] = {
 REHEARSED_STEPS = 3
 """An epoch, short last step included."""
 MEASURED = ("fsdp2", "zero-1", "zero-3")
+
+
+SEGMENTED: Train = {"batch_norm": "synchronised", "optimizer": "sgd", "learning_rate": 1e-4}
+"""From random weights a larger rate amplifies rounding tenfold a step, in one process with torch's own norms too."""
+FINE_TUNED: Train = SEGMENTED | {"optimizer": "adamw", "learning_rate": 6e-5}
+SEGMENTED_ACCUMULATED: Train = SEGMENTED | {"grad_accum": 2, "drop_last": True, "learning_rate": 3e-5}
+"""Where an epoch's last step is short, other numbers of ranks divide it into other micro-steps, and norms see these."""
+
+
+COUNTED = ("ddp segmented", "zero-3 segmented", "fsdp2 segmented accumulated")
+"""Whose collectives are counted too."""
+
+
+def segmented(ranks: int) -> list[Job]:
+    """Every engine labels pixels at every number of ranks; some with another optimizer, model or norm."""
+    jobs = [_job(f"{engine} segmented", ENGINES[engine] | SEGMENTED) for engine in ENGINES]
+    if ranks == 1:
+        none: Train = {"engine": "none"}
+        jobs += [_job("segmented", none | SEGMENTED), _job("segmented fine-tuned", none | FINE_TUNED)]
+        jobs += [_job("segmented accumulated", none | SEGMENTED_ACCUMULATED), _job("segmented vit", none | SEGMENTED)]
+    if ranks == 2:
+        jobs += [_job(f"{engine} segmented fine-tuned", ENGINES[engine] | FINE_TUNED) for engine in FULLY]
+        jobs += [
+            _job(f"{engine} segmented accumulated", ENGINES[engine] | SEGMENTED_ACCUMULATED)
+            for engine in ("ddp", "fsdp2", "zero-2")
+        ]
+        jobs += [_job("ddp segmented vit", ENGINES["ddp"] | SEGMENTED)]
+        jobs += [_job("ddp segmented local", ENGINES["ddp"] | SEGMENTED | {"batch_norm": "local"})]
+    for job in jobs:
+        job["steps"] = SEGMENTED_STEPS
+        job["traffic"] = ranks == 2 and job["name"] in COUNTED
+        job["segments"] = "vit" if job["name"].endswith("vit") else "swin"
+    return jobs
 
 
 def of_world(ranks: int, two_ranks: Path) -> list[Job]:

@@ -64,7 +64,7 @@ def micro_steps(engine: PlainEngine) -> None:
 
         def loss_of(logits: Tensor, labels: Tensor = labels) -> Tensor:
             losses = nn.functional.cross_entropy(logits, labels, reduction="none")
-            return slot_loss(losses, torch.ones(MICRO_BATCH), MICRO_BATCH * GRAD_ACCUM, 1, GRAD_ACCUM)
+            return slot_loss(losses, MICRO_BATCH * GRAD_ACCUM, 1, GRAD_ACCUM)
 
         engine.micro_step(images, loss_of, last=number == GRAD_ACCUM - 1)
 
@@ -194,7 +194,7 @@ def test_norms_of_unequal_shares_are_those_of_each_ranks_own_mean(model: SmallMo
         model.zero_grad()
         with MicroBatchNorms(model) as norms:
             losses = nn.functional.cross_entropy(model(images[own]), labels[own], reduction="none")
-            slot_loss(losses, torch.ones(len(losses)), 8, 2, 1).backward()
+            slot_loss(losses, 8, 2, 1).backward()
         line = gradient_line(0, images=8, own_images=[len(losses)], world_size=2, unreduced=norms.total(), reduced=1.0)
         assert (line.small_images, line.big_images, line.reason) == (len(losses), 8, None)
         assert line.small_squared_norm == pytest.approx(float(by_hand @ by_hand), rel=1e-5)

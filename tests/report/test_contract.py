@@ -24,7 +24,7 @@ from results_factory import (
 )
 from vitscale import store
 from vitscale.analysis import analyse
-from vitscale.record import Results
+from vitscale.record import Results, Run
 from vitscale.report import to_csv, to_json
 from vitscale.report.tables import batch_text, trial_label
 
@@ -55,13 +55,43 @@ def by_gpus(results: Results) -> dict[int, dict[str, Any]]:
     return {trial["gpus"]: trial for trial in strict(to_json(analyse(results)))["trials"]}
 
 
+def test_segmentation_tells_its_scores_by_trial_and_by_epoch() -> None:
+    """The mean over runs, and null where images are classified."""
+    results = rich_study()
+    classified = by_gpus(results)[2]
+    assert (classified["mean_iou"], classified["pixel_accuracy"]) == (None, None)
+    runs = tuple(_segmenting(run) for run in results.runs)
+    trials = {run.header.trial_id: run.header.trial for run in runs}
+    found = by_gpus(
+        results.model_copy(update={"runs": runs, "study": results.study.model_copy(update={"trials": trials})})
+    )
+    assert found[2]["pixel_accuracy"] == found[2]["held_out_accuracy"] == pytest.approx(0.65)
+    assert found[2]["mean_iou"] == pytest.approx(0.3)
+    assert [epoch["mean_iou"] for epoch in found[2]["epochs"]] == pytest.approx([0.1, 0.2, 0.3])
+    assert [epoch["pixel_accuracy"] for epoch in found[2]["epochs"]] == pytest.approx([0.35, 0.5, 0.65])
+
+
+def _segmenting(run: Run) -> Run:
+    trial = run.header.trial
+    trial = trial.model_copy(update={"model": trial.model.model_copy(update={"task": "segmentation"})})
+    ranks = tuple(
+        rank.model_copy(
+            update={
+                "epochs": tuple(line.model_copy(update={"mean_iou": 0.1 * (line.epoch + 1)}) for line in rank.epochs)
+            }
+        )
+        for rank in run.ranks
+    )
+    return run.model_copy(update={"ranks": ranks, "header": run.header.model_copy(update={"trial": trial})})
+
+
 def test_the_whole_contract_is_there() -> None:
     content = strict(to_json(analyse(rich_study())))
     assert list(content) == [
         "version", "study", "trials", "curves", "waterfalls", "comparisons", "verdicts", "problems", "predictions",
         "prediction_scores",
     ]  # fmt: skip
-    assert content["version"] == 6
+    assert content["version"] == 7
     for trial in content["trials"]:
         assert set(CONTRACT) <= set(trial)
         assert list(trial) == list(content["trials"][0])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitscale import sources
+from vitscale.errors import RequestError
 from vitscale.trial import DataSpec
 
 
@@ -87,3 +90,31 @@ def test_the_fingerprint_follows_what_is_made() -> None:
         prints.add(sources.check(base.model_copy(update={key: value})).fingerprint)
     assert len(prints) == 5
     assert sources.check(base.model_copy(update={"augment": False, "fraction": 0.5})).fingerprint in prints
+
+
+# --- masks ------------------------------------------------------------------------------------------------------------
+
+
+def test_masks_are_made_from_ids_alone_and_images_show_them(tmp_path: Path) -> None:
+    spec = DataSpec(name="synthetic-masks", samples=40, classes=7, source_size=24)
+    dataset = sources.load(spec, tmp_path)
+    assert dataset.summary.task == "segmentation"
+    assert (len(dataset.train), len(dataset.held_out)) == (40, 8)
+    images, masks = dataset.train.take(np.arange(40)), dataset.train.labels[np.arange(40)]
+    assert (images.shape, masks.shape) == ((40, 24, 24, 3), (40, 24, 24))
+    assert masks.dtype == np.uint8
+    assert np.array_equal(dataset.train.labels[np.array([31, 5])], masks[[31, 5]])
+    assert np.array_equal(dataset.train.take(np.array([31, 5])), images[[31, 5]])
+    counted = [int((mask != 255).sum()) for mask in masks]
+    assert len(set(counted)) > 3, "every image has another number of pixels that count"
+    assert min(counted) >= 24 * 18
+    # The colour of a class is its mean over all its pixels, and tells it: there is something to learn.
+    colours = np.stack([images[masks == label].mean(axis=0) for label in range(7)])
+    guesses = np.abs(images[..., None, :] - colours).sum(axis=-1).argmin(axis=-1)
+    assert (guesses == masks)[masks != 255].mean() > 0.4  # one in seven by chance
+    assert not np.array_equal(masks[:8], dataset.held_out.labels[np.arange(8)])
+
+
+def test_more_classes_than_a_byte_holds_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"data.classes = 256 do not fit into masks. Valid: at most 255"):
+        sources.load(DataSpec(name="synthetic-masks", classes=256), tmp_path)

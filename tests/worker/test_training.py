@@ -338,3 +338,29 @@ def test_an_explained_run_tells_of_what_it_used_in_timed_steps_alone(tmp_path: P
     assert len(spans) == 6
     assert all(span <= timed for span in spans)
     assert any(len(span) < 9 for span in spans)
+
+
+def test_segmentation_records_its_scores_and_the_images_of_an_epoch(tmp_path: Path) -> None:
+    """Two micro-steps of three images, the last step short; losses are means over pixels, of which images differ."""
+    model = ModelSpec(
+        task="segmentation", name="swinv2-t", image_size=16, patch_size=2, hidden_size=8, heads=1, depths=(1, 1, 1),
+        window_size=4, decoder_size=8, auxiliary_weight=0.4, num_classes=4,
+    )  # fmt: skip
+    trial = trial_of(epochs=2, micro_batch=3, batch_norm="synchronised").model_copy(
+        update={
+            "model": model,
+            "data": DataSpec(name="synthetic-masks", samples=16, classes=4, source_size=16, held_out=0.5),
+        }
+    )
+    record, engine = trained(tmp_path, trial)
+    assert [line.images for line in record.epochs] == [16, 16]
+    assert (len(record.steps), engine.steps) == (6, 6)
+    for line in record.epochs:
+        assert line.train_accuracy is None
+        assert line.mean_iou is not None
+        assert line.held_out_accuracy is not None
+        assert 0 < line.mean_iou <= line.held_out_accuracy < 1
+        assert line.train_loss is not None
+        # The step's losses hold the auxiliary head's too, which begins as the other: 1.4 times as much.
+        own = [step.loss or 0.0 for step in record.steps if step.epoch == line.epoch]
+        assert sum(own) / len(own) == pytest.approx(1.4 * line.train_loss, rel=0.1)

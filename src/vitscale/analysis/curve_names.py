@@ -28,8 +28,10 @@ _WORDS = {
         "optimizer": "optimizer offloaded",
         "parameters": "parameters offloaded",
     },
+    "train.batch_norm": {"local": "local norm", "synchronised": "synchronised norm"},
     "layout": {"one-gpu-per-node": "one GPU per node", "single-node": "one node", "": "layout not told"},
 }
+_LOCAL_NORM = _WORDS["train.batch_norm"]["local"]
 _PATTERNS = {
     "data.source": "from {}",
     "data.channels": "{} channels",
@@ -79,6 +81,7 @@ def curve_name(labels: Mapping[str, Any], trial: Trial | None) -> str:
                 for field, value in others.items()
             ),
             *(["unequal shares"] if train and train.micro_batches and "train.rank_speeds" not in labels else []),
+            *([_LOCAL_NORM] if trial and _norms_locally(trial) and "train.batch_norm" not in labels else []),
         ]
     )
 
@@ -91,7 +94,13 @@ def trial_name(trial: Trial) -> str:
     ranks = f"{trial.world.size} rank{'s' if trial.world.size != 1 else ''}"
     accumulated = f", accumulation {train.grad_accum}" if train.grad_accum > 1 else ""
     shares = f", shares {in_words(train.micro_batches)}" if train.micro_batches else ""
-    return f"{engine_name(train)} on {ranks}{accumulated}{shares}"
+    norm = f", {_LOCAL_NORM}" if _norms_locally(trial) else ""
+    return f"{engine_name(train)} on {ranks}{accumulated}{shares}{norm}"
+
+
+def _norms_locally(trial: Trial) -> bool:
+    """Whether it computes another thing than one process for its batch norms; in classification that is no choice."""
+    return trial.model.task == "segmentation" and trial.train.batch_norm == "local"
 
 
 def engine_name(train: TrainSpec) -> str:

@@ -70,13 +70,14 @@ def _computation(result: TrialResult) -> str:
     file = train.deepspeed_config or {}
     sections = (*_OF_THE_FILE, "optimizer") if train.optimizer == "deepspeed_config" else _OF_THE_FILE
     content: dict[str, Any] = {
-        "model": trial.model.model_dump(mode="json", exclude={"hf"} if trial.model_digest is not None else set()),
-        "digest": trial.model_digest,
+        "model": trial.model.model_dump(mode="json", exclude={"weights", *(("hf",) if trial.model_digest else ())}),
+        "digest": [trial.model_digest, trial.weights_digest],
         "data": trial.data.model_dump(mode="json", exclude={*HOW_FOUND, "workers", "source"}),
         "fingerprint": result.records[0].header.dataset_fingerprint,
         "train": train.model_dump(mode="json", exclude=set(_NO_MATTER)),
         "global_batch": trial.global_batch,
         "learning_rate": trial.peak_learning_rate,
+        "normalised": _normalised(trial),
         "seed_by_repeat": train.target_accuracy is not None,
         # These keep weights in fp32 beside 16-bit ones; others do not.
         "fp32_weights": train.precision not in ("bf16-params", "fp16")
@@ -85,6 +86,19 @@ def _computation(result: TrialResult) -> str:
         "file": {section: file[section] for section in sections if section in file},
     }
     return json.dumps(content, sort_keys=True)
+
+
+def _normalised(trial: Trial) -> object:
+    """The images that batch norms of segmentation are over; None in classification.
+
+    The short last step is cut into other micro-steps by other numbers of ranks.
+    """
+    train, sizes = trial.train, micro_batches(trial.train, trial.world.size)
+    if trial.model.task == "classification":
+        return None
+    if train.batch_norm == "local":
+        return sizes
+    return sum(sizes), 1 if train.grad_accum == 1 or train.drop_last else trial.world.size
 
 
 def _judged_group(members: Sequence[TrialResult]) -> dict[str, Drift]:

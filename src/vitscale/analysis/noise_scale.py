@@ -78,7 +78,7 @@ def _estimate(run: Run) -> _Estimate:
     steps = common_steps(run, lambda rank: rank.gradients)
     if not steps:
         few = "no step took the gradients' norms: the run has too few steps for it"
-        return _Estimate(None, norms_unknown(run.header.trial.train) or few)
+        return _Estimate(None, norms_unknown(run.header.trial) or few)
     known = [lines for lines in steps if all(_known(line) for line in lines)]
     if len(known) < FEWEST_STEPS:
         why = next((line.reason for lines in steps for line in lines if line.reason), None)

@@ -40,7 +40,7 @@ _MOST_NAMED = 4
 
 @dataclass(frozen=True)
 class EpochFigures:
-    """One epoch, reduced over ranks. Accuracy is a share in [0, 1]."""
+    """One epoch, reduced over ranks. Accuracies, of images or of pixels, and mean IoU are shares in [0, 1]."""
 
     epoch: int
     seconds: float | None
@@ -49,6 +49,7 @@ class EpochFigures:
     train_accuracy: float | None
     held_out_loss: float | None
     held_out_accuracy: float | None
+    mean_iou: float | None = None
 
 
 @dataclass(frozen=True)
@@ -253,6 +254,7 @@ def _epochs(ranks: Sequence[RankRecord], needed: Collection[int], notes: list[st
                 train_accuracy=_finite(first.train_accuracy),
                 held_out_loss=_finite(first.held_out_loss),
                 held_out_accuracy=_finite(first.held_out_accuracy),
+                mean_iou=_finite(first.mean_iou),
             )
         )
     if partial:

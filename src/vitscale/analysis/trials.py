@@ -329,6 +329,7 @@ def _mean_epochs(figures: Sequence[RunFigures]) -> tuple[EpochFigures, ...]:
                 train_accuracy=_mean([epoch.train_accuracy for epoch in same]),
                 held_out_loss=_mean([epoch.held_out_loss for epoch in same]),
                 held_out_accuracy=_mean([epoch.held_out_accuracy for epoch in same]),
+                mean_iou=_mean([epoch.mean_iou for epoch in same]),
             )
         )
     return tuple(found)

@@ -26,7 +26,7 @@ class Batch(NamedTuple):
     images: Tensor
     """uint8, uint16 or float32 [n, H, W, C]."""
     labels: Tensor
-    """int64 [n]."""
+    """int64 [n], or masks uint8 [n, H, W]."""
     ids: Tensor
     """int64 [n]."""
     weights: Tensor

@@ -12,6 +12,7 @@ from torch.nn.functional import interpolate
 from vitscale.datasets.hashing import uniform_integers
 from vitscale.datasets.streams import Purpose, stream
 from vitscale.sources import ChannelStatistics
+from vitscale.sources.base import IGNORED
 
 IMAGENET = ChannelStatistics((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 STATISTICS: dict[str, ChannelStatistics] = {
@@ -65,7 +66,7 @@ class Preprocess:
         if images.dtype == torch.uint16:  # few kernels take it
             images = images.float()
         if training and self.augment:
-            images = self._augmented(images, ids, epoch)
+            images = self._moved(images, ids, epoch, outside=0)
         scale, offset = self._normalisation(images.device)
         # Before resizing: it is linear, so the result is the same, and stored images are mostly the smaller ones.
         pixels = images.permute(0, 3, 1, 2).float() * scale + offset
@@ -74,12 +75,34 @@ class Preprocess:
             pixels = interpolate(pixels, size=size, mode="bilinear", antialias=True, align_corners=False)
         return pixels.contiguous()
 
-    def _augmented(self, images: Tensor, ids: Tensor, epoch: int) -> Tensor:
-        """Moves each image by up to 1/8 of its side along each axis, black coming in, and mirrors every other one.
+    def masks(self, masks: Tensor, ids: Tensor, *, epoch: int, training: bool) -> Tensor:
+        """What masks are of what is made of their images, uint8 `[n, image_size, image_size]`.
+
+        In evaluation they stay as they are: answers are compared with labels at the labels' own size.
+
+        Args:
+            masks: uint8 `[n, H, W]`.
+            ids: as of the images.
+            epoch: as of the images.
+            training: as of the images.
+        """
+        if not training:
+            return masks
+        if self.augment:
+            masks = self._moved(masks, ids, epoch, outside=IGNORED)
+        if masks.shape[1:] != (self.image_size, self.image_size):
+            size = (self.image_size, self.image_size)
+            masks = interpolate(masks[:, None], size=size, mode="nearest-exact")[:, 0]
+        return masks
+
+    def _moved(self, images: Tensor, ids: Tensor, epoch: int, *, outside: int) -> Tensor:
+        """Moves each image by up to 1/8 of its side along each axis, and mirrors every other one.
+
+        `images` are `[n, H, W, 3]`, or masks `[n, H, W]`; where nothing is, `outside` comes in.
 
         As usual on CIFAR since He et al. (2016), "Deep residual learning", section 4.2: 32 pixels are moved by up to 4.
         """
-        _, height, width, _ = images.shape
+        height, width = images.shape[1:3]
         rows, inside_rows = _shifted(ids, stream(Purpose.SHIFT_ROWS, self.seed, epoch), height)
         columns, inside_columns = _shifted(ids, stream(Purpose.SHIFT_COLUMNS, self.seed, epoch), width)
         if self.flip:
@@ -88,7 +111,8 @@ class Preprocess:
             inside_columns = torch.where(mirrored, inside_columns.flip(1), inside_columns)
         image = torch.arange(len(images), device=images.device)[:, None, None]
         inside = inside_rows[:, :, None] & inside_columns[:, None, :]
-        return images[image, rows[:, :, None], columns[:, None, :]] * inside[..., None]
+        moved = images[image, rows[:, :, None], columns[:, None, :]]
+        return moved.masked_fill(~inside.view(*inside.shape, *(1,) * (images.ndim - 3)), outside)
 
     def _normalisation(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """`scale` and `offset` with `(x / full scale - mean) / std = x * scale + offset`; copied once per device."""

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from vitscale.engines.base import Engine
+from vitscale.models.batch_norm import over_real_images
 from vitscale.trial import TrainSpec, Trial
 
 
@@ -69,7 +70,13 @@ def preload(train: TrainSpec) -> None:
 
 
 def build(model: nn.Module, trial: Trial, device: torch.device) -> Engine:
-    """Wraps `model` as the trial's engine does. Of all engines alike, fp32 is multiplied in fp32, never in TF32."""
+    """Wraps `model` as the trial's engine does. Of all engines alike, fp32 is multiplied in fp32, never in TF32.
+
+    Of all alike too, and before anything else holds a module: batch norms are those of the trial. Where it classifies
+    with local ones they stay torch's own, which sees padding.
+    """
+    if trial.model.task == "segmentation" or trial.train.batch_norm == "synchronised":
+        over_real_images(model, synchronised=trial.train.batch_norm == "synchronised")
     # Torch leaves convolutions to TF32 (on Ampere and later), and containers may set it for matrix products too. Where
     # a library takes it for one size of micro-batch and not for another, losses differ by 1e-4 at the first step.
     torch.set_float32_matmul_precision("highest")

@@ -21,7 +21,8 @@ from vitscale.probes.gradient_norms import squared_norm
 from vitscale.trial import TrainSpec, Trial
 
 LossOf = Callable[[Tensor], Tensor]
-"""Logits [b, classes] to a scalar loss whose mean over ranks and micro-steps is the mean over the step's images."""
+"""Logits [b, classes] or [b, classes, h, w] to a scalar loss whose mean over ranks and micro-steps is the mean over the
+step's images, or its pixels."""
 
 
 class Engine(ABC):
@@ -90,7 +91,7 @@ class Engine(ABC):
 
     @abstractmethod
     def evaluate(self, images: Tensor) -> Tensor:
-        """Logits [b, classes] in evaluation mode, without gradients."""
+        """Logits [b, classes], or [b, classes, h, w], in evaluation mode, without gradients."""
 
     @property
     @abstractmethod

@@ -8,22 +8,31 @@ from torch import Tensor, nn
 
 from vitscale.model_spec import ModelSpec
 from vitscale.models.factory import build_factory
-from vitscale.models.hub import build_hf
+from vitscale.models.hub import auto_class, build_hf
 from vitscale.models.quiet import quiet_transformers
+from vitscale.models.segmentation import build_named_segmentation
+from vitscale.models.swin import build_swin
 from vitscale.models.vit import VisionTransformer
+from vitscale.models.weights import load_weights
 
 __all__ = ["BUILDERS", "build", "logits_of", "preload"]
 
 BUILDERS: Mapping[str, Callable[[ModelSpec], nn.Module]] = {
-    "name": VisionTransformer,
+    "name": lambda spec: _named(spec)(spec),
     "hf": build_hf,
     "factory": build_factory,
 }
 """The key of `[model]` that says which model -> what builds it."""
 
 
+def _named(spec: ModelSpec) -> Callable[[ModelSpec], nn.Module]:
+    if spec.task == "segmentation":
+        return build_named_segmentation
+    return VisionTransformer if spec.depths is None else build_swin
+
+
 def build(spec: ModelSpec) -> nn.Module:
-    """The model of a resolved spec, on the CPU, in fp32, in training mode.
+    """The model of a resolved spec, on the CPU, in fp32, in training mode, with pretrained weights where it names some.
 
     Called as `model(images)` with float images `[b, 3, H, W]`; see `logits_of` for what comes back. Seed torch before
     the call: ranks that start from the same seed start from the same weights.
@@ -31,18 +40,25 @@ def build(spec: ModelSpec) -> nn.Module:
     Raises `RequestError` where the spec cannot be built, with the reason.
     """
     key = next(key for key in BUILDERS if getattr(spec, key) is not None)
-    return BUILDERS[key](spec).train()
+    model = BUILDERS[key](spec)
+    if spec.weights is not None:
+        load_weights(model, spec.weights)
+    return model.train()
 
 
 def preload(spec: ModelSpec) -> None:
     """Imports the model's library now, so that its seconds count as imports and not as building the model."""
+    # Naming the class is what loads its module, and most of transformers with it.
+    if spec.depths is not None:
+        _ = quiet_transformers().Swinv2ForImageClassification
+    if spec.name is not None and spec.task == "segmentation":
+        _ = quiet_transformers().UperNetForSemanticSegmentation
     if spec.hf is not None:
-        # Naming the class is what loads its module, and most of transformers with it.
-        _ = quiet_transformers().AutoModelForImageClassification
+        _ = auto_class(spec)
 
 
 def logits_of(output: Tensor | object) -> Tensor:
-    """Logits `[b, classes]` of a model's output: the output itself, or its `logits` as transformers' models have it."""
+    """Logits `[b, classes]`, in segmentation `[b, classes, h, w]`, of a model's output: itself, or its `logits`."""
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if not isinstance(logits, Tensor):
         raise TypeError(f"the model returned {type(output).__name__}: neither a tensor nor an object with .logits")

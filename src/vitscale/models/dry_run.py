@@ -8,30 +8,36 @@ from torch.func import functional_call
 
 from vitscale.errors import RequestError, explain, shown
 from vitscale.model_spec import ModelSpec
+from vitscale.models.segmentation import AuxiliaryLogits
 
 
 def freeze_unused(model: nn.Module, spec: ModelSpec) -> None:
-    """Freezes the parameters that get no gradient from the logits.
+    """Freezes the parameters that get no gradient from the logits, those of an auxiliary head included.
 
     DDP stops in the second step where a parameter never becomes ready, and the alternative, `find_unused_parameters`,
     walks the graph in every step. The pass runs on meta tensors: shapes only, no memory and no time. A model that
     cannot run so (its forward reads values) is left as it is.
 
-    Raises `RequestError` where the logits are not `[b, spec.num_classes]`.
+    Raises `RequestError` where the logits are not `[b, spec.num_classes]`, or `[b, spec.num_classes, h, w]`.
     """
     stand_ins = {
         name: torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]
     }
     images = torch.empty(2, 3, spec.image_size, spec.image_size, device="meta")
+    auxiliary = AuxiliaryLogits(model, None)
     try:
         output = functional_call(model, stand_ins, (images,))
         logits = output if isinstance(output, torch.Tensor) else output.logits
         wanted = {name: stand_ins[name] for name, p in model.named_parameters() if p.requires_grad}
-        gradients = torch.autograd.grad(logits.sum(), list(wanted.values()), allow_unused=True)
+        second = auxiliary.take()
+        loss = logits.sum() if second is None else logits.sum() + second.sum()
+        gradients = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
     except Exception:  # whatever a foreign forward does not like about meta tensors
         return
-    if logits.shape != (2, spec.num_classes):
+    finally:
+        auxiliary.close()
+    if logits.shape[:2] != (2, spec.num_classes) or logits.ndim != (4 if spec.task == "segmentation" else 2):
         raise RequestError(
             explain(
                 f"the model {shown(spec.hf)} gives logits of shape {tuple(logits.shape)} for 2 images",

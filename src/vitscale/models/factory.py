@@ -11,6 +11,7 @@ from torch import nn
 
 from vitscale.errors import RequestError, explain, shown
 from vitscale.model_spec import ModelSpec
+from vitscale.models.segmentation import auxiliary_head
 
 
 def build_factory(spec: ModelSpec) -> nn.Module:
@@ -36,6 +37,8 @@ def build_factory(spec: ModelSpec) -> nn.Module:
                 valid=["a torch.nn.Module"],
             )
         )
+    if spec.auxiliary_weight == 0 and (head := auxiliary_head(model)) is not None:
+        head.requires_grad_(False)  # DDP would wait for its gradients
     return model
 
 

@@ -1,4 +1,4 @@
-"""Any image-classification configuration of the Hugging Face hub or of a local folder, with random weights."""
+"""Any configuration for the task of the Hugging Face hub or of a local folder, with random weights."""
 
 from __future__ import annotations
 
@@ -24,17 +24,25 @@ def build_hf(spec: ModelSpec) -> nn.Module:
     transformers = quiet_transformers()
     config = _configuration(transformers, spec)
     try:
-        model: nn.Module = transformers.AutoModelForImageClassification.from_config(
+        model: nn.Module = auto_class(spec).from_config(
             config,
             # Both written out: the configuration itself may ask for 16-bit weights or name a kernel to be downloaded.
             dtype=torch.float32,
-            attn_implementation=_attention(transformers, config),
+            attn_implementation=_attention(spec, config),
             trust_remote_code=False,
         )
     except Exception as error:  # a foreign configuration fails inside the library, with errors of any type
         raise _refused(spec, "describes no model that can be built", error) from error
     freeze_unused(model, spec)
     return model
+
+
+def auto_class(spec: ModelSpec) -> Any:
+    """What builds a model of the spec's task from a configuration."""
+    transformers = quiet_transformers()
+    if spec.task == "segmentation":
+        return transformers.AutoModelForSemanticSegmentation
+    return transformers.AutoModelForImageClassification
 
 
 def _configuration(transformers: Any, spec: ModelSpec) -> Any:
@@ -54,7 +62,9 @@ def _configuration(transformers: Any, spec: ModelSpec) -> Any:
             str(Path(hf).expanduser()) if local else hf, trust_remote_code=False
         )
         config.num_labels = spec.num_classes
-        vision = getattr(config, "vision_config", config)
+        if spec.auxiliary_weight is not None and hasattr(config, "use_auxiliary_head"):
+            config.use_auxiliary_head = spec.auxiliary_weight > 0
+        vision = getattr(config, "vision_config", None) or getattr(config, "backbone_config", None) or config
         if hasattr(vision, "image_size"):
             vision.image_size = spec.image_size
         channels = getattr(vision, "num_channels", 3)
@@ -65,13 +75,13 @@ def _configuration(transformers: Any, spec: ModelSpec) -> Any:
     return config
 
 
-def _attention(transformers: Any, config: Any) -> str:
+def _attention(spec: ModelSpec, config: Any) -> str:
     """PyTorch's fused attention where the architecture has it.
 
     Of several classes for one type the first is taken, which is the plain one: DeiT's other has a second classifier
     that is there for distillation.
     """
-    mapping = transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+    mapping = auto_class(spec)._model_mapping
     if type(config) not in mapping:
         return "eager"  # from_config refuses it and lists the types there are
     model_class = mapping[type(config)]
@@ -86,7 +96,7 @@ def _refused(spec: ModelSpec, what: str, error: Exception) -> RequestError:
     return RequestError(
         explain(
             f"model.hf {shown(spec.hf)} {what}: {reason}",
-            next_step="Name an image-classification configuration: a local folder, or a model of the hub where there "
-            "is a network",
+            next_step=f"Name a configuration for {spec.task}: a local folder, or a model of the hub where there is a "
+            "network",
         )
     )

@@ -26,9 +26,9 @@ class VisionTransformer(nn.Module):
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
-        self.vit = _Encoder(spec)
+        self.vit = Encoder(spec)
         self.classifier = nn.Linear(self.vit.width, spec.num_classes or 0)
-        _draw(self.classifier)
+        draw(self.classifier)
 
     @override
     def forward(self, images: Tensor) -> Tensor:
@@ -38,7 +38,9 @@ class VisionTransformer(nn.Module):
         return logits
 
 
-class _Encoder(nn.Module):
+class Encoder(nn.Module):
+    """All of the ViT before a head: hidden states [b, 1 + patches, h] of images, the class token first."""
+
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         patch, width, layers, heads, mlp = (
@@ -62,12 +64,12 @@ class _Encoder(nn.Module):
 
     def _initialise(self) -> None:
         """In transformers' order, so that the same seed gives the same weights."""
-        _draw(self.embeddings.patch_embeddings.projection)
+        draw(self.embeddings.patch_embeddings.projection)
         for tensor in (self.embeddings.position_embeddings, self.embeddings.cls_token):
             nn.init.trunc_normal_(tensor, std=_DEVIATION)
         for module in self.layers.modules():
             if isinstance(module, nn.Linear):
-                _draw(module)
+                draw(module)
 
 
 class _Embeddings(nn.Module):
@@ -141,7 +143,8 @@ class _Mlp(nn.Module):
         return out
 
 
-def _draw(layer: nn.Linear | nn.Conv2d) -> None:
+def draw(layer: nn.Linear | nn.Conv2d | nn.ConvTranspose2d) -> None:
+    """Initial weights, as transformers draws them."""
     nn.init.normal_(layer.weight, std=_DEVIATION)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)

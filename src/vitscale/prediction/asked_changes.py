@@ -128,10 +128,10 @@ def _model(name: str | None, image_size: int, measured: ModelSpec) -> ModelSpec:
     if name is None:
         return resolve(measured.model_copy(update={"image_size": image_size}), classes)
     if name in NAMED_MODELS:
-        return resolve(ModelSpec(name=name, image_size=image_size, num_classes=classes), classes)
+        return resolve(ModelSpec(task=measured.task, name=name, image_size=image_size, num_classes=classes), classes)
     if not _is_folder(name):
         raise unknown("model", name, NAMED_MODELS, next_step="Or give the folder of a Hugging Face model")
-    return resolve(ModelSpec(hf=name, image_size=image_size, num_classes=classes), classes)
+    return resolve(ModelSpec(task=measured.task, hf=name, image_size=image_size, num_classes=classes), classes)
 
 
 def _is_folder(name: str) -> bool:

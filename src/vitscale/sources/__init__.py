@@ -31,6 +31,7 @@ SOURCES: Mapping[str, Source] = {
     "hf": ImageSet(list_hf),
     "shards": ImageSet(list_shards),
     "synthetic": Synthetic(),
+    "synthetic-masks": Synthetic("segmentation"),
 }
 """`data.name` -> what reads it."""
 

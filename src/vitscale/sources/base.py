@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitscale.errors import RequestError, explain, shown
+from vitscale.model_spec import Task
 from vitscale.trial import DataSpec
 
 Images = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.float32]
@@ -21,6 +22,8 @@ Content = str | bytes
 """Of an encoded image: where the file is, or what is in it."""
 Progress = Callable[[int, int], None]
 """Told how many images are done, and of how many."""
+IGNORED = 255
+"""In a mask: pixels that no label is known of."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class Summary:
     """Hexadecimal digest of the content; two runs with different ones did not see the same images."""
     notes: tuple[str, ...] = ()
     """What a reader of the results should know, e.g. that the files are not the official ones."""
+    task: Task = "classification"
+    """What its labels are of: images, or pixels."""
 
 
 class Split(Protocol):
@@ -45,8 +50,11 @@ class Split(Protocol):
     def __len__(self) -> int: ...
 
     @property
-    def labels(self) -> Labels:
-        """Class of every image, int64 `[samples]`."""
+    def labels(self) -> Any:
+        """Class of every image, int64 `[samples]`; of segmentation what gives masks uint8 `[n, H, W]` of images `[n]`.
+
+        Masks are as large as their images, and `IGNORED` counts for nothing in them; they need not lie in memory.
+        """
         ...
 
     def take(self, ids: Labels) -> Images:

@@ -1,4 +1,7 @@
-"""Learnable images of any number and size, each made from its id alone: no memory, no cache, no files."""
+"""Learnable images of any number and size, each made from its id alone: no memory, no cache, no files.
+
+Of segmentation their pixels are labelled, and every image has some that count for nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from vitscale.errors import RequestError, explain
+from vitscale.model_spec import Task
 from vitscale.sources.base import (
+    IGNORED,
     Dataset,
     Images,
     Labels,
@@ -27,7 +33,9 @@ from vitscale.trial import DataSpec
 _VERSION = 1
 _GRID = 4
 """A class is a pattern of `_GRID x _GRID` coloured squares."""
-_PATTERN_STREAM, _TRAIN_STREAM, _HELD_OUT_STREAM = 10, 11, 12
+_PATTERN_STREAM, _TRAIN_STREAM, _HELD_OUT_STREAM, _SQUARES_STREAM, _MARGIN_STREAM = 10, 11, 12, 20, 30
+_MOST_CLASSES = 255
+"""Of a mask's bytes, one stands for pixels that count for nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +64,48 @@ class SyntheticSplit:
         return patterns[position] + (noise >> 1) - np.uint8(64)
 
 
+@dataclass(frozen=True, eq=False)
+class SegmentedSplit:
+    """Image `i` is `_GRID x _GRID` squares of classes drawn by `i`, each in its class's colour, plus uniform noise.
+
+    Of a mask the topmost rows count for nothing: up to a quarter of them, as many as `i` draws.
+    """
+
+    samples: int
+    classes: int
+    side: int
+    channels: int
+    stream: int
+
+    def __len__(self) -> int:
+        return self.samples
+
+    @property
+    def labels(self) -> SegmentedSplit:
+        """What indexing it by ids gives: uint8 `[n, side, side]`."""
+        return self
+
+    def __getitem__(self, ids: Labels) -> NDArray[np.uint8]:
+        """Masks; see `Split.labels`."""
+        masks = self._classes(ids).astype(np.uint8)
+        margins = _noise(ids, 1, self.stream + _MARGIN_STREAM).astype(np.int64) * (self.side // 4) // 255
+        masks[np.arange(self.side) < margins] = IGNORED
+        return masks
+
+    def take(self, ids: Labels) -> Images:
+        """Makes the images; see `Split.take`."""
+        require_ids(ids, len(self))
+        colours = 64 + (_noise(np.arange(self.classes), self.channels, _PATTERN_STREAM) >> 1)
+        shape = (self.side, self.side, self.channels)
+        noise = _noise(ids, math.prod(shape), self.stream).reshape(-1, *shape)
+        return colours[self._classes(ids)] + (noise >> 1) - np.uint8(64)
+
+    def _classes(self, ids: Labels) -> NDArray[np.int64]:
+        squares = _noise(ids, _GRID * _GRID * 8, self.stream + _SQUARES_STREAM).view("<u8") % np.uint64(self.classes)
+        nearest = np.arange(self.side) * _GRID // self.side
+        return squares.astype(np.int64).reshape(-1, _GRID, _GRID)[:, nearest[:, None], nearest]
+
+
 def _noise(ids: Labels, count: int, stream: int) -> NDArray[np.uint8]:
     """Uniform bytes `[len(ids), count]`, a row for each id."""
     words = -(-count // 8)
@@ -68,12 +118,24 @@ def _held_out_samples(spec: DataSpec) -> int:
 
 
 class Synthetic:
-    """The dataset `synthetic`: `samples`, `classes` and `source_size` decide everything."""
+    """The dataset `synthetic`, and of segmentation `synthetic-masks`.
+
+    `samples`, `classes` and `source_size` decide everything.
+    """
+
+    def __init__(self, task: Task = "classification") -> None:
+        self.task = task
 
     def check(self, spec: DataSpec) -> Summary:
         """Needs nothing but the numbers in `spec`."""
         refuse_other_keys(spec, ("channels",))
-        recipe = f"synthetic {_VERSION} {spec.samples} {spec.classes} {spec.source_size} {spec.held_out}"
+        masks = self.task == "segmentation"
+        if masks and class_count(spec) > _MOST_CLASSES:
+            raise RequestError(
+                explain(f"data.classes = {spec.classes} do not fit into masks", valid=[f"at most {_MOST_CLASSES}"])
+            )
+        name = "synthetic masks" if masks else "synthetic"
+        recipe = f"{name} {_VERSION} {spec.samples} {spec.classes} {spec.source_size} {spec.held_out}"
         recipe += f" {spec.channels} channels" if spec.channels != 3 else ""
         return Summary(
             train_samples=spec.samples,
@@ -81,12 +143,22 @@ class Synthetic:
             classes=tuple(f"class {number}" for number in range(class_count(spec))),
             image_shape=(spec.source_size, spec.source_size, spec.channels),
             fingerprint=hashlib.sha256(recipe.encode()).hexdigest(),
+            task=self.task,
             notes=unused_root_notes(spec),
         )
 
     def load(self, spec: DataSpec, cache_root: Path) -> Dataset:  # noqa: ARG002  one signature for every source
         """Makes only the labels; images are made when taken."""
         summary = self.check(spec)
+        if self.task == "segmentation":
+            splits = (
+                SegmentedSplit(samples, class_count(spec), spec.source_size, spec.channels, stream)
+                for samples, stream in (
+                    (summary.train_samples, _TRAIN_STREAM),
+                    (summary.held_out_samples, _HELD_OUT_STREAM),
+                )
+            )
+            return Dataset(summary, *splits)
         train = np.arange(summary.train_samples, dtype=np.int64) % class_count(spec)
         held_out = np.arange(summary.held_out_samples, dtype=np.int64) % class_count(spec)
         return Dataset(

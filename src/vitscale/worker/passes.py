@@ -2,19 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from vitscale.datasets import Batch, Batches, EpochOrder, Preprocess, slot_loss
+from vitscale.datasets import (
+    Batch,
+    Batches,
+    EpochOrder,
+    Preprocess,
+    confusion,
+    counted_labels,
+    label_losses,
+    means,
+    scores,
+    slot_loss,
+    tally,
+)
 from vitscale.engines import Engine
+from vitscale.models.batch_norm import average_statistics, norms_of
+from vitscale.models.segmentation import AuxiliaryLogits
 from vitscale.probes.explainer import Phase, no_phase
 from vitscale.shares import micro_batches
 from vitscale.sources import Dataset, Split
 from vitscale.trial import Trial
 from vitscale.worker.group import total
 from vitscale.worker.place import Place
+
+
+class MicroBatch(NamedTuple):
+    """A slot's images on the device, as they are stored, and its labels, ready for the loss."""
+
+    images: Tensor
+    """uint8 [n, H, W, 3]."""
+    ids: Tensor
+    labels: Tensor
+    """Of `counted_labels`."""
+    real: int
+    """Images that count in this slot."""
+    step_real: int
+    """The same in the whole optimizer step, over all ranks."""
+    step_count: int | Tensor
+    """What the step's loss is divided by: its real images, or the pixels of them that count."""
+
+
+class Evaluation(NamedTuple):
+    """On the held-out images, each counted once; None where there is none, or where it is of no meaning."""
+
+    loss: float | None = None
+    accuracy: float | None = None
+    """Of images, or of pixels."""
+    mean_iou: float | None = None
 
 
 class Passes:
@@ -27,6 +67,9 @@ class Passes:
         self.trial, self.place, self.dataset, self.engine, self.device, self.seed = (
             trial, place, dataset, engine, device, seed,
         )  # fmt: skip
+        self.segments = trial.model.task == "segmentation"
+        self.norms = norms_of(engine.module)
+        self.auxiliary = AuxiliaryLogits(engine.module, trial.model.auxiliary_weight) if self.segments else None
         self.preprocess = Preprocess(
             trial.data.name,
             trial.model.image_size,
@@ -50,19 +93,45 @@ class Passes:
         """This rank's batches of an epoch of training."""
         return self._batches(self.dataset.train, order)
 
-    def micro_step(self, batch: Batch, sums: Tensor, *, epoch: int, last: bool, phase: Phase) -> Tensor:
+    def step(self, batches: Iterator[Batch], *, epoch: int, phase: Phase) -> Iterator[MicroBatch]:
+        """The micro-batches of an optimizer step.
+
+        Each is taken when it is asked for. Of segmentation all are taken at once: what the loss is divided by must be
+        known before the first backward, and only the masks of all ranks tell.
+        """
+        grad_accum = self.trial.train.grad_accum
+        at_once = grad_accum if self.segments else 1
+        for _ in range(grad_accum // at_once):
+            with phase("data"):
+                taken = [next(batches) for _ in range(at_once)]
+            ready = [self._on_device(batch, epoch=epoch, training=True, phase=phase) for batch in taken]
+            if not self.segments:
+                yield from ready
+                continue
+            with phase("forward"):
+                # On the device: nobody waits for the number. A step without any such pixel has a loss of 0.
+                count = total(torch.stack([(one.labels >= 0).sum() for one in ready]).sum()).clamp(min=1)
+            yield from (one._replace(step_count=count) for one in ready)
+
+    def micro_step(self, batch: MicroBatch, sums: Tensor, *, epoch: int, last: bool, phase: Phase) -> Tensor:
         """Forward and backward of one micro-batch; adds to `sums` [3] what `means` takes.
 
         Returns:
             The detached loss (scalar).
         """
-        images, labels, weights = self._on_device(batch, epoch=epoch, training=True, phase=phase)
+        with phase("forward"):
+            images = self.preprocess(batch.images, batch.ids, epoch=epoch, training=True)
+        for norm in self.norms:
+            norm.real = batch.real
 
         def loss_of(logits: Tensor) -> Tensor:
-            losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+            losses = label_losses(logits, batch.labels)
             with torch.no_grad():
-                sums.add_(_sums(losses, logits, labels, weights))
-            return slot_loss(losses, weights, batch.step_real, self.place.world_size, self.trial.train.grad_accum)
+                sums.add_(tally(losses, logits, batch.labels))
+            second = None if self.auxiliary is None else self.auxiliary.take()
+            if self.auxiliary is not None and second is not None:
+                losses = losses + self.auxiliary.weight * label_losses(second.float(), batch.labels)
+            return slot_loss(losses, batch.step_count, self.place.world_size, self.trial.train.grad_accum)
 
         return self.engine.micro_step(images, loss_of, last=last, phase=phase)
 
@@ -84,27 +153,39 @@ class Passes:
         small = batch._replace(
             images=batch.images[:n], labels=batch.labels[:n], ids=batch.ids[:n], weights=batch.weights[:n]
         )
-        images, _, _ = self._on_device(small, epoch=0, training=True, phase=no_phase)
+        moved = self._on_device(small, epoch=0, training=True, phase=no_phase)
+        images = self.preprocess(moved.images, moved.ids, epoch=0, training=True)
+        for norm in self.norms:
+            norm.real = None
         buffers = [(buffer, buffer.clone()) for buffer in self.engine.module.buffers()]
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
             self.engine.rehearse(images)
+        if self.auxiliary is not None:
+            self.auxiliary.take()
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
 
-    def evaluate(self, alive: Callable[[], None]) -> tuple[float | None, float | None]:
-        """Loss and accuracy on the held-out images, each counted once, over all ranks; `alive` is called per batch."""
+    def evaluate(self, alive: Callable[[], None]) -> Evaluation:
+        """Measures the model on the held-out images over all ranks; `alive` is called per batch."""
         order = self._order(len(self.dataset.held_out), 0, fraction=1.0, grad_accum=1, drop_last=False)
         sums = torch.zeros(3, dtype=torch.float64, device=self.device)
+        classes = (self.trial.model.num_classes or 0) if self.segments else 0
+        confused = torch.zeros(classes, classes, dtype=torch.int64, device=self.device)
+        average_statistics(self.norms)
         with self._batches(self.dataset.held_out, order) as batches:
             for batch in batches:
                 alive()
-                images, labels, weights = self._on_device(batch, epoch=0, training=False, phase=no_phase)
-                logits = self.engine.evaluate(images)
-                losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
-                sums += _sums(losses, logits, labels, weights)
-        loss, accuracy, _ = means(total(sums))
-        return loss, accuracy
+                moved = self._on_device(batch, epoch=0, training=False, phase=no_phase)
+                logits = self.engine.evaluate(self.preprocess(moved.images, moved.ids, epoch=0, training=False))
+                sums += tally(label_losses(logits, moved.labels), logits, moved.labels)
+                if self.segments:
+                    confused += confusion(logits, moved.labels, classes)
+        loss, accuracy = means(total(sums))
+        if not self.segments:
+            return Evaluation(loss, accuracy)
+        mean_iou, accuracy = scores(total(confused))
+        return Evaluation(loss, accuracy, mean_iou)
 
     def _order(self, samples: int, epoch: int, *, fraction: float, grad_accum: int, drop_last: bool) -> EpochOrder:
         return EpochOrder(
@@ -122,26 +203,14 @@ class Passes:
             split, order, rank=self.place.rank, workers=self.trial.data.workers, pin=self.device.type == "cuda"
         )
 
-    def _on_device(self, batch: Batch, *, epoch: int, training: bool, phase: Phase) -> tuple[Tensor, Tensor, Tensor]:
+    def _on_device(self, batch: Batch, *, epoch: int, training: bool, phase: Phase) -> MicroBatch:
         def moved(tensor: Tensor) -> Tensor:
             return tensor.to(self.device, non_blocking=True)
 
         with phase("h2d"):
-            source, ids, labels, weights = map(moved, (batch.images, batch.ids, batch.labels, batch.weights))
+            images, ids, labels, weights = map(moved, (batch.images, batch.ids, batch.labels, batch.weights))
         with phase("forward"):
-            images = self.preprocess(source, ids, epoch=epoch, training=training)
-        return images, labels, weights
-
-
-def means(sums: Tensor) -> tuple[float | None, float | None, int]:
-    """Loss, accuracy and images from [loss summed over real images, correct among them, real images]."""
-    loss, correct, images = sums.tolist()
-    if images == 0:
-        return None, None, 0
-    return loss / images, correct / images, int(images)
-
-
-def _sums(losses: Tensor, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    """[3]: summed loss, correct answers and real images of one micro-batch; padding has weight 0."""
-    correct = (logits.argmax(dim=1) == labels) * weights
-    return torch.stack([(losses * weights).sum(), correct.sum(), weights.sum()]).double()
+            if self.segments:
+                labels = self.preprocess.masks(labels, ids, epoch=epoch, training=training)
+            labels = counted_labels(labels, weights)
+        return MicroBatch(images, ids, labels, batch.real, batch.step_real, batch.step_real)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitscale.datasets import Batches
+from vitscale.datasets import Batches, means
 from vitscale.engines import Engine
 from vitscale.launch_file import boot_id
 from vitscale.probes.explainer import Explainer
@@ -26,7 +26,7 @@ from vitscale.windows import timed_stretch, windows
 from vitscale.worker.counted_steps import counted_traffic
 from vitscale.worker.extensions import watched
 from vitscale.worker.group import barrier, total
-from vitscale.worker.passes import Passes, means
+from vitscale.worker.passes import Evaluation, Passes
 from vitscale.worker.place import Place
 
 
@@ -93,10 +93,11 @@ class Training:
         steps = order.steps
         if self.last_step is not None:
             steps = min(steps, self.last_step - self.step)
-        # [loss summed over real images, correct among them, real images], on the device until the epoch is over.
+        # Of `tally`, on the device until the epoch is over.
         sums = torch.zeros(3, dtype=torch.float64, device=self.device)
         stretch = timed_stretch(self.windows, self.trial.window.warmup_steps, range(self.step, self.step + steps))
         used: ResourcesLine | None = None
+        images = 0
         with self.passes.batches(order) as batches:
             self._finish_device_work()
             self.resources.begin_epoch()
@@ -112,17 +113,17 @@ class Training:
                 if self.step == stretch.stop:
                     used = self.resources.end(epoch, stretch)
                 # The last step before the stretch is no timed one: it may hold the asking.
-                self._step(epoch, batches, sums, self.resources.begin if self.step + 1 == stretch.start else None)
+                before_end = self.resources.begin if self.step + 1 == stretch.start else None
+                images += self._step(epoch, batches, sums, before_end)
             barrier()
             self._finish_device_work()
             seconds = time.perf_counter() - started
             resources = self.resources.with_memory(used or self.resources.end(epoch, stretch))
         self._record(self.clock.drain())
-        loss, accuracy, images = means(total(sums))
+        loss, accuracy = means(total(sums))
         evaluates = time.perf_counter()
-        held_out_loss, self.held_out_accuracy = (
-            self.passes.evaluate(self.log.alive) if self.trial.window.evaluate else (None, None)
-        )
+        held_out = self.passes.evaluate(self.log.alive) if self.trial.window.evaluate else Evaluation()
+        self.held_out_accuracy = held_out.accuracy
         evaluated = time.perf_counter() - evaluates
         self.log.write(resources)
         self.log.write(
@@ -134,27 +135,33 @@ class Training:
                 complete=steps == order.steps,
                 train_loss=loss,
                 train_accuracy=accuracy,
-                held_out_loss=held_out_loss,
-                held_out_accuracy=self.held_out_accuracy,
+                held_out_loss=held_out.loss,
+                held_out_accuracy=held_out.accuracy,
+                mean_iou=held_out.mean_iou,
                 peak_bytes=self._peak_bytes(resources),
                 evaluation_seconds=evaluated if self.trial.window.evaluate else None,
                 loader_images_per_second=batches.images_per_second,
             )
         )
 
-    def _step(self, epoch: int, batches: Batches, sums: Tensor, before_end: Callable[[], None] | None) -> None:
-        """Trains one optimizer step; `before_end` is called inside it, when all of it has been issued."""
+    def _step(self, epoch: int, batches: Batches, sums: Tensor, before_end: Callable[[], None] | None) -> int:
+        """Trains one optimizer step; `before_end` is called inside it, when all of it has been issued.
+
+        Returns:
+            Its real images, over all ranks.
+        """
         window = self.windows[self.step]
         if window == "explained" and not self.explainer.explaining:
             self.explainer.begin_block()
             barrier()  # a rank whose profiler takes longer to start would be waited for in the explained step
             self.clock.start()
         with nullcontext() if self.step else self._start_up_phase(), self.explainer.step(self.step):
-            self._train_step(epoch, window, batches, sums, before_end)
+            images = self._train_step(epoch, window, batches, sums, before_end)
         self.step += 1
         if window == "explained" and (self.step == len(self.windows) or self.windows[self.step] != "explained"):
             self._read_profile(batches)
         self.log.check()
+        return images
 
     @contextmanager
     def _start_up_phase(self) -> Iterator[None]:
@@ -170,7 +177,7 @@ class Training:
 
     def _train_step(
         self, epoch: int, window: StepWindow, batches: Batches, sums: Tensor, before_end: Callable[[], None] | None
-    ) -> None:
+    ) -> int:
         if self.step <= self.trial.train.learning_rate_warmup_steps:
             # Before anything else: one engine takes the optimizer's step inside its last backward.
             self.engine.set_learning_rate(self.trial.learning_rate_at(self.step))
@@ -187,16 +194,15 @@ class Training:
         self._record(self.clock.mark(_Mark(self.step, epoch, sum(own_images), window), step_loss))
         if norms is not None:
             self._record_norms(step_images, own_images, norms.total(), reduced)
+        return step_images
 
     def _micro_steps(self, epoch: int, batches: Batches, sums: Tensor) -> tuple[Tensor, list[int], int]:
         """Forward and backward of a step: this rank's mean loss, the real images of its micro-steps, and of all."""
         grad_accum = self.trial.train.grad_accum
         step_loss = torch.zeros((), device=self.device)
-        own_images = []
-        for micro_step in range(grad_accum):
-            with self.explainer.phase("data"):
-                batch = next(batches)
-            last = micro_step == grad_accum - 1
+        own_images: list[int] = []
+        for batch in self.passes.step(batches, epoch=epoch, phase=self.explainer.phase):
+            last = len(own_images) == grad_accum - 1
             loss = self.passes.micro_step(batch, sums, epoch=epoch, last=last, phase=self.explainer.phase)
             step_loss += loss / grad_accum
             own_images.append(batch.real)

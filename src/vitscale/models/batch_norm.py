@@ -1,0 +1,161 @@
+"""Batch norm over the images that count: those of this rank, or those of all ranks.
+
+Padding images, which repeat others so that slots are full, would shift the statistics of torch's own (two images of
+eight that are zero shift activations by 0.6). And its `SyncBatchNorm` takes CUDA tensors alone; this one takes any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from typing_extensions import override
+
+
+class BatchNorm(_BatchNorm):
+    """torch's batch norm, parameters, buffers and their names included, in training over the first `real` images.
+
+    The others, padding, come out as zeros and get no gradient.
+    """
+
+    def __init__(self, like: _BatchNorm, *, synchronised: bool) -> None:
+        """Takes over the tensors of `like`."""
+        nn.Module.__init__(self)
+        self.num_features, self.eps, self.momentum = like.num_features, like.eps, like.momentum
+        self.affine, self.track_running_stats, self.training = like.affine, like.track_running_stats, like.training
+        for name, parameter in like._parameters.items():
+            self.register_parameter(name, parameter)
+        for name, buffer in like._buffers.items():
+            self.register_buffer(name, buffer)
+        self.synchronised = synchronised
+        self.real: int | None = None
+        """Images of the coming micro-batches that count, from the first on; None: all."""
+
+    @override
+    def forward(self, input: Tensor) -> Tensor:
+        """Of [b, C, ...] the same shape."""
+        if not self.training:
+            return super().forward(input)
+        images = input[: self.real]
+        if self.synchronised and dist.is_initialized():
+            normed = self._over_ranks(images)
+        elif len(images):
+            normed = super().forward(images)
+        else:
+            normed = images
+        padding = len(input) - len(images)
+        return normed if not padding else torch.cat([normed, normed.new_zeros(padding, *normed.shape[1:])])
+
+    def _over_ranks(self, images: Tensor) -> Tensor:
+        apply: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]] = _Synchronised.apply
+        normed, mean, variance, count = apply(images, self.weight, self.bias, self.eps)
+        if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
+            with torch.no_grad():
+                self.num_batches_tracked.add_(1)
+                weight = 1.0 / self.num_batches_tracked if self.momentum is None else self.momentum
+                unbiased = variance * (count / (count - 1).clamp(min=1))
+                for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
+                    running.add_((new - running) * weight)
+        return normed
+
+    @override
+    def _check_input_dim(self, input: Tensor) -> None:
+        """Any number of dimensions, as the module that was replaced has checked its own."""
+
+
+class _Synchronised(torch.autograd.Function):
+    """Batch norm over all ranks' images: one all-reduce in forward, one in backward, both in float64.
+
+    With M values of a channel over all ranks and y = xhat * weight + bias, the gradient of the ranks' losses together
+    is weight / deviation * (dy - (sum dy + xhat * sum(dy * xhat)) / M): Ioffe & Szegedy, "Batch Normalization" (ICML
+    2015), section 3. A rank's gradients of weight and bias are its own parts, which the engine adds up as all others.
+    """
+
+    @staticmethod
+    @override
+    def forward(
+        ctx: Any, images: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Returns the images normalised, and mean, biased variance (float64 [C]) and number of values of a channel."""
+        over = [dim for dim in range(images.ndim) if dim != 1]
+        values = images.float()
+        count = torch.full((1,), images.numel() // images.shape[1], dtype=torch.float64, device=images.device)
+        sums = torch.cat([_sum(values, over), _sum(values.square(), over), count])
+        dist.all_reduce(sums)
+        total, squares, count = sums.tensor_split([images.shape[1], 2 * images.shape[1]])
+        mean = total / count
+        variance = (squares / count - mean.square()).clamp(min=0)
+        scale = (variance + eps).rsqrt()
+        ctx.save_for_backward(images, weight, mean, scale, count)
+        ctx.mark_non_differentiable(mean, variance, count)
+        ctx.bias = bias is not None
+        factor = scale if weight is None else scale * weight
+        shift = -mean * factor if bias is None else bias - mean * factor
+        normed = values * _beside(factor, images) + _beside(shift, images)
+        return normed.to(images.dtype), mean, variance, count
+
+    @staticmethod
+    @override
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        images, weight, mean, scale, count = ctx.saved_tensors
+        over = [dim for dim in range(images.ndim) if dim != 1]
+        gradient = gradients[0].float()
+        normed = (images.float() - _beside(mean, images)) * _beside(scale, images)
+        own = torch.stack([_sum(gradient, over), _sum(gradient * normed, over)])
+        sums = own.clone()
+        dist.all_reduce(sums)
+        of_bias, of_weight = sums / count
+        factor = scale if weight is None else scale * weight
+        of_images = (gradient - _beside(of_bias, images) - normed * _beside(of_weight, images)) * _beside(
+            factor, images
+        )
+        return (
+            of_images.to(images.dtype),
+            None if weight is None else own[1].to(weight.dtype),
+            own[0].to(mean.dtype if weight is None else weight.dtype) if ctx.bias else None,
+            None,
+        )
+
+
+def _sum(values: Tensor, over: list[int]) -> Tensor:
+    return values.sum(over, dtype=torch.float64)
+
+
+def _beside(of_channels: Tensor, images: Tensor) -> Tensor:
+    """[C] as float32, shaped to go with [b, C, ...]."""
+    return of_channels.float().view(1, -1, *(1,) * (images.ndim - 2))
+
+
+def over_real_images(model: nn.Module, *, synchronised: bool) -> None:
+    """Replaces every batch norm of torch's in the model, in place, and keeps DDP from broadcasting its buffers.
+
+    Those of synchronised norms are equal on all ranks; those of local ones are a rank's own until `average_statistics`.
+    A broadcast in each forward would also hide how long ranks wait for one another.
+    """
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, _BatchNorm):
+                setattr(parent, name, BatchNorm(child, synchronised=synchronised))
+    # Read by `DistributedDataParallel`, whoever makes one of the model.
+    names = [name for name, _ in model.named_buffers()]
+    nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
+
+
+def norms_of(model: nn.Module) -> list[BatchNorm]:
+    """The batch norms that were replaced."""
+    return [module for module in model.modules() if isinstance(module, BatchNorm)]
+
+
+def average_statistics(norms: Iterable[BatchNorm]) -> None:
+    """Gives local norms the mean over ranks of their running statistics, so that all ranks evaluate the same model."""
+    if not dist.is_initialized():
+        return
+    for norm in norms:
+        for running in (norm.running_mean, norm.running_var):
+            if not norm.synchronised and running is not None:
+                dist.all_reduce(running)
+                running /= dist.get_world_size()

@@ -14,8 +14,8 @@ Format history (`FORMAT`):
      older formats. What is used is that of timed steps alone: ResourcesLine.steps, null in older formats, where it is
      that of whole epochs. Steps may be "attached". PhaseLine.compiled, empty in older formats, where a one-off
      compilation shows in its seconds alone.
-  7  what a loader gives: EpochLine.loader_images_per_second. Segmentation: EpochLine.mean_iou and the fields of Trial that
-     say how pixels are labelled. All are null in older formats.
+  7  what a loader gives: EpochLine.loader_images_per_second. Segmentation: EpochLine.mean_iou and the fields of Trial
+     that say how pixels are labelled. All are null in older formats.
 
 A reader accepts its own format and older ones; a newer one is refused by name.
 """

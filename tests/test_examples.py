@@ -318,7 +318,7 @@ def test_every_resolution_is_planned_with_its_memory(tmp_path: Path) -> None:
     assert all(less < more for less, more in zip(again, kept, strict=True))
 
 
-def test_a_model_of_one_s_own_trains_on_twelve_channels_of_16_bits(tmp_path: Path) -> None:
+def test_models_train_on_twelve_channels_of_16_bits(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for number in range(12):
         folder = tmp_path / "images" / ("low", "high")[number % 2]
@@ -326,15 +326,12 @@ def test_a_model_of_one_s_own_trains_on_twelve_channels_of_16_bits(tmp_path: Pat
         pixels = rng.integers(0, 30_000, (8, 8, 12)) + 30_000 * (number % 2)
         np.save(folder / f"{number}.npy", pixels.astype(np.uint16))
     (tmp_path / "mine.py").write_text(
-        "import torch\n\ndef build(num_classes, image_size):\n"
-        "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12 * image_size**2, num_classes))\n"
+        "import torch\n\ndef build(num_classes, image_size, channels):\n"
+        "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(channels * image_size**2, num_classes))\n"
     )
     (tmp_path / "study.toml").write_text(
         """
 name = "channels"
-[model]
-factory = "mine:build"
-image_size = 8
 [data]
 name = "folder"
 root = "images"
@@ -346,6 +343,11 @@ micro_batch = 4
 precision = "fp32"
 epochs = 6
 learning_rate = 0.01
+[sweep]
+model = [
+  { factory = "mine:build", image_size = 8 },
+  { name = "vit-ti16", image_size = 8, patch_size = 4, hidden_size = 24, layers = 1 },
+]
 [measure]
 repeats = 1
 warmup_steps = 1
@@ -354,6 +356,7 @@ explain = false
     )
     answer = vitscale("run", "study.toml", "-o", "results", cwd=tmp_path)
     assert answer.returncode == 0, answer.stdout + answer.stderr
-    (run,) = store.load(tmp_path / "results").runs
-    accuracies = [epoch.held_out_accuracy for epoch in run.ranks[0].epochs]
-    assert accuracies[-1] == 1.0  # bright or dark: what a linear model of normalised pixels tells at once
+    runs = store.load(tmp_path / "results").runs
+    assert [run.header.trial.model.channels for run in runs] == [12, 12]
+    accuracies = [run.ranks[0].epochs[-1].held_out_accuracy for run in runs]
+    assert accuracies == [1.0, 1.0]  # bright or dark: what a linear model of normalised pixels tells at once

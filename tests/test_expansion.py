@@ -163,13 +163,13 @@ def test_a_file_of_classes_becomes_their_names(tmp_path: Path) -> None:
         expand(StudyFile.read(write_study(tmp_path, {"data": data})), EIGHT_CORES, lambda _: summary())
 
 
-def test_a_model_of_three_channels_is_not_given_twelve(tmp_path: Path) -> None:
+def test_the_model_takes_the_channels_of_the_data(tmp_path: Path) -> None:
     def check(_: DataSpec) -> Summary:
         return dataclasses.replace(summary(), image_shape=(8, 8, 12))
 
     data = {"name": "folder", "root": "images", "channels": 12, "dtype": "float32"}
-    with pytest.raises(RequestError, match=r"data\.channels = 12, and the model takes 3"):
-        expand(StudyFile.read(write_study(tmp_path, {"data": data})), EIGHT_CORES, check)
+    found = expand(StudyFile.read(write_study(tmp_path, {"data": data})), EIGHT_CORES, check)
+    assert {trial.model.channels for trial in found.trials.values()} == {12}
 
 
 def test_a_home_that_does_not_exist_is_named(tmp_path: Path) -> None:

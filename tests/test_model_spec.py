@@ -36,7 +36,7 @@ def counted_flops(spec: ModelSpec) -> int:
         if isinstance(module, nn.BatchNorm2d):
             module.eval()  # refuses to learn from one image
     with FlopCounterMode(display=False) as counter:
-        model(torch.empty(1, 3, spec.image_size, spec.image_size, device="meta"))
+        model(torch.empty(1, spec.channels, spec.image_size, spec.image_size, device="meta"))
     return int(counter.get_total_flops())
 
 
@@ -60,16 +60,17 @@ def test_swin_v2_is_the_published_model() -> None:
     head_size=st.integers(1, 6),
     window=st.integers(1, 9),
     classes=st.integers(2, 12),
+    channels=st.integers(1, 9),
 )
 def test_any_swin_is_counted_exactly(
-    image_size: int, patch: int, depths: list[int], heads: int, head_size: int, window: int, classes: int
+    image_size: int, patch: int, depths: list[int], heads: int, head_size: int, window: int, classes: int, channels: int
 ) -> None:
     """Sizes that neither patches nor windows nor stages divide too: the library pads them."""
     asked = ModelSpec(
         name="swinv2-t", image_size=image_size, patch_size=patch, hidden_size=heads * head_size, heads=heads,
         depths=tuple(depths), window_size=window,
     )  # fmt: skip
-    spec = resolve(asked, classes)
+    spec = resolve(asked, classes, channels)
     assert model_spec.parameters(spec) == counted_parameters(spec)
     assert model_spec.forward_flops(spec) == counted_flops(spec)
 
@@ -94,27 +95,39 @@ def test_named_models_are_counted_exactly(name: str, image_size: int, classes: i
     layers=st.integers(1, 3),
     mlp=st.none() | st.integers(1, 40),
     classes=st.integers(2, 12),
+    channels=st.integers(1, 9),
 )
 def test_any_override_is_counted_exactly(
-    name: str, patch: int, side: int, heads: int, head_size: int, layers: int, mlp: int | None, classes: int
-) -> None:
+    name: str, patch: int, side: int, heads: int, head_size: int, layers: int, mlp: int | None, classes: int,
+    channels: int,
+) -> None:  # fmt: skip
     asked = ModelSpec(
         name=name, image_size=patch * side, patch_size=patch, hidden_size=heads * head_size, layers=layers,
         heads=heads, mlp_size=mlp,
     )  # fmt: skip
-    spec = resolve(asked, classes)
+    spec = resolve(asked, classes, channels)
     assert model_spec.parameters(spec) == counted_parameters(spec)
     assert model_spec.forward_flops(spec) == counted_flops(spec)
 
 
 @pytest.mark.parametrize("name", VITS)
 def test_shapes_are_those_of_the_model_in_its_order(name: str) -> None:
-    spec = resolve(ModelSpec(name=name, image_size=112, layers=3, mlp_size=100), 10)
+    spec = resolve(ModelSpec(name=name, image_size=112, layers=3, mlp_size=100), 10, 12)
     shapes = model_spec.parameter_shapes(spec)
     assert shapes is not None
     assert shapes.layers == 3
     listed = [*shapes.embedding, *shapes.block * 3, *shapes.head]
     assert listed == [tuple(parameter.shape) for parameter in on_meta(spec).parameters()]
+
+
+def test_channels_are_those_of_the_data() -> None:
+    """200 channels of patches of 16 x 16 to 768: 197 x 256 x 768 weights more than for 3."""
+    spec = resolve(ModelSpec(name="vit-b16"), 1000, 200)
+    assert spec.channels == 200
+    assert model_spec.parameters(spec) == 86_567_656 + 197 * 256 * 768
+    assert resolve(spec, 1000) == spec
+    with pytest.raises(RequestError, match=r"model\.channels = 4, and the images have 12.*Remove it"):
+        resolve(ModelSpec(name="vit-b16", channels=4), 1000, 12)
 
 
 def test_flops_by_hand() -> None:

@@ -86,6 +86,7 @@ def test_the_identity_is_what_it_was() -> None:
         ("window", {"traces": True}),
         ("data", {"source": "cache"}),
         ("data", {"channels": 12}),
+        ("model", {"channels": 12}),
         ("data", {"dtype": "uint16"}),
         ("data", {"hf": "some/images"}),
     ],

@@ -253,16 +253,8 @@ def _trial(
 ) -> Trial:
     study = point.study
     measure = study.measure
-    channels = summary.image_shape[2]
-    if channels != 3 and point.model.factory is None:
-        raise RequestError(
-            explain(
-                f"data.channels = {channels}, and the model takes 3",
-                next_step="Use a model of your own (model.factory), which is given them as they are",
-            )
-        )
     trial = Trial(
-        model=model_spec.resolve(point.model, len(summary.classes)),
+        model=model_spec.resolve(point.model, len(summary.classes), summary.image_shape[2]),
         model_digest=digests[0],
         weights_digest=digests[1],
         data=point.data.model_copy(update={"fraction": fraction}),

@@ -27,7 +27,6 @@ class HfShape(BaseModel):
     intermediate_size: int = Field(default=3072, ge=1, le=1_000_000)
     image_size: int = Field(default=224, ge=1, le=8192)
     patch_size: int = Field(default=16, ge=1, le=1024)
-    num_channels: Literal[3] = 3
     qkv_bias: bool = True
 
     @field_validator("image_size", "patch_size", mode="before")

@@ -37,6 +37,7 @@ class SwinShape(NamedTuple):
     """All that Swin V2's counts need."""
 
     image_size: int
+    channels: int
     patch_size: int
     hidden_size: int
     """Of the first stage; each further one has twice as much."""
@@ -80,7 +81,7 @@ def swin(shape: SwinShape) -> Counts:
     Left out of the products, as for the ViT: biases, norms, GELU, softmax, and the two vector norms of its attention.
     """
     found = stages(shape)
-    pixels, width = 3 * shape.patch_size**2, shape.hidden_size
+    pixels, width = shape.channels * shape.patch_size**2, shape.hidden_size
     embedding = Counts(pixels * width + 3 * width, found[0].side ** 2 * pixels * width)
     merges = (
         Counts(8 * s.width**2 + 4 * s.width, ((s.side + 1) // 2) ** 2 * 8 * s.width**2) for s in found[:-1]

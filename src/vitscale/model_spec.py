@@ -42,11 +42,13 @@ class ModelSpec(BaseModel):
     hf: str | None = None
     """Folder or hub name of a configuration for the task; weights start random unless `weights` names some."""
     factory: str | None = None
-    """"module:function", called with `num_classes` and `image_size`."""
+    """"module:function", called with `num_classes` and `image_size`, and `channels` where it takes them."""
     image_size: int = Field(default=224, ge=1, le=8192)
     patch_size: int | None = Field(default=None, ge=1, le=1024)
     num_classes: int | None = Field(default=None, ge=1, le=10_000_000)
     """Null takes the dataset's count."""
+    channels: int = Field(default=3, ge=1, le=4096)
+    """Of an image: always the dataset's."""
     hidden_size: int | None = Field(default=None, ge=1, le=65_536)
     """Of Swin that of its first stage, as `heads`; each further stage has twice as much and as many."""
     layers: int | None = Field(default=None, ge=1, le=1000)
@@ -103,11 +105,12 @@ _IDENTIFIER = r"[^\W\d]\w*"
 _FACTORY = re.compile(rf"{_IDENTIFIER}(\.{_IDENTIFIER})*:{_IDENTIFIER}")
 
 
-def resolve(spec: ModelSpec, dataset_classes: int) -> ModelSpec:
+def resolve(spec: ModelSpec, dataset_classes: int, channels: int | None = None) -> ModelSpec:
     """`spec` with every field filled that can be known here, so that a trial's identity holds real values.
 
     A named model gets its whole shape; `hf` gets the shape in its folder's config.json where that is a plain ViT or
-    DeiT; `num_classes` comes from the dataset unless given. Resolving twice changes nothing.
+    DeiT; `num_classes` comes from the dataset unless given, and `channels` (None: not known here) always. Resolving
+    twice changes nothing.
 
     Raises `RequestError` for anything that cannot be built: the message names the bad value and the valid ones.
     """
@@ -125,7 +128,16 @@ def resolve(spec: ModelSpec, dataset_classes: int) -> ModelSpec:
                 next_step="Leave num_classes out to take the dataset's count",
             )
         )
-    filled: dict[str, object] = {"num_classes": classes}
+    if channels is None:
+        channels = spec.channels
+    elif "channels" in spec.model_fields_set and spec.channels != channels:
+        raise RequestError(
+            explain(
+                f"model.channels = {spec.channels}, and the images have {channels}",
+                next_step="Remove it: the model takes what data.channels says",
+            )
+        )
+    filled: dict[str, object] = {"num_classes": classes, "channels": channels}
     if spec.name is not None:
         filled |= _named_shape(spec)
     elif spec.hf is not None:
@@ -270,7 +282,8 @@ class _Shape(NamedTuple):
 
     tokens: int
     special_tokens: int
-    patch_inputs: int
+    channels: int
+    patch: int
     hidden: int
     layers: int
     mlp: int
@@ -293,13 +306,18 @@ def _shape(spec: ModelSpec) -> _Shape | None:
         raise ValueError("counts need a resolved spec: call resolve(spec, dataset_classes) first")
     patch, hidden, layers, _, mlp, classes = sizes
     patches = (spec.image_size // patch) ** 2
-    return _Shape(patches + special_tokens, special_tokens, 3 * patch * patch, hidden, layers, mlp, classes, qkv_bias)
+    return _Shape(
+        patches + special_tokens, special_tokens, spec.channels, patch, hidden, layers, mlp, classes, qkv_bias
+    )
 
 
 def _swin(spec: ModelSpec) -> SwinShape | None:
     if spec.depths is None or spec.patch_size is None or spec.hidden_size is None or spec.heads is None:
         return None
-    return SwinShape(spec.image_size, spec.patch_size, spec.hidden_size, spec.heads, spec.depths, spec.window_size or 0)
+    return SwinShape(
+        spec.image_size, spec.channels, spec.patch_size, spec.hidden_size, spec.heads, spec.depths,
+        spec.window_size or 0,
+    )  # fmt: skip
 
 
 def _counts(spec: ModelSpec) -> Counts | None:
@@ -342,7 +360,7 @@ def _vit_body(s: _Shape) -> Counts:
     shapes = _shapes_of_vit(s)
     count = sum(map(math.prod, shapes.embedding)) + s.layers * sum(map(math.prod, shapes.block))
     h, t = s.hidden, s.tokens
-    patch_macs = (t - s.special_tokens) * s.patch_inputs * h
+    patch_macs = (t - s.special_tokens) * s.channels * s.patch**2 * h
     block_macs = t * (4 * h * h + 2 * t * h + 2 * h * s.mlp)
     return Counts(count, patch_macs + s.layers * block_macs)
 
@@ -366,12 +384,11 @@ def parameter_shapes(spec: ModelSpec) -> ParameterShapes | None:
 
 def _shapes_of_vit(s: _Shape) -> ParameterShapes:
     h, m = s.hidden, s.mlp
-    side = math.isqrt(s.patch_inputs // 3)
     tokens = ((1, 1, h),) * s.special_tokens + ((1, s.tokens, h),)
     projection = ((h, h), (h,)) if s.qkv_bias else ((h, h),)
     block = 3 * projection + ((h, h), (h,)) + 4 * ((h,),) + ((m, h), (m,), (h, m), (h,))
     return ParameterShapes(
-        embedding=(*tokens, (h, 3, side, side), (h,)),
+        embedding=(*tokens, (h, s.channels, s.patch, s.patch), (h,)),
         block=block,
         layers=s.layers,
         head=((h,), (h,), (s.classes, h), (s.classes,)),

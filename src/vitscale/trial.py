@@ -74,6 +74,7 @@ _ADDED_LATER: dict[str, dict[str, Any]] = {
     "data": {"hf": None, "columns": None, "source": None, "channels": 3, "dtype": "uint8"},
     "model": {
         "task": "classification",
+        "channels": 3,
         "depths": None,
         "window_size": None,
         "decoder_size": None,

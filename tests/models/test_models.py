@@ -103,6 +103,28 @@ def test_any_image_classifier_of_a_folder_is_built(tmp_path: Path, model_type: s
     assert without == [], "DDP would wait for these"
 
 
+@pytest.mark.parametrize("channels", [1, 12])
+@pytest.mark.parametrize(
+    ("model_type", "content"),
+    [
+        ("dinov2", TINY_VIT | {"num_channels": 5}),  # the data's count, whatever the file says
+        ("convnext", TINY_CNN),
+        ("siglip", {"vision_config": TINY_VIT}),
+    ],
+)
+def test_any_number_of_channels_is_built(
+    tmp_path: Path, model_type: str, content: dict[str, Any], channels: int
+) -> None:
+    model = build(hf_spec(tmp_path, model_type, **content).model_copy(update={"channels": channels}))
+    assert logits_of(model(torch.randn(2, channels, 64, 64))).shape == (2, 7)
+
+
+def test_an_architecture_of_three_channels_is_not_given_twelve(tmp_path: Path) -> None:
+    spec = hf_spec(tmp_path, "bert")
+    with pytest.raises(RequestError, match=r"data\.channels = 12, and model\.hf .* has no num_channels"):
+        build(spec.model_copy(update={"channels": 12}))
+
+
 def test_a_parameter_that_classification_does_not_use_is_frozen(tmp_path: Path) -> None:
     model = build(hf_spec(tmp_path, "dinov2", **TINY_VIT))
     frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
@@ -135,7 +157,6 @@ def test_code_beside_a_configuration_is_not_run(tmp_path: Path) -> None:
         ("bert", {}, "describes no model that can be built.*BertConfig"),
         ("nonsense", {}, "cannot be loaded.*nonsense"),
         ("swin", {"depths": "deep"}, "cannot be loaded|no model that can be built"),
-        ("resnet", {**TINY_CNN, "num_channels": 1}, "takes 1 channels"),
     ],
 )
 def test_what_is_no_image_classifier_is_refused(

@@ -40,9 +40,10 @@ def without(spec: ModelSpec) -> ModelSpec:
     return spec.model_copy(update={"auxiliary_weight": 0.0})
 
 
+@pytest.mark.parametrize("channels", [3, 12])
 @pytest.mark.parametrize("spec", [SWIN, VIT, without(SWIN), without(VIT), SWIN.model_copy(update={"image_size": 70})])
-def test_named_models_are_counted_exactly(spec: ModelSpec) -> None:
-    spec = resolve(spec, 7)
+def test_named_models_are_counted_exactly(spec: ModelSpec, channels: int) -> None:
+    spec = resolve(spec, 7, channels)
     assert model_spec.parameters(spec) == counted_parameters(spec)
     assert model_spec.forward_flops(spec) == counted_flops(spec)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from vitscale.errors import RequestError
 from vitscale.model_spec import ModelSpec, resolve
 from vitscale.models import build
 from vitscale.models.swin import configuration
+from vitscale.models.weights import inflated, interpolated
 
 
 def saved(model: Any, folder: Path) -> str:
@@ -70,9 +72,76 @@ def test_a_vit_takes_positions_of_other_sizes(tmp_path: Path) -> None:
     name = "vit.embeddings.position_embeddings"
     positions, before = larger[name], model.state_dict()[name]
     assert positions.shape == (1, 17, 32)
-    assert torch.equal(positions[:, 0], before[:, 0])
-    # Bicubic weights add up to one: what all positions share stays.
-    torch.testing.assert_close(positions[:, 1:].mean(), before[:, 1:].mean(), rtol=0.2, atol=5e-3)
+    assert torch.equal(positions, interpolated(before, 17))
+
+
+def test_positions_are_interpolated_bicubically_by_hand() -> None:
+    """From 2 x 2 to 4 x 4: at -1/4, 1/4, 3/4 and 5/4 of a cubic with a = -3/4 (Keys, 1981), ends repeated.
+
+    Its weights a quarter beside a point are -27/256, 225/256, 67/256 and -9/256, so that of 0 and 1 there become
+    -27/256, (67 - 9)/256, and from the other end the same taken from 1.
+    """
+    along = torch.tensor([-27, 58, 198, 283]) / 256
+    special = torch.tensor([[9.0, 8.0]])
+    rows, columns = torch.meshgrid(torch.arange(2.0), torch.arange(2.0), indexing="ij")
+    grid = torch.stack([rows.flatten(), columns.flatten()], dim=1)
+    found = interpolated(torch.cat([special, grid])[None], 17)[0]
+    assert torch.equal(found[:1], special)
+    torch.testing.assert_close(found[1:, 0].view(4, 4), along[:, None].expand(4, 4))
+    torch.testing.assert_close(found[1:, 1].view(4, 4), along[None].expand(4, 4))
+    two = torch.cat([special, special, grid])[None]
+    assert interpolated(two, 18).shape == (1, 18, 2)
+    assert torch.equal(interpolated(two, 18)[0, :2], two[0, :2])
+    assert interpolated(two, 12) is two, "no grid behind two tokens: refused by its shape"
+
+
+def test_a_convolution_is_inflated_by_hand() -> None:
+    """Kernels 1, 2 and 4 for 5 channels: in turn, times 3/5; for two times 3/2; for one their sum."""
+    kernels = torch.tensor([1.0, 2.0, 4.0]).view(1, 3, 1, 1)
+    for channels, expected in (
+        (5, [0.6, 1.2, 2.4, 0.6, 1.2]), (3, [1.0, 2.0, 4.0]), (2, [1.5, 3.0]), (1, [7.0]),
+    ):  # fmt: skip
+        found = inflated(kernels, channels)
+        assert found.shape == (1, channels, 1, 1)
+        torch.testing.assert_close(found.flatten(), torch.tensor(expected))
+    torch.testing.assert_close(inflated(kernels[:, :1], 4).flatten(), torch.full((4,), 0.25))
+
+
+def body(model: Any) -> Any:
+    return model.backbone
+
+
+@pytest.mark.parametrize("channels", [1, 6])
+def test_grey_images_give_what_they_gave_in_colour(tmp_path: Path, channels: int) -> None:
+    """Where all channels are alike, for every multiple of 3 and for one: a body and its biases stay as they are."""
+    source = swin(tmp_path)
+    spec = resolve(SWIN.model_copy(update={"weights": source}), 7, channels)
+    torch.manual_seed(0)
+    model, colour = build(spec), build(resolve(SWIN.model_copy(update={"weights": source}), 7))
+    grey = torch.randn(2, 1, 64, 64)
+    maps, expected = (
+        body(of)(grey.expand(2, count, 64, 64)).feature_maps for of, count in ((model, channels), (colour, 3))
+    )
+    for found, wanted in zip(maps, expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_swin_measures_distances_in_the_windows_it_was_trained_with(tmp_path: Path) -> None:
+    """Windows of 8 where weights were learnt in those of 4: a neighbour keeps its bias, those beyond come on top.
+
+    By hand: a distance of 1 is log2(8/3 + 1) / 3 in units of 4 - 1 tokens; in those of 8 - 1 it would be 0.367.
+    """
+    source = swin(tmp_path)
+    larger = SWIN.model_copy(update={"weights": source, "window_size": 8})
+    model, same = (build(resolve(spec, 7)) for spec in (larger, larger.model_copy(update={"window_size": 4})))
+    tables, learnt = (
+        [buffer for name, buffer in of.named_buffers() if name.endswith("relative_coords_table")]
+        for of in (model, same)
+    )
+    assert [table.shape[1] for table in tables] == [15, 15, 7, 3]  # the last two stages have no more tokens
+    assert torch.equal(tables[0][:, 4:11, 4:11], learnt[0])
+    assert tables[0][0, 7, 8].tolist() == pytest.approx([0.0, math.log2(8 / 3 + 1) / 3])
+    assert torch.equal(tables[3], learnt[3])
 
 
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:

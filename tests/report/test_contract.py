@@ -88,8 +88,8 @@ def _segmenting(run: Run) -> Run:
 def test_the_whole_contract_is_there() -> None:
     content = strict(to_json(analyse(rich_study())))
     assert list(content) == [
-        "version", "study", "trials", "curves", "waterfalls", "comparisons", "verdicts", "problems", "predictions",
-        "prediction_scores",
+        "version", "study", "trials", "curves", "waterfalls", "resolutions", "comparisons", "verdicts", "problems",
+        "predictions", "prediction_scores",
     ]  # fmt: skip
     assert content["version"] == 7
     for trial in content["trials"]:

@@ -233,3 +233,33 @@ def test_what_will_not_fit_is_marked_and_in_no_sum_when_skipped(tmp_path: Path, 
     content = {one["trial"]: one for one in json.loads(preview_json(found, marked))["trials"]}
     assert (content[large]["fits"], content[small]["fits"]) == (False, True)
     assert content[large]["oom_chance"] > 0.5
+
+
+def test_the_largest_image_that_fits_is_told_with_and_without_checkpointing(tmp_path: Path) -> None:
+    """By trying: the size told fits, and one patch more does not."""
+
+    def study(*sizes: int, checkpointing: bool = False) -> Plan:
+        train = {"micro_batch": 64, "activation_checkpointing": checkpointing}
+        changes = {"sweep": {"model.image_size": list(sizes)}, "scaling": {"gpus": [1]}}
+        return planned(tmp_path, {**changes, "train": LIKE_THE_RESULTS["train"] | train})
+
+    found = study(32, 256)
+    outlook = Outlook(memory_fits(found, 4 * 10**9))
+    (told,) = json.loads(preview_json(found, outlook))["largest_image_sizes"]
+    assert sorted(told["trials"]) == sorted(found.record.trials)
+    kept, again = told["largest_image_size"], told["largest_image_size_with_activation_checkpointing"]
+    assert kept < again
+    for size, checkpointing in ((kept, False), (again, True)):
+        tried = study(size, size + 16, checkpointing=checkpointing)
+        fits = {
+            tried.record.trials[trial_id].model.image_size: not fit.unfit
+            for trial_id, fit in memory_fits(tried, 4 * 10**9).items()
+        }
+        assert fits == {size: True, size + 16: False}
+    line = f"largest image_size that fits, ddp on 1 rank, micro-batch 64: {kept:,}; with activation checkpointing"
+    assert f"{line} {again:,}" in printed(found, outlook, 200)
+
+
+def test_a_study_of_one_size_that_fits_is_not_told_of_others(tmp_path: Path) -> None:
+    found = planned(tmp_path)
+    assert "largest image_size" not in printed(found, Outlook(memory_fits(found, 4 * 10**9)))

@@ -118,3 +118,17 @@ def test_masks_are_made_from_ids_alone_and_images_show_them(tmp_path: Path) -> N
 def test_more_classes_than_a_byte_holds_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"data.classes = 256 do not fit into masks. Valid: at most 255"):
         sources.load(DataSpec(name="synthetic-masks", classes=256), tmp_path)
+
+
+@pytest.mark.parametrize(("name", "samples"), [("synthetic", 400), ("synthetic-masks", 100)])
+def test_images_of_other_channels_are_normalised_by_their_own_statistics(
+    tmp_path: Path, name: str, samples: int
+) -> None:
+    """Those of what is drawn, which so few images of 64 classes come near."""
+    dataset = sources.load(DataSpec(name=name, samples=samples, classes=64, source_size=16, channels=5), tmp_path)
+    pixels = dataset.train.take(np.arange(samples)).reshape(-1, 5).astype(float)
+    assert dataset.statistics is not None
+    assert pixels.mean() == pytest.approx(dataset.statistics.mean[0], abs=8)
+    assert pixels.std() == pytest.approx(dataset.statistics.std[4], rel=0.1)
+    assert len(dataset.statistics.mean) == len(dataset.statistics.std) == 5
+    assert sources.load(DataSpec(name=name, samples=8), tmp_path).statistics is None

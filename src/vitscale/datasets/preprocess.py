@@ -98,7 +98,7 @@ class Preprocess:
     def _moved(self, images: Tensor, ids: Tensor, epoch: int, *, outside: int) -> Tensor:
         """Moves each image by up to 1/8 of its side along each axis, and mirrors every other one.
 
-        `images` are `[n, H, W, 3]`, or masks `[n, H, W]`; where nothing is, `outside` comes in.
+        `images` are `[n, H, W, c]`, or masks `[n, H, W]`; where nothing is, `outside` comes in.
 
         As usual on CIFAR since He et al. (2016), "Deep residual learning", section 4.2: 32 pixels are moved by up to 4.
         """

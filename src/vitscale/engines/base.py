@@ -48,7 +48,7 @@ class Engine(ABC):
         """Forward and backward of one micro-batch. What backward starts from is the loss / `grad_accum`.
 
         Args:
-            images: [b, 3, H, W], float, on the device.
+            images: [b, c, H, W], float, on the device.
             loss_of: see `LossOf`.
             last: whether this micro-step ends the accumulation, so that gradients are exchanged.
             phase: entered as "forward" around the model and the loss, as "backward" around all that backward does,
@@ -66,7 +66,7 @@ class Engine(ABC):
         """Forward and backward of a micro-batch that leaves no trace, before the first step, on all ranks at once.
 
         Its loss is zero whatever the logits are, and so are its gradients: what is added to them stays as it is to the
-        bit. Compiled blocks then know the shape of `images` ([b, 3, H, W], float, on the device).
+        bit. Compiled blocks then know the shape of `images` ([b, c, H, W], float, on the device).
         """
         self.micro_step(images, _nothing, last=False)
 

@@ -34,7 +34,7 @@ def _named(spec: ModelSpec) -> Callable[[ModelSpec], nn.Module]:
 def build(spec: ModelSpec) -> nn.Module:
     """The model of a resolved spec, on the CPU, in fp32, in training mode, with pretrained weights where it names some.
 
-    Called as `model(images)` with float images `[b, 3, H, W]`; see `logits_of` for what comes back. Seed torch before
+    Called as `model(images)` with float images `[b, c, H, W]`; see `logits_of` for what comes back. Seed torch before
     the call: ranks that start from the same seed start from the same weights.
 
     Raises `RequestError` where the spec cannot be built, with the reason.

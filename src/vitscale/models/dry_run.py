@@ -24,7 +24,7 @@ def freeze_unused(model: nn.Module, spec: ModelSpec) -> None:
         name: torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]
     }
-    images = torch.empty(2, 3, spec.image_size, spec.image_size, device="meta")
+    images = torch.empty(2, spec.channels, spec.image_size, spec.image_size, device="meta")
     auxiliary = AuxiliaryLogits(model, None)
     try:
         output = functional_call(model, stand_ins, (images,))

@@ -15,10 +15,17 @@ from vitscale.models.segmentation import auxiliary_head
 
 
 def build_factory(spec: ModelSpec) -> nn.Module:
-    """What `function(num_classes=..., image_size=...)` of `module` returns, for a factory "module:function"."""
+    """What `function(num_classes=..., image_size=...)` of `module` returns, for a factory "module:function".
+
+    A function with a parameter `channels` is told those of the images too.
+    """
     function = _function(spec.factory or "")
+    arguments = {"num_classes": spec.num_classes, "image_size": spec.image_size}
     try:
-        inspect.signature(function).bind(num_classes=spec.num_classes, image_size=spec.image_size)
+        signature = inspect.signature(function)
+        if "channels" in signature.parameters:
+            arguments["channels"] = spec.channels
+        signature.bind(**arguments)
     except (TypeError, ValueError) as error:
         raise RequestError(
             explain(
@@ -27,7 +34,7 @@ def build_factory(spec: ModelSpec) -> nn.Module:
             )
         ) from error
     try:
-        model = function(num_classes=spec.num_classes, image_size=spec.image_size)
+        model = function(**arguments)
     except Exception as error:  # the user's code may raise anything
         raise _raised(spec.factory, error) from error
     if not isinstance(model, nn.Module):

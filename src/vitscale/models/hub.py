@@ -16,7 +16,7 @@ from vitscale.models.quiet import quiet_transformers
 
 
 def build_hf(spec: ModelSpec) -> nn.Module:
-    """The architecture that `spec.hf` describes, at the spec's image size and class count.
+    """The architecture that `spec.hf` describes, at the spec's image size, channels and class count.
 
     No code from the folder or the hub is run, and no weights are read. Parameters that classification does not use
     (DINOv2's mask token) are frozen, for DDP waits for the gradient of every other one.
@@ -67,11 +67,18 @@ def _configuration(transformers: Any, spec: ModelSpec) -> Any:
         vision = getattr(config, "vision_config", None) or getattr(config, "backbone_config", None) or config
         if hasattr(vision, "image_size"):
             vision.image_size = spec.image_size
+        if hasattr(vision, "num_channels"):
+            vision.num_channels = spec.channels
         channels = getattr(vision, "num_channels", 3)
     except Exception as error:  # as above, and whatever the network brings
         raise _refused(spec, "cannot be loaded", error) from error
-    if channels != 3:
-        raise RequestError(explain(f"model.hf {shown(hf)} takes {shown(channels)} channels", valid=["3"]))
+    if channels != spec.channels:
+        raise RequestError(
+            explain(
+                f"data.channels = {spec.channels}, and model.hf {shown(hf)} has no num_channels in its configuration",
+                next_step="Use images of 3 channels, or another model",
+            )
+        )
     return config
 
 

@@ -73,7 +73,7 @@ class PyramidSegmenter(nn.Module):
 
     @override
     def forward(self, images: Tensor) -> Tensor:
-        """Logits [b, classes, H/4, W/4] (for patches of 16) of float images [b, 3, H, W]."""
+        """Logits [b, classes, H/4, W/4] (for patches of 16) of float images [b, c, H, W]."""
         hidden: Tensor = self.vit(images)[:, 1:]
         side = round(hidden.shape[1] ** 0.5)
         maps = [level(hidden.transpose(1, 2).unflatten(2, (side, side))) for level in self.pyramid]

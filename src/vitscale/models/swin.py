@@ -29,6 +29,7 @@ def configuration(spec: ModelSpec, **fields: Any) -> Any:
     return quiet_transformers().Swinv2Config(
         image_size=spec.image_size,
         patch_size=spec.patch_size,
+        num_channels=spec.channels,
         embed_dim=spec.hidden_size,
         depths=spec.depths,
         num_heads=tuple(spec.heads << stage for stage in range(len(spec.depths))),

@@ -32,7 +32,7 @@ class VisionTransformer(nn.Module):
 
     @override
     def forward(self, images: Tensor) -> Tensor:
-        """Logits [b, classes] of float images [b, 3, H, W]."""
+        """Logits [b, classes] of float images [b, c, H, W]."""
         encoded: Tensor = self.vit(images)
         logits: Tensor = self.classifier(encoded[:, 0])
         return logits
@@ -49,7 +49,7 @@ class Encoder(nn.Module):
         if patch is None or width is None or layers is None or heads is None or mlp is None:
             raise ValueError("a model is built of a resolved spec: call resolve(spec, dataset_classes) first")
         self.width = width
-        self.embeddings = _Embeddings(spec.image_size, patch, width)
+        self.embeddings = _Embeddings(spec.image_size, spec.channels, patch, width)
         self.layers = nn.ModuleList([_Block(width, heads, mlp) for _ in range(layers)])
         self.layernorm = nn.LayerNorm(width, eps=_EPSILON)
         self._initialise()
@@ -73,10 +73,10 @@ class Encoder(nn.Module):
 
 
 class _Embeddings(nn.Module):
-    def __init__(self, image_size: int, patch: int, width: int) -> None:
+    def __init__(self, image_size: int, channels: int, patch: int, width: int) -> None:
         super().__init__()
         self.cls_token = nn.Parameter(torch.randn(1, 1, width))
-        self.patch_embeddings = _Patches(patch, width)
+        self.patch_embeddings = _Patches(channels, patch, width)
         self.position_embeddings = nn.Parameter(torch.randn(1, (image_size // patch) ** 2 + 1, width))
 
     @override
@@ -86,9 +86,9 @@ class _Embeddings(nn.Module):
 
 
 class _Patches(nn.Module):
-    def __init__(self, patch: int, width: int) -> None:
+    def __init__(self, channels: int, patch: int, width: int) -> None:
         super().__init__()
-        self.projection = nn.Conv2d(3, width, kernel_size=patch, stride=patch)
+        self.projection = nn.Conv2d(channels, width, kernel_size=patch, stride=patch)
 
     @override
     def forward(self, images: Tensor) -> Tensor:

@@ -127,11 +127,11 @@ def _model(name: str | None, image_size: int, measured: ModelSpec) -> ModelSpec:
     classes = measured.num_classes or _IMAGENET_CLASSES
     if name is None:
         return resolve(measured.model_copy(update={"image_size": image_size}), classes)
-    if name in NAMED_MODELS:
-        return resolve(ModelSpec(task=measured.task, name=name, image_size=image_size, num_classes=classes), classes)
-    if not _is_folder(name):
+    if name not in NAMED_MODELS and not _is_folder(name):
         raise unknown("model", name, NAMED_MODELS, next_step="Or give the folder of a Hugging Face model")
-    return resolve(ModelSpec(task=measured.task, hf=name, image_size=image_size, num_classes=classes), classes)
+    asked = ModelSpec(task=measured.task, image_size=image_size, num_classes=classes)
+    kind = {"name" if name in NAMED_MODELS else "hf": name}
+    return resolve(asked.model_copy(update=kind), classes, measured.channels)
 
 
 def _is_folder(name: str) -> bool:

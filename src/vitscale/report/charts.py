@@ -13,6 +13,7 @@ from vitscale.report.breakdown_charts import breakdown_figures
 from vitscale.report.chart_data import QUANTITIES
 from vitscale.report.figure import Figure
 from vitscale.report.prediction_charts import prediction_figures
+from vitscale.report.resolution_charts import resolution_figure
 from vitscale.report.resource_charts import resource_figures
 from vitscale.report.scaling_charts import scaling_figure
 from vitscale.report.timeline_charts import timeline_figures
@@ -33,6 +34,8 @@ def figures(analysis: Analysis, outlook: Outlook | None = None) -> list[Figure]:
             found.append(waterfall)
         found += accuracy_figures(analysis, mode, curves)
     found += timeline_figures(analysis)
+    if resolution := resolution_figure(analysis):
+        found.append(resolution)
     found += resource_figures(analysis, measured)
     if outlook is not None:
         found += prediction_figures(analysis, outlook)

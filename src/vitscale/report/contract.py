@@ -26,7 +26,8 @@ Versions of the JSON:
      for that, each with its share of the time. p95 and p99 are null where a run has fewer than 100 steps; `tail_steps`
      says how many are behind them.
   7  segmentation: of a trial and of each of its epochs `mean_iou` and `pixel_accuracy`, on the held-out images; null in
-     classification. `held_out_accuracy` is that of pixels there. Nothing of version 6 has changed.
+     classification. `held_out_accuracy` is that of pixels there. `resolutions`: time and memory by image size, beside
+     what arithmetic says (empty where the size does not vary). Nothing of version 6 has changed.
 
 Unknown is null (an empty cell in CSV), never 0 and never NaN. Times are seconds, sizes bytes, shares in [0, 1].
 """
@@ -40,7 +41,7 @@ from vitscale.analysis import Analysis, CurveComparison, CurveResult, Point, Tri
 from vitscale.analysis.runs import EpochFigures
 from vitscale.analysis.trials import Drift
 from vitscale.prediction.outlook import Outlook
-from vitscale.report import contract_details, prediction_contract, words
+from vitscale.report import contract_details, prediction_contract, resolutions, words
 from vitscale.report.contract_details import interval_fields
 from vitscale.report.words import finite
 from vitscale.shares import largest_micro_batch
@@ -61,6 +62,7 @@ def to_json(analysis: Analysis, outlook: Outlook | None = None) -> str:
         "trials": trial_rows(analysis),
         "curves": [_curve(curve) for curve in analysis.curves],
         "waterfalls": [contract_details.waterfall(one) for one in analysis.waterfalls],
+        "resolutions": resolutions.as_json(analysis),
         "comparisons": [_comparison(one) for one in analysis.comparisons],
         "verdicts": [
             {

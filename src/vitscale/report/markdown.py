@@ -8,7 +8,9 @@ from vitscale.analysis import Analysis
 from vitscale.prediction.outlook import Outlook
 from vitscale.report import prediction_words, words
 from vitscale.report.comparison_tables import ComparisonTable, comparison_tables
+from vitscale.report.grouped_table import GroupedTable
 from vitscale.report.prediction_table import Foretold, SeriesTable, prediction_tables, shared_notes
+from vitscale.report.resolutions import resolution_table
 from vitscale.report.tables import failure_lines, mode_tables
 
 
@@ -42,6 +44,8 @@ def to_markdown(analysis: Analysis, outlook: Outlook | None = None) -> str:
             "them) how many.",
             "",
         ]
+    if sizes := resolution_table(analysis):
+        lines += [f"## {sizes.title}", "", *_grouped(sizes), *_bullets(map(_md, sizes.notes))]
     if compared := comparison_tables(analysis):
         lines += ["## Curve against curve", "", *(line for table in compared for line in _comparison(table))]
     if explained := _waterfalls(analysis):
@@ -60,6 +64,14 @@ def _comparison(table: ComparisonTable) -> list[str]:
     rows = [f"| {_md(row.curve)} | {' | '.join(map(str, row.cells))} |" for row in table.rows]
     head = [f"| {_md(table.title)} | {' | '.join(table.columns)} |", f"|:--|{'--:|' * len(table.columns)}"]
     return [*head, *rows, ""]
+
+
+def _grouped(table: GroupedTable) -> list[str]:
+    """A line per trial, its curve first."""
+    rows = [
+        f"| {_md(group.name)} | {' | '.join(map(str, line.cells))} |" for group in table.groups for line in group.lines
+    ]
+    return [f"| curve | {' | '.join(table.columns)} |", f"|:--|{'--:|' * len(table.columns)}", *rows, ""]
 
 
 def _waterfalls(analysis: Analysis) -> list[str]:

@@ -19,6 +19,7 @@ from vitscale.report import detail_tables, prediction_words, style, words
 from vitscale.report.comparison_tables import comparison_tables
 from vitscale.report.drawing import vega_lite_version
 from vitscale.report.prediction_table import prediction_tables, shared_notes
+from vitscale.report.resolutions import resolution_table
 from vitscale.report.tables import mode_tables, trial_title
 from vitscale.report.traffic_table import traffic_table
 from vitscale.store import write_whole
@@ -156,8 +157,8 @@ def _time(analysis: Analysis, figures: list[Figure]) -> dict[str, Any] | None:
 
 
 def _resources(analysis: Analysis, figures: list[Figure]) -> dict[str, Any] | None:
-    table = detail_tables.resource_table(analysis)
-    return {"figures": figures, "table": table} if figures or table else None
+    tables = [table for table in (resolution_table(analysis), detail_tables.resource_table(analysis)) if table]
+    return {"figures": figures, "tables": tables} if figures or tables else None
 
 
 def _accuracy(analysis: Analysis, figures: list[Figure]) -> dict[str, Any] | None:

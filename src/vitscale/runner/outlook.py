@@ -10,13 +10,16 @@ from rich import filesize
 
 from vitscale.advice.option import Range
 from vitscale.advice.quantities import duration, figures
+from vitscale.analysis.curve_names import trial_name
 from vitscale.prediction import forecast_bytes
 from vitscale.runner.expectation import ROUGHLY, Expectations, Expected
-from vitscale.runner.memory_fit import MemoryFit
+from vitscale.runner.memory_fit import MemoryFit, largest_images
 from vitscale.runner.planning import Plan
 from vitscale.trial import Trial
 
 _DASH = "-"
+_MOST_LARGEST = 6
+"""Configurations whose largest image is told."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,28 @@ class Outlook:
 
     def lines(self, plan: Plan) -> list[str]:
         """Below the table."""
-        return [*self._memory_lines(), *self._time_lines(plan)]
+        return [*self._memory_lines(), *self._largest_lines(plan), *self._time_lines(plan)]
+
+    def _largest_lines(self, plan: Plan) -> list[str]:
+        found = largest_images(plan.record.trials, self.fits)
+        lines = [
+            f"largest image_size that fits, {trial_name(one.trial)}, micro-batch {one.trial.train.micro_batch}: "
+            f"{_pixels(one.kept)}; with activation checkpointing {_pixels(one.recomputed)}"
+            for one in found[:_MOST_LARGEST]
+        ]
+        more = len(found) - len(lines)
+        return [*lines, f"(and of {more} more configurations: --json has them)"] if more else lines
+
+    def largest_json(self, plan: Plan) -> list[dict[str, Any]]:
+        """What `largest_images` finds; null where no size fits."""
+        return [
+            {
+                "trials": list(one.trial_ids),
+                "largest_image_size": one.kept,
+                "largest_image_size_with_activation_checkpointing": one.recomputed,
+            }
+            for one in largest_images(plan.record.trials, self.fits)
+        ]
 
     def _memory_lines(self) -> list[str]:
         capacities = {fit.capacity_bytes for fit in self.fits.values()}
@@ -143,6 +167,10 @@ class Outlook:
 
 
 NOTHING_KNOWN = Outlook()
+
+
+def _pixels(size: int | None) -> str:
+    return "none" if size is None else f"{size:,}"
 
 
 def _between(between: Range, form: Callable[[float], str]) -> str:

@@ -175,6 +175,7 @@ def preview_json(plan: Plan, outlook: Outlook = NOTHING_KNOWN) -> str:
         "most_runs": plan.most_runs,
         "target_ci": plan.measure.target_ci,
         "expected": outlook.total_json(plan),
+        "largest_image_sizes": outlook.largest_json(plan),
         "trials": trials,
         "findings": [
             finding.as_json() | {"trials": concerned} for finding, concerned in findings_of(plan.record.trials).items()

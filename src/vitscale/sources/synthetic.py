@@ -18,6 +18,7 @@ from vitscale.errors import RequestError, explain
 from vitscale.model_spec import Task
 from vitscale.sources.base import (
     IGNORED,
+    ChannelStatistics,
     Dataset,
     Images,
     Labels,
@@ -150,19 +151,23 @@ class Synthetic:
     def load(self, spec: DataSpec, cache_root: Path) -> Dataset:  # noqa: ARG002  one signature for every source
         """Makes only the labels; images are made when taken."""
         summary = self.check(spec)
+        # A pattern and its noise, each of 128 values alike: (128^2 - 1) / 12 of variance, twice.
+        alike = ChannelStatistics((127.0,) * spec.channels, (52.25,) * spec.channels)
+        statistics = None if spec.channels == 3 else alike
         if self.task == "segmentation":
-            splits = (
+            train, held_out = (
                 SegmentedSplit(samples, class_count(spec), spec.source_size, spec.channels, stream)
                 for samples, stream in (
                     (summary.train_samples, _TRAIN_STREAM),
                     (summary.held_out_samples, _HELD_OUT_STREAM),
                 )
             )
-            return Dataset(summary, *splits)
-        train = np.arange(summary.train_samples, dtype=np.int64) % class_count(spec)
-        held_out = np.arange(summary.held_out_samples, dtype=np.int64) % class_count(spec)
+            return Dataset(summary, train, held_out, statistics)
+        of_train = np.arange(summary.train_samples, dtype=np.int64) % class_count(spec)
+        of_held_out = np.arange(summary.held_out_samples, dtype=np.int64) % class_count(spec)
         return Dataset(
             summary,
-            SyntheticSplit(train, spec.source_size, spec.channels, _TRAIN_STREAM),
-            SyntheticSplit(held_out, spec.source_size, spec.channels, _HELD_OUT_STREAM),
+            SyntheticSplit(of_train, spec.source_size, spec.channels, _TRAIN_STREAM),
+            SyntheticSplit(of_held_out, spec.source_size, spec.channels, _HELD_OUT_STREAM),
+            statistics,
         )

@@ -36,7 +36,7 @@ class MicroBatch(NamedTuple):
     """A slot's images on the device, as they are stored, and its labels, ready for the loss."""
 
     images: Tensor
-    """uint8 [n, H, W, 3]."""
+    """[n, H, W, c], in the dtype in which they are stored."""
     ids: Tensor
     labels: Tensor
     """Of `counted_labels`."""

@@ -73,7 +73,7 @@ def activations(
     whole = activation_bytes(spec, images, "bf16-params" if pure else train.precision) or 0
     statistics = rows * (2 * 2 * stream_bytes + 4 * (spec.heads or 0))
     block = whole // shapes.layers + statistics
-    pixels = 3 * spec.image_size**2 * images
+    pixels = spec.channels * spec.image_size**2 * images
     stream = rows * hidden * stream_bytes
     # The classifier keeps the whole output of the norm, of which it uses one token; autocast casts that token alone.
     normed = 0 if autocast else stream
@@ -113,16 +113,17 @@ def _embedding_in_tiles(spec: ModelSpec, hidden: int, patch: int, images: int) -
     """Bytes that oneDNN takes for the gradient of a patch convolution's 16-bit weights in AMX tiles, on one thread.
 
     oneDNN 3.12, `brgemm_convolution_bwd_weights_t` (src/cpu/x64/jit_brgemm_conv_utils.cpp, init_conf_bwd_w and
-    init_scratchpad_bwd_w): it takes channels in blocks of 16, and hands weights on in blocks of 32, where an image has
-    3; weights are summed in fp32; rows of pixels are transposed into tiles of 32. On a Xeon these were 2,026,904
-    bytes, to the byte (a ViT of width 192, patches of 8, 8 images of 32 pixels, one thread).
+    init_scratchpad_bwd_w): it takes channels in blocks of 16, and hands weights on in blocks of 32, also where an image
+    has 3; weights are summed in fp32; rows of pixels are transposed into tiles of 32. On a Xeon these were 2,026,904
+    bytes, to the byte (a ViT of width 192, patches of 8, 8 images of 3 channels and 32 pixels, one thread).
     """
-    side = spec.image_size
+    side, taken = spec.image_size, spec.channels
     grid, channels = side // patch, 16 * math.ceil(hidden / 16)
+    of_16, of_32 = 16 * math.ceil(taken / 16), 32 * math.ceil(taken / 32)
     row = 32 * math.ceil(grid / 32) * patch
-    weights = 2 * channels * 32 * patch**2
-    sums = 4 * (channels * 16 * patch**2 + hidden)
-    transposed = 2 * (row * 16 * side + 32) + 2 * (channels * grid * (grid + grid % 2) + row * 16)
-    copies = 2 * images * 3 * side**2 + 2 * 2 * images * hidden * grid**2
-    made_later = 2 * hidden * 3 * patch**2  # the gradient itself, which the caller counts
+    weights = 2 * channels * of_32 * patch**2
+    sums = 4 * (channels * of_16 * patch**2 + hidden)
+    transposed = 2 * (row * of_16 * side + 32) + 2 * (channels * grid * (grid + grid % 2) + row * 16)
+    copies = 2 * images * taken * side**2 + 2 * 2 * images * hidden * grid**2
+    made_later = 2 * hidden * taken * patch**2  # the gradient itself, which the caller counts
     return weights + sums + transposed + copies + _AMX_FIXED_BYTES - made_later

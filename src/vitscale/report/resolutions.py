@@ -1,0 +1,150 @@
+"""Memory and time against the size of images, measured, and beside it what arithmetic says: a study that varies it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vitscale.analysis import Analysis, CurveResult, TrialResult
+from vitscale.analysis.compute import flops_per_image
+from vitscale.analysis.curve_names import curve_name
+from vitscale.prediction import forecast_bytes
+from vitscale.report import words
+from vitscale.report.contract_details import interval_fields
+from vitscale.report.grouped_table import Group, GroupedTable, Line
+from vitscale.report.tables import Cell, interval_cell
+from vitscale.trial import Mode
+
+_FIELD = "model.image_size"
+
+
+@dataclass(frozen=True)
+class AtSize:
+    """One trial of a series; None where unavailable."""
+
+    image_size: int
+    result: TrialResult
+    forecast_bytes: int | None
+    """Of one rank's tensors, by arithmetic; libraries and fragmentation come on top."""
+    by_flops_seconds: float | None
+    """A step's, from the next smaller image that was measured, times the FLOPs."""
+
+
+@dataclass(frozen=True)
+class SizeSeries:
+    """Trials that differ in the size of images alone."""
+
+    name: str
+    mode: Mode
+    gpus: int
+    points: tuple[AtSize, ...]
+    """By image size, two or more."""
+
+
+def by_resolution(analysis: Analysis) -> tuple[SizeSeries, ...]:
+    """Every such series of a study, in the order of its curves; none where the size was not varied."""
+    trials: dict[tuple[Mode, int, str], dict[int, TrialResult]] = {}
+    for curve in analysis.curves:
+        if _FIELD not in curve.labels:
+            continue
+        for point in curve.points:
+            result = analysis.trials[point.trial_id]
+            series = trials.setdefault((curve.mode, point.gpus, _name(curve, result)), {})
+            series[result.trial.model.image_size] = result
+    several = len({gpus for _, gpus, _ in trials}) > 1
+    return tuple(
+        SizeSeries(f"{name}, {words.ranks(gpus)}" if several else name, mode, gpus, _points(by_size))
+        for (mode, gpus, name), by_size in trials.items()
+        if len(by_size) > 1
+    )
+
+
+def _name(curve: CurveResult, result: TrialResult) -> str:
+    return curve_name({field: value for field, value in curve.labels.items() if field != _FIELD}, result.trial)
+
+
+def _points(by_size: dict[int, TrialResult]) -> tuple[AtSize, ...]:
+    found: list[AtSize] = []
+    for size, result in sorted(by_size.items()):
+        below = next((point.result for point in reversed(found) if point.result.step_seconds is not None), None)
+        found.append(AtSize(size, result, forecast_bytes(result.trial), _by_flops(below, result)))
+    return tuple(found)
+
+
+def _by_flops(below: TrialResult | None, result: TrialResult) -> float | None:
+    if below is None or below.step_seconds is None:
+        return None
+    known, asked = flops_per_image(below.trial), flops_per_image(result.trial)
+    return None if isinstance(known, str) or isinstance(asked, str) else below.step_seconds.centre * asked / known
+
+
+_TITLE = "Memory and time by image size"
+
+
+def resolution_table(analysis: Analysis) -> GroupedTable | None:
+    """A row per size of each series; None where the size was not varied."""
+    series = by_resolution(analysis)
+    points = [point for one in series for point in one.points]
+    if not points:
+        return None
+    unit = words.time_unit(p.result.step_seconds.centre for p in points if p.result.step_seconds is not None)
+    columns = (
+        "image size", f"step ({unit.sign})", "by FLOPs", "peak memory", "forecast", "measured / forecast", "outcome",
+    )  # fmt: skip
+    groups = tuple(Group(one.name, tuple(_line(point, unit) for point in one.points)) for one in series)
+    return GroupedTable(_TITLE, columns, groups, tuple(_notes(points)), open=True)
+
+
+def _line(point: AtSize, unit: words.Unit) -> Line:
+    result, expected = point.result, point.by_flops_seconds
+    step = result.step_seconds.times(unit.per_second) if result.step_seconds else None
+    share = result.peak_bytes / point.forecast_bytes if result.peak_bytes and point.forecast_bytes else None
+    return Line(
+        result.trial_id,
+        (
+            Cell(f"{point.image_size:,}"),
+            interval_cell(step, words.number),
+            Cell(words.number(None if expected is None else expected * unit.per_second)),
+            Cell(words.bytes_text(result.peak_bytes)),
+            Cell(words.bytes_text(point.forecast_bytes)),
+            Cell(words.share(share)),
+            Cell("" if result.outcome == "completed" else result.outcome or "not run yet"),
+        ),
+    )
+
+
+def _notes(points: Sequence[AtSize]) -> list[str]:
+    on_cpu = any(point.result.trial.train.device == "cpu" for point in points)
+    unknown = sum(point.forecast_bytes is None for point in points)
+    notes = [
+        "Forecast: one rank's tensors by arithmetic; libraries and fragmentation come on top."
+        + (" Peak memory on a CPU is all that is resident, Python and libraries included." if on_cpu else ""),
+        "By FLOPs: the step of the next smaller size measured, times the ratio of FLOPs.",
+        f"Memory forecast: unavailable in {unknown} of {len(points)} trials." if unknown else "",
+    ]
+    return [note for note in notes if note]
+
+
+def as_json(analysis: Analysis) -> list[dict[str, Any]]:
+    """The series for the contract; unavailable is null."""
+    return [
+        {
+            "curve": one.name,
+            "mode": one.mode,
+            "gpus": one.gpus,
+            "points": [
+                {
+                    "image_size": point.image_size,
+                    "trial": point.result.trial_id,
+                    "outcome": point.result.outcome,
+                    **interval_fields("step_seconds", point.result.step_seconds),
+                    "step_seconds_by_flops": point.by_flops_seconds,
+                    "peak_bytes": point.result.peak_bytes,
+                    "forecast_bytes": point.forecast_bytes,
+                }
+                for point in one.points
+            ],
+        }
+        for one in by_resolution(analysis)
+    ]

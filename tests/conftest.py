@@ -21,13 +21,22 @@ hypothesis.settings.load_profile("any machine")
 WORLDS = ("tests/engines/test_equality.py", "tests/engines/test_checkpoints_on_ranks.py")
 """Files that share worlds of ranks: one process runs them, so that each world is trained once."""
 LONG = (
-    *WORLDS,
     "tests/test_examples.py",
-    "tests/runner/test_batch_jobs.py",
+    *WORLDS,
     "tests/engines/test_traffic_volumes.py",
+    "tests/runner/test_batch_jobs.py",
+    "tests/lab/test_launchers_across_hosts.py",
     "tests/prediction/memory/test_forecast_on_ranks.py",
-    "tests/lab/test_faults_across_hosts.py",
     "tests/runner/test_kills.py",
+    "tests/lab/test_packed_and_spread.py",
+    "tests/worker/test_convergence_on_ranks.py",
+    "tests/test_documented_commands.py",
+    "tests/runner/test_faults_on_ranks.py",
+    "tests/runner/test_driver_death_on_ranks.py",
+    "tests/lab/test_faults_across_hosts.py",
+    "tests/worker/test_prepared.py",
+    "tests/worker/test_training_on_ranks.py",
+    "tests/runner/test_batch_jobs_on_ranks.py",
 )
 """Files that begin first, the longest before the others: the one that ends last decides when all have ended."""
 

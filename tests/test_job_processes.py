@@ -89,6 +89,6 @@ def test_the_caller_is_left_out(token: str) -> None:
         env=os.environ | {TOKEN_VARIABLE: token},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert (answer.returncode, answer.stdout) == (0, "-15\n"), answer.stderr

@@ -48,7 +48,7 @@ def listener() -> Iterator[Listener]:
 
 
 def keep(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*KEEPER, str(folder), "--", *command], capture_output=True, text=True, timeout=60)
+    return subprocess.run([*KEEPER, str(folder), "--", *command], capture_output=True, text=True, timeout=300)
 
 
 def start_agent(folder: Path) -> tuple[subprocess.Popen[bytes], list[int]]:
@@ -77,7 +77,7 @@ def test_the_agent_ends_with_a_keeper_that_is_killed(tmp_path: Path, listener: L
     keeper.wait()
     wait_until(lambda: not alive(pids[0]), "the agent is gone")
     # Those that are no children of the agent's are found by their token.
-    assert subprocess.run([*KEEPER, "--end", TOKEN], timeout=60).returncode == 0
+    assert subprocess.run([*KEEPER, "--end", TOKEN], timeout=300).returncode == 0
     assert [alive(pid) for pid in pids] == [False] * 3
 
 
@@ -85,7 +85,7 @@ def test_other_runs_are_left_alone(tmp_path: Path) -> None:
     asleep = [sys.executable, "-c", "import time; time.sleep(600)"]
     other = subprocess.Popen(asleep, env=os.environ | {TOKEN_VARIABLE: "another"})
     try:
-        assert subprocess.run([*KEEPER, "--end", "anothe"], timeout=60).returncode == 0
+        assert subprocess.run([*KEEPER, "--end", "anothe"], timeout=300).returncode == 0
         assert other.poll() is None
     finally:
         other.kill()

@@ -46,7 +46,7 @@ def start(folder: Path, *ranks: str, setting: str = "", **environment: str) -> s
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, launcher_reports.Reports]:
-    said = process.communicate(timeout=60)[1]
+    said = process.communicate(timeout=300)[1]
     return process.returncode, launcher_reports.read(said)
 
 
@@ -121,5 +121,5 @@ def test_signals_are_passed_on(tmp_path: Path, number: signal.Signals) -> None:
 @pytest.mark.parametrize("arguments", [[], ["0", "1", "a", "b"], ["two", "1", "a", "b"], ["2", "port", "a", "b"]])
 def test_other_arguments_are_refused_with_the_usage(arguments: list[str]) -> None:
     command = [sys.executable, "-m", "vitscale.local_ranks", *arguments]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (answer.returncode, answer.stderr.startswith("usage: ")) == (1, True)

@@ -96,7 +96,7 @@ def test_down_ends_what_up_made_and_what_hangs_inside(tmp_path: Path) -> None:
     lab = next(one for one in laboratories()[0] if one.state.name == NAME)
     namespaces = namespaces_of(lab.state)
     running = start_unruly(lab, 0, tmp_path)
-    answer = vitscale("lab", "down", "--name", NAME, timeout=60)
+    answer = vitscale("lab", "down", "--name", NAME, timeout=300)
     assert (answer.returncode, answer.stdout) == (0, f"Lab '{NAME}' is gone.\n")
     assert left_of(NAME, namespaces) == []
     assert running.wait(60) == -signal.SIGKILL

@@ -69,7 +69,7 @@ def _hear(other: socket.socket) -> None:
 def _reach(address: str, port: int) -> socket.socket:
     for _ in range(600):
         with contextlib.suppress(ConnectionRefusedError):
-            return socket.create_connection((address, port), timeout=60)
+            return socket.create_connection((address, port), timeout=300)
         time.sleep(0.05)
     raise TimeoutError(f"rank 0 does not listen at {address}:{port}")
 

@@ -100,7 +100,7 @@ def test_a_logout_ends_the_watching_and_not_the_jobs(cluster: SlurmCluster, tmp_
     first = study.start()
     study.wait_for_ranks(6)
     first.send_signal(signal.SIGHUP)
-    output, _ = first.communicate(timeout=60)
+    output, _ = first.communicate(timeout=300)
     assert first.returncode == 130, output
     ids = study.job_ids()
     assert re.search(r"scancel \d+ \d+", output)
@@ -157,7 +157,7 @@ def test_a_crash_around_the_submission_makes_no_second_job(cluster: SlurmCluster
     second = study.start()
     wait_until(lambda: len(study.job_ids()) == 2, "both jobs have numbers")
     study.hold.unlink()
-    output, _ = second.communicate(timeout=60)
+    output, _ = second.communicate(timeout=300)
     assert second.returncode == 0, output
     assert study.job_of(2) == taken
     study_jobs = {job["name"]: job["job_id"] for job in study.jobs()}
@@ -180,7 +180,7 @@ def test_a_drained_node_and_cancelled_jobs(cluster: SlurmCluster, tmp_path: Path
             lines.append(first.stdout.readline())
         waiting, running = study.job_of(2), study.job_of(1)
         cluster.ask("scancel", waiting, running)
-        output, _ = first.communicate(timeout=60)
+        output, _ = first.communicate(timeout=300)
         assert first.returncode == 1, output
         found = reasons(study)
         assert sorted(found.values()) == sorted(
@@ -194,7 +194,7 @@ def test_a_drained_node_and_cancelled_jobs(cluster: SlurmCluster, tmp_path: Path
         wait_until(lambda: len(study.outcomes()) == 6, "what needs one node is done")
     finally:
         cluster.ask("scontrol", "update", "NodeName=node1", "State=RESUME")
-    output, _ = again.communicate(timeout=60)
+    output, _ = again.communicate(timeout=300)
     assert again.returncode == 0, output
     assert len(study.outcomes()) == 8
     study.check_complete(runs=4)
@@ -208,7 +208,7 @@ def test_jobs_that_die_without_a_word(cluster: SlurmCluster, tmp_path: Path) -> 
     study.wait_for_ranks(3)
     kill_drivers(study, "vitscale-1x1-")
     cluster.ask("scontrol", "update", "NodeName=node1", "State=DOWN", "Reason=power lost")
-    output, _ = first.communicate(timeout=60)
+    output, _ = first.communicate(timeout=300)
     cluster.ask("scontrol", "update", "NodeName=node1", "State=RESUME")
     assert first.returncode == 1, output
     killed, failed = f"{study.job_of(1)}_0", f"{study.job_of(2)}_0"

@@ -93,7 +93,7 @@ def test_ranks_end_with_what_they_are_forks_of(tmp_path: Path, whom: str, said: 
     ranks = supervisor.children()
     assert len(ranks) == 2
     (prepared if whom == "prepared" else supervisor).kill()
-    out, _ = driver.communicate(timeout=60)
+    out, _ = driver.communicate(timeout=300)
     assert driver.returncode == 1, out
     assert not any(alive(process.pid) for process in (prepared, supervisor, *ranks))
     (run,) = store.load(results).runs

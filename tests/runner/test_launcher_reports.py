@@ -199,5 +199,5 @@ def test_mpirun_still_words_its_report_so(tmp_path: Path, how: str, code: int) -
     """The real launcher."""
     needs.programs("mpirun")
     argv = ["mpirun", "-np", "2", "--oversubscribe", "--bind-to", "none", "--allow-run-as-root", sys.executable, "-c"]
-    answer = subprocess.run([*argv, RANK, how], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    answer = subprocess.run([*argv, RANK, how], capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert read(answer.stdout + answer.stderr).codes == ((1, code),)

@@ -31,7 +31,7 @@ def listener() -> Iterator[Listener]:
 
 
 def connected(listener: Listener) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", listener.port), timeout=60.0)
+    return socket.create_connection(("127.0.0.1", listener.port), timeout=300)
 
 
 def hello(rank: int | str = 0, **changes: Any) -> bytes:

@@ -164,7 +164,7 @@ def rank(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     (folder / "trial.json").write_text(header.model_dump_json())
     inherited = {name: value for name, value in os.environ.items() if name not in ALL_NAMES}
     argv = [sys.executable, "-m", "vitscale.worker", str(folder)]
-    return subprocess.run(argv, capture_output=True, text=True, env=inherited | environment, timeout=60)
+    return subprocess.run(argv, capture_output=True, text=True, env=inherited | environment, timeout=300)
 
 
 @pytest.mark.parametrize(

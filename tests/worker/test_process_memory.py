@@ -75,7 +75,7 @@ def test_what_others_see_is_written_over_and_pages_are_mapped(tmp_path: Path, us
         env={**os.environ, TOKEN_VARIABLE: "-" * 32},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert (answer.returncode, answer.stdout.startswith("done")) == (0, True), answer.stderr

@@ -19,9 +19,12 @@ UNKNOWN = Network(
 )
 
 
-def make_trial(gpus: int, *, per_node: int = 8, model: str | None = "vit-b16", workers: int = 0, **train: Any) -> Trial:
+def make_trial(
+    gpus: int, *, per_node: int = 8, model: str | ModelSpec | None = "vit-b16", workers: int = 0, **train: Any
+) -> Trial:
     """A resolved trial on GPUs; without a model it is an import that tells nothing of its own."""
-    spec = ModelSpec() if model is None else resolve(ModelSpec(name=model), 10)
+    named = ModelSpec(name=model) if isinstance(model, str) else model
+    spec = ModelSpec() if named is None else resolve(named, 10)
     settings: dict[str, Any] = {
         "engine": "ddp",
         "precision": "bf16",

@@ -239,6 +239,7 @@ def explained_line(
     backward: float,
     wait: float = 0.0,
     wire: float = 0.0,
+    norm: float = 0.0,
     optimizer: float = 0.0,
     other: float = 0.0,
     told_apart: bool = True,
@@ -246,10 +247,12 @@ def explained_line(
     """One explained step of a CPU rank: its parts in seconds, with one all-reduce at the end of backward.
 
     The transfer is the shortest service of all ranks: one rank must have `wait=0`, and `wire` be the same on all.
-    Without `told_apart` the two are exposed communication, of which no more is known.
+    With `norm`, as long on all of them, a norm's comes ahead of it, and has the wait. Without `told_apart` they are
+    exposed communication, of which no more is known.
     """
-    computed = data_wait + forward + backward
-    arrived = computed + wait + wire
+    exchanged = data_wait + forward + backward
+    computed = exchanged + (wait + norm if norm else 0.0)
+    arrived = exchanged + wait + norm + wire
     updated = arrived + optimizer
     unknown = {"h2d": "the device is the host", "launch_gaps": "a host launches no kernels"}
     return ExplainedLine(
@@ -263,8 +266,12 @@ def explained_line(
             ("backward", data_wait + forward, arrived),
             ("optimizer", arrived, updated),
         ),
-        idle=((computed, arrived),),
-        collectives=(("gloo", "all_reduce", computed, arrived),),
+        idle=((exchanged, arrived),),
+        collectives=(
+            *([("gloo", "all_reduce", exchanged, computed)] if norm else []),
+            ("gloo", "all_reduce", computed, arrived),
+        ),
+        norms=(0,) if norm else (),
         unknown=unknown if told_apart else unknown | {"wait": NOT_TOLD_APART, "wire": NOT_TOLD_APART},
     )
 

@@ -169,6 +169,12 @@ def upernet(shape: DecoderShape) -> Counts:
     return total([*levels, *pooled, *joined, *auxiliary])
 
 
+def upernet_norms(shape: DecoderShape) -> tuple[int, ...]:
+    """Channels of each of UperNet's batch norms: one after every convolution but the classifiers."""
+    joined = 2 * (len(shape.widths) - 1) + len(_POOLED) + 2
+    return (shape.size,) * joined + (((shape.size + 1) // 2,) if shape.auxiliary else ())
+
+
 def upernet_kept(shape: DecoderShape) -> int:
     """Elements that UperNet keeps of one image for backward.
 

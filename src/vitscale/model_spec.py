@@ -355,6 +355,17 @@ def _decoder(spec: ModelSpec) -> DecoderShape | None:
     return DecoderShape(widths, sides, spec.decoder_size or 0, spec.num_classes or 0, bool(spec.auxiliary_weight))
 
 
+def batch_norms(spec: ModelSpec) -> tuple[int, ...] | None:
+    """Channels of each batch norm of a recorded spec; None where only building the model could tell."""
+    try:
+        decoder = _decoder(spec)
+        if decoder is not None:
+            return model_counts.upernet_norms(decoder)
+        return None if _counts(spec) is None else ()
+    except ValueError:
+        return None
+
+
 def _vit_body(s: _Shape) -> Counts:
     """Patches, positions and blocks."""
     shapes = _shapes_of_vit(s)

@@ -15,7 +15,7 @@ Format history (`FORMAT`):
      that of whole epochs. Steps may be "attached". PhaseLine.compiled, empty in older formats, where a one-off
      compilation shows in its seconds alone.
   7  what a loader gives: EpochLine.loader_images_per_second. Segmentation: EpochLine.mean_iou and the fields of Trial
-     that say how pixels are labelled. All are null in older formats.
+     that say how pixels are labelled. All are null in older formats. ExplainedLine.norms, empty in older formats.
 
 A reader accepts its own format and older ones; a newer one is refused by name.
 """
@@ -44,10 +44,13 @@ steps are in a reported time; warm-up is marked apart."""
 
 PhaseName = Literal["data", "h2d", "forward", "backward", "optimizer"]
 
-PARTS = ("data_wait", "h2d", "forward", "backward", "wait", "wire", "optimizer", "launch_gaps", "other")
+EXPOSED = ("wait", "wire", "norm")
+PARTS = ("data_wait", "h2d", "forward", "backward", *EXPOSED, "optimizer", "launch_gaps", "other")
 """Of an explained step (`vitscale.analysis.breakdown`)."""
 COMMUNICATION = "communication"
-"""In place of "wait" and "wire" where these cannot be told apart."""
+"""In place of EXPOSED where these cannot be told apart."""
+NORM_MARK = "vitscale.norm"
+"""Under which a profile holds what synchronised norms exchange."""
 UNKNOWN_OPERATION = "unknown"
 """Of a collective whose kernel does not tell which it is: it may have a root."""
 
@@ -199,6 +202,8 @@ class ExplainedLine(Record):
     """(start, end) of the intervals in which nothing is computed; gaps between kernels of one operator are none."""
     collectives: tuple[tuple[str, str, Finite, Finite], ...]
     """(communicator, operation, start, end) in the order they were issued; start is when this rank issued it."""
+    norms: tuple[Count, ...] = ()
+    """Places in `collectives` of what synchronised norms exchange."""
     copies: tuple[tuple[Finite, Finite], ...] = ()
     """Copies from host to device; empty on cpu."""
     host_data: tuple[tuple[Finite, Finite], ...] = ()

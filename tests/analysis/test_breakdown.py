@@ -136,12 +136,23 @@ def test_where_wait_and_wire_cannot_be_told_apart_their_sum_still_stands() -> No
     found = breakdown(explained_run(make_trial(gpus=2, epochs=4), [FAST | {"told_apart": False}] * 2))
     assert found is not None
     for rank in found.ranks:
-        assert (rank.parts["wait"], rank.parts["wire"]) == (None, None)
+        assert (rank.parts["wait"], rank.parts["wire"], rank.parts["norm"]) == (None, None, 0.0)
         assert rank.exposed_seconds == pytest.approx(0.075)
         assert rank.parts["other"] == pytest.approx(0.0, abs=1e-9)
     assert found.reasons["wait"] == found.reasons["wire"] == NOT_TOLD_APART
     assert not found.wait_known
     assert found.straggler is None
+
+
+def test_what_synchronised_norms_exchange_is_a_part_of_its_own() -> None:
+    run = explained_run(make_trial(gpus=2, epochs=4), [FAST | {"norm": 0.03}, SLOW | {"norm": 0.03}])
+    found = breakdown(run)
+    assert found is not None
+    for rank in found.ranks:
+        assert [rank.parts["norm"], rank.parts["wire"]] == pytest.approx([0.03, 0.05])
+        assert sum(seconds or 0.0 for seconds in rank.parts.values()) == pytest.approx(rank.seconds)
+        assert rank.exposed_seconds == pytest.approx(rank.sum_of("wait", "wire", "norm"))
+    assert found.straggler is not None
 
 
 def test_the_typical_rank_is_one_of_those_that_wait_known_or_not() -> None:

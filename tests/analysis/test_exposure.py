@@ -117,6 +117,44 @@ def test_communicators_are_served_side_by_side() -> None:
     assert late.wait == ()
 
 
+def test_a_norms_transfer_is_its_own_part_and_waiting_in_it_for_a_rank_stays_waiting() -> None:
+    """Rank 1 comes 3 s late to the norm, which then takes 1 s; later a bucket of 2 s sticks out."""
+    gradients = (6.0, 8.0)
+    early, late = exposures(
+        [
+            (0, line([(1.0, 5.0), gradients], [(1.0, 5.0), gradients], norms=(0,))),
+            (1, line([(4.0, 5.0), gradients], [(4.0, 5.0), gradients], norms=(0,))),
+        ]
+    )
+    assert (early.wait, early.norm, early.wire) == (((1.0, 4.0),), ((4.0, 5.0),), (gradients,))
+    assert (late.wait, late.norm, late.wire) == ((), ((4.0, 5.0),), (gradients,))
+    assert early.wire_seconds == 3.0
+
+
+def test_a_norm_that_passes_a_bucket_has_its_own_time_and_one_that_queues_behind_it_not_the_buckets() -> None:
+    """gloo's threads serve both at once, and the norm is done first; NCCL's stream serves one after the other."""
+    for end, of_norm, of_bucket in ((3.0, ((2.0, 3.0),), ()), (7.0, ((6.0, 7.0),), ((2.0, 6.0),))):
+        own = line([(1.0, 6.0), (2.0, end)], [(2.0, end)], norms=(1,))
+        (found,) = exposures([(0, own)])
+        assert (found.norm, found.wire, found.wait) == (of_norm, of_bucket, ())
+
+
+def test_ranks_that_disagree_on_what_a_norm_sent_are_not_compared() -> None:
+    marked, unmarked = (line([(1.0, 3.0)], [(1.0, 3.0)], norms=norms) for norms in ((0,), ()))
+    assert {one.reason for one in exposures([(0, marked), (1, unmarked)])} == {
+        "the ranks recorded different collectives"
+    }
+    (alone,) = exposures([(0, line([(1.0, 3.0)], [], norms=(7,)))])  # of a broken record
+    assert alone.norm == ()
+
+
+def test_where_norms_cannot_be_told_from_the_rest_they_are_unknown_and_without_any_they_are_nothing() -> None:
+    for norms, expected in (((0,), None), ((), ())):
+        own = line([(1.0, 3.0)], [(1.0, 3.0)], operation="broadcast", norms=norms)
+        for one in exposures([(0, own), (1, own)]):
+            assert (one.wait, one.wire, one.norm) == (None, None, expected)
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.integers(1, 20)), min_size=1, max_size=6),
     st.integers(-1000, 1000),

@@ -199,8 +199,22 @@ def test_communication_longer_than_the_light_step_is_scaled_with_all_the_rest() 
 
 def test_factors_stand_in_order_and_without_launch_gaps_on_a_host() -> None:
     found = against_one_rank([ONE_RANK] * 2)
+    expected = [name for name in FACTORS if name not in ("synchronised norm", "communication", "launch gaps")]
+    assert [factor.name for factor in found.factors] == expected
+
+
+def test_synchronised_norms_are_a_factor_where_a_side_has_them() -> None:
+    # Half the steps of 0.12 s instead of 0.09: 0.75 of ideal. 18 of the 30 ms are norms', 12 the gradients'.
+    found = against_one_rank([ONE_RANK | {"norm": 0.018, "wire": 0.012}] * 2, batch_norm="synchronised")
+    assert costing(found) == pytest.approx({"synchronised norm": 0.15, "wire": 0.1})
+    assert math.prod(factor.factor for factor in found.factors) == pytest.approx(0.75)
     expected = [name for name in FACTORS if name not in ("communication", "launch gaps")]
     assert [factor.name for factor in found.factors] == expected
+    untold = against_one_rank(
+        [ONE_RANK | {"norm": 0.018, "wire": 0.012, "told_apart": False}] * 2, batch_norm="synchronised"
+    )
+    assert costing(untold) == pytest.approx({"communication": 0.25})
+    assert "synchronised norm" not in points(untold)
 
 
 def test_wait_and_wire_that_cannot_be_told_apart_are_one_factor() -> None:

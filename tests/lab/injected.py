@@ -5,6 +5,7 @@ INJECTED is a JSON object:
   loader_period     with it only the batches of every other so many steps do
   forward_seconds   the model computes so much longer in every training forward
   image_seconds     it computes so much longer for each image; one number for each rank
+  norm_bytes        every exchange of a synchronised norm is so much larger
   rank              on this rank alone; on all of them without it
 """
 
@@ -32,6 +33,24 @@ def inject(fault: dict[str, Any]) -> None:
     if fault.get("image_seconds"):
         own = fault["image_seconds"][int(os.environ.get("RANK", "0"))]
         _compute_longer(lambda images: images * own)
+    if fault.get("norm_bytes"):
+        _exchange_more(fault["norm_bytes"])
+
+
+def _exchange_more(more_bytes: int) -> None:
+    import torch
+
+    from vitscale.models import batch_norm
+
+    exchange = batch_norm._exchange
+
+    def larger(sums: torch.Tensor) -> None:
+        own = sums.flatten()
+        both = torch.cat([own, own.new_zeros(more_bytes // own.element_size())])
+        exchange(both)
+        own.copy_(both[: len(own)])
+
+    batch_norm._exchange = larger
 
 
 def _delay_the_loader(seconds: float, period: int | None) -> None:

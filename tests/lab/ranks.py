@@ -31,12 +31,14 @@ def make_trial(
     samples: int | None = None,
     model: ModelSpec = MODEL,
     window: dict[str, Any] | None = None,
+    data: dict[str, Any] | None = None,
     **train: Any,
 ) -> Trial:
     """A trial on synthetic images, one core per rank."""
+    own = {"name": "synthetic", "samples": samples or 64 * micro_batch, "workers": workers, "augment": False}
     return Trial(
         model=resolve(model, 10),
-        data=DataSpec(name="synthetic", samples=samples or 64 * micro_batch, workers=workers, augment=False),
+        data=DataSpec.model_validate(own | (data or {})),
         train=TrainSpec(engine=engine, precision="fp32", device="cpu", micro_batch=micro_batch, **train),
         world=World(ranks_per_node=ranks, threads_per_rank=1),
         window=WindowSpec(**{"steps": steps, "warmup_steps": 2, "evaluate": False} | (window or {})),

@@ -156,6 +156,38 @@ def test_a_slow_rank_is_named_and_waited_for_while_wire_stays(
         assert rank.sum_of("wire") == pytest.approx(explained(reference).typical.sum_of("wire"), rel=0.15)
 
 
+SEGMENTER = ModelSpec(
+    task="segmentation", name="swinv2-t", image_size=32, patch_size=2, hidden_size=16, heads=1, depths=(1, 1, 1),
+    window_size=4, decoder_size=32,
+)  # fmt: skip
+NORM_BYTES = 800_000
+"""More in each of a step's exchanges: eleven norms, forward and backward."""
+SLOW_IMAGE_SECONDS = 0.03
+
+
+@pytest.mark.parametrize(
+    ("engine", "rate"), [("ddp", 600), *(pytest.param(e, 300, marks=pytest.mark.nightly) for e in ("ddp", "fsdp2"))]
+)
+def test_what_norms_exchange_is_their_own_part_and_a_slow_rank_stays_waiting(
+    tmp_path: Path, link: Link, engine: str, rate: int
+) -> None:
+    """Of a known size over a link of a known rate, in each micro-step; the rank that computes longer is waited for at
+    its first norm."""
+    data = {"name": "synthetic-masks", "source_size": 32, "classes": 10}
+    how: dict[str, Any] = {"micro_batch": 8, "batch_norm": "synchronised", "model": SEGMENTER, "data": data}
+    fault = {"norm_bytes": NORM_BYTES, "image_seconds": [0.0, SLOW_IMAGE_SECONDS]}
+    found = explained(run_ranks(make_trial(engine, steps=STEPS, **how), tmp_path, link(rate), fault))
+    waiting, guilty = found.ranks
+    for rank in found.ranks:
+        assert rank.sum_of("norm") == pytest.approx(2 * 11 * NORM_BYTES * 8 / (rate * 1e6), rel=0.15)
+        assert rank.sum_of("wire") < 0.25 * rank.sum_of("norm")
+    late = how["micro_batch"] * SLOW_IMAGE_SECONDS
+    assert waiting.sum_of("wait") == pytest.approx(late, rel=0.2)
+    assert guilty.sum_of("wait") < 0.1 * late
+    assert found.straggler is not None
+    assert found.straggler.rank == 1
+
+
 def test_delay_and_slow_link_are_told_apart(slowed: Mapping[str, Run]) -> None:
     one, both = explained(slowed["slow rank"]), explained(slowed["slow rank and slow loader"])
     assert one.ranks[1].sum_of("data_wait") < 0.1 * LOADER_SECONDS

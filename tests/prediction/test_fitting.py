@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from evidence_factory import MEASURED, UNKNOWN, make_evidence, make_point
+from vitscale.model_spec import ModelSpec
 from vitscale.prediction.evidence import Point, StepParts
 from vitscale.prediction.fitting import DRAWS, FittedSeries, fit
 from vitscale.prediction.network.links import Link, Network
@@ -100,6 +101,29 @@ def test_waits_that_steady_steps_do_not_explain_come_out_as_waits_and_not_as_tra
     assert found.wait_seconds.value == pytest.approx(wait, rel=0.25)
     assert found.wire_seconds.value == pytest.approx(wire, rel=0.2)
     assert found.step_seconds.value == pytest.approx(0.4 + wait + wire, rel=0.02)
+
+
+def test_synchronised_norms_are_a_part_of_steps_on_other_numbers_of_ranks_and_local_ones_are_none() -> None:
+    """Swin with UperNet: 26 calls in a step, and next to no bytes. NCCL's tree over hosts that a check timed: before
+    the first hop 2.5 of them; 7 hops of 10 us inside each of two hosts, one of 30 us between, up and down."""
+    spec = ModelSpec(task="segmentation", name="swinv2-t", image_size=512)
+
+    def inside(ranks: int) -> float:
+        return 26 * (2.5 + 2 * (ranks - 1)) * 1e-5
+
+    def point(ranks: int, norm: str) -> Point:
+        taken = inside(ranks) if ranks > 1 and norm == "synchronised" else 0.0
+        parts = StepParts(0.19, 0.125, 0.01, 0.0, 0.0, 0.0, taken, taken)
+        return make_point(ranks, (0.2 + taken,) * 3, parts=parts, model=spec, batch_norm=norm, step_spread=0.005)
+
+    truth = {"synchronised": 26 * (2.5 * 3e-5 + 2 * (7 * 1e-5 + 3e-5)), "local": 0.0}
+    for norm, seconds in truth.items():
+        evidence = make_evidence([point(ranks, norm) for ranks in (1, 2, 8)], MEASURED)
+        (found,) = predict(fit(evidence), Question((16,)))
+        assert found.norm_seconds is not None
+        assert found.norm_seconds.value == pytest.approx(seconds, rel=0.15)
+        made_of = (found.compute_seconds, found.wait_seconds, found.wire_seconds, found.norm_seconds)
+        assert sum(one.value for one in made_of if one) == pytest.approx(found.step_seconds.value, rel=0.02)
 
 
 def test_more_runs_narrow_the_compute() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
+
 from results_factory import make_rank, make_run, make_trial
 from vitscale.analysis.breakdown import breakdown
 from vitscale.probes.events import Event, Kind, plain
 from vitscale.probes.timeline import NO_NCCL, STEP, steps_on_cpu, steps_on_cuda
-from vitscale.record import COMMUNICATION, PARTS, Run
+from vitscale.record import COMMUNICATION, NORM_MARK, PARTS, Run
 
 MS = 1_000_000
 
@@ -89,9 +91,37 @@ def test_the_parts_of_the_hosts_step() -> None:
     assert found is not None
     milliseconds = {name: None if s is None else round(s * 1e3, 6) for name, s in found.typical.parts.items()}
     assert milliseconds == {
-        "data_wait": 10.0, "h2d": None, "forward": 20.0, "backward": 35.0, "wait": 0.0, "wire": 25.0,
+        "data_wait": 10.0, "h2d": None, "forward": 20.0, "backward": 35.0, "wait": 0.0, "wire": 25.0, "norm": 0.0,
         "optimizer": 9.0, "launch_gaps": None, "other": 1.0,
     }  # fmt: skip
+
+
+def test_on_a_host_what_a_norm_exchanges_is_what_is_issued_under_its_mark() -> None:
+    """In forward; in backward, which another thread runs; and a bucket beside it, issued ahead, that is none."""
+    events = [
+        event("annotation", STEP, 0, 100),
+        *phases(0, ("forward", 30), ("backward", 60), ("optimizer", 10)),
+        event("operator", "aten::linear", 0, 10),
+        event("annotation", NORM_MARK, 10, 15.1),
+        event("operator", "_Synchronised", 9.5, 15.2),
+        event("operator", "c10d::allreduce_", 10, 10.1),
+        event("collective", "gloo:all_reduce", 10, 15, lane=2),
+        event("operator", "aten::linear", 15, 40),
+        event("collective", "gloo:all_reduce", 39, 60, lane=3),
+        event("annotation", NORM_MARK, 40, 52, lane=4),
+        event("operator", "c10d::allreduce_", 40, 40.1, lane=4),
+        event("collective", "gloo:all_reduce", 40, 52, lane=2),
+        event("operator", "aten::mm", 52, 90),
+        event("operator", "aten::_fused_adamw_", 90, 100),
+    ]
+    (line,) = steps_on_cpu(events, [7], block=0)
+    assert [start for _, _, start, _ in line.collectives] == [0.01, 0.039, 0.04]
+    assert line.norms == (0, 2)
+    found = breakdown(as_run(line))
+    assert found is not None
+    assert found.typical.sum_of("norm") == pytest.approx(0.005 + 0.012)
+    assert (found.typical.sum_of("wire"), found.typical.sum_of("wait")) == (0.0, 0.0)
+    assert found.typical.exposed_seconds == pytest.approx(0.017)
 
 
 def device_step(host_ms: float, device_ms: float) -> list[Event]:
@@ -143,9 +173,34 @@ def test_the_parts_of_the_gpus_step() -> None:
     assert found is not None
     milliseconds = {name: None if s is None else round(s * 1e3, 6) for name, s in found.typical.parts.items()}
     assert milliseconds == {
-        "data_wait": 10.0, "h2d": 5.0, "forward": 20.0, "backward": 40.0, "wait": 0.0, "wire": 12.0,
+        "data_wait": 10.0, "h2d": 5.0, "forward": 20.0, "backward": 40.0, "wait": 0.0, "wire": 12.0, "norm": 0.0,
         "optimizer": 9.0, "launch_gaps": 4.0, "other": 0.0,
     }  # fmt: skip
+
+
+def test_on_a_gpu_what_a_norm_exchanges_is_what_is_launched_under_its_mark() -> None:
+    """The host has long gone on when the kernel runs; another kernel, launched there too, is no exchange."""
+    marked = [*two_device_steps(), event("annotation", NORM_MARK, 114.9, 115.55, lane=3)]
+    (line,) = steps_on_cuda(marked, [3, 4], block=1, world_size=1)
+    assert line.norms == (0,)
+    found = breakdown(as_run(line))
+    assert found is not None
+    assert found.typical.sum_of("norm") == pytest.approx(0.012)
+    assert found.typical.sum_of("wire") == 0.0
+    elsewhere = [*two_device_steps(), event("annotation", NORM_MARK, 116, 117)]
+    assert steps_on_cuda(elsewhere, [3, 4], block=1, world_size=1)[0].norms == ()
+
+
+def test_an_exchange_of_norms_whose_kernel_was_not_recognised_is_unknown_and_not_0() -> None:
+    renamed = [
+        e._replace(name="collective_of_tomorrow") if e.name.startswith("nccl") else e for e in two_device_steps()
+    ]
+    marked = [*renamed, event("annotation", NORM_MARK, 115, 115.55)]
+    (line,) = steps_on_cuda(marked, [3, 4], block=0, world_size=2)
+    assert line.unknown == {"wait": NO_NCCL, "wire": NO_NCCL, "norm": NO_NCCL, COMMUNICATION: NO_NCCL}
+    found = breakdown(as_run(line))
+    assert found is not None
+    assert (found.typical.parts["norm"], found.reasons["norm"]) == (None, NO_NCCL)
 
 
 def test_no_recognised_nccl_kernel_among_several_ranks_is_said_and_not_taken_for_none() -> None:

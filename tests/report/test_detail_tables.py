@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from explained_factory import NO_ENERGY, NO_GPU, batch_study, run_of
-from results_factory import make_curve, make_results, make_trial, one_curve
+from results_factory import explained_run, make_curve, make_results, make_trial, one_curve
 from vitscale.analysis import Analysis, Interval, analyse
 from vitscale.record import CheckpointLine
 from vitscale.report.detail_tables import accuracy_table, four_figures, parts_table, resource_table
@@ -100,6 +100,14 @@ def test_parts_are_in_milliseconds_and_unknown_ones_have_no_column() -> None:
         "Unknown in 2 of 2 trials: copy to device: the device is the host.",
         "Unknown in 2 of 2 trials: launch gaps: a host launches no kernels.",
     )
+
+
+def test_what_synchronised_norms_exchange_has_a_column_where_there_is_any() -> None:
+    trial = make_trial("ddp", 2, batch_norm="synchronised")
+    each = {"forward": 0.03, "backward": 0.05, "norm": 0.004, "wire": 0.002}
+    results = make_results([(make_curve([trial]), [trial])], [explained_run(trial, [each, each])])
+    (line,) = lines(parts_table(analyse(results)))
+    assert (line["synchronised norm"], line["exposed wire"]) == ("4.00", "2.00")
 
 
 def test_a_part_known_of_some_trials_is_a_dash_of_the_others() -> None:

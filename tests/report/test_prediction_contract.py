@@ -13,7 +13,7 @@ from vitscale.report.prediction_contract import prediction_json
 
 ESTIMATES = (
     "epoch_seconds", "step_seconds", "images_per_second", "speedup", "efficiency", "compute_seconds", "wait_seconds",
-    "wire_seconds", "joules_per_epoch", "cost_per_epoch",
+    "wire_seconds", "norm_seconds", "joules_per_epoch", "cost_per_epoch",
 )  # fmt: skip
 
 

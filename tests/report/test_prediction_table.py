@@ -53,6 +53,16 @@ def test_what_is_known_of_some_rank_counts_is_a_dash_at_others() -> None:
     assert [cell.text for cell in wait.cells] == ["4.00", "\u2013"]
 
 
+def test_synchronised_norms_have_a_column_where_they_take_time() -> None:
+    (without,) = prediction_tables(make_outlook(study()))
+    assert without.column("norm") is None
+    outlook = make_outlook(study(), [make_prediction(8, norm_seconds=estimate(0.007))])
+    norm = prediction_tables(outlook)[0].column("norm")
+    assert norm is not None
+    assert (norm.heading, norm.unit, norm.cells[0].text) == ("synchronised norm", "ms", "7.00")
+    assert "sync." in printed(outlook)
+
+
 def test_each_series_has_its_own_table() -> None:
     rows = [make_prediction(8), make_prediction(8, series="fsdp2"), make_prediction(16, series="fsdp2")]
     assert [(table.title, table.gpus) for table in prediction_tables(make_outlook(study(), rows))] == [

@@ -6,6 +6,7 @@
     backward     backward computation
     wait         exposed: waiting for the slowest rank to arrive at a collective
     wire         exposed: the transfer of a collective
+    norm         exposed: the same where synchronised norms exchange their sums
     optimizer    clipping and update
     launch_gaps  the device has nothing to do inside a phase (GPU only)
     other        what is left
@@ -29,7 +30,7 @@ from vitscale.analysis.slow_steps import slow_steps
 from vitscale.analysis.statistics import Interval, mean_interval
 from vitscale.analysis.timelines import step_parts
 from vitscale.intervals import length
-from vitscale.record import COMMUNICATION, PARTS, ExplainedLine, Run, StepWindow
+from vitscale.record import COMMUNICATION, EXPOSED, PARTS, ExplainedLine, Run, StepWindow
 
 COMPUTE = ("h2d", "forward", "backward")
 _LEAST_WAIT_SHARE = 0.02
@@ -153,7 +154,7 @@ def breakdown(run: Run, steady_from: int = 0) -> Breakdown | None:
         for (rank, line), exposure in zip(lines, exposed, strict=True):
             parts[rank].append(_parts(line, exposure))
             reasons |= {part: why for part, why in line.unknown.items() if part in PARTS}
-            reasons |= {"wait": exposure.reason, "wire": exposure.reason} if exposure.reason else {}
+            reasons |= {part: exposure.reason for part in EXPOSED if getattr(exposure, part) is None}
         waits = {one.rank: one.late_by_seconds for one in exposed}
         earliness.append({rank: seconds for rank, seconds in waits.items() if seconds is not None})
     if not common:
@@ -195,9 +196,8 @@ def combined(
 def _parts(line: ExplainedLine, exposure: RankExposure) -> RankParts:
     where = step_parts(line, exposure)
     parts: dict[str, float | None] = {name: length(where.get(name, ())) for name in PARTS}
-    parts |= dict.fromkeys(set(line.unknown) & set(PARTS) - {"wait", "wire"})
-    if exposure.wait is None or exposure.wire is None:
-        parts |= {"wait": None, "wire": None}
+    parts |= dict.fromkeys(set(line.unknown) & set(PARTS) - set(EXPOSED))
+    parts |= {name: None for name in EXPOSED if getattr(exposure, name) is None}
     exposed = None if COMMUNICATION in line.unknown else length(exposure.exposed)
     return RankParts(exposure.rank, line.seconds, parts, exposed)
 

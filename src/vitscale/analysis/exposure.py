@@ -1,9 +1,11 @@
-"""Exposed communication of a step, told apart into waiting for the slowest rank and the transfer itself.
+"""Exposed communication of a step, told apart into waiting for the slowest rank and the transfer itself: that of
+synchronised norms, which nothing can hide, and all other.
 
 No clocks need be synchronised. What ranks share is that they leave a collective together: nobody has the result before
 the last one has sent its part. Per communicator, in the order of issue,
 
     service_k = end_k - max(start_k, end_(k-1))        the time the communicator spent on collective k, on one rank
+                                                       (of those that end later it is served ahead)
     wire_k    = min over ranks of service_k            the rank that came last did not wait: its service is transfer
 
 and in each rank's own clock the transfer is [end_k - wire_k, end_k], the wait the rest of its service. The plain
@@ -15,6 +17,7 @@ idle time is exposed. Holds for collectives in which everybody waits for everybo
 
 from __future__ import annotations
 
+import bisect
 import math
 import statistics
 from collections.abc import Sequence
@@ -35,10 +38,11 @@ class RankExposure:
 
     rank: int
     exposed: tuple[Interval, ...]
-    """Idle while a collective was in flight: wait and wire together."""
+    """Idle while a collective was in flight: wait, wire and norm together."""
     wait: tuple[Interval, ...] | None
     wire: tuple[Interval, ...] | None
-    """None: they cannot be told apart; `reason` says why."""
+    norm: tuple[Interval, ...] | None
+    """The transfers of synchronised norms, if there are any. None: they cannot be told apart; `reason` says why."""
     late_by_seconds: float | None
     """All waiting in the step, exposed or not: what this rank was early by. The rank the others wait for has least."""
     wire_seconds: float | None
@@ -53,48 +57,63 @@ def exposures(lines: Sequence[tuple[int, ExplainedLine]]) -> tuple[RankExposure,
         lines: (rank, line) of all ranks of the run, of one step.
     """
     reason = _why_not(lines)
-    transfers = [[] for _ in lines] if reason else _transfers([line for _, line in lines])
+    transfers = [_Transfers() for _ in lines] if reason else _transfers([line for _, line in lines])
     return tuple(_exposure(rank, line, own, reason) for (rank, line), own in zip(lines, transfers, strict=True))
 
 
-def _exposure(rank: int, line: ExplainedLine, transfers: list[Interval], reason: str) -> RankExposure:
+def _exposure(rank: int, line: ExplainedLine, transfers: _Transfers, reason: str) -> RankExposure:
     idle = union(line.idle)
     in_flight = union((start, end) for _, _, start, end in line.collectives)
     exposed = tuple(intersection(idle, in_flight))
     if reason:
-        return RankExposure(rank, exposed, None, None, None, None, reason)
-    # A rank may wait in one communicator while it transfers in another: that time is the transfer's.
-    transferring = intersection(in_flight, union(transfers))
-    end = max((end for _, end in in_flight), default=0.0)
-    waiting = intersection(in_flight, complement(transferring, (0.0, end)))
+        without_norms = not line.norms and "norm" not in line.unknown
+        return RankExposure(rank, exposed, None, None, () if without_norms else None, None, None, reason)
+    # A rank may wait in one communicator while it transfers in another: that time is the transfer's. So is that of a
+    # norm beside another transfer the norm's, for which computing stands still.
+    transferring, of_norms = (intersection(in_flight, union(some)) for some in (transfers.all, transfers.of_norms))
+    whole = (0.0, max((end for _, end in in_flight), default=0.0))
+    waiting = intersection(in_flight, complement(transferring, whole))
     return RankExposure(
         rank,
         exposed,
         wait=tuple(intersection(idle, waiting)),
-        wire=tuple(intersection(idle, transferring)),
+        wire=tuple(intersection(idle, intersection(transferring, complement(of_norms, whole)))),
+        norm=tuple(intersection(idle, of_norms)),
         late_by_seconds=length(waiting),
         wire_seconds=length(transferring),
     )
 
 
-def _transfers(lines: Sequence[ExplainedLine]) -> list[list[Interval]]:
-    """Of each rank, in its own clock: the transfer of every collective."""
-    found: list[list[Interval]] = [[] for _ in lines]
+class _Transfers:
+    """Of one rank, in its own clock."""
+
+    def __init__(self) -> None:
+        self.all: list[Interval] = []
+        self.of_norms: list[Interval] = []
+
+
+def _transfers(lines: Sequence[ExplainedLine]) -> list[_Transfers]:
+    """Of each rank: the transfer of every collective."""
+    found = [_Transfers() for _ in lines]
     for communicator in sorted({collective[0] for collective in lines[0].collectives}):
+        places = [place for place, one in enumerate(lines[0].collectives) if one[0] == communicator]
         issued = [[start for name, _, start, _ in line.collectives if name == communicator] for line in lines]
         ended = [[end for name, _, _, end in line.collectives if name == communicator] for line in lines]
         # How far each clock is from the first rank's, by the ends they share; and when a collective truly ended: a
         # thread that is scheduled late sees it late, and would make the next one seem short.
         apart = [statistics.median(map(sub, own, ended[0])) for own in ended]
         ends = [min(map(sub, same, apart)) for same in zip(*ended, strict=True)]
-        free = -math.inf
+        done = [-math.inf]
         for place, end in enumerate(ends):
             arrived = max(starts[place] - offset for starts, offset in zip(issued, apart, strict=True))
             # The least service of all ranks is that of the one that came last.
-            wire = max(0.0, end - max(arrived, free))
+            wire = max(0.0, end - max(arrived, done[bisect.bisect_right(done, end) - 1]))
             for own, offset in zip(found, apart, strict=True):
-                own.append((end + offset - wire, end + offset))
-            free = max(free, end)
+                transfer = (end + offset - wire, end + offset)
+                own.all.append(transfer)
+                if places[place] in lines[0].norms:
+                    own.of_norms.append(transfer)
+            bisect.insort(done, end)
     return found
 
 
@@ -102,13 +121,16 @@ def _why_not(lines: Sequence[tuple[int, ExplainedLine]]) -> str:
     for _, line in lines:
         if why := line.unknown.get("wire") or line.unknown.get("wait"):
             return why
-    orders = [sorted((c, place, op) for place, (c, op, _, _) in enumerate(line.collectives)) for _, line in lines]
-    named = [[(communicator, op) for communicator, _, op in order] for order in orders]
+    orders = [
+        sorted((c, place, op, place in line.norms) for place, (c, op, _, _) in enumerate(line.collectives))
+        for _, line in lines
+    ]
+    named = [[(communicator, op, norm) for communicator, _, op, norm in order] for order in orders]
     if any(other != named[0] for other in named[1:]):
         return "the ranks recorded different collectives"
-    rooted = sorted({op for _, op in named[0] if op in ROOTED})
+    rooted = sorted({op for _, op, _ in named[0] if op in ROOTED})
     if rooted and len(lines) > 1:
         return f"rooted operations ({', '.join(rooted)}) do not end together on all ranks"
-    if UNKNOWN_OPERATION in {op for _, op in named[0]} and len(lines) > 1:
+    if UNKNOWN_OPERATION in {op for _, op, _ in named[0]} and len(lines) > 1:
         return NAMELESS
     return ""

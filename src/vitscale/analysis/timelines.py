@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from vitscale.analysis.exposure import RankExposure, exposures
 from vitscale.intervals import Interval, complement, intersection, union
-from vitscale.record import COMMUNICATION, ExplainedLine, Run
+from vitscale.record import COMMUNICATION, EXPOSED, ExplainedLine, Run
 
 _PART_OF_PHASE = {"forward": "forward", "backward": "backward", "optimizer": "optimizer", "data": "data_wait"}
 
@@ -28,7 +28,7 @@ def lanes(run: Run, step: int) -> dict[int, dict[str, list[Interval]]]:
 def step_parts(line: ExplainedLine, exposure: RankExposure) -> dict[str, list[Interval]]:
     """Part to where it lies in one rank's step; they never overlap, and cover it.
 
-    Unknown ones are absent; where wait and wire cannot be told apart, COMMUNICATION stands for both.
+    Unknown ones are absent; where wait, wire and norm cannot be told apart, COMMUNICATION stands for all.
     """
     whole: Interval = (0.0, line.seconds)
     exposed = list(exposure.exposed)
@@ -39,16 +39,12 @@ def step_parts(line: ExplainedLine, exposure: RankExposure) -> dict[str, list[In
             found.setdefault(name, []).extend(intersection(busy, [(start, end)]))
     if line.device == "cuda":
         found |= _idle_parts(line, exposed, whole)
-    if exposure.wait is None or exposure.wire is None:
-        found[COMMUNICATION] = intersection(exposed, [whole])
-    else:
-        found |= {"wait": intersection(exposure.wait, [whole]), "wire": intersection(exposure.wire, [whole])}
+    told_apart = {"wait": exposure.wait, "wire": exposure.wire, "norm": exposure.norm}
+    if exposure.wait is None:
+        told_apart = {COMMUNICATION: exposure.exposed}
+    found |= {name: intersection(own, [whole]) for name, own in told_apart.items() if own is not None}
     found["other"] = complement(_all(found), whole)
-    return {
-        name: union(own)
-        for name, own in found.items()
-        if own and (name in ("wait", "wire") or name not in line.unknown)
-    }
+    return {name: union(own) for name, own in found.items() if own and (name in EXPOSED or name not in line.unknown)}
 
 
 def _idle_parts(line: ExplainedLine, exposed: Sequence[Interval], whole: Interval) -> dict[str, list[Interval]]:

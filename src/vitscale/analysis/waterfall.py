@@ -38,17 +38,18 @@ from vitscale.analysis.breakdown import COMPUTE, Straggler
 from vitscale.analysis.scaling import CurveResult, Point
 from vitscale.analysis.statistics import FEWEST_REPEATS, Interval, jackknife
 from vitscale.analysis.trials import TrialResult
-from vitscale.record import COMMUNICATION, PARTS
+from vitscale.record import COMMUNICATION, EXPOSED, PARTS
 from vitscale.trial import Mode
 
 STEP_ROUNDING = "step rounding"
 
-_AS_MEASURED = ("data_wait", "h2d", "wait", "wire", COMMUNICATION)
+_AS_MEASURED = ("data_wait", "h2d", *EXPOSED, COMMUNICATION)
 _PARTS_OF_FACTOR: dict[str, tuple[str, ...]] = {
     "compute scaling": COMPUTE,
     "data wait": ("data_wait",),
     "straggler wait": ("wait",),
     "wire": ("wire",),
+    "synchronised norm": ("norm",),
     COMMUNICATION: (COMMUNICATION,),
     "optimizer": ("optimizer",),
     "launch gaps": ("launch_gaps",),
@@ -169,9 +170,11 @@ def _decomposed(trial: TrialResult, reference: TrialResult, ranks: float, effici
     work = _work_per_rank(trial, reference)
     rounding = _steps(reference) / _steps(trial) * ranks / work
     together = not (_told_apart(trial) and _told_apart(reference))
-    gaps = _knows_launch_gaps(trial) and _knows_launch_gaps(reference)
-    parts = _light_parts(trial, "", together, gaps)
-    ideal = _light_parts(reference, " of the baseline", together, gaps)
+    merged = {} if _knows_launch_gaps(trial) and _knows_launch_gaps(reference) else {"launch_gaps": "other"}
+    if not together and "synchronised" not in (trial.trial.train.batch_norm, reference.trial.train.batch_norm):
+        merged["norm"] = "wire"  # which it adds nothing to: there is none
+    parts = _light_parts(trial, "", together, merged)
+    ideal = _light_parts(reference, " of the baseline", together, merged)
     logs = decompose(parts, {name: work * seconds for name, seconds in ideal.items()})
     by_factor = {STEP_ROUNDING: math.log(rounding)} | {
         name: sum(logs[part] for part in members)
@@ -213,10 +216,10 @@ def _with_intervals(
     )
 
 
-def _light_parts(result: TrialResult, whose: str, together: bool, gaps: bool) -> dict[str, float]:
+def _light_parts(result: TrialResult, whose: str, together: bool, merged: Mapping[str, str]) -> dict[str, float]:
     """Seconds of the parts of the step that the trial's epochs are made of.
 
-    `together`: wait and wire in one. Without `gaps` these stand with "other".
+    `together`: exposed communication in one. `merged`: parts that stand with another.
     """
     if result.breakdown is None:
         raise _Unexplained(f"no step{whose} was explained")
@@ -225,10 +228,10 @@ def _light_parts(result: TrialResult, whose: str, together: bool, gaps: bool) ->
     if typical.exposed_seconds is None or typical.parts["other"] is None:
         raise _Unexplained(f"parts of the step{whose} are unknown: {reasons.get('other') or reasons.get('wait')}")
     if together:
-        told_apart = parts.pop("wait") + parts.pop("wire")
+        told_apart = sum(parts.pop(name) for name in EXPOSED)
         parts[COMMUNICATION] = told_apart if result.breakdown.wait_known else typical.exposed_seconds
-    if not gaps:
-        parts["other"] += parts.pop("launch_gaps")
+    for name, other in merged.items():
+        parts[other] += parts.pop(name)
     step = _believable(_step_seconds(result), f"the light step{whose}", " s")
     _believable(sum(parts.values()), f"the explained step{whose}", " s")
     return unprofiled(parts, step, result.trial.train.device)
@@ -238,7 +241,7 @@ def unprofiled(parts: Mapping[str, float], step: float, device: str) -> dict[str
     """The parts of an explained step as a light step has them: see the module.
 
     Args:
-        parts: name to seconds, their sum above 0; COMMUNICATION may stand for wait and wire.
+        parts: name to seconds, their sum above 0; COMMUNICATION may stand for wait, wire and norm.
         step: seconds of the light step, to which the result adds up.
         device: "cpu" or "cuda", whose profiler it was.
     """

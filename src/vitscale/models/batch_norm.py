@@ -13,7 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.profiler import record_function
 from typing_extensions import override
+
+from vitscale.record import NORM_MARK
 
 
 class BatchNorm(_BatchNorm):
@@ -85,7 +88,7 @@ class _Synchronised(torch.autograd.Function):
         values = images.float()
         count = torch.full((1,), images.numel() // images.shape[1], dtype=torch.float64, device=images.device)
         sums = torch.cat([_sum(values, over), _sum(values.square(), over), count])
-        dist.all_reduce(sums)
+        _exchange(sums)
         total, squares, count = sums.tensor_split([images.shape[1], 2 * images.shape[1]])
         mean = total / count
         variance = (squares / count - mean.square()).clamp(min=0)
@@ -107,7 +110,7 @@ class _Synchronised(torch.autograd.Function):
         normed = (images.float() - _beside(mean, images)) * _beside(scale, images)
         own = torch.stack([_sum(gradient, over), _sum(gradient * normed, over)])
         sums = own.clone()
-        dist.all_reduce(sums)
+        _exchange(sums)
         of_bias, of_weight = sums / count
         factor = scale if weight is None else scale * weight
         of_images = (gradient - _beside(of_bias, images) - normed * _beside(of_weight, images)) * _beside(
@@ -119,6 +122,12 @@ class _Synchronised(torch.autograd.Function):
             own[0].to(mean.dtype if weight is None else weight.dtype) if ctx.bias else None,
             None,
         )
+
+
+def _exchange(sums: Tensor) -> None:
+    """Adds them up over all ranks, in place."""
+    with record_function(NORM_MARK):
+        dist.all_reduce(sums)
 
 
 def _sum(values: Tensor, over: list[int]) -> Tensor:

@@ -13,7 +13,7 @@ from vitscale.analysis.rank_speeds import rank_speeds
 from vitscale.analysis.trials import TrialResult
 from vitscale.analysis.waterfall import unprofiled
 from vitscale.prediction.network.links import Network
-from vitscale.record import COMMUNICATION, PARTS
+from vitscale.record import COMMUNICATION, EXPOSED, PARTS
 from vitscale.trial import Mode, Trial, samples_used, steps_per_epoch
 
 _QUARTILES_APART = 1.349
@@ -33,7 +33,8 @@ class StepParts:
     wait: float | None
     wire: float | None
     exposed: float
-    """Wait and wire together; known also where they cannot be told apart."""
+    """Wait, wire and norm together; known also where they cannot be told apart."""
+    norm: float | None = 0.0
 
 
 @dataclass(frozen=True)
@@ -162,10 +163,10 @@ def _parts(found: Breakdown | None, device: str) -> StepParts | None:
     if rank.seconds <= 0 or rank.exposed_seconds is None:
         return None
     if device == "cuda":
-        measured = {name: rank.parts[name] or 0.0 for name in PARTS if name not in ("wait", "wire")}
+        measured = {name: rank.parts[name] or 0.0 for name in PARTS if name not in EXPOSED}
         light = unprofiled(measured | {COMMUNICATION: rank.exposed_seconds}, rank.seconds / slower, device)
         kept = light[COMMUNICATION] / rank.exposed_seconds if rank.exposed_seconds > 0 else 1.0
-        light |= {name: (rank.parts[name] or 0.0) * kept for name in ("wait", "wire")}
+        light |= {name: (rank.parts[name] or 0.0) * kept for name in EXPOSED}
     else:
         light = {name: (rank.parts[name] or 0.0) / slower for name in PARTS}
         light[COMMUNICATION] = rank.exposed_seconds / slower
@@ -180,4 +181,5 @@ def _parts(found: Breakdown | None, device: str) -> StepParts | None:
         wait=known["wait"],
         wire=known["wire"],
         exposed=exposed,
+        norm=known["norm"],
     )

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from vitscale.prediction.evidence import Evidence, Point, Series
 from vitscale.prediction.parameters import JOB_TO_JOB, JOB_TO_JOB_FREEDOM, NAMES, OF_UNKNOWN_JOBS, Prior, priors
-from vitscale.prediction.step.model import Draws, StepModel, Worlds
+from vitscale.prediction.step.model import Draws, StepModel, StepTimes, Worlds
 from vitscale.prediction.step.of_series import device_factors, fitted_points, model_of, typical_slowdown, worlds_of
+from vitscale.record import EXPOSED
 
 Array = NDArray[np.float64]
 DRAWS = 512
@@ -30,7 +31,7 @@ _ITERATIONS = 30
 _T_FREEDOM = 5
 _MOST_JOB_TO_JOB = 0.15
 """No spread of jobs above it is believed: what grows by more has another cause."""
-_PARTS_SPREAD = {"compute": 0.03, "optimizer": 0.10, "exposed": 0.15, "wire": 0.10, "wait": 0.30}
+_PARTS_SPREAD = {"compute": 0.03, "optimizer": 0.10, "exposed": 0.15, "wire": 0.10, "norm": 0.10, "wait": 0.30}
 """Relative standard deviation of a part of explained steps about the model's."""
 _EXPOSED_FLOOR = 0.01
 """Of a step: exposed transfers are not told more closely than that."""
@@ -113,29 +114,28 @@ class _Observed:
         if self.explained:
             times = self.model.times(_by_name(rows), self.worlds)
             for n, point in self.explained:
-                found += self._parts(
-                    times.compute[:, n], times.optimizer[:, n], times.wait[:, n], times.wire[:, n], point, n
-                )
+                found += self._parts(times, point, n)
         return np.concatenate(found, axis=1)
 
-    def _parts(self, compute: Array, optimizer: Array, wait: Array, wire: Array, point: Point, n: int) -> list[Array]:
+    def _parts(self, times: StepTimes, point: Point, n: int) -> list[Array]:
         parts = point.parts
         found: list[Array] = []
         if parts is None:
             return found
         if parts.compute > 0:
             typical = parts.compute / typical_slowdown(point, self.factors)
-            found.append(np.log(typical / compute)[:, None] / _PARTS_SPREAD["compute"])
+            found.append(np.log(typical / times.compute[:, [n]]) / _PARTS_SPREAD["compute"])
         if parts.optimizer:
-            found.append(np.log(parts.optimizer / optimizer)[:, None] / _PARTS_SPREAD["optimizer"])
+            found.append(np.log(parts.optimizer / times.optimizer[:, [n]]) / _PARTS_SPREAD["optimizer"])
         floor = _EXPOSED_FLOOR * float(np.median(point.step_seconds))
         if point.gpus > 1 and self.worlds.slowdown[n] < 1.05:
-            if parts.wire is not None and parts.wait is not None:
-                found.append(((parts.wire - wire) / (_PARTS_SPREAD["wire"] * parts.wire + floor))[:, None])
-                found.append(((parts.wait - wait) / (_PARTS_SPREAD["wait"] * parts.wait + floor))[:, None])
-            else:
-                scale = _PARTS_SPREAD["exposed"] * parts.exposed + floor
-                found.append(((parts.exposed - wire - wait) / scale)[:, None])
+            of_model = {name: getattr(times, name)[:, [n]] for name in EXPOSED if name != "norm" or self.model.norms}
+            measured: dict[str, float | None] = {name: getattr(parts, name) for name in of_model}
+            if None in measured.values():
+                of_model, measured = {"exposed": sum(of_model.values())}, {"exposed": parts.exposed}
+            for name, seconds in measured.items():
+                scale = _PARTS_SPREAD[name] * (seconds or 0.0) + floor
+                found.append(((seconds or 0.0) - of_model[name]) / scale)
         return found
 
 

@@ -13,7 +13,7 @@ devices          like devices differ by 1 %, within a factor of 2. Sinha et al.,
 jitter           0.5 % from step to step, until it is measured
 lateness         what two ranks wait beyond that, because they stop for more than one collective of a step: 0.1 % of
                  compute on a GPU, within a factor of 5, 0.3 % on a CPU, within one of 7; nothing where messages are
-                 unknown
+                 unknown, but for synchronised norms
 bandwidth ...    as surely as the link is known (`network.links`)
 overlap          exposed transfers are what arithmetic says, within 15 %; 30 % for an engine that nobody measured
 contention       a hidden second of transfers costs the compute beside it a tenth, within a factor of 2.2
@@ -88,7 +88,9 @@ def priors(points: Sequence[Point], network: Network, known_messages: bool) -> d
         else Prior(math.log(1e-6 * step), 0.01),
         "devices": Prior(math.log(0.01), 0.7),
         "jitter": Prior(math.log(0.005), 0.7) if jitter is None else Prior(math.log(max(1e-4, jitter)), 0.3),
-        "lateness": _LATENESS[device] if known_messages else Prior(math.log(1e-5), 0.01),
+        "lateness": _LATENESS[device]
+        if known_messages or points[-1].trial.train.batch_norm == "synchronised"
+        else Prior(math.log(1e-5), 0.01),
         "bandwidth inside": Prior(0.0, network.inside.bandwidth_spread),
         "latency inside": Prior(0.0, network.inside.latency_spread),
         "bandwidth across": Prior(0.0, network.across.bandwidth_spread),

@@ -212,6 +212,7 @@ def _prediction(asked: Variant, question: Question, base: Place, at: Place, draw
         compute_seconds=drawn.part(drawn.times.compute + drawn.times.optimizer, n),
         wait_seconds=drawn.part(drawn.times.wait, n),
         wire_seconds=drawn.part(drawn.times.wire, n),
+        norm_seconds=drawn.part(drawn.times.norm, n),
         memory_bytes=memory,
         memory_capacity_bytes=capacity,
         oom_chance=chance,

@@ -77,7 +77,9 @@ class Prediction:
     wait_seconds: Estimate | None
     """Exposed, of a step: for the slowest rank."""
     wire_seconds: Estimate | None
-    """Exposed, of a step: the transfers themselves."""
+    """Exposed, of a step: the transfers themselves, but for those of synchronised norms."""
+    norm_seconds: Estimate | None
+    """Of a step: what synchronised norms exchange."""
     memory_bytes: int | None
     """Forecast peak of one rank's tensors."""
     memory_capacity_bytes: int | None

@@ -14,7 +14,7 @@ from vitscale.errors import RequestError, explain, unknown
 from vitscale.model_spec import ModelSpec
 from vitscale.prediction.fitting import DRAWS, FittedSeries
 from vitscale.prediction.results import Assumption
-from vitscale.prediction.step.messages import messages
+from vitscale.prediction.step.messages import messages, norm_messages
 from vitscale.prediction.step.model import Draws, StepModel
 from vitscale.prediction.step.of_series import shards_optimizer
 from vitscale.trial import TrainSpec, Trial
@@ -141,7 +141,10 @@ class _Changed:
                 )
             )
         backend = self.fitted.model.backend
-        self.model = replace(self.model, messages=sent, shards_optimizer=shards_optimizer(train), backend=backend)
+        norms = norm_messages(self.trial) or ()
+        self.model = replace(
+            self.model, messages=sent, norms=norms, shards_optimizer=shards_optimizer(train), backend=backend
+        )
         if _wrapping(self.base.train) != _wrapping(train):
             self.draws["overlap"] = _SPREAD_OF_ENGINES * self.rng.standard_normal((DRAWS, 1))
             self._assume(

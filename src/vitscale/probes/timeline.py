@@ -8,6 +8,7 @@ before it to the end of the last kernel it launched itself.
 from __future__ import annotations
 
 import bisect
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, get_args
@@ -15,7 +16,7 @@ from typing import NamedTuple, get_args
 from vitscale.intervals import Interval, complement, intersection, union
 from vitscale.probes.events import GLOO, Event
 from vitscale.probes.flight_recorder import operation
-from vitscale.record import COMMUNICATION, PARTS, UNKNOWN_OPERATION, ExplainedLine, PhaseName
+from vitscale.record import COMMUNICATION, EXPOSED, NORM_MARK, PARTS, UNKNOWN_OPERATION, ExplainedLine, PhaseName
 
 STEP = "vitscale.step"
 """The annotation around a whole step; a phase's is this with the phase's name in place of "step"."""
@@ -70,6 +71,7 @@ def steps_on_cpu(events: Sequence[Event], steps: Sequence[int], block: int) -> l
         and not _holds_one(event, calls)
     ]
     computing = union(operators, join_below=_SHORTEST_IDLE_NS)
+    of_norms = _OfNorms(events)
     lines = []
     for step, span in zip(steps, _steps(events), strict=True):
         collectives = sorted(
@@ -91,6 +93,7 @@ def steps_on_cpu(events: Sequence[Event], steps: Sequence[int], block: int) -> l
                 collectives=tuple(
                     ("gloo", e.name.removeprefix(GLOO), *_seconds(e.start_ns, e.end_ns, span)) for e in collectives
                 ),
+                norms=of_norms.places(event.start_ns for event in collectives),
                 unknown={"h2d": NO_TRANSFER, "launch_gaps": NO_GAPS},
             )
         )
@@ -135,9 +138,10 @@ def steps_on_cuda(events: Sequence[Event], steps: Sequence[int], block: int, wor
     collectives.sort(key=lambda event: event.start_ns)
     copies = union((float(e.start_ns), float(e.end_ns)) for _, e in on_device if e.kind == "copy" and "HtoD" in e.name)
     ends = _Ends(on_device)
+    of_norms = _OfNorms(events)
     block_wide = _without_launch(on_device, launched)
     if world_size > 1 and not collectives:
-        block_wide = dict.fromkeys(("wait", "wire", COMMUNICATION), NO_NCCL) | block_wide
+        block_wide = dict.fromkeys((*of_norms.exposed, COMMUNICATION), NO_NCCL) | block_wide
     lines = []
     for step, span in list(zip(steps, _steps(events), strict=True))[1:]:
         begin = ends.before(span.start_ns) or span.start_ns
@@ -152,6 +156,7 @@ def steps_on_cuda(events: Sequence[Event], steps: Sequence[int], block: int, wor
                 phases.append((_phase(phase), *_seconds(reached, last, axis)))
             reached = last
         waits = union((float(s.start_ns), float(s.end_ns)) for s in of_step if _phase(s) == "data")
+        own = [event for event in collectives if begin <= event.start_ns < end]
         lines.append(
             ExplainedLine(
                 step=step,
@@ -162,13 +167,12 @@ def steps_on_cuda(events: Sequence[Event], steps: Sequence[int], block: int, wor
                 phases=tuple(phases),
                 idle=tuple(_seconds(*gap, axis) for gap in complement(computing, inside)),
                 collectives=tuple(
-                    (labels[_communicator(e)], _operation(e), *_seconds(e.start_ns, e.end_ns, axis))
-                    for e in collectives
-                    if begin <= e.start_ns < end
+                    (labels[_communicator(e)], _operation(e), *_seconds(e.start_ns, e.end_ns, axis)) for e in own
                 ),
+                norms=of_norms.places(launched.get(event.correlation, 0) for event in own),
                 copies=tuple(_seconds(*copy, axis) for copy in intersection(copies, [inside])),
                 host_data=tuple(_seconds(*wait, axis) for wait in intersection(waits, [inside])),
-                unknown=block_wide | _lost(work, span, of_step),
+                unknown=block_wide | _lost(work, span, of_step, of_norms.exposed),
             )
         )
     return lines
@@ -187,13 +191,16 @@ def _without_launch(on_device: Sequence[tuple[int, Event]], launched: Mapping[in
     return _all_unknown(NO_LAUNCH, missing, len(on_device)) if missing > _MOST_LOST * len(on_device) else {}
 
 
-def _lost(work: Sequence[tuple[int, bool]], step: _Span, phases: Sequence[_Span]) -> dict[str, str]:
+def _lost(
+    work: Sequence[tuple[int, bool]], step: _Span, phases: Sequence[_Span], exposed: Sequence[str]
+) -> dict[str, str]:
     """The parts of a step that are unknown because something was launched in it and never seen to run.
 
     Args:
         work: when each kernel or copy was launched, in order, and whether it was seen to run.
         step: which step.
         phases: of that step.
+        exposed: the parts of its exposed communication.
     """
     own = [(launch, seen) for launch, seen in work if step.start_ns <= launch < step.end_ns]
     lost = [launch for launch, seen in own if not seen]
@@ -202,7 +209,7 @@ def _lost(work: Sequence[tuple[int, bool]], step: _Span, phases: Sequence[_Span]
     why = LOST_KERNELS.format(lost=len(lost), of=len(own), share=100 * len(lost) / max(1, len(own)))
     hit = {_phase(phase) for phase in phases for launch in lost if phase.start_ns <= launch < phase.end_ns}
     # The device looks idle meanwhile, so that a gap, or a transfer that it hid, seems longer.
-    parts = [*(_PART_OF_PHASE[phase] for phase in hit), "wait", "wire", COMMUNICATION, "launch_gaps"]
+    parts = [*(_PART_OF_PHASE[phase] for phase in hit), *exposed, COMMUNICATION, "launch_gaps"]
     return dict.fromkeys(parts, why) if lost else {}
 
 
@@ -220,6 +227,23 @@ def _communicators(collectives: Iterable[Event]) -> dict[str, str]:
     A communicator may use several streams; where the profiler links a kernel to none, its stream stands for it.
     """
     return {name: f"nccl-{place}" for place, name in enumerate(dict.fromkeys(map(_communicator, collectives)))}
+
+
+class _OfNorms:
+    """Tells what synchronised norms exchange by when it was issued: they wait for it, so nothing else is meanwhile."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self._marks = sorted((e.start_ns, e.end_ns) for e in events if e.name == NORM_MARK)
+        self.exposed = EXPOSED if self._marks else EXPOSED[:-1]
+        """The parts of exposed communication that there may be."""
+
+    def places(self, issued_ns: Iterable[int]) -> tuple[int, ...]:
+        """Which of some collectives, by when the host issued them, are norms'."""
+        return tuple(place for place, moment in enumerate(issued_ns) if self._holds(moment))
+
+    def _holds(self, moment_ns: int) -> bool:
+        place = bisect.bisect_right(self._marks, (moment_ns, math.inf))
+        return place > 0 and moment_ns < self._marks[place - 1][1]
 
 
 class _Ends:

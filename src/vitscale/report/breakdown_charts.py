@@ -25,7 +25,7 @@ _LEAST_LABELLED = 0.07
 _ROOM_FOR_LABELS = 30
 """Pixels of a bar's width."""
 _MOST_TICKS = 5
-_LIGHT_PARTS = [PART_NAMES[part] for part in ("forward", "wait", "data_wait", "other")]
+_LIGHT_PARTS = [PART_NAMES[part] for part in ("forward", "wait", "norm", "data_wait", "other")]
 """Their labels are dark."""
 
 

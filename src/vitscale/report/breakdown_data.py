@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vitscale.analysis import Analysis, CurveResult, Interval
 from vitscale.analysis.breakdown import Breakdown, RankParts
-from vitscale.record import COMMUNICATION
+from vitscale.record import COMMUNICATION, EXPOSED
 from vitscale.report import words
 from vitscale.report.chart_data import Row
 from vitscale.report.families import families, kept_batch
@@ -20,6 +20,7 @@ PART_NAMES: Mapping[str, str] = {
     "backward": "backward",
     "wait": "exposed wait",
     "wire": "exposed wire",
+    "norm": "synchronised norm",
     COMMUNICATION: "exposed communication (wait and wire not told apart)",
     "optimizer": "optimizer",
     "launch_gaps": "launch gaps",
@@ -86,8 +87,8 @@ def parts_of(breakdown: Breakdown) -> dict[str, float]:
     """The known parts of the typical rank's step in seconds, in the order of the stack; they add up to the step."""
     typical = breakdown.typical
     parts = {part: seconds for part, seconds in typical.parts.items() if seconds is not None}
-    if not ("wait" in parts and "wire" in parts):
-        parts = {part: seconds for part, seconds in parts.items() if part not in ("wait", "wire")}
+    if not all(part in parts for part in EXPOSED):
+        parts = {part: seconds for part, seconds in parts.items() if part not in EXPOSED}
         if typical.exposed_seconds is not None:
             parts[COMMUNICATION] = typical.exposed_seconds
     return {part: parts[part] for part in PART_NAMES if part in parts}

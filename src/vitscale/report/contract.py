@@ -27,7 +27,8 @@ Versions of the JSON:
      says how many are behind them.
   7  segmentation: of a trial and of each of its epochs `mean_iou` and `pixel_accuracy`, on the held-out images; null in
      classification. `held_out_accuracy` is that of pixels there. `resolutions`: time and memory by image size, beside
-     what arithmetic says (empty where the size does not vary). Nothing of version 6 has changed.
+     what arithmetic says (empty where the size does not vary). Of the parts of a step `norm`, of predictions
+     `norm_seconds`: the transfers of synchronised norms, which are not in `wire`. Nothing of version 6 has changed.
 
 Unknown is null (an empty cell in CSV), never 0 and never NaN. Times are seconds, sizes bytes, shares in [0, 1].
 """

@@ -54,13 +54,14 @@ def four_figures(analysis: Analysis) -> GroupedTable | None:
 
 def parts_table(analysis: Analysis) -> GroupedTable | None:
     """Every part of the typical rank's explained step, in milliseconds."""
+    found = [trial.breakdown for trial in analysis.trials.values() if trial.breakdown is not None]
     columns: list[Column] = [("explained step", lambda trial: _milliseconds(trial, None))]
     columns += [
         (name, lambda trial, part=part: _milliseconds(trial, part))  # type: ignore[misc]
         for part, name in PART_NAMES.items()
+        if part != "norm" or any(one.typical.parts[part] for one in found)
     ]
-    explained = [trial for trial in analysis.trials.values() if trial.breakdown is not None]
-    notes = unknown_parts([trial.breakdown.reasons for trial in explained if trial.breakdown])
+    notes = unknown_parts([one.reasons for one in found])
     title = "Parts of an explained step, in milliseconds"
     return grouped_table(
         analysis, title, analysis.curves, columns, lambda trial: trial.breakdown is not None, notes=notes

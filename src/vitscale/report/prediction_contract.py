@@ -62,6 +62,7 @@ def prediction(one: Prediction) -> Object:
         **estimate_fields("compute_seconds", one.compute_seconds),
         **estimate_fields("wait_seconds", one.wait_seconds),
         **estimate_fields("wire_seconds", one.wire_seconds),
+        **estimate_fields("norm_seconds", one.norm_seconds),
         "memory_bytes": one.memory_bytes,
         "memory_capacity_bytes": one.memory_capacity_bytes,
         "oom_chance": one.oom_chance,

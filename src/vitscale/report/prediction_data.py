@@ -99,7 +99,11 @@ def _bounds(mode: Mode, measured: Sequence[Row], predictions: Sequence[Predictio
 
 def _further_transfers(base: int, predictions: Sequence[Prediction], of_epoch: bool) -> list[tuple[int, float]]:
     """By rank count, exposed transfer beyond that of the smallest measured count, whose time has its own in it."""
-    seconds = {one.gpus: one.wire_seconds.value for one in predictions if one.wire_seconds is not None}
+    seconds = {
+        one.gpus: one.wire_seconds.value + (one.norm_seconds.value if one.norm_seconds is not None else 0.0)
+        for one in predictions
+        if one.wire_seconds is not None
+    }
     if base not in seconds:
         return []
     steps = {

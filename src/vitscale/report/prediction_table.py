@@ -139,8 +139,10 @@ def _parts(found: Sequence[Prediction]) -> list[Column]:
         "exposed wait": [one.wait_seconds for one in found],
         "exposed wire": [one.wire_seconds for one in found],
     }
+    if any(one.norm_seconds is not None and one.norm_seconds.value > 0 for one in found):
+        parts["synchronised norm"] = [one.norm_seconds for one in found]
     unit = _unit([one.value for some in parts.values() for one in some if one is not None and one.value > 0])
-    return [_in_unit(name.removeprefix("exposed "), name, estimates, unit) for name, estimates in parts.items()]
+    return [_in_unit(name.split()[-1], name, estimates, unit) for name, estimates in parts.items()]
 
 
 def _in_unit(key: str, heading: str, estimates: Sequence[Estimate | None], unit: words.Unit) -> Column:

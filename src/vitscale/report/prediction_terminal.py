@@ -14,7 +14,7 @@ from vitscale.prediction.outlook import Outlook
 from vitscale.report import prediction_words, words
 from vitscale.report.prediction_table import Column, SeriesTable, prediction_tables, shared_notes
 
-_STEP = ("images", "speedup", "compute", "wait", "wire")
+_STEP = ("images", "speedup", "compute", "wait", "wire", "norm")
 _MADE_OF = (*_STEP, "memory", "oom", "energy", "cost")
 _MOST_FIGURES = 8
 """Beside each other in 80 columns."""
@@ -22,6 +22,7 @@ _HEADINGS = {
     "images": "images\n/s",
     "wait": "exposed\nwait",
     "wire": "exposed\nwire",
+    "norm": "sync.\nnorm",
     "oom": "OOM\nchance",
     "energy": "energy\n/epoch",
     "cost": "cost\n/epoch",
@@ -77,7 +78,8 @@ def _how_long(table: SeriesTable) -> Table:
 def _made_of(table: SeriesTable) -> list[Table]:
     """In one table, or where 80 columns do not hold all figures in two."""
     shown = [column for key in _MADE_OF if (column := table.column(key))]
-    parts = [shown[: len(_STEP)], shown[len(_STEP) :]] if len(shown) > _MOST_FIGURES else [shown]
+    of_step = [column for column in shown if column.key in _STEP]
+    parts = [of_step, shown[len(of_step) :]] if len(shown) > _MOST_FIGURES else [shown]
     tables = []
     for part in parts:
         laid = plain_table("")

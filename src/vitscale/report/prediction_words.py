@@ -31,6 +31,7 @@ FIELD_NAMES = {
     "compute_seconds": "compute",
     "wait_seconds": "exposed wait",
     "wire_seconds": "exposed wire",
+    "norm_seconds": "synchronised norm",
     "memory_bytes": "memory",
     "memory_capacity_bytes": "the device's memory",
     "oom_chance": "the chance of running out of memory",

@@ -24,11 +24,12 @@ PART_COLOURS = {
     "backward": "#0072B2",
     "wait": "#E69F00",
     "wire": "#D55E00",
+    "norm": "#F2C6A0",
     "optimizer": "#009E73",
     "launch_gaps": "#8C6D46",
     "other": "#C3C8D0",
 }
-# In place of "wait" and "wire" where they cannot be told apart.
+# In place of "wait", "wire" and "norm" where they cannot be told apart.
 COMMUNICATION_COLOUR = "#8C2D04"
 # Of no part of a step: steps are whole, and the data need not divide.
 ROUNDING_COLOUR = "#999933"

@@ -24,6 +24,7 @@ _COLOURS = {
     "data wait": PART_COLOURS["data_wait"],
     "straggler wait": PART_COLOURS["wait"],
     "wire": PART_COLOURS["wire"],
+    "synchronised norm": PART_COLOURS["norm"],
     COMMUNICATION: COMMUNICATION_COLOUR,
     "optimizer": PART_COLOURS["optimizer"],
     "launch gaps": PART_COLOURS["launch_gaps"],

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engines.curves import PYRAMID, SEGMENTER
 from engines.many_engines import trial_of
 from engines.test_traffic_volumes import BLOCK, PSI, TOKENS, TWO_RANKS, Case, Kinds, fsdp2, named, zero
 from vitscale.model_spec import ModelSpec, resolve
 from vitscale.prediction.step.message import Message
-from vitscale.prediction.step.messages import messages, rescaled
+from vitscale.prediction.step.messages import messages, norm_messages, rescaled
 from vitscale.trial import Trial, World
 
 BYTES = {"float32": 4, "bfloat16": 2, "float64": 8, "uint8": 1}
@@ -72,6 +73,28 @@ def test_multiples_of_the_parameters_with_accumulation(case: Case, multiple: flo
     found = sent(trial_of(case | {"grad_accum": 3}, 2))
     volume = sum((2 if m.operation == "all_reduce" else 1) * m.times(3) * m.tensor_bytes for m in found)
     assert volume / 4 / PSI == pytest.approx(multiple, abs=0.005)
+
+
+def test_synchronised_norms_send_two_all_reduces_of_doubles_each_in_every_micro_step() -> None:
+    """UperNet on three maps: ten norms of 16 channels, one of 8; 8 bytes a number. On a ViT's four maps two more."""
+    trial = trial_of({"engine": "fsdp2", "grad_accum": 2, "batch_norm": "synchronised"}, 2)
+    found = norm_messages(trial.model_copy(update={"model": SEGMENTER}))
+    assert found is not None
+    assert {(one.phase, one.tensor_bytes, one.times(2)) for one in found} == {
+        ("forward", 8 * 33, 20), ("backward", 8 * 32, 20), ("forward", 8 * 17, 2), ("backward", 8 * 16, 2),
+    }  # fmt: skip
+    assert {(one.operation, one.ready, one.every_micro_step) for one in found} == {("all_reduce", None, True)}
+    pyramid = norm_messages(trial.model_copy(update={"model": PYRAMID})) or ()
+    assert sum(one.calls for one in pyramid) == 2 * (12 + 1)
+
+
+def test_without_synchronised_norms_nothing_is_sent_for_them_and_of_unknown_models_it_is_unknown() -> None:
+    trial = trial_of({"engine": "ddp", "batch_norm": "synchronised"}, 2)
+    assert norm_messages(trial) == ()  # a ViT that classifies has none
+    own = trial.model_copy(update={"model": ModelSpec(factory="own.module:build")})
+    assert norm_messages(own) is None
+    local = own.model_copy(update={"train": own.train.model_copy(update={"batch_norm": "local"})})
+    assert norm_messages(local) == ()
 
 
 def test_the_buckets_of_ddp_on_a_large_model() -> None:

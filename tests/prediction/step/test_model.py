@@ -46,7 +46,7 @@ def draws(**logs: float) -> Draws:
 
 def model(messages: tuple[Message, ...] | None = (), **fields: Any) -> StepModel:
     content: dict[str, Any] = {
-        "messages": messages, "backend": "gloo", "shards_optimizer": False, "backward_share": 0.6,
+        "messages": messages, "norms": (), "backend": "gloo", "shards_optimizer": False, "backward_share": 0.6,
         "reference_micro_batch": 32, "network": NETWORK, "loading": None,
     }  # fmt: skip
     return StepModel(**(content | fields))
@@ -58,10 +58,10 @@ def at(ranks: int, per_node: int = 8, micro_batch: int = 32, grad_accum: int = 1
 
 
 def parts(found: StepTimes) -> dict[str, float]:
-    return {name: float(getattr(found, name)[0, 0]) for name in ("compute", "optimizer", "data_wait", "wait", "wire")}
+    return {name: float(getattr(found, name)[0, 0]) for name in NONE}
 
 
-NONE = {"compute": 1.0, "optimizer": 0.0, "data_wait": 0.0, "wait": 0.0, "wire": 0.0}
+NONE = {"compute": 1.0, "optimizer": 0.0, "data_wait": 0.0, "wait": 0.0, "wire": 0.0, "norm": 0.0}
 
 
 def near(expected: dict[str, float]) -> Any:
@@ -114,6 +114,21 @@ def test_what_is_sent_after_backward_is_exposed() -> None:
     """A ring of four over 10 GB/s: 2 * 3/4 * 1 GB. Over two hosts of two the slower link counts."""
     assert parts(model(AFTER).times(draws(), at(4))) == near({"wire": 0.15})
     assert parts(model(AFTER).times(draws(), at(4, per_node=2))) == near({"wire": 1.5})
+
+
+def test_what_norms_exchange_is_hidden_by_nothing_and_sent_in_each_micro_step() -> None:
+    """Ten norms on four ranks: 20 rings of 2 * 3 hops of 1 ms, and 10 * 16 kB at 2 * 3/4 over 10 GB/s; three times."""
+    late = Network(Link(10e9, 1e-3, 0.1, 0.1, "check", "by hand"), ACROSS)
+    norms = tuple(Message("all_reduce", 8e3, 10, phase, None, True) for phase in ("forward", "backward"))
+    own = model(BESIDE, norms=norms, network=late)
+    found = parts(own.times(draws(), at(4, grad_accum=3)))
+    assert found["norm"] == pytest.approx(3 * (0.12 + 10 * 16e3 * 1.5 / 10e9))
+    assert found["wire"] == pytest.approx(
+        parts(model(BESIDE, network=late).times(draws(), at(4, grad_accum=3)))["wire"]
+    )
+    whole = own.times(draws(), at(4, grad_accum=3))
+    assert float(whole.total[0, 0]) == pytest.approx(sum(found.values()))
+    assert parts(own.times(draws(), at(1)))["norm"] == 0.0
 
 
 def test_two_ranks_have_links_of_their_own() -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+from unittest import mock
 
 import pytest
 
 from evidence_factory import MEASURED, UNKNOWN, make_evidence, make_point
 from vitscale.prediction.evidence import Evidence, StepParts
+from vitscale.prediction.step import of_series
+from vitscale.prediction.step.message import Message
 from vitscale.prediction.step.of_series import device_factors, model_of, slowdown, typical_slowdown, worlds_of
 
 ONE = make_point(1, 0.2, devices=("old",))
@@ -67,6 +71,27 @@ def test_bytes_that_were_counted_stand_before_arithmetic() -> None:
     by_arithmetic = model_of((alone,), make_evidence([], UNKNOWN)).messages
     assert by_arithmetic is not None
     assert sum(one.tensor_bytes for one in by_arithmetic) > 1e8
+
+
+def test_norms_of_a_model_that_arithmetic_does_not_know_are_as_they_were_counted() -> None:
+    """Two micro-steps of 44 calls and 20,000 bytes; the gradients' bytes are another matter."""
+    sent = {("all_reduce", "float64"): 40_000, ("all_reduce", "float32"): 10**6}
+    how: dict[str, Any] = {"model": None, "batch_norm": "synchronised", "grad_accum": 2}
+    point = replace(make_point(2, 0.2, sent_bytes=sent, **how), sent_calls={("all_reduce", "float64"): 88})
+    (found,) = model_of((make_point(1, 0.2, **how), point), make_evidence([], UNKNOWN)).norms
+    assert found.calls * found.tensor_bytes == pytest.approx(20_000)
+    assert (found.calls, found.every_micro_step) == (44, True)
+    assert model_of((make_point(1, 0.2, **how),), make_evidence([], UNKNOWN)).norms == ()
+
+
+def test_norms_are_not_among_what_the_engine_sends() -> None:
+    vit = make_point(2, 0.2, engine="deepspeed", sent_bytes={("all_reduce", "float32"): 1000})
+    sent = {("all_reduce", "float64"): 10**9, ("all_reduce", "float32"): 1000}
+    norms = (Message("all_reduce", 1.0, 1, "forward", None, True),)
+    with mock.patch.object(of_series, "norm_messages", return_value=norms):
+        model = model_of((replace(vit, sent_bytes=sent),), make_evidence([], UNKNOWN))
+    assert model.messages == model_of((vit,), make_evidence([], UNKNOWN)).messages
+    assert model.norms == norms
 
 
 def test_the_backward_share_is_what_was_timed() -> None:

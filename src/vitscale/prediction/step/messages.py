@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from vitscale.model_spec import ParameterShapes, recorded_shapes
+from vitscale.model_spec import ParameterShapes, batch_norms, recorded_shapes
 from vitscale.prediction.memory.zero_settings import modelled
 from vitscale.prediction.step.message import Message
 from vitscale.prediction.step.replicated import ddp, megatron
@@ -14,7 +14,7 @@ from vitscale.prediction.step.sharded import fsdp2
 from vitscale.prediction.step.zero import deepspeed
 from vitscale.trial import TrainSpec, Trial
 
-__all__ = ["Message", "messages", "rescaled"]
+__all__ = ["Message", "messages", "norm_messages", "rescaled"]
 
 _SENT: Mapping[str, Callable[[Trial, ParameterShapes], tuple[Message, ...]]] = {
     "none": lambda *_: (),
@@ -23,6 +23,8 @@ _SENT: Mapping[str, Callable[[Trial, ParameterShapes], tuple[Message, ...]]] = {
     "deepspeed": deepspeed,
     "megatron": megatron,
 }
+_NORM_BYTES = 8
+"""Of each number that norms exchange: float64."""
 _KNOWN_OPTIMIZERS = ("adamw", "lamb", "sgd")
 _OTHERWISE = (
     "zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights",
@@ -44,6 +46,25 @@ def messages(trial: Trial) -> tuple[Message, ...] | None:
     if train.wrapper == "deepspeed" and not (modelled(_without_offload(train)) and _plain_exchange(train)):
         return None
     return _SENT[train.wrapper](trial, shapes)
+
+
+def norm_messages(trial: Trial) -> tuple[Message, ...] | None:
+    """What synchronised norms exchange in an optimizer step, under any engine: nothing is computed meanwhile.
+
+    Of C channels 2 C + 1 numbers in forward (sums, sums of squares, the count) and 2 C in backward. Empty without such
+    norms; None where only building the model could tell how many it has.
+    """
+    channels = batch_norms(trial.model) if trial.train.batch_norm == "synchronised" else ()
+    if channels is None:
+        return None
+    return tuple(
+        message
+        for count, calls in Counter(channels).items()
+        for message in (
+            Message("all_reduce", _NORM_BYTES * (2 * count + 1), calls, "forward", None, True),
+            Message("all_reduce", _NORM_BYTES * 2 * count, calls, "backward", None, True),
+        )
+    )
 
 
 def _without_offload(train: TrainSpec) -> TrainSpec:

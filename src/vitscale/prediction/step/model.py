@@ -1,6 +1,6 @@
 """An optimizer step as a sum of parts, over draws of what is uncertain and any number of rank counts at once.
 
-    step = max(loading, slowest rank's compute + exposed transfers + optimizer)
+    step = max(loading, slowest rank's compute + exposed transfers + norms + optimizer)
 
     compute     A micro-steps, each `(q + (1-q) b / b_ref)` of the one at the reference micro-batch b_ref: a share q
                 of it does not depend on the images; plus a share of the transfers that run beside it
@@ -8,6 +8,7 @@
                 unlike devices the slowest type's factor on top; and a lateness that grows with z(N) too: ranks that
                 stop for many collectives of a step wait in each, which one sum over the step does not show
     transfers   the engine's messages at the links' bandwidths, less what computing hides, times an efficiency
+    norms       what synchronised norms exchange, in every micro-step: nothing hides it, and it is mostly latency
     optimizer   of all parameters, or of 1/N of them where the engine shards their states
 
 Of an engine whose messages are unknown the transfers are a share of one micro-step's compute, and grow as a ring's do,
@@ -61,11 +62,13 @@ class StepTimes:
     """For the slowest rank."""
     wire: Array
     """Exposed transfers."""
+    norm: Array
+    """Those of synchronised norms, which are not in `wire`."""
 
     @property
     def total(self) -> Array:
         """The step."""
-        return self.compute + self.optimizer + self.data_wait + self.wait + self.wire
+        return self.compute + self.optimizer + self.data_wait + self.wait + self.wire + self.norm
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,8 @@ class StepModel:
     """What of a series' step is arithmetic: the rest are parameters."""
 
     messages: tuple[Message, ...] | None
+    norms: tuple[Message, ...]
+    """What synchronised norms exchange, which is not among `messages`."""
     backend: str
     shards_optimizer: bool
     backward_share: float
@@ -110,8 +115,11 @@ class StepModel:
         optimizer = np.exp(draws["optimizer"]) / shards
         wait = compute * late
         wire = exposed * np.exp(draws["overlap"])
-        rest = compute + wait + wire + optimizer
-        return StepTimes(compute, optimizer + 0 * rest, self._data_wait(worlds, rest), wait, wire)
+        norm = np.zeros_like(wire)
+        for one in self.norms:
+            norm = norm + self._collective(draws, worlds, one) * one.calls * worlds.grad_accum
+        rest = compute + wait + wire + norm + optimizer
+        return StepTimes(compute, optimizer + 0 * rest, self._data_wait(worlds, rest), wait, wire, norm)
 
     def _data_wait(self, worlds: Worlds, rest: Array) -> Array:
         if self.loading is None:

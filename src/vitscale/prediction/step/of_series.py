@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from vitscale.prediction.evidence import Evidence, Point, Series
-from vitscale.prediction.step.messages import messages, rescaled
+from vitscale.prediction.step.message import Message
+from vitscale.prediction.step.messages import messages, norm_messages, rescaled
 from vitscale.prediction.step.model import Loading, StepModel, Worlds
 from vitscale.shares import largest_micro_batch
 from vitscale.trial import TrainSpec
@@ -17,6 +18,8 @@ _BACKWARD_SHARE = 2 / 3
 """Of compute, where it was not timed: backward has twice the matrix products of forward."""
 _ALIKE = 0.9
 """Of the median speed: ranks above it are not told apart."""
+_OF_NORMS = ("all_reduce", "float64")
+"""What synchronised norms alone send, but for two scalars of ZeRO-3."""
 _LEAST_LOADING = 0.01
 """Of a step: below it nobody waits for the loader."""
 
@@ -90,11 +93,16 @@ def model_of(points: Sequence[Point], evidence: Evidence) -> StepModel:
     largest = points[-1]
     sent = messages(largest.trial)
     counted = next((point for point in reversed(points) if point.sent_bytes and point.gpus > 1), None)
+    norms = norm_messages(largest.trial)
+    if norms is None:
+        norms = _counted_norms(counted)
     if sent is not None and counted is not None:
-        sent = rescaled(sent, counted.sent_bytes, counted.trial.train.grad_accum)
+        of_engine = {kind: amount for kind, amount in counted.sent_bytes.items() if not norms or kind != _OF_NORMS}
+        sent = rescaled(sent, of_engine, counted.trial.train.grad_accum)
     shares = [p.parts.backward / p.parts.compute for p in points if p.parts and p.parts.backward and p.parts.compute]
     return StepModel(
         messages=sent,
+        norms=norms,
         backend=largest.backend,
         shards_optimizer=shards_optimizer(largest.trial.train),
         backward_share=min(0.95, statistics.median(shares)) if shares else _BACKWARD_SHARE,
@@ -102,6 +110,15 @@ def model_of(points: Sequence[Point], evidence: Evidence) -> StepModel:
         network=evidence.network,
         loading=_loading(points, evidence),
     )
+
+
+def _counted_norms(counted: Point | None) -> tuple[Message, ...]:
+    """What norms were counted to exchange, of a model that arithmetic does not know."""
+    calls = counted.sent_calls.get(_OF_NORMS, 0) if counted is not None else 0
+    if counted is None or not calls:
+        return ()
+    each = counted.sent_bytes[_OF_NORMS] / calls
+    return (Message("all_reduce", each, calls / counted.trial.train.grad_accum, "after", None, True),)
 
 
 def _loading(points: Sequence[Point], evidence: Evidence) -> Loading | None:

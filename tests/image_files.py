@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 
 from vitscale import sources
@@ -50,6 +51,25 @@ def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, kind)
     return buffer.getvalue()
+
+
+def write_scene(
+    root: Path, split: str, name: str, labels: NDArray[np.uint8], picture: Image.Image | None = None
+) -> tuple[Path, Path]:
+    """A picture (a photograph, unless given) and its annotation `labels` [h, w], laid out as ADE20K is."""
+    paths = root / "images" / split / f"{name}.jpg", root / "annotations" / split / f"{name}.png"
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    (picture or photograph(labels.shape[1], labels.shape[0])).save(paths[0], quality=95)
+    Image.fromarray(labels).save(paths[1])
+    return paths
+
+
+def blocks(height: int, width: int, classes: int, seed: int) -> NDArray[np.uint8]:
+    """Labels 0 to `classes` in blocks, [height, width]: each of up to a quarter of a side."""
+    rng = np.random.default_rng(seed)
+    few = rng.integers(0, classes + 1, (4, 4)).astype(np.uint8)
+    return few[np.arange(height)[:, None] * 4 // height, np.arange(width) * 4 // width]
 
 
 def write_tar(path: Path, members: dict[str, bytes]) -> Path:

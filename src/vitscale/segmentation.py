@@ -19,7 +19,8 @@ def check(trial: Trial, summary: Summary) -> None:
     """Holds model, data and batch sizes of a trial against each other.
 
     Raises:
-        RequestError: the model's labels are not the data's; or a batch norm would be over a single image.
+        RequestError: the model's labels are not the data's; it takes images of one size, and they are evaluated in
+            their own; or a batch norm would be over a single image.
     """
     if trial.model.task != summary.task:
         raise RequestError(
@@ -29,6 +30,10 @@ def check(trial: Trial, summary: Summary) -> None:
                 next_step=f"Set model.task = {shown(summary.task)}, or use other data",
             )
         )
+    own_sizes = summary.sizes_vary and trial.data.evaluation == "whole" and trial.window.evaluate
+    if own_sizes and trial.model.name is not None and trial.model.depths is None:
+        what = f"{trial.model.name} takes images of one size, and whole ones are evaluated in their own proportions"
+        raise RequestError(explain(what, next_step='Set data.evaluation = "sliding"'))
     if trial.model.task == "segmentation" and _pools_to_one_pixel(trial.model):
         _check_batch_norm(trial, samples_used(summary.train_samples, trial.data.fraction))
 

@@ -45,6 +45,7 @@ WarmupCount = Annotated[int, Field(ge=0, le=1_000_000)]
 
 PixelType = Literal["uint8", "uint16", "float32"]
 PixelSource = Literal["jpeg", "cache", "memory"]
+SceneEvaluation = Literal["whole", "sliding"]
 
 
 def _or_says(expected: str) -> WrapValidator:
@@ -67,11 +68,13 @@ Classes = Annotated[
 ]
 Columns = Annotated[tuple[str, str], _or_says("the names of the images' and of the classes' column")]
 
+ADE20K_CLASSES = 150
+
 HOW_FOUND = ("root", "download", "verify", "md5", "skip_broken")
 """Fields of `DataSpec` that say how the images are found, and change nothing in what is computed from them."""
 
 _ADDED_LATER: dict[str, dict[str, Any]] = {
-    "data": {"hf": None, "columns": None, "source": None, "channels": 3, "dtype": "uint8"},
+    "data": {"hf": None, "columns": None, "source": None, "channels": 3, "dtype": "uint8", "evaluation": "whole"},
     "model": {
         "task": "classification",
         "channels": 3,
@@ -159,7 +162,8 @@ class DataSpec(Spec):
     """How many the synthetic dataset has; which ones of an image set are taken (a file that names one a line; in a
     trial the names themselves)."""
     source_size: int = Field(default=32, ge=4, le=8192)
-    """Side in pixels at which synthetic images are made and those of files are stored."""
+    """Side in pixels at which synthetic images are made and those of files are stored; of scenes the longer side at
+    most."""
     channels: int = Field(default=3, ge=1, le=4096)
     """Of synthetic images and of those from files; pictures are grey (1) or in colour (3)."""
     dtype: PixelType = "uint8"
@@ -171,14 +175,19 @@ class DataSpec(Spec):
     """Broken files that are left out, at most; with more, and always at 0, they are named and nothing starts."""
     augment: bool = True
     """Random shift and horizontal flip of training images, on the device."""
+    evaluation: SceneEvaluation = "whole"
+    """Of scenes: each whole image in one forward, or windows of `model.image_size` that slide over it by two thirds."""
     workers: int = Field(default=0, ge=0, le=256)
     """Threads per rank that prepare batches ahead; 0 prepares them between steps."""
 
     @model_validator(mode="before")
     @classmethod
-    def _hf_is_a_name(cls, values: Any) -> Any:
-        """`hf` alone says which dataset it is."""
-        return {"name": "hf"} | values if isinstance(values, dict) and values.get("hf") is not None else values
+    def _implied(cls, values: Any) -> Any:
+        """`hf` alone says which dataset it is, and ADE20K's name how many classes it has."""
+        if not isinstance(values, dict):
+            return values
+        implied = {"name": "hf"} if values.get("hf") is not None else {}
+        return implied | ({"classes": ADE20K_CLASSES} if values.get("name") == "ade20k" else {}) | values
 
 
 class TrainSpec(Spec):

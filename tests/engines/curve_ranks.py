@@ -98,7 +98,7 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
         loss = torch.zeros((), dtype=torch.float64, device=device)
         for number, batch in enumerate(own.step(iter(micro_batches), epoch=epoch, phase=no_phase)):
             last = number == len(micro_batches) - 1
-            loss += own.micro_step(batch, sums, epoch=epoch, last=last, phase=no_phase) / len(micro_batches)
+            loss += own.micro_step(batch, sums, last=last, phase=no_phase) / len(micro_batches)
         engine.step()
         losses.append(float(loss))
         ids.append([i for batch in micro_batches for i in batch.ids[batch.weights > 0].tolist()])
@@ -107,7 +107,7 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
 
         def take_step(epoch: int, batches: Batches) -> None:
             for number, batch in enumerate(own.step(batches, epoch=epoch, phase=no_phase), start=1):
-                own.micro_step(batch, sums, epoch=epoch, last=number == trial.train.grad_accum, phase=no_phase)
+                own.micro_step(batch, sums, last=number == trial.train.grad_accum, phase=no_phase)
             engine.step()
 
         lines = counted_traffic(own, take_step, job["steps"], job["steps"], lambda: None)

@@ -5,6 +5,9 @@ Images travel as uint8 at their stored size (an image of CIFAR is 3 kB, at 224 p
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
@@ -25,6 +28,26 @@ ImageNet's."""
 
 # A mirrored digit is another sign, so digits are not flipped.
 _NOT_FLIPPED = frozenset({"digits"})
+
+
+class Normalisation:
+    """`(x / full scale - mean) / std` of each channel of float images [n, C, H, W]."""
+
+    def __init__(self, statistics: ChannelStatistics, full_scale: float) -> None:
+        self._statistics, self._full_scale = statistics, full_scale
+        self._scale_and_offset: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        """Copied once per device."""
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """Of the same shape."""
+        if pixels.device not in self._scale_and_offset:
+            mean, std = (torch.tensor(v, dtype=torch.float64).view(1, -1, 1, 1) for v in self._statistics)
+            self._scale_and_offset[pixels.device] = (
+                (1 / (self._full_scale * std)).to(pixels.device, torch.float32),
+                (-mean / std).to(pixels.device, torch.float32),
+            )
+        scale, offset = self._scale_and_offset[pixels.device]
+        return pixels * scale + offset
 
 
 class Preprocess:
@@ -51,8 +74,15 @@ class Preprocess:
         self.image_size, self.augment, self.seed = image_size, augment, seed
         self.flip = dataset not in _NOT_FLIPPED if flip is None else flip
         published = STATISTICS.get(dataset, IMAGENET)
-        self.statistics, self._full_scale = (published, 255.0) if statistics is None else (statistics, 1.0)
-        self._scale_and_offset: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        self._normalise = Normalisation(published, 255.0) if statistics is None else Normalisation(statistics, 1.0)
+
+    def prepare(
+        self, images: Tensor, labels: Tensor, ids: Tensor, *, epoch: int, training: bool
+    ) -> tuple[Callable[[], Tensor], Tensor]:
+        """What makes the images ready for the model when it is called, and their labels: of images as they are."""
+        if labels.ndim > 1:
+            labels = self.masks(labels, ids, epoch=epoch, training=training)
+        return partial(self, images, ids, epoch=epoch, training=training), labels
 
     def __call__(self, images: Tensor, ids: Tensor, *, epoch: int, training: bool) -> Tensor:
         """Images ready for the model: float32 `[n, C, image_size, image_size]`.
@@ -67,9 +97,8 @@ class Preprocess:
             images = images.float()
         if training and self.augment:
             images = self._moved(images, ids, epoch, outside=0)
-        scale, offset = self._normalisation(images.device)
         # Before resizing: it is linear, so the result is the same, and stored images are mostly the smaller ones.
-        pixels = images.permute(0, 3, 1, 2).float() * scale + offset
+        pixels = self._normalise(images.permute(0, 3, 1, 2).float())
         size = (self.image_size, self.image_size)
         if pixels.shape[2:] != size:
             pixels = interpolate(pixels, size=size, mode="bilinear", antialias=True, align_corners=False)
@@ -113,16 +142,6 @@ class Preprocess:
         inside = inside_rows[:, :, None] & inside_columns[:, None, :]
         moved = images[image, rows[:, :, None], columns[:, None, :]]
         return moved.masked_fill(~inside.view(*inside.shape, *(1,) * (images.ndim - 3)), outside)
-
-    def _normalisation(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """`scale` and `offset` with `(x / full scale - mean) / std = x * scale + offset`; copied once per device."""
-        if device not in self._scale_and_offset:
-            mean, std = (torch.tensor(v, dtype=torch.float64).view(1, -1, 1, 1) for v in self.statistics)
-            self._scale_and_offset[device] = (
-                (1 / (self._full_scale * std)).to(device, torch.float32),
-                (-mean / std).to(device, torch.float32),
-            )
-        return self._scale_and_offset[device]
 
 
 def _shifted(ids: Tensor, number: int, side: int) -> tuple[Tensor, Tensor]:

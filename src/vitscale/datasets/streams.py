@@ -13,6 +13,8 @@ class Purpose(IntEnum):
     SHIFT_ROWS = 2
     SHIFT_COLUMNS = 3
     MIRROR = 4
+    VIEW = 5
+    COLOUR = 6
 
 
 def stream(purpose: Purpose, seed: int, epoch: int = 0) -> int:

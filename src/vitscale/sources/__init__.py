@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from vitscale.errors import unknown
+from vitscale.sources.ade20k import list_ade20k
 from vitscale.sources.base import ChannelStatistics, Dataset, Progress, Source, Split, Summary
 from vitscale.sources.cifar import Cifar
 from vitscale.sources.cifar_layout import CIFAR10, CIFAR100
@@ -24,11 +25,12 @@ from vitscale.trial import DataSpec
 __all__ = ["SOURCES", "ChannelStatistics", "Dataset", "Source", "Split", "Summary", "check", "load", "prepare"]
 
 SOURCES: Mapping[str, Source] = {
+    "ade20k": ImageSet(list_ade20k, ("evaluation",)),
     "cifar10": Cifar(CIFAR10),
     "cifar100": Cifar(CIFAR100),
     "digits": Digits(),
     "folder": ImageSet(list_folder),
-    "hf": ImageSet(list_hf),
+    "hf": ImageSet(list_hf, ("channels", "dtype", "hf", "columns")),
     "shards": ImageSet(list_shards),
     "synthetic": Synthetic(),
     "synthetic-masks": Synthetic("segmentation"),

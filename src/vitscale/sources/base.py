@@ -24,6 +24,8 @@ Progress = Callable[[int, int], None]
 """Told how many images are done, and of how many."""
 IGNORED = 255
 """In a mask: pixels that no label is known of."""
+OUTSIDE = 254
+"""In a mask of `Summary.sizes_vary`: where its image has ended. Labels of such masks are 0 to 253."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,9 @@ class Summary:
     """What a reader of the results should know, e.g. that the files are not the official ones."""
     task: Task = "classification"
     """What its labels are of: images, or pixels."""
+    sizes_vary: bool = False
+    """Images lie in the upper left corner of what is stored, in their own proportions; masks tell by `OUTSIDE` how
+    large they are."""
 
 
 class Split(Protocol):
@@ -129,6 +134,10 @@ class ArraySplit:
         require_ids(ids, len(self))
         return self.images[ids]
 
+    def channels(self, first: int, stop: int) -> ArraySplit:
+        """Those channels alone, of the same array."""
+        return ArraySplit(self.images[..., first:stop], self.labels)
+
 
 def require_ids(ids: Labels, samples: int) -> None:
     """Raises `IndexError` unless every id is in `0 <= id < samples`: numpy would wrap a negative one silently."""
@@ -143,8 +152,9 @@ _OF_SOME = {
     "columns": 'name = "hf"',
     "channels": "synthetic, folder, shards or hf",
     "dtype": "folder, shards or hf",
-    "source": "folder, shards or hf",
-    "skip_broken": "folder, shards or hf",
+    "source": "folder, shards, hf or ade20k",
+    "skip_broken": "folder, shards, hf or ade20k",
+    "evaluation": "ade20k",
 }
 """Keys of [data] that mean something to some sources only, and to which."""
 

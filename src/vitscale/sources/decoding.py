@@ -19,6 +19,7 @@ from vitscale.sources.arrays import ARRAY_EXTENSIONS, ArrayShape, decode_array, 
 from vitscale.sources.base import Encoded, Images, Progress
 from vitscale.sources.cache import Room, Unfinished, chunk_samples
 from vitscale.sources.pictures import BrokenImage, decode_square, verify_picture
+from vitscale.sources.scenes import ScenePairs
 from vitscale.sources.threads import in_threads
 from vitscale.tie import end_with_parent
 
@@ -34,6 +35,8 @@ Problems = dict[int, tuple[str, str]]
 
 def decode_image(encoded: Encoded, number: int, shape: ArrayShape) -> Images:
     """One image as `[side, side, channels]`; raises `RequestError` naming the file."""
+    if isinstance(encoded, ScenePairs):
+        return encoded.decode(number, shape)
     name, content = encoded.name(number), encoded.content(number)
     if _is_array(name, shape):
         return decode_array(content, shape, encoded.part(number), name)
@@ -48,6 +51,9 @@ def problems_of(encoded: Encoded, shape: ArrayShape, *, wholly: bool) -> Problem
         try:
             if wholly:
                 decode_image(encoded, number, shape)
+                return None
+            if isinstance(encoded, ScenePairs):
+                encoded.verify(number)
                 return None
             name, content = encoded.name(number), encoded.content(number)
             if _is_array(name, shape):

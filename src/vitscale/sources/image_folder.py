@@ -178,7 +178,7 @@ def _files(folder: Path, present: list[str], classes: list[str], root: Path) -> 
     files: list[_File] = []
     for name in present:
         found = sorted(
-            _File(path, number[name], _stamp(path, folder, status))
+            _File(path, number[name], stamp(path, folder, status))
             for path, status in files_under(folder / name, root)
             if stat.S_ISREG(status.st_mode) and not path.lower().endswith(".tar")
         )
@@ -197,7 +197,7 @@ def _flat_volumes(spec: DataSpec, train_root: Path, held_out_root: Path | None) 
     splits: list[list[tuple[str, str, str]]] = []
     for folder in (train_root, held_out_root):
         found = [
-            (path, acquisition_of(path), _stamp(path, folder, status))
+            (path, acquisition_of(path), stamp(path, folder, status))
             for path, status in sorted(files_under(folder, real) if folder is not None else ())
             if path.lower().endswith(_VOLUMES) and folder is not None
         ]
@@ -229,7 +229,8 @@ def _images(files: list[_File]) -> tuple[Files, Labels]:
     return Files(paths, parts), np.repeat(np.array([file.label for file in files], dtype=np.int64), counts)
 
 
-def _stamp(path: str, folder: Path, status: os.stat_result) -> str:
+def stamp(path: str, folder: Path, status: os.stat_result) -> str:
+    """What tells a file from another: its place, size and time of change."""
     return f"{os.path.relpath(path, folder)} {status.st_size} {status.st_mtime_ns}"
 
 

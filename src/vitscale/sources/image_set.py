@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from vitscale.errors import RequestError, explain, nearest, shown
+from vitscale.model_spec import Task
 from vitscale.sources.arrays import ArrayShape
 from vitscale.sources.base import (
     ArraySplit,
@@ -28,6 +29,7 @@ from vitscale.sources.base import (
 from vitscale.sources.cache import SPLITS, Decoded, Room, cached, find, in_memory
 from vitscale.sources.decoding import Problems, decode_image, decode_split, problems_of, refuse_broken
 from vitscale.sources.paths import default_cache_root, write_if_possible
+from vitscale.sources.scenes import SceneSplit
 from vitscale.sources.split import held_out_count, split_ids
 from vitscale.sources.threads import in_threads
 from vitscale.trial import DataSpec
@@ -62,6 +64,10 @@ class FileSplit:
             pass
         return images
 
+    def channels(self, first: int, stop: int) -> FileSplit:
+        """Those channels alone: of a scene the first 3 are its picture, and the last is its mask."""
+        return replace(self, shape=self.shape._replace(channels=stop - first))
+
     def without(self, numbers: Sequence[int]) -> FileSplit:
         """All images but these."""
         kept = np.delete(np.arange(len(self)), list(numbers))
@@ -80,6 +86,8 @@ class Listing:
     key: str
     """Of the cache entry: the files, what they are stored as, and which of them are held out."""
     notes: tuple[str, ...] = ()
+    task: Task = "classification"
+    """Of segmentation the last channel that is stored is the mask."""
 
     @property
     def decoded_bytes(self) -> int:
@@ -91,8 +99,28 @@ class Listing:
     def summary(self) -> Summary:
         """What is known before anything is decoded."""
         side, channels, _ = self.train.shape
-        shape = (side, side, channels)
-        return Summary(len(self.train), len(self.held_out), self.classes, shape, self.fingerprint, notes=self.notes)
+        masked = self.task == "segmentation"
+        return Summary(
+            train_samples=len(self.train),
+            held_out_samples=len(self.held_out),
+            classes=self.classes,
+            image_shape=(side, side, channels - masked),
+            fingerprint=self.fingerprint,
+            notes=self.notes,
+            task=self.task,
+            sizes_vary=masked,
+        )
+
+    def dataset(self, train: FileSplit | ArraySplit, held_out: FileSplit | ArraySplit) -> Dataset:
+        """Both splits as their pixels are read."""
+        if self.task == "classification":
+            return Dataset(self.summary, train, held_out)
+        mask = self.train.shape.channels - 1
+
+        def scenes(split: FileSplit | ArraySplit) -> SceneSplit:
+            return SceneSplit(split.channels(0, mask), split.channels(mask, mask + 1))
+
+        return Dataset(self.summary, scenes(train), scenes(held_out))
 
     def judged(self, *, wholly: bool) -> dict[str, Problems]:
         """The broken images of each split."""
@@ -118,8 +146,13 @@ class Listing:
 class ImageSet:
     """A dataset of encoded images: what lists them is the one thing that differs."""
 
-    def __init__(self, list_images: Callable[[DataSpec], Listing]) -> None:
-        self._list_images = list_images
+    def __init__(
+        self,
+        list_images: Callable[[DataSpec], Listing],
+        keys: Sequence[str] = ("channels", "dtype"),
+    ) -> None:
+        """`keys` of [data] that it takes, besides those of every image set."""
+        self._list_images, self._keys = list_images, (*keys, "source", "skip_broken", "classes")
         self._verified: set[str] = set()
         """Keys of listings of which nothing was broken: a study that varies something else looks at them once."""
 
@@ -164,13 +197,11 @@ class ImageSet:
                 decoded = in_memory(build) if decoded is None else _copied(decoded)
             case None if decoded is None and listing.decoded_bytes <= MOST_MEMORY_BYTES:
                 decoded = in_memory(build)
-        if decoded is None:
-            return Dataset(listing.summary, listing.train, listing.held_out)
-        return Dataset(listing.summary, decoded.train, decoded.held_out)
+        opened = listing if decoded is None else decoded
+        return listing.dataset(opened.train, opened.held_out)
 
     def _listing(self, spec: DataSpec, cache_root: Path) -> Listing:
-        taken = ("channels", "dtype", "source", "skip_broken", "classes")
-        refuse_other_keys(spec, (*taken, "hf", "columns") if spec.name == "hf" else taken)
+        refuse_other_keys(spec, self._keys)
         listing = self._list_images(spec)
         if spec.skip_broken:
             problems = _remembered(cache_root / f"{listing.key}.broken.json", listing)

@@ -6,13 +6,14 @@ import functools
 import importlib
 import io
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vitscale.errors import RequestError, explain, shown
 from vitscale.sources.base import Content, Images
@@ -41,13 +42,18 @@ _TAIL_BYTES = 4096
 _END_MARKS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
 
 
-def verify_picture(content: Content, name: str = "") -> None:
-    """Raises `RequestError` naming the file unless its header is good and, as far as is cheap to tell, it is whole."""
+def verify_picture(content: Content, name: str = "") -> tuple[int, int]:
+    """Width and height of a picture that is whole, as far as is cheap to tell.
+
+    Raises:
+        RequestError: it is broken; names the file.
+    """
     with _opened(content, name) as image:
         mark = _END_MARKS.get(image.format or "")
         # Without its end mark a file may still be good, with other data after it: only decoding tells.
         if mark is not None and mark not in _tail(content):
             image.load()
+        return image.width, image.height
 
 
 def decode_square(content: Content, side: int, channels: int = 3, name: str = "") -> Images:
@@ -64,12 +70,41 @@ def decode_square(content: Content, side: int, channels: int = 3, name: str = ""
     Raises:
         RequestError: it is broken.
     """
-    if (pixels := _jpeg(content, side, channels)) is not None:
-        return _square(_pillow().fromarray(pixels), side, channels)
+    return _square(_decoded(content, lambda *_: (side, side), channels, name)[0], side, channels)
+
+
+def decode_within(content: Content, side: int, name: str = "") -> tuple[Images, tuple[int, int]]:
+    """A whole picture, scaled down as in `decode_square` where one of its sides is longer than `side`.
+
+    Returns:
+        Pixels uint8 `[h, w, 3]`, and the width and height that it has in its file.
+
+    Raises:
+        RequestError: it is broken.
+    """
+    image, own = _decoded(content, lambda width, height: within(width, height, side), 3, name)
+    size = within(*own, side)
+    return np.asarray(image if image.size == size else image.resize(size, _pillow().Resampling.BILINEAR)), own
+
+
+def decode_labels(content: Content, name: str = "") -> NDArray[np.uint8]:
+    """The numbers that a picture of one 8-bit channel, or of a palette, holds: `[H, W]`.
+
+    Raises:
+        RequestError: it is broken, or holds something else.
+    """
     with _opened(content, name) as image:
-        # Lets JPEG decode at a half, quarter, ... that is still large enough.
-        image.draft("L" if channels == 1 else "RGB", (side, side))
-        return _square(_grey(image) if channels == 1 else _rgb(image), side, channels)
+        if image.mode not in ("L", "P"):
+            raise BrokenImage(name, f"labels are one channel of 8 bits, and this is {image.mode}")
+        return np.array(image)
+
+
+def within(width: int, height: int, side: int) -> tuple[int, int]:
+    """Width and height of a picture in its own proportions, of which none is more than `side`; never enlarged."""
+    longer = max(width, height)
+    if longer <= side:
+        return width, height
+    return tuple(max(1, (2 * edge * side + longer) // (2 * longer)) for edge in (width, height))  # type: ignore[return-value]
 
 
 def centre_box(width: int, height: int) -> tuple[float, float, float, float]:
@@ -84,7 +119,22 @@ def _square(image: Image, side: int, channels: int) -> Images:
     return np.asarray(square).reshape(side, side, channels)
 
 
-def _jpeg(content: Content, side: int, channels: int) -> Images | None:
+_Target = Callable[[int, int], tuple[int, int]]
+"""From width and height of a picture to those that it is wanted in."""
+
+
+def _decoded(content: Content, target: _Target, channels: int, name: str) -> tuple[Image, tuple[int, int]]:
+    """A picture, decoded no larger than its target needs, and its own width and height."""
+    if (decoded := _jpeg(content, target, channels)) is not None:
+        return _pillow().fromarray(decoded[0]), decoded[1]
+    with _opened(content, name) as image:
+        own = image.size
+        # Lets JPEG decode at a half, quarter, ... that is still large enough.
+        image.draft("L" if channels == 1 else "RGB", target(*own))
+        return _grey(image) if channels == 1 else _rgb(image), own
+
+
+def _jpeg(content: Content, target: _Target, channels: int) -> tuple[Images, tuple[int, int]] | None:
     """What Pillow decodes, to the bit, in less time; None where that is left to Pillow, as all that is odd is.
 
     Both are libjpeg-turbo with its exact transform. Pillow scales by halves, so no other scale is asked for here.
@@ -97,14 +147,14 @@ def _jpeg(content: Content, side: int, channels: int) -> Images | None:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(encoded)
         if colours not in ("YCbCr", "Gray") or height * width > MOST_PIXELS:
             return None
-        halvings = 0
-        while halvings < 3 and min(height, width) >= side << (halvings + 1):
+        size, halvings = target(width, height), 0
+        while halvings < 3 and width >= size[0] << (halvings + 1) and height >= size[1] << (halvings + 1):
             halvings += 1
         smaller = {"min_height": -(-height >> halvings), "min_width": -(-width >> halvings)} if halvings else {}
         pixels: Images = simplejpeg.decode_jpeg(encoded, "GRAY" if channels == 1 else "RGB", **smaller)
     except (OSError, ValueError):  # broken, or a warning that Pillow passes over
         return None
-    return pixels[..., 0] if channels == 1 else pixels
+    return (pixels[..., 0] if channels == 1 else pixels), (width, height)
 
 
 @functools.cache

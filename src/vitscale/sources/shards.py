@@ -15,7 +15,7 @@ import numpy as np
 from vitscale.errors import RequestError, explain, shown
 from vitscale.sources.arrays import ARRAY_EXTENSIONS, images_in
 from vitscale.sources.base import Labels
-from vitscale.sources.image_folder import HELD_OUT_NAMES, files_under, fingerprint_of, split_folders
+from vitscale.sources.image_folder import HELD_OUT_NAMES, files_under, fingerprint_of, split_folders, stamp
 from vitscale.sources.image_set import Listing, chosen_classes, listing_of
 from vitscale.sources.paths import default_cache_root, reason, root_of, write_if_possible
 from vitscale.sources.pictures import EXTENSIONS
@@ -112,7 +112,7 @@ def _shards(folder: Path, root: Path) -> tuple[list[str], list[str]]:
     found = sorted((path, status) for path, status in files_under(folder, root) if path.lower().endswith(".tar"))
     if not found:
         raise RequestError(explain(f"{shown(str(folder))} holds no shard (*.tar)", next_step=_HOW))
-    stamps = [f"{os.path.relpath(path, folder)} {status.st_size} {status.st_mtime_ns}" for path, status in found]
+    stamps = [stamp(path, folder, status) for path, status in found]
     return [path for path, _ in found], stamps
 
 

@@ -13,11 +13,13 @@ from vitscale.datasets import (
     Batches,
     EpochOrder,
     Preprocess,
+    Scenes,
     confusion,
     counted_labels,
     label_losses,
     means,
     scores,
+    sliding,
     slot_loss,
     tally,
 )
@@ -33,11 +35,10 @@ from vitscale.worker.place import Place
 
 
 class MicroBatch(NamedTuple):
-    """A slot's images on the device, as they are stored, and its labels, ready for the loss."""
+    """A slot's images and labels on the device."""
 
-    images: Tensor
-    """[n, H, W, c], in the dtype in which they are stored."""
-    ids: Tensor
+    images: Callable[[], Tensor]
+    """Makes of the images, kept as they are stored, what the model takes."""
     labels: Tensor
     """Of `counted_labels`."""
     real: int
@@ -70,12 +71,11 @@ class Passes:
         self.segments = trial.model.task == "segmentation"
         self.norms = norms_of(engine.module)
         self.auxiliary = AuxiliaryLogits(engine.module, trial.model.auxiliary_weight) if self.segments else None
-        self.preprocess = Preprocess(
-            trial.data.name,
-            trial.model.image_size,
-            augment=trial.data.augment,
-            seed=seed,
-            statistics=dataset.statistics,
+        size, augment = trial.model.image_size, trial.data.augment
+        self.preprocess: Preprocess | Scenes = (
+            Scenes(size, augment=augment, seed=seed)
+            if dataset.summary.sizes_vary
+            else Preprocess(trial.data.name, size, augment=augment, seed=seed, statistics=dataset.statistics)
         )
 
     def order(self, epoch: int) -> EpochOrder:
@@ -113,14 +113,14 @@ class Passes:
                 count = total(torch.stack([(one.labels >= 0).sum() for one in ready]).sum()).clamp(min=1)
             yield from (one._replace(step_count=count) for one in ready)
 
-    def micro_step(self, batch: MicroBatch, sums: Tensor, *, epoch: int, last: bool, phase: Phase) -> Tensor:
+    def micro_step(self, batch: MicroBatch, sums: Tensor, *, last: bool, phase: Phase) -> Tensor:
         """Forward and backward of one micro-batch; adds to `sums` [3] what `means` takes.
 
         Returns:
             The detached loss (scalar).
         """
         with phase("forward"):
-            images = self.preprocess(batch.images, batch.ids, epoch=epoch, training=True)
+            images = batch.images()
         for norm in self.norms:
             norm.real = batch.real
 
@@ -153,8 +153,7 @@ class Passes:
         small = batch._replace(
             images=batch.images[:n], labels=batch.labels[:n], ids=batch.ids[:n], weights=batch.weights[:n]
         )
-        moved = self._on_device(small, epoch=0, training=True, phase=no_phase)
-        images = self.preprocess(moved.images, moved.ids, epoch=0, training=True)
+        images = self._on_device(small, epoch=0, training=True, phase=no_phase).images()
         for norm in self.norms:
             norm.real = None
         buffers = [(buffer, buffer.clone()) for buffer in self.engine.module.buffers()]
@@ -168,7 +167,7 @@ class Passes:
 
     def evaluate(self, alive: Callable[[], None]) -> Evaluation:
         """Measures the model on the held-out images over all ranks; `alive` is called per batch."""
-        order = self._order(len(self.dataset.held_out), 0, fraction=1.0, grad_accum=1, drop_last=False)
+        order = self._held_out_order()
         sums = torch.zeros(3, dtype=torch.float64, device=self.device)
         classes = (self.trial.model.num_classes or 0) if self.segments else 0
         confused = torch.zeros(classes, classes, dtype=torch.int64, device=self.device)
@@ -177,7 +176,7 @@ class Passes:
             for batch in batches:
                 alive()
                 moved = self._on_device(batch, epoch=0, training=False, phase=no_phase)
-                logits = self.engine.evaluate(self.preprocess(moved.images, moved.ids, epoch=0, training=False))
+                logits = self._logits(moved.images())
                 sums += tally(label_losses(logits, moved.labels), logits, moved.labels)
                 if self.segments:
                     confused += confusion(logits, moved.labels, classes)
@@ -186,6 +185,20 @@ class Passes:
             return Evaluation(loss, accuracy)
         mean_iou, accuracy = scores(total(confused))
         return Evaluation(loss, accuracy, mean_iou)
+
+    def _held_out_order(self) -> EpochOrder:
+        samples = len(self.dataset.held_out)
+        if self.dataset.summary.sizes_vary:
+            # One at a time, each in its own size: its scores do not depend on what it is evaluated with, and all ranks
+            # call a model that may gather its weights equally often.
+            return EpochOrder(samples, seed=0, epoch=0, micro_batches=[1] * self.place.world_size, grad_accum=1)
+        return self._order(samples, 0, fraction=1.0, grad_accum=1, drop_last=False)
+
+    def _logits(self, images: Tensor) -> Tensor:
+        """Of held-out images, as the trial evaluates them."""
+        if self.trial.data.evaluation == "sliding":
+            return sliding(self.engine.evaluate, images, self.trial.model.image_size)
+        return self.engine.evaluate(images)
 
     def _order(self, samples: int, epoch: int, *, fraction: float, grad_accum: int, drop_last: bool) -> EpochOrder:
         return EpochOrder(
@@ -210,7 +223,6 @@ class Passes:
         with phase("h2d"):
             images, ids, labels, weights = map(moved, (batch.images, batch.ids, batch.labels, batch.weights))
         with phase("forward"):
-            if self.segments:
-                labels = self.preprocess.masks(labels, ids, epoch=epoch, training=training)
+            ready, labels = self.preprocess.prepare(images, labels, ids, epoch=epoch, training=training)
             labels = counted_labels(labels, weights)
-        return MicroBatch(images, ids, labels, batch.real, batch.step_real, batch.step_real)
+        return MicroBatch(ready, labels, batch.real, batch.step_real, batch.step_real)

@@ -203,7 +203,7 @@ class Training:
         own_images: list[int] = []
         for batch in self.passes.step(batches, epoch=epoch, phase=self.explainer.phase):
             last = len(own_images) == grad_accum - 1
-            loss = self.passes.micro_step(batch, sums, epoch=epoch, last=last, phase=self.explainer.phase)
+            loss = self.passes.micro_step(batch, sums, last=last, phase=self.explainer.phase)
             step_loss += loss / grad_accum
             own_images.append(batch.real)
         return step_loss, own_images, batch.step_real

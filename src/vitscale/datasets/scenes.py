@@ -1,0 +1,280 @@
+"""From stored scenes to what a model takes, on the device: a random crop in training, all of it in evaluation.
+
+Pictures of unlike sizes lie in squares of one size (`sources.scenes`). What a crop is made of is worked out for the
+whole batch at once, from where each of its pixels lies in the stored picture: nothing is as large as a scaled picture,
+and nobody waits for a size. The augmentation is the one that ADE20K is commonly trained with, as mmsegmentation
+documents it for UperNet and Swin (https://github.com/open-mmlab/mmsegmentation, configs/_base_/datasets/ade20k.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate, pad
+
+from vitscale.datasets.hashing import uniform_integers
+from vitscale.datasets.preprocess import IMAGENET, Normalisation
+from vitscale.datasets.streams import Purpose, stream
+from vitscale.sources.base import IGNORED, OUTSIDE
+
+LONG_SIDE = 4
+"""The longer side is at most as many times `image_size`, as in (2048, 512), before the random scale."""
+_LEAST_SCALE, _SCALES = 0.5, 1.5
+"""Random scales are from the first on, and reach so far."""
+_TRIES = 10
+_LARGEST_SHARE = (3, 4)
+"""Of one class in a crop: less than three quarters of what is labelled, unless no try has it."""
+_COUNTED_SIDE = 128
+"""Pixels along a side of a crop whose labels are counted: all of a small one, evenly spread ones of a large one."""
+_WORD = 2**31
+"""A random number stands for itself divided by this, in [0, 1)."""
+_BRIGHTNESS, _CONTRAST, _SATURATION, _HUE = 32.0, (0.5, 1.5), (0.5, 1.5), 36.0
+"""Of bytes; factors; degrees."""
+
+
+class _Axis(NamedTuple):
+    """Where the pixels along one side of a crop come from in the stored picture: each [n, side]."""
+
+    lower: Tensor
+    upper: Tensor
+    share: Tensor
+    """Of `upper`, float32; the rest is of `lower`."""
+    nearest: Tensor
+    inside: Tensor
+    """False where the scaled picture has ended."""
+
+
+class View(NamedTuple):
+    """What a crop shows of each stored scene of a batch."""
+
+    rows: _Axis
+    columns: _Axis
+
+    @property
+    def inside(self) -> Tensor:
+        """Whether there is a picture: bool [n, height, width]."""
+        return self.rows.inside[:, :, None] & self.columns.inside[:, None, :]
+
+    def masks(self, masks: Tensor) -> Tensor:
+        """The nearest label, `IGNORED` where the picture has ended: uint8 [n, height, width] of stored [n, H, W]."""
+        return _at(masks, self.rows.nearest, self.columns.nearest).masked_fill(~self.inside, IGNORED)
+
+    def pixels(self, images: Tensor) -> Tensor:
+        """Bilinear between the four nearest pixels: float32 [n, C, height, width] of stored uint8 [n, H, W, C]."""
+        corners = [
+            [_at(images, row, column).float() for column in (self.columns.lower, self.columns.upper)]
+            for row in (self.rows.lower, self.rows.upper)
+        ]
+        across = self.columns.share[:, None, :, None]
+        upper, lower = (left + (right - left) * across for left, right in corners)
+        return (upper + (lower - upper) * self.rows.share[:, :, None, None]).permute(0, 3, 1, 2)
+
+
+class Scenes:
+    """What is made of the scenes of a batch.
+
+    It depends on the seed, the epoch and the scene's id alone: not on the batch it is in, the rank or the device.
+    """
+
+    def __init__(self, image_size: int, *, augment: bool, seed: int) -> None:
+        """`image_size`: of a crop, and of a scaled picture's shorter side, in pixels."""
+        self.image_size, self.augment, self.seed = image_size, augment, seed
+        self._normalise = Normalisation(IMAGENET, 255.0)
+
+    def prepare(
+        self, images: Tensor, labels: Tensor, ids: Tensor, *, epoch: int, training: bool
+    ) -> tuple[Callable[[], Tensor], Tensor]:
+        """See `Preprocess.prepare`; in evaluation of one scene alone, whose labels keep the size they are stored in."""
+        if training:
+            view = self.view(labels, ids, epoch=epoch)
+            return partial(self.images, images, view, ids, epoch=epoch), view.masks(labels)
+        height, width = _sizes(labels)[0].tolist()
+        return partial(self.whole, images[:, :height, :width]), labels[:, :height, :width]
+
+    def view(self, masks: Tensor, ids: Tensor, *, epoch: int) -> View:
+        """The crop of each scene in training; without `augment` the middle of the picture, at its plain scale.
+
+        Args:
+            masks: stored, uint8 [n, H, W]; their `OUTSIDE` tells how large each scene is.
+            ids: int64 [n], each scene's place in its split.
+            epoch: from 0.
+        """
+        stored = _sizes(masks)
+        if not self.augment:
+            scaled = _scaled(stored, self.image_size, torch.ones_like(ids, dtype=torch.float64))
+            first = (scaled - self.image_size).clamp(min=0) // 2
+            return self._crop(stored, scaled, first, torch.zeros_like(ids, dtype=torch.bool))
+        draws = _draws(ids, stream(Purpose.VIEW, self.seed, epoch), 2 * _TRIES + 4)
+        scaled = _scaled(stored, self.image_size, _LEAST_SCALE + _SCALES * (draws[:, 0].double() / _WORD))
+        places = (scaled - self.image_size).clamp(min=0) + 1
+        tries = (draws[:, 2:].unflatten(1, (_TRIES + 1, 2)) * places[:, None]) // _WORD
+        chosen = self._first_of_several_classes(masks, stored, scaled, tries[:, :_TRIES])
+        first = tries.gather(1, chosen[:, None, None].expand(-1, 1, 2))[:, 0]
+        return self._crop(stored, scaled, first, draws[:, 1] < _WORD // 2)
+
+    def images(self, images: Tensor, view: View, ids: Tensor, *, epoch: int) -> Tensor:
+        """Crops ready for the model: float32 [n, 3, image_size, image_size], 0 where the picture has ended."""
+        pixels = view.pixels(images)
+        if self.augment:
+            pixels = _distorted(pixels, _draws(ids, stream(Purpose.COLOUR, self.seed, epoch), 9))
+        return self._normalise(pixels).masked_fill(~view.inside[:, None], 0.0)
+
+    def whole(self, images: Tensor) -> Tensor:
+        """Scenes of one size, scaled for evaluation: [n, 3, h, w] of uint8 [n, H, W, 3]."""
+        stored = torch.tensor([images.shape[1:3]] * len(images), device=images.device)
+        scaled = _scaled(stored, self.image_size, torch.ones(len(images), dtype=torch.float64, device=images.device))
+        rows, columns = (
+            _axis(stored[:, n], scaled[:, n], torch.arange(side, device=images.device).expand(len(images), -1))
+            for n, side in enumerate(scaled[0].tolist())
+        )
+        return self._normalise(View(rows, columns).pixels(images))
+
+    def _crop(self, stored: Tensor, scaled: Tensor, first: Tensor, mirrored: Tensor) -> View:
+        side = torch.arange(self.image_size, device=stored.device)
+        seen = scaled.clamp(max=self.image_size)
+        rows = first[:, :1] + side
+        columns = first[:, 1:] + torch.where(mirrored[:, None], seen[:, 1:] - 1 - side, side)
+        return View(
+            _axis(stored[:, 0], scaled[:, 0], rows, side < seen[:, :1]),
+            _axis(stored[:, 1], scaled[:, 1], columns, side < seen[:, 1:]),
+        )
+
+    def _first_of_several_classes(self, masks: Tensor, stored: Tensor, scaled: Tensor, tries: Tensor) -> Tensor:
+        """Number [n] of the first crop, of those tried [n, tries, 2], that no class fills; else the number of tries."""
+        size = self.image_size
+        counted = min(size, _COUNTED_SIDE)
+        side = (2 * torch.arange(counted, device=masks.device) + 1) * size // (2 * counted)
+        nearest, inside = [], []
+        for axis in (0, 1):
+            found = _axis(stored[:, axis], scaled[:, axis], (tries[:, :, axis, None] + side).flatten(1))
+            nearest.append(found.nearest.unflatten(1, (-1, counted)).flatten(0, 1))
+            inside.append((side < scaled[:, axis, None]).repeat_interleave(tries.shape[1], 0))
+        scene = torch.arange(len(masks), device=masks.device).repeat_interleave(tries.shape[1])
+        labels = masks[scene[:, None, None], nearest[0][:, :, None], nearest[1][:, None, :]].flatten(1).long()
+        there = (inside[0][:, :, None] & inside[1][:, None, :]).flatten(1).long()
+        counts = torch.zeros(len(labels), 256, dtype=torch.int64, device=masks.device).scatter_add_(1, labels, there)
+        counts = counts[:, :OUTSIDE]
+        most, of = _LARGEST_SHARE
+        fine = ((counts > 0).sum(1) > 1) & (of * counts.amax(1) < most * counts.sum(1))
+        numbers = torch.arange(tries.shape[1], device=masks.device)
+        return torch.where(fine.view(tries.shape[:2]), numbers, tries.shape[1]).amin(1)
+
+
+def sliding(evaluate: Callable[[Tensor], Tensor], images: Tensor, size: int) -> Tensor:
+    """Logits of whole images [n, 3, H, W] from windows of `size` x `size` pixels, in one forward: [n, classes, H, W].
+
+    Windows lie two thirds of their side apart; the last ones end with the image. Where they overlap their mean counts.
+    A side shorter than a window is padded with 0.
+    """
+    height, width = images.shape[2:]
+    images = pad(images, (0, max(0, size - width), 0, max(0, size - height)))
+    corners = [(y, x) for y in _starts(images.shape[2], size) for x in _starts(images.shape[3], size)]
+    logits = evaluate(torch.cat([images[:, :, y : y + size, x : x + size] for y, x in corners]))
+    if logits.shape[2:] != (size, size):
+        logits = interpolate(logits, size=(size, size), mode="bilinear", align_corners=False)
+    total = logits.new_zeros(len(images), logits.shape[1], *images.shape[2:])
+    windows = logits.new_zeros(images.shape[2:])
+    for (y, x), of_window in zip(corners, logits.split(len(images)), strict=True):
+        total[:, :, y : y + size, x : x + size] += of_window
+        windows[y : y + size, x : x + size] += 1
+    return (total / windows)[:, :, :height, :width]
+
+
+def _starts(length: int, size: int) -> list[int]:
+    stride = max(1, size * 2 // 3)
+    count = -(-(length - size) // stride) + 1
+    return [min(number * stride, length - size) for number in range(count)]
+
+
+def _sizes(masks: Tensor) -> Tensor:
+    """Height and width [n, 2] of stored scenes."""
+    return torch.stack([(masks[:, :, 0] != OUTSIDE).sum(1), (masks[:, 0, :] != OUTSIDE).sum(1)], dim=1)
+
+
+def _scaled(stored: Tensor, image_size: int, scale: Tensor) -> Tensor:
+    """Height and width [n, 2] with which a picture fits into (4 x `image_size`, `image_size`) times `scale` [n]."""
+    sides = stored.double()
+    shorter, longer = (scale * image_size).floor(), (scale * (LONG_SIDE * image_size)).floor()
+    factor = torch.minimum(shorter.clamp(min=1) / sides.amin(1), longer.clamp(min=1) / sides.amax(1))
+    return (sides * factor[:, None] + 0.5).floor().clamp(min=1).long()
+
+
+def _axis(stored: Tensor, scaled: Tensor, positions: Tensor, inside: Tensor | None = None) -> _Axis:
+    """Where pixels `positions` [n, side] of pictures `scaled` [n] long lie in those `stored` [n] long.
+
+    Middles of pixels are at (p + 1/2) stored / scaled. In whole numbers, so that every device comes to the same.
+    """
+    stored, scaled = stored[:, None], scaled[:, None]
+    middle = (2 * positions + 1) * stored
+    lower = (middle - scaled) // (2 * scaled)
+    rest = middle - scaled - lower * 2 * scaled
+    last = stored - 1
+    return _Axis(
+        lower=lower.clamp(min=0).minimum(last),
+        upper=(lower + 1).clamp(min=0).minimum(last),
+        share=rest.float() / (2 * scaled).float(),
+        nearest=(middle // (2 * scaled)).clamp(min=0).minimum(last),
+        inside=torch.ones_like(positions, dtype=torch.bool) if inside is None else inside,
+    )
+
+
+def _at(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    return images[torch.arange(len(images), device=images.device)[:, None, None], rows[:, :, None], columns[:, None, :]]
+
+
+def _draws(ids: Tensor, number: int, count: int) -> Tensor:
+    """Random numbers from 0 to 2^31 - 1, `count` of each id: int64 [n, count]."""
+    return uniform_integers(ids[:, None] * count + torch.arange(count, device=ids.device), number, _WORD)
+
+
+def _distorted(pixels: Tensor, draws: Tensor) -> Tensor:
+    """Pixels [n, 3, h, w] in 0 to 255 with another brightness, contrast, saturation and hue, each in half of them.
+
+    Contrast comes second or last, as often. Nothing is rounded to bytes in between.
+
+    Args:
+        pixels: of a crop.
+        draws: of `_draws`, [n, 9].
+    """
+    happens = draws[:, 0::2] < _WORD // 2
+    drawn = draws[:, 1::2].float() / _WORD
+    plain = torch.zeros_like(drawn[:, 0])
+
+    def strength(number: int, least: float, most: float, neutral: float) -> Tensor:
+        value = torch.where(happens[:, number], least + (most - least) * drawn[:, number], plain + neutral)
+        return value[:, None, None, None]
+
+    contrast, late = strength(1, *_CONTRAST, 1.0), happens[:, 4, None, None, None]
+    pixels = (pixels + strength(0, -_BRIGHTNESS, _BRIGHTNESS, 0.0)).clamp(0, 255)
+    pixels = torch.where(late, pixels, (pixels * contrast).clamp(0, 255))
+    pixels = _hue_turned(_saturated(pixels, strength(2, *_SATURATION, 1.0)), strength(3, -_HUE, _HUE, 0.0))
+    return torch.where(late, (pixels * contrast).clamp(0, 255), pixels)
+
+
+def _saturated(pixels: Tensor, factor: Tensor) -> Tensor:
+    """With HSV's saturation, (max - min) / max, times a factor but at most 1: value and hue stay."""
+    value = pixels.amax(1, keepdim=True)
+    chroma = value - pixels.amin(1, keepdim=True)
+    factor = torch.minimum(factor, value / chroma.clamp(min=1e-6))
+    return value - (value - pixels) * factor
+
+
+def _hue_turned(pixels: Tensor, degrees: Tensor) -> Tensor:
+    """With HSV's hue turned: value and saturation stay (Smith, "Color Gamut Transform Pairs", SIGGRAPH 1978)."""
+    red, green, blue = pixels.split(1, 1)
+    value = pixels.amax(1, keepdim=True)
+    chroma = value - pixels.amin(1, keepdim=True)
+    divisor = torch.where(chroma > 0, chroma, torch.ones_like(chroma))
+    # In sixths of the circle, from red over green to blue.
+    hue = torch.where(
+        value == red,
+        (green - blue) / divisor,
+        torch.where(value == green, (blue - red) / divisor + 2, (red - green) / divisor + 4),
+    )
+    hue = hue + degrees / 60
+    sixths = torch.cat([torch.remainder(hue + start, 6.0) for start in (5.0, 3.0, 1.0)], dim=1)
+    return value - chroma * torch.minimum(sixths, 4 - sixths).clamp(0, 1)

@@ -1,0 +1,83 @@
+"""ADE20K as it is published for scene parsing (ADEChallengeData2016), and other sets of its layout."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from vitscale.errors import RequestError, explain, shown
+from vitscale.sources.arrays import ArrayShape
+from vitscale.sources.base import OUTSIDE, class_count
+from vitscale.sources.image_folder import files_under, fingerprint_of, refuse_link_out, split_folders, stamp
+from vitscale.sources.image_set import FileSplit, Listing
+from vitscale.sources.paths import kind_of
+from vitscale.sources.pictures import EXTENSIONS
+from vitscale.sources.scenes import SCENE_CHANNELS, ScenePairs
+from vitscale.trial import DataSpec
+
+_HOW = "Unpack ADEChallengeData2016.zip, and name its folder, which holds images and annotations"
+_SPLITS = ("training", "validation")
+
+
+class _File(NamedTuple):
+    path: str
+    stamp: str
+
+
+def list_ade20k(spec: DataSpec) -> Listing:
+    """The dataset `ade20k`: `root/images/{training,validation}/*.jpg`, with a PNG of the same name for each in
+    `root/annotations/{training,validation}`.
+
+    `data.classes` labels count, or as many as it names.
+
+    Raises:
+        RequestError: it is not laid out like this, a file cannot be read, or a link leads out of it.
+    """
+    root, _ = split_folders(spec, _HOW, lambda _: False)
+    names = spec.classes if isinstance(spec.classes, tuple) else [f"class {n + 1}" for n in range(class_count(spec))]
+    if len(names) > OUTSIDE:
+        what = f"data.classes = {len(names)} do not fit into masks"
+        raise RequestError(explain(what, valid=[f"at most {OUTSIDE}"]))
+    stamps: list[list[str]] = []
+    splits = []
+    for split in _SPLITS:
+        pictures = _files(root, "images", split, frozenset(EXTENSIONS))
+        annotations = _files(root, "annotations", split, frozenset({".png"}))
+        both = sorted(pictures.keys() | annotations.keys())
+        nothing = _File("", "")
+        paths = [[files.get(key, nothing).path for key in both] for files in (pictures, annotations)]
+        pairs = ScenePairs(tuple(paths[0]), tuple(paths[1]), len(names))
+        shape = ArrayShape(spec.source_size, SCENE_CHANNELS, "uint8")
+        splits.append(FileSplit(pairs, np.zeros(len(pairs), dtype=np.int64), shape))
+        stamps += [[file.stamp for _, file in sorted(files.items())] for files in (pictures, annotations)]
+    fingerprint = fingerprint_of(*stamps)
+    return Listing(
+        classes=tuple(names),
+        train=splits[0],
+        held_out=splits[1],
+        fingerprint=fingerprint,
+        key=f"ade20k-{fingerprint[:24]}-{spec.source_size}-{len(names)}",
+        task="segmentation",
+    )
+
+
+def _files(root: Path, kind: str, split: str, extensions: frozenset[str]) -> dict[str, _File]:
+    """Path below its folder, without the extension -> each file of one kind in a split."""
+    folder, real = root / kind / split, Path(os.path.realpath(root))
+    if kind_of(folder) != "folder":
+        raise RequestError(explain(f"{shown(str(folder))} is not a folder", next_step=_HOW))
+    refuse_link_out(str(folder), real)
+    found = {
+        os.path.splitext(os.path.relpath(path, folder))[0]: _File(path, stamp(path, folder, status))  # noqa: PTH122
+        for path, status in files_under(folder, real)
+        if stat.S_ISREG(status.st_mode) and Path(path).suffix.lower() in extensions
+    }
+    if not found:
+        raise RequestError(
+            explain(f"{shown(str(folder))} holds no {'picture' if kind == 'images' else 'PNG'}", next_step=_HOW)
+        )
+    return found

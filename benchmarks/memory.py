@@ -35,6 +35,16 @@ MODEL = resolve(ModelSpec(name="vit-ti16", image_size=32, patch_size=8, layers=6
 """2.7 million parameters: 10.8 MB of fp32 weights, and 10.4 MB of activations at a micro-batch of 8."""
 MODEL_ON_A_GPU = resolve(ModelSpec(name="vit-b16"), 1000)
 """Large against the workspaces that cuBLAS takes from the allocator too."""
+SWIN = {
+    "name": "swinv2-t", "image_size": 64, "hidden_size": 24, "heads": 3, "depths": (2, 2, 2), "window_size": 4,
+}  # fmt: skip
+UPERNET = {"task": "segmentation", "decoder_size": 32}
+OTHERS = {
+    "Swin V2": resolve(ModelSpec(**SWIN), 10),
+    "Swin V2 with UperNet": resolve(ModelSpec(**SWIN, **UPERNET), 20),
+    "ViT with UperNet": resolve(ModelSpec(name="vit-ti16", image_size=64, patch_size=8, layers=3, **UPERNET), 20),
+}
+"""Counted part by part; on engines that keep everything on every rank."""
 COMMON: dict[str, Any] = {"precision": "fp32", "micro_batch": 8}
 STEPS_ON_GLOO = 8
 """Watched with several ranks, after two that are not; else one."""
@@ -83,6 +93,15 @@ def configurations() -> Iterator[tuple[str, str, dict[str, Any]]]:
     for stage in (1, 2, 3):
         engine = f"deepspeed, ZeRO-{stage}"
         yield engine, "fp32, DeepSpeed's buckets", {"engine": "deepspeed", "zero_stage": stage}
+    for name, model in OTHERS.items():
+        norm = {"batch_norm": "synchronised"} if model.task == "segmentation" else {}
+        for engine, fields in (("none", {"engine": "none"}), ("ddp", {"engine": "ddp", "bucket_mib": 1})):
+            whole = fields | norm | {"model": model}
+            yield engine, f"{name}, fp32", whole
+            yield engine, f"{name}, bf16-params", whole | {"precision": "bf16-params"}
+            yield engine, f"{name}, bf16", whole | {"precision": "bf16"}
+            yield engine, f"{name}, checkpointing", whole | {"activation_checkpointing": True}
+            yield engine, f"{name}, 32 images", whole | {"micro_batch": 32}
     yield "accelerate, DDP", "fp32", {"engine": "accelerate", "accelerate_backend": "ddp", "bucket_mib": 1}
     through = {"engine": "accelerate", "accelerate_backend": "deepspeed", "zero_stage": 2}
     yield "accelerate, ZeRO-2", "fp32", through | BUCKETS
@@ -100,8 +119,9 @@ def chosen(only: Sequence[str], ranks: int, device: str) -> list[tuple[str, str,
 def trial(fields: dict[str, Any], ranks: int, device: str) -> Trial:
     of_train = {key: value for key, value in fields.items() if key != "model"}
     model = MODEL_ON_A_GPU if device == "cuda" else MODEL
+    other = fields.get("model", {})
     return Trial(
-        model=model.model_copy(update=fields.get("model", {})),
+        model=other if isinstance(other, ModelSpec) else model.model_copy(update=other),
         data=DataSpec(name="synthetic", samples=64, augment=False),
         train=TrainSpec(device=device, **COMMON | of_train),
         world=World(ranks_per_node=ranks, threads_per_rank=1),
@@ -115,10 +135,12 @@ def measure(wanted: Trial, device: Any) -> dict[str, int]:
     import torch
 
     from vitscale import engines, models
-    from vitscale.datasets import slot_loss
+    from vitscale.datasets import label_losses, slot_loss
+    from vitscale.models.segmentation import AuxiliaryLogits
     from vitscale.probes.memory import tensor_memory
 
-    train = wanted.train
+    train, segments = wanted.train, wanted.model.task == "segmentation"
+    auxiliary: Any = None
     memory = tensor_memory(device)
     torch.manual_seed(0)
 
@@ -126,18 +148,22 @@ def measure(wanted: Trial, device: Any) -> dict[str, int]:
         for micro_step in range(train.grad_accum):
             side = wanted.model.image_size
             images = torch.zeros(train.micro_batch, 3, side, side, device=device)
-            labels = torch.zeros(train.micro_batch, dtype=torch.long, device=device)
+            pixels = (side, side) if segments else ()
+            labels = torch.zeros(train.micro_batch, *pixels, dtype=torch.long, device=device)
 
             def loss_of(logits: Any, labels: Any = labels) -> Any:
-                losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
-                ones = torch.ones_like(losses)
-                return slot_loss(losses, ones, wanted.global_batch, wanted.world.size, train.grad_accum)
+                losses = label_losses(logits, labels)
+                second = auxiliary.take() if auxiliary else None
+                if second is not None:
+                    losses = losses + auxiliary.weight * label_losses(second.float(), labels)
+                return slot_loss(losses, wanted.global_batch, wanted.world.size, train.grad_accum)
 
             engine.micro_step(images, loss_of, last=micro_step == train.grad_accum - 1)
         engine.step()
 
     with memory.watch():
         engine = engines.build(models.build(wanted.model), wanted, device)
+        auxiliary = AuxiliaryLogits(engine.module, wanted.model.auxiliary_weight) if segments else None
         step(engine)
     start = memory.peak_bytes
     step(engine)

@@ -332,6 +332,8 @@ def test_models_train_on_twelve_channels_of_16_bits(tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text(
         """
 name = "channels"
+[model]
+image_size = 8
 [data]
 name = "folder"
 root = "images"
@@ -345,8 +347,8 @@ epochs = 6
 learning_rate = 0.01
 [sweep]
 model = [
-  { factory = "mine:build", image_size = 8 },
-  { name = "vit-ti16", image_size = 8, patch_size = 4, hidden_size = 24, layers = 1 },
+  { factory = "mine:build" },
+  { name = "vit-ti16", patch_size = 4, hidden_size = 24, layers = 1 },
 ]
 [measure]
 repeats = 1

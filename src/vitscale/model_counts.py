@@ -83,13 +83,16 @@ def swin(shape: SwinShape) -> Counts:
     found = stages(shape)
     pixels, width = shape.channels * shape.patch_size**2, shape.hidden_size
     embedding = Counts(pixels * width + 3 * width, found[0].side ** 2 * pixels * width)
-    merges = (
-        Counts(8 * s.width**2 + 4 * s.width, ((s.side + 1) // 2) ** 2 * 8 * s.width**2) for s in found[:-1]
-    )  # four tokens side by side to twice the width, and a norm
-    return total([embedding, *merges, *(_block(stage) for stage in found for _ in range(stage.depth))])
+    blocks = (swin_block(stage) for stage in found for _ in range(stage.depth))
+    return total([embedding, *map(swin_merge, found[:-1]), *blocks])
 
 
-def _block(s: Stage) -> Counts:
+def swin_merge(s: Stage) -> Counts:
+    """What follows a stage that is not the last: four tokens side by side to twice the width, and a norm."""
+    return Counts(8 * s.width**2 + 4 * s.width, ((s.side + 1) // 2) ** 2 * 8 * s.width**2)
+
+
+def swin_block(s: Stage) -> Counts:
     """Attention in windows, by cosines and with learnt position biases; an MLP of four times the width; two norms."""
     c, tokens = s.width, s.side**2
     biases = 3 * _BIAS_WIDTH + _BIAS_WIDTH * s.heads
@@ -116,18 +119,28 @@ both norms' mean and deviation (4). Autocast casts softmax back from fp32; it wa
 
 def swin_kept_bytes(shape: SwinShape, precision: str) -> int:
     """Bytes that Swin's blocks and the merging between stages keep of one image for backward."""
-    padded_width, padded_heads, scores, width, token = _KEPT[precision]
-    element = 4 if precision == "fp32" else 2
-    statistics = token // 4
     found = stages(shape)
-    kept = 0
-    for s in found:
-        of_padded = padded_width * s.width + (padded_heads + scores * s.window**2) * s.heads
-        kept += s.depth * (s.padded * of_padded + s.side**2 * (width * s.width + token))
-    for s in found[:-1]:
-        merged = ((s.side + 1) // 2) ** 2
-        kept += merged * (element * (4 + 2) * s.width + 2 * statistics)
-    return kept
+    return sum(s.depth * block_kept_bytes(s, precision) for s in found) + sum(
+        merge_kept_bytes(s, precision) for s in found[:-1]
+    )
+
+
+def block_kept_bytes(s: Stage, precision: str) -> int:
+    """Of one block."""
+    padded_width, padded_heads, scores, width, token = _KEPT[precision]
+    of_padded = padded_width * s.width + (padded_heads + scores * s.window**2) * s.heads
+    return s.padded * of_padded + s.side**2 * (width * s.width + token)
+
+
+def merge_kept_bytes(s: Stage, precision: str) -> int:
+    """Of the merging after a stage: what its product and its norm take, and the norm's statistics."""
+    element, statistics = (4 if precision == "fp32" else 2), _KEPT[precision][-1] // 4
+    return int(((s.side + 1) // 2) ** 2 * (element * (4 + 2) * s.width + 2 * statistics))
+
+
+def bias_kept(s: Stage) -> int:
+    """Elements that a block's position biases keep, however many the images: its small network's, and their sigmoid."""
+    return (2 * s.window - 1) ** 2 * _BIAS_WIDTH + s.heads * s.window**4
 
 
 class DecoderShape(NamedTuple):
@@ -146,59 +159,72 @@ _POOLED = (1, 2, 3, 6)
 _AUXILIARY_MAP = 2
 
 
-def upernet(shape: DecoderShape) -> Counts:
-    """UperNet (Xiao et al., "Unified Perceptual Parsing for Scene Understanding", ECCV 2018) on feature maps.
+class DecoderLayer(NamedTuple):
+    """A convolution of UperNet with the norm and the ReLU behind it; elements of one image."""
 
-    The last map is pooled to 1, 2, 3 and 6 pixels a side; maps are added from the smallest to the largest; all are
-    joined at the largest, and classified. Its auxiliary head is one convolution on the third map.
-    """
-    size, classes = shape.size, shape.classes
-    *others, last = zip(shape.widths, shape.sides, strict=True)
-    levels = [part for width, side in others for part in (_conv(width, size, 1, side), _conv(size, size, 3, side))]
-    pooled = [_conv(last[0], size, 1, side) for side in _POOLED]
-    joined = [
-        _conv(last[0] + len(_POOLED) * size, size, 3, last[1]),
-        _conv(len(shape.widths) * size, size, 3, shape.sides[0]),
-        _classifier(size, classes, shape.sides[0]),
-    ]
-    auxiliary = []
-    if shape.auxiliary:
-        width, side = shape.widths[_AUXILIARY_MAP], shape.sides[_AUXILIARY_MAP]
-        half = (size + 1) // 2
-        auxiliary = [_conv(width, half, 3, side), _classifier(half, classes, side)]
-    return total([*levels, *pooled, *joined, *auxiliary])
+    counts: Counts
+    taken: int
+    """What it takes."""
+    given: int
+    """What it gives, and its norm takes."""
+    kept: int
+    """For backward: what it, its norm and what takes its ReLU's output take; once what is kept already."""
+    norm: int = 0
+    """Channels of its batch norm; 0: it has neither norm nor ReLU."""
+
+
+def upernet(shape: DecoderShape) -> Counts:
+    """Of all its layers together."""
+    return total([layer.counts for layer in upernet_layers(shape)])
+
+
+def upernet_kept(shape: DecoderShape) -> int:
+    """Elements that UperNet keeps of one image for backward."""
+    return sum(layer.kept for layer in upernet_layers(shape))
 
 
 def upernet_norms(shape: DecoderShape) -> tuple[int, ...]:
     """Channels of each of UperNet's batch norms: one after every convolution but the classifiers."""
-    joined = 2 * (len(shape.widths) - 1) + len(_POOLED) + 2
-    return (shape.size,) * joined + (((shape.size + 1) // 2,) if shape.auxiliary else ())
+    return tuple(layer.norm for layer in upernet_layers(shape) if layer.norm)
 
 
-def upernet_kept(shape: DecoderShape) -> int:
-    """Elements that UperNet keeps of one image for backward.
+def upernet_layers(shape: DecoderShape) -> list[DecoderLayer]:
+    """UperNet (Xiao et al., "Unified Perceptual Parsing for Scene Understanding", ECCV 2018) on feature maps.
 
-    Each convolution what it takes, each norm what it takes, each ReLU what it gives. What one gives and the next takes
-    is kept once.
+    The last map is pooled to 1, 2, 3 and 6 pixels a side; maps are added from the smallest to the largest; all are
+    joined at the largest, and classified. Its auxiliary head is one convolution on the third map.
+
+    Returns:
+        The layers in the order of forward. Each convolution keeps what it takes, each norm what it takes, each ReLU
+        what it gives; what one gives and the next takes is kept once.
     """
-    size = shape.size
+    size, classes, first = shape.size, shape.classes, shape.sides[0]
     *others, (width, side) = zip(shape.widths, shape.sides, strict=True)
-    maps = sum(w * s**2 for w, s in zip(shape.widths, shape.sides, strict=True))
-    levels = sum(5 * size * s**2 for _, s in others)  # two norms, two ReLUs, and the sum between them
-    pooled = sum((width + 2 * size) * s**2 for s in _POOLED)
-    joined = (width + (len(_POOLED) + 2) * size) * side**2 + (len(shape.widths) + 2) * size * shape.sides[0] ** 2
-    auxiliary = 2 * ((size + 1) // 2) * shape.sides[_AUXILIARY_MAP] ** 2 if shape.auxiliary else 0
-    return maps + levels + pooled + joined + auxiliary
+    laterals = [_layer(w, size, 1, s) for w, s in others]
+    pooled = [_layer(width, size, 1, pixels) for pixels in _POOLED]
+    pooled[0] = pooled[0]._replace(kept=pooled[0].kept + width * side**2)  # pooling keeps the map
+    bottleneck = _layer(width + len(_POOLED) * size, size, 3, side)
+    outputs = [_layer(size, size, 3, s) for _, s in others]
+    joined = _layer(len(shape.widths) * size, size, 3, first)
+    auxiliary = []
+    if shape.auxiliary:
+        half, third = (size + 1) // 2, shape.sides[_AUXILIARY_MAP]
+        on_map = _layer(shape.widths[_AUXILIARY_MAP], half, 3, third)
+        auxiliary = [on_map._replace(kept=2 * on_map.given), _classifier(half, classes, third)]
+    decoder = [*laterals, *pooled, bottleneck, *outputs, joined, _classifier(size, classes, first)]
+    return [*decoder, *auxiliary]
 
 
-def _conv(inputs: int, outputs: int, kernel: int, side: int) -> Counts:
+def _layer(inputs: int, outputs: int, kernel: int, side: int) -> DecoderLayer:
     """A convolution without bias that keeps the side, and a batch norm."""
     products = inputs * outputs * kernel**2
-    return Counts(products + 2 * outputs, side**2 * products)
+    taken, given = inputs * side**2, outputs * side**2
+    return DecoderLayer(Counts(products + 2 * outputs, side**2 * products), taken, given, taken + 2 * given, outputs)
 
 
-def _classifier(size: int, classes: int, side: int) -> Counts:
-    return Counts(size * classes + classes, side**2 * size * classes)
+def _classifier(size: int, classes: int, side: int) -> DecoderLayer:
+    counts = Counts(size * classes + classes, side**2 * size * classes)
+    return DecoderLayer(counts, size * side**2, classes * side**2, 0)
 
 
 def pyramid(width: int, side: int) -> Counts:

@@ -311,7 +311,8 @@ def _shape(spec: ModelSpec) -> _Shape | None:
     )
 
 
-def _swin(spec: ModelSpec) -> SwinShape | None:
+def swin_shape(spec: ModelSpec) -> SwinShape | None:
+    """A resolved Swin's; None of all else."""
     if spec.depths is None or spec.patch_size is None or spec.hidden_size is None or spec.heads is None:
         return None
     return SwinShape(
@@ -322,7 +323,7 @@ def _swin(spec: ModelSpec) -> SwinShape | None:
 
 def _counts(spec: ModelSpec) -> Counts | None:
     """Of the whole model; None where unknown."""
-    swin, vit, classes = _swin(spec), _shape(spec), spec.num_classes or 0
+    swin, vit, classes = swin_shape(spec), _shape(spec), spec.num_classes or 0
     if swin is not None:
         body, width = model_counts.swin(swin), model_counts.stages(swin)[-1].width
     elif vit is not None:
@@ -330,7 +331,7 @@ def _counts(spec: ModelSpec) -> Counts | None:
     else:
         return None
     norm = Counts(2 * width, 0)
-    decoder = _decoder(spec)
+    decoder = decoder_shape(spec)
     if decoder is None:
         return model_counts.total([body, norm, Counts(width * classes + classes, width * classes)])
     own = [norm, model_counts.pyramid(width, decoder.sides[_OWN_MAP])] if vit is not None else []
@@ -341,9 +342,9 @@ _OWN_MAP = 2
 """Of a ViT's pyramid: the map of its own side."""
 
 
-def _decoder(spec: ModelSpec) -> DecoderShape | None:
+def decoder_shape(spec: ModelSpec) -> DecoderShape | None:
     """UperNet on a named model of segmentation; None for all else."""
-    swin, vit = _swin(spec), _shape(spec)
+    swin, vit = swin_shape(spec), _shape(spec)
     if spec.task == "classification" or (swin is None and vit is None):
         return None
     if swin is not None:
@@ -358,7 +359,7 @@ def _decoder(spec: ModelSpec) -> DecoderShape | None:
 def batch_norms(spec: ModelSpec) -> tuple[int, ...] | None:
     """Channels of each batch norm of a recorded spec; None where only building the model could tell."""
     try:
-        decoder = _decoder(spec)
+        decoder = decoder_shape(spec)
         if decoder is not None:
             return model_counts.upernet_norms(decoder)
         return None if _counts(spec) is None else ()
@@ -463,7 +464,7 @@ def activation_bytes(spec: ModelSpec, micro_batch: int, precision: str) -> int |
     if precision not in _SAVED_BYTES:
         raise unknown("precision", precision, _SAVED_BYTES)
     element_bytes, autocast_bytes = _SAVED_BYTES[precision]
-    swin, s, decoder = _swin(spec), _shape(spec), _decoder(spec)
+    swin, s, decoder = swin_shape(spec), _shape(spec), decoder_shape(spec)
     if swin is not None:
         kept = model_counts.swin_kept_bytes(swin, precision)
     elif s is not None:

@@ -117,4 +117,4 @@ def test_a_model_that_only_building_it_could_count_has_no_forecasts_and_says_so(
     assert [(point.forecast_bytes, point.by_flops_seconds) for point in series.points] == [(None, None)] * 2
     table = resolution_table(found)
     assert table is not None
-    assert "Memory forecast: unavailable in 2 of 2 trials." in table.notes
+    assert "Memory forecast: unavailable in 2 of 2 trials: only building this model could count it." in table.notes

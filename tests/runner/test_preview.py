@@ -263,3 +263,21 @@ def test_the_largest_image_that_fits_is_told_with_and_without_checkpointing(tmp_
 def test_a_study_of_one_size_that_fits_is_not_told_of_others(tmp_path: Path) -> None:
     found = planned(tmp_path)
     assert "largest image_size" not in printed(found, Outlook(memory_fits(found, 4 * 10**9)))
+
+
+def test_what_is_varied_of_images_and_activations_stands_in_columns(tmp_path: Path) -> None:
+    sweep = {"model.image_size": [32, 64], "train.activation_checkpointing": [False, True]}
+    text = printed(planned(tmp_path, {"sweep": sweep, "scaling": {"gpus": [1]}}), Outlook(), 200)
+    heading = next(line for line in text.splitlines() if line.startswith("trial "))
+    assert heading.split()[:5] == ["trial", "engine", "image", "activations", "ranks"]
+    kinds = [
+        line.split("ddp", 1)[1].split("  ")[:6] for line in text.splitlines() if " ddp " in line and "vit" not in line
+    ]
+    assert [[word.strip() for word in kind if word.strip()][:2] for kind in kinds] == [
+        ["32", "kept"], ["32", "computed again"], ["64", "kept"], ["64", "computed again"],
+    ]  # fmt: skip
+    # 12 patches of 16 pixels more, each with a position of 192.
+    counts = text.splitlines()[1].removeprefix("vit-ti16: ").removesuffix(" parameters").split(" or ")
+    few, many = (int(count.replace(",", "")) for count in counts)
+    assert many - few == 12 * 192
+    assert "image" not in printed(planned(tmp_path), Outlook(), 200).split("Commands")[0]

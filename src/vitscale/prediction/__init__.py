@@ -22,6 +22,6 @@ memory/       how much memory a rank will take
 
 from __future__ import annotations
 
-from vitscale.prediction.memory import MemoryForecast, forecast, forecast_bytes
+from vitscale.prediction.memory import MemoryForecast, forecast, forecast_bytes, unavailable
 
-__all__ = ["MemoryForecast", "forecast", "forecast_bytes"]
+__all__ = ["MemoryForecast", "forecast", "forecast_bytes", "unavailable"]

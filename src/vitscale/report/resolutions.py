@@ -9,7 +9,7 @@ from typing import Any
 from vitscale.analysis import Analysis, CurveResult, TrialResult
 from vitscale.analysis.compute import flops_per_image
 from vitscale.analysis.curve_names import curve_name
-from vitscale.prediction import forecast_bytes
+from vitscale.prediction import forecast_bytes, unavailable
 from vitscale.report import words
 from vitscale.report.contract_details import interval_fields
 from vitscale.report.grouped_table import Group, GroupedTable, Line
@@ -116,12 +116,14 @@ def _line(point: AtSize, unit: words.Unit) -> Line:
 
 def _notes(points: Sequence[AtSize]) -> list[str]:
     on_cpu = any(point.result.trial.train.device == "cpu" for point in points)
-    unknown = sum(point.forecast_bytes is None for point in points)
+    reasons = [why for point in points if (why := unavailable(point.result.trial))]
     notes = [
         "Forecast: one rank's tensors by arithmetic; libraries and fragmentation come on top."
         + (" Peak memory on a CPU is all that is resident, Python and libraries included." if on_cpu else ""),
         "By FLOPs: the step of the next smaller size measured, times the ratio of FLOPs.",
-        f"Memory forecast: unavailable in {unknown} of {len(points)} trials." if unknown else "",
+        f"Memory forecast: unavailable in {len(reasons)} of {len(points)} trials: {'; '.join(dict.fromkeys(reasons))}."
+        if reasons
+        else "",
     ]
     return [note for note in notes if note]
 

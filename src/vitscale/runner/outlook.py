@@ -11,7 +11,7 @@ from rich import filesize
 from vitscale.advice.option import Range
 from vitscale.advice.quantities import duration, figures
 from vitscale.analysis.curve_names import trial_name
-from vitscale.prediction import forecast_bytes
+from vitscale.prediction import forecast_bytes, unavailable
 from vitscale.runner.expectation import ROUGHLY, Expectations, Expected
 from vitscale.runner.memory_fit import MemoryFit, largest_images
 from vitscale.runner.planning import Plan
@@ -56,7 +56,7 @@ class Outlook:
 
     def lines(self, plan: Plan) -> list[str]:
         """Below the table."""
-        return [*self._memory_lines(), *self._largest_lines(plan), *self._time_lines(plan)]
+        return [*self._memory_lines(), *_unavailable(plan), *self._largest_lines(plan), *self._time_lines(plan)]
 
     def _largest_lines(self, plan: Plan) -> list[str]:
         found = largest_images(plan.record.trials, self.fits)
@@ -167,6 +167,12 @@ class Outlook:
 
 
 NOTHING_KNOWN = Outlook()
+
+
+def _unavailable(plan: Plan) -> list[str]:
+    reasons = [why for trial in plan.record.trials.values() if (why := unavailable(trial))]
+    whose = f"of {len(reasons)} of {len(plan.record.trials)} trials"
+    return [f"memory {whose}: unavailable: {'; '.join(dict.fromkeys(reasons))}"] if reasons else []
 
 
 def _pixels(size: int | None) -> str:

@@ -29,18 +29,23 @@ _PLACEHOLDER = Path("RESULTS/runs/TRIAL")
 
 def preview_table(plan: Plan, outlook: Outlook = NOTHING_KNOWN) -> list[RenderableType]:
     """A table of the trials that fits a terminal of 80 columns, what they take, and the commands that start them."""
-    models = {_model_of(trial): model_spec.parameters(trial.model) for trial in plan.record.trials.values()}
+    models: dict[str, list[str]] = {}
+    for trial in plan.record.trials.values():
+        count = model_spec.parameters(trial.model)
+        told = models.setdefault(_model_of(trial), [])
+        told += [one for one in ["unavailable number of" if count is None else f"{count:,}"] if one not in told]
     lines: list[RenderableType] = [
         escape(f"{plan.record.name}: {len(plan.record.trials)} trials, {_runs(plan)}"),
-        *(
-            escape(f"{name}: {f'{count:,}' if count is not None else 'unavailable number of'} parameters")
-            for name, count in models.items()
-        ),
+        *(escape(f"{name}: {' or '.join(counts)} parameters") for name, counts in models.items()),
     ]
     rows = {
         trial_id: _row(plan, trial_id, trial) | outlook.cells(trial_id, trial)
         for trial_id, trial in plan.record.trials.items()
     }
+    for name in _SAID_WHERE_VARIED:
+        if _all_alike(rows.values(), name):
+            for row in rows.values():
+                del row[name]
     same = {
         name: row[name] for row in list(rows.values())[:1] for name in _SAID_ONCE if _all_alike(rows.values(), name)
     }
@@ -76,6 +81,8 @@ def preview_table(plan: Plan, outlook: Outlook = NOTHING_KNOWN) -> list[Renderab
 _COLUMNS: dict[str, Literal["left", "right"]] = {
     "engine": "left",
     "precision": "left",
+    "image": "right",
+    "activations": "left",
     "ranks": "right",
     "hosts": "right",
     "threads": "right",
@@ -89,6 +96,8 @@ _COLUMNS: dict[str, Literal["left", "right"]] = {
     "GPU-h": "right",
     "cost": "right",
 }
+_SAID_WHERE_VARIED = ("image", "activations")
+"""Columns that are nowhere where all trials have the same in them."""
 _SAID_ONCE = ("precision", "hosts", "threads", "data", "per epoch", "steps")
 """Columns that are one line above the table where all trials have the same in them."""
 
@@ -100,6 +109,8 @@ def _row(plan: Plan, trial_id: str, trial: Trial) -> dict[str, str]:
     return {
         "engine": engine_name(train),
         "precision": train.precision,
+        "image": str(trial.model.image_size),
+        "activations": "computed again" if train.activation_checkpointing else "kept",
         "ranks": str(trial.world.size),
         "hosts": str(trial.world.nodes),
         "threads": str(trial.world.threads_per_rank),

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitscale.model_spec import ModelSpec, ParameterShapes, parameter_shapes, parameters, resolve
-from vitscale.prediction import MemoryForecast, forecast, forecast_bytes
+from vitscale.prediction import MemoryForecast, forecast, forecast_bytes, unavailable
 from vitscale.prediction.memory.activations import activations
 from vitscale.prediction.memory.forecast import held, kept
 from vitscale.prediction.memory.moments import all_totals
@@ -27,6 +27,11 @@ without.
 """
 PSI = 407
 DECAYED = 308
+SWIN = ModelSpec(name="swinv2-t", image_size=8, patch_size=4, hidden_size=4, heads=1, depths=(1,), window_size=2)
+UPERNET = ModelSpec(
+    task="segmentation", name="swinv2-t", image_size=64, hidden_size=16, heads=2, depths=(1, 1, 1, 1), window_size=4,
+    decoder_size=24,
+)  # fmt: skip
 
 
 def trial(ranks: int = 1, model: ModelSpec = TINY, device: Any = "cuda", **train: Any) -> Trial:
@@ -278,7 +283,81 @@ def test_what_is_not_modelled_is_unknown(train: dict[str, Any]) -> None:
 
 
 def test_a_model_of_the_users_own_is_unknown() -> None:
-    assert forecast_bytes(trial(model=ModelSpec(factory="my_models:build"))) is None
+    asked = trial(model=ModelSpec(factory="my_models:build"))
+    assert forecast_bytes(asked) is None
+    assert unavailable(asked) == "only building this model could count it"
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "train", "reason"),
+    [
+        (SWIN, "cpu", {"engine": "fsdp2"}, "what fsdp2 gathers and scatters of Swin V2 and UperNet is not modelled"),
+        (UPERNET, "cuda", {"engine": "deepspeed", "zero_stage": 2}, "what deepspeed gathers"),
+        (UPERNET, "cuda", {"engine": "ddp", "precision": "bf16"}, "what autocast keeps of this model on a GPU"),
+        (SWIN, "cpu", {"engine": "megatron"}, "what megatron holds is not modelled"),
+        (SWIN, "cuda", {"engine": "ddp"}, ""),
+    ],
+)
+def test_what_is_not_modelled_of_swin_and_upernet_is_unavailable_with_its_reason(
+    model: ModelSpec, device: Any, train: dict[str, Any], reason: str
+) -> None:
+    asked = trial(2, model, device, **train)
+    assert unavailable(asked).startswith(reason)
+    assert (forecast(asked) is None) == bool(reason)
+
+
+# --- Swin V2 and UperNet ----------------------------------------------------------------------------------------------
+
+
+def test_the_parts_of_a_tiny_swin_by_hand() -> None:
+    """4 patches of 4 x 4 in one window, one block of width 4 with one head; 2 images, 3 classes.
+
+    Patches keep 4 values and two statistics of each of 8 tokens, 192 bytes. The block, of an image: 4 tokens x (28 * 4
+    + 16 + 8 * 4) + 4 x (44 * 4 + 16) = 1,408; and 9 places x 512 of its biases' network with 16 biases, 18,496. While
+    it runs there are 3 streams of 128 bytes and the embedded patches, 128. The head keeps 2 images x (4 x 24 + 40).
+    """
+    found = known(trial(model=SWIN))
+    embedding, block, head = 192, 2 * 1_408 + 18_496, 2 * (96 + 40)
+    assert found.moments["end of forward"]["activations"] == max(embedding + block + 512, embedding + block + head)
+    # Patches 16 * 3 * 4 weights with bias and norm; the block's products 12 * 16, biases 3 + 5 and norms 16 of width
+    # 4, one scale, and 512 * 3 + 512 of its biases; the last norm, and the classifier.
+    count = 204 + (12 * 16 + 3 * 4 + 5 * 4 + 4 * 4 + 1 + 2_048) + 8 + 15
+    assert parameters(resolve(SWIN, 3)) == count
+    assert found.moments["step"]["gradients"] == 4 * count
+    assert known(trial(model=SWIN, engine="ddp")).moments["step"]["buckets"] == 4 * count
+
+
+def test_the_loss_of_pixels_takes_five_times_their_logits() -> None:
+    """On a CPU with an auxiliary head: log-probabilities of both, both logits, and a copy in another order."""
+    classes = 150
+    few, many = (
+        known(trial(model=resolve(UPERNET.model_copy(update={"num_classes": count}), 3), device="cpu"))
+        for count in (classes, 2 * classes)
+    )
+    of_head = 4 * (24 + 12 + 2) * classes  # the two classifiers' weights; the gradients are not there yet
+    more = many.moments["end of forward"], few.moments["end of forward"]
+    activations = more[0]["activations"] - more[1]["activations"]
+    assert activations == 2 * 5 * 4 * classes * 64 * 64
+    assert more[0]["weights"] - more[1]["weights"] == of_head
+
+
+@pytest.mark.parametrize("model", [SWIN, UPERNET], ids=["classification", "segmentation"])
+def test_checkpointing_keeps_what_stages_take(model: ModelSpec) -> None:
+    shape = {"image_size": 64, "depths": (1, 1, 1, 1)}
+    large: dict[str, Any] = {"model": model.model_copy(update=shape), "micro_batch": 16}
+    kept, again = (known(trial(activation_checkpointing=flag, **large)).peak_bytes for flag in (False, True))
+    assert again < kept
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from([16, 24, 32, 48, 64]), st.integers(1, 8), st.booleans(), st.sampled_from(["cpu", "cuda"]))
+def test_larger_images_never_take_less(size: int, images: int, segments: bool, device: Any) -> None:
+    model = UPERNET if segments else SWIN.model_copy(update={"depths": (1, 1)})
+    smaller, larger = (
+        known(trial(model=model.model_copy(update={"image_size": pixels}), micro_batch=images, device=device))
+        for pixels in (max(size, 64 if segments else 16), max(size, 64 if segments else 16) + 32)
+    )
+    assert smaller.peak_bytes < larger.peak_bytes
 
 
 def test_what_is_left_out_is_named() -> None:

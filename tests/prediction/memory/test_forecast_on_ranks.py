@@ -22,6 +22,9 @@ CONFIGURATIONS = [
     "fsdp2, fp32, 64 pixels",
     "ZeRO-2, fp32, overlap",
     "ddp, fp32, checkpointing",
+    "ddp, Swin V2, fp32",
+    "ddp, Swin V2 with UperNet, checkpointing",
+    "ddp, ViT with UperNet, bf16-params",
 ]
 
 

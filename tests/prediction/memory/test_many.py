@@ -27,14 +27,22 @@ def trial(ranks: int, model: ModelSpec = MODEL, device: Any = "cuda", **train: A
     )
 
 
+SWIN = ModelSpec(name="swinv2-t", image_size=32, hidden_size=16, heads=2, depths=(1, 1, 2), window_size=4)
+SEGMENTING: dict[str, Any] = {"task": "segmentation", "decoder_size": 24}
+OTHERS = [
+    resolve(SWIN, 10),
+    resolve(SWIN.model_copy(update=SEGMENTING), 5),
+    resolve(ModelSpec(name="vit-ti16", image_size=32, patch_size=8, layers=2, **SEGMENTING), 5),
+]
 TEMPLATES = [
-    trial(2, device=device, precision=precision, **more)
+    *(trial(2, model, device="cpu", precision=precision) for model in OTHERS for precision in ("fp32", "bf16")),
+    *(trial(2, device=device, precision=precision, **more)
     for device in ("cpu", "cuda")
     for precision in ("fp32", "bf16", "bf16-params")
     for more in (
         {}, {"micro_batches": (14, 2)}, {"engine": "accelerate", "accelerate_backend": "fsdp2"},
         {"engine": "deepspeed", "deepspeed_config": {"zero_optimization": {"stage3_max_live_parameters": 10}}},
-    )
+    ))
 ]  # fmt: skip
 
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from vitscale.prediction.memory.forecast import MemoryForecast, forecast, forecast_bytes
+from vitscale.prediction.memory.forecast import MemoryForecast, forecast, forecast_bytes, unavailable
 
-__all__ = ["MemoryForecast", "forecast", "forecast_bytes"]
+__all__ = ["MemoryForecast", "forecast", "forecast_bytes", "unavailable"]

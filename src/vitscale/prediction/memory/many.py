@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from vitscale.model_spec import recorded_shapes
-from vitscale.prediction.memory.forecast import held, kept, known
+from vitscale.prediction.memory.forecast import held, in_parts, kept, unavailable
 from vitscale.prediction.memory.moments import all_totals
 from vitscale.trial import Trial, World
 
@@ -50,10 +50,13 @@ class Peaks:
     def _lines(self, kind: _Kind) -> tuple[_Line, ...]:
         """Those of which one is highest at some micro-batch; none where memory is unknown."""
         one, two = (self._variant(kind, micro_batch) for micro_batch in (1, 2))
-        if self._shapes is None or not known(one):
+        if unavailable(one):
             return ()
-        holding = held(one, self._shapes)
-        at_one, at_two = (all_totals(holding, kept(trial, self._shapes), self._shapes) for trial in (one, two))
+        if self._shapes is None:
+            at_one, at_two = ([sum(parts.values()) for _, parts in in_parts(trial)] for trial in (one, two))
+        else:
+            holding = held(one, self._shapes)
+            at_one, at_two = (all_totals(holding, kept(trial, self._shapes), self._shapes) for trial in (one, two))
         return _highest(_Line(b - a, 2 * a - b) for a, b in zip(at_one, at_two, strict=True))
 
     def _variant(self, kind: _Kind, micro_batch: int) -> Trial:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from vitscale.model_spec import ParameterShapes
-from vitscale.prediction.memory.holding import STATE_BYTES, Holding, added, sizes, weight_bytes
+from vitscale.prediction.memory.holding import STATE_BYTES, Holding, added, weight_bytes
 from vitscale.trial import Trial
 
 
-def plain(trial: Trial, shapes: ParameterShapes) -> Holding:
+def plain(trial: Trial, elements: int) -> Holding:
     """Weights, gradients and the optimizer's states in one dtype: ZeRO (arXiv 1910.02054), section 3.1, without the
-    masters that mixed precision keeps there; autocast's fp32 weights are their own."""
-    train, count = trial.train, sizes(shapes)
+    masters that mixed precision keeps there; autocast's fp32 weights are their own. `elements`: the parameters."""
+    train = trial.train
     each = weight_bytes(train)
     states = STATE_BYTES[train.optimizer] // 4 * each
-    gradients = count.all * each
+    gradients = elements * each
     return Holding(
-        steady={"weights": count.all * each, "optimizer states": count.all * states},
+        steady={"weights": elements * each, "optimizer states": elements * states},
         gradient_bytes=0 if train.grad_accum > 1 else each,
         new_gradient_bytes=each,
         held={"gradients": gradients} if train.grad_accum > 1 else {},
@@ -24,15 +23,15 @@ def plain(trial: Trial, shapes: ParameterShapes) -> Holding:
     )
 
 
-def ddp(trial: Trial, shapes: ParameterShapes) -> Holding:
+def ddp(trial: Trial, elements: int) -> Holding:
     """Plain training and, whatever the rank count, one more copy of the gradients: the buckets they travel in.
 
     Buckets are allocated at construction, once more in the order of the first backward, and stay (torch/nn/parallel/
     distributed.py, reducer.cpp); `gradient_as_bucket_view` makes the gradients views of them.
     """
-    train, count = trial.train, sizes(shapes)
-    alone = plain(trial, shapes)
-    gradients = count.all * weight_bytes(train)
+    train = trial.train
+    alone = plain(trial, elements)
+    gradients = elements * weight_bytes(train)
     views = train.gradient_as_bucket_view
     return Holding(
         steady=added(alone.steady, {"buckets": gradients}),

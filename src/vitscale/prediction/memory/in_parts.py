@@ -1,0 +1,200 @@
+"""Models whose blocks are not alike, Swin V2 and UperNet on it or on a ViT: memory part by part, in forward's order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import NamedTuple
+
+from vitscale import model_counts
+from vitscale.model_counts import DecoderLayer, DecoderShape, Stage, SwinShape
+from vitscale.model_spec import ModelSpec, decoder_shape, parameter_shapes, swin_shape
+from vitscale.prediction.memory.activations import AUTOCAST, Activations, activations
+from vitscale.prediction.memory.holding import Holding, Parts, added
+from vitscale.shares import largest_micro_batch
+from vitscale.trial import TrainSpec
+
+
+class Part(NamedTuple):
+    """One piece of a model; bytes of a micro-batch."""
+
+    kept: int = 0
+    """For backward."""
+    forward: int = 0
+    """Beside that, where its forward is widest."""
+    backward: int = 0
+    """Gradients passed on, and those that wait, where its backward is widest; what is kept is there too."""
+    parameters: int = 0
+    """Elements."""
+    largest: int = 0
+    """Elements of its largest tensor."""
+
+
+class Pieces(NamedTuple):
+    """A model, and what is there beside its parts."""
+
+    parts: tuple[Part, ...]
+    images: int
+    """And labels, from before forward to after backward."""
+    logits: int
+    """Held by the loop from the model's output until backward is over."""
+
+
+def pieces(spec: ModelSpec, train: TrainSpec) -> Pieces | None:
+    """The parts of a resolved Swin, or of a ViT for segmentation; None of any other model."""
+    swin, images = swin_shape(spec), largest_micro_batch(train)
+    narrow = 2 if train.precision != "fp32" else 4
+    side = spec.image_size
+    decoder = decoder_shape(spec)
+    if swin is None and decoder is None:
+        return None
+    body = _vit(spec, train, narrow, decoder) if swin is None else _swin(spec, swin, train, narrow)
+    pixels = images * side**2 * (spec.channels * (4 if narrow == 4 else 4 + 2) + (0 if decoder is None else 8))
+    if decoder is None:
+        return Pieces(tuple(body), pixels, 0)
+    head = [_layer(layer, images, narrow, train) for layer in model_counts.upernet_layers(decoder)]
+    # The library's models resize their logits themselves; the loop holds these, and of others those of a map's size.
+    whole, on_map = (images * decoder.classes * size**2 for size in (side, decoder.sides[0]))
+    held = on_map if swin is None else whole
+    loss = _loss(whole, held, images * side**2, decoder, train)
+    return Pieces((*body, *head, loss), pixels, held * narrow)
+
+
+def _swin(spec: ModelSpec, shape: SwinShape, train: TrainSpec, narrow: int) -> Iterator[Part]:
+    """Patches and their norm; blocks, and the merging between stages; a norm and a classifier.
+
+    Python holds the embedded patches until the last stage's forward is over. Maps that a decoder took wait with their
+    gradients. A stage whose activations are computed again keeps what it takes alone: checkpointing takes a stage for a
+    block.
+    """
+    images, segments = largest_micro_batch(train), spec.task == "segmentation"
+    stages = model_counts.stages(shape)
+    width, tokens = shape.hidden_size, images * stages[0].side ** 2
+    products, embedded = shape.channels * shape.patch_size**2 * width, tokens * narrow * width
+    yield Part(embedded + 8 * tokens, 0, embedded, products + 3 * width, products)
+    waiting = 0
+    for stage in stages:
+        parts = [_block(stage, images, narrow, train.precision, waiting)] * stage.depth
+        if stage is not stages[-1]:
+            merged, counts = images * ((stage.side + 1) // 2) ** 2, model_counts.swin_merge(stage)
+            kept = images * model_counts.merge_kept_bytes(stage, train.precision)
+            passed = narrow * merged * 6 * stage.width
+            parts.append(Part(kept, 0, passed + waiting, counts.parameters, 8 * stage.width**2))
+        if train.activation_checkpointing:
+            parts = [_computed_again(parts, images * narrow * stage.width * stage.side**2)]
+        yield from (part._replace(forward=part.forward + embedded) for part in parts)
+        waiting += images * narrow * stage.width * stage.side**2 if segments else 0
+    last = stages[-1]
+    if not segments:
+        classes = spec.num_classes or 0
+        kept = images * last.side**2 * (narrow * last.width + 8) + images * (narrow * last.width + 8 * classes)
+        yield Part(kept, 0, 0, last.width * (classes + 2) + classes, last.width * classes)
+
+
+def _block(stage: Stage, images: int, narrow: int, precision: str, waiting: int) -> Part:
+    """Widest in backward where its MLP's second layer is: what is passed on, and the gradient of what that layer takes,
+    four times as wide; or, when all behind the attention is gone, at its position biases, whose in-place ReLU works on
+    three copies, beside the gradients of the scores.
+    """
+    stream = images * narrow * stage.width * stage.side**2
+    of_biases = narrow * model_counts.bias_kept(stage)
+    kept = images * model_counts.block_kept_bytes(stage, precision) + of_biases
+    scores = images * narrow * stage.padded * stage.window**2 * stage.heads
+    behind = 11 * stream
+    widest = max(5 * stream, 2 * stream + scores + 4 * of_biases - behind)
+    return Part(
+        kept, 3 * stream, widest + waiting, model_counts.swin_block(stage).parameters, 4 * stage.width**2
+    )  # fmt: skip
+
+
+def _computed_again(parts: list[Part], taken: int) -> Part:
+    kept = sum(part.kept for part in parts)
+    return Part(
+        kept=taken,
+        forward=max(part.kept + part.forward for part in parts),
+        backward=kept + max(part.backward for part in parts),
+        parameters=sum(part.parameters for part in parts),
+        largest=max(part.largest for part in parts),
+    )
+
+
+def _vit(spec: ModelSpec, train: TrainSpec, narrow: int, decoder: DecoderShape | None) -> Iterator[Part]:
+    """Patches, blocks as in classification, the last norm and the pyramid."""
+    images = largest_micro_batch(train)
+    plain = spec.model_copy(update={"task": "classification", "decoder_size": None, "auxiliary_weight": None})
+    shapes = parameter_shapes(plain)
+    if shapes is None or decoder is None:
+        return
+    kept: Activations = activations(plain, train, shapes, autocast=train.precision in AUTOCAST, casts_kept=True)
+    width, grid = shapes.block[-1][0], decoder.sides[2]
+    own = images * narrow * width
+    counts = [sum(map(math.prod, tensors)) for tensors in (shapes.embedding, shapes.block)]
+    maps = own * sum(side**2 for side in decoder.sides)
+    yield Part(0, 0, 2 * kept.stream, counts[0], math.prod(shapes.embedding[-2]))
+    block = Part(
+        kept.kept_of_block, kept.stream, kept.backward_of_block + kept.recomputed, counts[1],
+        max(map(math.prod, shapes.block)),
+    )  # fmt: skip
+    yield from [block] * shapes.layers
+    pyramid = model_counts.pyramid(width, grid)
+    of_pyramid = images * model_counts.pyramid_kept_bytes(width, grid, narrow)
+    yield Part(of_pyramid, 0, maps + own * (2 * grid) ** 2, pyramid.parameters + 2 * width, 4 * width**2)
+
+
+def _layer(layer: DecoderLayer, images: int, narrow: int, train: TrainSpec) -> Part:
+    """In backward a ReLU and a norm each pass on as much as the layer gives, and the convolution what it takes.
+
+    By then norm and ReLU have let go of theirs. On a CPU oneDNN has copies, in blocks of channels, of what a
+    convolution takes, of its gradient and of its weights, in fp32 too where these are narrower. Norms over all ranks
+    work on copies of what they normalise: three more.
+    """
+    normed = (5 if train.batch_norm == "synchronised" else 2) * layer.given
+    freed = 2 * layer.given if layer.norm else 0
+    convolved = layer.taken + layer.given - freed
+    on_cpu = train.device == "cpu"
+    if on_cpu:
+        convolved += layer.taken + layer.given
+    passed = images * narrow * max(normed if layer.norm else 0, convolved)
+    weights = layer.counts.parameters
+    working = on_cpu * weights * (4 if narrow == 4 else 2 + 4)
+    return Part(layer.kept * images * narrow, 0, passed + working, weights, weights)
+
+
+def _loss(whole: int, held: int, pixels: int, decoder: DecoderShape, train: TrainSpec) -> Part:
+    """Cross-entropy in fp32: of both heads it keeps log-probabilities of each label and class.
+
+    In forward the logits that are compared are there, on a CPU with a copy in another order of the axes; and a copy
+    in fp32 of narrower ones. In backward the gradient of the log-probabilities and that of the logits.
+
+    Args:
+        whole: elements of logits at the labels' size.
+        held: those that the loop holds, of the first head.
+        pixels: labels.
+        decoder: what gives logits.
+        train: for the device, and the precision.
+    """
+    compared = decoder.auxiliary or held < whole
+    widened = held if train.precision != "fp32" else 0
+    forward = 4 * (whole * (compared + (train.device == "cpu")) + widened) + 12 * pixels
+    return Part((1 + decoder.auxiliary) * 4 * whole, forward, 2 * 4 * whole + 12 * pixels)
+
+
+def moments_in_parts(model: Pieces, train: TrainSpec, holding: Holding) -> list[tuple[str, Parts]]:
+    """Every moment that can be highest, with its bytes by part; in an order that does not depend on the micro-batch."""
+    kept = list(accumulate(part.kept for part in model.parts))
+    counts = list(accumulate(part.parameters for part in model.parts))
+    casts = 2 if train.precision in AUTOCAST else 0
+    base = added(holding.steady, {"images": model.images})
+    found: list[tuple[str, Parts]] = []
+    for number, part in enumerate(model.parts):
+        here = {"activations": kept[number] + model.logits * (number == len(kept) - 1)}
+        there = {"autocast's copies": casts * counts[number]}
+        widest = {"activations": part.forward}
+        in_forward = added(base, holding.held, holding.held_buckets, holding.forward, here, there, widest)
+        found.append(("end of forward", in_forward))
+        made = int((counts[-1] - counts[number]) * holding.gradient_bytes) + part.largest * holding.new_gradient_bytes
+        passed = {"passed on in backward": part.backward, "gradients": made, "logits": model.logits}
+        here = {"activations": kept[number]}
+        found.append(("backward", added(base, holding.held, holding.backward, here, there, passed)))
+    return [*found, ("exchange", added(base, holding.exchange)), ("step", added(base, holding.step))]

@@ -306,12 +306,16 @@ def test_imagenet_100_trains_alike_from_files_from_the_cache_and_from_memory(
 
 def test_every_resolution_is_planned_with_its_memory(tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text((EXAMPLES / "resolution.toml").read_text())
-    answer = vitscale("plan", "study.toml", "--json", cwd=tmp_path)
+    answer = vitscale("plan", "study.toml", "--json", "--gpu-memory", "24GB", cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
+    planned = json.loads(answer.stdout)
     needed = {
         (t["resolved"]["model"]["image_size"], t["resolved"]["train"]["activation_checkpointing"]): t["memory_bytes"]
-        for t in json.loads(answer.stdout)["trials"]
+        for t in planned["trials"]
     }
+    (largest,) = planned["largest_image_sizes"]
+    assert len(largest["trials"]) == 8
+    assert 1024 < largest["largest_image_size"] < 2048 < largest["largest_image_size_with_activation_checkpointing"]
     assert {size for size, _ in needed} == {224, 512, 1024, 2048}
     kept, again = ([needed[size, checkpointing] for size in (224, 512, 1024, 2048)] for checkpointing in (False, True))
     assert kept == sorted(kept)

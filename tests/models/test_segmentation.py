@@ -121,6 +121,8 @@ def test_any_configuration_of_segmentation_is_built(tmp_path: Path, model_type: 
     asked = ModelSpec(task="segmentation", hf=str(tmp_path), image_size=64)
     model = build(resolve(asked, 7))
     assert unreached(model, AuxiliaryLogits(model, None)) == []
+    of_five_channels = build(resolve(asked, 7, 5))
+    assert logits_of(of_five_channels(torch.randn(2, 5, 64, 64))).shape[:2] == (2, 7)
     if model_type != "segformer":
         assert AuxiliaryLogits(model, None).weight == 0.4
         assert AuxiliaryLogits(model, 0.3).weight == 0.3

@@ -75,7 +75,7 @@ def _swin(spec: ModelSpec, shape: SwinShape, train: TrainSpec, narrow: int) -> I
     yield Part(embedded + 8 * tokens, 0, embedded, products + 3 * width, products)
     waiting = 0
     for stage in stages:
-        parts = [_block(stage, images, narrow, train.precision, waiting)] * stage.depth
+        parts = [_block(stage, images, narrow, train, waiting)] * stage.depth
         if stage is not stages[-1]:
             merged, counts = images * ((stage.side + 1) // 2) ** 2, model_counts.swin_merge(stage)
             kept = images * model_counts.merge_kept_bytes(stage, train.precision)
@@ -92,20 +92,20 @@ def _swin(spec: ModelSpec, shape: SwinShape, train: TrainSpec, narrow: int) -> I
         yield Part(kept, 0, 0, last.width * (classes + 2) + classes, last.width * classes)
 
 
-def _block(stage: Stage, images: int, narrow: int, precision: str, waiting: int) -> Part:
+def _block(stage: Stage, images: int, narrow: int, train: TrainSpec, waiting: int) -> Part:
     """Widest in backward where its MLP's second layer is: what is passed on, and the gradient of what that layer takes,
-    four times as wide; or, when all behind the attention is gone, at its position biases, whose in-place ReLU works on
-    three copies, beside the gradients of the scores.
+    four times as wide. Or, when all behind the attention is gone, where its heads are scaled, whose gradient is a sum
+    over all scores (on a CPU in fp32); or at its position biases, whose in-place ReLU works on three copies.
     """
     stream = images * narrow * stage.width * stage.side**2
     of_biases = narrow * model_counts.bias_kept(stage)
-    kept = images * model_counts.block_kept_bytes(stage, precision) + of_biases
+    kept = images * model_counts.block_kept_bytes(stage, train.precision) + of_biases
     scores = images * narrow * stage.padded * stage.window**2 * stage.heads
-    behind = 11 * stream
-    widest = max(5 * stream, 2 * stream + scores + 4 * of_biases - behind)
-    return Part(
-        kept, 3 * stream, widest + waiting, model_counts.swin_block(stage).parameters, 4 * stage.width**2
-    )  # fmt: skip
+    summed = 4 if narrow == 2 and train.device == "cpu" else 2
+    behind = 9 * stream  # 11 kept, and two gradients passed on
+    widest = max(5 * stream, summed * scores - behind, scores + 4 * of_biases - behind)
+    count = model_counts.swin_block(stage).parameters
+    return Part(kept, 3 * stream, widest + waiting, count, 4 * stage.width**2)
 
 
 def _computed_again(parts: list[Part], taken: int) -> Part:

@@ -17,14 +17,18 @@ from vitscale.trial import TrainSpec
 
 
 class Part(NamedTuple):
-    """One piece of a model; bytes of a micro-batch."""
+    """One piece of a model; bytes of a micro-batch.
+
+    Where it depends on sizes which moment is widest, all that can be are named: each is a straight line in the number
+    of images, and their maximum is not.
+    """
 
     kept: int = 0
     """For backward."""
-    forward: int = 0
-    """Beside that, where its forward is widest."""
-    backward: int = 0
-    """Gradients passed on, and those that wait, where its backward is widest; what is kept is there too."""
+    forward: tuple[int, ...] = (0,)
+    """Beside that, where its forward can be widest."""
+    backward: tuple[int, ...] = (0,)
+    """Gradients passed on, and those that wait, where its backward can be widest; what is kept is there too."""
     parameters: int = 0
     """Elements."""
     largest: int = 0
@@ -72,7 +76,7 @@ def _swin(spec: ModelSpec, shape: SwinShape, train: TrainSpec, narrow: int) -> I
     stages = model_counts.stages(shape)
     width, tokens = shape.hidden_size, images * stages[0].side ** 2
     products, embedded = shape.channels * shape.patch_size**2 * width, tokens * narrow * width
-    yield Part(embedded + 8 * tokens, 0, embedded, products + 3 * width, products)
+    yield Part(embedded + 8 * tokens, (0,), (embedded,), products + 3 * width, products)
     waiting = 0
     for stage in stages:
         parts = [_block(stage, images, narrow, train, waiting)] * stage.depth
@@ -80,16 +84,16 @@ def _swin(spec: ModelSpec, shape: SwinShape, train: TrainSpec, narrow: int) -> I
             merged, counts = images * ((stage.side + 1) // 2) ** 2, model_counts.swin_merge(stage)
             kept = images * model_counts.merge_kept_bytes(stage, train.precision)
             passed = narrow * merged * 6 * stage.width
-            parts.append(Part(kept, 0, passed + waiting, counts.parameters, 8 * stage.width**2))
+            parts.append(Part(kept, (0,), (passed + waiting,), counts.parameters, 8 * stage.width**2))
         if train.activation_checkpointing:
             parts = [_computed_again(parts, images * narrow * stage.width * stage.side**2)]
-        yield from (part._replace(forward=part.forward + embedded) for part in parts)
+        yield from (part._replace(forward=tuple(embedded + own for own in part.forward)) for part in parts)
         waiting += images * narrow * stage.width * stage.side**2 if segments else 0
     last = stages[-1]
     if not segments:
         classes = spec.num_classes or 0
         kept = images * last.side**2 * (narrow * last.width + 8) + images * (narrow * last.width + 8 * classes)
-        yield Part(kept, 0, 0, last.width * (classes + 2) + classes, last.width * classes)
+        yield Part(kept, parameters=last.width * (classes + 2) + classes, largest=last.width * classes)
 
 
 def _block(stage: Stage, images: int, narrow: int, train: TrainSpec, waiting: int) -> Part:
@@ -103,17 +107,17 @@ def _block(stage: Stage, images: int, narrow: int, train: TrainSpec, waiting: in
     scores = images * narrow * stage.padded * stage.window**2 * stage.heads
     summed = 4 if narrow == 2 and train.device == "cpu" else 2
     behind = 9 * stream  # 11 kept, and two gradients passed on
-    widest = max(5 * stream, summed * scores - behind, scores + 4 * of_biases - behind)
+    widest = (5 * stream, summed * scores - behind, scores + 4 * of_biases - behind)
     count = model_counts.swin_block(stage).parameters
-    return Part(kept, 3 * stream, widest + waiting, count, 4 * stage.width**2)
+    return Part(kept, (3 * stream,), tuple(waiting + one for one in widest), count, 4 * stage.width**2)
 
 
 def _computed_again(parts: list[Part], taken: int) -> Part:
     kept = sum(part.kept for part in parts)
     return Part(
         kept=taken,
-        forward=max(part.kept + part.forward for part in parts),
-        backward=kept + max(part.backward for part in parts),
+        forward=tuple(part.kept + own for part in parts for own in part.forward),
+        backward=tuple(kept + own for part in parts for own in part.backward),
         parameters=sum(part.parameters for part in parts),
         largest=max(part.largest for part in parts),
     )
@@ -131,15 +135,15 @@ def _vit(spec: ModelSpec, train: TrainSpec, narrow: int, decoder: DecoderShape |
     own = images * narrow * width
     counts = [sum(map(math.prod, tensors)) for tensors in (shapes.embedding, shapes.block)]
     maps = own * sum(side**2 for side in decoder.sides)
-    yield Part(0, 0, 2 * kept.stream, counts[0], math.prod(shapes.embedding[-2]))
+    yield Part(0, (0,), (2 * kept.stream,), counts[0], math.prod(shapes.embedding[-2]))
     block = Part(
-        kept.kept_of_block, kept.stream, kept.backward_of_block + kept.recomputed, counts[1],
+        kept.kept_of_block, (kept.stream,), (kept.backward_of_block + kept.recomputed,), counts[1],
         max(map(math.prod, shapes.block)),
     )  # fmt: skip
     yield from [block] * shapes.layers
     pyramid = model_counts.pyramid(width, grid)
     of_pyramid = images * model_counts.pyramid_kept_bytes(width, grid, narrow)
-    yield Part(of_pyramid, 0, maps + own * (2 * grid) ** 2, pyramid.parameters + 2 * width, 4 * width**2)
+    yield Part(of_pyramid, (0,), (maps + own * (2 * grid) ** 2,), pyramid.parameters + 2 * width, 4 * width**2)
 
 
 def _layer(layer: DecoderLayer, images: int, narrow: int, train: TrainSpec) -> Part:
@@ -155,10 +159,10 @@ def _layer(layer: DecoderLayer, images: int, narrow: int, train: TrainSpec) -> P
     on_cpu = train.device == "cpu"
     if on_cpu:
         convolved += layer.taken + layer.given
-    passed = images * narrow * max(normed if layer.norm else 0, convolved)
     weights = layer.counts.parameters
     working = on_cpu * weights * (4 if narrow == 4 else 2 + 4)
-    return Part(layer.kept * images * narrow, 0, passed + working, weights, weights)
+    passed = (images * narrow * convolved + working, images * narrow * normed if layer.norm else 0)
+    return Part(layer.kept * images * narrow, (0,), passed, weights, weights)
 
 
 def _loss(whole: int, held: int, pixels: int, decoder: DecoderShape, train: TrainSpec) -> Part:
@@ -177,7 +181,7 @@ def _loss(whole: int, held: int, pixels: int, decoder: DecoderShape, train: Trai
     compared = decoder.auxiliary or held < whole
     widened = held if train.precision != "fp32" else 0
     forward = 4 * (whole * (compared + (train.device == "cpu")) + widened) + 12 * pixels
-    return Part((1 + decoder.auxiliary) * 4 * whole, forward, 2 * 4 * whole + 12 * pixels)
+    return Part((1 + decoder.auxiliary) * 4 * whole, (forward,), (2 * 4 * whole + 12 * pixels,))
 
 
 def moments_in_parts(model: Pieces, train: TrainSpec, holding: Holding) -> list[tuple[str, Parts]]:
@@ -188,13 +192,11 @@ def moments_in_parts(model: Pieces, train: TrainSpec, holding: Holding) -> list[
     base = added(holding.steady, {"images": model.images})
     found: list[tuple[str, Parts]] = []
     for number, part in enumerate(model.parts):
-        here = {"activations": kept[number] + model.logits * (number == len(kept) - 1)}
-        there = {"autocast's copies": casts * counts[number]}
-        widest = {"activations": part.forward}
-        in_forward = added(base, holding.held, holding.held_buckets, holding.forward, here, there, widest)
-        found.append(("end of forward", in_forward))
+        there = {"activations": kept[number], "autocast's copies": casts * counts[number]}
+        in_forward = added(base, holding.held, holding.held_buckets, holding.forward, there)
+        held = model.logits if number == len(kept) - 1 else 0
+        found += [("end of forward", added(in_forward, {"activations": held + own})) for own in part.forward]
         made = int((counts[-1] - counts[number]) * holding.gradient_bytes) + part.largest * holding.new_gradient_bytes
-        passed = {"passed on in backward": part.backward, "gradients": made, "logits": model.logits}
-        here = {"activations": kept[number]}
-        found.append(("backward", added(base, holding.held, holding.backward, here, there, passed)))
+        in_backward = added(base, holding.held, holding.backward, there, {"gradients": made, "logits": model.logits})
+        found += [("backward", added(in_backward, {"passed on in backward": own})) for own in part.backward]
     return [*found, ("exchange", added(base, holding.exchange)), ("step", added(base, holding.step))]

@@ -170,7 +170,7 @@ def test_a_command_of_vitscale_runs(
     if arguments[0] == "import":
         arguments = [word if word != "RESULTS" else "IMPORTED" for word in arguments]
         arguments += ["--model", "vit-b16", "--image-size", "224", "--engine", "deepspeed"]
-    if "--like-paper" in arguments:
+    if "--like" in arguments:
         arguments = [word if word != "RESULTS" else "PAPER" for word in arguments]
     monkeypatch.chdir(work)
     monkeypatch.setenv("PATH", f"{work / 'bin'}:{os.environ['PATH']}")

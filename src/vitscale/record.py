@@ -14,8 +14,9 @@ Format history (`FORMAT`):
      older formats. What is used is that of timed steps alone: ResourcesLine.steps, null in older formats, where it is
      that of whole epochs. Steps may be "attached". PhaseLine.compiled, empty in older formats, where a one-off
      compilation shows in its seconds alone.
-  7  what a loader gives: EpochLine.loader_images_per_second. Segmentation: EpochLine.mean_iou and the fields of Trial
-     that say how pixels are labelled. All are null in older formats. ExplainedLine.norms, empty in older formats.
+  7  what a loader gives: EpochLine.loader_images_per_second, loader_reading_seconds and loader_decoding_seconds.
+     Segmentation: EpochLine.mean_iou and the fields of Trial that say how pixels are labelled. All are null in older
+     formats. ExplainedLine.norms, empty in older formats.
 
 A reader accepts its own format and older ones; a newer one is refused by name.
 """
@@ -371,6 +372,11 @@ class EpochLine(Record):
     """Of the evaluation after the epoch, in no other figure; null without one and in formats before 6."""
     loader_images_per_second: float | None = None
     """What this rank's loader reads, if none of its threads ever waits; null in formats before 7."""
+    loader_reading_seconds: Seconds | None = None
+    """Its threads' on reading stored images, added up; null, as decoding, where the two cannot be told apart (arrays,
+    and what is made), and in formats before 7."""
+    loader_decoding_seconds: Seconds | None = None
+    """On making pixels of what was read; 0 where they are stored decoded."""
 
 
 class ErrorLine(Record):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitscale.analysis.claims import MARGIN, HostsTest, accuracy_difference, hosts_test
+from vitscale.analysis.claims import MARGIN, HostsTest, accuracy_difference, doubling_test, hosts_test
 
 T_2 = 4.302653
 """The 97.5 % quantile of Student's t with 2 degrees of freedom."""
@@ -153,3 +153,38 @@ def test_single_runs_have_no_interval_and_their_counting_error_by_hand() -> None
 def test_what_is_no_share_is_refused(bad: tuple[list[float], list[float]]) -> None:
     with pytest.raises(ValueError, match="accuracies must be shares"):
         accuracy_difference(*bad)
+
+
+# --- doublings -------------------------------------------------------------------------------------------------------
+
+
+def test_a_doubling_that_halves_the_time_refutes_that_it_hardly_helps() -> None:
+    found = doubling_test(([100.0, 101.0, 99.0], [50.0, 50.5, 49.5]), ([1.0, 1.01, 0.99], [1.0, 1.01, 0.99]), 0.1)
+    assert (found.gain.ratio, found.hardly, found.gain.verdict) == (pytest.approx(2.0), "refuted", "faster")
+    # 1 s and all of 0.1 s on top would leave 2 / 1.1.
+    assert found.left == pytest.approx(2 / 1.1, rel=1e-4)
+    assert found.transfers == "are enough"
+
+
+def test_a_doubling_that_gains_2_percent_confirms_it_and_a_tenth_of_transfer_does_not_explain_it() -> None:
+    """Both sides have a standard deviation of 1 %: 2.776 x sqrt(2 / 3) = 2.27 % with 4 degrees of freedom."""
+    found = doubling_test(([102.0, 103.02, 100.98], [100.0, 101.0, 99.0]), ([1.0, 1.01, 0.99], [1.96, 1.98, 1.94]), 0.1)
+    assert (found.gain.low, found.gain.high) == pytest.approx((1.02 / 1.0229, 1.02 * 1.0229), rel=1e-3)
+    assert (found.hardly, found.gain.verdict) == ("confirmed", "no significant difference")
+    assert found.beyond is not None
+    assert found.beyond.centre == pytest.approx(1.96 / 1.1, rel=1e-3)
+    assert found.transfers == "do not explain it"
+    assert found.left == pytest.approx(1.02 * 1.96 / 1.1, rel=1e-3)
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_a_doubling_of_one_run_or_two_is_not_decided(runs: int) -> None:
+    found = doubling_test(([100.0, 101.0][:runs], [99.0, 100.0][:runs]), ([1.0, 1.01][:runs], [2.0, 2.02][:runs]), 0.1)
+    assert (found.hardly, found.transfers) == ("not decided", "not decided")
+    assert found.gain.verdict == "too few repeats to tell"
+
+
+def test_runs_that_scatter_decide_nothing_and_an_unknown_transfer_is_unknown() -> None:
+    found = doubling_test(([100.0, 120.0, 90.0], [95.0, 110.0, 85.0]), ([1.0, 1.2, 0.9], [1.9, 2.2, 1.7]), None)
+    assert found.hardly == "not decided"
+    assert (found.left, found.beyond, found.transfers) == (None, None, None)

@@ -19,6 +19,7 @@ scaling       speedup and efficiency along a curve
 convergence   accuracy by images and by seconds, what a target accuracy took
 noise_scale   up to which global batch a larger one still pays
 waterfall     from ideal to measured, in factors that multiply to the efficiency
+run_waterfall the same of whole runs, with start-up, evaluation and checkpoint
 comparisons   curve against curve at equal rank count
 quality       can this be trusted? what to do?
 """

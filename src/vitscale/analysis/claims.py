@@ -1,4 +1,5 @@
-"""Two claims as tests: is training over several hosts as fast as in one, and as accurate on N GPUs as on fewer?
+"""Published claims as tests: is training over several hosts as fast as in one, and as accurate on N GPUs as on fewer?
+Does a doubling of the GPUs still shorten it, and by less than transfers would leave?
 
 That no difference was found is not that there is none: each answer says what difference it can exclude.
 
@@ -15,7 +16,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from vitscale.analysis.statistics import CONFIDENCE, FEWEST_REPEATS, Interval, ratio, t_quantile, welch_half, welch_p
+from vitscale.analysis.statistics import (
+    CONFIDENCE,
+    FEWEST_REPEATS,
+    Comparison,
+    Interval,
+    compare,
+    ratio,
+    t_quantile,
+    welch_half,
+    welch_p,
+)
 
 MARGIN = 0.05
 """Epoch times within this factor count as equal: a whole run, done again, varies by as much."""
@@ -77,6 +88,63 @@ class AccuracyDifference:
     """Two-sided, of no difference (Welch); None from fewer than 3 runs on a side."""
     p_adjusted: float | None = None
     """The same after Holm's correction for all accuracies that were held against each other."""
+
+
+@dataclass(frozen=True)
+class Doubling:
+    """N GPUs against twice as many, with as many images for each GPU and step: half the steps of the same work."""
+
+    gain: Comparison
+    """How many times as fast an epoch is on twice the GPUs: 2 is ideal."""
+    hardly: Literal["confirmed", "refuted", "not decided"]
+    """That a doubling hardly shortens training: confirmed where the whole interval of `gain` lies below 1 + `MARGIN`,
+    refuted where it lies above."""
+    left: float | None
+    """What would be gained if a step took what it takes on N GPUs and all of the transfer on top, with no overlap."""
+    beyond: Interval | None
+    """A step on twice the GPUs against that: above 1 something else than transfers slows it. None, as `left`, where the
+    transfer is not known."""
+    transfers: Literal["do not explain it", "are enough", "not decided"] | None
+
+    @property
+    def interval(self) -> Interval:
+        """Of the gain."""
+        return Interval(self.gain.ratio, self.gain.low, self.gain.high)
+
+
+def doubling_test(
+    epochs: tuple[Sequence[float], Sequence[float]],
+    steps: tuple[Sequence[float], Sequence[float]],
+    transfer_seconds: float | None,
+    looked: tuple[int, int] = (0, 0),
+) -> Doubling:
+    """Tests a doubling of the GPUs; each pair is of N and of 2 N, a value per run.
+
+    Args:
+        epochs: epoch seconds; positive and finite.
+        steps: seconds of a whole step; positive and finite.
+        transfer_seconds: of an optimizer step on 2 N GPUs, as long as a ring needs for it; None: not known.
+        looked: of each side as for `statistics.interval`.
+    """
+    gain = compare(epochs[1], epochs[0], (looked[1], looked[0]))
+    whole = Interval(gain.ratio, gain.low, gain.high, "" if gain.p is not None else "too few runs")
+    side = whole.side_of(1 + MARGIN)
+    hardly: Literal["confirmed", "refuted", "not decided"] = (
+        "confirmed" if side == "below" else "refuted" if side == "above" else "not decided"
+    )
+    if transfer_seconds is None or not (steps[0] and steps[1]):
+        return Doubling(gain, hardly, None, None, None)
+    # Wholly on top, though most would be hidden under backward, and though the step on N GPUs has its own transfers in
+    # it already: what is slower still is not the transfers' doing.
+    beyond = ratio(steps[1], [seconds + transfer_seconds for seconds in steps[0]], (looked[1], looked[0]))
+    told = beyond.side_of(1.0)
+    return Doubling(
+        gain,
+        hardly,
+        gain.ratio * beyond.centre,
+        beyond,
+        "do not explain it" if told == "above" else "are enough" if told == "below" else "not decided",
+    )
 
 
 def hosts_test(

@@ -88,6 +88,8 @@ class RunFigures:
     """All steps but the first, which belongs to the start-up; warm-up and slow steps included."""
     startup: Mapping[str, float]
     """Phase to the seconds of its slowest rank."""
+    evaluation_seconds: float | None
+    """After an epoch, of the slowest rank: the median over epochs. None where nothing was evaluated, or not timed."""
     epochs: tuple[EpochFigures, ...]
     loss_by_step: tuple[tuple[int, float | None], ...]
     """Step number and the mean loss over ranks; None where it was not finite."""
@@ -186,6 +188,7 @@ def figures(run: Run) -> RunFigures:
         elapsed_epochs=len(whole_epochs),
         training_seconds=sum(after_first) if after_first else None,
         startup=startup,
+        evaluation_seconds=_evaluation(run.ranks),
         epochs=epochs,
         loss_by_step=_loss_by_step(run, steps),
         peak_bytes=max((e.peak_bytes for r in run.ranks for e in r.epochs if e.peak_bytes is not None), default=None),
@@ -288,6 +291,13 @@ def _startup(ranks: Sequence[RankRecord]) -> dict[str, float]:
 
     by_phase = {name: [s for rank in ranks if (s := seconds(rank.phases, name)) is not None] for name in PHASES}
     return {name: max(found) for name, found in by_phase.items() if found}
+
+
+def _evaluation(ranks: Sequence[RankRecord]) -> float | None:
+    of_epochs: dict[int, float] = {}
+    for line in (line for rank in ranks for line in rank.epochs if line.evaluation_seconds is not None):
+        of_epochs[line.epoch] = max(of_epochs.get(line.epoch, 0.0), line.evaluation_seconds or 0.0)
+    return statistics.median(of_epochs.values()) if of_epochs else None
 
 
 def _compiled(ranks: Sequence[RankRecord]) -> dict[str, tuple[str, ...]]:

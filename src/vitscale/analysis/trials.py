@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -164,6 +165,17 @@ class TrialResult:
             return 0.0
         used = samples_used(samples, self.trial.data.fraction)
         return used % self.trial.global_batch / used if used >= self.trial.global_batch else 0.0
+
+    @property
+    def decoding_share(self) -> float | None:
+        """Of the time of its loaders' threads, what decoding took; None where a record does not tell."""
+        lines = [line for run in self.records for rank in run.ranks for line in rank.epochs]
+        spent = [(line.loader_reading_seconds, line.loader_decoding_seconds) for line in lines]
+        known = [(reading, decoding) for reading, decoding in spent if reading is not None and decoding is not None]
+        if not known or len(known) < len(spent):
+            return None
+        reading, decoding = (math.fsum(column) for column in zip(*known, strict=True))
+        return decoding / (reading + decoding) if reading + decoding > 0 else None
 
     @property
     def slow_share(self) -> float | None:

@@ -25,13 +25,16 @@ the host does, but neither the transfer nor the waiting. So these, data wait and
 host computes, the others are scaled by one factor to fill the step up to S. On a GPU kernels last as long as ever and
 come later: what an explained step takes beyond S is taken out of launch gaps and "other", down to 0, before the others
 are scaled.
+
+Where images are decoded while training waits, data wait is two factors, loading and decoding: it is shared out as the
+loader's threads shared out their time (`sources.spent`).
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from vitscale.analysis.breakdown import COMPUTE, Straggler
@@ -43,10 +46,12 @@ from vitscale.trial import Mode
 
 STEP_ROUNDING = "step rounding"
 
-_AS_MEASURED = ("data_wait", "h2d", *EXPOSED, COMMUNICATION)
+_AS_MEASURED = ("data_wait", "loading", "decoding", "h2d", *EXPOSED, COMMUNICATION)
 _PARTS_OF_FACTOR: dict[str, tuple[str, ...]] = {
     "compute scaling": COMPUTE,
     "data wait": ("data_wait",),
+    "loading": ("loading",),
+    "decoding": ("decoding",),
     "straggler wait": ("wait",),
     "wire": ("wire",),
     "synchronised norm": ("norm",),
@@ -59,6 +64,9 @@ FACTORS = (STEP_ROUNDING, *_PARTS_OF_FACTOR)
 """All that a waterfall may hold, in its order."""
 _LEAST, _MOST = 1e-9, 1e9
 """Steps in seconds, and efficiencies, outside of these come from broken clocks: nothing can be explained by them."""
+
+_MOST_LOG = 700.0
+"""Its exponential is a float still."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +107,7 @@ class Waterfall:
     """Share of an epoch's images that drop_last leaves out."""
 
 
-class _Unexplained(Exception):
+class Unexplained(Exception):
     """Why there are no factors."""
 
 
@@ -120,7 +128,7 @@ def decompose(parts: Mapping[str, float], ideal_parts: Mapping[str, float]) -> d
     Returns:
         Logarithms that add up to ln(sum of ideal_parts / sum of parts); below 0 for what costs time.
     """
-    mean = _logarithmic_mean(sum(parts.values()), sum(ideal_parts.values()))
+    mean = logarithmic_mean(sum(parts.values()), sum(ideal_parts.values()))
     return {name: (ideal_parts[name] - parts[name]) / mean for name in parts}
 
 
@@ -130,7 +138,7 @@ def _waterfall(curve: CurveResult, point: Point, trials: Mapping[str, TrialResul
     reason = ""
     try:
         factors = _factors(curve, point, trials)
-    except _Unexplained as why:
+    except Unexplained as why:
         reason = str(why)
     return Waterfall(
         curve=curve.name,
@@ -152,46 +160,78 @@ def _waterfall(curve: CurveResult, point: Point, trials: Mapping[str, TrialResul
 def _factors(curve: CurveResult, point: Point, trials: Mapping[str, TrialResult]) -> tuple[Factor, ...]:
     base, trial = curve.baseline, trials[point.trial_id]
     if base is None:
-        raise _Unexplained("no trial of the curve has completed with an epoch time")
+        raise Unexplained("no trial of the curve has completed with an epoch time")
     if not trial.epoch_costs:
-        raise _Unexplained(trial.reason or "no run has completed with an epoch time")
+        raise Unexplained(trial.reason or "no run has completed with an epoch time")
     if trial.drifts:
-        raise _Unexplained("its loss drifts: it does other work than the baseline")
+        raise Unexplained("its loss drifts: it does other work than the baseline")
     if point.efficiency is None:
-        raise _Unexplained("it ran in other surroundings than the baseline")
-    efficiency = _believable(point.efficiency.centre, "its efficiency")
+        raise Unexplained("it ran in other surroundings than the baseline")
     reference = trials[base.trial_id]
-    ranks = 1.0 if curve.mode == "weak" else base.gpus / point.gpus
-    return _with_intervals(_decomposed(trial, reference, ranks, efficiency), trial, reference, ranks, efficiency)
+    return with_intervals(trial, reference, share_of_ranks(curve, point), step_factors)
 
 
-def _decomposed(trial: TrialResult, reference: TrialResult, ranks: float, efficiency: float) -> tuple[Factor, ...]:
-    """The factors without their intervals. `ranks`: of the baseline's the share, in the strong modes."""
+def share_of_ranks(curve: CurveResult, point: Point) -> float:
+    """Of the baseline's time, what perfect scaling takes: N_b / N in the strong modes, 1 in weak scaling."""
+    return 1.0 if curve.mode == "weak" or curve.baseline is None else curve.baseline.gpus / point.gpus
+
+
+def step_factors(trial: TrialResult, reference: TrialResult, ranks: float) -> tuple[Factor, ...]:
+    """The factors of an epoch's efficiency, without their intervals.
+
+    Args:
+        trial: what is explained.
+        reference: its baseline.
+        ranks: `share_of_ranks`.
+
+    Raises:
+        Unexplained: with the reason.
+    """
+    log = mean_log(reference) - mean_log(trial)
+    efficiency = _believable(ranks * math.exp(max(-_MOST_LOG, min(_MOST_LOG, log))), "its efficiency")
     work = _work_per_rank(trial, reference)
     rounding = _steps(reference) / _steps(trial) * ranks / work
-    together = not (_told_apart(trial) and _told_apart(reference))
-    merged = {} if _knows_launch_gaps(trial) and _knows_launch_gaps(reference) else {"launch_gaps": "other"}
-    if not together and "synchronised" not in (trial.trial.train.batch_norm, reference.trial.train.batch_norm):
-        merged["norm"] = "wire"  # which it adds nothing to: there is none
-    parts = _light_parts(trial, "", together, merged)
-    ideal = _light_parts(reference, " of the baseline", together, merged)
+    parts, ideal = _comparable_parts({"": trial, " of the baseline": reference})
     logs = decompose(parts, {name: work * seconds for name, seconds in ideal.items()})
     by_factor = {STEP_ROUNDING: math.log(rounding)} | {
         name: sum(logs[part] for part in members)
         for name, members in _PARTS_OF_FACTOR.items()
         if logs.keys() >= set(members)
     }
-    share = _points_per_log(efficiency)  # negative; adding 0.0 takes the sign off a zero
-    return tuple(Factor(name, math.exp(log), share * log + 0.0) for name, log in by_factor.items())
+    return factors_of(by_factor, efficiency)
 
 
-def _with_intervals(
-    factors: tuple[Factor, ...], trial: TrialResult, reference: TrialResult, ranks: float, efficiency: float
+def parts_by_factor(trial: TrialResult) -> dict[str, float]:
+    """Seconds of the parts of a trial's light step, under the names of the factors that they would be.
+
+    Raises:
+        Unexplained: with the reason.
+    """
+    (parts,) = _comparable_parts({"": trial})
+    return {
+        name: sum(parts[part] for part in members)
+        for name, members in _PARTS_OF_FACTOR.items()
+        if parts.keys() >= set(members)
+    }
+
+
+def factors_of(logs: Mapping[str, float], efficiency: float) -> tuple[Factor, ...]:
+    """Factors by name, from their logarithms, which add up to that of the efficiency."""
+    share = points_per_log(efficiency)  # negative; adding 0.0 takes the sign off a zero
+    return tuple(Factor(name, math.exp(log), share * log + 0.0) for name, log in logs.items())
+
+
+def with_intervals(
+    trial: TrialResult,
+    reference: TrialResult,
+    ranks: float,
+    factors_by: Callable[[TrialResult, TrialResult, float], tuple[Factor, ...]],
 ) -> tuple[Factor, ...]:
     """The factors with the interval of their points: each run of both sides left out in turn (jackknife).
 
     The typical rank stays the one that it is: which rank is named is no part of the uncertainty.
     """
+    factors = factors_by(trial, reference, ranks)
     if not all(
         len(side.clusters) >= FEWEST_REPEATS and side.explained_runs >= FEWEST_REPEATS for side in (trial, reference)
     ):
@@ -202,10 +242,9 @@ def _with_intervals(
             without = []
             for dropped in side.clusters:
                 ours, theirs = (one.without(dropped if one is side else ()) for one in (trial, reference))
-                moved = math.exp(_mean_log(theirs) - _mean_log(reference) - _mean_log(ours) + _mean_log(trial))
-                without.append(_decomposed(ours, theirs, ranks, efficiency * moved))
+                without.append(factors_by(ours, theirs, ranks))
             sides.append(without)
-    except (_Unexplained, statistics.StatisticsError):
+    except (Unexplained, statistics.StatisticsError):
         return factors  # too few runs were explained, or tell an epoch
     return tuple(
         replace(
@@ -216,22 +255,45 @@ def _with_intervals(
     )
 
 
-def _light_parts(result: TrialResult, whose: str, together: bool, merged: Mapping[str, str]) -> dict[str, float]:
+def _comparable_parts(sides: Mapping[str, TrialResult]) -> list[dict[str, float]]:
+    """Seconds of the parts of each side's light step, in their order, under names that all of them can tell apart.
+
+    `sides`: by whose they are, for messages.
+    """
+    together = not all(map(_told_apart, sides.values()))
+    merged = {} if all(map(_knows_launch_gaps, sides.values())) else {"launch_gaps": "other"}
+    if not together and not any(side.trial.train.batch_norm == "synchronised" for side in sides.values()):
+        merged["norm"] = "wire"  # which it adds nothing to: there is none
+    shares = [side.decoding_share for side in sides.values()]
+    decodes = None not in shares and any(shares)
+    return [
+        _light_parts(side, whose, together, merged, side.decoding_share if decodes else None)
+        for whose, side in sides.items()
+    ]
+
+
+def _light_parts(
+    result: TrialResult, whose: str, together: bool, merged: Mapping[str, str], decoding: float | None
+) -> dict[str, float]:
     """Seconds of the parts of the step that the trial's epochs are made of.
 
-    `together`: exposed communication in one. `merged`: parts that stand with another.
+    `together`: exposed communication in one. `merged`: parts that stand with another. `decoding`: its share of data
+    wait; None leaves that whole.
     """
     if result.breakdown is None:
-        raise _Unexplained(f"no step{whose} was explained")
+        raise Unexplained(f"no step{whose} was explained")
     typical, reasons = result.breakdown.typical, result.breakdown.reasons
     parts = {name: typical.parts[name] or 0.0 for name in PARTS}
     if typical.exposed_seconds is None or typical.parts["other"] is None:
-        raise _Unexplained(f"parts of the step{whose} are unknown: {reasons.get('other') or reasons.get('wait')}")
+        raise Unexplained(f"parts of the step{whose} are unknown: {reasons.get('other') or reasons.get('wait')}")
     if together:
         told_apart = sum(parts.pop(name) for name in EXPOSED)
         parts[COMMUNICATION] = told_apart if result.breakdown.wait_known else typical.exposed_seconds
     for name, other in merged.items():
         parts[other] += parts.pop(name)
+    if decoding is not None:
+        waited = parts.pop("data_wait")
+        parts |= {"loading": waited * (1 - decoding), "decoding": waited * decoding}
     step = _believable(_step_seconds(result), f"the light step{whose}", " s")
     _believable(sum(parts.values()), f"the explained step{whose}", " s")
     return unprofiled(parts, step, result.trial.train.device)
@@ -267,10 +329,10 @@ def _knows_launch_gaps(result: TrialResult) -> bool:
 
 def _step_seconds(result: TrialResult) -> float:
     """S: the mean epoch as `analysis.scaling` takes it, shared out over its steps."""
-    return math.exp(_mean_log(result) - math.log(_steps(result)))
+    return math.exp(mean_log(result) - math.log(_steps(result)))
 
 
-def _mean_log(result: TrialResult) -> float:
+def mean_log(result: TrialResult) -> float:
     """Of the seconds for all images of an epoch."""
     return statistics.fmean(math.log(cost) for cost in result.comparable_costs)
 
@@ -279,7 +341,7 @@ def _steps(result: TrialResult) -> float:
     """K, of all images of an epoch."""
     steps = result.effective_steps
     if steps is None:
-        raise _Unexplained("how many steps an epoch has is unknown")
+        raise Unexplained("how many steps an epoch has is unknown")
     return steps / (1 - result.images_left_out)
 
 
@@ -291,11 +353,11 @@ def _work_per_rank(trial: TrialResult, reference: TrialResult) -> float:
 
 def _believable(value: float, what: str, unit: str = "") -> float:
     if not _LEAST < value < _MOST:
-        raise _Unexplained(f"{what} cannot be believed: {value:.3g}{unit}")
+        raise Unexplained(f"{what} cannot be believed: {value:.3g}{unit}")
     return value
 
 
-def _logarithmic_mean(one: float, other: float) -> float:
+def logarithmic_mean(one: float, other: float) -> float:
     """L(a, b) = (a - b) / ln(a / b), and a for a = b."""
     log = math.log(one) - math.log(other)
     if log == 0:
@@ -303,7 +365,7 @@ def _logarithmic_mean(one: float, other: float) -> float:
     return other * math.expm1(log) / log if abs(log) < 1 else (one - other) / log
 
 
-def _points_per_log(efficiency: float) -> float:
+def points_per_log(efficiency: float) -> float:
     """(1 - E) / ln E, and its limit for E = 1."""
     log = math.log(efficiency)
     return -math.expm1(log) / log if log else -1.0

@@ -29,32 +29,40 @@ def report(
     combine_unlike: Annotated[
         bool, typer.Option("--combine-unlike", help="Compare runs of unlike hardware or library versions all the same.")
     ] = False,
-    like_paper: Annotated[
-        bool,
+    like: Annotated[
+        str | None,
         typer.Option(
-            "--like-paper", help="The published study's figures and claims instead (arXiv 2602.21081), as one page."
+            "--like",
+            metavar="STUDY",
+            help="A published study's figures and claims instead, as one page: paper (arXiv 2602.21081) or thesis "
+            "(Garrett, Pittsburgh 2023).",
         ),
-    ] = False,
+    ] = None,
+    like_paper: Annotated[bool, typer.Option("--like-paper", hidden=True)] = False,
     json: JsonOption = False,
 ) -> None:
     """Tables, figures and one self-contained HTML page."""
     from vitscale import analysis, report, store
     from vitscale.prediction import answering, sources
-    from vitscale.report import like_paper as paper
+    from vitscale.report import like as published
 
     if json and formats is not None:
         raise RequestError(explain("--json and --format are both given", next_step="Use --format, with json among it"))
     listed = "json" if json else formats or "html"
     wanted = list(dict.fromkeys(part.strip().lower() for part in listed.split(",")))
-    valid = paper.FORMATS if like_paper else report.FORMATS
+    like = "paper" if like_paper else like
+    study = published.study_named(like) if like is not None else None
+    valid = published.FORMATS if study else report.FORMATS
     for name in wanted:
         if name not in valid:
-            raise unknown("format of --like-paper" if like_paper else "format", name, valid)
+            raise unknown("format of --like" if study else "format", name, valid)
     loaded = store.load(results)
     found = analysis.analyse(loaded, combine_unlike=combine_unlike)
     console = ProgramConsole(stderr=bool({"md", "json"} & set(wanted)) and output is None)
-    if like_paper:
-        for line in (*paper.findings(found), *map(str, paper.write(found, results, wanted, output))):
+    if study is not None:
+        material = published.Material.of(found, sources.evidence_of(results, loaded, found).network)
+        written = published.write(study, material, results, wanted, output)
+        for line in (*published.findings(study, material), *map(str, written)):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         return
     ahead = answering.outlook(sources.evidence_of(results, loaded, found))

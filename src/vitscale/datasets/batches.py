@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vitscale.datasets.order import EpochOrder
 from vitscale.sources.base import Split
+from vitscale.sources.spent import Meter, Spent
 
 # Batches per thread that wait to be taken or are being made: one in the making, one ready.
 _AHEAD_PER_WORKER = 2
@@ -51,6 +52,9 @@ class Batches(Iterator[Batch]):
         self._ahead: deque[Future[Batch]] = deque()
         self._workers = workers
         self._reads: list[tuple[int, float]] = []
+        self._meter = Meter()
+        self.spent: Spent | None = None
+        """On reading and on decoding, once it is closed; None where that is unknown."""
         self._limit = workers * _AHEAD_PER_WORKER
         self._going = threading.Event()
         self._going.set()
@@ -96,6 +100,7 @@ class Batches(Iterator[Batch]):
         self._ahead.clear()
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
+        self.spent = self.spent or self._meter.read()
 
     def _read_ahead(self) -> None:
         while self._pool is not None and len(self._ahead) < self._limit:

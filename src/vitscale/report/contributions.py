@@ -6,12 +6,18 @@ import math
 from collections.abc import Sequence
 
 from vitscale.analysis import Factor, Waterfall
+from vitscale.analysis.run_waterfall import CHECKPOINT, EVALUATION, START_UP
 from vitscale.analysis.waterfall import STEP_ROUNDING
 from vitscale.record import COMMUNICATION
 
 _LOST_TO = {
     STEP_ROUNDING: "step rounding",
     "data wait": "waiting for data",
+    "loading": "waiting for images to be read",
+    "decoding": "waiting for images to be decoded",
+    START_UP: "start-up",
+    EVALUATION: "evaluation",
+    CHECKPOINT: "saving a checkpoint",
     "wire": "the transfer",
     "synchronised norm": "what synchronised norms exchange",
     COMMUNICATION: "waiting for ranks and the transfer, which could not be told apart",
@@ -21,6 +27,11 @@ _LOST_TO = {
 _GAINED_BY = {
     STEP_ROUNDING: "step rounding",
     "data wait": "less waiting for data",
+    "loading": "less waiting for images to be read",
+    "decoding": "less waiting for images to be decoded",
+    START_UP: "a shorter start-up",
+    EVALUATION: "a shorter evaluation",
+    CHECKPOINT: "a checkpoint that is saved sooner",
     "straggler wait": "less waiting for the slowest rank",
     "wire": "a shorter transfer",
     "synchronised norm": "a shorter exchange of synchronised norms",

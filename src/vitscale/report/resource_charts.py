@@ -16,11 +16,13 @@ from vitscale.report.resource_data import RESOURCES, Resource
 _WIDTH, _WIDEST, _HEIGHT = 260, 400, 170
 
 
-def resource_figures(analysis: Analysis, curves: Sequence[CurveResult]) -> list[Figure]:
+def resource_figures(
+    analysis: Analysis, curves: Sequence[CurveResult], resources: Sequence[Resource] = RESOURCES
+) -> list[Figure]:
     """One figure for each resource of which anything is known."""
     return [
         _figure(resource, rows, resource_data.rank_points(analysis, curves, resource))
-        for resource in RESOURCES
+        for resource in resources
         if (rows := resource_data.used(analysis, curves, resource))
     ]
 

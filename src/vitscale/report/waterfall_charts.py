@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import altair as alt
 
 from vitscale.analysis import Analysis, Interval, Waterfall
+from vitscale.analysis.run_waterfall import CHECKPOINT, EVALUATION, START_UP
 from vitscale.analysis.waterfall import STEP_ROUNDING
 from vitscale.record import COMMUNICATION
 from vitscale.report import words
@@ -20,8 +21,11 @@ _IDEAL, _MEASURED = "ideal", "measured"
 _COLOURS = {
     _IDEAL: IDEAL_COLOUR,
     STEP_ROUNDING: ROUNDING_COLOUR,
+    START_UP: PART_COLOURS["h2d"],
     "compute scaling": PART_COLOURS["backward"],
     "data wait": PART_COLOURS["data_wait"],
+    "loading": PART_COLOURS["data_wait"],
+    "decoding": PART_COLOURS["forward"],
     "straggler wait": PART_COLOURS["wait"],
     "wire": PART_COLOURS["wire"],
     "synchronised norm": PART_COLOURS["norm"],
@@ -29,6 +33,8 @@ _COLOURS = {
     "optimizer": PART_COLOURS["optimizer"],
     "launch gaps": PART_COLOURS["launch_gaps"],
     "other": PART_COLOURS["other"],
+    EVALUATION: PART_COLOURS["launch_gaps"],
+    CHECKPOINT: PART_COLOURS["optimizer"],
     _MEASURED: IDEAL_COLOUR,
 }
 _PANEL_WIDTH, _ROW_HEIGHT = 210, 19
@@ -48,8 +54,11 @@ _HEADROOM = 1.5
 def waterfall_figure(analysis: Analysis, mode: Mode) -> Figure | None:
     """The waterfalls of one batch policy; None where no efficiency could be taken apart."""
     known = [one for one in analysis.waterfalls if one.mode == mode and one.factors]
-    if not known:
-        return None
+    return draw_waterfalls(f"{mode}-waterfall", mode, "From ideal to measured", known) if known else None
+
+
+def draw_waterfalls(name: str, mode: Mode | None, title: str, known: Sequence[Waterfall]) -> Figure:
+    """One panel for each of some waterfalls that have factors, as far as there is room."""
     drawn = known if len(known) <= _MOST_OF_EACH_CURVE else _largest(known)
     drawn = drawn[:_MOST_PANELS]
     rows = [row for one, panel in zip(drawn, _panel_names(drawn), strict=True) for row in _rows(one, panel)]
@@ -86,7 +95,6 @@ def waterfall_figure(analysis: Analysis, mode: Mode) -> Figure | None:
         x=alt.X("end:Q"), y=alt.Y("step:N", sort=steps, bandPosition=0.5), y2=alt.Y2("next:N", bandPosition=0.5)
     )
     labels = base.mark_text(align="left", dx=4, fontSize=11).encode(x=alt.X("right:Q"), text="label:N")
-    title = "From ideal to measured"
     left_out = len(known) - len(drawn)
     chart = (
         alt.layer(joints, bars, *interval_bars(alt.Chart(), y, None), labels, data=alt.InlineData(values=rows))
@@ -98,14 +106,14 @@ def waterfall_figure(analysis: Analysis, mode: Mode) -> Figure | None:
         .properties(
             title=alt.Title(
                 title,
-                subtitle=f"{mode}; points of efficiency that each factor takes or gives"
+                subtitle=f"{mode or drawn[0].mode}; points of efficiency that each factor takes or gives"
                 + ("; thin bars: 95 % intervals" if any(row["low"] is not None for row in rows) else "")
                 + (f"; {left_out} trials not drawn" if left_out else ""),
             )
         )
     )
     text = [f"{one.curve}: {words.waterfall(one)}" for one in known]
-    return finished(f"{mode}-waterfall", mode, title, chart, text, wide=len(panels) > 1, section="time")
+    return finished(name, mode, title, chart, text, wide=len(panels) > 1, section="time")
 
 
 def _largest(known: Iterable[Waterfall]) -> list[Waterfall]:
@@ -131,7 +139,7 @@ def _rows(one: Waterfall, panel: str) -> list[Row]:
     """One bar per row, in percent of ideal: ideal, the factors from where the one before ended, what was measured."""
     reached, sure = one.efficiency or 0.0, one.interval if one.interval and not one.interval.note else None
     rows = [_bar(_IDEAL, 0.0, Interval(100.0, None, None), "100 %")]
-    for factor in one.factors:
+    for factor in sorted(one.factors, key=lambda factor: list(_COLOURS).index(factor.name)):
         points = factor.interval or Interval(factor.points, None, None)
         low, high = (None if end is None else -100 * end for end in (points.high, points.low))
         change = Interval(-100 * factor.points, low, high)

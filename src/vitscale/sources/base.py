@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from vitscale.errors import RequestError, explain, shown
 from vitscale.model_spec import Task
+from vitscale.sources.spent import spending
 from vitscale.trial import DataSpec
 
 Images = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.float32]
@@ -132,7 +133,8 @@ class ArraySplit:
     def take(self, ids: Labels) -> Images:
         """Copies the images out; see `Split.take`."""
         require_ids(ids, len(self))
-        return self.images[ids]
+        with spending("reading"):
+            return self.images[ids]
 
     def channels(self, first: int, stop: int) -> ArraySplit:
         """Those channels alone, of the same array."""

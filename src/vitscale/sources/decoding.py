@@ -20,6 +20,7 @@ from vitscale.sources.base import Encoded, Images, Progress
 from vitscale.sources.cache import Room, Unfinished, chunk_samples
 from vitscale.sources.pictures import BrokenImage, decode_square, verify_picture
 from vitscale.sources.scenes import ScenePairs
+from vitscale.sources.spent import spending
 from vitscale.sources.threads import in_threads
 from vitscale.tie import end_with_parent
 
@@ -37,9 +38,12 @@ def decode_image(encoded: Encoded, number: int, shape: ArrayShape) -> Images:
     """One image as `[side, side, channels]`; raises `RequestError` naming the file."""
     if isinstance(encoded, ScenePairs):
         return encoded.decode(number, shape)
-    name, content = encoded.name(number), encoded.content(number)
+    name = encoded.name(number)
+    with spending("reading"):
+        content = encoded.content(number)
     if _is_array(name, shape):
-        return decode_array(content, shape, encoded.part(number), name)
+        with spending("both"):
+            return decode_array(content, shape, encoded.part(number), name)
     _refuse_channels(name, shape)
     return decode_square(content, shape.side, shape.channels, name).astype(shape.dtype, copy=False)
 

@@ -7,7 +7,7 @@ import importlib
 import io
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from vitscale.errors import RequestError, explain, shown
 from vitscale.sources.base import Content, Images
 from vitscale.sources.paths import reason
+from vitscale.sources.spent import spending
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -38,7 +39,10 @@ EXTENSIONS = {
 
 MOST_PIXELS = 100_000_000
 """More is refused before it is decoded: a file of a few kilobytes may claim to hold terabytes."""
+_MOST_BYTES_AT_ONCE = 100_000_000
+"""Of a file that is read whole before it is decoded; a larger one is read by what decodes it."""
 _TAIL_BYTES = 4096
+_JPEG = b"\xff\xd8\xff"
 _END_MARKS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
 
 
@@ -70,7 +74,8 @@ def decode_square(content: Content, side: int, channels: int = 3, name: str = ""
     Raises:
         RequestError: it is broken.
     """
-    return _square(_decoded(content, lambda *_: (side, side), channels, name)[0], side, channels)
+    with _stored(content) as stored:
+        return _square(_decoded(stored, lambda *_: (side, side), channels, _name(name, content))[0], side, channels)
 
 
 def decode_within(content: Content, side: int, name: str = "") -> tuple[Images, tuple[int, int]]:
@@ -82,9 +87,10 @@ def decode_within(content: Content, side: int, name: str = "") -> tuple[Images, 
     Raises:
         RequestError: it is broken.
     """
-    image, own = _decoded(content, lambda width, height: within(width, height, side), 3, name)
-    size = within(*own, side)
-    return np.asarray(image if image.size == size else image.resize(size, _pillow().Resampling.BILINEAR)), own
+    with _stored(content) as stored:
+        image, own = _decoded(stored, lambda width, height: within(width, height, side), 3, _name(name, content))
+        size = within(*own, side)
+        return np.asarray(image if image.size == size else image.resize(size, _pillow().Resampling.BILINEAR)), own
 
 
 def decode_labels(content: Content, name: str = "") -> NDArray[np.uint8]:
@@ -93,7 +99,8 @@ def decode_labels(content: Content, name: str = "") -> NDArray[np.uint8]:
     Raises:
         RequestError: it is broken, or holds something else.
     """
-    with _opened(content, name) as image:
+    name = _name(name, content)
+    with _stored(content) as stored, _opened(stored, name) as image:
         if image.mode not in ("L", "P"):
             raise BrokenImage(name, f"labels are one channel of 8 bits, and this is {image.mode}")
         return np.array(image)
@@ -105,6 +112,22 @@ def within(width: int, height: int, side: int) -> tuple[int, int]:
     if longer <= side:
         return width, height
     return tuple(max(1, (2 * edge * side + longer) // (2 * longer)) for edge in (width, height))  # type: ignore[return-value]
+
+
+def _name(name: str, content: Content) -> str:
+    return name or (content if isinstance(content, str) else "")
+
+
+@contextmanager
+def _stored(content: Content) -> Iterator[Content]:
+    """What is decoded inside: the bytes of a file, whose reading is counted apart; of a very large one its path."""
+    stored = content
+    if isinstance(content, str):
+        with spending("reading"), suppress(OSError):  # told by what opens it next, as all else that is wrong with it
+            if Path(content).stat().st_size <= _MOST_BYTES_AT_ONCE:
+                stored = Path(content).read_bytes()
+    with spending("decoding" if isinstance(stored, bytes) else "both"):
+        yield stored
 
 
 def centre_box(width: int, height: int) -> tuple[float, float, float, float]:
@@ -140,18 +163,17 @@ def _jpeg(content: Content, target: _Target, channels: int) -> tuple[Images, tup
     Both are libjpeg-turbo with its exact transform. Pillow scales by halves, so no other scale is asked for here.
     """
     simplejpeg = _simplejpeg()
-    if simplejpeg is None or not (isinstance(content, bytes) or content.lower().endswith((".jpg", ".jpeg"))):
+    if simplejpeg is None or not (isinstance(content, bytes) and content.startswith(_JPEG)):
         return None
     try:
-        encoded = content if isinstance(content, bytes) else Path(content).read_bytes()
-        height, width, colours, _ = simplejpeg.decode_jpeg_header(encoded)
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(content)
         if colours not in ("YCbCr", "Gray") or height * width > MOST_PIXELS:
             return None
         size, halvings = target(width, height), 0
         while halvings < 3 and width >= size[0] << (halvings + 1) and height >= size[1] << (halvings + 1):
             halvings += 1
         smaller = {"min_height": -(-height >> halvings), "min_width": -(-width >> halvings)} if halvings else {}
-        pixels: Images = simplejpeg.decode_jpeg(encoded, "GRAY" if channels == 1 else "RGB", **smaller)
+        pixels: Images = simplejpeg.decode_jpeg(content, "GRAY" if channels == 1 else "RGB", **smaller)
     except (OSError, ValueError):  # broken, or a warning that Pillow passes over
         return None
     return (pixels[..., 0] if channels == 1 else pixels), (width, height)

@@ -141,6 +141,8 @@ class Training:
                 peak_bytes=self._peak_bytes(resources),
                 evaluation_seconds=evaluated if self.trial.window.evaluate else None,
                 loader_images_per_second=batches.images_per_second,
+                loader_reading_seconds=batches.spent.reading if batches.spent else None,
+                loader_decoding_seconds=batches.spent.decoding if batches.spent else None,
             )
         )
 

@@ -14,9 +14,9 @@ from like_paper_factory import paper_curve, paper_study, whole_study
 from results_factory import rich_study
 from vitscale.analysis import analyse
 from vitscale.record import Results
-from vitscale.report.like_paper.catalogue import FIGURES
-from vitscale.report.like_paper.drawn import Drawn, draw_all, draw_one
-from vitscale.report.like_paper.series import all_series
+from vitscale.report.like import Material
+from vitscale.report.like.figures import Drawn, draw_all, draw_one
+from vitscale.report.like.paper import FIGURES, PAPER
 
 CELLS = {1: [0.8], 2: [0.8]}
 
@@ -24,14 +24,13 @@ CELLS = {1: [0.8], 2: [0.8]}
 @functools.cache
 def whole() -> dict[int, Drawn]:
     """All figures of the whole study: they are made once and only read."""
-    analysis = analyse(whole_study())
-    return {one.paper.number: one for one in draw_all(analysis, all_series(analysis))}
+    drawn = draw_all(PAPER, Material.of(analyse(whole_study())))
+    return {one.paper.number or 0: one for one in drawn}
 
 
 def figure(number: int, results: Results) -> Drawn:
-    analysis = analyse(results)
     paper = next(paper for paper in FIGURES if paper.number == number)
-    return draw_one(paper, analysis, all_series(analysis))
+    return draw_one(PAPER, paper, Material.of(analyse(results)))
 
 
 def layers(spec: Any) -> list[dict[str, Any]]:

@@ -9,9 +9,9 @@ import altair as alt
 
 from vitscale.report.chart_data import Row
 from vitscale.report.figure import Figure, colour_of, finished, shape_of
-from vitscale.report.like_paper.beside import Beside
-from vitscale.report.like_paper.catalogue import PaperFigure
-from vitscale.report.like_paper.selection import Selection
+from vitscale.report.like.beside import Beside
+from vitscale.report.like.selection import Selection
+from vitscale.report.like.study import StudyFigure
 from vitscale.report.style import DASHED, IDEAL_COLOUR
 
 _WIDTH, _HEIGHT = 400, 260
@@ -22,23 +22,34 @@ _HEADROOM = 1.5
 
 
 def joined(
-    figure: PaperFigure,
+    figure: StudyFigure,
     panels: Sequence[Any],
     chosen: Selection,
     others: Beside,
     text: Sequence[str],
     *,
     bounded: bool,
+    ideal: str = "dashed: ideal",
 ) -> Figure:
-    """Panels side by side under the figure's number and title. `bounded`: some points have an interval."""
+    """Panels side by side under the figure's number and title.
+
+    Args:
+        figure: the study's.
+        panels: charts.
+        chosen: what they draw.
+        others: published points in them.
+        text: of the figure.
+        bounded: whether some points have an interval.
+        ideal: what the dashed line is; empty where it is said in the notes of `chosen`.
+    """
     notes = [*chosen.notes, "bars: 95 % intervals over runs" if bounded else "one run each: no intervals"]
     bases = {base.gpus for one in chosen.series if (base := one.base) is not None}
     if bases - {1}:
         notes.append(f"relative to {' and '.join(map(str, sorted(bases)))} GPUs")
     unlike = figure.place == "several unlike hosts"
-    notes.append("dashed: ideal, were every host like the first" if unlike else "dashed: ideal")
-    subtitle = ["; ".join(notes), *([others.note] if others.note else [])]
-    title = f"Figure {figure.number}. {figure.title}"
+    notes.append("dashed: ideal, were every host like the first" if unlike else ideal)
+    subtitle = ["; ".join(filter(None, notes)), *([others.note] if others.note else [])]
+    title = figure.heading
     chart: Any = alt.hconcat(*panels, spacing=30).resolve_scale(color="shared", shape="shared")
     whole = chart.properties(title=alt.Title(title, subtitle=subtitle))
     why = {

@@ -9,16 +9,17 @@ import pytest
 from like_paper_factory import paper_curve, paper_study, whole_study
 from vitscale.analysis import analyse
 from vitscale.record import Results
-from vitscale.report.like_paper.catalogue import FIGURES, PaperFigure
-from vitscale.report.like_paper.selection import Lack, Selection, select, steps_for
-from vitscale.report.like_paper.series import all_series
+from vitscale.report.like.paper import FIGURES
+from vitscale.report.like.selection import Lack, Selection, select, steps_for
+from vitscale.report.like.series import all_series
+from vitscale.report.like.study import StudyFigure
 from vitscale.study import ScalingSection
 
 BY_NUMBER = {figure.number: figure for figure in FIGURES}
 CELLS = {1: [0.8], 2: [0.8]}
 
 
-def chosen(number: int, results: Results) -> Selection | Lack:
+def chosen(number: int | None, results: Results) -> Selection | Lack:
     return select(BY_NUMBER[number], all_series(analyse(results)))
 
 
@@ -50,7 +51,7 @@ def test_what_is_lacking_is_named_with_what_there_is_and_what_to_do(number: int)
     assert isinstance(found, Lack)
     assert "over several hosts" in found.reason
     assert "They hold strong-micro in one host on CIFAR-10 (micro-batch 16)" in found.reason
-    assert found.steps[-1] == "# vitscale report --like-paper RESULTS"
+    assert found.steps[-1] == "# vitscale report --like paper RESULTS"
     assert any("--hostfile" in step for step in found.steps)
 
 
@@ -92,7 +93,7 @@ def test_results_without_runs_lack_everything() -> None:
 
 
 @pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: str(figure.number))
-def test_what_to_write_into_the_study_file_is_valid(figure: PaperFigure) -> None:
+def test_what_to_write_into_the_study_file_is_valid(figure: StudyFigure) -> None:
     read = tomllib.loads("\n".join(steps_for(figure)))
     ScalingSection.model_validate(read["scaling"])
     assert read["scaling"]["mode"] == (figure.mode or "strong-micro")

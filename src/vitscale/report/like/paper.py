@@ -1,49 +1,23 @@
-"""Which figure of the published study is what, in words, and what it needs.
+"""The published study of arXiv 2602.21081: which figure is what, and its two claims.
 
-The numbers are the study's own (arXiv 2602.21081). What each figure draws here is a reading of its subject, not a copy:
-ideal lines, intervals, absolute times and the published points are added.
+The numbers are the study's own. What each figure draws here is a reading of its subject, not a copy: ideal lines,
+intervals, absolute times and the published points are added.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from functools import partial
 
-from vitscale.trial import Mode
+from vitscale.published import published
+from vitscale.report.like.accuracy_claim import accuracy_claim
+from vitscale.report.like.beside import beside
+from vitscale.report.like.hosts import hosts_claim
+from vitscale.report.like.study import Claim, PublishedStudy, StudyFigure
 
-Kind = Literal[
-    "scaling", "speedup", "hosts", "accuracy by GPUs", "loss and accuracy", "time split", "accuracy by micro-batch"
-]
-Place = Literal["one host", "several like hosts", "several unlike hosts"]
-PAPER_DATASETS = ("cifar10", "cifar100")
-
-
-@dataclass(frozen=True)
-class PaperFigure:
-    """One figure of the study."""
-
-    number: int
-    title: str
-    draws: str
-    """In words."""
-    kind: Kind
-    mode: Mode | None = None
-    """strong-micro is what the study calls strong scaling. None: any."""
-    place: Place | None = None
-    """Where the GPUs are. None: anywhere."""
-    dataset: str | None = None
-    """None: each one separately. Results that hold no dataset of the study show their own in its place."""
-    micro_batch: int | None = None
-    """Images per GPU. None: each one separately."""
-
-    @property
-    def name(self) -> str:
-        """Also the file's name, without its ending."""
-        return f"figure-{self.number:02d}-{self.title.lower().replace(',', '').replace(' ', '-')}"
-
+_figure = partial(StudyFigure, "paper")
 
 FIGURES = (
-    PaperFigure(
+    _figure(
         4,
         "Strong scaling over unlike hosts",
         "epoch time by GPU count, one curve per micro-batch, on hosts whose GPUs are of unlike kinds",
@@ -51,7 +25,7 @@ FIGURES = (
         "strong-micro",
         "several unlike hosts",
     ),
-    PaperFigure(
+    _figure(
         5,
         "Weak scaling over unlike hosts",
         "epoch time by GPU count with equally many images per GPU, on hosts whose GPUs are of unlike kinds",
@@ -59,19 +33,19 @@ FIGURES = (
         "weak",
         "several unlike hosts",
     ),
-    PaperFigure(
+    _figure(
         6,
         "Micro-batch and time split",
         "the parts of an optimizer step (computing, communicating, the rest) by micro-batch and GPU count",
         "time split",
     ),
-    PaperFigure(
+    _figure(
         7,
         "Micro-batch and accuracy",
         "accuracy after equally many images by micro-batch, one curve per GPU count",
         "accuracy by micro-batch",
     ),
-    PaperFigure(
+    _figure(
         8,
         "Strong scaling in one host, CIFAR-10",
         "epoch time and speedup by GPU count, one curve per micro-batch, all GPUs in one host",
@@ -80,7 +54,7 @@ FIGURES = (
         "one host",
         "cifar10",
     ),
-    PaperFigure(
+    _figure(
         9,
         "Weak scaling in one host, CIFAR-10",
         "epoch time and efficiency by GPU count with equally many images per GPU, all GPUs in one host",
@@ -89,21 +63,21 @@ FIGURES = (
         "one host",
         "cifar10",
     ),
-    PaperFigure(
+    _figure(
         10,
         "Accuracy by epoch and GPU count",
         "accuracy by GPU count, one curve per epoch, all images in each epoch",
         "accuracy by GPUs",
         "strong-micro",
     ),
-    PaperFigure(
+    _figure(
         11,
         "Loss and accuracy",
         "loss and accuracy by epoch, one curve per GPU count",
         "loss and accuracy",
         "strong-micro",
     ),
-    PaperFigure(
+    _figure(
         12,
         "Speedup at micro-batch 16",
         "speedup over one GPU by GPU count, against the ideal",
@@ -111,7 +85,7 @@ FIGURES = (
         "strong-micro",
         micro_batch=16,
     ),
-    PaperFigure(
+    _figure(
         13,
         "Speedup at micro-batch 64",
         "speedup over one GPU by GPU count, against the ideal",
@@ -119,7 +93,7 @@ FIGURES = (
         "strong-micro",
         micro_batch=64,
     ),
-    PaperFigure(
+    _figure(
         14,
         "Strong scaling in one host, CIFAR-100",
         "epoch time and speedup by GPU count, all GPUs in one host",
@@ -128,14 +102,14 @@ FIGURES = (
         "one host",
         "cifar100",
     ),
-    PaperFigure(
+    _figure(
         15,
         "One host against several",
         "epoch time over several hosts as a multiple of that in one host, at equal GPU counts",
         "hosts",
         "strong-micro",
     ),
-    PaperFigure(
+    _figure(
         16,
         "Strong scaling over like hosts",
         "epoch time and speedup by GPU count, GPUs of one kind over several hosts",
@@ -143,7 +117,7 @@ FIGURES = (
         "strong-micro",
         "several like hosts",
     ),
-    PaperFigure(
+    _figure(
         17,
         "Weak scaling over like hosts",
         "epoch time and efficiency by GPU count with equally many images per GPU, GPUs of one kind over several hosts",
@@ -151,4 +125,37 @@ FIGURES = (
         "weak",
         "several like hosts",
     ),
+)
+
+PAPER = PublishedStudy(
+    name="paper",
+    short="the published study",
+    source=str(published().source),
+    reading=f"The numbers of the figures are those of {published().source}. What each draws is a reading of its "
+    "subject; ideal lines, intervals, absolute times and published points are added. Published points are means by GPU "
+    "count: "
+    f"{published().source.workload}; {published().source.raw_data}.",
+    figures=FIGURES,
+    claims=(
+        Claim(
+            "Is accuracy at 4 and 8 GPUs that of one?",
+            "After equally many images. The micro-batch per GPU is fixed, so that the global batch grows with the "
+            "GPUs: fewer, larger steps over the same images. Where two series reach one global batch with unlike "
+            "numbers of GPUs, that comparison stands last: it tells the GPUs from the batch.",
+            accuracy_claim,
+            "Not tested: no strong-scaling curve of these results has an accuracy on two GPU counts. Train for an "
+            "epoch or more (train.epochs) on 1, 4 and 8 GPUs.",
+        ),
+        Claim(
+            "Is there a difference between one host and several?",
+            "Ratio of epoch times at equal GPU counts. Epochs of one run are no repeats: a GPU count is the unit of "
+            "the interval (Student's t on logarithms), and equivalence is tested by two one-sided tests at 5 %. What "
+            "all runs of one side share, the pace of the one host they ran on for instance, is in every count, and no "
+            "interval knows of it.",
+            hosts_claim,
+            "Not tested: no workload of these results was measured at one GPU count both in one host and over "
+            'several. Sweep "scaling.gpus_per_node", or import logs of both.',
+        ),
+    ),
+    beside=beside,
 )

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from vitscale.analysis import Analysis, CurveResult, Interval, TrialResult
 from vitscale.analysis.environments import differences
 from vitscale.analysis.statistics import ONE_RUN, ratio
 from vitscale.published import published
-from vitscale.report.like_paper.catalogue import Place
 from vitscale.trial import Mode
 
+Place = Literal["one host", "several like hosts", "several unlike hosts"]
 _SAID_OTHERWISE = ("data.name", "train.micro_batch", "train.grad_accum")
 SAME = 1e-3
 """Epoch times closer than this, as a share, are the published measurement itself, imported."""
@@ -30,6 +30,8 @@ class Member:
     """How many times as fast an epoch is as the base's; None where the two must not be compared."""
     why_not: str = ""
     """Why it is None."""
+    base_gpus: int | None = None
+    """Those that it is held against."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,11 @@ class Series:
     def base(self) -> Member | None:
         """The smallest rank count that may be compared."""
         return next((member for member in self.members if member.trial.comparable_costs), None)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The kinds of device, by name."""
+        return tuple(dict.fromkeys(name for member in self.members for name in _devices(member.trial)))
 
     @property
     def group(self) -> tuple[Any, ...]:
@@ -81,12 +88,15 @@ def names(some: Sequence[Series]) -> list[str]:
         for field in dict.fromkeys(field for one in some for field in one.curve.labels)
         if field not in said and len({_said(field, one.curve.labels.get(field)) for one in some}) > 1
     ]
+    # Clusters that are named apart have told their devices.
+    kinds = {one.devices for one in some} if "cluster" not in varied else set()
     shorts = []
     for one in some:
         dataset = DATASET_NAMES.get(one.dataset, one.dataset)
         parts = [dataset] if len({s.dataset for s in some}) > 1 else []
         parts += [f"micro-batch {one.micro_batch:,}"] if len({s.micro_batch for s in some}) > 1 else []
         parts += filter(None, (_said(field, one.curve.labels.get(field)) for field in varied))
+        parts += [" and ".join(one.devices) or "unknown device"] if len(kinds) > 1 else []
         parts += ["one host" if one.place == "one host" else "several hosts"] if len(places) > 1 else []
         shorts.append(", ".join(parts) or f"{dataset}, micro-batch {one.micro_batch:,}")
     counts = Counter(shorts)
@@ -108,7 +118,7 @@ def apart_in_micro_batch(some: Sequence[Series]) -> list[tuple[str, list[Series]
     return [(name.partition(", micro-batch")[0], members) for name, members in zip(labelled, several, strict=True)]
 
 
-DATASET_NAMES: Mapping[str, str] = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
+DATASET_NAMES: Mapping[str, str] = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "ade20k": "ADE20K"}
 
 
 def _said(field: str, value: Any) -> str:
@@ -189,4 +199,4 @@ def _compared(one: Series) -> Series:
                     against_base=ratio(base.trial.comparable_costs, costs, (base.trial.looked, member.trial.looked)),
                 )
             )
-    return replace(one, members=tuple(members))
+    return replace(one, members=tuple(replace(member, base_gpus=base.gpus) for member in members))

@@ -9,9 +9,9 @@ import altair as alt
 
 from vitscale.report.chart_data import Row
 from vitscale.report.figure import Figure, finished
-from vitscale.report.like_paper.catalogue import PaperFigure
-from vitscale.report.like_paper.selection import Lack, Selection, steps_for
-from vitscale.report.like_paper.series import Member, Series, apart_in_micro_batch, names
+from vitscale.report.like.selection import Lack, Selection, steps_for
+from vitscale.report.like.series import Member, Series, apart_in_micro_batch, names
+from vitscale.report.like.study import StudyFigure
 from vitscale.report.style import ORDERED_COLOURS, SERIES_SHAPES
 
 _WIDTH, _HEIGHT = 260, 200
@@ -23,7 +23,7 @@ _SPLIT_NAMES: dict[Split, str] = {"held_out": "held-out", "train": "training"}
 _NOTHING = "No trial of these results has recorded an accuracy."
 
 
-def by_gpus(figure: PaperFigure, chosen: Selection) -> Figure | Lack:
+def by_gpus(figure: StudyFigure, chosen: Selection) -> Figure | Lack:
     """Accuracy by GPU count, one curve per epoch."""
     drawn, split = _with_accuracy(_first(chosen.series))
     rows = [row for one, name in drawn for row in _rows(one, name, split, "accuracy")]
@@ -38,7 +38,7 @@ def by_gpus(figure: PaperFigure, chosen: Selection) -> Figure | Lack:
     return _whole(figure, panels, drawn, split, _sentences(rows, "accuracy"))
 
 
-def loss_and_accuracy(figure: PaperFigure, chosen: Selection) -> Figure | Lack:
+def loss_and_accuracy(figure: StudyFigure, chosen: Selection) -> Figure | Lack:
     """Loss and accuracy by epoch, one curve per GPU count."""
     drawn, split = _with_accuracy(_first(chosen.series))
     if not drawn:
@@ -58,7 +58,7 @@ def loss_and_accuracy(figure: PaperFigure, chosen: Selection) -> Figure | Lack:
     return _whole(figure, alt.vconcat(*lines, spacing=16), drawn, split, text)
 
 
-def by_micro_batch(figure: PaperFigure, chosen: Selection) -> Figure | Lack:
+def by_micro_batch(figure: StudyFigure, chosen: Selection) -> Figure | Lack:
     """Accuracy by micro-batch after the same epoch, one curve per GPU count; a panel for series apart in it alone."""
     drawn, split = _with_accuracy(chosen.series)
     several = apart_in_micro_batch([one for one, _ in drawn])
@@ -187,13 +187,13 @@ def _sentences(rows: Sequence[Row], what: str) -> list[str]:
 
 
 def _whole(
-    figure: PaperFigure, chart: Any, drawn: Sequence[tuple[Series, str]], split: Split, text: Sequence[str]
+    figure: StudyFigure, chart: Any, drawn: Sequence[tuple[Series, str]], split: Split, text: Sequence[str]
 ) -> Figure:
     repeated = any(len(member.trial.runs) > 1 for one, _ in drawn for member in one.members)
     subtitle = [
         f"{_SPLIT_NAMES[split]} figures; equal images at equal epochs, but the global batch grows with the GPUs",
         "bars: lowest and highest run" if repeated else "one run each: nothing is known of other seeds",
     ]
-    title = f"Figure {figure.number}. {figure.title}"
+    title = figure.heading
     whole = chart.properties(title=alt.Title(title, subtitle=subtitle))
     return finished(figure.name, figure.mode, title, whole, [*subtitle, *dict.fromkeys(text)], wide=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vitscale.published import Fact, Layout, published
-from vitscale.report.like_paper.series import SAME, Series
+from vitscale.report.like.series import SAME, Series
 
 _MODEL, _IMAGE_SIZE = "vit-b16", 224
 
@@ -21,6 +21,11 @@ class Beside:
 
     def __bool__(self) -> bool:
         return bool(self.facts)
+
+
+def no_points(_series: Sequence[Series]) -> Beside:
+    """Of a study that published none."""
+    return Beside()
 
 
 def beside(series: Sequence[Series]) -> Beside:

@@ -8,13 +8,19 @@ from pathlib import Path
 import pytest
 
 from like_paper_factory import paper_curve, paper_study, whole_study
-from vitscale.analysis import analyse
+from vitscale.analysis import Analysis, analyse
 from vitscale.analysis.claims import hosts_test
 from vitscale.published import Layout, published
 from vitscale.record import Results, Run
-from vitscale.report.like_paper import findings
-from vitscale.report.like_paper.claims import claims, hosts_sentence
-from vitscale.report.like_paper.series import all_series
+from vitscale.report import like
+from vitscale.report.like.accuracy_claim import accuracy_tests
+from vitscale.report.like.hosts import host_pairs, hosts_sentence
+from vitscale.report.like.series import all_series
+
+
+def findings(analysis: Analysis) -> list[str]:
+    return like.findings(like.study_named("paper"), like.Material.of(analysis))
+
 
 CELLS = {1: [0.8], 4: [0.8], 8: [0.8]}
 
@@ -72,13 +78,13 @@ def test_lower_is_said_after_correction_for_all_accuracies() -> None:
     overall, line = findings(analyse(among))
     assert "lower in 0, higher in 0, no difference shown in 2 (after Holm's correction for 2 pairs)" in overall
     assert line.count("no difference shown among all comparisons (p = 0.085 for all)") == 2
-    for test in claims(all_series(analyse(among))).accuracy:
+    for test in accuracy_tests(all_series(analyse(among)))[0]:
         assert (test.result.p, test.result.p_adjusted) == pytest.approx((0.0424, 0.0848), abs=2e-4)
 
 
 def test_counts_other_than_4_and_8_are_held_against_the_smallest() -> None:
     study = with_accuracy(paper_study(paper_curve({2: [0.8], 3: [0.8], 6: [0.8]})), {2: [0.5], 3: [0.5], 6: [0.5]})
-    tests = claims(all_series(analyse(study))).accuracy
+    tests = accuracy_tests(all_series(analyse(study)))[0]
     assert [(test.base_gpus, test.gpus) for test in tests] == [(2, 6)]
 
 
@@ -88,7 +94,7 @@ def test_gpus_are_told_from_the_global_batch_where_micro_batches_differ() -> Non
         paper_curve({1: [0.8], 2: [0.8], 4: [0.8]}, micro_batch=64),
     )
     changed = with_accuracy(study, {1: [0.5], 2: [0.55], 4: [0.6]})
-    tests = claims(all_series(analyse(changed))).equal_batch
+    tests = accuracy_tests(all_series(analyse(changed)))[1]
     # 16 x 4 = 64 x 1; no other global batch is reached twice.
     assert [(test.gpus, test.base_gpus, test.batches) for test in tests] == [(4, 1, (64, 64))]
     assert tests[0].result.difference == pytest.approx(0.1)
@@ -97,8 +103,8 @@ def test_gpus_are_told_from_the_global_batch_where_micro_batches_differ() -> Non
 
 def test_weak_scaling_is_in_neither_claim() -> None:
     study = paper_study(paper_curve(CELLS, mode="weak"), paper_curve(CELLS, mode="weak", spread=True))
-    tested = claims(all_series(analyse(study)))
-    assert (tested.accuracy, tested.hosts) == ((), ())
+    found = all_series(analyse(study))
+    assert (accuracy_tests(found), host_pairs(found)) == (([], []), [])
     assert findings(analyse(study)) == []
 
 
@@ -107,7 +113,7 @@ def test_hosts_of_unlike_devices_are_not_paired() -> None:
         paper_curve({2: [0.8], 4: [0.8]}),
         paper_curve({2: [0.8], 4: [0.8]}, spread=True, devices=("Other GPU",)),
     )
-    assert claims(all_series(analyse(study))).hosts == ()
+    assert host_pairs(all_series(analyse(study))) == []
 
 
 def test_hosts_of_unlike_workloads_are_not_paired() -> None:
@@ -115,7 +121,7 @@ def test_hosts_of_unlike_workloads_are_not_paired() -> None:
         paper_curve({2: [0.8], 4: [0.8]}, dataset="cifar10"),
         paper_curve({2: [0.8], 4: [0.8]}, dataset="cifar100", spread=True),
     )
-    assert claims(all_series(analyse(study))).hosts == ()
+    assert host_pairs(all_series(analyse(study))) == []
 
 
 @pytest.mark.parametrize(
@@ -140,7 +146,7 @@ def test_hosts_in_words(ratios: list[float], said: str) -> None:
 
 
 def test_the_whole_study_pairs_its_one_workload() -> None:
-    (pair,) = claims(all_series(analyse(whole_study()))).hosts
+    (pair,) = host_pairs(all_series(analyse(whole_study())))
     assert (pair.name, [one.gpus for one in pair.test.counts]) == ("CIFAR-100, micro-batch 64", [2, 4, 8])
 
 
@@ -170,7 +176,7 @@ def test_the_published_raw_data_from_import_to_findings(tmp_path: Path) -> None:
 
     results = tmp_path / "results"
     assert CliRunner().invoke(app, ["import", str(folder / "epochs.csv"), "-o", str(results)]).exit_code == 0
-    answer = CliRunner().invoke(app, ["report", "--like-paper", "--json", str(results)])
+    answer = CliRunner().invoke(app, ["report", "--like", "paper", "--json", str(results)])
     assert answer.exit_code == 0
     import json
 

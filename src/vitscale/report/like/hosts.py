@@ -1,25 +1,97 @@
-"""Epoch times over several hosts against those in one: each GPU count, their mean with its interval, and the margin."""
+"""One host against several: what may be compared, the test of all GPU counts in words, and their chart."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
 
+from vitscale.analysis import TrialResult
+from vitscale.analysis.claims import HostsTest, hosts_test
+from vitscale.analysis.environments import differences
 from vitscale.report import words
 from vitscale.report.chart_data import Row
 from vitscale.report.figure import Figure, colour_of, finished, shape_of
-from vitscale.report.like_paper.catalogue import PaperFigure
-from vitscale.report.like_paper.claims import hosts_sentence
-from vitscale.report.like_paper.host_pairs import HostPair, host_pairs
-from vitscale.report.like_paper.selection import Lack, Selection, steps_for
+from vitscale.report.like.selection import Lack, Selection, steps_for
+from vitscale.report.like.series import Series, names
+from vitscale.report.like.study import Material, StudyFigure, Tested
 from vitscale.report.style import DASHED, IDEAL_COLOUR
 
 _WIDTH, _HEIGHT = 560, 260
 
 
-def hosts(figure: PaperFigure, chosen: Selection) -> Figure | Lack:
+@dataclass(frozen=True)
+class HostPair:
+    """One workload, in one host and over several."""
+
+    name: str
+    inside: Series
+    spread: Series
+    test: HostsTest
+
+
+def host_pairs(found: Sequence[Series]) -> list[HostPair]:
+    """Every strong-scaling workload that was measured both ways, on like hardware, at a count of two GPUs or more."""
+    strong = [one for one in found if one.mode == "strong-micro"]
+    pairs = []
+    for inside in (one for one in strong if one.place == "one host"):
+        for spread in (one for one in strong if one.place != "one host" and one.group == inside.group):
+            test = _test(inside, spread)
+            if test is not None:
+                pairs.append((inside, spread, test))
+    labels = names([inside for inside, _, _ in pairs])
+    return [HostPair(name, *pair) for name, pair in zip(labels, pairs, strict=True)]
+
+
+def _test(inside: Series, spread: Series) -> HostsTest | None:
+    one_host, several = _trials(inside), _trials(spread)
+    both = [
+        gpus
+        for gpus in one_host
+        if gpus in several
+        and several[gpus].trial.world.nodes > 1
+        and not differences(one_host[gpus].surroundings, several[gpus].surroundings)
+    ]
+    return hosts_test(
+        {gpus: one_host[gpus].comparable_costs for gpus in both},
+        {gpus: several[gpus].comparable_costs for gpus in both},
+    )
+
+
+def _trials(one: Series) -> dict[int, TrialResult]:
+    return {member.gpus: member.trial for member in one.members if member.trial.comparable_costs}
+
+
+def hosts_claim(material: Material) -> Tested:
+    """Every workload that was measured both ways."""
+    pairs = host_pairs(material.series)
+    sentences = tuple(f"{pair.name}: {hosts_sentence(pair.test)}" for pair in pairs)
+    return Tested(sentences, {"hosts": [_entry(pair) for pair in pairs]})
+
+
+def hosts_sentence(test: HostsTest) -> str:
+    """What is known of one host against several."""
+    counts = f"{len(test.counts)} GPU count{'s' if len(test.counts) != 1 else ''}"
+    whole, margin = test.ratio, f"{100 * test.margin:.0f} %"
+    head = f"over several hosts an epoch takes {_share(whole.centre - 1)} against one host ({counts}"
+    if whole.low is None or whole.high is None:
+        return f"{head}, one run each): too few to tell; one ratio has no interval."
+    bounds = f"95 % interval {_share(whole.low - 1)} to {_share(whole.high - 1)}"
+    scatter = f"; from count to count it scatters by {100 * test.scatter:.1f} %" if test.scatter is not None else ""
+    limit = f"a difference of {100 * (test.cannot_exclude or 0.0):.1f} % cannot be excluded"
+    verdict = {
+        "too few to tell": f"too few to tell; {limit}",
+        "equivalent": f"no difference shown, and one beyond {margin} is excluded (p = {_p(test)}); {limit}",
+        "no difference shown": f"no difference shown, which is not that there is none: {limit}",
+        "different": f"there is a difference; one beyond {margin} is not excluded",
+        "different, but within the margin": f"there is a difference, and it is within {margin} (p = {_p(test)})",
+    }[test.verdict]
+    return f"{head}; {bounds}{scatter}): {verdict}."
+
+
+def hosts(figure: StudyFigure, chosen: Selection) -> Figure | Lack:
     """The ratio of epoch times by GPU count; a lack where no workload was measured both ways."""
     pairs = host_pairs(chosen.series)
     if not pairs:
@@ -35,7 +107,7 @@ def hosts(figure: PaperFigure, chosen: Selection) -> Figure | Lack:
         f"line and band: mean over GPU counts and its 95 % interval; dashed: +/- {100 * pairs[0].test.margin:.0f} %",
         "bars: 95 % intervals over runs" if bounded else "one run per count: single points have no interval",
     ]
-    title = f"Figure {figure.number}. {figure.title}"
+    title = figure.heading
     whole = chart.properties(title=alt.Title(title, subtitle=subtitle))
     text = [f"{pair.name}: {hosts_sentence(pair.test)}" for pair in pairs]
     text += [f"{row['series']}, {row['gpus']} GPUs: {row['shown']} ({row['bounds']})" for row in rows]
@@ -120,3 +192,38 @@ def _chart(rows: Sequence[Row], means: Sequence[Row], labels: Sequence[str], mar
         )
     )
     return alt.layer(*layers).properties(width=_WIDTH, height=_HEIGHT)
+
+
+def _entry(pair: HostPair) -> dict[str, Any]:
+    test = pair.test
+    return {
+        "workload": pair.name,
+        "ratio": test.ratio.centre,
+        "low": test.ratio.low,
+        "high": test.ratio.high,
+        "scatter": test.scatter,
+        "margin": test.margin,
+        "p_equivalence": test.p_equivalence,
+        "cannot_exclude": test.cannot_exclude,
+        "verdict": test.verdict,
+        "counts": [
+            {
+                "gpus": one.gpus,
+                "ratio": one.ratio.centre,
+                "low": one.ratio.low,
+                "high": one.ratio.high,
+                "runs": [one.one_host_runs, one.several_hosts_runs],
+            }
+            for one in test.counts
+        ],
+        "text": hosts_sentence(test),
+    }
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:+.1f} %" if abs(value) < 100 else f"{100 * value:+.2e} %"
+
+
+def _p(test: HostsTest) -> str:
+    value = test.p_equivalence or 0.0
+    return f"{value:.3f}" if value >= 0.001 else "below 0.001"

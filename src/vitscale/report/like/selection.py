@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vitscale.report.like_paper.catalogue import PAPER_DATASETS, PaperFigure, Place
-from vitscale.report.like_paper.series import DATASET_NAMES, Series
+from vitscale.report.like.series import DATASET_NAMES, Place, Series
+from vitscale.report.like.study import StudyFigure
+
+_NAMED = ("cifar10", "cifar100")
+"""Datasets that figures ask for by name."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Lack:
     """Lines of a study file and commands that would produce what is missing."""
 
 
-def select(figure: PaperFigure, found: Sequence[Series]) -> Selection | Lack:
+def select(figure: StudyFigure, found: Sequence[Series]) -> Selection | Lack:
     """The series of a figure, or what is missing."""
     fitting = [one for one in found if figure.mode in (None, one.mode) and figure.place in (None, one.place)]
     if figure.kind == "scaling":
@@ -46,7 +49,7 @@ def select(figure: PaperFigure, found: Sequence[Series]) -> Selection | Lack:
     return Selection(tuple(in_order), tuple(notes))
 
 
-def steps_for(figure: PaperFigure) -> tuple[str, ...]:
+def steps_for(figure: StudyFigure) -> tuple[str, ...]:
     """What to write into a study file (valid TOML), and what to run then."""
     spread = figure.place not in (None, "one host")
     lines = [] if figure.dataset is None else ["[data]", f'name = "{figure.dataset}"']
@@ -55,12 +58,13 @@ def steps_for(figure: PaperFigure) -> tuple[str, ...]:
     lines += ["[scaling]", f'mode = "{figure.mode or "strong-micro"}"', "gpus = [1, 2, 4, 8]"]
     lines += ["gpus_per_node = 1"] if spread else []
     lines += {
+        "run waterfall": ["[measure]", "explain = true", "checkpoint = true"],
         "time split": ["[sweep]", '"train.micro_batch" = [16, 32, 64, 128]', "[measure]", "explain = true"],
         "accuracy by micro-batch": ["[sweep]", '"train.micro_batch" = [16, 32, 64, 128]'],
         "hosts": ["[sweep]", '"scaling.gpus_per_node" = [1, 8]'],
     }.get(figure.kind, [])
     hosts = " --hostfile HOSTS" if spread or figure.kind == "hosts" else ""
-    return (*lines, f"# vitscale run STUDY.toml{hosts} -o RESULTS", "# vitscale report --like-paper RESULTS")
+    return (*lines, f"# vitscale run STUDY.toml{hosts} -o RESULTS", f"# vitscale report --like {figure.study} RESULTS")
 
 
 def _lightest(fitting: list[Series]) -> list[Series]:
@@ -73,9 +77,9 @@ def _lightest(fitting: list[Series]) -> list[Series]:
 def _of_dataset(fitting: list[Series], dataset: str, found: Sequence[Series]) -> tuple[list[Series], list[str]]:
     """Those of the figure's dataset; the results' own in its place where they hold none of the study's."""
     own = list(dict.fromkeys(one.dataset for one in found))
-    if any(name in PAPER_DATASETS for name in own) or not own:
+    if any(name in _NAMED for name in own) or not own:
         return [one for one in fitting if one.dataset == dataset], []
-    stand_in = own[min(PAPER_DATASETS.index(dataset), len(own) - 1)]
+    stand_in = own[min(_NAMED.index(dataset), len(own) - 1)]
     note = f"{stand_in} in place of {DATASET_NAMES[dataset]}"
     return [one for one in fitting if one.dataset == stand_in], [note]
 
@@ -98,7 +102,7 @@ _PLACES: dict[Place, str] = {
 }
 
 
-def _reason(figure: PaperFigure, found: Sequence[Series]) -> str:
+def _reason(figure: StudyFigure, found: Sequence[Series]) -> str:
     if not found:
         return "No trial of these results has completed."
     what = {"weak": "weak scaling", "strong-micro": "strong scaling (strong-micro)"}.get(

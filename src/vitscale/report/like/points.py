@@ -8,20 +8,24 @@ from vitscale.analysis import Interval
 from vitscale.published import Fact
 from vitscale.report import words
 from vitscale.report.chart_data import Row
-from vitscale.report.like_paper.beside import Beside
-from vitscale.report.like_paper.series import DATASET_NAMES, Series
+from vitscale.report.like.beside import Beside
+from vitscale.report.like.series import DATASET_NAMES, Series
 
 _SAMPLES = 30
 
 
-def against_base(one: Series, name: str) -> list[Row]:
-    """Speedup of a strong series, efficiency of a weak one, against its smallest GPU count."""
+def against_base(one: Series, name: str, *, per_gpu: bool = False) -> list[Row]:
+    """Speedup of a strong series, efficiency of a weak one, against its smallest GPU count.
+
+    `per_gpu`: a strong series' efficiency, its speedup for each of the base's GPUs.
+    """
+    base = one.base.gpus if one.base is not None else 1
     return [
-        _row(name, member.gpus, member.against_base, words.share, len(member.trial.runs))
-        | {"base": one.base.gpus if one.base is not None else 1}
+        row_of(name, member.gpus, member.against_base.times(base / member.gpus if per_gpu else 1.0), words.share,
+               len(member.trial.runs)) | {"base": base}
         for member in one.members
         if member.against_base is not None
-    ]
+    ]  # fmt: skip
 
 
 def published_times(others: Beside, labels: Mapping[int, str]) -> list[Row]:
@@ -66,13 +70,14 @@ def _what(fact: Fact) -> str:
 def epoch_times(one: Series, name: str) -> list[Row]:
     """Epoch seconds of each GPU count that has them."""
     return [
-        _row(name, member.gpus, member.trial.epoch_seconds, words.seconds, len(member.trial.runs))
+        row_of(name, member.gpus, member.trial.epoch_seconds, words.seconds, len(member.trial.runs))
         for member in one.members
         if member.trial.epoch_seconds is not None
     ]
 
 
-def _row(name: str, gpus: int, value: Interval, show: Callable[[float | None], str], runs: int) -> Row:
+def row_of(name: str, gpus: int, value: Interval, show: Callable[[float | None], str], runs: int) -> Row:
+    """A point with its interval, as text too."""
     bounded = value.low is not None and value.high is not None
     bounds = f"{show(value.low)} to {show(value.high)}" if bounded else ""
     return {

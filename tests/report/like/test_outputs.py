@@ -15,16 +15,20 @@ from typer.testing import CliRunner
 from browser import drawn
 from like_paper_factory import paper_curve, paper_study, whole_study
 from results_factory import write_results
-from vitscale.analysis import analyse
+from vitscale.analysis import Analysis, analyse
 from vitscale.cli import app
 from vitscale.errors import RequestError
 from vitscale.record import Results
-from vitscale.report.like_paper import write
+from vitscale.report import like
 
 MARKER = "vitscaleattack"
 HOSTILE = (
     f"</script></style><script>document.title='{MARKER}'</script><img src=x onerror=\"document.title='{MARKER}'\">"
 )
+
+
+def write(analysis: Analysis, results: Path, formats: list[str], output: Path | None) -> list[Path]:
+    return like.write(like.study_named("paper"), like.Material.of(analysis), results, formats, output)
 
 
 class Elements(html.parser.HTMLParser):
@@ -123,7 +127,7 @@ def test_one_form_of_text_goes_to_the_file_that_is_named(tmp_path: Path) -> None
 
 def test_an_unknown_format_and_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     analysis = analyse(paper_study(paper_curve({1: [0.8], 2: [0.8]})))
-    with pytest.raises(RequestError, match="unknown format of --like-paper 'csv'"):
+    with pytest.raises(RequestError, match="unknown format of --like 'csv'"):
         write(analysis, tmp_path, ["csv"], None)
     (tmp_path / "file").write_text("")
     with pytest.raises(RequestError, match="Name another folder with -o"):
@@ -132,11 +136,11 @@ def test_an_unknown_format_and_a_place_that_cannot_be_written(tmp_path: Path) ->
 
 def test_the_verb(tmp_path: Path) -> None:
     write_results(small(), tmp_path / "results")
-    answer = CliRunner().invoke(app, ["report", "--like-paper", str(tmp_path / "results")])
+    answer = CliRunner().invoke(app, ["report", "--like", "paper", str(tmp_path / "results")])
     assert answer.exit_code == 0
     assert "over several hosts an epoch takes" in answer.stdout
     assert answer.stdout.strip().endswith("like-paper.html")
-    printed = CliRunner().invoke(app, ["report", "--like-paper", "--json", str(tmp_path / "results")])
+    printed = CliRunner().invoke(app, ["report", "--like", "paper", "--json", str(tmp_path / "results")])
     assert json.loads(printed.stdout)["schema"] == 1
-    refused = CliRunner().invoke(app, ["report", "--like-paper", "--format", "md", str(tmp_path / "results")])
+    refused = CliRunner().invoke(app, ["report", "--like", "paper", "--format", "md", str(tmp_path / "results")])
     assert isinstance(refused.exception, RequestError)

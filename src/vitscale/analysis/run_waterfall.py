@@ -1,0 +1,148 @@
+"""The waterfall of a whole run, as someone who waits for it counts: with start-up, evaluation and a checkpoint.
+
+A run of e epochs of T seconds takes
+
+    R = start-up + e * (T + evaluation) + one checkpoint saved
+
+where start-up is that up to the end of the first step, less a usual step, which the epochs have. Perfect scaling would
+have it take y = R_b * N_b / N (weak: R_b) of the baseline's R_b. By the logarithmic mean Divisia index, as in
+`analysis.waterfall`, with parts x of the trial and y of that ideal, and X and Y their sums,
+
+    ln f = (y - x) / L(X, Y)        for start-up, evaluation and checkpoint
+    ln f = ln f_epoch * L(x, y) / L(X, Y)        for each factor f_epoch of the epochs' own efficiency y / x
+
+The second is the first for all epochs together, ln(y / x) * L(x, y) = y - x, shared out as their own waterfall does:
+the index is consistent in aggregation (Ang, Energy Policy 32, 2004). So all factors multiply to Y / X again.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import replace
+
+from vitscale.analysis.allocations import observations
+from vitscale.analysis.runs import RunFigures
+from vitscale.analysis.scaling import CurveResult, Point
+from vitscale.analysis.statistics import Interval, ratio
+from vitscale.analysis.trials import TrialResult
+from vitscale.analysis.waterfall import (
+    Factor,
+    Unexplained,
+    Waterfall,
+    factors_of,
+    logarithmic_mean,
+    parts_by_factor,
+    share_of_ranks,
+    step_factors,
+    waterfalls,
+    with_intervals,
+)
+
+START_UP, EVALUATION, CHECKPOINT = "start-up", "evaluation", "checkpoint"
+_EPOCHS = "epochs"
+
+
+def epochs_of(trial: TrialResult) -> int:
+    """Of the run that is spoken of: what the trial trains; one epoch where it only measures some steps."""
+    return trial.trial.train.epochs or 1 if trial.trial.window.steps is None else 1
+
+
+def run_parts(trial: TrialResult) -> Mapping[str, float]:
+    """Seconds of each part of a whole run, over its runs: of epochs the geometric mean, as everywhere, else medians.
+
+    Without "evaluation" where the trial evaluates nothing, and without "checkpoint" where none was measured.
+
+    Raises:
+        Unexplained: a part is not known.
+    """
+    costs = trial.comparable_costs
+    if not costs:
+        raise Unexplained(trial.reason or "no run has completed with an epoch time")
+    started = trial.median_of(lambda run: run.startup_seconds)
+    if started is None:
+        raise Unexplained("how long a run takes to start is unknown")
+    first = trial.median_of(lambda run: run.step_seconds) or 0.0
+    epochs = epochs_of(trial)
+    parts = {
+        START_UP: max(0.0, started - first),
+        _EPOCHS: epochs * math.exp(statistics.fmean(math.log(cost) for cost in costs)),
+    }
+    if trial.trial.window.evaluate:
+        evaluated = trial.median_of(lambda run: run.evaluation_seconds)
+        if evaluated is None:
+            raise Unexplained("how long an evaluation takes is unknown")
+        parts[EVALUATION] = epochs * evaluated
+    if trial.checkpoint is not None:
+        parts[CHECKPOINT] = trial.checkpoint.save_seconds
+    return parts
+
+
+def run_seconds(trial: TrialResult) -> list[float]:
+    """Of each observation: all that `run_parts` has, as its runs took it; empty where a part is not known."""
+    try:
+        parts = run_parts(trial)
+    except Unexplained:
+        return []
+    epochs, trained = epochs_of(trial), 1 - trial.images_left_out
+
+    def of(run: RunFigures) -> float | None:
+        if run.epoch_seconds is None or run.startup_seconds is None:
+            return None
+        evaluated = (run.evaluation_seconds or 0.0) if EVALUATION in parts else 0.0
+        started = max(0.0, run.startup_seconds - (run.step_seconds or 0.0))
+        return started + epochs * (run.epoch_seconds / trained + evaluated) + parts.get(CHECKPOINT, 0.0)
+
+    return observations([of(run) for run in trial.runs], trial.clusters)
+
+
+def run_breakdown(trial: TrialResult) -> Mapping[str, float]:
+    """Seconds of each part of a whole run: `run_parts`, with the epochs in the parts of their steps by factor's name.
+
+    Raises:
+        Unexplained: a part is not known.
+    """
+    parts = run_parts(trial)
+    inside = parts_by_factor(trial)
+    scale = parts[_EPOCHS] / sum(inside.values())
+    return {name: scale * seconds for name, seconds in inside.items()} | {
+        name: seconds for name, seconds in parts.items() if name != _EPOCHS
+    }
+
+
+def run_waterfalls(curve: CurveResult, trials: Mapping[str, TrialResult]) -> tuple[Waterfall, ...]:
+    """As `waterfalls`, of whole runs: for each trial of a curve but its baseline."""
+    found = []
+    for one in waterfalls(curve, trials):
+        point = next(point for point in curve.points if point.trial_id == one.trial_id)
+        found.append(_of_run(one, curve, point, trials))
+    return tuple(found)
+
+
+def _of_run(one: Waterfall, curve: CurveResult, point: Point, trials: Mapping[str, TrialResult]) -> Waterfall:
+    if one.baseline_trial is None or not one.factors:
+        return replace(one, efficiency=None, interval=None)
+    trial, reference, ranks = trials[one.trial_id], trials[one.baseline_trial], share_of_ranks(curve, point)
+    try:
+        factors = with_intervals(trial, reference, ranks, _run_factors)
+    except Unexplained as why:
+        return replace(one, efficiency=None, interval=None, factors=(), reason=str(why))
+    efficiency = math.prod(factor.factor for factor in factors)
+    whole = ratio(run_seconds(reference), run_seconds(trial), (reference.looked, trial.looked))
+    around = whole.times(efficiency / whole.centre)
+    return replace(one, efficiency=efficiency, interval=Interval(efficiency, around.low, around.high, around.note),
+                   factors=factors)  # fmt: skip
+
+
+def _run_factors(trial: TrialResult, reference: TrialResult, ranks: float) -> tuple[Factor, ...]:
+    of_epochs = step_factors(trial, reference, ranks)
+    parts, base = run_parts(trial), run_parts(reference)
+    # A checkpoint that was timed on one side alone, or an evaluation, is in neither run.
+    measured = {name: seconds for name, seconds in parts.items() if name in base}
+    ideal = {name: ranks * base[name] for name in measured}
+    mean = logarithmic_mean(sum(measured.values()), sum(ideal.values()))
+    weight = logarithmic_mean(measured[_EPOCHS], ideal[_EPOCHS]) / mean
+    logs = {factor.name: weight * math.log(factor.factor) for factor in of_epochs}
+    logs |= {name: (ideal[name] - measured[name]) / mean for name in measured if name != _EPOCHS}
+    return factors_of(logs, math.exp(sum(logs.values())))

@@ -1,0 +1,196 @@
+"""The accuracies that are held against each other after equally many images, tested, and what that says in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, product
+from typing import Any
+
+from vitscale.analysis import TrialResult
+from vitscale.analysis.claims import AccuracyDifference, accuracy_difference
+from vitscale.analysis.equal_samples import EqualSamples, equal_samples
+from vitscale.analysis.statistics import NOT_AMONG_ALL, corrected
+from vitscale.report.like.points import gpus_text
+from vitscale.report.like.series import Member, Series, apart_in_micro_batch, names
+from vitscale.report.like.study import Material, Tested
+
+_ASKED = (4, 8)
+"""GPU counts whose accuracy the study holds against one GPU's."""
+
+
+@dataclass(frozen=True)
+class AccuracyTest:
+    """The accuracy of one GPU count against that of a smaller one."""
+
+    name: str
+    gpus: int
+    base_gpus: int
+    batches: tuple[int, int]
+    """Global batch of the base, and of what is held against it."""
+    trials: tuple[str, str]
+    """Their identities."""
+    samples: EqualSamples
+    result: AccuracyDifference
+
+
+def accuracy_claim(material: Material) -> Tested:
+    """N GPUs against the fewest at a fixed micro-batch, and more against fewer at one global batch."""
+    fewest, equal = accuracy_tests(material.series)
+    entries = {"accuracy": [_entry(test) for test in fewest], "accuracy_at_equal_batch": [_entry(t) for t in equal]}
+    return Tested(tuple(_sentences(fewest, equal)), entries)
+
+
+def accuracy_tests(found: Sequence[Series]) -> tuple[list[AccuracyTest], list[AccuracyTest]]:
+    """Of strong scaling: against the fewest GPUs; at one global batch. With Holm's correction for all of them."""
+    fewest, equal = _against_fewest(found), _at_equal_batch(found)
+    tests = [*fewest, *equal]
+    results = corrected([test.result for test in tests], [test.trials for test in tests])
+    tests = [replace(test, result=result) for test, result in zip(tests, results, strict=True)]
+    return tests[: len(fewest)], tests[len(fewest) :]
+
+
+def _against_fewest(found: Sequence[Series]) -> list[AccuracyTest]:
+    """Of each strong series 4 and 8 GPUs, or the most there are, against the fewest."""
+    strong = [one for one in found if one.mode == "strong-micro" and len(one.members) > 1]
+    tests = []
+    for one, name in zip(strong, names(strong), strict=True):
+        base, later = one.members[0], one.members[1:]
+        for member in [member for member in later if member.gpus in _ASKED] or later[-1:]:
+            tests.append(_test(name, base, member))
+    return [test for test in tests if test is not None]
+
+
+def _at_equal_batch(found: Sequence[Series]) -> list[AccuracyTest]:
+    """Strong series apart in micro-batch alone: more GPUs against fewer wherever their global batch is the same."""
+    tests = []
+    for name, some in apart_in_micro_batch([one for one in found if one.mode == "strong-micro"]):
+        for one, other in combinations(some, 2):
+            for pair in product(one.members, other.members):
+                fewer, more = sorted(pair, key=lambda member: member.gpus)
+                if fewer.trial.trial.global_batch == more.trial.trial.global_batch:
+                    tests.append(_test(name, fewer, more))
+    return [test for test in tests if test is not None]
+
+
+def _test(name: str, base: Member, member: Member) -> AccuracyTest | None:
+    """None where an accuracy is not known."""
+    samples = equal_samples(base.trial.records, member.trial.records)
+    if samples is None:
+        return None
+    counted = _counted(base.trial, samples), _counted(member.trial, samples)
+    known = (counted[0], counted[1]) if counted[0] is not None and counted[1] is not None else None
+    return AccuracyTest(
+        name,
+        member.gpus,
+        base.gpus,
+        (base.trial.trial.global_batch, member.trial.trial.global_batch),
+        (base.trial.trial_id, member.trial.trial_id),
+        samples,
+        accuracy_difference(samples.reference, samples.other, known),
+    )
+
+
+def _counted(trial: TrialResult, samples: EqualSamples) -> int | None:
+    """From how many images one run's accuracy was counted; None where that is not recorded.
+
+    Training accuracy in a log of others is taken to be rank 0's own, from its share of the images.
+    """
+    run = trial.records[0]
+    model = next((rank.model for rank in run.ranks if rank.model is not None), None)
+    if samples.split == "held-out":
+        return model.held_out_samples or None if model else None
+    images = next((line.images for rank in run.ranks for line in rank.epochs[:1]), None)
+    if images is None or run.header.imported is None:
+        return images or None
+    return images // run.header.trial.world.size or None
+
+
+def _sentences(tests: Sequence[AccuracyTest], equal: Sequence[AccuracyTest]) -> list[str]:
+    """All together first, then a sentence for each series, then those at one global batch; none without a test."""
+    if not tests:
+        return []
+    by_name: dict[str, list[AccuracyTest]] = {}
+    for test in tests:
+        by_name.setdefault(test.name, []).append(test)
+    lines = [_overall(tests, len({test.trials for test in (*tests, *equal) if test.result.p is not None}))]
+    for name, some in by_name.items():
+        first = some[0]
+        kind = "held-out" if first.samples.split == "held-out" else "training"
+        single = any(test.result.low is None for test in some)
+        lines.append(
+            f"{name}: {kind} accuracy against {gpus_text(first.base_gpus)} (global batch {first.batches[0]:,}) after "
+            f"{first.samples.images:,} images each: {'; '.join(accuracy_words(test) for test in some)}"
+            + (". With one run on a side, how far another seed would move it is not known." if single else ".")
+        )
+    for test in equal:
+        lines.append(
+            f"{test.name}, one global batch of {test.batches[0]:,}: {accuracy_words(test)}, against "
+            f"{gpus_text(test.base_gpus)} after {test.samples.images:,} images each."
+        )
+    return lines
+
+
+def accuracy_words(test: AccuracyTest) -> str:
+    """One difference of accuracy: its size, its interval or why there is none, and what to make of it."""
+    result = test.result
+    head = f"{_points(result.difference)} points at {gpus_text(test.gpus)} (global batch {test.batches[1]:,}"
+    if result.low is not None and result.high is not None:
+        bounds = f"95 % interval {_points(result.low)} to {_points(result.high)})"
+        if result.verdict.startswith("too few runs"):
+            return f"{head}; {bounds}, too few runs to tell"
+        if result.verdict == NOT_AMONG_ALL:
+            return f"{head}; {bounds}, no difference shown among all comparisons (p = {result.p_adjusted:.2g} for all)"
+        if result.verdict == "no difference shown":
+            largest = 100 * max(abs(result.low), abs(result.high))
+            return f"{head}; {bounds}, no difference shown: one of {largest:.1f} points cannot be excluded"
+        return f"{head}; {bounds}, {result.verdict}"
+    if result.counting_error is None:
+        return f"{head}; counted from an unknown number of images), too few runs to tell"
+    beyond = "more" if result.verdict == "too few runs: beyond counting error" else "no more"
+    counting = f"{beyond} than counting errors explain (+/- {100 * result.counting_error:.1f})"
+    return f"{head}), {counting}; too few runs to tell"
+
+
+def _overall(tests: Sequence[AccuracyTest], corrected_for: int) -> str:
+    """`corrected_for`: so many pairs of trials were tested."""
+    told = [test.result.verdict for test in tests]
+    lower, higher = told.count("lower"), told.count("higher")
+    few = sum(verdict.startswith("too few runs") for verdict in told)
+    compared = f"{len(tests)} comparison{'s' if len(tests) != 1 else ''} with fewer GPUs after equal images"
+    counts = [f"lower in {lower}, higher in {higher}, no difference shown in {len(tests) - lower - higher - few}"]
+    counts += [f"too few runs to tell in {few}"] if few else []
+    beyond = told.count("too few runs: beyond counting error")
+    counts[-1] += f" (of which {beyond} differ by more than counting errors explain)" if beyond else ""
+    if lower + higher:
+        meaning = "equal accuracy is not what these runs show"
+    elif few == len(tests):
+        meaning = "whether accuracy is equal takes 3 runs or more on each side"
+    else:
+        meaning = "no difference is shown, which is not that there is none"
+    among = f" (after Holm's correction for {corrected_for} pairs)" if corrected_for > 1 else ""
+    return f"Accuracy in {compared}: {', '.join(counts)}{among}; {meaning}."
+
+
+def _entry(test: AccuracyTest) -> dict[str, Any]:
+    return {
+        "workload": test.name,
+        "gpus": test.gpus,
+        "base_gpus": test.base_gpus,
+        "global_batch": test.batches[1],
+        "base_global_batch": test.batches[0],
+        "split": test.samples.split,
+        "images": test.samples.images,
+        "difference": test.result.difference,
+        "low": test.result.low,
+        "high": test.result.high,
+        "counting_error": test.result.counting_error,
+        "p": test.result.p,
+        "p_adjusted": test.result.p_adjusted,
+        "verdict": test.result.verdict,
+        "text": accuracy_words(test),
+    }
+
+
+def _points(value: float) -> str:
+    return f"{100 * value:+.1f}"

@@ -1,0 +1,264 @@
+"""What a doubling of the GPUs gains: tested, in words, and as a chart beside what a ring's transfers would leave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vitscale.analysis import Interval, TrialResult
+from vitscale.analysis.claims import MARGIN, Doubling, doubling_test
+from vitscale.analysis.environments import differences
+from vitscale.analysis.run_waterfall import run_seconds
+from vitscale.analysis.statistics import corrected, ratio
+from vitscale.prediction.network.collectives import OPERATIONS, LinkDraws, collective_seconds
+from vitscale.prediction.network.links import Level, Network
+from vitscale.report import words
+from vitscale.report.chart_data import Row
+from vitscale.report.figure import Figure
+from vitscale.report.like.beside import Beside
+from vitscale.report.like.panels import joined, panel
+from vitscale.report.like.points import gpus_text, row_of, sentences
+from vitscale.report.like.selection import Lack, Selection, steps_for
+from vitscale.report.like.series import Series, names
+from vitscale.report.like.study import Material, StudyFigure, Tested
+
+
+@dataclass(frozen=True)
+class PublishedGain:
+    """What a study reports of a doubling."""
+
+    gpus: int
+    """Twice as many as before."""
+    gain: float
+    """Times as fast: "26 % faster" is 1.26."""
+    where: str
+
+
+GAINS = (
+    PublishedGain(2, 1.26, "on average over all platforms"),
+    PublishedGain(4, 1.019, "on A100 PCIe and V100 PCIe"),
+    PublishedGain(8, 1.029, "on A100 with NVLink"),
+)
+"""Of the abstract; no other figure of the thesis is used here."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """What a step's collectives need on a ring."""
+
+    seconds: float
+    sent_bytes: float
+    """By a rank."""
+    told_by: str
+    """Whose bandwidth it is."""
+
+
+@dataclass(frozen=True)
+class SeriesDoubling:
+    """One doubling of one series."""
+
+    name: str
+    gpus: int
+    """Before."""
+    trials: tuple[str, str]
+    test: Doubling
+    run_gain: Interval | None
+    """Of whole runs, with start-up, evaluation and checkpoint; None where a part of them is unknown."""
+    transfer: Transfer | None
+
+
+def doublings(found: Sequence[Series], network: Network | None) -> list[SeriesDoubling]:
+    """Every doubling that strong-micro series measured on like hardware; with Holm's correction for all of them."""
+    strong = [one for one in found if one.mode == "strong-micro"]
+    tests = []
+    for one, name in zip(strong, names(strong), strict=True):
+        members = {member.gpus: member.trial for member in one.members if member.trial.comparable_costs}
+        for gpus, fewer in members.items():
+            more = members.get(2 * gpus)
+            if more is not None and not differences(fewer.surroundings, more.surroundings):
+                tests.append(_doubling(name, gpus, fewer, more, network))
+    gains = corrected([test.test.gain for test in tests], [test.trials for test in tests])
+    return [replace(one, test=replace(one.test, gain=gain)) for one, gain in zip(tests, gains, strict=True)]
+
+
+def transfer_of(trial: TrialResult, network: Network | None) -> Transfer | None:
+    """What a step of a trial sends, by the link that was checked or declared, else as fast as its explained steps did.
+
+    None where neither is known: an assumed network would prove nothing.
+    """
+    sent = trial.traffic
+    if sent is None or not sent.physical_bytes:
+        return None
+    world = trial.trial.world
+    level: Level = "inside" if world.nodes == 1 else "across"
+    link = network.link(level, "all_reduce") if network is not None else None
+    if link is not None and link.source != "assumed" and all(one.operation in OPERATIONS for one in sent.sent):
+        import numpy as np
+
+        draws = LinkDraws(np.asarray(link.bandwidth_bytes_per_second), np.asarray(link.latency_seconds))
+        seconds = sum(
+            one.calls
+            * float(
+                collective_seconds(
+                    one.operation,
+                    (one.tensor_bytes or 0) / max(1, one.calls),
+                    np.asarray(float(one.ranks)),
+                    np.asarray(float(world.ranks_per_node)),
+                    draws,
+                    draws,
+                    sent.backend or "nccl",
+                )
+            )
+            for one in sent.sent
+        )
+        return Transfer(seconds, sent.physical_bytes, f"{_rate(link.bandwidth_bytes_per_second)}, {link.described}")
+    reached = sent.bytes_per_second
+    if reached is None or sent.wire_seconds is None:
+        return None
+    return Transfer(sent.wire_seconds.centre, sent.physical_bytes, f"{_rate(reached.centre)}, as explained steps did")
+
+
+def doublings_claim(material: Material) -> Tested:
+    """Whether a doubling still shortens training, by how much, and whether transfers would explain what is missing."""
+    tests = doublings(material.series, material.network)
+    told = tuple(_sentence(one) for one in tests)
+    return Tested((_overall(tests), *told) if told else (), {"doublings": [_entry(one) for one in tests]})
+
+
+def doublings_figure(figure: StudyFigure, chosen: Selection, network: Network | None) -> Figure | Lack:
+    """Gains of epochs, and of whole runs where these are known, by the larger GPU count of each doubling."""
+    tests = doublings(chosen.series, network)
+    if not tests:
+        return Lack("No two GPU counts of these results are one twice the other, on like hardware.", steps_for(figure))
+    labels = list(dict.fromkeys(one.name for one in tests))
+    rows = [_row(one, one.test.interval) for one in tests]
+    left = [{"series": t.name, "gpus": 2 * t.gpus, "value": t.test.left} for t in tests if t.test.left is not None]
+    counts = {row["gpus"] for row in rows}
+    published = [
+        {"series": labels[0], "what": f"published: {gain.where}", "gpus": gain.gpus, "value": gain.gain,
+         "shown": f"{gain.gain:.3f}"}
+        for gain in GAINS
+        if gain.gpus in counts
+    ]  # fmt: skip
+    panels = [panel(rows, left, published, labels, "epoch: times as fast as on half the GPUs")]
+    whole = [_row(one, one.run_gain) for one in tests if one.run_gain is not None]
+    if whole:
+        panels.append(panel(whole, [], published, labels, "whole run: times as fast"))
+    notes = ["2 is ideal; hollow grey: published"]
+    notes += ["dashed: were all transfers to come on top of the step on half the GPUs"] if left else []
+    text = [*(_sentence(one) for one in tests), *(f"whole run, {line}" for line in sentences(whole))]
+    bounded = any(row["low"] is not None for row in rows)
+    return joined(figure, panels, replace(chosen, notes=(*chosen.notes, *notes)), Beside(), text, bounded=bounded,
+                  ideal="")  # fmt: skip
+
+
+def _doubling(name: str, gpus: int, fewer: TrialResult, more: TrialResult, network: Network | None) -> SeriesDoubling:
+    transfer = transfer_of(more, network)
+    runs, looked = (run_seconds(fewer), run_seconds(more)), (fewer.looked, more.looked)
+    return SeriesDoubling(
+        name,
+        gpus,
+        (fewer.trial_id, more.trial_id),
+        doubling_test(
+            (fewer.comparable_costs, more.comparable_costs),
+            (_steps(fewer), _steps(more)),
+            transfer.seconds if transfer else None,
+            looked,
+        ),
+        ratio(runs[0], runs[1], looked) if runs[0] and runs[1] else None,
+        transfer,
+    )
+
+
+def _steps(trial: TrialResult) -> list[float]:
+    """Seconds of a whole step, of each run."""
+    return [run.step_seconds for run in trial.runs if run.step_seconds is not None]
+
+
+def _row(one: SeriesDoubling, gain: Interval) -> Row:
+    return row_of(one.name, 2 * one.gpus, gain, _times, len(one.name))
+
+
+def _overall(tests: Sequence[SeriesDoubling]) -> str:
+    beyond = [one.test.hardly for one in tests if one.gpus >= 2]
+    if not beyond:
+        return "No doubling beyond 2 GPUs was measured: that these hardly shorten training is not tested."
+    counts = ", ".join(f"{kind} in {beyond.count(kind)}" for kind in ("confirmed", "refuted", "not decided"))
+    return (
+        f"That doublings beyond 2 GPUs hardly shorten training (published: 1.9 % and 2.9 %; here: less than "
+        f"{100 * MARGIN:.0f} %): {counts}."
+    )
+
+
+_DIRECTION = {
+    "faster": "a doubling shortens training",
+    "slower": "a doubling lengthens training",
+    "no significant difference": "no difference shown",
+    "not significant among all comparisons": "no difference shown among all doublings",
+    "too few repeats to tell": "not decided: too few runs",
+}
+
+
+def _sentence(one: SeriesDoubling) -> str:
+    test = one.test
+    published = [f"; published: {gain.gain:.4g} {gain.where}" for gain in GAINS if gain.gpus == 2 * one.gpus]
+    parts = [
+        f"{one.name}, {one.gpus} to {gpus_text(2 * one.gpus)}: an epoch is {_interval(test.interval)} times as fast, "
+        f"{100 / test.gain.ratio - 100:+.1f} % of its time ({_DIRECTION[test.gain.verdict]}{''.join(published)})"
+    ]
+    if one.run_gain is not None:
+        parts.append(f"a whole run {_interval(one.run_gain)} times")
+    if one.transfer is None or test.left is None:
+        parts.append("what transfers would leave is unknown, for nothing says how fast the link is: vitscale check")
+    else:
+        verdict = {
+            "do not explain it": "less is measured, so transfers alone do not explain it",
+            "are enough": "more is measured, so transfers are enough to explain it",
+            "not decided": "whether less is measured is not decided",
+        }[test.transfers or "not decided"]
+        parts.append(
+            f"a rank sends {words.bytes_text(round(one.transfer.sent_bytes))} a step, which takes a ring "
+            f"{words.seconds(one.transfer.seconds)} ({one.transfer.told_by}); had each step to wait for all of it, "
+            f"{test.left:.3g} times would be left: {verdict}"
+        )
+    return "; ".join(parts) + "."
+
+
+def _interval(gain: Interval) -> str:
+    if gain.low is None or gain.high is None:
+        return f"{gain.centre:.3g}"
+    return f"{gain.centre:.3g} (95 % interval {_times(gain.low)} to {_times(gain.high)})"
+
+
+def _times(value: float | None) -> str:
+    return words.UNKNOWN if value is None else f"{value:.3g}"
+
+
+def _rate(bytes_per_second: float) -> str:
+    return f"at {bytes_per_second / 1e9:.3g} GB/s"
+
+
+def _entry(one: SeriesDoubling) -> dict[str, Any]:
+    test, transfer, run = one.test, one.transfer, one.run_gain
+    return {
+        "workload": one.name,
+        "gpus": 2 * one.gpus,
+        "base_gpus": one.gpus,
+        "gain": test.gain.ratio,
+        "low": test.gain.low,
+        "high": test.gain.high,
+        "p": test.gain.p,
+        "p_adjusted": test.gain.p_adjusted,
+        "verdict": test.gain.verdict,
+        "hardly_shortens": test.hardly,
+        "published_gain": next((gain.gain for gain in GAINS if gain.gpus == 2 * one.gpus), None),
+        "run_gain": run.centre if run else None,
+        "run_low": run.low if run else None,
+        "run_high": run.high if run else None,
+        "transfer_seconds": transfer.seconds if transfer else None,
+        "sent_bytes": transfer.sent_bytes if transfer else None,
+        "left_by_transfers": test.left,
+        "transfers": test.transfers,
+        "text": _sentence(one),
+    }

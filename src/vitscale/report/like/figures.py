@@ -1,0 +1,146 @@
+"""All figures of a study in order: each drawn from the results, or a frame that says what it lacks."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import altair as alt
+
+from vitscale.analysis import Analysis, CurveResult
+from vitscale.analysis.run_waterfall import run_waterfalls
+from vitscale.report.breakdown_charts import breakdown_figures
+from vitscale.report.figure import Figure, finished
+from vitscale.report.like import accuracies
+from vitscale.report.like.doublings import doublings_figure
+from vitscale.report.like.hosts import hosts
+from vitscale.report.like.scaling import against_base, scaling_pair
+from vitscale.report.like.selection import Lack, Selection, select, steps_for
+from vitscale.report.like.study import Kind, Material, PublishedStudy, StudyFigure
+from vitscale.report.resource_charts import resource_figures
+from vitscale.report.resource_data import RESOURCES
+from vitscale.report.style import DASHED, IDEAL_COLOUR
+from vitscale.report.waterfall_charts import draw_waterfalls
+
+_WIDTH, _LINE, _LETTERS = 860, 17, 132
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    """One figure of the study, and what came of it."""
+
+    paper: StudyFigure
+    figure: Figure
+    lack: Lack | None
+    """Why the figure is a frame with words in it; None where it shows data."""
+
+
+def draw_all(study: PublishedStudy, material: Material) -> list[Drawn]:
+    """Every figure of a study, in its order."""
+    return [draw_one(study, figure, material) for figure in study.figures]
+
+
+def draw_one(study: PublishedStudy, figure: StudyFigure, material: Material) -> Drawn:
+    """One figure of a study."""
+    chosen = select(figure, material.series)
+    made = chosen if isinstance(chosen, Lack) else _DRAWN[figure.kind](study, figure, chosen, material)
+    if isinstance(made, Lack):
+        return Drawn(figure, _missing(figure, made), made)
+    return Drawn(figure, made, None)
+
+
+def _curves(chosen: Selection) -> list[CurveResult]:
+    return list({id(one.curve): one.curve for one in chosen.series}.values())
+
+
+def _time_split(figure: StudyFigure, chosen: Selection, analysis: Analysis) -> Figure | Lack:
+    drawn = breakdown_figures(analysis, chosen.series[0].mode, _curves(chosen))
+    if not drawn:
+        return Lack(
+            "No step of these results was explained: epoch times alone, as others' logs have them, do not say where "
+            "the time of a step goes.",
+            steps_for(figure),
+        )
+    return _as_the_studys(figure, drawn[0])
+
+
+def _utilisation(figure: StudyFigure, chosen: Selection, analysis: Analysis) -> Figure | Lack:
+    drawn = resource_figures(analysis, _curves(chosen), RESOURCES[:1])
+    if not drawn:
+        return Lack("No trial of these results has recorded how its processors were used.", steps_for(figure))
+    reasons = {
+        member.trial.resources.gpu_reason
+        for one in chosen.series
+        for member in one.members
+        if member.trial.resources is not None and member.trial.resources.gpu_utilisation is None
+    }
+    unknown = [f"GPU utilisation is unavailable: {' and '.join(sorted(filter(None, reasons)))}"] if reasons else []
+    return _as_the_studys(figure, dataclasses.replace(drawn[0], text=(*unknown, *drawn[0].text)), unknown)
+
+
+def _run_waterfall(figure: StudyFigure, chosen: Selection, analysis: Analysis) -> Figure | Lack:
+    found = [one for curve in _curves(chosen) for one in run_waterfalls(curve, analysis.trials)]
+    known = [one for one in found if one.factors]
+    if not known:
+        why = "; ".join(sorted({one.reason for one in found})) or "there is one GPU count only"
+        return Lack(f"No run of these results can be taken apart: {why}.", steps_for(figure))
+    return draw_waterfalls(figure.name, figure.mode, figure.heading, known)
+
+
+def _as_the_studys(figure: StudyFigure, drawn: Figure, notes: Any = ()) -> Figure:
+    """The page's own chart under the study's number and title."""
+    title = {**drawn.spec["title"], "text": figure.heading}
+    if notes:
+        title["subtitle"] = [*title.get("subtitle", []), *notes]
+    spec = drawn.spec | {"title": title}
+    spec["description"] = f"{figure.heading}. {'; '.join(drawn.text[:12])}"
+    return dataclasses.replace(drawn, name=figure.name, title=figure.heading, spec=spec, wide=True)
+
+
+_Draw = Callable[[PublishedStudy, StudyFigure, Selection, Material], Figure | Lack]
+_DRAWN: Mapping[Kind, _Draw] = {
+    "scaling": lambda study, figure, chosen, _: scaling_pair(figure, chosen, study.beside(chosen.series)),
+    "speedup": lambda study, figure, chosen, _: against_base(figure, chosen, study.beside(chosen.series)),
+    "efficiency": lambda study, figure, chosen, _: against_base(figure, chosen, study.beside(chosen.series)),
+    "doublings": lambda _study, figure, chosen, material: doublings_figure(figure, chosen, material.network),
+    "utilisation": lambda _study, figure, chosen, material: _utilisation(figure, chosen, material.analysis),
+    "hosts": lambda _study, figure, chosen, _: hosts(figure, chosen),
+    "accuracy by GPUs": lambda _study, figure, chosen, _: accuracies.by_gpus(figure, chosen),
+    "loss and accuracy": lambda _study, figure, chosen, _: accuracies.loss_and_accuracy(figure, chosen),
+    "accuracy by micro-batch": lambda _study, figure, chosen, _: accuracies.by_micro_batch(figure, chosen),
+    "time split": lambda _study, figure, chosen, material: _time_split(figure, chosen, material.analysis),
+    "run waterfall": lambda _study, figure, chosen, material: _run_waterfall(figure, chosen, material.analysis),
+}
+
+
+def _missing(figure: StudyFigure, lack: Lack) -> Figure:
+    """A frame that says what the figure would show, what is missing, and what would produce it."""
+    commands = [step.removeprefix("# ") for step in lack.steps if step.startswith("# ")]
+    sentences = (
+        f"Would show: {figure.draws}.",
+        lack.reason,
+        f"What would produce it: {', then '.join(commands)}",
+    )
+    lines = [line for one in sentences for line in textwrap.wrap(one, _LETTERS, break_on_hyphens=False)]
+    height = _LINE * len(lines) + 30
+    data = alt.InlineData(values=[{"text": line, "place": place} for place, line in enumerate(lines)])
+    frame = (
+        alt.Chart(alt.InlineData(values=[{}]))
+        .mark_rect(fillOpacity=0, stroke=IDEAL_COLOUR, strokeDash=DASHED)
+        .encode(x=alt.value(0), x2=alt.value(_WIDTH), y=alt.value(0), y2=alt.value(height))
+    )
+    text = (
+        alt.Chart(data)
+        .mark_text(align="left", baseline="middle", fontSize=12, limit=_WIDTH - 24)
+        .encode(
+            x=alt.value(14),
+            y=alt.Y("place:Q", axis=None, scale=alt.Scale(domain=[-0.7, len(lines) - 0.3], nice=False, reverse=True)),
+            text="text:N",
+        )
+    )
+    chart: Any = alt.layer(frame, text).properties(width=_WIDTH, height=height)
+    whole = chart.properties(title=alt.Title(figure.heading, subtitle="no data"))
+    words = [f"Would show: {figure.draws}.", lack.reason, "Study file and commands:", *lack.steps]
+    return finished(figure.name, figure.mode, figure.heading, whole, words, wide=True)

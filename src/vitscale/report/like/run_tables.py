@@ -1,0 +1,117 @@
+"""Tables by GPU count and kind of GPU: training time, speedup, utilisation; and the seconds of a whole run by part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from vitscale.analysis import Interval, TrialResult
+from vitscale.analysis.run_waterfall import CHECKPOINT, EVALUATION, START_UP, epochs_of, run_breakdown, run_seconds
+from vitscale.analysis.statistics import interval
+from vitscale.analysis.waterfall import FACTORS, Unexplained
+from vitscale.report import words
+from vitscale.report.grouped_table import Group, GroupedTable, Line
+from vitscale.report.like.series import Member, Series, names
+from vitscale.report.like.study import Material
+from vitscale.report.tables import Cell, batch_text, interval_cell
+
+UNAVAILABLE = "unavailable"
+_SAID = {"compute scaling": "computing", "straggler wait": "waiting for ranks", "wire": "transfer"}
+_ORDER = (START_UP, *FACTORS, EVALUATION, CHECKPOINT)
+
+
+def training_table(material: Material) -> GroupedTable:
+    """The thesis's quantities: time, speedup, efficiency, and how busy GPUs and processors were."""
+    columns = ("GPUs", "device", "global batch", "epoch", "whole run", "speedup", "efficiency", "GPU utilisation",
+               "CPU utilisation")  # fmt: skip
+    notes = [
+        "A whole run: start-up, the epochs that its trial trains (one where it measures some steps alone), an "
+        "evaluation after each, and a checkpoint where one was measured.",
+        "GPU utilisation: share of time in which a kernel ran. CPU utilisation: of the threads of the ranks.",
+    ]
+    found = [one.trial.resources for s in _strong(material) for one in s.members]
+    reasons = sorted({used.gpu_reason for used in found if used and used.gpu_utilisation is None and used.gpu_reason})
+    notes += [f"GPU utilisation is unavailable: {'; '.join(reasons)}."] if reasons else []
+    return _table(material, "Training time and utilisation", columns, _training_cells, notes)
+
+
+def parts_table(material: Material) -> GroupedTable:
+    """Where the seconds of a whole run go."""
+    members = [one for s in _strong(material) for one in s.members]
+    known = {id(one.trial): _breakdown(one.trial) for one in members}
+    parts = [name for name in _ORDER if any(isinstance(of, dict) and name in of for of in known.values())]
+
+    def cells(one: Member) -> tuple[Cell, ...]:
+        found = known[id(one.trial)]
+        if isinstance(found, str):
+            return (Cell(words.UNKNOWN), *(Cell(words.UNKNOWN) for _ in parts))
+        each = (Cell(words.seconds(found[name])) if name in found else Cell(words.UNKNOWN) for name in parts)
+        return (Cell(words.seconds(sum(found.values()))), *each)
+
+    why = sorted({found for found in known.values() if isinstance(found, str)})
+    notes = [f"Parts of a run are unavailable: {'; '.join(why)}."] if why else []
+    counts = sorted({epochs_of(one.trial) for one in members})
+    notes.append(f"Of a run of {' or '.join(map(str, counts))} epoch{'s' if counts != [1] else ''}.")
+    if not any(isinstance(of, dict) and "decoding" in of for of in known.values()):
+        notes.append("Data wait is not split: nothing was decoded while training, or no record tells how long it took.")
+    columns = ("GPUs", "whole run", *(_SAID.get(name, name) for name in parts))
+    return _table(
+        material, "Where the time of a whole run goes", columns, lambda one: (Cell(f"{one.gpus:,}"), *cells(one)), notes
+    )
+
+
+def tables(material: Material) -> list[GroupedTable]:
+    """Both; none without a series."""
+    return [training_table(material), parts_table(material)] if _strong(material) else []
+
+
+def _table(
+    material: Material,
+    title: str,
+    columns: tuple[str, ...],
+    cells: Callable[[Member], tuple[Cell, ...]],
+    notes: list[str],
+) -> GroupedTable:
+    series = _strong(material)
+    groups = [
+        Group(name, tuple(Line(member.trial.trial_id, cells(member)) for member in one.members))
+        for one, name in zip(series, names(series), strict=True)
+    ]
+    return GroupedTable(title, columns, tuple(groups), tuple(notes), open=True)
+
+
+def _strong(material: Material) -> list[Series]:
+    return [one for one in material.series if one.mode == "strong-micro"]
+
+
+def _training_cells(one: Member) -> tuple[Cell, ...]:
+    trial, against = one.trial, one.against_base
+    used, devices = trial.resources, trial.surroundings.devices if trial.surroundings else ()
+    whole = run_seconds(trial)
+    efficiency = against.times(one.base_gpus / one.gpus) if against is not None and one.base_gpus else None
+    return (
+        Cell(f"{one.gpus:,}"),
+        Cell(", ".join(dict.fromkeys(devices)) or UNAVAILABLE),
+        Cell(batch_text(trial)),
+        _seconds(trial.epoch_seconds),
+        _seconds(interval(whole) if whole else None),
+        interval_cell(against, words.share),
+        interval_cell(efficiency, words.share),
+        Cell(_percent(used.gpu_utilisation if used else None)),
+        Cell(_percent(used.cpu_utilisation if used else None)),
+    )
+
+
+def _breakdown(trial: TrialResult) -> dict[str, float] | str:
+    """Why it is unknown, where it is."""
+    try:
+        return dict(run_breakdown(trial))
+    except Unexplained as why:
+        return str(why)
+
+
+def _seconds(value: Interval | None) -> Cell:
+    return interval_cell(value, words.seconds) if value is not None else Cell(UNAVAILABLE)
+
+
+def _percent(value: float | None) -> str:
+    return UNAVAILABLE if value is None else words.percent(value)

@@ -78,7 +78,7 @@ def test_all_factors_multiply_to_the_efficiency_of_the_run_and_take_what_is_miss
 
 def test_data_wait_is_shared_out_as_the_loaders_threads_shared_out_their_time() -> None:
     one, two = make_trial(gpus=1, epochs=2), make_trial(gpus=2, epochs=2)
-    spent = {"evaluation_seconds": 1.0, "loader_reading_seconds": 1.0, "loader_decoding_seconds": 3.0}
+    spent: dict[str, Any] = {"evaluation_seconds": 1.0, "loader_reading_seconds": 1.0, "loader_decoding_seconds": 3.0}
     waiting = ONE_RANK | {"data_wait": 0.042}
     analysis = study([run_of(one, [ONE_RANK], **spent), run_of(two, [waiting] * 2, **spent)])
     points = costing(analysis.waterfalls[0])
@@ -96,7 +96,7 @@ def test_data_wait_is_shared_out_as_the_loaders_threads_shared_out_their_time() 
 )
 def test_data_wait_stays_whole_where_a_side_does_not_tell(base: dict[str, Any]) -> None:
     one, two = make_trial(gpus=1, epochs=2), make_trial(gpus=2, epochs=2)
-    spent = {"loader_reading_seconds": 1.0, "loader_decoding_seconds": 3.0}
+    spent: dict[str, Any] = {"loader_reading_seconds": 1.0, "loader_decoding_seconds": 3.0}
     analysis = study([run_of(one, [ONE_RANK], **base), run_of(two, [ONE_RANK] * 2, **spent)])
     names = {factor.name for factor in analysis.waterfalls[0].factors}
     assert "data wait" in names
@@ -105,7 +105,7 @@ def test_data_wait_stays_whole_where_a_side_does_not_tell(base: dict[str, Any]) 
 
 def test_what_is_stored_decoded_is_no_part_of_its_own() -> None:
     one, two = make_trial(gpus=1, epochs=2), make_trial(gpus=2, epochs=2)
-    spent = {"loader_reading_seconds": 1.0, "loader_decoding_seconds": 0.0}
+    spent: dict[str, Any] = {"loader_reading_seconds": 1.0, "loader_decoding_seconds": 0.0}
     analysis = study([run_of(one, [ONE_RANK], **spent), run_of(two, [ONE_RANK] * 2, **spent)])
     assert "data wait" in {factor.name for factor in analysis.waterfalls[0].factors}
 

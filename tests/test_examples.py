@@ -11,7 +11,7 @@ import pytest
 
 from cifar_factory import pack, write_cifar10
 from driving import vitscale
-from image_files import encoded, photograph
+from image_files import blocks, encoded, photograph, write_scene
 from vitscale import store
 
 pytestmark = pytest.mark.ranks
@@ -50,6 +50,7 @@ def test_every_example_is_tested() -> None:
         "engines.toml",
         "imagenet100.toml",
         "resolution.toml",
+        "thesis.toml",
     }
 
 
@@ -257,6 +258,64 @@ def test_vit_b16_at_224_trains_on_cifar_10_on_two_ranks_under_both_engines(tmp_p
         losses[run.header.trial.train.engine] = [sum(pair) / 2 for pair in zip(*per_rank, strict=True)]
     # The same images, weights and arithmetic: what separates the engines is rounding.
     assert losses["ddp"] == pytest.approx(losses["deepspeed"], rel=0.02)
+
+
+# --- segmentation ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in ADE20K's layout: 64 photographs to train on, 5 held out."""
+    where = tmp_path_factory.mktemp("thesis")
+    for split, kind, count in (("training", "train", 64), ("validation", "val", 5)):
+        for number in range(count):
+            labels = blocks(48, 64, 150, number)
+            write_scene(where / "ADEChallengeData2016", split, f"ADE_{kind}_{number:08d}", labels)
+    return where
+
+
+def test_the_thesis_halves_its_steps_with_every_doubling(scenes: Path) -> None:
+    eight_ranks = "\n[launch]\noversubscribe = true\n"
+    (scenes / "whole.toml").write_text((EXAMPLES / "thesis.toml").read_text() + eight_ranks)
+    answer = vitscale("plan", "whole.toml", "--json", cwd=scenes)
+    assert answer.returncode == 0, answer.stderr
+    trials = json.loads(answer.stdout)["trials"]
+    assert [(t["resolved"]["world"]["ranks_per_node"], t["resolved"]["train"]["micro_batch"]) for t in trials] == [
+        (1, 8), (2, 8), (4, 8), (8, 8),
+    ]  # fmt: skip
+    for trial in trials:
+        train = trial["resolved"]["train"]
+        assert (train["optimizer"], train["learning_rate"], train["batch_norm"]) == ("adamw", 6e-5, "synchronised")
+
+
+def test_the_thesis_study_runs_from_jpeg_and_png_and_tells_what_the_thesis_could_not(scenes: Path) -> None:
+    study = changed(
+        "thesis.toml",
+        image_size="image_size = 32\npatch_size = 2\nhidden_size = 8\nheads = 1\ndepths = [1, 1, 1]\n"
+        "window_size = 4\ndecoder_size = 16",
+        source_size="source_size = 64",
+        workers="workers = 0",
+        gpus="gpus = [1, 2]",
+        steps="steps = 12\nwarmup_steps = 1",
+        repeats="repeats = 1",
+    )
+    (scenes / "study.toml").write_text(study)
+    answer = vitscale("run", "study.toml", "-o", "results", cwd=scenes)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    answer = vitscale("report", "--like", "thesis", "results", "--json", cwd=scenes)
+    assert answer.returncode == 0, answer.stderr
+    content = json.loads(answer.stdout)
+    assert all(figure["drawn"] for figure in content["figures"]), content["figures"]
+    ((doubling),) = content["claims"]["doublings"]
+    assert (doubling["base_gpus"], doubling["gpus"], doubling["hardly_shortens"]) == (1, 2, "not decided")
+    assert doubling["transfer_seconds"] > 0
+    training, parts = content["tables"]
+    assert {row["cells"][training["columns"].index("GPU utilisation")] for row in training["rows"]} == {"unavailable"}
+    by_part = [dict(zip(parts["columns"], row["cells"], strict=True)) for row in parts["rows"]]
+    for name in ("start-up", "loading", "decoding", "synchronised norm", "transfer", "evaluation", "checkpoint"):
+        assert all(name in row for row in by_part)
+    # Nothing is read ahead: every step waits for its images, and most of that for pixels.
+    assert all(not row["decoding"].startswith("0") for row in by_part)
 
 
 # --- image sets, and large images -------------------------------------------------------------------------------------

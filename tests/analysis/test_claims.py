@@ -160,7 +160,8 @@ def test_what_is_no_share_is_refused(bad: tuple[list[float], list[float]]) -> No
 
 def test_a_doubling_that_halves_the_time_refutes_that_it_hardly_helps() -> None:
     found = doubling_test(([100.0, 101.0, 99.0], [50.0, 50.5, 49.5]), ([1.0, 1.01, 0.99], [1.0, 1.01, 0.99]), 0.1)
-    assert (found.gain.ratio, found.hardly, found.gain.verdict) == (pytest.approx(2.0), "refuted", "faster")
+    assert found.gain.ratio == pytest.approx(2.0)
+    assert (found.hardly, found.gain.verdict) == ("refuted", "faster")
     # 1 s and all of 0.1 s on top would leave 2 / 1.1.
     assert found.left == pytest.approx(2 / 1.1, rel=1e-4)
     assert found.transfers == "are enough"

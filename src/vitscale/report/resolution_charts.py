@@ -32,7 +32,7 @@ def resolution_figure(analysis: Analysis) -> Figure | None:
         if any(row["panel"] == panel for row in rows)
     ]
     title = "Time and memory by image size"
-    subtitle = "dashed, hollow: by FLOPs from the next smaller size; memory of tensors by arithmetic"
+    subtitle = "dashed, hollow: time by FLOPs from the next smaller size; memory by arithmetic"
     text = [f"{row['series']}, {row['size']:,} pixels, {row['kind']}: {row['shown']}" for row in rows]
     chart = alt.hconcat(*panels).properties(title=alt.Title(title, subtitle=subtitle))
     return finished("resolution", None, title, chart, text, wide=True, section="resources")

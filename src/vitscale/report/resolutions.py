@@ -10,6 +10,7 @@ from vitscale.analysis import Analysis, CurveResult, TrialResult
 from vitscale.analysis.compute import flops_per_image
 from vitscale.analysis.curve_names import curve_name
 from vitscale.prediction import forecast_bytes, unavailable
+from vitscale.prediction.memory.chance import LEFT_OUT
 from vitscale.report import words
 from vitscale.report.contract_details import interval_fields
 from vitscale.report.grouped_table import Group, GroupedTable, Line
@@ -25,8 +26,11 @@ class AtSize:
 
     image_size: int
     result: TrialResult
+    tensor_bytes: int | None
+    """Of one rank's tensors at their peak, by arithmetic."""
     forecast_bytes: int | None
-    """Of one rank's tensors, by arithmetic; libraries and fragmentation come on top."""
+    """What the measured peak comes to by it: of a GPU the tensors, and of a CPU, where all that is resident counts, what
+    a rank takes beside them in the middle (`prediction.memory.chance`)."""
     by_flops_seconds: float | None
     """A step's, from the next smaller image that was measured, times the FLOPs."""
 
@@ -68,8 +72,16 @@ def _points(by_size: dict[int, TrialResult]) -> tuple[AtSize, ...]:
     found: list[AtSize] = []
     for size, result in sorted(by_size.items()):
         below = next((point.result for point in reversed(found) if point.result.step_seconds is not None), None)
-        found.append(AtSize(size, result, forecast_bytes(result.trial), _by_flops(below, result)))
+        tensors = forecast_bytes(result.trial)
+        found.append(AtSize(size, result, tensors, _measurable(tensors, result), _by_flops(below, result)))
     return tuple(found)
+
+
+def _measurable(tensors: int | None, result: TrialResult) -> int | None:
+    if tensors is None or result.trial.train.device == "cuda":
+        return tensors
+    beside = LEFT_OUT["cpu"]
+    return round(tensors * beside.factor + beside.fixed_bytes)
 
 
 def _by_flops(below: TrialResult | None, result: TrialResult) -> float | None:
@@ -90,7 +102,8 @@ def resolution_table(analysis: Analysis) -> GroupedTable | None:
         return None
     unit = words.time_unit(p.result.step_seconds.centre for p in points if p.result.step_seconds is not None)
     columns = (
-        "image size", f"step ({unit.sign})", "by FLOPs", "peak memory", "forecast", "measured / forecast", "outcome",
+        "image size", f"step ({unit.sign})", "by FLOPs", "peak memory", "forecast", "of it tensors",
+        "measured / forecast", "outcome",
     )  # fmt: skip
     groups = tuple(Group(one.name, tuple(_line(point, unit) for point in one.points)) for one in series)
     return GroupedTable(_TITLE, columns, groups, tuple(_notes(points)), open=True)
@@ -108,6 +121,7 @@ def _line(point: AtSize, unit: words.Unit) -> Line:
             Cell(words.number(None if expected is None else expected * unit.per_second)),
             Cell(words.bytes_text(result.peak_bytes)),
             Cell(words.bytes_text(point.forecast_bytes)),
+            Cell(words.bytes_text(point.tensor_bytes)),
             Cell(words.share(share)),
             Cell("" if result.outcome == "completed" else result.outcome or "not run yet"),
         ),
@@ -116,10 +130,11 @@ def _line(point: AtSize, unit: words.Unit) -> Line:
 
 def _notes(points: Sequence[AtSize]) -> list[str]:
     on_cpu = any(point.result.trial.train.device == "cpu" for point in points)
+    beside = f"{LEFT_OUT['cpu'].fixed_bytes / 1e9:g} GB for Python and libraries, of which ranks share some"
     reasons = [why for point in points if (why := unavailable(point.result.trial))]
     notes = [
-        "Forecast: one rank's tensors by arithmetic; libraries and fragmentation come on top."
-        + (" Peak memory on a CPU is all that is resident, Python and libraries included." if on_cpu else ""),
+        "Forecast: one rank's tensors by arithmetic"
+        + (f"; on a CPU, where all that is resident is measured, with {beside}." if on_cpu else "."),
         "By FLOPs: the step of the next smaller size measured, times the ratio of FLOPs.",
         f"Memory forecast: unavailable in {len(reasons)} of {len(points)} trials: {'; '.join(dict.fromkeys(reasons))}."
         if reasons
@@ -144,6 +159,7 @@ def as_json(analysis: Analysis) -> list[dict[str, Any]]:
                     "step_seconds_by_flops": point.by_flops_seconds,
                     "peak_bytes": point.result.peak_bytes,
                     "forecast_bytes": point.forecast_bytes,
+                    "forecast_tensor_bytes": point.tensor_bytes,
                 }
                 for point in one.points
             ],

@@ -29,8 +29,8 @@ class AtSize:
     tensor_bytes: int | None
     """Of one rank's tensors at their peak, by arithmetic."""
     forecast_bytes: int | None
-    """What the measured peak comes to by it: of a GPU the tensors, and of a CPU, where all that is resident counts, what
-    a rank takes beside them in the middle (`prediction.memory.chance`)."""
+    """What the measured peak comes to by it: of a GPU the tensors; of a CPU, where all that is resident counts, also
+    what a rank takes beside them in the middle (`prediction.memory.chance`)."""
     by_flops_seconds: float | None
     """A step's, from the next smaller image that was measured, times the FLOPs."""
 

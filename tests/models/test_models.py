@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from vitscale.errors import RequestError
-from vitscale.model_spec import ModelSpec, resolve
+from vitscale.model_spec import ModelSpec, parameters, resolve
 from vitscale.models import build, logits_of
 
 TINY_VIT: dict[str, Any] = {
@@ -107,6 +107,7 @@ def test_any_image_classifier_of_a_folder_is_built(tmp_path: Path, model_type: s
 @pytest.mark.parametrize(
     ("model_type", "content"),
     [
+        ("vit", TINY_VIT),
         ("dinov2", TINY_VIT | {"num_channels": 5}),  # the data's count, whatever the file says
         ("convnext", TINY_CNN),
         ("siglip", {"vision_config": TINY_VIT}),
@@ -115,8 +116,11 @@ def test_any_image_classifier_of_a_folder_is_built(tmp_path: Path, model_type: s
 def test_any_number_of_channels_is_built(
     tmp_path: Path, model_type: str, content: dict[str, Any], channels: int
 ) -> None:
-    model = build(hf_spec(tmp_path, model_type, **content).model_copy(update={"channels": channels}))
+    spec = hf_spec(tmp_path, model_type, **content).model_copy(update={"channels": channels})
+    model = build(spec)
     assert logits_of(model(torch.randn(2, channels, 64, 64))).shape == (2, 7)
+    built = sum(parameter.numel() for parameter in model.parameters())
+    assert parameters(spec) == (built if model_type == "vit" else None)
 
 
 def test_an_architecture_of_three_channels_is_not_given_twelve(tmp_path: Path) -> None:

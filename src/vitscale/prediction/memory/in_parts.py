@@ -99,7 +99,8 @@ def _swin(spec: ModelSpec, shape: SwinShape, train: TrainSpec, narrow: int) -> I
 def _block(stage: Stage, images: int, narrow: int, train: TrainSpec, waiting: int) -> Part:
     """Widest in backward where its MLP's second layer is: what is passed on, and the gradient of what that layer takes,
     four times as wide. Or, when all behind the attention is gone, where its heads are scaled, whose gradient is a sum
-    over all scores (on a CPU in fp32); or at its position biases, whose in-place ReLU works on three copies.
+    over all scores (on a CPU in fp32); or at its position biases, whose in-place ReLU works on three copies. In forward
+    Python holds what goes through it, and where windows are padded the padded of it too.
     """
     stream = images * narrow * stage.width * stage.side**2
     of_biases = narrow * model_counts.bias_kept(stage)
@@ -109,7 +110,9 @@ def _block(stage: Stage, images: int, narrow: int, train: TrainSpec, waiting: in
     behind = 9 * stream  # 11 kept, and two gradients passed on
     widest = (5 * stream, summed * scores - behind, scores + 4 * of_biases - behind)
     count = model_counts.swin_block(stage).parameters
-    return Part(kept, (3 * stream,), tuple(waiting + one for one in widest), count, 4 * stage.width**2)
+    padded = images * narrow * stage.width * stage.padded
+    held = 3 * stream + (3 * padded if padded > stream else 0)
+    return Part(kept, (held,), tuple(waiting + one for one in widest), count, 4 * stage.width**2)
 
 
 def _computed_again(parts: list[Part], taken: int) -> Part:

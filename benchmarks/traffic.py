@@ -55,6 +55,8 @@ ROWS: list[tuple[str, dict[str, Any], str]] = [
     ("ZeRO-3, nothing kept", zero(3, deepspeed_config=NOTHING_KEPT), THREE),
     ("FSDP2", fsdp2(), SHARDED),
     ("FSDP2, bf16", fsdp2(precision="bf16"), ""),
+    ("FSDP2, bf16-params", fsdp2(precision="bf16-params"), ""),
+    ("FSDP2, bf16-params with `master_weights`", fsdp2(precision="bf16-params", master_weights=True), ""),
     ("FSDP2, `reshard_after_forward` off", fsdp2(reshard_after_forward=False), ""),
     ("Accelerate, DDP", through_accelerate("ddp"), ""),
     ("Accelerate, ZeRO-2", through_accelerate("deepspeed", zero_stage=2), ""),

@@ -103,6 +103,14 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
         losses.append(float(loss))
         ids.append([i for batch in micro_batches for i in batch.ids[batch.weights > 0].tolist()])
     found: dict[str, Any] = {"first": first, "losses": losses, "ids": ids, "gradient_dtype": engine.gradient_dtype}
+    if scores is not None:
+        found["scores"] = [scores.loss, scores.accuracy, scores.mean_iou]
+        found["statistics"] = [
+            float(followed.double().sum())
+            for norm in own.norms
+            for name, followed in norm.named_buffers()
+            if name.startswith("running")
+        ]
     if job.get("traffic"):
 
         def take_step(epoch: int, batches: Batches) -> None:
@@ -112,8 +120,6 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
 
         lines = counted_traffic(own, take_step, job["steps"], job["steps"], lambda: None)
         found["traffic"] = [line.model_dump(mode="json") for line in lines]
-    if scores is not None:
-        found["scores"] = [scores.loss, scores.accuracy, scores.mean_iou]
     if job.get("measure"):
         line = measured_checkpoint(engine, device, folder, job["steps"], lambda: None)
         found["checkpoint"] = line.model_dump(mode="json")

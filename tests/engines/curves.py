@@ -81,6 +81,8 @@ class Curve:
     """Of each rank, where measured."""
     scores: list[list[float]]
     """Of each rank, of segmentation: held-out loss, pixel accuracy and mean IoU before the first step."""
+    statistics: list[list[float]]
+    """Of each rank, of segmentation: mean and variance that each norm has followed, summed over its channels."""
     traffic: list[list[dict[str, Any]]]
     """Of each rank, where counted: the lines of its steps."""
 
@@ -137,6 +139,7 @@ def _joined(parts: list[dict[str, Any]]) -> Curve:
         gradient_dtype=parts[0]["gradient_dtype"],
         checkpoints=[part["checkpoint"] for part in parts if "checkpoint" in part],
         scores=[part["scores"] for part in parts if "scores" in part],
+        statistics=[part["statistics"] for part in parts if "statistics" in part],
         traffic=[part["traffic"] for part in parts if "traffic" in part],
     )
 

@@ -117,8 +117,28 @@ COUNTED = ("ddp segmented", "zero-3 segmented", "fsdp2 segmented accumulated")
 """Whose collectives are counted too."""
 
 
-def segmented(ranks: int) -> list[Job]:
-    """Every engine labels pixels at every number of ranks; some with another optimizer, model or norm."""
+SEGMENTED_BEFORE = SEGMENTED_STEPS - 4
+"""From the middle of an epoch into the next, over a short step."""
+SEGMENTED_SAVED = ("ddp", "fsdp2", "zero-2", "zero-3")
+"""Whose fine-tuning on two ranks leaves a checkpoint."""
+SEGMENTED_RESUMED: dict[int, tuple[tuple[str, str], ...]] = {
+    1: (("zero-2", "none"), ("zero-3", "zero-3"), ("fsdp2", "ddp")),
+    2: (*((name, name) for name in SEGMENTED_SAVED), ("zero-3", "accelerate-ddp")),
+    3: (("zero-2", "fsdp2"), ("ddp", "zero-3"), ("zero-3", "zero-1"), ("fsdp2", "accelerate-zero-3")),
+}
+"""As `RESUMED`."""
+SEGMENTED_BY_DAY = {
+    1: ("segmented", "segmented fine-tuned", "segmented accumulated", "none from zero-2 segmented"),
+    2: ("ddp segmented", "zero-2 segmented fine-tuned", "fsdp2 segmented accumulated"),
+    3: ("ddp segmented", "zero-3 segmented", "fsdp2 from zero-2 segmented"),
+}
+
+
+def segmented(ranks: int, two_ranks: Path, *, by_day: bool) -> list[Job]:
+    """Every engine labels pixels at every number of ranks; some with another optimizer, model or norm.
+
+    By day a few of these. Two ranks come first: in their folder the others find checkpoints.
+    """
     jobs = [_job(f"{engine} segmented", ENGINES[engine] | SEGMENTED) for engine in ENGINES]
     if ranks == 1:
         none: Train = {"engine": "none"}
@@ -134,9 +154,17 @@ def segmented(ranks: int) -> list[Job]:
         jobs += [_job("ddp segmented local", ENGINES["ddp"] | SEGMENTED | {"batch_norm": "local"})]
     for job in jobs:
         job["steps"] = SEGMENTED_STEPS
+        engine, _, setting = job["name"].partition(" ")
+        if ranks == 2 and setting == "segmented fine-tuned" and engine in SEGMENTED_SAVED:
+            job["save_before"] = SEGMENTED_BEFORE
+    for saved, resumed in SEGMENTED_RESUMED[ranks]:
+        fields = ENGINES.get(resumed, {"engine": "none"}) | FINE_TUNED
+        jobs.append(_job(f"{resumed} from {saved} segmented", fields, SEGMENTED_STEPS))
+        jobs[-1]["load"] = str(two_ranks / f"{saved} segmented fine-tuned")
+    for job in jobs:
         job["traffic"] = ranks == 2 and job["name"] in COUNTED
         job["segments"] = "vit" if job["name"].endswith("vit") else "swin"
-    return jobs
+    return [job for job in jobs if not by_day or job["name"] in SEGMENTED_BY_DAY[ranks]]
 
 
 def of_world(ranks: int, two_ranks: Path) -> list[Job]:

@@ -183,7 +183,7 @@ def test_what_norms_exchange_is_their_own_part_and_a_slow_rank_stays_waiting(
         assert rank.sum_of("wire") < 0.25 * rank.sum_of("norm")
     late = how["micro_batch"] * SLOW_IMAGE_SECONDS
     assert waiting.sum_of("wait") == pytest.approx(late, rel=0.2)
-    assert guilty.sum_of("wait") < 0.1 * late
+    assert guilty.sum_of("wait") < 0.2 * late
     assert found.straggler is not None
     assert found.straggler.rank == 1
 

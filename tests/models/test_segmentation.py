@@ -48,6 +48,13 @@ def test_named_models_are_counted_exactly(spec: ModelSpec, channels: int) -> Non
     assert model_spec.forward_flops(spec) == counted_flops(spec)
 
 
+@pytest.mark.parametrize("base", [SWIN, VIT, without(VIT), SWIN.model_copy(update={"depths": (1, 1, 1)})])
+def test_the_channels_of_every_batch_norm_are_known(base: ModelSpec) -> None:
+    spec = resolve(base, 7)
+    built = [module.num_features for module in build(spec).modules() if isinstance(module, nn.BatchNorm2d)]
+    assert sorted(model_spec.batch_norms(spec) or ()) == sorted(built)
+
+
 @pytest.mark.parametrize(("name", "size"), [("swinv2-t", 512), ("swinv2-b", 640), ("vit-b16", 512)])
 def test_models_of_full_size_are_counted_exactly(name: str, size: int) -> None:
     spec = resolve(ModelSpec(task="segmentation", name=name, image_size=size), 150)

@@ -283,6 +283,7 @@ def test_the_thesis_halves_its_steps_with_every_doubling(scenes: Path) -> None:
     assert [(t["resolved"]["world"]["ranks_per_node"], t["resolved"]["train"]["micro_batch"]) for t in trials] == [
         (1, 8), (2, 8), (4, 8), (8, 8),
     ]  # fmt: skip
+    assert [trial["steps_per_epoch"] for trial in trials] == [8, 4, 2, 1]
     for trial in trials:
         train = trial["resolved"]["train"]
         assert (train["optimizer"], train["learning_rate"], train["batch_norm"]) == ("adamw", 6e-5, "synchronised")

@@ -80,7 +80,7 @@ def test_known_gains_confirm_refute_and_compare_with_what_was_published() -> Non
     overall, first, *_ = like.findings(THESIS, of(study({1: 1.0, 2: 1.5, 4: 3.0, 8: 3.0})))
     assert overall.endswith("confirmed in 1, refuted in 1, not decided in 0.")
     assert "ADE20K, micro-batch 8, 1 to 2 GPUs: an epoch is 1.33 (95 % interval 1.3 to 1.36) times as fast" in first
-    assert "-25.0 % of its time (a doubling shortens training; published: 1.26 on average over all platforms)" in first
+    assert "in 25.0 % less time (a doubling shortens training; published: 1.26 on average over all platforms)" in first
 
 
 @pytest.mark.parametrize("runs", [1, 2])
@@ -247,6 +247,8 @@ def test_the_verb_and_a_study_that_is_none(tmp_path: Path) -> None:
     write_results(study({1: 1.0, 2: 1.5, 4: 3.0}), tmp_path / "results")
     answer = CliRunner().invoke(app, ["report", "--like", "thesis", str(tmp_path / "results")])
     assert answer.exit_code == 0, answer.output
+    assert CliRunner().invoke(app, ["report", "--like-paper", str(tmp_path / "results")]).exit_code == 0
+    assert (tmp_path / "results" / "like-paper" / "like-paper.html").is_file()
     assert "hardly shorten training" in answer.stdout
     assert (tmp_path / "results" / "like-thesis" / "like-thesis.html").is_file()
     refused = CliRunner().invoke(app, ["report", "--like", "thesys", str(tmp_path / "results")])

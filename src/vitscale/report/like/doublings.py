@@ -133,7 +133,13 @@ def doublings_figure(figure: StudyFigure, chosen: Selection, network: Network | 
         return Lack("No two GPU counts of these results are one twice the other, on like hardware.", steps_for(figure))
     labels = list(dict.fromkeys(one.name for one in tests))
     rows = [_row(one, one.test.interval) for one in tests]
-    left = [{"series": t.name, "gpus": 2 * t.gpus, "value": t.test.left} for t in tests if t.test.left is not None]
+    # A short line for each, for a single doubling would have no length.
+    left = [
+        {"series": f"{place} transfers", "gpus": 2 * one.gpus * end, "value": one.test.left}
+        for place, one in enumerate(tests)
+        if one.test.left is not None
+        for end in (0.94, 1.06)
+    ]
     counts = {row["gpus"] for row in rows}
     published = [
         {"series": labels[0], "what": f"published: {gain.where}", "gpus": gain.gpus, "value": gain.gain,
@@ -205,7 +211,7 @@ def _sentence(one: SeriesDoubling) -> str:
     published = [f"; published: {gain.gain:.4g} {gain.where}" for gain in GAINS if gain.gpus == 2 * one.gpus]
     parts = [
         f"{one.name}, {one.gpus} to {gpus_text(2 * one.gpus)}: an epoch is {_interval(test.interval)} times as fast, "
-        f"{100 / test.gain.ratio - 100:+.1f} % of its time ({_DIRECTION[test.gain.verdict]}{''.join(published)})"
+        f"in {_time_saved(test.gain.ratio)} time ({_DIRECTION[test.gain.verdict]}{''.join(published)})"
     ]
     if one.run_gain is not None:
         parts.append(f"a whole run {_interval(one.run_gain)} times")
@@ -223,6 +229,12 @@ def _sentence(one: SeriesDoubling) -> str:
             f"{test.left:.3g} times would be left: {verdict}"
         )
     return "; ".join(parts) + "."
+
+
+def _time_saved(gain: float) -> str:
+    """ "30.6 % less"."""
+    share = 100 * (1 - 1 / gain)
+    return f"{abs(share):.1f} % {'less' if share >= 0 else 'more'}"
 
 
 def _interval(gain: Interval) -> str:

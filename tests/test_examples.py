@@ -359,6 +359,8 @@ def test_imagenet_100_trains_alike_from_files_from_the_cache_and_from_memory(
             assert rank.model is not None
             assert (rank.model.train_samples, rank.model.held_out_samples) == (17, 8)
             assert (rank.epochs[0].loader_images_per_second or 0.0) > 0.0
+            assert (rank.epochs[0].loader_reading_seconds or 0.0) > 0.0
+            assert ((rank.epochs[0].loader_decoding_seconds or 0.0) > 0.0) == (source == "jpeg")
         losses[source] = [[step.loss for step in rank.steps] for rank in run.ranks]
     assert losses["jpeg"] == losses["cache"] == losses["memory"]
     assert len([path for path in (tmp_path / "cache").iterdir() if path.is_dir()]) == 1

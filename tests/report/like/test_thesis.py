@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import re
@@ -22,6 +23,8 @@ from vitscale.prediction.network.links import Link, Network
 from vitscale.record import CheckpointLine, Collective, Results, TrafficLine
 from vitscale.report import like
 from vitscale.report.like.doublings import transfer_of
+from vitscale.report.like.figures import draw_one
+from vitscale.trial import World
 
 THESIS = like.study_named("thesis")
 MARKER = "vitscaleattack"
@@ -116,6 +119,14 @@ def test_on_four_ranks_a_ring_sends_more_and_in_eight_hosts_the_link_across_coun
     slower = transfer_of(spread, Network(inside, across))
     assert slower is not None
     assert slower.seconds == pytest.approx(0.6)
+    # Ranks of two hosts with two each cross both: no bound where one of them is assumed.
+    hosts = World(nodes=2, ranks_per_node=2, threads_per_rank=1)
+    both = dataclasses.replace(trial, trial=trial.trial.model_copy(update={"world": hosts}))
+    assert transfer_of(both, Network(network(1.0, "assumed").inside, across)) is None
+    crossing = transfer_of(both, Network(inside, across))
+    assert crossing is not None
+    assert crossing.seconds == pytest.approx(0.6)
+    assert crossing.told_by == "at 0.1 GB/s, check of two ranks"
 
 
 @pytest.mark.parametrize("link", [None, network(400e6, "assumed")], ids=["none", "assumed"])
@@ -187,6 +198,14 @@ def test_every_quantity_of_the_thesis_is_drawn() -> None:
         "Where a whole run loses its time": True,
     }
     assert content()["source"].startswith("Evaluation of Scalability for Distributed Data-Parallel Training of Swin")
+
+
+def test_a_point_tells_its_runs_and_a_single_bound_has_a_length() -> None:
+    material = of(sending(study({1: 1.0, 2: 1.5}), 10_000_000), network(400e6))
+    (figure,) = [one for one in THESIS.figures if one.kind == "doublings"]
+    spec = json.dumps(draw_one(THESIS, figure, material).figure.spec)
+    assert '"runs": 3' in spec
+    assert spec.count('"series": "0 transfers"') == 2
 
 
 def test_a_whole_run_is_told_by_part() -> None:

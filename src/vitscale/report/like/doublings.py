@@ -66,6 +66,8 @@ class SeriesDoubling:
     run_gain: Interval | None
     """Of whole runs, with start-up, evaluation and checkpoint; None where a part of them is unknown."""
     transfer: Transfer | None
+    runs: int
+    """Of the side that has fewer."""
 
 
 def doublings(found: Sequence[Series], network: Network | None) -> list[SeriesDoubling]:
@@ -91,12 +93,17 @@ def transfer_of(trial: TrialResult, network: Network | None) -> Transfer | None:
     if sent is None or not sent.physical_bytes:
         return None
     world = trial.trial.world
-    level: Level = "inside" if world.nodes == 1 else "across"
-    link = network.link(level, "all_reduce") if network is not None else None
-    if link is not None and link.source != "assumed" and all(one.operation in OPERATIONS for one in sent.sent):
+    crossed: list[Level] = ["inside"] if world.nodes == 1 else ["across"]
+    crossed += ["inside"] if world.nodes > 1 and world.ranks_per_node > 1 else []
+    links = [network.link(level, "all_reduce") for level in crossed] if network is not None else []
+    known = bool(links) and all(link.source != "assumed" for link in links)
+    if known and all(one.operation in OPERATIONS for one in sent.sent):
         import numpy as np
 
-        draws = LinkDraws(np.asarray(link.bandwidth_bytes_per_second), np.asarray(link.latency_seconds))
+        across, inside = (
+            LinkDraws(np.asarray(link.bandwidth_bytes_per_second), np.asarray(link.latency_seconds))
+            for link in (links[0], links[-1])
+        )
         seconds = sum(
             one.calls
             * float(
@@ -105,14 +112,16 @@ def transfer_of(trial: TrialResult, network: Network | None) -> Transfer | None:
                     (one.tensor_bytes or 0) / max(1, one.calls),
                     np.asarray(float(one.ranks)),
                     np.asarray(float(world.ranks_per_node)),
-                    draws,
-                    draws,
+                    inside,
+                    across,
                     sent.backend or "nccl",
                 )
             )
             for one in sent.sent
         )
-        return Transfer(seconds, sent.physical_bytes, f"{_rate(link.bandwidth_bytes_per_second)}, {link.described}")
+        slowest = min(links, key=lambda link: link.bandwidth_bytes_per_second)
+        told = f"{_rate(slowest.bandwidth_bytes_per_second)}, {slowest.described}"
+        return Transfer(seconds, sent.physical_bytes, told)
     reached = sent.bytes_per_second
     if reached is None or sent.wire_seconds is None:
         return None
@@ -174,6 +183,7 @@ def _doubling(name: str, gpus: int, fewer: TrialResult, more: TrialResult, netwo
         ),
         ratio(runs[0], runs[1], looked) if runs[0] and runs[1] else None,
         transfer,
+        min(len(fewer.runs), len(more.runs)),
     )
 
 
@@ -183,7 +193,7 @@ def _steps(trial: TrialResult) -> list[float]:
 
 
 def _row(one: SeriesDoubling, gain: Interval) -> Row:
-    return row_of(one.name, 2 * one.gpus, gain, _times, len(one.name))
+    return row_of(one.name, 2 * one.gpus, gain, _times, one.runs)
 
 
 def _overall(tests: Sequence[SeriesDoubling]) -> str:

@@ -22,11 +22,11 @@ import pytest
 from lab.hosts import Hosts, two_hosts
 from lab.ranks import make_trial, run_ranks
 from vitscale import model_spec
-from vitscale.analysis.breakdown import Breakdown, RankParts, breakdown
+from vitscale.analysis.breakdown import Breakdown, breakdown
 from vitscale.analysis.exposure import RankExposure, exposures
 from vitscale.analysis.statistics import ratio
 from vitscale.model_spec import ModelSpec
-from vitscale.record import PARTS, ExplainedLine, Run
+from vitscale.record import PARTS, Run
 
 pytestmark = [pytest.mark.ranks, pytest.mark.alone]
 
@@ -39,19 +39,41 @@ CONFIGURATIONS = {
 }
 STEPS = 18
 """Of them three are explained."""
+SMALL = ModelSpec(name="vit-ti16", image_size=16, patch_size=8, layers=1, hidden_size=32, heads=2, mlp_size=64)
+"""Next to nothing to compute or to exchange: what a step takes is what was put into it, on a busy machine too."""
+COMPUTING_SECONDS = 0.1
 SLOW_SECONDS = 0.25
 LOADER_SECONDS = 0.15
 
 
 def explained(run: Run) -> Breakdown:
-    """The run's breakdown, held to what every one must hold."""
+    """The run's breakdown, held to what every one must hold.
+
+    What is left over is small in most steps: in any of them a busy machine may leave a rank without a core.
+    """
     found = breakdown(run)
     assert found is not None
     for rank in found.ranks:
         parts = sum(value for value in rank.parts.values() if value is not None)
         assert parts == pytest.approx(rank.seconds, rel=1e-6)
-        assert (rank.parts["other"] or 0.0) <= 0.03 * rank.seconds
+    shares = [
+        (rank.parts["other"] or 0.0) / rank.seconds
+        for line in run.ranks[0].explained
+        for rank in of_step(run, line.step).ranks
+    ]
+    assert statistics.median(shares) <= 0.03
     assert found.reasons.keys() == {"h2d", "launch_gaps"}
+    return found
+
+
+def of_step(run: Run, step: int) -> Breakdown:
+    """The breakdown of one explained step."""
+    ranks = tuple(
+        rank.model_copy(update={"explained": tuple(line for line in rank.explained if line.step == step)})
+        for rank in run.ranks
+    )
+    found = breakdown(run.model_copy(update={"ranks": ranks}))
+    assert found is not None
     return found
 
 
@@ -200,11 +222,12 @@ def test_without_workers_data_wait_is_the_loaders_delay(tmp_path: Path) -> None:
     """Explained steps with and without the delay alternate in one run, so that the machine's mood falls on both: no
     part but the wait differs between them by more than it does among those without."""
     delay, period = 0.2, 6
-    fault = {"loader_seconds": delay, "loader_period": period}
-    run = run_ranks(make_trial("none", 1, steps=40, micro_batch=16), tmp_path, injected=fault)
+    fault = {"loader_seconds": delay, "loader_period": period, "forward_seconds": COMPUTING_SECONDS}
+    run = run_ranks(make_trial("none", 1, steps=40, micro_batch=8, model=SMALL), tmp_path, injected=fault)
     explained(run)
     delayed, plain = (
-        [_typical_of(run, line) for line in run.ranks[0].explained if line.step // period % 2 == odd] for odd in (1, 0)
+        [of_step(run, line.step).typical for line in run.ranks[0].explained if line.step // period % 2 == odd]
+        for odd in (1, 0)
     )
     assert min(len(delayed), len(plain)) >= 3
     loading = loading_seconds(tmp_path)
@@ -225,31 +248,23 @@ def loading_seconds(results: Path) -> list[float]:
     return [float(line) for line in path.read_text().splitlines()]
 
 
-def _typical_of(run: Run, line: ExplainedLine) -> RankParts:
-    """The parts of one explained step of a run of one rank."""
-    alone = run.model_copy(update={"ranks": (run.ranks[0].model_copy(update={"explained": (line,)}),)})
-    return explained(alone).typical
-
-
 def test_workers_hide_what_they_can_of_the_delay(tmp_path: Path) -> None:
     """Two threads of 0.8 s a batch deliver one each 0.4 s on average; the rest of the step is hidden in that.
 
     A thread's batch takes 0.8 s and what this machine needs today to be back at work: as long as it did in this run.
     """
     delay, workers = 0.8, 2
-    run = run_ranks(make_trial("none", 1, steps=56, workers=workers), tmp_path, injected={"loader_seconds": delay})
+    trial = make_trial("none", 1, steps=40, workers=workers, micro_batch=8, model=SMALL)
+    fault = {"loader_seconds": delay, "forward_seconds": COMPUTING_SECONDS}
+    run = run_ranks(trial, tmp_path, injected=fault)
     found = explained(run).typical
     computing = found.seconds - found.sum_of("data_wait")
     loading = statistics.fmean(loading_seconds(tmp_path))
     assert loading >= delay
-    expected = max(0.0, loading / workers - computing)
-    assert found.sum_of("data_wait") == pytest.approx(expected, rel=0.1, abs=0.05 * loading / workers)
+    assert found.sum_of("data_wait") == pytest.approx(loading / workers - computing, rel=0.1)
     assert found.sum_of("forward", "backward") == pytest.approx(computing, rel=0.1)
 
 
-SMALL = ModelSpec(name="vit-ti16", image_size=16, patch_size=8, layers=1, hidden_size=32, heads=2, mlp_size=64)
-"""Next to no parameters: what two ranks exchange takes next to no time."""
-COMPUTING_SECONDS = 0.1
 REPEATS = 3
 
 

@@ -21,6 +21,8 @@ pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1500)]
 
 EQUAL = 1e-5
 """Of the loss, in fp32 over all steps."""
+FOLLOWED = 1e-4
+"""Of a norm's running mean or variance, of which sixteen channels are added up; the largest seen is 2.0e-5."""
 RESUMED = slice(jobs.SEGMENTED_BEFORE, None)
 
 Worlds = dict[int, dict[str, Curve]]
@@ -67,7 +69,7 @@ def test_engines_train_as_one_process_does(worlds: Worlds, ranks: int) -> None:
     followed = [curve.statistics for name, curve in worlds[ranks].items() if name.partition(" ")[2] == "segmented"]
     for statistics in chain.from_iterable(followed):
         assert len(statistics) == 2 * 11
-        assert statistics == pytest.approx(worlds[1]["segmented"].statistics[0], rel=EQUAL, abs=EQUAL)
+        assert statistics == pytest.approx(worlds[1]["segmented"].statistics[0], rel=EQUAL, abs=FOLLOWED)
     reference = worlds[1]["segmented"].losses
     assert len(reference) == SEGMENTED_STEPS
     assert reference[0] - reference[-1] > 20 * EQUAL * reference[0], "it trains, by far more than the bound"
@@ -103,7 +105,7 @@ def test_training_goes_on_from_a_checkpoint_on_other_numbers_of_ranks(worlds: Wo
         assert largest_difference(curve.losses, uninterrupted[RESUMED]) < EQUAL, name
         saved = worlds[2][f"{name.split()[2]} segmented fine-tuned"]
         for statistics in curve.statistics:
-            assert statistics == pytest.approx(saved.statistics[0], rel=1e-3, abs=1e-3), name
+            assert statistics == pytest.approx(saved.statistics[0], rel=EQUAL, abs=EQUAL), name
 
 
 def test_norms_and_the_count_of_pixels_are_sent_as_rows_of_their_own(worlds: Worlds) -> None:

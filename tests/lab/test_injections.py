@@ -187,25 +187,26 @@ NORM_BYTES = 800_000
 SLOW_IMAGE_SECONDS = 0.03
 
 
-@pytest.mark.parametrize(
-    ("engine", "rate"), [("ddp", 600), *(pytest.param(e, 300, marks=pytest.mark.nightly) for e in ("ddp", "fsdp2"))]
-)
+@pytest.mark.parametrize("rate", [600, pytest.param(300, marks=pytest.mark.nightly)])
 def test_what_norms_exchange_is_their_own_part_and_a_slow_rank_stays_waiting(
-    tmp_path: Path, link: Link, engine: str, rate: int
+    tmp_path: Path, link: Link, rate: int
 ) -> None:
     """Of a known size over a link of a known rate, in each micro-step; the rank that computes longer is waited for at
     its first norm."""
     data = {"name": "synthetic-masks", "source_size": 32, "classes": 10}
     how: dict[str, Any] = {"micro_batch": 8, "batch_norm": "synchronised", "model": SEGMENTER, "data": data}
     fault = {"norm_bytes": NORM_BYTES, "image_seconds": [0.0, SLOW_IMAGE_SECONDS]}
-    found = explained(run_ranks(make_trial(engine, steps=STEPS, **how), tmp_path, link(rate), fault))
+    found = explained(run_ranks(make_trial(steps=STEPS, **how), tmp_path, link(rate), fault))
     waiting, guilty = found.ranks
     for rank in found.ranks:
         assert rank.sum_of("norm") == pytest.approx(2 * 11 * NORM_BYTES * 8 / (rate * 1e6), rel=0.15)
         assert rank.sum_of("wire") < 0.25 * rank.sum_of("norm")
     late = how["micro_batch"] * SLOW_IMAGE_SECONDS
-    assert waiting.sum_of("wait") == pytest.approx(late, rel=0.2)
-    assert guilty.sum_of("wait") < 0.2 * late
+    # On a busy machine it is slowed by more than was put into it; waited for is what it really computed longer.
+    longer = guilty.sum_of("forward", "backward") - waiting.sum_of("forward", "backward")
+    assert longer > 0.9 * late
+    assert waiting.sum_of("wait") == pytest.approx(longer, rel=0.2)
+    assert guilty.sum_of("wait") < 0.2 * waiting.sum_of("wait")
     assert found.straggler is not None
     assert found.straggler.rank == 1
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from image_files import blocks, cache, write_scene
 from models.test_models import hf_spec
 from study_factory import EIGHT_CORES, expanded, write_study
 from vitscale import sources
@@ -17,6 +18,8 @@ from vitscale.errors import RequestError
 from vitscale.expansion import Expansion, expand
 from vitscale.segmentation import fewest_normalised
 from vitscale.study_file import StudyFile
+
+__all__ = ["cache"]
 
 MODEL = {
     "task": "segmentation", "name": "swinv2-t", "image_size": 32, "patch_size": 2, "hidden_size": 8, "heads": 1,
@@ -124,3 +127,19 @@ def test_a_hugging_face_model_is_refused_by_its_configuration(tmp_path: Path) ->
 def test_pixels_take_labels_for_images_as_little(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"has labels for segmentation.*Set model.task = 'segmentation'"):
         expand(StudyFile.read(write_study(tmp_path, {"data": {"name": "synthetic-masks"}})), EIGHT_CORES, sources.check)
+
+
+def test_images_of_unlike_sizes_are_evaluated_by_what_the_model_takes(tmp_path: Path) -> None:
+    for split, number in (("training", 0), ("training", 1), ("validation", 2)):
+        write_scene(tmp_path / "scenes", split, str(number), blocks(20, 30, 5, number))
+    data = {"name": "ade20k", "root": "scenes", "classes": 5, "source_size": 32, "samples": 4096}
+    vit = dict.fromkeys(MODEL) | {"task": "segmentation", "name": "vit-ti16", "image_size": 32, "patch_size": 8}
+    train = {"micro_batch": 2, "epochs": 4}
+    with pytest.raises(RequestError, match=r"vit-ti16 takes images of one size.*Set data.evaluation = \"sliding\""):
+        segmented(tmp_path, {"model": vit, "data": data, "train": train})
+    assert segmented(tmp_path, {"model": vit, "data": data | {"evaluation": "sliding"}, "train": train}).trials
+    assert segmented(tmp_path, {"model": vit, "data": data, "train": train, "measure": {"evaluate": False}}).trials
+    alone = segmented(tmp_path, {"data": data, "train": train})
+    both = segmented(tmp_path, {"data": data, "train": train, "sweep": {"data.evaluation": ["whole", "sliding"]}})
+    assert len(both.trials) == 2 * len(alone.trials)
+    assert both.trials.keys() > alone.trials.keys()

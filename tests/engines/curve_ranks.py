@@ -49,6 +49,9 @@ def trial_of(job: Job) -> Trial:
         model = {"swin": curves.SEGMENTER, "vit": curves.PYRAMID}[job["segments"]]
         batch = curves.SEGMENTED_BATCH
         data = DataSpec(name="synthetic-masks", samples=curves.SEGMENTED_SAMPLES, source_size=32, classes=5)
+    if "scenes" in job:
+        of_files: dict[str, Any] = {"root": job["scenes"], "evaluation": job["evaluation"]}
+        data = DataSpec(name="ade20k", source_size=48, classes=5, **of_files)
     assert batch % parts == 0
     fields = {"precision": "fp32", "device": "cpu", "micro_batch": batch // parts} | train
     return Trial(

@@ -50,6 +50,10 @@ class Job(TypedDict):
     steps: int
     segments: NotRequired[str]
     """Labels pixels instead of images, by "swin" or "vit"."""
+    scenes: NotRequired[str]
+    """Of files in ADE20K's layout: that folder."""
+    evaluation: NotRequired[str]
+    """Of these: "whole" or "sliding"."""
     save_before: NotRequired[int]
     """Saves a checkpoint, named as the job, before this step."""
     load: NotRequired[str]

@@ -167,6 +167,20 @@ def segmented(ranks: int, two_ranks: Path, *, by_day: bool) -> list[Job]:
     return [job for job in jobs if not by_day or job["name"] in SEGMENTED_BY_DAY[ranks]]
 
 
+SCENES_STEPS = 6
+"""Two epochs."""
+
+
+def of_scenes(ranks: int, folder: Path) -> list[Job]:
+    """Labels pixels of files in ADE20K's layout, evaluated whole and by windows."""
+    jobs = []
+    for engine, evaluation in (("ddp", "whole"), ("zero-3", "sliding")) + (("none", "whole"),) * (ranks == 1):
+        job = _job(f"{engine} scenes", ENGINES.get(engine, {"engine": engine}) | SEGMENTED)
+        job |= {"steps": SCENES_STEPS, "segments": "swin", "scenes": str(folder), "evaluation": evaluation}
+        jobs.append(job)
+    return jobs
+
+
 def of_world(ranks: int, two_ranks: Path) -> list[Job]:
     """All that is trained on so many ranks. Two ranks come first: in their folder the others find checkpoints."""
     jobs = [

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from engines import jobs
-from engines.curves import SEGMENTED_STEPS, SEGMENTER, Curve, largest_difference, train
+from engines.curves import SEGMENTED_SAMPLES, SEGMENTED_STEPS, SEGMENTER, Curve, largest_difference, train
 from engines.many_engines import trial_of
 from forks import prepared_here
+from image_files import blocks, write_scene
 from vitscale.prediction.step.messages import norm_messages
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1500)]
@@ -23,6 +24,8 @@ EQUAL = 1e-5
 """Of the loss, in fp32 over all steps."""
 FOLLOWED = 1e-4
 """Of a norm's running mean or variance, of which sixteen channels are added up; the largest seen is 2.0e-5."""
+SIZES = [(48, 36), (30, 48), (40, 40), (12, 48), (20, 15), (96, 64), (48, 17)]
+"""Heights and widths of scenes."""
 RESUMED = slice(jobs.SEGMENTED_BEFORE, None)
 
 Worlds = dict[int, dict[str, Curve]]
@@ -30,9 +33,16 @@ Worlds = dict[int, dict[str, Curve]]
 
 def trained(folder: Path, *, by_day: bool) -> Worlds:
     """Two ranks first: they leave the checkpoints."""
+    for split, count in (("training", SEGMENTED_SAMPLES), ("validation", 7)):
+        for number in range(count):
+            write_scene(folder / "scenes", split, f"{number}", blocks(*SIZES[number % len(SIZES)], 5, number))
     return {
         ranks: train(
-            jobs.segmented(ranks, folder / "2", by_day=by_day), ranks, folder / str(ranks), prepared_here(), 1200.0
+            jobs.segmented(ranks, folder / "2", by_day=by_day) + jobs.of_scenes(ranks, folder / "scenes"),
+            ranks,
+            folder / str(ranks),
+            prepared_here(),
+            1200.0,
         )
         for ranks in (2, 1, 3)
     }
@@ -131,3 +141,18 @@ def holds_norms_and_pixels(name: str, lines: list[dict[str, Any]]) -> None:
         assert [one["input_elements"] for one in sent if one["dtype"] == "int64"] == [1]
         # Buffers are equal on all ranks already; a broadcast would hide who waits for whom.
         assert not [one for one in line["collectives"] if one["operation"] == "broadcast"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_scenes_are_cut_and_scored_as_in_one_process(some: Worlds, ranks: int) -> None:
+    """Pictures of unlike sizes from JPEG and PNG: whole or in windows, every rank counts what one process would."""
+    reference = some[1]["none scenes"].losses
+    for name in ("ddp scenes", "zero-3 scenes"):
+        assert largest_difference(some[ranks][name].losses, reference) < EQUAL
+        expected = some[1][name].scores[0]
+        assert 0 < expected[2] < expected[1] < 1
+        for scores in some[ranks][name].scores:
+            assert scores[1:] == expected[1:]
+            assert scores[0] == pytest.approx(expected[0], rel=1e-6)
+    assert some[1]["ddp scenes"].scores == some[1]["none scenes"].scores
+    assert some[1]["zero-3 scenes"].scores != some[1]["none scenes"].scores

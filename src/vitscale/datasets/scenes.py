@@ -117,11 +117,15 @@ class Scenes:
         return self._crop(stored, scaled, first, draws[:, 1] < _WORD // 2)
 
     def images(self, images: Tensor, view: View, ids: Tensor, *, epoch: int) -> Tensor:
-        """Crops ready for the model: float32 [n, 3, image_size, image_size], 0 where the picture has ended."""
+        """Crops ready for the model: float32 [n, 3, image_size, image_size], black where the picture has ended.
+
+        Not 0: of that a patch's embedding is its bias, in a fresh model 0, which Swin V2's attention divides by its
+        length. Gradients were 1e13 times as large.
+        """
         pixels = view.pixels(images)
         if self.augment:
             pixels = _distorted(pixels, _draws(ids, stream(Purpose.COLOUR, self.seed, epoch), 9))
-        return self._normalise(pixels).masked_fill(~view.inside[:, None], 0.0)
+        return self._normalise(pixels.masked_fill(~view.inside[:, None], 0.0))
 
     def whole(self, images: Tensor) -> Tensor:
         """Scenes of one size, scaled for evaluation: [n, 3, h, w] of uint8 [n, H, W, 3]."""

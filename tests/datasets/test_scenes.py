@@ -140,6 +140,14 @@ def test_scale_place_and_side_are_random_and_the_same_for_picture_and_labels() -
     assert len(firsts) > 8
 
 
+def test_a_mirrored_crop_is_the_same_crop_mirrored() -> None:
+    _, masks = stored((30, 40))
+    own, sizes, first = Scenes(16, augment=True, seed=0), torch.tensor([[30, 40]]), torch.tensor([[3, 7]])
+    crops = [own._crop(sizes, sizes, first, torch.tensor([mirrored])).masks(masks) for mirrored in (False, True)]
+    assert torch.equal(crops[0], masks[:, 3:19, 7:23])
+    assert torch.equal(crops[1], crops[0].flip(2))
+
+
 def test_seed_epoch_and_id_decide_and_nothing_else() -> None:
     images, masks = stored(*[(30, 40), (20, 10)] * 8)
     ids = torch.arange(16)

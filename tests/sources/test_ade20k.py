@@ -95,6 +95,13 @@ def test_there_are_150_classes_unless_it_is_said(root: Path) -> None:
         sources.check(spec(root, classes=255))
 
 
+def test_label_255_counts_for_nothing_too(root: Path) -> None:
+    labels = np.array([[0, 1], [255, 5]], dtype=np.uint8)
+    write_scene(root, "training", "ADE_train_0", labels)
+    mask = sources.load(spec(root)).train.labels[np.arange(1)][0]
+    assert mask[:2, :2].tolist() == [[255, 0], [255, 4]]
+
+
 def claiming(side: int) -> bytes:
     """A PNG of a few bytes that says it is `side` pixels wide and high."""
 

@@ -145,7 +145,7 @@ def befallen(tmp_path_factory: pytest.TempPathFactory, lost: object) -> Iterator
             (launcher, FAULTS[run.header.trial.train.seed]): run for launcher, study in studies for run in study.runs()
         }
         assert set(found) == {(name, fault) for name, faults in BEFALLING for fault in faults}, said
-        assert [lab.processes(host) for host in (0, 1)] == [[], []]
+        wait_until(lambda: [lab.processes(host) for host in (0, 1)] == [[], []], "nothing is left on the hosts")
         for run_folder in folder.glob("*/results/runs/*"):
             launch = launch_file.read(run_folder)
             assert launch is not None

@@ -91,6 +91,33 @@ def test_a_clock_that_was_set_tells_nothing() -> None:
         found([entry(0, 5)], CountedStep(0, 0, 20, clock_set=True))
 
 
+@pytest.mark.parametrize(
+    ("steady_ns", "wall_ns", "known"),
+    [
+        ((0, 1, 100, 101), (5_000, 5_100), True),
+        # Kept from its core for 50 ms between two readings of a clock, before the step or after it.
+        ((0, 50_000_000, 50_000_100, 50_000_101), (5_000, 50_005_100), True),
+        ((0, 1, 100, 50_000_101), (5_000, 5_100), True),
+        # Set forward and back by 2 ms.
+        ((0, 1, 100, 101), (5_000, 2_005_100), False),
+        ((0, 1, 100, 101), (5_000_000, 3_000_100), False),
+    ],
+)
+def test_a_clock_was_set_where_it_leaves_the_steady_one_and_not_where_a_rank_was_kept_waiting(
+    monkeypatch: pytest.MonkeyPatch, steady_ns: tuple[int, ...], wall_ns: tuple[int, ...], known: bool
+) -> None:
+    steadily, wall = iter(steady_ns), iter(wall_ns)
+    monkeypatch.setattr(traffic.time, "monotonic_ns", lambda: next(steadily))
+    monkeypatch.setattr(traffic.time, "time_ns", lambda: next(wall))
+    counter = TrafficCounter()
+    with counter.step(0):
+        pass
+    monkeypatch.undo()
+    monkeypatch.setattr(traffic, "entries", lambda backend: ())
+    (line,) = counter.lines()
+    assert (line.collectives == (), line.reason == CLOCK_SET) == (known, not known)
+
+
 def test_a_reduce_scatter_stands_where_its_all_reduces_stood() -> None:
     entries = [entry(0, 1), entry(1, 5, elements=6), entry(2, 6, elements=4), entry(3, 9), entry(4, 12, elements=8)]
     step = CountedStep(0, 0, 20, (ReduceScatter(4, 8, 10), ReduceScatter(11, 13, 8)))

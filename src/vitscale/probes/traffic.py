@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from torch import Tensor
@@ -51,6 +51,20 @@ class CountedStep:
     clock_set: bool = False
 
 
+class _Clocks(NamedTuple):
+    """The wall clock, and how far it was ahead of the steady one: between these bounds, however long this rank was kept
+    from a core between two readings."""
+
+    wall_ns: int
+    earliest: int
+    latest: int
+
+
+def _read_clocks() -> _Clocks:
+    before, wall, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
+    return _Clocks(wall, wall - after, wall - before)
+
+
 class TrafficCounter:
     """Counts the collectives of some of this rank's optimizer steps."""
 
@@ -67,11 +81,11 @@ class TrafficCounter:
         with ExitStack() as stack:
             if self.backend == "gloo":
                 stack.enter_context(_noting(scatters))
-            began, steadily = time.time_ns(), time.monotonic_ns()
+            before = _read_clocks()
             yield
-            ended, passed = time.time_ns(), time.monotonic_ns() - steadily
-        clock_set = abs(ended - began - passed) > _CLOCK_SET_NS
-        self._steps.append(CountedStep(number, began, ended, tuple(scatters), clock_set))
+            after = _read_clocks()
+        clock_set = after.latest < before.earliest - _CLOCK_SET_NS or after.earliest > before.latest + _CLOCK_SET_NS
+        self._steps.append(CountedStep(number, before.wall_ns, after.wall_ns, tuple(scatters), clock_set))
 
     def lines(self) -> list[TrafficLine]:
         """What was sent in each counted step. Reads the whole ring: for a pause."""

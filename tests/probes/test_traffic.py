@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -107,8 +108,8 @@ def test_a_clock_was_set_where_it_leaves_the_steady_one_and_not_where_a_rank_was
     monkeypatch: pytest.MonkeyPatch, steady_ns: tuple[int, ...], wall_ns: tuple[int, ...], known: bool
 ) -> None:
     steadily, wall = iter(steady_ns), iter(wall_ns)
-    monkeypatch.setattr(traffic.time, "monotonic_ns", lambda: next(steadily))
-    monkeypatch.setattr(traffic.time, "time_ns", lambda: next(wall))
+    monkeypatch.setattr(time, "monotonic_ns", lambda: next(steadily))
+    monkeypatch.setattr(time, "time_ns", lambda: next(wall))
     counter = TrafficCounter()
     with counter.step(0):
         pass

@@ -104,6 +104,8 @@ def compared(forked: Sequence[float], anew: Sequence[float]) -> str:
     from scipy import stats  # not above: ranks import this file too, for the model, and it would be in their start-up
 
     logs = [math.log(one / other) for one, other in zip(forked, anew, strict=True)]
+    if len(logs) == 1:
+        return f"{math.exp(logs[0]):.4f} (one pair has no interval)"
     mean, error = statistics.fmean(logs), statistics.stdev(logs) / math.sqrt(len(logs))
     reach = stats.t.ppf(0.975, len(logs) - 1) * error
     spreads = [statistics.stdev(map(math.log, values)) for values in (forked, anew)]

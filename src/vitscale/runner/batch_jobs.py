@@ -98,7 +98,13 @@ def submit_and_watch(
         RequestError: a value of [slurm] cannot stand in a script.
     """
     wanted = set(tasks)
-    jobs = [job for job in open_jobs(batch.results) if wanted & waiting(batch.results, job)]
+    jobs = []
+    for job in open_jobs(batch.results):
+        left = waiting(batch.results, job)
+        if not left:
+            close(batch.results, job)  # its last run has ended since `settle` looked
+        elif wanted & left:
+            jobs.append(job)
     held = {task for job in jobs for task in waiting(batch.results, job)}
     new = [task for task in tasks if task not in held]
     try:

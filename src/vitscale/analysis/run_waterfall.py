@@ -63,7 +63,9 @@ def run_parts(trial: TrialResult) -> Mapping[str, float]:
     started = trial.median_of(lambda run: run.startup_seconds)
     if started is None:
         raise Unexplained("how long a run takes to start is unknown")
-    first = trial.median_of(lambda run: run.step_seconds) or 0.0
+    first = trial.median_of(lambda run: run.step_seconds)
+    if first is None:
+        raise Unexplained("how long a step takes is unknown")
     epochs = epochs_of(trial)
     parts = {
         START_UP: max(0.0, started - first),

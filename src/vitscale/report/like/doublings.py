@@ -97,7 +97,7 @@ def transfer_of(trial: TrialResult, network: Network | None) -> Transfer | None:
     crossed += ["inside"] if world.nodes > 1 and world.ranks_per_node > 1 else []
     links = [network.link(level, "all_reduce") for level in crossed] if network is not None else []
     known = bool(links) and all(link.source != "assumed" for link in links)
-    if known and all(one.operation in OPERATIONS for one in sent.sent):
+    if known and all(one.operation in OPERATIONS and one.tensor_bytes is not None for one in sent.sent):
         import numpy as np
 
         across, inside = (

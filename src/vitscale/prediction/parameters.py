@@ -31,7 +31,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vitscale.prediction.evidence import Point
 from vitscale.prediction.network.links import Network
@@ -41,7 +41,6 @@ JOB_TO_JOB, OF_UNKNOWN_JOBS = 0.02, 0.03
 time holds more than steps. Hoefler & Belli (SC'15) and the published study see 1 to 5 %."""
 JOB_TO_JOB_FREEDOM = 4.0
 """How many runs' worth of knowledge that is (a scaled inverse chi-squared prior)."""
-_ALONE = {"cuda": 0.02, "cpu": 0.15}
 PARTS: Mapping[str, tuple[str, ...]] = {
     "compute": ("compute", "alone", "fixed share"),
     "network inside hosts": ("bandwidth inside", "latency inside"),
@@ -62,7 +61,26 @@ class Prior:
     spread: float
 
 
-_LATENESS = {"cuda": Prior(math.log(0.001), 1.5), "cpu": Prior(math.log(0.003), 2.0)}
+PRIORS: Mapping[str, Prior] = {
+    "compute": Prior(0.0, 3.0),
+    "alone, cuda": Prior(0.0, 0.02),
+    "alone, cpu": Prior(0.0, 0.15),
+    "fixed share": Prior(math.log(0.05), 1.0),
+    "optimizer": Prior(math.log(0.02), 1.0),
+    "devices": Prior(math.log(0.01), 0.7),
+    "jitter": Prior(math.log(0.005), 0.7),
+    "jitter, measured": Prior(0.0, 0.3),
+    "lateness, cuda": Prior(math.log(0.001), 1.5),
+    "lateness, cpu": Prior(math.log(0.003), 2.0),
+    "overlap": Prior(0.0, 0.3),
+    "overlap, measured": Prior(0.0, 0.15),
+    "contention": Prior(math.log(0.1), 0.8),
+    "transfer share": Prior(math.log(0.01), 1.5),
+    "across share": Prior(math.log(0.03), 2.0),
+    "growth": Prior(math.log(0.02), 2.0),
+}
+"""What is taken. "compute" and "optimizer" are of a step, "jitter, measured" of what was."""
+_NOTHING = Prior(math.log(1e-5), 0.01)
 
 
 def priors(points: Sequence[Point], network: Network, known_messages: bool) -> dict[str, Prior]:
@@ -75,32 +93,31 @@ def priors(points: Sequence[Point], network: Network, known_messages: bool) -> d
     """
     device = points[-1].trial.train.device
     step = min(statistics.median(point.step_seconds) / point.trial.train.grad_accum for point in points)
-    jitter = _jitter(points)
     timed = [point.parts.optimizer for point in points if point.parts and point.parts.optimizer]
-    known_parts = known_messages or bool(timed)
+    jitter = _jitter(points)
+    late = known_messages or points[-1].trial.train.batch_norm == "synchronised"
     return {
-        "compute": Prior(math.log(step), 3.0),
-        "alone": Prior(0.0, _ALONE[device]),
-        "fixed share": Prior(math.log(0.05), 1.0),
+        "compute": _of(step, PRIORS["compute"]),
+        "alone": PRIORS[f"alone, {device}"],
         # Where nothing tells the optimizer from the rest it is left in the rest.
-        "optimizer": Prior(math.log(timed[0] if timed else 0.02 * step), 1.0)
-        if known_parts
-        else Prior(math.log(1e-6 * step), 0.01),
-        "devices": Prior(math.log(0.01), 0.7),
-        "jitter": Prior(math.log(0.005), 0.7) if jitter is None else Prior(math.log(max(1e-4, jitter)), 0.3),
-        "lateness": _LATENESS[device]
-        if known_messages or points[-1].trial.train.batch_norm == "synchronised"
-        else Prior(math.log(1e-5), 0.01),
+        "optimizer": _of(timed[0], replace(PRIORS["optimizer"], mean=0.0))
+        if timed
+        else _of(step, PRIORS["optimizer"] if known_messages else Prior(math.log(1e-6), 0.01)),
+        "jitter": PRIORS["jitter"] if jitter is None else _of(max(1e-4, jitter), PRIORS["jitter, measured"]),
+        "lateness": PRIORS[f"lateness, {device}"] if late else _NOTHING,
         "bandwidth inside": Prior(0.0, network.inside.bandwidth_spread),
         "latency inside": Prior(0.0, network.inside.latency_spread),
         "bandwidth across": Prior(0.0, network.across.bandwidth_spread),
         "latency across": Prior(0.0, network.across.latency_spread),
-        "overlap": Prior(0.0, 0.15 if any(point.gpus > 1 for point in points) else 0.3),
-        "contention": Prior(math.log(0.1), 0.8),
-        "transfer share": Prior(math.log(0.01), 1.5),
-        "across share": Prior(math.log(1e-5), 0.01) if _all_across(points) else Prior(math.log(0.03), 2.0),
-        "growth": Prior(math.log(0.02), 2.0),
+        "overlap": PRIORS["overlap, measured" if any(point.gpus > 1 for point in points) else "overlap"],
+        "across share": _NOTHING if _all_across(points) else PRIORS["across share"],
+        **{name: PRIORS[name] for name in ("fixed share", "devices", "contention", "transfer share", "growth")},
     }
+
+
+def _of(quantity: float, prior: Prior) -> Prior:
+    """Of a quantity times what the prior is of."""
+    return replace(prior, mean=prior.mean + math.log(quantity))
 
 
 _OF_THE_LARGEST = (1.0, 0.826, 0.701, 0.611, 0.540, 0.486, 0.443)

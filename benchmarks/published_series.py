@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import csv
-import io
-import json
 import math
 import statistics
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from peers.intervals import Told
 from peers.runs import Array, Places, places
+from product import Command, Row, in_process, predicted
 
 TRAIN_IMAGES = 50_000
 OF_A_SERIES = ("cluster", "layout", "dataset", "micro_batch")
-COLUMNS = (
-    "cluster", "gpu", "layout", "dataset", "fraction", "micro_batch", "run", "gpus", "epoch", "rank", "epoch_seconds",
-    "loss", "accuracy",
-)  # fmt: skip
-
-Row = dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -94,41 +83,9 @@ def _series(key: tuple[str, ...], rows: tuple[Row, ...]) -> PublishedSeries:
     )
 
 
-Command = Callable[[Sequence[str]], str]
-"""Arguments of `vitscale` -> what it prints."""
-
-
-def in_process(arguments: Sequence[str]) -> str:
-    """The command line's own functions, without a process."""
-    from typer.testing import CliRunner
-
-    from vitscale.cli import app
-
-    told = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
-    assert told.exit_code == 0, told.output
-    return told.stdout
-
-
-def as_command(arguments: Sequence[str]) -> str:
-    """The real command, in a process of its own."""
-    argv = [sys.executable, "-m", "vitscale", *arguments]
-    told = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
-    assert told.returncode == 0, told.stderr
-    return told.stdout
-
-
 def ours(fitted: PublishedSeries, counts: Sequence[int], command: Command = in_process) -> tuple[Told, list[str]]:
     """What `vitscale predict` says of `counts` from `fitted` alone, and its labels."""
-    with tempfile.TemporaryDirectory() as folder:
-        log, results = Path(folder) / "epochs.csv", Path(folder) / "results"
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, COLUMNS)
-        writer.writeheader()
-        writer.writerows(fitted.rows)
-        log.write_text(text.getvalue(), encoding="utf-8")
-        command(["import", str(log), "--format", "epochs", "-o", str(results)])
-        listed = ",".join(map(str, counts))
-        answers: list[dict[str, Any]] = json.loads(command(["predict", str(results), "--gpus", listed, "--json"]))
+    answers = predicted(fitted.rows, counts, import_options=["--format", "epochs"], command=command)
     by_count = {answer["gpus"]: answer for answer in answers}
     assert len(by_count) == len(answers) == len(counts), [answer.get("series") for answer in answers]
     told = [by_count[count] for count in counts]

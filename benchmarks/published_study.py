@@ -22,7 +22,8 @@ from peers.extra_p import extra_p, installed
 from peers.intervals import KNOWN, RESIDUALS, interval_score, told
 from peers.models import PEERS, Peer
 from peers.runs import Array
-from published_series import PublishedSeries, as_command, in_process, ours, read
+from product import as_command, in_process
+from published_series import PublishedSeries, ours, read
 
 MARK = "published study"
 OTHER_SPLITS = ((1, 2), (1, 2, 3), (1, 4), (2, 4), (1, 2, 4), (1, 2, 3, 4, 5, 6))

@@ -1,0 +1,128 @@
+"""Published tables held against predictions: a folder in, errors of known tables out, one message for a bad index."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paired import OURS
+from published_tables import evaluate, main, points_of, read
+
+from vitscale.errors import RequestError
+
+ROOT = Path(__file__).parents[2]
+EXTERNAL = Path(os.environ.get("VITSCALE_PUBLISHED_TABLES") or ROOT.parent / "shared" / "external")
+
+
+def folder(to: Path, rates: dict[int, float], column: str = "images_per_second", **changes: Any) -> Path:
+    """A folder with one series "s", fitted on all counts but the largest, which is held."""
+    *fit, held = sorted(rates)
+    to.mkdir(exist_ok=True)
+    with (to / "s.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["gpus", "layout", column, "micro_batch", "gpu", "note"])
+        writer.writerows([gpus, "8-gpus-per-node", rate, 32, "V100", ""] for gpus, rate in rates.items())
+    entry = {"name": "s", "file": "s.csv", "fit": fit, "held": [held], "per_node": 8, "source": "a/b: README.md"}
+    (to / "index.json").write_text(json.dumps({"series": [entry | changes]}), encoding="utf-8")
+    return to
+
+
+def test_a_constant_step_is_predicted_exactly_by_every_peer_and_nearly_by_us(tmp_path: Path) -> None:
+    points, notes = evaluate(read(folder(tmp_path, {n: 100.0 * n for n in (1, 2, 4, 8)})))
+    assert not notes
+    (found,) = points
+    assert (found.source, found.unit, found.gpus, found.label) == ("a/b", "s", 8, "extrapolated")
+    ours, *peers = found.predicted.values()
+    assert ours == pytest.approx(800, rel=0.05)
+    assert found.low < 800 < found.high
+    assert peers == pytest.approx([800] * 5)
+
+
+def test_peers_find_the_laws_that_made_the_tables(tmp_path: Path) -> None:
+    """Amdahl: 1/X = 0.001 + 0.009/N; Ernest's step of 32 images on each GPU: 0.3 + 0.02 ln N s."""
+    amdahl = {n: 1 / (0.001 + 0.009 / n) for n in (1, 2, 4, 8)}
+    (found,), _ = evaluate(read(folder(tmp_path, amdahl)))
+    for name in ("Amdahl", "USL", "Ernest, fixed job"):
+        assert found.predicted[name] == pytest.approx(amdahl[8], rel=1e-6)
+    ernest = {n: 32 * n / (0.3 + 0.02 * math.log(n)) for n in (1, 2, 4, 8)}
+    (found,), _ = evaluate(read(folder(tmp_path, ernest)))
+    assert found.predicted["Ernest, one step"] == pytest.approx(ernest[8], rel=1e-6)
+
+
+def test_seconds_of_a_step_say_the_same_as_images_per_second(tmp_path: Path) -> None:
+    rates = {1: 100.0, 2: 195.0, 4: 380.0, 8: 700.0}
+    (by_rate,), _ = evaluate(read(folder(tmp_path / "a", rates)))
+    steps = {n: 32 * n / rate for n, rate in rates.items()}
+    (by_step,), _ = evaluate(read(folder(tmp_path / "b", steps, "step_seconds")))
+    for name, rate in by_rate.predicted.items():
+        assert by_step.predicted[name] / by_step.measured == pytest.approx(rate / by_rate.measured), name
+    assert by_step.high / by_step.low == pytest.approx(by_rate.high / by_rate.low)
+
+
+def test_what_the_product_refuses_is_told_and_the_rest_goes_on(tmp_path: Path) -> None:
+    points, notes = evaluate(read(folder(tmp_path, {1: 100.0, 2: 190.0, 12: 1000.0})))
+    assert not points
+    assert "12 ranks do not fill hosts of 8" in notes["s"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"held": [16]}, r"series 1 's': s\.csv has no row of 16 GPUs"),
+        ({"fit": []}, r"series 1 's': fit: .*at least 1 item"),
+        ({"fit": [1, 8]}, r"series 1 's': 8 GPUs are both fitted and held"),
+        ({"per_node": "many"}, r"series 1 's': per_node: .*integer"),
+        ({"file": "../s.csv"}, r"series 1 's': file: .*pattern"),
+        ({"file": "t.csv"}, r"series 1 's': .*No such file"),
+    ],
+)
+def test_a_bad_entry_is_named(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(RequestError) as error:
+        read(folder(tmp_path, {1: 100.0, 2: 190.0, 8: 700.0}, **changes))
+    assert re.search(said, str(error.value))
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"series": 3}', '{"series": [3, null]}', "{" * 10_000])
+def test_an_index_that_is_none_is_one_message(tmp_path: Path, text: str) -> None:
+    (tmp_path / "index.json").write_text(text, encoding="utf-8")
+    with pytest.raises(RequestError, match=r"index\.json"):
+        read(tmp_path)
+
+
+def test_a_rate_that_is_none_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"s\.csv, row 2: neither images_per_second nor step_seconds"):
+        read(folder(tmp_path, {1: 100.0, 2: -1.0, 8: 700.0}))
+
+
+def test_the_command_over_published_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two series of one source and one of another: no line is longer than 80, and against itself nothing differs."""
+    if not (EXTERNAL / "index.json").is_file():
+        pytest.skip(f"published tables are not at {EXTERNAL}; VITSCALE_PUBLISHED_TABLES names another folder")
+    wanted = ("dlperf_ngc_pt_bert_fp16_b64", "dlperf_ngc_pt_bert_fp16_b64_2node", "tf_ec2_resnet152")
+    entries = json.loads((EXTERNAL / "index.json").read_text(encoding="utf-8"))["series"]
+    some = tmp_path / "some"
+    some.mkdir()
+    for entry in (chosen := [one for one in entries if one["name"] in wanted]):
+        (some / entry["file"]).write_bytes((EXTERNAL / entry["file"]).read_bytes())
+    (some / "index.json").write_text(json.dumps({"series": chosen}), encoding="utf-8")
+    out = tmp_path / "now.json"
+    monkeypatch.setattr("sys.argv", ["published_tables.py", str(some), "--out", str(out)])
+    main()
+    monkeypatch.setattr("sys.argv", ["published_tables.py", str(some), "--against", str(out)])
+    main()
+    told = capsys.readouterr().out
+    assert "3 series, 5 points: vitscale is off by " in told
+    assert "3 series are 2 units" in told
+    assert "Oneflow-Inc/DLPerf: 3 points" in told
+    assert re.search(r"5 points in common\n.*\nvitscale +\+0\.0 +\+0\.0 \+0\.0", told)
+    assert max(map(len, told.splitlines())) <= 80
+    points = points_of(out)
+    assert max(abs(math.log(one.predicted[OURS] / one.measured)) for one in points) < 0.6

@@ -11,7 +11,7 @@ from simulator import Cluster, invent, play
 
 from vitscale.analysis.slow_steps import slow_steps
 from vitscale.model_spec import ModelSpec, resolve
-from vitscale.prediction.candidates import whole_steps
+from vitscale.prediction.evaluating import whole_steps
 from vitscale.prediction.evidence import Evidence, Point, Series, StepParts
 from vitscale.prediction.network.links import Link, Network
 from vitscale.trial import DataSpec, TrainSpec, Trial, WindowSpec, World

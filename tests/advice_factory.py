@@ -22,13 +22,14 @@ from evidence_factory import UNKNOWN, make_point
 from vitscale.advice.advising import Advice, advise
 from vitscale.advice.landscape import Forecaster
 from vitscale.advice.request import NoiseScale, Request
-from vitscale.prediction.candidates import Candidate, Forecasts
+from vitscale.prediction.evaluating import Candidate, Estimates, Evaluated
 from vitscale.prediction.evidence import Evidence, Point, Series
+from vitscale.prediction.step.model import Array
 from vitscale.trial import Mode
 
 IMAGES, MICRO_BATCH, EPOCHS = 6400, 64, 100
 COUNTS = (1, 2, 4, 5, 10, 20)
-ASKED = Request(gpus=COUNTS, ranks_per_node=20, epochs=EPOCHS)
+ASKED = Request(gpus=COUNTS, ranks_per_node=20, epochs=EPOCHS, large_batch=True)
 NO_NOISE = NoiseScale.unknown("not measured")
 FUTURE, MEAN = 0.05, 0.01
 
@@ -47,31 +48,29 @@ def step_seconds(candidate: Candidate) -> float:
 def forecaster(step: Step = step_seconds, *, memory: Step | None = None, capacity: float | None = None) -> Forecaster:
     """What `step` says, with known intervals; a candidate whose `memory` exceeds `capacity` surely does not fit."""
 
-    def forecast(series: str, candidates: Sequence[Candidate]) -> Forecasts:
+    def forecast(series: str, candidates: Sequence[Candidate], rough: bool) -> Evaluated:
         steps = np.array([step(one) for one in candidates])
         alone = np.array([step(_alone(one)) for one in candidates])
         batch = np.array([one.gpus * one.micro_batch * one.grad_accum for one in candidates], dtype=float)
         peak = np.array([np.nan if memory is None else memory(one) for one in candidates])
-        epoch = np.ceil(IMAGES / batch) * steps
         oom = np.full(len(candidates), np.nan) if capacity is None else (peak > capacity).astype(float)
-        return Forecasts(
+        return Evaluated(
             candidates=tuple(candidates),
-            step_seconds=steps,
-            step_low=steps * (1 - MEAN),
-            step_high=steps * (1 + MEAN),
-            step_future_low=steps * (1 - FUTURE),
-            step_future_high=steps * (1 + FUTURE),
-            epoch_seconds=epoch,
-            epoch_future_low=epoch * (1 - FUTURE),
-            epoch_future_high=epoch * (1 + FUTURE),
-            images_per_second=batch / steps,
-            efficiency=alone / steps,
+            step=_around(steps),
+            speed=_around(alone / steps),
+            parts={},
+            images=np.full(len(candidates), float(IMAGES)),
+            effective_steps=np.ceil(IMAGES / batch),
             memory_bytes=peak,
             oom_chance=oom,
             labels=tuple("extrapolated" for _ in candidates),
         )
 
     return forecast
+
+
+def _around(values: Array) -> Estimates:
+    return Estimates(values, *(values * ends for ends in (1 - MEAN, 1 + MEAN, 1 - FUTURE, 1 + FUTURE)))
 
 
 def _alone(one: Candidate) -> Candidate:

@@ -42,12 +42,12 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def advise(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> Callable[..., Answer]:
-    """Calls `vitscale advise` in this process: exit code, standard output, standard error."""
+    """Calls `vitscale advise`, or another verb, in this process: exit code, standard output, standard error."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
-    def call(folder: Path, *arguments: str) -> Answer:
-        monkeypatch.setattr(sys, "argv", ["vitscale", "advise", str(folder), *arguments])
+    def call(folder: Path, *arguments: str, verb: str = "advise") -> Answer:
+        monkeypatch.setattr(sys, "argv", ["vitscale", verb, str(folder), *arguments])
         code: Any = 0
         try:
             cli.main()
@@ -60,7 +60,7 @@ def advise(
 
 
 def test_known_times_come_out(advise: Callable[..., Answer], results: Path) -> None:
-    code, out, err = advise(results, "--gpus", "1,2,4", "--json")
+    code, out, err = advise(results, "--gpus", "1,2,4", "--large-batch", "--json")
 
     assert (code, err) == (0, "")
     found = json.loads(out)
@@ -73,7 +73,17 @@ def test_known_times_come_out(advise: Callable[..., Answer], results: Path) -> N
 
 def test_a_deadline_a_budget_and_what_they_cost(advise: Callable[..., Answer], results: Path) -> None:
     code, out, _ = advise(
-        results, "--gpus", "1,2,4", "--deadline", "36s", "--budget", "0.044", "--price", "2.5", "--json"
+        results,
+        "--gpus",
+        "1,2,4",
+        "--large-batch",
+        "--deadline",
+        "36s",
+        "--budget",
+        "0.044",
+        "--price",
+        "2.5",
+        "--json",
     )
 
     found = json.loads(out)
@@ -83,8 +93,28 @@ def test_a_deadline_a_budget_and_what_they_cost(advise: Callable[..., Answer], r
     assert first["cost"] == pytest.approx(2.5 * 2 * 26.0 / 3600, rel=0.05)
 
 
+def test_what_advise_says_of_a_configuration_is_what_predict_says_of_it(
+    advise: Callable[..., Answer], results: Path
+) -> None:
+    """Hosts that fail every twenty hours, and checkpoints of two seconds, are in both."""
+    job = ("--epochs", "1000", "--node-mtbf", "20", "--checkpoint-seconds", "2", "--nodes-of", "2", "--json")
+    _, out, _ = advise(results, "--gpus", "8,16,32", "--large-batch", *job)
+    advised = {one["gpus"]: one for one in json.loads(out)["pareto_front"]}
+    _, out, _ = advise(results, "--gpus", "8,16,32", *job, verb="predict")
+    predicted = {one["gpus"]: one for one in json.loads(out)}
+
+    assert advised
+    for gpus, one in advised.items():
+        other = predicted[gpus]
+        assert (one["micro_batch"], one["label"]) == (8, other["label"])
+        assert other["finish_seconds"] > 1.05 * 1000 * other["epoch_seconds"]
+        for end in ("", "_low", "_high"):
+            assert one[f"seconds{end}"] == pytest.approx(other[f"finish_seconds{end}"], rel=0.01)
+        assert one["memory_bytes"] == other["memory_bytes"]
+
+
 def test_nothing_meets_the_limits_and_the_exit_code_says_so(advise: Callable[..., Answer], results: Path) -> None:
-    code, out, err = advise(results, "--gpus", "1,2,4", "--deadline", "10s")
+    code, out, err = advise(results, "--gpus", "1,2,4", "--large-batch", "--deadline", "10s")
 
     assert (code, err) == (1, "")
     assert "No configuration meets the limits. What comes nearest:" in out

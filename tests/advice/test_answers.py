@@ -7,12 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from advice_factory import ASKED, COUNTS, advised, evidence, forecaster, step_seconds
+from advice_factory import ASKED, COUNTS, NO_NOISE, advised, evidence, forecaster, step_seconds
+from evidence_factory import UNKNOWN, make_point
 from vitscale.advice.advising import Advice, advise
 from vitscale.advice.option import Option
 from vitscale.advice.request import NoiseScale, Request
 from vitscale.errors import RequestError
-from vitscale.prediction.candidates import Candidate
+from vitscale.prediction.evaluating import Candidate
+from vitscale.prediction.evidence import Evidence, Point, Series
+from vitscale.prediction.failures import time_to_finish
+from vitscale.prediction.finishing import interruptions
 
 
 def answer(advice: Advice, kind: str) -> Option:
@@ -160,6 +164,77 @@ def test_the_global_batch_stays_the_study_s_unless_told_otherwise() -> None:
     # 10 ranks take 10 steps of an epoch at 64, at 512 one and a quarter of 5.9 times as long.
     assert answer(free, "fastest").global_batch == 5120
     assert free.other_batch is None
+
+
+def swept(*micro_batches: int) -> Evidence:
+    """One series for each micro-batch, as a study that varies it has them."""
+
+    def of(micro_batch: int) -> tuple[Point, ...]:
+        return tuple(make_point(n, 0.9 + 0.1 * n, micro_batch=micro_batch, images=640_000, per_node=20) for n in (1, 2))
+
+    return Evidence(tuple(Series(f"mb {b}", "strong-micro", {"b": b}, of(b)) for b in micro_batches), UNKNOWN)
+
+
+def test_every_batch_that_was_measured_is_a_candidate_and_keeps_the_study_s() -> None:
+    advice = advise(swept(8, 16, 64), replace(ASKED, gpus=(1, 2)), NoiseScale.unknown(""), forecaster())
+
+    # A step of 64 images takes 1.64 times as long as one of 16, and trains four times as many.
+    assert answer(advice, "fastest").candidate.micro_batch == 64
+    assert answer(advice, "fastest").series == "mb 64"
+    assert advice.origins == ("mb 64",)
+    assert advice.reference == "mb 8"
+
+
+def test_measured_configurations_of_another_policy_are_candidates_too() -> None:
+    weak = replace(evidence("weak").series[0], name="weak", points=(make_point(3, 1.2, micro_batch=5, per_node=20),))
+    both = Evidence((*evidence().series, weak), UNKNOWN)
+
+    def only_that(one: Candidate) -> float:
+        return 1e-9 if (one.gpus, one.micro_batch) == (3, 5) else step_seconds(one)
+
+    advice = advise(both, replace(ASKED, gpus=(1, 3)), NoiseScale.unknown(""), forecaster(only_that))
+    assert answer(advice, "fastest").series == "weak"
+
+
+def test_large_batches_are_marked_and_no_answer_unless_asked_for() -> None:
+    # 6,400 images are 100 steps of one rank, 50 of two: only one rank makes as many as a hundred.
+    plain, large = advised(replace(ASKED, large_batch=False)), advised()
+
+    assert {one.option.gpus for one in plain.answers} == {1}
+    assert plain.large_batch is not None
+    assert plain.large_batch.gpus == 20
+    assert [option.large_batch for option in plain.front] == [True] * 5 + [False]
+    assert answer(large, "fastest").gpus == 20
+    assert large.large_batch is None
+
+
+def test_a_batch_of_more_than_ten_times_the_noise_scale_is_large() -> None:
+    many = Request(gpus=COUNTS, ranks_per_node=20, epochs=1, images=6_400_000)
+
+    def fastest(noise: float) -> int:
+        return answer(advise(swept(64), many, NoiseScale(noise), forecaster()), "fastest").gpus
+
+    # 10 x 64 images are ten times 64, 20 x 64 twenty times.
+    assert (fastest(64.0), fastest(63.0), fastest(128.0)) == (10, 5, 20)
+
+
+def test_where_all_batches_are_large_the_study_s_smallest_is_not() -> None:
+    few = advise(swept(8, 64), Request(gpus=(1, 2), epochs=1, images=640), NoiseScale.unknown(""), forecaster())
+
+    assert answer(few, "fastest").global_batch == 8
+
+
+def test_failures_and_checkpoints_are_in_the_time() -> None:
+    trial = evidence().series[0].points[0].trial
+    often = interruptions(trial, None, checkpoint_seconds=10.0, node_mtbf_seconds=3600.0)
+    assert often is not None
+    advice = advise(evidence(), ASKED, NO_NOISE, forecaster(), {"ddp": often})
+
+    twenty = next(option for option in advice.front if option.gpus == 20)
+    assert twenty.seconds.value == pytest.approx(time_to_finish(1450.0, 1, 10.0, 610.0, 3600.0).wall_seconds)
+    assert twenty.seconds.value > 1.1 * 1450
+    assert advice.interruptions_known
+    assert not advised().interruptions_known
 
 
 def test_strong_global_keeps_one_global_batch_and_names_counts_that_do_not_divide_it() -> None:

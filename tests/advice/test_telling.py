@@ -65,7 +65,7 @@ def test_a_table_line_fits_a_terminal_of_80_columns() -> None:
     lines = printed(advice).splitlines()
 
     front = lines[next(n for n, line in enumerate(lines) if line.startswith("Nothing else is both")) :][:12]
-    assert any(line.lstrip().startswith("ddp") and " 1,280 " in line for line in front)
+    assert any(line.lstrip().startswith("ddp") and " 1,280\u2020 " in line for line in front)
     assert max(map(len, front)) <= 80
 
 

@@ -82,8 +82,8 @@ def test_times_come_from_results_of_the_same_work(tmp_path: Path, results: Path)
     assert one.seconds.value == pytest.approx(1280 * 0.1 + 6.0, rel=0.03)
     assert two.seconds.value == pytest.approx(640 * 0.11 + 6.0, rel=0.03)
     assert one.seconds.low < one.seconds.value < one.seconds.high
-    # Measured for 3 epochs, planned for 10: another trial, at a rank count that was measured.
-    assert {one.known_by, two.known_by} == {"interpolated"}
+    # Measured for 3 epochs, planned for 10: another trial, whose steps were measured.
+    assert {one.known_by, two.known_by} == {"measured"}
     assert four.known_by == "extrapolated"
 
 
@@ -125,7 +125,7 @@ def test_the_table_fits_80_columns_and_says_what_times_rest_on(tmp_path: Path, r
 
     assert "a rank has 4.0 GB: all trials fit" in text
     assert "predicted from" in text
-    assert "2 interpolated, 1 extrapolated" in text
+    assert "2 measured, 1 extrapolated" in text
     table = text[text.index("trial ") : text.index("memory:")]
     assert table.splitlines()[0].split()[-4:] == ["memory", "time", "GPU-h", "cost"]
     assert len(table.splitlines()) == 4

@@ -10,9 +10,10 @@ from vitscale.advice.narrowing import measurements
 from vitscale.advice.option import Option
 from vitscale.advice.request import Request
 from vitscale.analysis import Analysis
-from vitscale.prediction.candidates import Candidate, Forecasts, forecast_candidates, spread_by_part
+from vitscale.prediction.evaluating import ROUGH, Candidate, Evaluated, evaluate_all, spread_by_part
 from vitscale.prediction.evidence import Evidence
-from vitscale.prediction.fitting import FittedSeries, fit
+from vitscale.prediction.finishing import Interruptions, checkpoint_of, interruptions
+from vitscale.prediction.fitting import DRAWS, FittedSeries, fit
 from vitscale.prediction.labels import assumptions
 from vitscale.prediction.layouts import Place, host_size
 from vitscale.prediction.results import Assumption
@@ -29,10 +30,30 @@ def advised_from(evidence: Evidence, analysis: Analysis, asked: Request) -> Advi
     noise = noise_of(analysis, evidence, asked.series)
     fitted = fit(evidence)
 
-    def forecaster(series: str, candidates: Sequence[Candidate]) -> Forecasts:
-        return forecast_candidates(fitted, series, candidates, memory_capacity_bytes=asked.memory_capacity_bytes)
+    hosts_assumed = asked.ranks_per_node is None
 
-    advice = advise(evidence, asked, noise, forecaster)
+    def forecaster(series: str, candidates: Sequence[Candidate], rough: bool) -> Evaluated:
+        own = fitted.series[series]
+        return evaluate_all(
+            fitted,
+            series,
+            candidates,
+            hosts_assumed=hosts_assumed and host_size(own.points)[1],
+            memory_capacity_bytes=asked.memory_capacity_bytes,
+            draws=ROUGH if rough else DRAWS,
+        )
+
+    found = {
+        own.name: interruptions(
+            own.points[-1].trial,
+            checkpoint_of(own, analysis),
+            checkpoint_seconds=asked.checkpoint_seconds,
+            node_mtbf_seconds=asked.node_mtbf_seconds,
+        )
+        for own in evidence.series
+    }
+    interrupted = {name: one for name, one in found.items() if one is not None}
+    advice = advise(evidence, asked, noise, forecaster, interrupted)
     option = advice.chosen
     if option is None:
         return advice
@@ -41,12 +62,29 @@ def advised_from(evidence: Evidence, analysis: Analysis, asked: Request) -> Advi
     return replace(
         advice,
         measurements=measurements(option, own.series, evidence.network, shares),
-        assumptions=(*_assumptions(own, option, advice), *((starts,) if (starts := option.startup_assumed) else ())),
+        assumptions=(
+            *_assumptions(own, option, advice),
+            *((starts,) if (starts := option.startup_assumed) else ()),
+            *_of_failures(interrupted.get(option.series), option),
+        ),
     )
 
 
+_WORTH_TELLING = 0.01
+"""Of the time: what failures and checkpoints must take for their assumptions to be told."""
+
+
+def _of_failures(between: Interruptions | None, option: Option) -> tuple[Assumption, ...]:
+    startup = 0.0 if option.startup is None else option.startup.value
+    if between is None or between.wall(option.training.value, option.nodes, startup).lost_share < _WORTH_TELLING:
+        return ()
+    return between.assumed(option.nodes)
+
+
 def _assumptions(fitted: FittedSeries, option: Option, advice: Advice) -> tuple[Assumption, ...]:
-    """Of the option as it would be run."""
+    """Of the option as it would be run; none where it was."""
+    if option.label == "measured":
+        return ()
     candidate, train = option.candidate, fitted.points[-1].trial.train
     wanted = {
         "engine": candidate.engine,

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitscale.advice.answers import Answer, Choosing, answers, closest, each_alone
+from vitscale.advice.answers import Answer, Choosing, answers, closest, each_alone, measured_first
 from vitscale.advice.candidates import candidates
 from vitscale.advice.counts import counts
 from vitscale.advice.family import Family, family
-from vitscale.advice.judging import front, limits
+from vitscale.advice.judging import best, front, limits
 from vitscale.advice.landscape import MOST_OOM_CHANCE, Forecaster, Landscape, landscape
 from vitscale.advice.narrowing import Measurement
 from vitscale.advice.option import Option
@@ -20,6 +20,7 @@ from vitscale.advice.request import NoiseScale, Request, Work
 from vitscale.analysis import Analysis
 from vitscale.errors import RequestError, explain
 from vitscale.prediction.evidence import Evidence
+from vitscale.prediction.finishing import Interruptions
 from vitscale.prediction.results import Assumption
 from vitscale.trial import Trial
 
@@ -32,6 +33,8 @@ class Advice:
     work: Work
     reference: str
     """The series that advice is about."""
+    origins: tuple[str, ...]
+    """The series that the answers are from."""
     trial: Trial
     """Of that series at its largest measured rank count."""
     trials: Mapping[str, Trial]
@@ -53,6 +56,8 @@ class Advice:
     """The fastest of each engine at each rank count, measured engines first."""
     other_batch: Option | None
     """The fastest that trains with another global batch than the study, where that is faster than all that keep it."""
+    large_batch: Option | None
+    """The fastest of all, where only large-batch training is so fast and it was not asked for."""
     looked_at: int
     dropped: Mapping[str, int]
     """Why candidates were left out -> how many."""
@@ -61,6 +66,8 @@ class Advice:
     indivisible: tuple[int, ...]
     """Rank counts over which the study's global batch does not divide."""
     memory_known: bool
+    interruptions_known: bool
+    """Whether failures and checkpoints are in the time."""
     assumptions: tuple[Assumption, ...] = ()
     """What `chosen` rests on that nothing measured."""
     measurements: tuple[Measurement, ...] = ()
@@ -79,7 +86,13 @@ class Advice:
         return self.answers[0].option if self.answers else None
 
 
-def advise(evidence: Evidence, asked: Request, noise: NoiseScale, forecaster: Forecaster) -> Advice:
+def advise(
+    evidence: Evidence,
+    asked: Request,
+    noise: NoiseScale,
+    forecaster: Forecaster,
+    interrupted: Mapping[str, Interruptions] | None = None,
+) -> Advice:
     """Looks at every candidate and answers.
 
     Args:
@@ -87,6 +100,7 @@ def advise(evidence: Evidence, asked: Request, noise: NoiseScale, forecaster: Fo
         asked: limits and choices.
         noise: the gradient noise scale, where it is known.
         forecaster: what candidates of a series are expected to take.
+        interrupted: series -> failures and checkpoints of its training; left out of the time where they are missing.
 
     Raises:
         RequestError: what is asked cannot be answered from these results: no such series, no epochs, uneven counts.
@@ -96,18 +110,20 @@ def advise(evidence: Evidence, asked: Request, noise: NoiseScale, forecaster: Fo
     places = counts(
         kin.members, gpus=asked.gpus, max_gpus=asked.max_gpus, ranks_per_node=asked.ranks_per_node
     )  # fmt: skip
-    found = candidates(kin, places)
-    batches = tuple(sorted({point.trial.global_batch for point in kin.reference.points}))
-    view = landscape(kin, found, forecaster, work, noise, batches[0])
+    found = candidates(kin, places, hosts_given=asked.ranks_per_node is not None)
+    batches = tuple(sorted({point.trial.global_batch for one in kin.of_the_policy for point in one.points}))
+    view = landscape(kin, found, forecaster, work, noise, batches[0], interrupted)
     to_same_loss = asked.any_batch and noise.images is not None
     choosing = Choosing(view, asked, limits(view, asked), view.same_loss_seconds if to_same_loss else view.seconds)
     answered = answers(choosing)
     nearest = closest(choosing) if asked.limited and all(answer.kind == "knee" for answer in answered) else None
     single = each_alone(choosing) if nearest is not None else {}
+    told = [answer.option for answer in answered] + ([nearest] if nearest is not None else [])
     return Advice(
         asked=asked,
         work=work,
         reference=kin.reference.name,
+        origins=tuple(dict.fromkeys(option.series for option in told)),
         trial=kin.trial,
         trials={series.name: series.points[-1].trial for series in kin.members},
         study_batches=batches,
@@ -117,15 +133,18 @@ def advise(evidence: Evidence, asked: Request, noise: NoiseScale, forecaster: Fo
         alone=single,
         never=tuple(limit for limit in choosing.found if limit not in single) if nearest is not None else (),
         front=tuple(
-            choosing.option(place) for place in front(choosing.preferred, choosing.seconds, choosing.gpu_hours)
+            choosing.option(place)
+            for place in front(measured_first(view, choosing.shown), choosing.seconds, choosing.gpu_hours)
         ),
         by_count=_by_count(choosing),
         other_batch=_other_batch(choosing),
+        large_batch=_large_batch(choosing),
         looked_at=len(found.found),
         dropped=_dropped(view, choosing),
         refused=found.refused,
         indivisible=found.indivisible,
         memory_known=view.memory_known,
+        interruptions_known=all(option.series in (interrupted or {}) for option in told),
     )
 
 
@@ -173,7 +192,7 @@ def noise_of(analysis: Analysis, evidence: Evidence, name: str | None) -> NoiseS
 
 def _by_count(choosing: Choosing) -> tuple[Option, ...]:
     fastest: dict[tuple[bool, str, int, int], int] = {}
-    for place in np.flatnonzero(choosing.pool):
+    for place in np.flatnonzero(choosing.shown):
         one = choosing.view.candidates[place]
         key = (not choosing.view.measured[place], one.engine, one.zero_stage, one.gpus)
         if key not in fastest or choosing.seconds[place] < choosing.seconds[fastest[key]]:
@@ -186,12 +205,21 @@ def _other_batch(choosing: Choosing) -> Option | None:
     view = choosing.view
     if choosing.asked.any_batch:
         return None
-    measured = view.usable & view.measured
+    measured = view.contends & view.measured & (choosing.asked.large_batch | ~view.large_batch)
     kept, changed = (np.flatnonzero(measured & mask) for mask in (view.keeps_batch, ~view.keeps_batch))
     if not len(changed) or not len(kept):
         return None
     fastest = changed[np.argmin(view.seconds[changed])]
     return choosing.option(int(fastest)) if view.seconds[fastest] < view.seconds[kept].min() else None
+
+
+def _large_batch(choosing: Choosing) -> Option | None:
+    """What only large-batch training would gain."""
+    fastest = best(measured_first(choosing.view, choosing.shown), choosing.seconds)
+    kept = best(choosing.preferred, choosing.seconds)
+    if fastest is None or kept is None or not choosing.seconds[fastest] < choosing.seconds[kept]:
+        return None
+    return choosing.option(fastest)
 
 
 def _dropped(view: Landscape, choosing: Choosing) -> dict[str, int]:

@@ -40,15 +40,20 @@ class Choosing:
     """What is to be short: the time of the work, or to the same loss where the global batch may change."""
 
     @property
+    def shown(self) -> Mask:
+        """Who is told of."""
+        return self.view.contends & (self.view.keeps_batch | self.asked.any_batch)
+
+    @property
     def pool(self) -> Mask:
-        """Who may be an answer."""
-        return self.view.usable & (self.view.keeps_batch | self.asked.any_batch)
+        """Who may be an answer: large batches only where they are asked for, or nothing else is left."""
+        moderate = self.shown & ~self.view.large_batch
+        return moderate if moderate.any() and not self.asked.large_batch else self.shown
 
     @property
     def preferred(self) -> Mask:
         """Of these the ones whose engine was measured; all, where there is none."""
-        measured = self.pool & self.view.measured
-        return measured if measured.any() else self.pool
+        return measured_first(self.view, self.pool)
 
     @property
     def gpu_hours(self) -> Array:
@@ -58,6 +63,12 @@ class Choosing:
     def option(self, place: int) -> Option:
         """One candidate."""
         return option_at(self.view, self.asked, self.found, place)
+
+
+def measured_first(view: Landscape, mask: Mask) -> Mask:
+    """Those whose engine was measured; all, where there is none."""
+    measured: Mask = mask & view.measured
+    return measured if measured.any() else mask
 
 
 def answers(choosing: Choosing) -> tuple[Answer, ...]:

@@ -19,8 +19,8 @@ def advice_json(advice: Advice, study: str | None) -> str:
     """
     asked = advice.asked
     content = {
-        "version": 2,
-        "series": advice.reference,
+        "version": 3,
+        "series": list(advice.origins),
         "limits": {
             "deadline_seconds": asked.deadline_seconds,
             "budget": asked.budget,
@@ -48,6 +48,7 @@ def advice_json(advice: Advice, study: str | None) -> str:
         "each_limit_alone": {limit: _option(option) for limit, option in advice.alone.items()}
         | dict.fromkeys(advice.never),
         "other_batch": None if advice.other_batch is None else _option(advice.other_batch),
+        "large_batch": None if advice.large_batch is None else _option(advice.large_batch),
         "pareto_front": [_option(option) for option in advice.front],
         "looked_at": advice.looked_at,
         "dropped": dict(advice.dropped),
@@ -83,6 +84,7 @@ def _option(option: Option) -> dict[str, Any]:
         "activation_checkpointing": candidate.activation_checkpointing,
         "global_batch": option.global_batch,
         "keeps_global_batch": option.keeps_batch,
+        "large_batch": option.large_batch,
         "label": option.label,
         "series": option.series,
         "engine_measured": option.measured_engine,

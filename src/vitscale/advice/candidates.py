@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from vitscale import engine_options
 from vitscale.advice.family import Family, measured_micro_batches
 from vitscale.errors import RequestError
-from vitscale.prediction.candidates import Candidate
+from vitscale.prediction.evaluating import Candidate
 from vitscale.prediction.step.messages import messages
 from vitscale.trial import OF_THE_WRAPPER, TrainSpec
 
@@ -28,19 +28,21 @@ class Candidates:
 
     found: tuple[Candidate, ...]
     keeps_batch: tuple[bool, ...]
-    """Whether a candidate has the global batch that the study's policy gives at its rank count."""
+    """Whether a candidate has a global batch that the study's policy gives at its rank count, or was measured."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Engine, as a reader would call it -> why it cannot train this."""
     indivisible: tuple[int, ...] = ()
     """Rank counts over which the study's one global batch does not divide."""
 
 
-def candidates(family: Family, counts: tuple[tuple[int, int], ...]) -> Candidates:
-    """Every combination of engine, stage, micro-batch, accumulation, checkpointing and rank count.
+def candidates(family: Family, counts: tuple[tuple[int, int], ...], *, hosts_given: bool = False) -> Candidates:
+    """Every combination of engine, stage, micro-batch, accumulation, checkpointing and rank count, and all that was
+    measured on so many ranks.
 
     Args:
         family: the series to advise about.
         counts: (ranks, ranks on each host).
+        hosts_given: whether ranks may lie on no other hosts than these; else they may as they were measured.
     """
     engines, refused = _engines(family)
     ladder = _micro_batches(family)
@@ -48,10 +50,10 @@ def candidates(family: Family, counts: tuple[tuple[int, int], ...]) -> Candidate
     keeps: list[bool] = []
     indivisible = []
     for gpus, per_node in counts:
-        share = share_of_batch(family, gpus)
-        if share is None:
+        own = shares_of_batch(family, gpus)
+        if not own:
             indivisible.append(gpus)
-        batches = dict.fromkeys(_kept(share, ladder), True)
+        batches = {batch: True for share in own for batch in _kept(share, ladder)}
         for micro_batch in ladder:
             for accum in _ACCUMULATIONS:
                 batches.setdefault((micro_batch, accum), False)
@@ -62,15 +64,27 @@ def candidates(family: Family, counts: tuple[tuple[int, int], ...]) -> Candidate
                 for checkpointing in (False, True):
                     found.append(Candidate(gpus, per_node, engine, stage, micro_batch, accum, checkpointing))
                     keeps.append(kept)
+    places = dict(counts)
+    measured = {
+        replace(one, activation_checkpointing=checkpointing)
+        for one in family.measured
+        if one.gpus in places and not (hosts_given and one.ranks_per_node != min(one.gpus, places[one.gpus]))
+        for checkpointing in (False, True)
+    }
+    keeps = [kept or one in measured for one, kept in zip(found, keeps, strict=True)]
+    for one in sorted(measured - set(found), key=str):  # pairs stay together, without checkpointing first
+        found.append(one)
+        keeps.append(True)
     return Candidates(tuple(found), tuple(keeps), refused, tuple(indivisible))
 
 
-def share_of_batch(family: Family, gpus: int) -> int | None:
-    """Images per rank and optimizer step under the study's batch policy; None where they do not divide."""
-    trial = family.trial
+def shares_of_batch(family: Family, gpus: int) -> frozenset[int]:
+    """Images per rank and optimizer step as the study's batch policy has them with each batch that it was measured
+    with; none where no batch divides."""
+    trials = [series.points[-1].trial for series in family.of_the_policy]
     if family.reference.mode == "strong-global":
-        return None if trial.global_batch % gpus else trial.global_batch // gpus
-    return trial.train.micro_batch * trial.train.grad_accum
+        return frozenset(trial.global_batch // gpus for trial in trials if trial.global_batch % gpus == 0)
+    return frozenset(trial.train.micro_batch * trial.train.grad_accum for trial in trials)
 
 
 def _engines(family: Family) -> tuple[list[tuple[str, int]], dict[str, str]]:
@@ -112,10 +126,8 @@ def _micro_batches(family: Family) -> tuple[int, ...]:
     return tuple(sorted(size for size in found if 1 <= size <= _MOST_IMAGES))
 
 
-def _kept(share: int | None, ladder: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+def _kept(share: int, ladder: tuple[int, ...]) -> Iterator[tuple[int, int]]:
     """(micro-batch, accumulation) whose product is a rank's share of the global batch."""
-    if share is None:
-        return
     for micro_batch in sorted({*ladder, share}):
         if share % micro_batch == 0 and micro_batch <= _MOST_IMAGES:
             yield micro_batch, share // micro_batch

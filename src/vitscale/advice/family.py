@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
 from vitscale.errors import RequestError, explain, unknown
-from vitscale.prediction.candidates import Candidate
+from vitscale.prediction.evaluating import Candidate, workload
 from vitscale.prediction.evidence import Evidence, Series
-from vitscale.trial import HOW_FOUND, Trial
-
-_OF_A_STEP = ("precision", "device", "optimizer", "gradient_clipping", "compile")
-"""Fields of `TrainSpec` that decide how long a step takes, beside those in which candidates differ."""
+from vitscale.trial import Trial
 
 
 @dataclass(frozen=True)
 class Family:
-    """A series, and others of the same batch policy that train the same model on the same data."""
+    """A series, and others that train the same model on the same data."""
 
     reference: Series
     members: tuple[Series, ...]
-    """The reference first."""
+    """The reference first, then those of its batch policy."""
+
+    @cached_property
+    def measured(self) -> Mapping[Candidate, Series]:
+        """Each configuration that was run -> the first member that has it."""
+        points = ((point.trial, series) for series in reversed(self.members) for point in series.points)
+        return {Candidate.of(trial): series for trial, series in points if not trial.train.micro_batches}
+
+    @property
+    def of_the_policy(self) -> tuple[Series, ...]:
+        """The members of the reference's batch policy."""
+        return tuple(series for series in self.members if series.mode == self.reference.mode)
 
     @property
     def trial(self) -> Trial:
@@ -35,10 +43,15 @@ class Family:
         return frozenset(_engine(series) for series in self.members)
 
     def nearest(self, candidate: Candidate) -> Series:
-        """The member to work a candidate out from: of its engine and stage, else the reference; of those the one with
-        the nearest micro-batch."""
+        """The member to work a candidate out from: that which measured it; else of its engine and stage, of these of
+        the reference's policy, of these with the nearest micro-batch; else the reference."""
+        if candidate in self.measured:
+            return self.measured[candidate]
         same = [series for series in self.members if _engine(series) == (candidate.engine, candidate.zero_stage)]
-        return min(same or [self.reference], key=lambda series: _apart(series, candidate.micro_batch))
+        return min(
+            same or [self.reference],
+            key=lambda one: (one.mode != self.reference.mode, _apart(one, candidate.micro_batch)),
+        )
 
 
 def family(evidence: Evidence, name: str | None) -> Family:
@@ -61,12 +74,8 @@ def family(evidence: Evidence, name: str | None) -> Family:
         raise unknown("series", name, by_name, next_step="Name one of them with --series")
     reference = by_name[name] if name is not None else max(evidence.series, key=_standing)
     work = workload(reference.points[-1].trial)
-    kin = [
-        series
-        for series in evidence.series
-        if series is not reference and series.mode == reference.mode and _work(series) == work
-    ]
-    return Family(reference, (reference, *kin))
+    kin = [one for one in evidence.series if one is not reference and workload(one.points[-1].trial) == work]
+    return Family(reference, (reference, *sorted(kin, key=lambda one: one.mode != reference.mode)))
 
 
 def _standing(series: Series) -> tuple[int, int, int]:
@@ -82,21 +91,6 @@ def _engine(series: Series) -> tuple[str, int]:
 
 def _apart(series: Series, micro_batch: int) -> float:
     return abs(math.log(series.points[-1].trial.train.micro_batch / micro_batch))
-
-
-def _work(series: Series) -> tuple[Any, ...]:
-    return workload(series.points[-1].trial)
-
-
-def workload(trial: Trial) -> tuple[Any, ...]:
-    """What must be alike for one trial's step to say something of another's; wrapper and batch may differ."""
-    return (
-        trial.model,
-        trial.data.model_dump(exclude={"fraction", *HOW_FOUND}),
-        *(getattr(trial.train, name) for name in _OF_A_STEP),
-        trial.world.threads_per_rank,
-        trial.origin,
-    )
 
 
 def measured_micro_batches(members: Sequence[Series]) -> frozenset[int]:

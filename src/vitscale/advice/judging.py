@@ -67,6 +67,7 @@ def option_at(view: Landscape, asked: Request, found: Limits, place: int) -> Opt
         measured_engine=bool(view.measured[place]),
         global_batch=int(view.global_batch[place]),
         keeps_batch=bool(view.keeps_batch[place]),
+        large_batch=bool(view.large_batch[place]),
         seconds=seconds,
         training=Range(
             *(float(each[place]) for each in (view.training_seconds, view.training_low, view.training_high))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,15 +11,16 @@ from numpy.typing import NDArray
 from vitscale.advice.candidates import Candidates, with_engine
 from vitscale.advice.family import Family
 from vitscale.advice.request import NoiseScale, Work
-from vitscale.prediction.candidates import Candidate, Forecasts, whole_steps
+from vitscale.prediction.evaluating import Candidate, Evaluated, gathered, whole_steps
+from vitscale.prediction.finishing import Interruptions, with_start_up
 from vitscale.prediction.results import Label
 from vitscale.prediction.start_up import StartUp, launcher_of, start_up
 from vitscale.prediction.step.model import Array
 from vitscale.trial import World
 
 Mask = NDArray[np.bool_]
-Forecaster = Callable[[str, Sequence[Candidate]], Forecasts]
-"""Series and candidates in, forecasts out: `prediction.candidates.forecast_candidates` with all else settled."""
+Forecaster = Callable[[str, Sequence[Candidate], bool], Evaluated]
+"""Series, candidates, and whether roughly will do: `prediction.evaluating.evaluate_all` with all else settled."""
 
 MOST_OOM_CHANCE = 0.05
 """A candidate that will more likely not fit is dropped."""
@@ -52,6 +53,8 @@ class Landscape:
     gpus: Array
     global_batch: Array
     keeps_batch: Mask
+    large_batch: Mask
+    """Whether it is large-batch training: see `_large_batch`."""
     measured: Mask
     """Whether its engine was measured."""
     known: Mask
@@ -60,24 +63,23 @@ class Landscape:
     """Whether it fits in memory, as far as that is known."""
     needless: Mask
     """Whether it recomputes activations though it would fit without, or differs in that from the study without need."""
+    contends: Mask
+    """Who may be advised: all that is NaN or None for others is known of them."""
     memory_known: bool
     """Whether for any of them it could be said that it fits, or does not."""
 
-    @property
-    def usable(self) -> Mask:
-        """Who may be advised."""
-        return self.known & self.fits & ~self.needless
-
-    @property
-    def gpu_hours(self) -> Array:
-        """Of all ranks."""
-        return self.gpus * self.seconds / 3600
-
 
 def landscape(
-    family: Family, found: Candidates, forecaster: Forecaster, work: Work, noise: NoiseScale, study_batch: int
+    family: Family,
+    found: Candidates,
+    forecaster: Forecaster,
+    work: Work,
+    noise: NoiseScale,
+    study_batch: int,
+    interrupted: Mapping[str, Interruptions] | None = None,
 ) -> Landscape:
-    """Works out every candidate from the measured series nearest to it.
+    """Works out every candidate from the measured series nearest to it: all roughly, and with all draws those that no
+    other one of their engine and rank count clearly beats.
 
     Args:
         family: of the series asked for.
@@ -86,63 +88,120 @@ def landscape(
         work: what is to be done.
         noise: the gradient noise scale.
         study_batch: the global batch whose loss `same_loss_seconds` is held against.
+        interrupted: series -> failures and checkpoints of its training; left out of the time where they are missing.
     """
     every = found.found
-    series = tuple(family.nearest(one).name for one in every)
-    place = {name: [n for n, own in enumerate(series) if own == name] for name in dict.fromkeys(series)}
-    forecasts = {name: forecaster(name, [every[n] for n in places]) for name, places in place.items()}
+    nearest = [family.nearest(one) for one in every]
+    series = tuple(one.name for one in nearest)
 
-    def gathered(values: Callable[[Forecasts], Array]) -> Array:
-        whole = np.full(len(every), np.nan)
-        for name, places in place.items():
-            whole[places] = values(forecasts[name])
-        return whole
+    def forecast(wanted: Sequence[int], rough: bool) -> Evaluated:
+        by_series: dict[str, list[int]] = {}
+        for n in wanted:
+            by_series.setdefault(series[n], []).append(n)
+        pieces = [(at, forecaster(name, [every[n] for n in at], rough)) for name, at in by_series.items()]
+        return gathered(pieces)
 
-    labels: dict[int, Label] = {
-        n: label for name, places in place.items() for n, label in zip(places, forecasts[name].labels, strict=True)
-    }
+    roughly = forecast(range(len(every)), True)
     gpus = np.array([one.gpus for one in every], dtype=float)
     batch = np.array([one.gpus * one.micro_batch * one.grad_accum for one in every], dtype=float)
     micro_batch = np.array([one.micro_batch for one in every], dtype=float)
     steps = whole_steps(np.full(len(every), float(work.images)), batch, micro_batch, work.drop_last)
-    step, mean_low, mean_high = (gathered(lambda f: f.step_seconds), gathered(lambda f: f.step_low),
-                                 gathered(lambda f: f.step_high))  # fmt: skip
-    training, training_low, training_high = (
-        work.epochs * steps * each
-        for each in (step, gathered(lambda f: f.step_future_low), gathered(lambda f: f.step_future_high))
-    )
-    startups = _start_ups(family, every)
-    startup, startup_low, startup_high = _columns(startups)
-    efficiency = gathered(lambda f: f.efficiency)
-    oom, memory = gathered(lambda f: f.oom_chance), gathered(lambda f: f.memory_bytes)
+    keeps_batch = np.array(found.keeps_batch, dtype=bool)
+    large_batch = _large_batch(work.images / batch, batch, study_batch, noise)
+    to_same_loss = images_to_same_loss(batch, study_batch, noise)
+    known = np.isfinite(steps * roughly.step.value)
+    fits = ~(roughly.oom_chance > MOST_OOM_CHANCE)
+    needless = _needless(every, roughly.oom_chance, family.trial.train.activation_checkpointing)
+    contends = _contends(
+        known & fits & ~needless,
+        [(one.engine, one.zero_stage, one.gpus, bool(kept), bool(large))
+         for one, kept, large in zip(every, keeps_batch, large_batch, strict=True)],
+        steps * roughly.step.value,
+        steps * roughly.step.value * np.nan_to_num(to_same_loss, nan=1.0),
+    )  # fmt: skip
+    places = np.flatnonzero(contends)
+    exactly = forecast([int(n) for n in places], False)
+
+    def spread(values: Array) -> Array:
+        whole = np.full(len(every), np.nan)
+        whole[places] = values
+        return whole
+
+    startups = _start_ups(family, [every[n] for n in places])
+    ends = np.stack([exactly.step.value, exactly.step.future_low, exactly.step.future_high]) * steps[places]
+    training = np.full((3, len(places)), np.nan)
+    seconds = training.copy()
+    for column, (n, starts) in enumerate(zip(places, startups, strict=True)):
+        interruptions = (interrupted or {}).get(series[n])
+        alone = work.epochs * ends[:, column]
+        if interruptions is not None:
+            nodes = max(1, every[n].gpus // every[n].ranks_per_node)
+            own = starts.seconds.value if starts else 0.0
+            alone = np.array([interruptions.wall(float(one), nodes, own).wall_seconds for one in alone])
+        training[:, column] = alone
+        seconds[:, column] = with_start_up(starts.seconds if starts else None, *map(float, alone))
+    labels = list(roughly.labels)
+    for n, label in zip(places, exactly.labels, strict=True):
+        labels[n] = label
+    of_place: dict[int, StartUp | None] = dict(zip(map(int, places), startups, strict=True))
+    started = np.array([starts.seconds.value if starts else 0.0 for starts in startups])
     return Landscape(
         candidates=every,
         series=series,
-        labels=tuple(labels[n] for n in range(len(every))),
-        seconds=startup + training,
-        # The two vary by themselves: their distances from the middle add up as squares.
-        seconds_low=startup + training - np.hypot(startup - startup_low, training - training_low),
-        seconds_high=startup + training + np.hypot(startup_high - startup, training_high - training),
-        training_seconds=training,
-        training_low=training_low,
-        training_high=training_high,
-        startups=startups,
-        efficiency=efficiency,
-        # The one-rank step it is held against is uncertain too, mostly in the same parts, which cancel: this is wide.
-        efficiency_low=efficiency * step / mean_high,
-        efficiency_high=efficiency * step / mean_low,
-        same_loss_seconds=startup + training * images_to_same_loss(batch, study_batch, noise),
-        memory_bytes=memory,
-        oom_chance=oom,
+        labels=tuple(labels),
+        seconds=spread(seconds[0]),
+        seconds_low=spread(seconds[1]),
+        seconds_high=spread(seconds[2]),
+        training_seconds=spread(training[0]),
+        training_low=spread(training[1]),
+        training_high=spread(training[2]),
+        startups=tuple(of_place.get(n) for n in range(len(every))),
+        efficiency=spread(exactly.speed.value),
+        efficiency_low=spread(exactly.speed.low),
+        efficiency_high=spread(exactly.speed.high),
+        same_loss_seconds=spread(started + training[0] * to_same_loss[places]),
+        memory_bytes=roughly.memory_bytes,
+        oom_chance=roughly.oom_chance,
         gpus=gpus,
         global_batch=batch,
-        keeps_batch=np.array(found.keeps_batch, dtype=bool),
+        keeps_batch=keeps_batch,
+        large_batch=large_batch,
         measured=np.array([(one.engine, one.zero_stage) in family.engines for one in every], dtype=bool),
-        known=np.isfinite(training),
-        fits=~(oom > MOST_OOM_CHANCE),
-        needless=_needless(every, oom, family.trial.train.activation_checkpointing),
-        memory_known=bool(np.isfinite(oom).any()),
+        known=known,
+        fits=fits,
+        needless=needless,
+        contends=contends,
+        memory_known=bool(np.isfinite(roughly.oom_chance).any()),
     )
+
+
+_CLEARLY = 1.25
+"""A candidate that takes so many times as long as another one of its engine and rank count is no answer."""
+_FEW_STEPS, _TIMES_THE_NOISE = 100, 10
+"""Fewer steps an epoch, or a global batch so many times the gradient noise scale, make a batch a large one."""
+
+
+def _large_batch(steps_per_epoch: Array, batch: Array, study_batch: int, noise: NoiseScale) -> Mask:
+    """Large-batch training: beyond the smallest batch of the study, and few steps an epoch or far above the noise.
+
+    From ten times the noise scale on an image more in a batch saves less than a tenth of the steps that it should
+    (McCandlish et al. 2018, section 2.3).
+    """
+    far = np.zeros(len(batch), dtype=bool) if noise.images is None else batch > _TIMES_THE_NOISE * noise.images
+    large: Mask = (batch > study_batch) & (far | (steps_per_epoch < _FEW_STEPS))
+    return large
+
+
+def _contends(usable: Mask, kinds: Sequence[Hashable], *costs: Array) -> Mask:
+    """Of each kind those that cost at most `_CLEARLY` times the least, in any of the costs."""
+    numbers = {kind: n for n, kind in enumerate(dict.fromkeys(kinds))}
+    kind = np.array([numbers[one] for one in kinds], dtype=int)
+    found = np.zeros(len(usable), dtype=bool)
+    for cost in costs:
+        least = np.full(len(numbers), np.inf)
+        np.minimum.at(least, kind[usable], cost[usable])
+        found |= usable & (cost <= _CLEARLY * least[kind])
+    return found
 
 
 def _start_ups(family: Family, every: Sequence[Candidate]) -> tuple[StartUp | None, ...]:
@@ -172,13 +231,6 @@ def _start_ups(family: Family, every: Sequence[Candidate]) -> tuple[StartUp | No
             known[key] = start_up(points, trial.model_copy(update=changes))
         found.append(known[key])
     return tuple(found)
-
-
-def _columns(startups: Sequence[StartUp | None]) -> tuple[Array, Array, Array]:
-    """Seconds, and the ends of the interval of a future run; 0 where it is not known."""
-    ends = [(s.seconds.value, s.seconds.future_low, s.seconds.future_high) if s else (0.0, 0.0, 0.0) for s in startups]
-    values = np.array(ends)
-    return values[:, 0], values[:, 1], values[:, 2]
 
 
 def images_to_same_loss(batch: Array, study_batch: int, noise: NoiseScale) -> Array:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from vitscale.prediction.results import Assumption, Label
 
 if TYPE_CHECKING:
-    from vitscale.prediction.candidates import Candidate
+    from vitscale.prediction.evaluating import Candidate
 
 Verdict = Literal["meets", "probably", "misses"]
 """meets: the far end of the 90 % interval of a future run is within the limit, so that about 19 of 20 runs are.
@@ -43,7 +43,9 @@ class Option:
     """Whether any run of these results used this engine at this stage."""
     global_batch: int
     keeps_batch: bool
-    """Whether it trains with the global batch that the study's own policy has at this rank count."""
+    """Whether it trains with a global batch that the study's own policy has at this rank count, or measured."""
+    large_batch: bool
+    """Whether it makes few steps an epoch, or has far more images in a batch than the gradient noise scale."""
     seconds: Range
     """Of the whole work, with start-up."""
     training: Range

@@ -15,12 +15,17 @@ from vitscale.advice.narrowing import Measurement
 from vitscale.advice.option import Option, Verdict
 from vitscale.advice.quantities import duration, figures
 from vitscale.errors import printable
-from vitscale.prediction.candidates import Candidate
+from vitscale.prediction.evaluating import Candidate
 from vitscale.prediction.results import Label
 
 _MOST_ROWS = 12
 """Of the table of the Pareto front."""
-_SHORT: dict[Label, str] = {"interpolated": "interp", "extrapolated": "extrap", "prior-driven": "prior"}
+_SHORT: dict[Label, str] = {
+    "measured": "meas",
+    "interpolated": "interp",
+    "extrapolated": "extrap",
+    "prior-driven": "prior",
+}
 _SHORT_VERDICT: dict[Verdict, str] = {"meets": "yes", "probably": "prob", "misses": "no"}
 _ENGINE_WIDTH = 9
 _LIMIT_OF = {"time": "deadline", "GPU-hours": "budget", "cost": "budget", "efficiency": "efficiency"}
@@ -58,7 +63,7 @@ def _safe(line: str) -> str:
 def _head(advice: Advice) -> Iterator[str]:
     work = advice.work
     yield (
-        f"Advice from {advice.reference}: {work.epochs} epoch{'s' if work.epochs > 1 else ''} of {work.images:,} "
+        f"Advice from {words.origins(advice)}: {work.epochs} epoch{'s' if work.epochs > 1 else ''} of {work.images:,} "
         f"images. {advice.looked_at:,} configurations looked at."
     )
     if limits := words.limit_lines(advice):
@@ -113,7 +118,7 @@ def _shortfalls(advice: Advice, option: Option) -> Iterator[str]:
 
 
 def _block(name: str, option: Option) -> Iterator[str]:
-    yield f"{name.capitalize()}: {words.in_short(option)}"
+    yield f"{name.capitalize()}: {words.in_short(option)}{words.mark(option)}"
     rows = {"time": words.time(option.seconds)}
     if option.startup is not None:
         rows["start-up"] = f"{words.time(option.startup)}, in the time"
@@ -126,7 +131,7 @@ def _block(name: str, option: Option) -> Iterator[str]:
     if option.memory_bytes is not None:
         chance = "" if option.oom_chance is None else f" a rank; chance that it does not fit {option.oom_chance:.0%}"
         rows["memory"] = filesize.decimal(int(option.memory_bytes)) + chance
-    rows["known by"] = f"{option.label}, from {option.series}"
+    rows["known by"] = f"{option.label}, {'in' if option.label == 'measured' else 'from'} {option.series}"
     for title, value in rows.items():
         limit = _LIMIT_OF.get(title)
         if title == "GPU-hours" and option.cost is not None:
@@ -168,7 +173,12 @@ def _front(advice: Advice) -> Iterator[RenderableType]:
         table.add_column("met", justify="right", no_wrap=True)
     table.add_column("known", no_wrap=True)
     for option in rows:
-        cells = [words.engine(option), str(option.gpus), *([str(option.nodes)] if several else []), words.batch(option)]
+        cells = [
+            words.engine(option),
+            str(option.gpus),
+            *([str(option.nodes)] if several else []),
+            words.batch(option) + words.mark(option),
+        ]
         cells += [duration(option.seconds.value), figures(option.gpu_hours.value)]
         cells += [figures(option.cost.value)] if option.cost is not None else []
         cells.append(f"{option.efficiency.value:.2f}")

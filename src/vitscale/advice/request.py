@@ -26,6 +26,11 @@ class Request:
     memory_capacity_bytes: int | None = None
     any_batch: bool = False
     """Whether the answers may train with another global batch than the study does."""
+    large_batch: bool = False
+    """Whether large-batch training may be an answer."""
+    checkpoint_seconds: float | None = None
+    """To save one."""
+    node_mtbf_seconds: float | None = None
 
     @property
     def limited(self) -> bool:

@@ -10,6 +10,7 @@ from vitscale.advice.option import Option, Range
 from vitscale.advice.quantities import duration, figures
 
 _QUESTIONS = {"fastest": "fastest", "cheapest": "cheapest", "most": "most ranks", "knee": "knee of the curve"}
+LARGE = "\u2020"
 VERDICT_WORDS = {"meets": "yes", "probably": "probably", "misses": "no"}
 
 
@@ -26,6 +27,11 @@ def batch(option: Option) -> str:
     candidate = option.candidate
     accumulated = f" x{candidate.grad_accum}" if candidate.grad_accum > 1 else ""
     return f"{candidate.micro_batch}{accumulated} = {option.global_batch:,}"
+
+
+def mark(option: Option) -> str:
+    """What stands beside a large batch."""
+    return LARGE if option.large_batch else ""
 
 
 def time(between: Range) -> str:
@@ -60,6 +66,12 @@ def question(advice: Advice, answer: Answer) -> str:
     if answer.kind == "knee" or not advice.asked.limited:
         return name
     return f"{name} within the limits"
+
+
+def origins(advice: Advice) -> str:
+    """The series that the answers are from."""
+    *first, last = advice.origins or (advice.reference,)
+    return f"{'; '.join(first)} and {last}" if first else last
 
 
 def limit_lines(advice: Advice) -> list[str]:
@@ -102,7 +114,13 @@ def notes(advice: Advice) -> Iterator[str]:
             f"With another global batch than the study's, {in_short(other)} would take {duration(other.seconds.value)} "
             f"({same}). --any-batch lets the answers do that."
         )
+    yield from _large_batches(advice)
     yield from _same_loss(advice)
+    if not advice.interruptions_known:
+        yield (
+            "Failures and checkpoints are left out: what a checkpoint of this model takes is not known. Say "
+            "--checkpoint-seconds."
+        )
     if advice.noise.images is None:
         yield f"Time to the same loss: unavailable. The gradient noise scale is unknown: {advice.noise.reason}."
     if not advice.memory_known:
@@ -113,6 +131,22 @@ def notes(advice: Advice) -> Iterator[str]:
     if advice.indivisible:
         counts = ", ".join(map(str, advice.indivisible[:8])) + (", ..." if len(advice.indivisible) > 8 else "")
         yield f"The study's global batch of {advice.study_batches[-1]:,} does not divide over {counts} ranks."
+
+
+def _large_batches(advice: Advice) -> Iterator[str]:
+    shown = [*(answer.option for answer in advice.answers), *advice.front]
+    if any(option.large_batch for option in shown) or advice.large_batch is not None:
+        far = "" if advice.noise.images is None else ", or a batch of more than 10 times the gradient noise scale"
+        yield (
+            f"{LARGE} Large-batch training: fewer than 100 steps an epoch{far}, and larger than the study's smallest. "
+            "Time for an epoch says little of it: such steps teach less for each image."
+        )
+    if advice.large_batch is not None:
+        other = advice.large_batch
+        yield (
+            f"Only large-batch training is faster than these answers: {in_short(other)} would take "
+            f"{duration(other.seconds.value)}. --large-batch lets the answers do that."
+        )
 
 
 def _same_loss(advice: Advice) -> Iterator[str]:

@@ -55,6 +55,18 @@ def advise(
     any_batch: Annotated[
         bool, typer.Option("--any-batch", help="Let the answers train with another global batch than the study.")
     ] = False,
+    large_batch: Annotated[
+        bool,
+        typer.Option("--large-batch", help="Let them train with few steps an epoch, or far above the noise scale."),
+    ] = False,
+    checkpoint_seconds: Annotated[
+        float | None,
+        typer.Option("--checkpoint-seconds", metavar="SECONDS", help="To save one checkpoint.  [default: as recorded]"),
+    ] = None,
+    node_mtbf: Annotated[
+        float | None,
+        typer.Option("--node-mtbf", metavar="HOURS", help="Mean time between failures of a host.  [default: a prior]"),
+    ] = None,
     chart: Annotated[
         Path | None, typer.Option("--chart", metavar="FILE", help="Draw time against cost: .png, .svg or .html.")
     ] = None,
@@ -67,12 +79,14 @@ def advise(
     from vitscale.advice.quantities import positive, seconds_of
     from vitscale.advice.request import Request
     from vitscale.prediction.asked_counts import rank_counts, size_bytes
+    from vitscale.prediction.finishing import Horizon
 
     for option, count in (
         ("--max-gpus", max_gpus), ("--nodes-of", nodes_of), ("--epochs", epochs), ("--images", images)
     ):  # fmt: skip
         if count is not None and not 1 <= count <= 10**9:
             raise RequestError(explain(f"{option}: {count} cannot be", valid=["1 or more"]))
+    job = Horizon.of(epochs or 1, checkpoint_seconds, node_mtbf)
     asked = Request(
         deadline_seconds=None if deadline is None else seconds_of(deadline, "--deadline"),
         budget=positive(budget, "--budget"),
@@ -86,6 +100,9 @@ def advise(
         series=series,
         memory_capacity_bytes=None if gpu_memory is None else size_bytes(gpu_memory, "--gpu-memory"),
         any_batch=any_batch,
+        large_batch=large_batch,
+        checkpoint_seconds=job.checkpoint_seconds,
+        node_mtbf_seconds=job.node_mtbf_seconds,
     )
     if chart is not None:
         from vitscale.report.advice_charts import check_format

@@ -12,7 +12,7 @@ around the best explanation by steady jobs, a third from the prior; they are wei
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,9 +62,29 @@ class Fitted:
     """By name."""
 
 
+class _OnDemand(Mapping[str, FittedSeries]):
+    """Each series fitted when it is first asked for."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self.evidence = evidence
+        self.by_name = {series.name: series for series in evidence.series}
+        self.known: dict[str, FittedSeries] = {}
+
+    def __getitem__(self, name: str) -> FittedSeries:
+        if name not in self.known:
+            self.known[name] = fit_series(self.by_name[name], self.evidence)
+        return self.known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.by_name)
+
+    def __len__(self) -> int:
+        return len(self.by_name)
+
+
 def fit(evidence: Evidence) -> Fitted:
-    """Fits every series of the evidence."""
-    return Fitted(evidence, {series.name: fit_series(series, evidence) for series in evidence.series})
+    """Every series of the evidence, each fitted when it is first asked for."""
+    return Fitted(evidence, _OnDemand(evidence))
 
 
 def fit_series(series: Series, evidence: Evidence) -> FittedSeries:

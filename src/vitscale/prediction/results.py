@@ -11,10 +11,10 @@ from vitscale.trial import Mode, Trial
 CONFIDENCE = 0.90
 """Of both intervals. (What was measured has intervals of 95 %, as the report says: `analysis.statistics`.)"""
 
-Label = Literal["interpolated", "extrapolated", "prior-driven"]
-"""interpolated: between rank counts that were measured, on as many hosts. extrapolated: beyond them, with every part of
-the answer resting on something measured or declared. prior-driven: a part that decides the answer rests on nothing but
-what is known of clusters in general."""
+Label = Literal["measured", "interpolated", "extrapolated", "prior-driven"]
+"""measured: its own runs answer; in advice and plans alone. interpolated: between rank counts that were measured, on
+as many hosts. extrapolated: beyond them, with every part of the answer resting on something measured or declared.
+prior-driven: a part that decides the answer rests on nothing but what is known of clusters in general."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from vitscale.advice.advising import Advice
 from vitscale.advice.option import Option
 from vitscale.advice.quantities import duration
 from vitscale.errors import RequestError, explain, shown, unknown
-from vitscale.prediction.candidates import Candidate
+from vitscale.prediction.evaluating import Candidate
 from vitscale.report import words
 from vitscale.report.chart_data import Row
 from vitscale.report.drawing import vega_lite_version

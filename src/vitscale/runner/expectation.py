@@ -19,7 +19,6 @@ from vitscale.store.checks import latest
 from vitscale.trial import Trial
 
 if TYPE_CHECKING:
-    from vitscale.prediction.candidates import Candidate
     from vitscale.prediction.evidence import Series
     from vitscale.prediction.fitting import Fitted
 
@@ -108,7 +107,6 @@ def _from_results(plan: Plan, results: Path, *, needed: bool) -> tuple[dict[str,
     if not evidence.series:
         return {}, ""
     fitted = fit(evidence)
-    measured = {point.trial_id for series in evidence.series for point in series.points}
     groups: dict[tuple[str, str, int, bool], list[str]] = {}
     found: dict[str, Expected] = {}
     for trial_id, trial in plan.record.trials.items():
@@ -120,54 +118,40 @@ def _from_results(plan: Plan, results: Path, *, needed: bool) -> tuple[dict[str,
         kind = (near.name, train.engine, train.zero_stage, train.activation_checkpointing)
         groups.setdefault(kind, []).append(trial_id)
     for (series, *_), members in groups.items():
-        found |= _forecast(plan, fitted, series, members, measured)
+        found |= _forecast(plan, fitted, series, members)
     return found, f"predicted from {results}"
 
 
 def _nearest(fitted: Fitted, trial: Trial) -> Series | None:
-    from vitscale.advice.family import Family, workload
+    from vitscale.advice.family import Family
+    from vitscale.prediction.evaluating import Candidate, workload
 
-    alike = [one.series for one in fitted.series.values() if workload(one.points[-1].trial) == workload(trial)]
-    return Family(alike[0], tuple(alike)).nearest(_candidate(trial)) if alike else None
-
-
-def _candidate(trial: Trial) -> Candidate:
-    from vitscale.prediction.candidates import Candidate
-
-    train, world = trial.train, trial.world
-    return Candidate(
-        world.size, world.ranks_per_node, train.engine, train.zero_stage, train.micro_batch, train.grad_accum,
-        train.activation_checkpointing,
-    )  # fmt: skip
+    alike = [one for one in fitted.evidence.series if workload(one.points[-1].trial) == workload(trial)]
+    return Family(alike[0], tuple(alike)).nearest(Candidate.of(trial)) if alike else None
 
 
-def _forecast(plan: Plan, fitted: Fitted, series: str, members: list[str], measured: set[str]) -> dict[str, Expected]:
-    from vitscale.prediction.candidates import forecast_candidates
+def _forecast(plan: Plan, fitted: Fitted, series: str, members: list[str]) -> dict[str, Expected]:
+    from vitscale.prediction.evaluating import Candidate, evaluate_all
+    from vitscale.prediction.finishing import with_start_up
     from vitscale.prediction.start_up import start_up
 
     trials = [plan.record.trials[trial_id] for trial_id in members]
     try:
-        steps = forecast_candidates(fitted, series, [_candidate(trial) for trial in trials])
+        steps = evaluate_all(fitted, series, [Candidate.of(trial) for trial in trials])
     except RequestError as error:
         return dict.fromkeys(members, Expected(None, "", str(error)))
-    points = [point for one in fitted.series.values() for point in one.series.points]
+    points = [point for one in fitted.evidence.series for point in one.points]
     found = {}
     for n, (trial_id, trial) in enumerate(zip(members, trials, strict=True)):
+        step = steps.step.at(n)
+        if math.isnan(step.value):
+            found[trial_id] = Expected(None, "", "its step cannot be predicted")
+            continue
         _, count = steps_of(plan, trial_id, trial)
-        one = Range(float(steps.step_seconds[n]), float(steps.step_future_low[n]), float(steps.step_future_high[n]))
-        whole = one.times(count)
-        seconds = whole
-        if (starts := start_up(points, trial)) is not None:
-            own = starts.seconds
-            middle = own.value + whole.value
-            low = middle - math.hypot(own.value - own.future_low, whole.value - whole.low)
-            seconds = Range(middle, low, middle + math.hypot(own.future_high - own.value, whole.high - whole.value))
-        known = one.value == one.value  # NaN is not
-        label = "measured" if trial_id in measured else steps.labels[n]
-        missing = "" if starts is not None else trial.launcher
-        found[trial_id] = (
-            Expected(seconds, label, "", missing) if known else Expected(None, "", "its step cannot be predicted")
-        )
+        starts = start_up(points, trial)
+        ends = (count * step.value, count * step.future_low, count * step.future_high)
+        seconds = Range(*with_start_up(starts.seconds if starts else None, *ends))
+        found[trial_id] = Expected(seconds, steps.labels[n], "", "" if starts is not None else trial.launcher)
     return found
 
 

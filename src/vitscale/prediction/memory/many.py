@@ -10,6 +10,9 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from vitscale.model_spec import recorded_shapes
 from vitscale.prediction.memory.forecast import held, in_parts, kept, unavailable
 from vitscale.prediction.memory.moments import all_totals
@@ -40,12 +43,7 @@ class Peaks:
     def __init__(self, template: Trial) -> None:
         self._template = template
         self._shapes = recorded_shapes(template.model)
-        self._of = lru_cache(maxsize=65_536)(self._lines)
-
-    def peak_bytes(self, kind: _Kind, micro_batch: int) -> int | None:
-        """As `peak_bytes_of`."""
-        lines = self._of(kind)
-        return max((line.fixed + line.per_image * micro_batch for line in lines), default=None)
+        self.lines = lru_cache(maxsize=65_536)(self._lines)
 
     def _lines(self, kind: _Kind) -> tuple[_Line, ...]:
         """Those of which one is highest at some micro-batch; none where memory is unknown."""
@@ -77,23 +75,24 @@ class Peaks:
         return self._template.model_copy(update={"train": train.model_copy(update=changed), "world": world})
 
 
-def peak_bytes_of(
+def peak_bytes_of_many(
     template: Trial,
-    *,
     gpus: int,
     engine: str,
     zero_stage: int,
-    micro_batch: int,
-    grad_accum: int,
-    activation_checkpointing: bool = False,
-) -> int | None:
-    """Peak bytes of a rank of `template` with these fields in place of its own; None where unknown.
+    accumulates: bool,
+    activation_checkpointing: bool,
+    micro_batches: NDArray[np.int_],
+) -> NDArray[np.float64]:
+    """Peak bytes of a rank of `template` with these fields in place of its own, for each micro-batch; NaN: unknown.
 
-    The same as `forecast_bytes` of the trial that has them, some hundred times as fast once a kind is known. Every rank
-    takes `micro_batch` images. The template is remembered by its identity as an object: hand in the same one.
+    The same as `forecast_bytes` of the trials that have them, some hundred times as fast once a kind is known. Every
+    rank takes a micro-batch's images. The template is remembered by its identity as an object: hand in the same one.
     """
-    kind = _Kind(gpus, engine, zero_stage, grad_accum > 1, activation_checkpointing)
-    return _peaks(template).peak_bytes(kind, micro_batch)
+    kind = _Kind(gpus, engine, zero_stage, accumulates, activation_checkpointing)
+    lines = _peaks(template).lines(kind)
+    heights = [line.fixed + line.per_image * micro_batches for line in lines]
+    return np.max(heights, axis=0).astype(float) if heights else np.full(len(micro_batches), np.nan)
 
 
 _peaks_by_id: dict[int, tuple[Trial, Peaks]] = {}

@@ -1,0 +1,412 @@
+"""What configurations of a series take, over all that the fit leaves open: a few for `predict`, many for `advise`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from vitscale.errors import unknown
+from vitscale.prediction.evidence import Point
+from vitscale.prediction.fitting import DRAWS, Fitted, FittedSeries, spread_out_normals
+from vitscale.prediction.labels import assumptions, label
+from vitscale.prediction.layouts import Place, images_at
+from vitscale.prediction.memory.chance import oom_chance
+from vitscale.prediction.memory.many import peak_bytes_of_many
+from vitscale.prediction.parameters import PARTS
+from vitscale.prediction.results import CONFIDENCE, Estimate, Label
+from vitscale.prediction.step.model import Array, Worlds
+from vitscale.prediction.step.of_series import device_factors, slowdown
+from vitscale.prediction.variants import Variant, variant
+from vitscale.shares import largest_micro_batch
+from vitscale.trial import HOW_FOUND, OF_THE_WRAPPER, Trial, World
+
+_PER_DOUBLING = 0.0035
+"""Standard deviation of what the model itself leaves out, for each doubling beyond what was measured."""
+_TAIL = (1 - CONFIDENCE) / 2
+_FUTURES = 4
+"""Job effects drawn for each draw of the parameters."""
+_AT_ONCE = 128
+"""Configurations, so that their draws stay in a core's cache."""
+ROUGH = 32
+"""Draws of which the middle tells a configuration within a few per cent: enough to leave out the hopeless."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One configuration. Its other fields are the series' own."""
+
+    gpus: int
+    ranks_per_node: int
+    engine: str
+    zero_stage: int
+    micro_batch: int
+    grad_accum: int
+    activation_checkpointing: bool = False
+
+    @staticmethod
+    def of(trial: Trial) -> Candidate:
+        """A trial's own; of unequal micro-batches the largest."""
+        train, world = trial.train, trial.world
+        return Candidate(
+            world.size, world.ranks_per_node, train.engine, train.zero_stage, largest_micro_batch(train),
+            train.grad_accum, train.activation_checkpointing,
+        )  # fmt: skip
+
+    @property
+    def alone(self) -> Candidate:
+        """The same on one rank."""
+        return replace(self, gpus=1, ranks_per_node=1)
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """`results.Estimate` of many configurations: an array for each of its numbers."""
+
+    value: Array
+    low: Array
+    high: Array
+    future_low: Array
+    future_high: Array
+
+    def at(self, n: int) -> Estimate:
+        """Of one configuration."""
+        return Estimate(*(float(getattr(self, one.name)[n]) for one in fields(self)))
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What is expected of configurations, an array's place for each; NaN is unavailable."""
+
+    candidates: tuple[Candidate, ...]
+    step: Estimates
+    """Seconds."""
+    speed: Estimates
+    """Seconds of the base's step over those of the configuration's own."""
+    parts: dict[str, Estimates]
+    """Seconds of compute (with the optimizer), wait, wire and norm; empty unless they were asked for."""
+    images: Array
+    """Of an epoch."""
+    effective_steps: Array
+    """Whole steps that an epoch comes to."""
+    memory_bytes: Array
+    oom_chance: Array
+    labels: tuple[Label, ...]
+
+
+def evaluate(
+    asked: Variant,
+    candidates: Sequence[Candidate],
+    *,
+    base: Candidate | None = None,
+    with_parts: bool = False,
+    measured: Sequence[Point] = (),
+    micro_batches: frozenset[int] = frozenset(),
+    hosts_assumed: bool = False,
+    memory_capacity_bytes: int | None = None,
+    draws: int = DRAWS,
+) -> Evaluated:
+    """Configurations of a series, each as if it were asked for alone: all share the draws and the job effects.
+
+    Args:
+        asked: the series, with what is to differ from it.
+        candidates: of the engine, stage and checkpointing that `asked` has.
+        base: that `speed` is held against. None: of each configuration one rank of the same batch.
+        with_parts: whether the parts of a step are wanted too.
+        measured: points whose configurations are answered from their own runs, and labelled so.
+        micro_batches: that were measured with this engine; empty: those of the series.
+        hosts_assumed: nobody said, and nothing measured, how many ranks a host has.
+        memory_capacity_bytes: of a device; None: as it was recorded.
+        draws: of all `DRAWS` so many, evenly chosen.
+    """
+    every = _Draws(asked, base, measured, draws)
+    pieces = [every.of(candidates[n : n + _AT_ONCE], with_parts) for n in range(0, len(candidates), _AT_ONCE)]
+    images, steps = _epochs(asked, candidates)
+    memory = _memory(asked.trial, candidates)
+    capacity = memory_capacity_bytes or asked.fitted.points[-1].memory_capacity_bytes
+    chance = np.full(len(candidates), np.nan)
+    if capacity is not None and len(candidates):
+        known = oom_chance(np.nan_to_num(memory), capacity, asked.trial.train.device)
+        chance = np.where(np.isnan(memory), np.nan, known)
+    return Evaluated(
+        candidates=tuple(candidates),
+        step=_joined([step for step, _, _ in pieces]),
+        speed=_joined([speed for _, speed, _ in pieces]),
+        parts={name: _joined([parts[name] for _, _, parts in pieces]) for name in (pieces[0][2] if pieces else ())},
+        images=images,
+        effective_steps=steps,
+        memory_bytes=memory,
+        oom_chance=chance,
+        labels=_labels(asked, candidates, every.measured, micro_batches, hosts_assumed),
+    )
+
+
+class _Draws:
+    """The draws of a series, and what they make of some of its configurations."""
+
+    def __init__(self, asked: Variant, base: Candidate | None, measured: Sequence[Point], count: int) -> None:
+        rng = np.random.default_rng(11)
+        some = slice(None, None, DRAWS // count)
+        self.asked, self.base = asked, base
+        # Of points alike the first counts.
+        self.measured = {Candidate.of(point.trial): point for point in reversed(measured)}
+        self.draws = {name: rows[some] for name, rows in asked.draws.items()}
+        self.job_spread = asked.fitted.job_spread[some]
+        count = len(self.job_spread)
+        self.beyond, self.of_runs = spread_out_normals(rng, count), spread_out_normals(rng, count)
+        self.jobs, self.jobs_of_base = (
+            np.hstack([spread_out_normals(rng, count) for _ in range(_FUTURES)]).T[:, :, None] for _ in range(2)
+        )
+
+    def of(
+        self, candidates: Sequence[Candidate], with_parts: bool
+    ) -> tuple[Estimates, Estimates, dict[str, Estimates]]:
+        """(seconds of a step, the base's over them, the parts)."""
+        mean, parts = self._mean(candidates)
+        bases = [one.alone for one in candidates] if self.base is None else [self.base]
+        distinct = list(dict.fromkeys(bases))
+        of_base = self._mean(distinct)[0][:, [distinct.index(one) for one in bases]]
+        future, future_of_base = self._future(mean, self.jobs), self._future(of_base, self.jobs_of_base)
+        speed = _estimates(of_base / mean, future_of_base / future)
+        itself = np.array([one == base for one, base in zip(candidates, bases * len(candidates), strict=False)])
+        speed = Estimates(*(np.where(itself, 1.0, getattr(speed, one.name)) for one in fields(speed)))
+        # A future run has a part of its step as the mean has it.
+        return _estimates(mean, future), speed, {n: _estimates(p, p) for n, p in parts.items()} if with_parts else {}
+
+    def _mean(self, candidates: Sequence[Candidate]) -> tuple[Array, dict[str, Array]]:
+        """((draws, configurations) seconds of a step, in the mean over many runs; the parts likewise)."""
+        fitted, worlds = self.asked.fitted, worlds_of(self.asked.fitted, candidates)
+        times = self.asked.model.times(self.draws, worlds)
+        mean = times.total * left_out_by_the_model(fitted, worlds.ranks, self.beyond)
+        for n, one in enumerate(candidates):
+            if one in self.measured:
+                logs = np.log(self.measured[one].step_seconds)
+                mean[:, [n]] = np.exp(logs.mean() + self.job_spread * self.of_runs / math.sqrt(len(logs)))
+        parts = {
+            "compute": times.compute + times.optimizer, "wait": times.wait, "wire": times.wire, "norm": times.norm
+        }  # fmt: skip
+        return mean, parts
+
+    def _future(self, mean: Array, jobs: Array) -> Array:
+        """Of runs still to be made, (draws x job effects, configurations)."""
+        runs: Array = (mean * np.exp(self.job_spread * jobs)).reshape(-1, mean.shape[1])
+        return runs
+
+
+def _estimates(mean: Array, future: Array) -> Estimates:
+    low, middle, high = np.quantile(mean, [_TAIL, 0.5, 1 - _TAIL], axis=0)
+    future_low, future_high = np.quantile(future, [_TAIL, 1 - _TAIL], axis=0)
+    return Estimates(middle, low, high, np.minimum(low, future_low), np.maximum(high, future_high))
+
+
+def _joined(pieces: Sequence[Estimates]) -> Estimates:
+    columns = ([getattr(one, field.name) for one in pieces] for field in fields(Estimates))
+    return Estimates(*(np.concatenate([np.empty(0), *column]) for column in columns))
+
+
+def worlds_of(fitted: FittedSeries, candidates: Sequence[Candidate]) -> Worlds:
+    """Where configurations lie, and their batches."""
+    ranks, per_node, micro_batch, grad_accum = np.array(
+        [(one.gpus, one.ranks_per_node, one.micro_batch, one.grad_accum) for one in candidates], dtype=float
+    ).T
+    return Worlds(ranks, np.minimum(ranks, per_node), micro_batch, grad_accum, mixed_slowdown(fitted, ranks))
+
+
+def mixed_slowdown(fitted: FittedSeries, ranks: Array) -> Array:
+    """Of unlike devices: the mixture stays that of the largest measured point; a rank alone is its first."""
+    mixture = fitted.points[-1]
+    factors = device_factors(fitted.points)
+    alone = factors.get(mixture.devices[0], 1.0) if mixture.devices else 1.0
+    return np.where(ranks > 1, slowdown(mixture, factors), alone)
+
+
+def left_out_by_the_model(fitted: FittedSeries, ranks: Array, normal: Array) -> Array:
+    """Factor on a step for what no part of the model tells, the larger the further from what was measured."""
+    largest = max(point.gpus for point in fitted.points)
+    factor: Array = np.exp(_PER_DOUBLING * np.log2(np.maximum(1.0, ranks / largest)) * normal)
+    return factor
+
+
+def _epochs(asked: Variant, candidates: Sequence[Candidate]) -> tuple[Array, Array]:
+    """(images of an epoch, whole steps that it comes to) of each."""
+    series = asked.fitted.series
+    known = {gpus: images_at(series, gpus)[0] for gpus in {one.gpus for one in candidates}}
+    images = np.array([known[one.gpus] or np.nan for one in candidates], dtype=float)
+    batch = np.array([one.gpus * one.micro_batch * one.grad_accum for one in candidates], dtype=float)
+    micro_batch = np.array([one.micro_batch for one in candidates], dtype=float)
+    return images, whole_steps(images, batch, micro_batch, asked.trial.train.drop_last)
+
+
+def whole_steps(images: Array, per_step: Array, micro_batch: Array, drop_last: bool) -> Array:
+    """`trial.effective_steps` of many configurations; NaN where not one step is full under `drop_last`."""
+    full = np.floor(images / per_step)
+    if drop_last:
+        return np.asarray(np.where(full > 0, full, np.nan))
+    share = np.ceil(micro_batch * (images - full * per_step) / per_step) / micro_batch
+    return np.asarray(np.where(full > 0, full + share, 1.0 + 0.0 * images))
+
+
+def _memory(template: Trial, candidates: Sequence[Candidate]) -> Array:
+    """Peak bytes of a rank."""
+    by_kind: dict[tuple[int, str, int, bool, bool], list[int]] = {}
+    for n, one in enumerate(candidates):
+        kind = (one.gpus, one.engine, one.zero_stage, one.grad_accum > 1, one.activation_checkpointing)
+        by_kind.setdefault(kind, []).append(n)
+    found = np.full(len(candidates), np.nan)
+    for kind, members in by_kind.items():
+        found[members] = peak_bytes_of_many(template, *kind, np.array([candidates[n].micro_batch for n in members]))
+    return found
+
+
+def _labels(
+    asked: Variant,
+    candidates: Sequence[Candidate],
+    measured: Mapping[Candidate, Point],
+    micro_batches: frozenset[int],
+    hosts_assumed: bool,
+) -> tuple[Label, ...]:
+    """They depend on where ranks lie, and on whether a batch lies among those that were measured."""
+    points = asked.fitted.points
+    batches = micro_batches or frozenset(largest_micro_batch(point.trial.train) for point in points)
+    largest = max(point.gpus for point in points)
+    known: dict[tuple[int, int], Label] = {}
+    found: list[Label] = []
+    for one in candidates:
+        if one in measured:
+            found.append("measured")
+            continue
+        key = (one.gpus, min(one.gpus, one.ranks_per_node))
+        if key not in known:
+            world = World(nodes=-(-one.gpus // key[1]), ranks_per_node=key[1], threads_per_rank=1)
+            there = Place(
+                asked.trial.model_copy(update={"world": world}), None, None, hosts_assumed and one.gpus > largest
+            )  # fmt: skip
+            known[key] = label(asked, there, assumptions(asked, there))
+        within = min(batches) <= one.micro_batch <= max(batches)
+        found.append("extrapolated" if known[key] == "interpolated" and not within else known[key])
+    return tuple(found)
+
+
+def evaluate_all(
+    fitted: Fitted,
+    series: str,
+    candidates: Sequence[Candidate],
+    *,
+    hosts_assumed: bool = False,
+    memory_capacity_bytes: int | None = None,
+    draws: int = DRAWS,
+) -> Evaluated:
+    """Configurations of any engine, worked out from one series or another of the same workload that measured theirs.
+
+    What was measured is answered from its own runs.
+
+    Raises:
+        RequestError: there is no such series, or an engine refuses the series' options.
+    """
+    if series not in fitted.series:
+        raise unknown("series", series, fitted.series)
+    base = fitted.series[series]
+    by_wrapping: dict[tuple[str, int, bool], list[int]] = {}
+    for n, one in enumerate(candidates):
+        by_wrapping.setdefault((one.engine, one.zero_stage, one.activation_checkpointing), []).append(n)
+    pieces: list[tuple[list[int], Evaluated]] = []
+    for (engine, zero_stage, checkpointing), members in by_wrapping.items():
+        changes = {"engine": engine, "zero_stage": zero_stage, "activation_checkpointing": checkpointing}
+        asked, points = _variant_of(fitted, base, changes)
+        batches = frozenset(largest_micro_batch(point.trial.train) for point in points)
+        found = evaluate(
+            asked,
+            [candidates[n] for n in members],
+            measured=points,
+            micro_batches=batches,
+            hosts_assumed=hosts_assumed,
+            memory_capacity_bytes=memory_capacity_bytes,
+            draws=draws,
+        )
+        pieces.append((members, found))
+    return gathered(pieces)
+
+
+def gathered(pieces: Sequence[tuple[list[int], Evaluated]]) -> Evaluated:
+    """Pieces as one: (places of its configurations in the whole, a piece). Parts are left out."""
+    order = np.argsort(np.array([n for members, _ in pieces for n in members], dtype=int))
+
+    def column(of: Callable[[Evaluated], Array]) -> Array:
+        return np.concatenate([np.empty(0), *(of(piece) for _, piece in pieces)])[order]
+
+    def estimates(of: Callable[[Evaluated], Estimates]) -> Estimates:
+        whole = _joined([of(piece) for _, piece in pieces])
+        return Estimates(*(getattr(whole, one.name)[order] for one in fields(whole)))
+
+    candidates = [one for _, piece in pieces for one in piece.candidates]
+    labels = [label for _, piece in pieces for label in piece.labels]
+    return Evaluated(
+        candidates=tuple(candidates[n] for n in order),
+        step=estimates(lambda one: one.step),
+        speed=estimates(lambda one: one.speed),
+        parts={},
+        images=column(lambda one: one.images),
+        effective_steps=column(lambda one: one.effective_steps),
+        memory_bytes=column(lambda one: one.memory_bytes),
+        oom_chance=column(lambda one: one.oom_chance),
+        labels=tuple(labels[n] for n in order),
+    )
+
+
+def _variant_of(fitted: Fitted, base: FittedSeries, changes: Mapping[str, Any]) -> tuple[Variant, tuple[Point, ...]]:
+    """(from the series that was measured with the wrapper, where one of the same workload was, else by arithmetic; all
+    points of that workload that were measured with it)."""
+    work, own = workload(base.points[-1].trial), base.series
+    ranked = sorted(fitted.evidence.series, key=lambda one: (one.name != own.name, one.mode != own.mode))
+    alike = [
+        one for one in ranked
+        if workload(trial := one.points[-1].trial) == work
+        and all(getattr(trial.train, name) == value for name, value in changes.items())
+    ]  # fmt: skip
+    if not alike:
+        return variant(base, changes), ()
+    asked = variant(fitted.series[alike[0].name], {})
+    same = _of_a_step(asked.trial)
+    points = [point for one in alike for point in one.points if not point.trial.train.micro_batches]
+    return asked, tuple(point for point in points if _of_a_step(point.trial) == same)
+
+
+def _of_a_step(trial: Trial) -> dict[str, object]:
+    """What of the training, beside its batches, decides how long a step takes."""
+    return trial.train.model_dump(include={*OF_THE_WRAPPER, *_OF_A_STEP, "activation_checkpointing"})
+
+
+_OF_A_STEP = ("precision", "device", "optimizer", "gradient_clipping", "compile")
+"""Fields of `TrainSpec` that decide how long a step takes, beside those in which candidates differ."""
+
+
+def workload(trial: Trial) -> tuple[object, ...]:
+    """What must be alike for one trial's step to say something of another's; wrapper and batch may differ."""
+    return (
+        trial.model,
+        trial.data.model_dump(exclude={"fraction", *HOW_FOUND}),
+        *(getattr(trial.train, name) for name in _OF_A_STEP),
+        trial.world.threads_per_rank,
+        trial.origin,
+    )
+
+
+def spread_by_part(fitted: FittedSeries, gpus: int, ranks_per_node: int) -> dict[str, float]:
+    """Share of the variance of the logarithm of a future run's step time that each part's uncertainty makes.
+
+    Each part's parameters vary as drawn while all others stay at their means; "job-to-job" is what runs differ by. The
+    shares add up to 1; parts that trade off against each other are counted in each.
+    """
+    own = Candidate.of(fitted.points[-1].trial)
+    worlds = worlds_of(fitted, [replace(own, gpus=gpus, ranks_per_node=ranks_per_node)])
+    still = {name: np.full_like(rows, rows.mean()) for name, rows in fitted.draws.items()}
+    shares = {}
+    for part, names in PARTS.items():
+        varied = still | {name: fitted.draws[name] for name in names}
+        shares[part] = float(np.log(fitted.model.times(varied, worlds).total).var())
+    shares["job-to-job"] = float((fitted.job_spread**2).mean())
+    whole = sum(shares.values())
+    return {part: share / whole for part, share in shares.items()}

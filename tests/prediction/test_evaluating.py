@@ -1,0 +1,113 @@
+"""Many configurations at once are what each is alone; what was measured is answered from its own runs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from evidence_factory import MEASURED, UNKNOWN, make_evidence, make_point
+from vitscale.errors import RequestError
+from vitscale.prediction.evaluating import ROUGH, Candidate, evaluate_all, spread_by_part
+from vitscale.prediction.evidence import Evidence, Series, StepParts
+from vitscale.prediction.fitting import DRAWS, fit
+from vitscale.prediction.predicting import Question, predict
+
+PARTS = StepParts(0.19, 0.125, 0.01, 0.0, 0.0, 0.0, 0.0)
+POINTS = tuple(make_point(n, (s, s * 1.01), parts=PARTS) for n, s in ((1, 0.2), (2, 0.202), (4, 0.204)))
+FITTED = fit(make_evidence(POINTS, MEASURED))
+
+
+def ddp(gpus: int, micro_batch: int = 64, grad_accum: int = 1, **how: object) -> Candidate:
+    return Candidate(gpus, 8, "ddp", 0, micro_batch, grad_accum, **how)  # type: ignore[arg-type]
+
+
+def test_a_candidate_is_what_predict_says_of_it() -> None:
+    many = evaluate_all(FITTED, "ddp", [ddp(8), ddp(64, 32), ddp(1024)], memory_capacity_bytes=80 * 10**9)
+    for n, (gpus, micro_batch) in enumerate([(8, 64), (64, 32), (1024, 64)]):
+        asked = Question((gpus,), 8, changes={"micro_batch": micro_batch}, memory_capacity_bytes=80 * 10**9)
+        (alone,) = predict(FITTED, asked)
+        assert many.step.at(n) == alone.step_seconds
+        assert alone.epoch_seconds is not None
+        assert many.effective_steps[n] * many.step.value[n] == pytest.approx(alone.epoch_seconds.value)
+        assert many.memory_bytes[n] == alone.memory_bytes
+        assert many.oom_chance[n] == pytest.approx(alone.oom_chance)
+        assert many.labels[n] == alone.label
+
+
+def test_what_was_measured_is_answered_from_its_own_runs() -> None:
+    outlier = replace(POINTS[1], step_seconds=(0.4, 0.404))
+    fitted = fit(make_evidence((POINTS[0], outlier, POINTS[2]), MEASURED))
+    found = evaluate_all(fitted, "ddp", [Candidate.of(point.trial) for point in POINTS] + [ddp(3)])
+
+    assert found.labels == ("measured", "measured", "measured", "interpolated")
+    assert found.step.value[1] == pytest.approx(math.sqrt(0.4 * 0.404), rel=0.01)
+    # Of two runs: the mean is 1 / sqrt(2) as uncertain as one run, a third one sqrt(1 + 1 / 2) times as uncertain.
+    mean, future = (
+        np.log(high / low) for high, low in (
+            (found.step.high[1], found.step.low[1]), (found.step.future_high[1], found.step.future_low[1])
+        )
+    )  # fmt: skip
+    assert future / mean == pytest.approx(math.sqrt(3), rel=0.15)
+
+
+def test_a_batch_beyond_the_largest_measured_one_is_extrapolated() -> None:
+    small = tuple(make_point(n, 0.05, micro_batch=16) for n in (1, 2, 4))
+    both = Evidence((Series("ddp", "strong-micro", {}, POINTS), Series("16", "strong-micro", {}, small)), MEASURED)
+    found = evaluate_all(fit(both), "ddp", [ddp(3, batch) for batch in (8, 16, 32, 64, 128)])
+
+    assert found.labels == ("extrapolated", "interpolated", "interpolated", "interpolated", "extrapolated")
+
+
+def test_rough_middles_are_within_a_few_per_cent() -> None:
+    asked = [ddp(gpus, batch) for gpus in (2, 16, 256) for batch in (16, 64, 256)]
+    rough, whole = (evaluate_all(FITTED, "ddp", asked, draws=draws).step.value for draws in (ROUGH, DRAWS))
+
+    assert rough == pytest.approx(whole, rel=0.1)
+
+
+def test_each_engine_is_worked_out_from_the_series_that_measured_it() -> None:
+    slow_fsdp2 = tuple(make_point(n, (0.4, 0.41), engine="fsdp2") for n in (1, 2, 4))
+    evidence = Evidence(
+        (Series("ddp", "strong-micro", {}, POINTS), Series("fsdp2", "strong-micro", {}, slow_fsdp2)), MEASURED
+    )
+    found = evaluate_all(fit(evidence), "ddp", [ddp(8), Candidate(8, 8, "fsdp2", 0, 64, 1)])
+    assert found.step.value[1] > 1.8 * found.step.value[0]
+
+
+def test_what_is_unknown_is_not_a_number() -> None:
+    blind = fit(make_evidence([make_point(n, 0.2, images=None) for n in (1, 2)], UNKNOWN))
+    found = evaluate_all(blind, "ddp", [ddp(4)])
+    assert np.isnan(found.effective_steps).all()
+    assert np.isnan(found.oom_chance).all()
+    assert np.isfinite(found.step.value).all()
+
+
+def test_checkpointing_computes_a_third_more_and_takes_less_memory() -> None:
+    plain, saving = ddp(8), ddp(8, activation_checkpointing=True)
+    found = evaluate_all(FITTED, "ddp", [plain, saving])
+    assert found.step.value[1] / found.step.value[0] == pytest.approx(1.32, rel=0.04)
+    assert found.memory_bytes[1] < found.memory_bytes[0]
+
+
+def test_accumulation_shares_one_exchange_among_micro_steps() -> None:
+    found = evaluate_all(FITTED, "ddp", [ddp(64), ddp(64, grad_accum=4)])
+    assert 3.8 * 0.19 < found.step.value[1] - found.step.value[0] + 0.19 < 4.4 * 0.19
+    assert found.speed.value[1] >= found.speed.value[0]
+
+
+def test_none_and_unknown_series() -> None:
+    assert evaluate_all(FITTED, "ddp", []).step.value.shape == (0,)
+    with pytest.raises(RequestError, match="dpd"):
+        evaluate_all(FITTED, "dpd", [ddp(8)])
+
+
+def test_the_shares_of_the_spread_add_up_and_name_what_is_not_known() -> None:
+    blind = fit(make_evidence(POINTS, UNKNOWN)).series["ddp"]
+    here, there = spread_by_part(blind, 8, 8), spread_by_part(blind, 64, 8)
+    assert sum(there.values()) == pytest.approx(1.0)
+    assert max(there, key=lambda part: there[part]) == "network between hosts"
+    assert here["network between hosts"] == pytest.approx(0.0, abs=1e-9)
+    assert math.isclose(sum(here.values()), 1.0)

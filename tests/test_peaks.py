@@ -51,6 +51,8 @@ CHIPS = {
     "NVIDIA RTX A6000": (84, 1024, 1.8),
     "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": (188, 1024, 2.617),
     "NVIDIA RTX 6000 Ada Generation": (142, 1024, 2.505),
+    "NVIDIA GeForce RTX 3070": (46, 512, 1.725),
+    "NVIDIA GeForce RTX 3080": (68, 512, 1.71),
     "NVIDIA GeForce RTX 3090": (82, 512, 1.695),
     "NVIDIA GeForce RTX 3090 Ti": (84, 512, 1.86),
     "NVIDIA GeForce RTX 4080": (76, 512, 2.505),

@@ -53,6 +53,7 @@ _ADA_GAMING = "NVIDIA Ada GPU Architecture whitepaper v2.1, appendix A"
 _ADA_PROFESSIONAL = "NVIDIA Ada Lovelace Professional GPU Architecture whitepaper v1.1"
 _BLACKWELL_GAMING = "NVIDIA RTX Blackwell GPU Architecture whitepaper v1.1, appendix A"
 _BLACKWELL = "NVIDIA Blackwell datasheet, individual GPU specifications"
+_P100 = "NVIDIA Tesla P100 datasheet (2016); it has no tensor cores, and adds fp16 up in fp16"
 _V100 = "NVIDIA V100 datasheet (2020)"
 
 _TYPES = (
@@ -91,6 +92,9 @@ _TYPES = (
     _Type("V100S PCIe", r"Tesla V100S-PCIE-32GB", _half(130, None, 16.4, bf16=False), _V100),
     _Type("V100 PCIe", r"Tesla V100-PCIE-(16|32)GB", _half(112, None, 14, bf16=False), _V100),
     _Type("V100 SXM2", r"Tesla V100-SXM2-(16|32)GB", _half(125, None, 15.7, bf16=False), _V100),
+    _Type("P100 SXM2", r"Tesla P100-SXM2-16GB", _half(21.2, None, 10.6, bf16=False), _P100),
+    _Type("P100 PCIe", r"Tesla P100-PCIE-(12|16)GB", _half(18.7, None, 9.3, bf16=False), _P100),
+    _Type("K80", r"Tesla K80", {"fp32": 2.8}, "NVIDIA Tesla K80 board specification: one of its two GPUs, base clock"),
     # Workstations and gaming. GeForce tensor cores add up in fp32 at half the rate their datasheets lead with.
     _Type(
         "RTX PRO 6000 Blackwell Workstation",
@@ -113,6 +117,8 @@ _TYPES = (
     _Type("RTX 4080", r"GeForce RTX 4080", _half(97.5, 48.7, 48.7), _ADA_GAMING),
     _Type("RTX 3090 Ti", r"GeForce RTX 3090 Ti", _half(80, 40, 40), _ADA_GAMING),
     _Type("RTX 3090", r"GeForce RTX 3090", _half(71, 35.6, 35.6), _AMPERE_GAMING),
+    _Type("RTX 3080", r"GeForce RTX 3080", _half(59.5, 29.8, 29.8), _AMPERE_GAMING),
+    _Type("RTX 3070", r"GeForce RTX 3070", _half(40.6, 20.3, 20.3), _AMPERE_GAMING),
 )
 
 

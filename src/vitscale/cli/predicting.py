@@ -55,6 +55,9 @@ def predict(
     grad_accum: Annotated[
         int | None, typer.Option("--grad-accum", metavar="N", help="Micro-steps per optimizer step.")
     ] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", metavar="NAME", help="Another GPU: A100-SXM4-80GB, H100, L4.")
+    ] = None,
     price: Annotated[
         float | None, typer.Option("--price", metavar="PRICE", help="Of one GPU for an hour, in any currency.")
     ] = None,
@@ -90,7 +93,7 @@ def predict(
     asked = asked_changes.questions(
         evidence,
         counts,
-        asked_changes.Changes(model, image_size, engine, zero_stage, precision, micro_batch, grad_accum),
+        asked_changes.Changes(model, image_size, engine, zero_stage, precision, micro_batch, grad_accum, device),
         series=series,
         nodes_of=nodes_of,
         price_per_gpu_hour=price,

@@ -12,7 +12,9 @@ from vitscale.errors import RequestError, explain, shown, unknown
 from vitscale.model_spec import NAMED_MODELS, ModelSpec, resolve
 from vitscale.prediction.answering import can_grow
 from vitscale.prediction.evidence import Evidence, Series
+from vitscale.prediction.gpu_types import gpu_type
 from vitscale.prediction.predicting import Question
+from vitscale.prediction.variants import differing
 from vitscale.trial import Precision
 
 _IMAGENET_CLASSES = 1000
@@ -32,6 +34,8 @@ class Changes:
     precision: str | None = None
     micro_batch: int | None = None
     grad_accum: int | None = None
+    device: str | None = None
+    """Another type of GPU."""
 
 
 def questions(
@@ -85,7 +89,7 @@ def _chosen(series: Sequence[Series], gpus: tuple[int, ...], changes: Changes) -
         raise RequestError(
             explain(f"{names}: measured without an engine, so on one rank only", next_step="Add --engine ddp")
         )
-    return [one for one in able if not _differences(one, changes)] or able
+    return [one for one in able if not differing(one.points, _changed(one, changes))] or able
 
 
 def _check(changes: Changes) -> None:
@@ -105,21 +109,16 @@ def _check(changes: Changes) -> None:
 
 
 def _changed(series: Series, changes: Changes) -> dict[str, Any]:
-    """By field of `TrainSpec`, and the model resolved."""
+    """By field of `TrainSpec`, with the model and the GPU resolved: see `variants.variant`."""
     trial = series.points[-1].trial
     given = {field.name: getattr(changes, field.name) for field in fields(changes)}
     asked = {name: value for name, value in given.items() if value is not None}
+    if "device" in asked:
+        asked["gpu"] = gpu_type(asked.pop("device"))
     if "model" in asked or "image_size" in asked:
         name, size = asked.pop("model", None), asked.pop("image_size", trial.model.image_size)
         asked["model"] = _model(name, size, trial.model)
     return asked
-
-
-def _differences(series: Series, changes: Changes) -> dict[str, Any]:
-    """What of the changes is not as measured."""
-    trial = series.points[-1].trial
-    own = {"model": trial.model, **trial.train.model_dump()}
-    return {name: value for name, value in _changed(series, changes).items() if own[name] != value}
 
 
 def _model(name: str | None, image_size: int, measured: ModelSpec) -> ModelSpec:

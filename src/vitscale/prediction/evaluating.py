@@ -126,7 +126,7 @@ def evaluate(
     pieces = [every.of(candidates[n : n + _AT_ONCE], with_parts) for n in range(0, len(candidates), _AT_ONCE)]
     images, steps = _epochs(asked, candidates)
     memory = _memory(asked.trial, candidates)
-    capacity = memory_capacity_bytes or asked.fitted.points[-1].memory_capacity_bytes
+    capacity = memory_capacity_bytes or asked.memory_capacity_bytes
     chance = np.full(len(candidates), np.nan)
     if capacity is not None and len(candidates):
         known = oom_chance(np.nan_to_num(memory), capacity, asked.trial.train.device)

@@ -15,7 +15,7 @@ from vitscale.prediction.labels import assumptions
 from vitscale.prediction.layouts import Place, place
 from vitscale.prediction.results import Estimate, Prediction
 from vitscale.prediction.start_up import launcher_of, start_up
-from vitscale.prediction.variants import Variant, variant
+from vitscale.prediction.variants import Variant, differing, variant
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,7 @@ def _chosen(fitted: Fitted, question: Question) -> list[FittedSeries]:
         for one in named
         if max(question.gpus) == 1 or question.changes.get("engine", one.points[-1].trial.train.engine) != "none"
     ]
-    return [one for one in able if _has(one, question.changes)] or able
-
-
-def _has(fitted: FittedSeries, changes: Mapping[str, Any]) -> bool:
-    trial = fitted.points[-1].trial
-    own = {"model": trial.model, **trial.train.model_dump(include=set(changes))}
-    return all(own.get(name) == value for name, value in changes.items())
+    return [one for one in able if not differing(one.points, question.changes)] or able
 
 
 def _of_series(fitted: FittedSeries, question: Question) -> tuple[Prediction, ...]:
@@ -103,7 +97,7 @@ def _prediction(asked: Variant, question: Question, base: Place, at: Place, foun
     memory = None if np.isnan(found.memory_bytes[n]) else int(found.memory_bytes[n])
     if memory is None:
         reasons["memory_bytes"] = "no forecast for this model or engine"
-    capacity = question.memory_capacity_bytes or fitted.points[-1].memory_capacity_bytes
+    capacity = question.memory_capacity_bytes or asked.memory_capacity_bytes
     chance = None if np.isnan(found.oom_chance[n]) else float(found.oom_chance[n])
     if chance is None:
         reasons["oom_chance"] = reasons.get("memory_bytes") or "the device's memory is not recorded: say --gpu-memory"
@@ -132,6 +126,7 @@ def _prediction(asked: Variant, question: Question, base: Place, at: Place, foun
         mode=fitted.series.mode,
         labels=fitted.series.labels,
         trial=at.trial,
+        gpu=None if asked.gpu is None else asked.gpu.name,
         gpus=at.gpus,
         nodes=at.trial.world.nodes,
         label=found.labels[n],

@@ -94,6 +94,8 @@ class Prediction:
     assumptions: tuple[Assumption, ...]
     reasons: Mapping[str, str]
     """Field -> why it is None."""
+    gpu: str | None = None
+    """Its type, where it is another one than the series was measured on."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,9 @@ import numpy as np
 from vitscale import engine_options, model_spec
 from vitscale.errors import RequestError, explain, unknown
 from vitscale.model_spec import ModelSpec
-from vitscale.prediction.fitting import DRAWS, FittedSeries
+from vitscale.prediction.evidence import Point
+from vitscale.prediction.fitting import DRAWS, FittedSeries, spread_out_normals
+from vitscale.prediction.gpu_types import GpuType, common_type, optimizer_factor, time_factors
 from vitscale.prediction.results import Assumption
 from vitscale.prediction.step.messages import messages, norm_messages
 from vitscale.prediction.step.model import Draws, StepModel
@@ -23,6 +25,7 @@ _RECOMPUTED = 4 / 3
 """Compute with activation checkpointing against without: each block's forward once more."""
 _SPREAD_OF_MODELS, _SPREAD_OF_ENGINES, _SPREAD_OF_PRECISIONS, _SPREAD_OF_CHECKPOINTING = 0.25, 0.30, 0.50, 0.05
 """Standard deviations of the logarithm of what is scaled by arithmetic instead of measured."""
+_LINKS_FOLLOW, _SPREAD_OF_LINKS = 0.5, 0.2
 _FIELDS = (
     "engine", "accelerate_backend", "zero_stage", "precision", "micro_batch", "grad_accum", "bucket_mib",
     "activation_checkpointing",
@@ -42,6 +45,22 @@ class Variant:
     """Of the changes alone."""
     guessed: bool
     """A change rests on general knowledge alone."""
+    gpu: GpuType | None
+    """Where it is another type than the measured one."""
+
+    @property
+    def memory_capacity_bytes(self) -> int | None:
+        """Of a device: of the other type, else as it was recorded."""
+        return self.fitted.points[-1].memory_capacity_bytes if self.gpu is None else self.gpu.memory_bytes
+
+
+def differing(points: Sequence[Point], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the changes (see `variant`) in which the points' largest was not measured already."""
+    last = points[-1]
+    own: dict[str, Any] = {"model": last.trial.model, **last.trial.train.model_dump()}
+    if "gpu" in changes:
+        own["gpu"] = common_type(last.devices)
+    return {name: value for name, value in changes.items() if own.get(name, ...) != value}
 
 
 def variant(fitted: FittedSeries, changes: Mapping[str, Any]) -> Variant:
@@ -49,32 +68,31 @@ def variant(fitted: FittedSeries, changes: Mapping[str, Any]) -> Variant:
 
     Args:
         fitted: of the series.
-        changes: fields of `TrainSpec`, or "model" with a resolved ModelSpec.
+        changes: fields of `TrainSpec`, "model" with a resolved ModelSpec, or "gpu" with a GpuType.
 
     Raises:
         RequestError: a field that cannot be changed, or options that the engine refuses.
     """
     base = fitted.points[-1].trial
-    own = {"model": base.model, **base.train.model_dump()}
-    changes = {name: value for name, value in changes.items() if own.get(name, ...) != value}
+    changes = differing(fitted.points, changes)
     for name in changes:
-        if name not in (*_FIELDS, "model"):
-            raise unknown("field to change", name, [*_FIELDS, "model"])
+        if name not in (*_FIELDS, "model", "gpu"):
+            raise unknown("field to change", name, [*_FIELDS, "model", "gpu"])
     train = base.train.model_copy(update={k: v for k, v in changes.items() if k in _FIELDS})
     if "micro_batch" in changes:
         train = train.model_copy(update={"micro_batches": None})
     spec: ModelSpec = changes.get("model", base.model)
     trial = base.model_copy(update={"train": train, "model": spec})
     if not changes:
-        return Variant(fitted, trial, fitted.model, fitted.draws, (), False)
+        return Variant(fitted, trial, fitted.model, fitted.draws, (), False, None)
     if train.engine in engine_options.ENGINES or train.engine != base.train.engine:  # not an import of unknown engine
         engine_options.check(train)
-    return _Changed(fitted, base, trial).variant()
+    return _Changed(fitted, base, trial, changes.get("gpu")).variant()
 
 
 class _Changed:
-    def __init__(self, fitted: FittedSeries, base: Trial, trial: Trial) -> None:
-        self.fitted, self.base, self.trial = fitted, base, trial
+    def __init__(self, fitted: FittedSeries, base: Trial, trial: Trial, gpu: GpuType | None) -> None:
+        self.fitted, self.base, self.trial, self.gpu = fitted, base, trial, gpu
         self.draws = dict(fitted.draws)
         self.model = fitted.model
         self.assumptions: list[Assumption] = []
@@ -93,7 +111,9 @@ class _Changed:
             self._assume("activation checkpointing", f"{factor:.3g} times the compute", "run the study with it")
         if _wrapping(old) != _wrapping(new) or self.base.model != self.trial.model:
             self._other_engine()
-        return Variant(self.fitted, self.trial, self.model, self.draws, tuple(self.assumptions), self.guessed)
+        if self.gpu is not None:
+            self._other_gpu(self.gpu)
+        return Variant(self.fitted, self.trial, self.model, self.draws, tuple(self.assumptions), self.guessed, self.gpu)
 
     def _scale(self, name: str, factor: float, spread: float) -> None:
         noise = spread * self.rng.standard_normal((DRAWS, 1))
@@ -128,6 +148,27 @@ class _Changed:
         self._assume(
             "another precision", f"{factor:.3g} times the compute, within a factor of 1.6", "run the study with it"
         )
+        self.guessed = True
+
+    def _other_gpu(self, gpu: GpuType) -> None:
+        old = common_type(self.fitted.points[-1].devices)
+        normals = spread_out_normals(self.rng, DRAWS), spread_out_normals(self.rng, DRAWS)
+        factors = time_factors(old, gpu, self.trial.train.precision, normals)
+        middle = float(np.median(factors))
+        self.draws["compute"] = self.draws["compute"] + factors
+        self._scale("optimizer", math.exp(optimizer_factor(old, gpu)), _SPREAD_OF_MODELS)
+        # Hosts of faster GPUs have faster links, by how much is not known: as half of the logarithm, more or less.
+        links = _LINKS_FOLLOW * middle
+        spread = math.hypot(_SPREAD_OF_LINKS, links)
+        self._scale("bandwidth inside", math.exp(-links), spread)
+        self._scale("transfer share", math.exp(links - middle), spread)
+        low, high = (math.exp(end) for end in np.quantile(factors, [0.05, 0.95]))
+        self._assume(
+            f"another GPU ({gpu.name} for {old.name})",
+            f"{math.exp(middle):.2g} times the compute, {low:.2g} to {high:.2g}, by matrix rate and memory bandwidth",
+            f"a study of one rank on {gpu.name}",
+        )
+        self._assume("network inside its hosts", "faster as half of what the GPUs are", "`vitscale check` on one host")
         self.guessed = True
 
     def _other_engine(self) -> None:

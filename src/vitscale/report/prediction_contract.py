@@ -44,6 +44,7 @@ def prediction(one: Prediction) -> Object:
         "labels": dict(one.labels),
         "gpus": one.gpus,
         "nodes": one.nodes,
+        "gpu": one.gpu,
         "label": one.label,
         "engine": train.engine,
         "zero_stage": train.zero_stage if train.wrapper == "deepspeed" else None,

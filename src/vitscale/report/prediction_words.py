@@ -68,6 +68,8 @@ def changed(one: Prediction, series: Series) -> str:
         told.insert(0, asked.model.name or asked.model.hf or "another model")
     if asked.model.image_size != own.model.image_size:
         told.append(f"{asked.model.image_size} pixels")
+    if one.gpu is not None:
+        told.append(one.gpu)
     return f"with {', '.join(told)}" if told else ""
 
 

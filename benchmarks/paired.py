@@ -128,14 +128,19 @@ def difference(first: Array, second: Array, points: Sequence[Point], seed: int) 
 
     None with fewer than two units, where nothing tells how far units differ.
     """
-    names = np.array([point.unit for point in points])
-    of_units = np.array([np.mean((first - second)[names == unit]) for unit in dict.fromkeys(names)])
+    of_units = mean_of_units(first - second, points)
     if len(of_units) < 2:
         return None
     chosen = np.random.default_rng(seed).integers(len(of_units), size=(RESAMPLES, len(of_units)))
     low, high = np.quantile(of_units[chosen].mean(axis=1), [_TAIL, 1 - _TAIL])
     error = float(of_units.std(ddof=1)) / math.sqrt(len(of_units))
     return Difference(float(of_units.mean()), float(low), float(high), error, len(of_units))
+
+
+def mean_of_units(figures: Array, points: Sequence[Point]) -> Array:
+    """The mean over each unit's points of a figure per point; one entry per unit."""
+    names = np.array([point.unit for point in points])
+    return np.array([np.mean(figures[names == unit]) for unit in dict.fromkeys(names)])
 
 
 def units(figures: Sequence[tuple[str, frozenset[object]]]) -> list[str]:

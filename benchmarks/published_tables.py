@@ -1,7 +1,7 @@
 """Predictions held against scaling tables that others published, beside constant step, Amdahl, USL and Ernest.
 
     python benchmarks/published_tables.py FOLDER [--out now.json] [--against before.json] [--sources a,b] [--seed 0]
-                                          [--untold network,model] [--write docs/calibration-tables.md]
+                                          [--untold network,model] [--choose settings.json] [--write PAGE]
 
 FOLDER holds tables as `vitscale import --format csv` reads them, and an index.json that says of each series: name,
 file, fit and held (GPU counts), per_node, network, model, engine (or null), and source (repository: path). The rows of
@@ -11,27 +11,25 @@ file, fit and held (GPU counts), per_node, network, model, engine (or null), and
 from __future__ import annotations
 
 import argparse
-import csv
 import json
-import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from between_marks import write_between
+from choosing import BY, choose, replaced, settings_of
 from paired import OURS, Point, units
 from peers.models import AMDAHL, CONSTANT, ERNEST, USL, Peer
 from peers.runs import Array, places
-from product import Row, predicted
-from pydantic import BaseModel, Field, PositiveInt, ValidationError
+from product import predicted
+from published_folder import Table, rate_of, read
 from tables_page import page
 
 from vitscale.errors import RequestError, VitscaleError, explain, shown, unknown
 
-RATES = ("images_per_second", "step_seconds")
 TOLD = ("network", "model", "engine")
 
 
@@ -48,54 +46,6 @@ PEERS: tuple[tuple[str, Peer, Callable[[Array], Array]], ...] = (
 )
 """Name, model, and its job's work by GPU count: so many images, or a step of as many on each GPU. Amdahl and USL are
 the same either way."""
-Counts = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
-Text = Annotated[str, Field(min_length=1, max_length=300)]
-
-
-class Entry(BaseModel):
-    """A series of the index."""
-
-    name: Text
-    file: Annotated[str, Field(pattern=r"^[^/\\]+\.csv$")]
-    fit: Counts
-    held: Counts
-    source: Text
-    per_node: PositiveInt | None = None
-    network: Text | None = None
-    model: Text | None = None
-    engine: Text | None = None
-
-    @property
-    def repository(self) -> str:
-        """Of the source, without the path."""
-        return self.source.partition(":")[0]
-
-
-@dataclass(frozen=True)
-class Table:
-    """A series with its rows."""
-
-    entry: Entry
-    rows: tuple[Row, ...]
-
-    def at(self, counts: Iterable[int]) -> list[Row]:
-        """The rows of these GPU counts."""
-        return [row for row in self.rows if int(row["gpus"]) in counts]
-
-    def rates(self, gpus: int) -> list[float]:
-        """Of each run: images per second, or steps per second where that is what was measured."""
-        column = rate_of(self.rows[0])
-        values = [float(row[column]) for row in self.at([gpus])]
-        return values if column == "images_per_second" else [1 / value for value in values]
-
-
-def rate_of(row: Row) -> str:
-    """The column that is compared.
-
-    Raises:
-        KeyError: there is none.
-    """
-    return next(name for name in RATES if row.get(name))
 
 
 def main() -> None:
@@ -107,82 +57,44 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap")
     parser.add_argument("--untold", default="", help=f"of {', '.join(TOLD)}: not told to vitscale")
     parser.add_argument("--write", type=Path, help="a page with the marks `published tables`")
+    parser.add_argument("--choose", type=Path, help="settings (choosing.py), chosen by all sources but one")
+    parser.add_argument("--by", choices=BY, default="score", help="what they are chosen by")
     arguments = parser.parse_args()
     try:
-        tables = read(arguments.folder, _listed(arguments.sources))
-        earlier = points_of(arguments.against) if arguments.against else []
-        points, refused = evaluate(tables, _listed(arguments.untold))
+        content, text = _run(arguments)
     except VitscaleError as error:
         print(f"published_tables: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    chosen = {name: getattr(arguments, name) for name in ("sources", "untold", "seed", "against")}
-    words = [f"--{name} {Path(str(value)).name}" for name, value in chosen.items() if value]
-    text, figures = page(points, earlier, refused, arguments.seed, " ".join([arguments.folder.name, *words]))
     print(text)
     if arguments.out:
-        content = {"points": [asdict(point) for point in points], "refused": refused, "figures": figures}
         arguments.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     if arguments.write:
         write_between(arguments.write, "published tables", text)
 
 
-def read(folder: Path, sources: Sequence[str] = ()) -> list[Table]:
-    """The series of a folder, of these repositories alone where some are named.
-
-    Raises:
-        RequestError: the index or a table lacks something: each such entry is named.
-    """
-    index = folder / "index.json"
-    try:
-        entries = json.loads(index.read_text(encoding="utf-8"))["series"]
-        named = list(enumerate(entries))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        why = f"{type(error).__name__}: {error}"
-        raise RequestError(
-            explain(f"{shown(str(index))} cannot be used: {why}", next_step='It is to hold {"series": [...]}')
-        ) from None
-    problems: list[str] = []
-    tables: list[Table] = []
-    for n, raw in named:
-        try:
-            tables.append(_table(folder, Entry.model_validate(raw), [one.entry.name for one in tables]))
-        except ValidationError as error:
-            told = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:3])
-            problems.append(f"series {n + 1} {shown(raw.get('name')) if isinstance(raw, dict) else ''}: {told}")
-        except (OSError, ValueError, csv.Error) as error:
-            problems.append(f"series {n + 1} {shown(raw['name'])}: {error}")
-    if problems:
-        more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
-        raise RequestError(f"{index}: {' | '.join(problems[:5])}{more}")
-    known = {table.entry.repository for table in tables}
-    for source in sources:
-        if source not in known:
-            raise unknown("source", source, known)
-    return [table for table in tables if not sources or table.entry.repository in sources]
-
-
-def _table(folder: Path, entry: Entry, names: Sequence[str]) -> Table:
-    if entry.name in names:
-        raise ValueError("another series has this name")
-    if both := set(entry.fit) & set(entry.held):
-        raise ValueError(f"{', '.join(map(str, sorted(both)))} GPUs are both fitted and held")
-    with (folder / entry.file).open(encoding="utf-8", newline="") as file:
-        rows = tuple({key: value for key, value in row.items() if key and value} for row in csv.DictReader(file))
-    for n, row in enumerate(rows):
-        if not row.get("gpus", "").isdecimal():
-            raise ValueError(f"{entry.file}, row {n + 1}: gpus is {shown(row.get('gpus', ''))}")
-        if not any(_is_rate(row.get(name, "")) for name in RATES):
-            raise ValueError(f"{entry.file}, row {n + 1}: neither {' nor '.join(RATES)} is a number above 0")
-    if missing := {*entry.fit, *entry.held} - {int(row["gpus"]) for row in rows}:
-        raise ValueError(f"{entry.file} has no row of {', '.join(map(str, sorted(missing)))} GPUs")
-    return Table(entry, rows)
-
-
-def _is_rate(text: str) -> bool:
-    try:
-        return 0 < float(text) < math.inf
-    except ValueError:
-        return False
+def _run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    """What --out writes, and the page."""
+    tables = read(arguments.folder, _listed(arguments.sources))
+    untold = _listed(arguments.untold)
+    earlier = points_of(arguments.against) if arguments.against else []
+    content: dict[str, Any] = {}
+    head: list[str] = []
+    if arguments.choose:
+        settings = settings_of(arguments.choose)
+        by_setting = []
+        for setting in settings:
+            with replaced(setting):
+                points, notes = evaluate(tables, untold)
+            by_setting.append(points)
+        points, content["chosen"] = choose(by_setting, arguments.by)
+        earlier = earlier or by_setting[0]
+        head = [f"{source}: the others choose {settings[n] or 'no change'}" for source, n in content["chosen"].items()]
+    else:
+        points, notes = evaluate(tables, untold)
+    named = {name: getattr(arguments, name) for name in ("sources", "untold", "seed", "against", "choose")}
+    words = [f"--{name} {Path(str(value)).name}" for name, value in named.items() if value]
+    text, figures = page(points, earlier, notes, arguments.seed, " ".join([arguments.folder.name, *words]), head)
+    return content | {"points": [asdict(point) for point in points], "notes": notes, "figures": figures}, text
 
 
 def evaluate(tables: Sequence[Table], untold: Sequence[str] = ()) -> tuple[list[Point], dict[str, str]]:

@@ -62,7 +62,12 @@ def figures_of(points: Sequence[Point], model: str, own: Intervals) -> Figures:
 
 
 def page(
-    points: Sequence[Point], earlier: Sequence[Point], notes: Mapping[str, str], seed: int, command: str
+    points: Sequence[Point],
+    earlier: Sequence[Point],
+    notes: Mapping[str, str],
+    seed: int,
+    command: str,
+    head: Sequence[str] = (),
 ) -> tuple[str, dict[str, Any]]:
     """The text, and the same figures for a machine.
 
@@ -71,7 +76,8 @@ def page(
         earlier: of an earlier version, or none.
         notes: series -> what was said of it.
         seed: of the bootstrap.
-        command: the arguments, for the head.
+        command: the arguments, which are said first.
+        head: said next.
     """
     if not points:
         lines = [f"`python benchmarks/published_tables.py {command}`:", "", "No point was predicted.", *_notes(notes)]
@@ -87,12 +93,9 @@ def page(
     labels = {label: _of_label([one for one in points if one.label == label]) for label in _labels(points)}
     against = {model: differences(points, model, seed) for model in models[1:]}
     behind = _behind(points, models, sources, seed)
-    lines = [
-        f"`python benchmarks/published_tables.py {command}`:",
-        "",
-        "```text",
-        *_answer(points, found["all"], labels),
-    ]
+    lines = [f"`python benchmarks/published_tables.py {command}`:", "", "```text"]
+    lines += [line for said in head for line in textwrap.wrap(said, 80)]
+    lines += _answer(points, found["all"], labels)
     lines += ["", f"All sources: {len(points)} points", *_model_table(found["all"])]
     lines += ["", *textwrap.wrap(_LEGEND, 80)]
     lines += ["", "Intervals of a future run, by label", *_label_table(labels)]
@@ -202,12 +205,12 @@ def _units_told(points: Sequence[Point]) -> str:
     series, of_units = ({getattr(point, name) for point in points} for name in ("series", "unit"))
     return (
         f"A unit is a series, or several that share figures: {len(series)} series are {len(of_units)} units. "
-        "90 % by bootstrap over units, 2,000 resamples."
+        "90 % by bootstrap over units, 2,000 resamples. own: vitscale's intervals less the peer's own."
     )
 
 
 def _model_table(found: Mapping[str, Figures]) -> list[str]:
-    rows = [["model", "mean", "median", "signed", "held", "width", "score", "own held", "own score"]]
+    rows = [["model", "mean", "median", "signed", "held", "width", "score", "own", "score"]]
     for model, one in found.items():
         own = ["-", "-"] if one.own_score is None else [f"{one.own_held}/{one.points}", f"{one.own_score:.3f}"]
         rows.append(

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from paired import OURS
-from published_tables import evaluate, main, points_of, read
+from published_folder import read
+from published_tables import evaluate, main, points_of
 
 from vitscale.errors import RequestError
 

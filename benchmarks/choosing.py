@@ -62,7 +62,7 @@ def replaced(setting: Setting) -> Iterator[None]:
                 raise unknown("figure of a prior", min(wrong), [one.name for one in fields(Prior)])
             else:
                 priors[name] = replace(parameters.PRIORS[name], **value)
-        stack.enter_context(patch.dict(parameters.PRIORS, priors))  # type: ignore[arg-type]  # a dict all the same
+        stack.enter_context(patch.dict(parameters.PRIORS, priors))
         yield
 
 

@@ -30,7 +30,8 @@ Depths = Annotated[
 class ModelSpec(BaseModel):
     """A named ViT or Swin V2, a Hugging Face configuration, or the user's own factory.
 
-    None of the three: an imported log does not say which model it was, and every count of it is None.
+    None of the three: an imported log does not say which model it was, and every count of it is None but that of its
+    parameters where its user told them.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -66,6 +67,9 @@ class ModelSpec(BaseModel):
     """Of the auxiliary head's loss in segmentation; 0 leaves the head out. Null: 0.4, or as the configuration says."""
     weights: str | None = None
     """Folder or hub name of a pretrained model, whose weights are taken wherever names and shapes are alike."""
+
+    parameter_count: int | None = Field(default=None, ge=1, le=10**14)
+    """Of an imported log's model that nothing else describes."""
 
     @property
     def unknown(self) -> bool:
@@ -120,6 +124,8 @@ def resolve(spec: ModelSpec, dataset_classes: int, channels: int | None = None) 
         raise RequestError(
             explain(f"[model] needs exactly one of name, hf and factory; it has {got}", valid=NAMED_MODELS)
         )
+    if spec.parameter_count is not None:
+        raise RequestError(explain("model.parameter_count is of imported logs alone", next_step="Remove it"))
     classes = dataset_classes if spec.num_classes is None else spec.num_classes
     if classes < dataset_classes:
         raise RequestError(
@@ -416,12 +422,32 @@ def recorded_shapes(spec: ModelSpec) -> ParameterShapes | None:
 
 
 def parameters(spec: ModelSpec) -> int | None:
-    """Trainable parameters of a resolved spec; None where only building the model could tell.
+    """Trainable parameters of a resolved spec, or as an import's user told them; None where only building the model
+    could tell.
 
     Of a ViT's block: two layer norms (2 x 2h), attention (4h^2 + 4h with biases) and the MLP (2hm + m + h).
     """
     counts = _counts(spec)
-    return None if counts is None else counts.parameters
+    return spec.parameter_count if counts is None else counts.parameters
+
+
+_COUNT = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([kKmMgGbBtT]?)")
+_THOUSANDS = {"": 0, "k": 1, "m": 2, "g": 3, "b": 3, "t": 4}
+
+
+def counted(text: str) -> int:
+    """The parameters of "110M", "1.3B" or "25557032".
+
+    Raises:
+        RequestError: it is no such count.
+    """
+    match = _COUNT.fullmatch(text.strip().replace(",", "").replace("_", ""))
+    count = round(float(match[1]) * 1000 ** _THOUSANDS[match[2].lower()]) if match else 0
+    if not 1 <= count <= 10**14:
+        raise RequestError(
+            explain(f"{shown(text)} is no number of parameters", valid=["1 to 10^14"], next_step="Write 110M or 1.3B")
+        )
+    return count
 
 
 def forward_flops(spec: ModelSpec) -> int | None:

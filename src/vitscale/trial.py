@@ -83,6 +83,7 @@ _ADDED_LATER: dict[str, dict[str, Any]] = {
         "decoder_size": None,
         "auxiliary_weight": None,
         "weights": None,
+        "parameter_count": None,
     },
     "train": {
         "bucket_mib": None,
@@ -106,6 +107,7 @@ _ADDED_LATER: dict[str, dict[str, Any]] = {
         "batch_norm": "local",
     },
     "window": {"explain": True, "traces": False, "checkpoint": False},
+    "world": {"ranks": None},
 }
 """Fields that came after the first results were written. At these values they leave a trial's identity as it was."""
 
@@ -285,12 +287,30 @@ class World(Spec):
 
     nodes: int = Field(default=1, ge=1)
     ranks_per_node: int = Field(ge=1)
+    """Of a full node."""
     threads_per_rank: int = Field(ge=1)
+    ranks: int | None = Field(default=None, ge=1)
+    """In all, where the last node has fewer than the others. Null: every node is full."""
+
+    @model_validator(mode="after")
+    def _last_node_has_some(self) -> Self:
+        full = self.nodes * self.ranks_per_node
+        if self.ranks is not None and not full - self.ranks_per_node < self.ranks < full:
+            raise ValueError(f"{self.ranks} ranks are not on {self.nodes} nodes of {self.ranks_per_node}")
+        return self
 
     @property
     def size(self) -> int:
         """Ranks in all."""
-        return self.nodes * self.ranks_per_node
+        return self.ranks or self.nodes * self.ranks_per_node
+
+
+def world_of_hosts(ranks: int, ranks_per_node: int, threads_per_rank: int) -> World:
+    """Full hosts of at most `ranks_per_node`, and one with the rest, as a scheduler gives them."""
+    each = min(ranks, ranks_per_node)
+    nodes = -(-ranks // each)
+    rest = ranks if ranks % each else None
+    return World(nodes=nodes, ranks_per_node=each, threads_per_rank=threads_per_rank, ranks=rest)
 
 
 class Trial(Spec):

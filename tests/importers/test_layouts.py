@@ -17,11 +17,13 @@ from vitscale.importers.layouts import nodes_of
         ("8-gpus-per-node", 32, 4),
         ("8-gpus-per-node", 4, 1),
         ("4-per-node", 8, 2),
-        ("4-per-node", 6, None),
+        ("4-per-node", 6, 2),
         ("2 nodes", 8, 2),
-        ("3 nodes", 8, None),
+        ("3 nodes", 8, 3),
         ("multi-node", 8, None),
         ("0-per-node", 8, 8),
+        ("5 nodes", 12, None),
+        ("1 node", 8, 1),
     ],
 )
 def test_hosts(layout: str | None, gpus: int, nodes: int | None) -> None:

@@ -9,6 +9,7 @@ import pytest
 from importers.logs import imported
 from vitscale.errors import RequestError
 from vitscale.importers import Options, import_logs
+from vitscale.model_spec import counted, parameters
 
 
 def table(folder: Path, text: str) -> Path:
@@ -87,3 +88,87 @@ def test_without_a_micro_batch_a_rate_stands_and_a_step_is_of_an_image(tmp_path:
     assert trial.step_seconds is not None
     assert trial.images_per_second is None
     assert trial.epoch_seconds is None
+
+
+def test_a_curve_goes_on_across_hosts_where_each_full_one_takes_as_many(tmp_path: Path) -> None:
+    rows = "8,1,.63,64\n12,2,.66,64\n16,2,.68,64\n32,4,.70,64\n"
+    found = imported(tmp_path, [table(tmp_path, "gpus,nodes,step_seconds,micro_batch\n" + rows)], "csv")
+    (curve,) = found.curves
+    assert [point.gpus for point in curve.points] == [8, 12, 16, 32]
+    assert (curve.mode, curve.name) == ("strong-micro", "micro-batch 64")
+    text = "gpus,layout,step_seconds,micro_batch\n8,1 node,.63,64\n16,2 nodes,.68,64\n"
+    (curve,) = imported(tmp_path / "told", [table(tmp_path, text)], "csv").curves
+    assert [point.gpus for point in curve.points] == [8, 16]
+
+
+def test_ranks_on_one_host_and_on_a_host_each_stay_two_curves_and_share_the_rank_that_is_both(tmp_path: Path) -> None:
+    rows = "1,1,.5,8\n2,1,.5,8\n4,1,.5,8\n2,2,.6,8\n4,4,.7,8\n"
+    found = imported(tmp_path, [table(tmp_path, "gpus,nodes,step_seconds,micro_batch\n" + rows)], "csv")
+    hosts = [[(p.gpus, found.trials[p.trial_id].trial.world.nodes) for p in curve.points] for curve in found.curves]
+    assert sorted(hosts) == [[(1, 1), (2, 1), (4, 1)], [(1, 1), (2, 2), (4, 4)]]
+
+
+def test_a_layout_that_tells_full_hosts_leaves_the_rest_to_the_last(tmp_path: Path) -> None:
+    text = "gpus,layout,step_seconds,micro_batch\n4,8-gpus-per-node,1,8\n11,8-gpus-per-node,1,8\n"
+    found = imported(tmp_path, [table(tmp_path, text)], "csv")
+    worlds = [found.trials[point.trial_id].trial.world for point in found.curves[0].points]
+    assert [(one.size, one.nodes, one.ranks_per_node) for one in worlds] == [(4, 1, 4), (11, 2, 8)]
+
+
+def test_a_batch_that_is_shared_out_is_one_curve_of_a_fixed_global_batch(tmp_path: Path) -> None:
+    rows = "8,1,8.0,4,128\n16,2,4.1,4,64\n32,4,2.1,4,32\n64,8,1.1,2,32\n"
+    text = "gpus,nodes,step_seconds,micro_batch,grad_accum\n" + rows
+    found = imported(tmp_path, [table(tmp_path, text)], "csv")
+    (curve,) = found.curves
+    assert (curve.mode, curve.name) == ("strong-global", "global batch 4096")
+    assert [point.gpus for point in curve.points] == [8, 16, 32, 64]
+
+
+def test_batches_that_were_each_measured_on_several_counts_make_no_global_one(tmp_path: Path) -> None:
+    rows = "".join(f"{gpus},{1 + batch / 100},{batch}\n" for gpus in (1, 2) for batch in (32, 64))
+    found = imported(tmp_path, [table(tmp_path, "gpus,step_seconds,micro_batch\n" + rows)], "csv")
+    assert [(curve.mode, len(curve.points)) for curve in found.curves] == [("strong-micro", 2)] * 2
+
+
+@pytest.mark.parametrize(
+    ("last", "batch", "asked"),
+    [("0.125", "64", "(64 on 1, 16 on 4)"), ("0.2", "", "which is not told"), ("0.4", "64", ""), ("0.7", "64", "")],
+)
+def test_steps_that_fall_with_the_ranks_are_questioned(tmp_path: Path, last: str, batch: str, asked: str) -> None:
+    text = f"gpus,step_seconds,micro_batch\n1,0.5,{batch}\n4,{last},{batch}\n"
+    done = import_logs([table(tmp_path, text)], "csv", Options(), tmp_path / "results")
+    assert done.study.imported is not None
+    questions = [note for note in done.study.imported.notes if "steps fall as 1/N" in note]
+    assert [asked in note for note in questions] == ([True] if asked else [])
+
+
+def test_models_without_a_name_here_are_told_apart_and_sized(tmp_path: Path) -> None:
+    head = "gpus,step_seconds,micro_batch,engine,model,parameters\n"
+    rows = "1,1,8,DDP,ResNet-50,25.6M\n2,1,8,DDP,ResNet-50,25.6M\n1,2,8,horovod,vit-b16,\n2,2,8,horovod,vit-b16,\n"
+    found = imported(tmp_path, [table(tmp_path, head + rows)], "csv")
+    by_name = {curve.name: found.trials[curve.points[0].trial_id].trial for curve in found.curves}
+    resnet, vit = by_name["ddp, ResNet-50"], by_name["horovod, vit-b16"]
+    assert (resnet.train.engine, resnet.model.unknown, parameters(resnet.model)) == ("ddp", True, 25_600_000)
+    assert (vit.model.name, parameters(vit.model)) == ("vit-b16", 86_567_656)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("110M", 110_000_000), ("1.3B", 1_300_000_000), ("25557032", 25_557_032), ("86,567,656", 86_567_656)],
+)
+def test_parameters_as_people_write_them(text: str, count: int) -> None:
+    assert counted(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "M", "-1M", "0", "1e9", "nan", "9" * 40, "110 Mio", "10000T"])
+def test_parameters_that_are_none(text: str) -> None:
+    with pytest.raises(RequestError, match="is no number of parameters"):
+        counted(text)
+
+
+def test_parameters_are_for_a_model_without_a_name_here(tmp_path: Path) -> None:
+    path = table(tmp_path, "gpus,step_seconds\n1,1\n")
+    with pytest.raises(RequestError, match="vit-b16 has 86,567,656"):
+        import_logs([path], "csv", Options(model="vit-b16", parameters="86M"), tmp_path / "results")
+    done = import_logs([path], "csv", Options(parameters="86M"), tmp_path / "results")
+    assert [trial.model.parameter_count for trial in done.study.trials.values()] == [86_000_000]

@@ -31,6 +31,7 @@ _WORDS = {
     "train.batch_norm": {"local": "local norm", "synchronised": "synchronised norm"},
     "layout": {"one-gpu-per-node": "one GPU per node", "single-node": "one node", "": "layout not told"},
 }
+_BATCHES = {"train.micro_batch": "micro-batch", "train.global_batch": "global batch"}
 _LOCAL_NORM = _WORDS["train.batch_norm"]["local"]
 _PATTERNS = {
     "data.source": "from {}",
@@ -75,8 +76,8 @@ def curve_name(labels: Mapping[str, Any], trial: Trial | None) -> str:
         [
             *([] if untold else [_engine(engine, backend, zero)]),
             *(
-                f"micro-batch {value}"
-                if imported and field == "train.micro_batch"
+                f"{_BATCHES[field]} {value}"
+                if imported and field in _BATCHES
                 else _swept(field, value, keys.count(field.rpartition(".")[2]) > 1)
                 for field, value in others.items()
             ),

@@ -25,6 +25,9 @@ def import_(
     model: Annotated[
         str | None, typer.Option("--model", metavar="NAME", help="A named model (vit-b16), or a Hugging Face folder.")
     ] = None,
+    parameters: Annotated[
+        str | None, typer.Option("--parameters", metavar="N", help="Of a model that has no name here: 110M, 1.3B.")
+    ] = None,
     image_size: Annotated[int | None, typer.Option("--image-size", metavar="PIXELS", help="Of the model.")] = None,
     engine: Annotated[str | None, typer.Option("--engine", metavar="NAME", help="ddp, fsdp2, deepspeed, ...")] = None,
     zero_stage: Annotated[int | None, typer.Option("--zero-stage", metavar="0-3", help="Of DeepSpeed.")] = None,
@@ -47,7 +50,9 @@ def import_(
     taken = guess(logs) if log_format == "auto" else next((one for one in FORMATS if one == log_format), None)
     if taken is None:
         raise unknown("format", log_format, ("auto", *FORMATS))
-    options = Options(model, image_size, engine, zero_stage, precision, micro_batch, train_samples, gpus, name)
+    options = Options(
+        model, image_size, engine, zero_stage, precision, micro_batch, train_samples, gpus, name, parameters
+    )
     results = output or Path("results") / (name or logs[0].stem)
     done = import_logs(logs, taken, options, results)
     if json:

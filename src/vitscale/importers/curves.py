@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from vitscale.importers.findings import Setting
+from vitscale.importers.layouts import counts_hosts
 from vitscale.record import Curve, CurvePoint
 from vitscale.trial import Mode, Trial, exact
 
@@ -17,7 +18,11 @@ class _Place:
     """A trial's place in its group."""
 
     setting: Setting
-    trial_id: str
+    trial: Trial
+
+    @property
+    def trial_id(self) -> str:
+        return self.trial.identity()
 
     @property
     def fraction(self) -> Fraction:
@@ -47,9 +52,24 @@ def curves_of(found: Sequence[tuple[Setting, Trial]]) -> tuple[Curve, ...]:
     """
     groups: dict[tuple[Any, ...], tuple[dict[str, Any], list[_Place]]] = {}
     split = _apart_by_device(found)
-    for setting, trial in found:
-        labels = _labels(setting, trial, setting.devices if _without_devices(setting, trial) in split else None)
-        groups.setdefault(tuple(labels.values()), (labels, []))[1].append(_Place(setting, trial.identity()))
+    worlds: dict[tuple[Any, ...], set[tuple[int, int]]] = {}
+    labelled = [
+        (
+            setting,
+            trial,
+            _labels(setting, trial, setting.devices if _without_devices(setting, trial) in split else None),
+        )
+        for setting, trial in found
+    ]
+    for setting, _, labels in labelled:
+        worlds.setdefault(tuple(labels.values()), set()).add((setting.gpus, setting.nodes))
+    for setting, trial, labels in labelled:
+        layouts = [labels["layout"]]
+        if labels["layout"] is None:
+            layouts = _on_hosts(worlds[tuple(labels.values())])[setting.gpus, setting.nodes]
+        for layout in layouts:
+            own = labels | {"layout": layout}
+            groups.setdefault(tuple(own.values()), (own, []))[1].append(_Place(setting, trial))
     lines = [line for labels, places in groups.values() for line in _lines(labels, places)]
     return tuple(
         Curve(
@@ -62,28 +82,45 @@ def curves_of(found: Sequence[tuple[Setting, Trial]]) -> tuple[Curve, ...]:
 
 
 def _labels(setting: Setting, trial: Trial, devices: tuple[str, ...] | None) -> dict[str, Any]:
-    """All that may tell two groups apart; None where the file does not say it."""
+    """All that may tell two groups apart but the batch; None where the file does not say it."""
     return {
         "series": setting.series,
+        "model.name": setting.model,
         "train.engine": trial.train.engine,
         "train.zero_stage": trial.train.zero_stage,
         "cluster": setting.cluster,
         "device": None if devices is None else " and ".join(devices) or "unknown device",
-        "layout": setting.layout or _hosts(setting),
+        "layout": None if counts_hosts(setting.layout) else setting.layout,
         "data.name": setting.dataset,
         "train.precision": trial.train.precision,
-        "train.micro_batch": trial.train.micro_batch,
-        "train.grad_accum": trial.train.grad_accum,
     }
 
 
-def _hosts(setting: Setting) -> str | None:
-    """Of a file without layouts: how many GPUs lie on one host matters where there are several hosts."""
-    return None if setting.nodes == 1 else f"{setting.gpus // setting.nodes} per node"
+def _on_hosts(worlds: Set[tuple[int, int]]) -> dict[tuple[int, int], list[str | None]]:
+    """Of a file without layouts: (GPUs, hosts) -> the curves' layouts, by how many GPUs a full host takes.
+
+    One host of them begins each curve whose hosts are as large or larger. Where one fits none, all that lie on one
+    host are a curve of their own.
+    """
+    spanning, alone = {world for world in worlds if world[1] > 1}, {world for world in worlds if world[1] == 1}
+    found: dict[tuple[int, int], list[str | None]] = {world: [] for world in worlds}
+    while spanning:
+        fullest = max(spanning, key=lambda world: -(-world[0] // world[1]))
+        each = -(-fullest[0] // fullest[1])
+        like = {fullest} | {world for world in spanning if -(-world[0] // each) == world[1]}
+        spanning -= like
+        for world in like | {world for world in alone if world[0] <= each}:
+            found[world].append(f"{each} per node")
+    if not all(found[world] for world in alone):
+        for world in alone:
+            found[world].append(None)
+    return found
 
 
 def _without_devices(setting: Setting, trial: Trial) -> tuple[Any, ...]:
-    return (*_labels(replace(setting, devices=()), trial, None).values(), setting.gpus, setting.fraction)
+    labels = _labels(setting, trial, None)
+    batch = trial.train.micro_batch, trial.train.grad_accum
+    return (*labels.values(), *batch, setting.nodes, setting.gpus, setting.fraction)
 
 
 def _apart_by_device(found: Iterable[tuple[Setting, Trial]]) -> set[tuple[Any, ...]]:
@@ -93,31 +130,48 @@ def _apart_by_device(found: Iterable[tuple[Setting, Trial]]) -> set[tuple[Any, .
     for setting, trial in found:
         key = _without_devices(setting, trial)
         seen.setdefault(key, set()).add(setting.devices)
-        members.setdefault(key[:-2], set()).add(key)
-    apart = {key[:-2] for key, devices in seen.items() if len(devices) > 1}
+        members.setdefault(key[:-3], set()).add(key)
+    apart = {key[:-3] for key, devices in seen.items() if len(devices) > 1}
     return {key for group in apart for key in members[group]}
 
 
 def _lines(labels: Mapping[str, Any], places: Sequence[_Place]) -> Iterable[_Line]:
-    """The curves of one group: strong, then weak, then each trial that is on neither."""
-    strong = _alike(places, lambda place: place.fraction)
-    on_strong = {place.trial_id for same in strong for place in same}
-    # Two strong curves cross every share per GPU: only what is on none of them makes a weak one.
-    weak = [
-        same
-        for same in _alike(places, lambda place: place.per_gpu)
-        if any(place.trial_id not in on_strong for place in same)
-    ]
-    on_any = on_strong | {place.trial_id for same in weak for place in same}
-    alone = [[place] for place in places if place.trial_id not in on_any]
-    for same in (*strong, *alone):
-        yield _Line(labels, "strong-micro", same[0].setting.fraction, tuple(same))
-    for same in weak:
-        yield _Line(labels, "weak", same[0].setting.fraction / same[0].setting.gpus, tuple(same))
+    """The curves of one group: of each batch strong, each trial that is on no curve, and weak; then those of a fixed
+    global batch."""
+    by_batch: dict[tuple[int, int], list[_Place]] = {}
+    for place in places:
+        by_batch.setdefault((place.trial.train.micro_batch, place.trial.train.grad_accum), []).append(place)
+    strong = {batch: _alike(some, lambda place: place.fraction) for batch, some in by_batch.items()}
+    on_any = {place.trial_id for curves in strong.values() for same in curves for place in same}
+    # Two strong curves cross every share per GPU: only what is on none of them makes a weak one. So of a global batch.
+    weak = {
+        batch: [same for same in _alike(some, lambda place: place.per_gpu) if not _all_on(same, on_any)]
+        for batch, some in by_batch.items()
+    }
+    on_any |= {place.trial_id for curves in weak.values() for same in curves for place in same}
+    told = [place for place in places if place.setting.micro_batch is not None]
+    fixed = _alike(told, lambda place: (place.fraction, place.trial.global_batch))
+    fixed = [same for same in fixed if not _all_on(same, on_any)]
+    on_any |= {place.trial_id for same in fixed for place in same}
+    for (micro_batch, grad_accum), some in by_batch.items():
+        own = {**labels, "train.micro_batch": micro_batch, "train.grad_accum": grad_accum, "train.global_batch": None}
+        alone = [[place] for place in some if place.trial_id not in on_any]
+        for same in (*strong[micro_batch, grad_accum], *alone):
+            yield _Line(own, "strong-micro", same[0].setting.fraction, tuple(same))
+        for same in weak[micro_batch, grad_accum]:
+            yield _Line(own, "weak", same[0].setting.fraction / same[0].setting.gpus, tuple(same))
+    for same in fixed:
+        own = {**labels, "train.micro_batch": None, "train.grad_accum": None}
+        whole = {"train.global_batch": same[0].trial.global_batch}
+        yield _Line(own | whole, "strong-global", same[0].setting.fraction, tuple(same))
+
+
+def _all_on(places: Iterable[_Place], on: Set[str]) -> bool:
+    return all(place.trial_id in on for place in places)
 
 
 def _alike(places: Sequence[_Place], of: Any) -> list[list[_Place]]:
-    by_value: dict[Fraction, list[_Place]] = {}
+    by_value: dict[Any, list[_Place]] = {}
     for place in places:
         by_value.setdefault(of(place), []).append(place)
     return [
@@ -131,7 +185,8 @@ def _telling(line: _Line, lines: Sequence[_Line]) -> dict[str, Any]:
     """The labels that differ within the import; of a single series what a reader would ask for first."""
     differ = {key for key, value in line.group.items() if any(other.group[key] != value for other in lines)}
     if not differ:
-        differ = {key for key in ("series", "cluster", "data.name", "train.micro_batch") if line.group[key] is not None}
+        usual = ("series", "model.name", "cluster", "data.name", "train.micro_batch", "train.global_batch")
+        differ = {key for key in usual if line.group[key] is not None}
     told = {key: value for key, value in line.group.items() if key in differ and value is not None}
     same = [other for other in lines if other.group == line.group and other.mode == line.mode]
     if len(same) > 1:

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from vitscale.errors import StoreError, explain
+from vitscale.errors import RequestError, StoreError, explain
 from vitscale.importers import numbers
 from vitscale.importers.dataset_sizes import an_epoch
 from vitscale.importers.files import identified
 from vitscale.importers.findings import Findings, FoundRank, FoundRun, Problems, Setting, listed
 from vitscale.importers.layouts import nodes_of
-from vitscale.importers.options import MOST_GPUS, Options
-from vitscale.importers.tables import Row, header, rows
+from vitscale.importers.options import Options
+from vitscale.importers.tables import OF_A_SETTING, Row, header, rows, setting_of, text_of
 from vitscale.record import EpochLine, ImportedFile
 
 REQUIRED = ("gpus", "epoch_seconds")
-_KNOWN = (
-    *("cluster", "gpu", "layout", "nodes", "dataset", "fraction", "micro_batch", "grad_accum", "run", "gpus", "epoch"),
-    *("rank", "epoch_seconds", "loss", "accuracy"),
-)
-_LONGEST_TEXT = 100
+_KNOWN = (*OF_A_SETTING, "run", "epoch", "rank", "epoch_seconds", "loss", "accuracy")
 _MOST_ROWS = 5_000_000
-_UNTOLD = re.compile(r"[^\w .,:;+/()-]+")
 
 
 class _Row(NamedTuple):
@@ -67,10 +61,10 @@ def read(paths: Sequence[Path], options: Options) -> Findings:
         told, columns = Problems(path.name), header(path)
         for row in rows(path, REQUIRED, told):
             try:
-                setting, values = _setting(row, options), _values(row)
+                setting, values = setting_of(row, options), _values(row)
                 rank = numbers.whole(row["rank"] or "0", 0, setting.gpus - 1)
                 epoch = numbers.whole(row["epoch"], 0, 10_000_000) if row["epoch"] else None
-            except ValueError as error:
+            except (ValueError, RequestError) as error:
                 told.line(row.line, str(error))
                 continue
             name = text_of(row["run"]) or "1"
@@ -88,34 +82,11 @@ def read(paths: Sequence[Path], options: Options) -> Findings:
     return Findings(found, tuple(notes), (*problems, *_gaps(found, first)))
 
 
-def _setting(row: Row, options: Options) -> Setting:
-    gpus = numbers.whole(row["gpus"], 1, MOST_GPUS)
-    layout, batch = text_of(row["layout"]), row["micro_batch"]
-    nodes = numbers.whole(row["nodes"], 1, gpus) if row["nodes"] else nodes_of(layout, gpus) or 1
-    if gpus % nodes:
-        raise ValueError(f"{gpus} GPUs do not share out over {nodes} nodes")
-    return Setting(
-        gpus=gpus,
-        nodes=nodes,
-        micro_batch=numbers.whole(batch, 1, 1_000_000) if batch else options.micro_batch,
-        grad_accum=numbers.whole(row["grad_accum"] or "1", 1, 1_000_000),
-        fraction=numbers.share(row["fraction"] or "1.0"),
-        cluster=text_of(row["cluster"]),
-        layout=layout,
-        dataset=text_of(row["dataset"]),
-    )
-
-
 def _values(row: Row) -> _Row:
     accuracy = numbers.finite(row["accuracy"])
     if accuracy is not None and not 0 <= accuracy <= 1:
         raise ValueError(f"an accuracy of {accuracy:g} is no share from 0 to 1")
     return _Row(numbers.seconds(row["epoch_seconds"]), numbers.finite(row["loss"]), accuracy, text_of(row["gpu"]))
-
-
-def text_of(text: str) -> str | None:
-    """A name of a believable length and characters; None for none."""
-    return _UNTOLD.sub("?", text.strip())[:_LONGEST_TEXT] or None
 
 
 def _home(runs: dict[tuple[Setting, str], _Run], own: _Run, rank: int, device: str | None) -> _Run:

@@ -31,6 +31,9 @@ class Setting:
     engine: str | None = None
     zero_stage: int | None = None
     precision: Precision | None = None
+    model: str | None = None
+    """By a name that need not be known here."""
+    parameters: int | None = None
     train_samples: int | None = None
     """Training images of the whole dataset, where the file itself tells them."""
     devices: tuple[str, ...] = ()

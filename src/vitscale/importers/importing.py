@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitscale.analysis.curve_names import curve_name
 from vitscale.errors import RequestError, StoreError, explain, printable, shown
 from vitscale.importers import deepspeed, epochs, plain_csv, trainer_state
 from vitscale.importers.curves import curves_of
@@ -14,7 +17,7 @@ from vitscale.importers.findings import Findings, Setting
 from vitscale.importers.options import FORMATS, LogFormat, Options, check
 from vitscale.importers.records import TrialRun, fingerprint, write
 from vitscale.importers.trials import micro_batch_of, notes_on, trial_of
-from vitscale.record import StudyImport, StudyRecord
+from vitscale.record import Curve, StudyImport, StudyRecord
 from vitscale.trial import Trial
 
 _READERS: dict[LogFormat, Callable[[Sequence[Path], Options], Findings]] = {
@@ -93,13 +96,14 @@ def _study(
     for one in runs:
         trials.setdefault(one.trial.identity(), (one.run.setting, one.trial))
     files = tuple(dict.fromkeys(file for one in runs for file in one.run.files))
-    notes = (*found.notes, *notes_on([one.run for one in runs], options))
+    curves = curves_of(list(trials.values()))
+    notes = (*_questions(curves, runs), *found.notes, *notes_on([one.run for one in runs], options))
     given = "".join(f"\n{name} = {value}" for name, value in options.given().items())
     return StudyRecord(
         name=options.name or _named_for(paths) or log_format,
         text=f"Imported as {log_format} from {', '.join(one.name for one in files)}.{given}\n",
         repeats=1,
-        curves=curves_of(list(trials.values())),
+        curves=curves,
         trials={identity: trial for identity, (_, trial) in trials.items()},
         versions={},
         dataset_fingerprints={identity: fingerprint(trial) for identity, (_, trial) in trials.items()},
@@ -111,3 +115,33 @@ def _study(
             problems=found.problems,
         ),
     )
+
+
+_FALL = 0.5
+"""Of a step, as a power of 1/N, from which a batch must have been shared out: more ranks do not make a step shorter."""
+
+
+def _questions(curves: Iterable[Curve], runs: Iterable[TrialRun]) -> Iterable[str]:
+    """Curves of one micro-batch whose steps fall with the ranks, and what is most likely meant."""
+    seconds: dict[str, list[float]] = {}
+    batches: dict[str, tuple[Trial, int | None]] = {}
+    for one in runs:
+        identity = one.trial.identity()
+        seconds.setdefault(identity, []).extend(line.seconds for line in one.run.ranks[0].steps)
+        batches[identity] = one.trial, one.run.setting.micro_batch
+    for curve in curves:
+        (least, first), (most, last) = ((point.gpus, point.trial_id) for point in (curve.points[0], curve.points[-1]))
+        if curve.mode == "strong-global" or least == most or not (seconds[first] and seconds[last]):
+            continue
+        steps = statistics.median(seconds[first]), statistics.median(seconds[last])
+        if math.log(steps[0] / steps[1]) < _FALL * math.log(most / least):
+            continue
+        trial, told = batches[last]
+        batch = f"has the same micro-batch ({told})" if told else "has the same micro-batch, which is not told"
+        likely = f"{told} is" if told else "each time was of"
+        example = f" ({-(-told // least)} on {least}, {-(-told // most)} on {most})" if told else ""
+        yield (
+            f"check {shown(curve_name(curve.labels, trial))}: steps fall as 1/N ({steps[0]:.4g} s on {least}, "
+            f"{steps[1]:.4g} s on {most} GPUs), though each GPU {batch}. Most likely {likely} the batch of all GPUs "
+            f"together: say micro_batch = that batch / gpus in each row{example}. As it stands, predictions are wrong"
+        )

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from vitscale.errors import RequestError, explain, shown, unknown
-from vitscale.model_spec import NAMED_MODELS, ModelSpec, resolve
+from vitscale.importers.findings import Setting
+from vitscale.model_spec import NAMED_MODELS, ModelSpec, counted, parameters, resolve
 from vitscale.trial import Precision
 
 LogFormat = Literal["epochs", "deepspeed", "trainer-state", "csv"]
@@ -32,6 +33,8 @@ class Options:
     train_samples: int | None = None
     gpus: int | None = None
     name: str | None = None
+    parameters: str | None = None
+    """Of a model that has no name here: "110M"."""
 
     def given(self) -> dict[str, str]:
         """Those that were given, as text."""
@@ -61,7 +64,15 @@ def check(options: Options) -> None:
         raise RequestError(
             explain("--image-size is given without --model", next_step="Name the model too: --model vit-b16")
         )
-    model_of(options, None)
+    spec = model_of(options, Setting(1))
+    if options.model is not None and options.parameters is not None:
+        known = parameters(spec)
+        raise RequestError(
+            explain(
+                f"--parameters {shown(options.parameters)} is for a model that has no name here",
+                next_step=f"Leave it out: {options.model} has {known:,}" if known else "Give one of the two",
+            )
+        )
 
 
 def precision(text: str) -> Precision:
@@ -77,18 +88,20 @@ def precision(text: str) -> Precision:
     raise unknown("precision", text, known)
 
 
-def model_of(options: Options, dataset: str | None) -> ModelSpec:
-    """The resolved model; where none was named, one of which every count is unknown.
+def model_of(options: Options, setting: Setting) -> ModelSpec:
+    """The resolved model; where none was named that is known here, one of which at most the parameters are known.
 
     Raises:
         RequestError: it cannot be built.
     """
-    classes = _CLASSES.get(dataset or "", _CLASSES_ELSE)
-    if options.model is None:
-        return ModelSpec()
-    if options.model not in NAMED_MODELS and not Path(options.model).is_dir():
-        raise unknown("model", options.model, NAMED_MODELS, "Name one of these, or a Hugging Face folder")
-    spec = ModelSpec(name=options.model) if options.model in NAMED_MODELS else ModelSpec(hf=options.model)
+    classes = _CLASSES.get(setting.dataset or "", _CLASSES_ELSE)
+    name = options.model or (setting.model if setting.model in NAMED_MODELS else None)
+    if name is None:
+        told = counted(options.parameters) if options.parameters else setting.parameters
+        return ModelSpec(parameter_count=told)
+    if name not in NAMED_MODELS and not Path(name).is_dir():
+        raise unknown("model", name, NAMED_MODELS, "Name one of these, a Hugging Face folder, or say --parameters 110M")
+    spec = ModelSpec(name=name) if name in NAMED_MODELS else ModelSpec(hf=name)
     if options.image_size is not None:  # set by the constructor: a size that is left out is the configuration's
         spec = ModelSpec(name=spec.name, hf=spec.hf, image_size=options.image_size)
     return resolve(spec, classes)

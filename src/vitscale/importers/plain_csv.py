@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vitscale.errors import RequestError, explain, shown
 from vitscale.importers import numbers
 from vitscale.importers.dataset_sizes import an_epoch
-from vitscale.importers.epochs import text_of
 from vitscale.importers.files import identified
 from vitscale.importers.findings import Findings, FoundRank, FoundRun, Problems, Setting, listed
-from vitscale.importers.layouts import nodes_of
-from vitscale.importers.options import MOST_GPUS, Options, precision
-from vitscale.importers.tables import Row, header, rows
+from vitscale.importers.options import Options
+from vitscale.importers.tables import OF_A_SETTING, Row, header, rows, setting_of, text_of
 from vitscale.record import EpochLine, ImportedFile, StepLine
 
 TIMES = ("step_seconds", "epoch_seconds", "images_per_second")
-_KNOWN = (
-    *("gpus", "nodes", "layout", "micro_batch", "grad_accum", "fraction", "dataset", "cluster", "gpu", "run", "series"),
-    *("engine", "zero_stage", "precision", *TIMES),
-)
+_KNOWN = (*OF_A_SETTING, "run", *TIMES)
 _MOST_ROWS = 5_000_000
 
 
@@ -51,7 +46,8 @@ def read(paths: Sequence[Path], options: Options) -> Findings:
         told = Problems(path.name)
         for row in rows(path, ("gpus",), told):
             try:
-                setting = _setting(row, options)
+                device = text_of(row["gpu"])
+                setting = replace(setting_of(row, options), devices=() if device is None else (device,))
                 step, epoch = _times(row, setting)
             except (ValueError, RequestError) as error:
                 told.line(row.line, str(error))
@@ -67,29 +63,6 @@ def read(paths: Sequence[Path], options: Options) -> Findings:
         problems += told.told()
     files = tuple(identified(path) for path in paths)
     return Findings(tuple(_found(run, options, files) for run in runs.values()), tuple(notes), tuple(problems))
-
-
-def _setting(row: Row, options: Options) -> Setting:
-    gpus = numbers.whole(row["gpus"], 1, MOST_GPUS)
-    layout, batch, device = text_of(row["layout"]), row["micro_batch"], text_of(row["gpu"])
-    nodes = numbers.whole(row["nodes"], 1, gpus) if row["nodes"] else nodes_of(layout, gpus) or 1
-    if gpus % nodes:
-        raise ValueError(f"{gpus} GPUs do not share out over {nodes} nodes")
-    return Setting(
-        gpus=gpus,
-        nodes=nodes,
-        micro_batch=numbers.whole(batch, 1, 1_000_000) if batch else options.micro_batch,
-        grad_accum=numbers.whole(row["grad_accum"] or "1", 1, 1_000_000),
-        fraction=numbers.share(row["fraction"] or "1.0"),
-        cluster=text_of(row["cluster"]),
-        layout=layout,
-        dataset=text_of(row["dataset"]),
-        series=text_of(row["series"]),
-        engine=text_of(row["engine"]),
-        zero_stage=numbers.whole(row["zero_stage"], 0, 3) if row["zero_stage"] else None,
-        precision=precision(row["precision"].lower()) if row["precision"] else None,
-        devices=() if device is None else (device,),
-    )
 
 
 def _times(row: Row, setting: Setting) -> tuple[tuple[float, int] | None, float | None]:

@@ -1,17 +1,31 @@
-"""Rows of a CSV file by column name, each with its line number; broken rows are told and passed over."""
+"""Rows of a CSV file by column name, each with its line number, and the setting each tells; broken rows are told and
+passed over."""
 
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitscale.engine_options import ENGINES
 from vitscale.errors import RequestError, explain, shown
+from vitscale.importers import numbers
 from vitscale.importers.files import lines
-from vitscale.importers.findings import Problems
+from vitscale.importers.findings import Problems, Setting
+from vitscale.importers.layouts import hold, nodes_of
+from vitscale.importers.options import MOST_GPUS, Options, precision
+from vitscale.model_spec import counted
 
+OF_A_SETTING = (
+    *("gpus", "nodes", "layout", "micro_batch", "grad_accum", "fraction", "dataset", "cluster", "gpu", "series"),
+    *("engine", "zero_stage", "precision", "model", "parameters"),
+)
+"""Columns that every table may have."""
 _MOST_COLUMNS = 1000
+_LONGEST_TEXT = 100
+_UNTOLD = re.compile(r"[^\w .,:;+/()-]+")
 
 
 @dataclass(frozen=True)
@@ -23,6 +37,40 @@ class Row:
 
     def __getitem__(self, column: str) -> str:
         return self.cells.get(column, "")
+
+
+def text_of(text: str) -> str | None:
+    """A name of a believable length and characters; None for none."""
+    return _UNTOLD.sub("?", text.strip())[:_LONGEST_TEXT] or None
+
+
+def setting_of(row: Row, options: Options) -> Setting:
+    """What a row says of its run's trial; its devices are left to the reader.
+
+    Raises:
+        ValueError: a number or a name that no run can have, and why.
+    """
+    gpus = numbers.whole(row["gpus"], 1, MOST_GPUS)
+    layout, batch = text_of(row["layout"]), row["micro_batch"]
+    nodes = numbers.whole(row["nodes"], 1, gpus) if row["nodes"] else nodes_of(layout, gpus) or 1
+    if not hold(gpus, nodes):
+        raise ValueError(f"{gpus} GPUs do not share out over {nodes} nodes")
+    return Setting(
+        gpus=gpus,
+        nodes=nodes,
+        micro_batch=numbers.whole(batch, 1, 1_000_000) if batch else options.micro_batch,
+        grad_accum=numbers.whole(row["grad_accum"] or "1", 1, 1_000_000),
+        fraction=numbers.share(row["fraction"] or "1.0"),
+        cluster=text_of(row["cluster"]),
+        layout=layout,
+        dataset=text_of(row["dataset"]),
+        series=text_of(row["series"]),
+        engine=next((name for name in ENGINES if name == row["engine"].lower()), text_of(row["engine"])),
+        zero_stage=numbers.whole(row["zero_stage"], 0, 3) if row["zero_stage"] else None,
+        precision=precision(row["precision"].lower()) if row["precision"] else None,
+        model=text_of(row["model"]),
+        parameters=counted(row["parameters"]) if row["parameters"] else None,
+    )
 
 
 def header(path: Path) -> tuple[str, ...]:

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Sequence
 
 from vitscale.importers.dataset_sizes import train_samples
 from vitscale.importers.findings import FoundRun, Setting, listed
+from vitscale.importers.layouts import per_node_of
 from vitscale.importers.options import Options, model_of, precision
-from vitscale.trial import DataSpec, Precision, TrainSpec, Trial, WindowSpec, World
+from vitscale.model_spec import NAMED_MODELS
+from vitscale.trial import DataSpec, Precision, TrainSpec, Trial, WindowSpec, World, world_of_hosts
 
 UNKNOWN = "unknown"
 _ASSUMED_PRECISION: Precision = "fp32"
@@ -21,7 +23,7 @@ def trial_of(run: FoundRun, options: Options) -> Trial:
     stage = options.zero_stage if options.zero_stage is not None else setting.zero_stage
     told = precision(options.precision) if options.precision else setting.precision
     return Trial(
-        model=model_of(options, setting.dataset),
+        model=model_of(options, setting),
         data=DataSpec(name=setting.dataset or UNKNOWN, fraction=setting.fraction),
         train=TrainSpec(
             engine=engine,
@@ -31,7 +33,7 @@ def trial_of(run: FoundRun, options: Options) -> Trial:
             grad_accum=setting.grad_accum,
             zero_stage=stage or 0,
         ),
-        world=World(nodes=setting.nodes, ranks_per_node=setting.gpus // setting.nodes, threads_per_rank=1),
+        world=_world(setting),
         window=WindowSpec(
             warmup_steps=run.warmup_steps, evaluate=False, explain=any(rank.explained for rank in run.ranks)
         ),
@@ -40,24 +42,36 @@ def trial_of(run: FoundRun, options: Options) -> Trial:
     )
 
 
+def _world(setting: Setting) -> World:
+    told = per_node_of(setting.layout)
+    fits = told is not None and -(-setting.gpus // told) == setting.nodes
+    return world_of_hosts(setting.gpus, told if told and fits else -(-setting.gpus // setting.nodes), 1)
+
+
 def micro_batch_of(run: FoundRun, options: Options) -> int | None:
     """Images per GPU and micro-step; None where nobody tells."""
     return run.setting.micro_batch or options.micro_batch
 
 
 def origin_of(setting: Setting) -> str:
-    """What tells trials of two clusters apart: the cluster, the devices, a layout, a series, as the file words them."""
-    parts = [setting.cluster, setting.series, setting.layout, " and ".join(setting.devices)]
+    """What tells trials of two clusters apart: the cluster, the devices, a layout, a series, a model that is not known
+    here, as the file words them."""
+    model = None if setting.model in NAMED_MODELS else setting.model
+    parts = [setting.cluster, setting.series, setting.layout, " and ".join(setting.devices), model]
     return "; ".join(part for part in parts if part) or UNKNOWN
 
 
 def notes_on(runs: Sequence[FoundRun], options: Options) -> Iterable[str]:
     """What had to be assumed of these runs, or stays unknown."""
-    if options.model is None:
-        yield "the model is unknown (--model names it): no parameters, FLOPs or MFU"
-    elif options.image_size is None:
-        size = model_of(options, None).image_size
-        yield f"the image size is not told (--image-size): {size} x {size} pixels are assumed"
+    told = {(one.model, one.parameters, one.dataset): one for one in (run.setting for run in runs)}
+    models = {model_of(options, one) for one in told.values()}
+    if any(one.unknown and one.parameter_count is None for one in models):
+        yield "the model is unknown (--model names it, or --parameters says its size): no parameters, FLOPs or MFU"
+    elif any(one.unknown for one in models):
+        yield "of the model nothing but its parameters is known (--model names it): no FLOPs or MFU"
+    if options.image_size is None and (sizes := sorted({one.image_size for one in models if not one.unknown})):
+        told = " or ".join(f"{size} x {size}" for size in sizes)
+        yield f"the image size is not told (--image-size): {told} pixels are assumed"
     if options.engine is None and any(run.setting.engine is None for run in runs):
         yield "the engine is unknown (--engine names it)"
     if options.precision is None and any(run.setting.precision is None for run in runs):

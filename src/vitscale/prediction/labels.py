@@ -16,7 +16,8 @@ from vitscale.prediction.variants import Variant
 def label(asked: Variant, place: Place, assumptions: Sequence[Assumption]) -> Label:
     """See `results.Label`."""
     points = asked.fitted.points
-    if asked.guessed or any(one.part in _DECISIVE for one in assumptions):
+    decisive = {_INSIDE, _ACROSS} | ({_HOSTS} if place.trial.world.nodes > 1 else set())
+    if asked.guessed or any(one.part in decisive for one in assumptions):
         return "prior-driven"
     measured = [point.gpus for point in points]
     like = place.trial.world.nodes <= max(point.nodes for point in points)
@@ -26,7 +27,8 @@ def label(asked: Variant, place: Place, assumptions: Sequence[Assumption]) -> La
 
 
 _INSIDE, _ACROSS = "network inside a host", "network between hosts"
-_DECISIVE = (_INSIDE, _ACROSS)
+_HOSTS = "ranks on a host"
+"""Where it is assumed, so is which transfers cross hosts."""
 
 
 def assumptions(asked: Variant, place: Place) -> tuple[Assumption, ...]:
@@ -55,7 +57,7 @@ def assumptions(asked: Variant, place: Place) -> tuple[Assumption, ...]:
     if place.host_size_assumed:
         size = place.trial.world.ranks_per_node
         why = "for none were measured on several" if place.trial.world.nodes > 1 else "more than were measured on one"
-        found.append(Assumption("ranks on a host", f"{size}, {why}", "say --nodes-of"))
+        found.append(Assumption(_HOSTS, f"{size}, {why}", "say --nodes-of"))
     return tuple(found)
 
 

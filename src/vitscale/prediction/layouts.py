@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from vitscale.errors import RequestError, explain
 from vitscale.prediction.evidence import Point, Series
-from vitscale.trial import Trial, World, effective_steps, exact, steps_per_epoch
+from vitscale.trial import Trial, effective_steps, exact, steps_per_epoch, world_of_hosts
 
 MOST_RANKS = 100_000
 _USUAL_HOST = 8
@@ -43,9 +43,9 @@ class Place:
 
 
 def ranks_per_node(series: Series, gpus: int, nodes_of: int | None) -> tuple[int, bool]:
-    """(ranks on each host, whether that is an assumption).
+    """(ranks on a full host, whether that is an assumption).
 
-    As the user says; else as in a measured point with as many ranks; else on the fewest equal hosts of `host_size`.
+    As the user says; else as in a measured point with as many ranks; else as `host_size` has it.
     """
     if nodes_of is not None:
         return min(nodes_of, gpus), False
@@ -53,7 +53,7 @@ def ranks_per_node(series: Series, gpus: int, nodes_of: int | None) -> tuple[int
     if same:
         return same[-1].trial.world.ranks_per_node, False
     host, assumed = host_size(series.points)
-    return equal_hosts(gpus, host), assumed and gpus > max(point.gpus for point in series.points)
+    return min(gpus, host), assumed and gpus > max(point.gpus for point in series.points)
 
 
 def host_size(points: Sequence[Point]) -> tuple[int, bool]:
@@ -79,20 +79,10 @@ def place(series: Series, template: Trial, gpus: int, nodes_of: int | None) -> P
     if not 1 <= gpus <= MOST_RANKS:
         raise RequestError(explain(f"--gpus holds {gpus}", valid=[f"1 to {MOST_RANKS:,}"]))
     per_node, assumed = ranks_per_node(series, gpus, nodes_of)
-    if gpus % per_node:
-        raise RequestError(
-            explain(
-                f"{gpus} ranks do not fill hosts of {per_node}",
-                valid=[
-                    str(count) for count in (gpus // per_node * per_node, (gpus // per_node + 1) * per_node) if count
-                ],
-                next_step="Ask for whole hosts, or say --nodes-of",
-            )
-        )
     train = template.train.model_copy(update={"micro_batches": None})
     if series.mode == "strong-global":
         train = train.model_copy(update=_share_of(series, template, gpus))
-    world = World(nodes=gpus // per_node, ranks_per_node=per_node, threads_per_rank=template.world.threads_per_rank)
+    world = world_of_hosts(gpus, per_node, template.world.threads_per_rank)
     images, fraction = images_at(series, gpus)
     data = template.data if fraction is None else template.data.model_copy(update={"fraction": min(1.0, fraction)})
     trial = template.model_copy(update={"train": train, "world": world, "data": data})

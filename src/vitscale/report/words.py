@@ -112,8 +112,11 @@ def ranks(count: int) -> str:
 
 
 def ranks_on_hosts(world: World) -> str:
-    """ "8", or "8 = 2 x 4" on two hosts."""
-    return f"{world.size:,}" if world.nodes == 1 else f"{world.size:,} = {world.nodes:,} x {world.ranks_per_node:,}"
+    """ "8", or "8 = 2 x 4" on two hosts, "7 = 1 x 4 + 3" on unequal ones."""
+    if world.nodes == 1:
+        return f"{world.size:,}"
+    full, rest = divmod(world.size, world.ranks_per_node)
+    return f"{world.size:,} = {full:,} x {world.ranks_per_node:,}" + (f" + {rest:,}" if rest else "")
 
 
 def certainty(interval: Interval) -> str:

@@ -27,6 +27,7 @@ from vitscale.trial import (
     exact,
     samples_used,
     steps_per_epoch,
+    world_of_hosts,
 )
 
 
@@ -151,6 +152,7 @@ def changed_in_one_field(spec: BaseModel, path: str = "") -> Iterator[tuple[str,
 
 
 CHANGED = dict(changed_in_one_field(trial()))
+CHANGED["world.ranks"] = trial().model_copy(update={"world": world_of_hosts(7, 4, 1)})
 NEUTRAL = {f"data.{key}" for key in HOW_FOUND}
 
 

@@ -17,6 +17,8 @@ Format history (`FORMAT`):
   7  what a loader gives: EpochLine.loader_images_per_second, loader_reading_seconds and loader_decoding_seconds.
      Segmentation: EpochLine.mean_iou and the fields of Trial that say how pixels are labelled. All are null in older
      formats. ExplainedLine.norms, empty in older formats.
+  8  of imports: World.ranks, where the last host has fewer than others, and ModelSpec.parameter_count. Null in older
+     formats.
 
 A reader accepts its own format and older ones; a newer one is refused by name.
 """
@@ -30,7 +32,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from vitscale.trial import Mode, Trial
 
-FORMAT = 7
+FORMAT = 8
 
 OutcomeKind = Literal["completed", "oom", "timeout", "hang", "failed", "skipped"]
 Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]

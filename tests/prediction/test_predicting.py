@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import astuple, replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from vitscale.model_spec import ModelSpec, resolve
 from vitscale.prediction.evidence import Evidence, Point, Series, StepParts
 from vitscale.prediction.fitting import fit
 from vitscale.prediction.network.links import Network
+from vitscale.prediction.network.names import declared_link
 from vitscale.prediction.predicting import Question, predict
 from vitscale.prediction.results import Estimate, Prediction
 
@@ -135,7 +137,7 @@ def test_hosts_of_eight_are_assumed_and_said_where_nobody_says_how_many() -> Non
     assert ask(4).assumptions == ()
     (one_host,) = ask(8).assumptions
     assert (ask(8).nodes, one_host.taken) == (1, "8, more than were measured on one")
-    assert [(ask(n).nodes, ask(n).trial.world.ranks_per_node) for n in (12, 20, 13)] == [(2, 6), (4, 5), (13, 1)]
+    assert [(ask(n).nodes, ask(n).trial.world.ranks_per_node) for n in (12, 20, 13)] == [(2, 8), (3, 8), (2, 8)]
 
 
 def test_hosts_are_as_large_as_they_were_measured() -> None:
@@ -143,9 +145,23 @@ def test_hosts_are_as_large_as_they_were_measured() -> None:
     assert ask(16, *points).nodes == 16
 
 
-def test_ranks_that_do_not_fill_hosts_are_refused() -> None:
-    with pytest.raises(RequestError, match="12 ranks do not fill hosts of 8"):
-        ask(12, nodes_of=8)
+def test_ranks_that_do_not_fill_hosts_leave_the_rest_to_the_last() -> None:
+    world = ask(11, nodes_of=8).trial.world
+    assert (world.size, world.nodes, world.ranks_per_node) == (11, 2, 8)
+
+
+def test_more_ranks_make_no_step_shorter_for_where_they_lie() -> None:
+    points = [make_point(n, (0.2, 0.2), per_node=4) for n in (1, 2, 4, 8)]
+    steps = [ask(n, *points, network=MEASURED).step_seconds.value for n in range(8, 21)]
+    assert all(after > 0.999 * before for before, after in pairwise(steps))
+
+
+def test_hosts_of_an_assumed_size_decide_an_answer_across_them() -> None:
+    declared = replace(MEASURED, across=declared_link("100GbE"))
+    assert ask(16, network=declared).label == "prior-driven"
+    assert ask(16, network=declared, nodes_of=8).label == "extrapolated"
+    spanning = [make_point(n, (0.2, 0.2)) for n in (8, 16)]
+    assert ask(32, *spanning, network=declared).label == "extrapolated"
 
 
 @pytest.mark.parametrize("gpus", [0, -4, 100_001])

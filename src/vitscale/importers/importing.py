@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitscale.analysis.curve_names import curve_name
 from vitscale.errors import RequestError, StoreError, explain, printable, shown
 from vitscale.importers import deepspeed, epochs, plain_csv, trainer_state
 from vitscale.importers.curves import curves_of
@@ -124,11 +123,11 @@ _FALL = 0.5
 def _questions(curves: Iterable[Curve], runs: Iterable[TrialRun]) -> Iterable[str]:
     """Curves of one micro-batch whose steps fall with the ranks, and what is most likely meant."""
     seconds: dict[str, list[float]] = {}
-    batches: dict[str, tuple[Trial, int | None]] = {}
+    batches: dict[str, int | None] = {}
     for one in runs:
         identity = one.trial.identity()
         seconds.setdefault(identity, []).extend(line.seconds for line in one.run.ranks[0].steps)
-        batches[identity] = one.trial, one.run.setting.micro_batch
+        batches[identity] = one.run.setting.micro_batch
     for curve in curves:
         (least, first), (most, last) = ((point.gpus, point.trial_id) for point in (curve.points[0], curve.points[-1]))
         if curve.mode == "strong-global" or least == most or not (seconds[first] and seconds[last]):
@@ -136,12 +135,13 @@ def _questions(curves: Iterable[Curve], runs: Iterable[TrialRun]) -> Iterable[st
         steps = statistics.median(seconds[first]), statistics.median(seconds[last])
         if math.log(steps[0] / steps[1]) < _FALL * math.log(most / least):
             continue
-        trial, told = batches[last]
+        told = batches[last]
         batch = f"has the same micro-batch ({told})" if told else "has the same micro-batch, which is not told"
         likely = f"{told} is" if told else "each time was of"
+        name = ", ".join(map(str, curve.labels.values()))
         example = f" ({-(-told // least)} on {least}, {-(-told // most)} on {most})" if told else ""
         yield (
-            f"check {shown(curve_name(curve.labels, trial))}: steps fall as 1/N ({steps[0]:.4g} s on {least}, "
+            f"check {shown(name or 'the curve')}: steps fall as 1/N ({steps[0]:.4g} s on {least}, "
             f"{steps[1]:.4g} s on {most} GPUs), though each GPU {batch}. Most likely {likely} the batch of all GPUs "
             f"together: say micro_batch = that batch / gpus in each row{example}. As it stands, predictions are wrong"
         )

@@ -63,8 +63,8 @@ def origin_of(setting: Setting) -> str:
 
 def notes_on(runs: Sequence[FoundRun], options: Options) -> Iterable[str]:
     """What had to be assumed of these runs, or stays unknown."""
-    told = {(one.model, one.parameters, one.dataset): one for one in (run.setting for run in runs)}
-    models = {model_of(options, one) for one in told.values()}
+    settings = {(one.model, one.parameters, one.dataset): one for one in (run.setting for run in runs)}
+    models = {model_of(options, one) for one in settings.values()}
     if any(one.unknown and one.parameter_count is None for one in models):
         yield "the model is unknown (--model names it, or --parameters says its size): no parameters, FLOPs or MFU"
     elif any(one.unknown for one in models):

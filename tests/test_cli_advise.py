@@ -212,3 +212,44 @@ def test_the_noise_scale_is_the_median_over_the_series_trials(results: Path) -> 
     noise = noise_of(replace(found, trials=trials), known, None)
 
     assert (noise.images, noise.low, noise.high) == (300.0, 100.0, 500.0)
+
+
+def test_instances_of_a_price_table_are_chosen_among_by_what_they_cost(
+    advise: Callable[..., Answer], tmp_path: Path
+) -> None:
+    measured = tmp_path / "v100.csv"
+    rows = [f"{gpus},{0.9 + 0.1 * gpus},64,fp16,V100,{run}" for gpus in (1, 2, 4, 8) for run in (1, 2)]
+    measured.write_text("\n".join(["gpus,step_seconds,micro_batch,precision,gpu,run", *rows]), encoding="utf-8")
+    folder = tmp_path / "imported"
+    advise(measured, "-o", str(folder), verb="import")
+    prices = tmp_path / "prices.csv"
+    prices.write_text("instance,gpu,count,price\none,V100,1,2\neight,V100,8,8\ngreat,A100,8,400\n", encoding="utf-8")
+
+    code, out, _ = advise(
+        folder, "--devices", str(prices), "--epochs", "1", "--images", "6400000", "--max-gpus", "16", "--json"
+    )
+
+    assert code == 0
+    found = {one["question"]: one for one in json.loads(out)["answers"]}
+    # 100,000 steps on one V100 cost 55.6 at 2 an hour; 12,500 of 1.7 s on 8 cost 47.2 at 1 for each GPU's hour.
+    assert found["cheapest"]["instance"] == "eight"
+    assert found["cheapest"]["cost"] == pytest.approx(8 * 12_500 * 1.7 / 3600, rel=0.05)
+    assert found["fastest"]["instance"] == "great"
+    assert (found["fastest"]["gpus"] % 8, found["fastest"]["label"]) == (0, "prior-driven")
+
+    code, out, _ = advise(
+        folder, "--devices", str(prices), "--epochs", "1", "--images", "6400000", "--max-gpus", "16",
+        "--budget", "60",
+    )  # fmt: skip
+    assert "eight (Tesla V100-SXM2-16GB), unknown, batch 64 = " in " ".join(out.split())
+    header = next(line for line in out.splitlines() if line.lstrip().startswith("instance"))
+    assert header.split() == ["instance", "ranks", "hosts", "batch", "time", "cost", "eff.", "met", "known"]
+
+
+def test_instances_need_a_gpu_that_was_measured(advise: Callable[..., Answer], results: Path, tmp_path: Path) -> None:
+    prices = tmp_path / "prices.csv"
+    prices.write_text("instance,gpu,count,price\none,V100,1,2\n", encoding="utf-8")
+    code, _, err = advise(results, "--devices", str(prices))
+
+    assert code == 2
+    assert "another GPU cannot be told from these results" in err or "is unknown" in err

@@ -13,7 +13,11 @@ from vitscale.errors import RequestError
 from vitscale.prediction.evaluating import ROUGH, Candidate, evaluate_all, spread_by_part
 from vitscale.prediction.evidence import Evidence, Series, StepParts
 from vitscale.prediction.fitting import DRAWS, fit
+from vitscale.prediction.gpu_types import gpu_type
+from vitscale.prediction.instances import Instance
+from vitscale.prediction.network.names import declared_link
 from vitscale.prediction.predicting import Question, predict
+from vitscale.prediction.variants import variant
 
 PARTS = StepParts(0.19, 0.125, 0.01, 0.0, 0.0, 0.0, 0.0)
 POINTS = tuple(make_point(n, (s, s * 1.01), parts=PARTS) for n, s in ((1, 0.2), (2, 0.202), (4, 0.204)))
@@ -98,6 +102,16 @@ def test_accumulation_shares_one_exchange_among_micro_steps() -> None:
     assert found.speed.value[1] >= found.speed.value[0]
 
 
+def test_an_instance_has_the_network_of_its_own() -> None:
+    t4 = tuple(replace(point, devices=("Tesla T4",) * point.gpus) for point in POINTS)
+    instances = [Instance(name, gpu_type("T4"), 4, 2.0, declared_link(name)) for name in ("1GbE", "8x200Gb/s")]
+    slow, fast = (replace(ddp(16), ranks_per_node=4, instance=one) for one in instances)
+    found = evaluate_all(fit(make_evidence(t4, UNKNOWN)), "ddp", [slow, fast, replace(fast, gpus=4)])
+
+    assert found.labels == ("extrapolated", "extrapolated", "interpolated")
+    assert found.step.value[0] > 2 * found.step.value[1]
+
+
 def test_none_and_unknown_series() -> None:
     assert evaluate_all(FITTED, "ddp", []).step.value.shape == (0,)
     with pytest.raises(RequestError, match="dpd"):
@@ -105,8 +119,8 @@ def test_none_and_unknown_series() -> None:
 
 
 def test_the_shares_of_the_spread_add_up_and_name_what_is_not_known() -> None:
-    blind = fit(make_evidence(POINTS, UNKNOWN)).series["ddp"]
-    here, there = spread_by_part(blind, 8, 8), spread_by_part(blind, 64, 8)
+    blind = variant(fit(make_evidence(POINTS, UNKNOWN)).series["ddp"], {})
+    here, there = spread_by_part(blind, ddp(8)), spread_by_part(blind, ddp(64))
     assert sum(there.values()) == pytest.approx(1.0)
     assert max(there, key=lambda part: there[part]) == "network between hosts"
     assert here["network between hosts"] == pytest.approx(0.0, abs=1e-9)

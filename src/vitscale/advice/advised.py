@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from vitscale.advice.advising import Advice, advise, noise_of
 from vitscale.advice.narrowing import measurements
@@ -17,7 +18,7 @@ from vitscale.prediction.fitting import DRAWS, FittedSeries, fit
 from vitscale.prediction.labels import assumptions
 from vitscale.prediction.layouts import Place, host_size
 from vitscale.prediction.results import Assumption
-from vitscale.prediction.variants import variant
+from vitscale.prediction.variants import Variant, variant
 from vitscale.trial import World
 
 
@@ -58,12 +59,13 @@ def advised_from(evidence: Evidence, analysis: Analysis, asked: Request) -> Advi
     if option is None:
         return advice
     own = fitted.series[option.series]
-    shares = spread_by_part(own, option.gpus, option.candidate.ranks_per_node)
+    changed = _as_run(own, option)
+    shares = spread_by_part(changed, option.candidate)
     return replace(
         advice,
         measurements=measurements(option, own.series, evidence.network, shares),
         assumptions=(
-            *_assumptions(own, option, advice),
+            *_assumptions(changed, option, advice),
             *((starts,) if (starts := option.startup_assumed) else ()),
             *_of_failures(interrupted.get(option.series), option),
         ),
@@ -81,19 +83,26 @@ def _of_failures(between: Interruptions | None, option: Option) -> tuple[Assumpt
     return between.assumed(option.nodes)
 
 
-def _assumptions(fitted: FittedSeries, option: Option, advice: Advice) -> tuple[Assumption, ...]:
-    """Of the option as it would be run; none where it was."""
-    if option.label == "measured":
-        return ()
-    candidate, train = option.candidate, fitted.points[-1].trial.train
-    wanted = {
+def _as_run(fitted: FittedSeries, option: Option) -> Variant:
+    candidate = option.candidate
+    changes: dict[str, Any] = {
         "engine": candidate.engine,
         "zero_stage": candidate.zero_stage,
         "activation_checkpointing": candidate.activation_checkpointing,
     }
-    changed = variant(fitted, {name: value for name, value in wanted.items() if getattr(train, name) != value})
+    if candidate.instance is not None:
+        changes["gpu"] = candidate.instance.gpu
+        changes |= {} if candidate.instance.network is None else {"network": candidate.instance.network}
+    return variant(fitted, changes)
+
+
+def _assumptions(changed: Variant, option: Option, advice: Advice) -> tuple[Assumption, ...]:
+    """Of the option as it would be run; none where it was."""
+    if option.label == "measured":
+        return ()
+    candidate, points = option.candidate, changed.fitted.points
     world = World(nodes=option.nodes, ranks_per_node=candidate.ranks_per_node, threads_per_rank=1)
-    beyond = candidate.gpus > max(point.gpus for point in fitted.points)
-    assumed_hosts = advice.asked.ranks_per_node is None and host_size(fitted.points)[1] and beyond
+    beyond = candidate.gpus > max(point.gpus for point in points) and candidate.instance is None
+    assumed_hosts = advice.asked.ranks_per_node is None and host_size(points)[1] and beyond
     there = Place(changed.trial.model_copy(update={"world": world}), None, None, assumed_hosts)
     return assumptions(changed, there)

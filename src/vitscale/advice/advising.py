@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vitscale.advice.answers import Answer, Choosing, answers, closest, each_alone, measured_first
-from vitscale.advice.candidates import candidates
+from vitscale.advice.candidates import candidates, rented
 from vitscale.advice.counts import counts
 from vitscale.advice.family import Family, family
 from vitscale.advice.judging import best, front, limits
@@ -111,8 +111,11 @@ def advise(
         kin.members, gpus=asked.gpus, max_gpus=asked.max_gpus, ranks_per_node=asked.ranks_per_node
     )  # fmt: skip
     found = candidates(kin, places, hosts_given=asked.ranks_per_node is not None)
+    if asked.instances:
+        other = rented(kin, asked.instances, asked.max_gpus)
+        found = found.beside(other) if asked.price_per_gpu_hour is not None else other
     batches = tuple(sorted({point.trial.global_batch for one in kin.of_the_policy for point in one.points}))
-    view = landscape(kin, found, forecaster, work, noise, batches[0], interrupted)
+    view = landscape(kin, found, forecaster, work, noise, batches[0], interrupted, asked.price_per_gpu_hour)
     to_same_loss = asked.any_batch and noise.images is not None
     choosing = Choosing(view, asked, limits(view, asked), view.same_loss_seconds if to_same_loss else view.seconds)
     answered = answers(choosing)
@@ -134,7 +137,7 @@ def advise(
         never=tuple(limit for limit in choosing.found if limit not in single) if nearest is not None else (),
         front=tuple(
             choosing.option(place)
-            for place in front(measured_first(view, choosing.shown), choosing.seconds, choosing.gpu_hours)
+            for place in front(measured_first(view, choosing.shown), choosing.seconds, choosing.spent)
         ),
         by_count=_by_count(choosing),
         other_batch=_other_batch(choosing),
@@ -191,10 +194,11 @@ def noise_of(analysis: Analysis, evidence: Evidence, name: str | None) -> NoiseS
 
 
 def _by_count(choosing: Choosing) -> tuple[Option, ...]:
-    fastest: dict[tuple[bool, str, int, int], int] = {}
+    fastest: dict[tuple[bool, str, str, int, int], int] = {}
     for place in np.flatnonzero(choosing.shown):
         one = choosing.view.candidates[place]
-        key = (not choosing.view.measured[place], one.engine, one.zero_stage, one.gpus)
+        rented = "" if one.instance is None else one.instance.name
+        key = (not choosing.view.measured[place], rented, one.engine, one.zero_stage, one.gpus)
         if key not in fastest or choosing.seconds[place] < choosing.seconds[fastest[key]]:
             fastest[key] = int(place)
     return tuple(choosing.option(fastest[key]) for key in sorted(fastest))

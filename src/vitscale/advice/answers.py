@@ -56,9 +56,9 @@ class Choosing:
         return measured_first(self.view, self.pool)
 
     @property
-    def gpu_hours(self) -> Array:
-        """That `seconds` take."""
-        return self.view.gpus * self.seconds / 3600
+    def spent(self) -> Array:
+        """Money, or GPU-hours, for `seconds`."""
+        return self.view.gpus * self.seconds / 3600 * self.view.price_per_gpu_hour
 
     def option(self, place: int) -> Option:
         """One candidate."""
@@ -129,22 +129,22 @@ _WORTH_TELLING = 0.05
 def _gains(choosing: Choosing, kind: Kind, other: int, chosen: int) -> bool:
     if kind == "most":
         return bool(choosing.view.gpus[other] > choosing.view.gpus[chosen])
-    cost = choosing.seconds if kind == "fastest" else choosing.gpu_hours
+    cost = choosing.seconds if kind == "fastest" else choosing.spent
     return bool(cost[other] < (1 - _WORTH_TELLING) * cost[chosen])
 
 
 def _fastest(choosing: Choosing, mask: Mask) -> int | None:
-    return best(mask, choosing.seconds, choosing.gpu_hours)
+    return best(mask, choosing.seconds, choosing.spent)
 
 
 def _cheapest(choosing: Choosing, mask: Mask) -> int | None:
-    return best(mask, choosing.gpu_hours, choosing.seconds)
+    return best(mask, choosing.spent, choosing.seconds)
 
 
 def _most(choosing: Choosing, mask: Mask) -> int | None:
     """Most ranks, as far as each addition makes it faster: beyond, more would be paid for a longer time."""
     worth = np.zeros(len(mask), dtype=bool)
-    worth[front(mask, choosing.seconds, choosing.gpu_hours)] = True
+    worth[front(mask, choosing.seconds, choosing.spent)] = True
     return best(worth, -choosing.view.gpus, choosing.seconds)
 
 

@@ -24,7 +24,7 @@ def advice_json(advice: Advice, study: str | None) -> str:
         "limits": {
             "deadline_seconds": asked.deadline_seconds,
             "budget": asked.budget,
-            "budget_unit": "GPU-hours" if asked.price_per_gpu_hour is None else "money",
+            "budget_unit": "money" if asked.priced else "GPU-hours",
             "min_efficiency": asked.min_efficiency,
         },
         "price_per_gpu_hour": asked.price_per_gpu_hour,
@@ -76,6 +76,8 @@ def _option(option: Option) -> dict[str, Any]:
     return {
         "gpus": option.gpus,
         "nodes": option.nodes,
+        "instance": None if candidate.instance is None else candidate.instance.name,
+        "gpu": None if candidate.instance is None else candidate.instance.gpu.name,
         "ranks_per_node": candidate.ranks_per_node,
         "engine": candidate.engine,
         "zero_stage": candidate.zero_stage,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from vitscale import engine_options
+from vitscale.advice.counts import counts_of
 from vitscale.advice.family import Family, measured_micro_batches
 from vitscale.errors import RequestError
 from vitscale.prediction.evaluating import Candidate
+from vitscale.prediction.instances import Instance
 from vitscale.prediction.step.messages import messages
 from vitscale.trial import OF_THE_WRAPPER, TrainSpec
 
@@ -33,6 +35,10 @@ class Candidates:
     """Engine, as a reader would call it -> why it cannot train this."""
     indivisible: tuple[int, ...] = ()
     """Rank counts over which the study's one global batch does not divide."""
+
+    def beside(self, other: Candidates) -> Candidates:
+        """These and others."""
+        return replace(self, found=self.found + other.found, keeps_batch=self.keeps_batch + other.keeps_batch)
 
 
 def candidates(family: Family, counts: tuple[tuple[int, int], ...], *, hosts_given: bool = False) -> Candidates:
@@ -76,6 +82,21 @@ def candidates(family: Family, counts: tuple[tuple[int, int], ...], *, hosts_giv
         found.append(one)
         keeps.append(True)
     return Candidates(tuple(found), tuple(keeps), refused, tuple(indivisible))
+
+
+def rented(family: Family, instances: Sequence[Instance], max_gpus: int | None) -> Candidates:
+    """The same on whole instances, with the engines that were measured and the study's own batches alone."""
+    ladder = _micro_batches(family)
+    found = [
+        Candidate(gpus, instance.gpus, engine, stage, *batch, checkpointing, instance)
+        for instance in instances
+        for gpus in counts_of(instance, family.members, max_gpus)
+        for engine, stage in sorted(family.engines)
+        if engine != "none" or gpus == 1
+        for batch in dict.fromkeys(b for share in sorted(shares_of_batch(family, gpus)) for b in _kept(share, ladder))
+        for checkpointing in (False, True)
+    ]
+    return Candidates(tuple(found), (True,) * len(found))
 
 
 def shares_of_batch(family: Family, gpus: int) -> frozenset[int]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from vitscale.errors import RequestError, explain
 from vitscale.prediction.asked_counts import MOST_RANKS
 from vitscale.prediction.evidence import Series
+from vitscale.prediction.instances import Instance
 from vitscale.prediction.layouts import equal_hosts, host_size
 
 BEYOND = 8
@@ -56,6 +57,14 @@ def counts(
     if not wanted:
         raise RequestError(explain("no rank count is left", next_step="Raise --max-gpus, or leave --gpus out"))
     return tuple((count, equal_hosts(count, per_node)) for count in sorted(wanted))
+
+
+def counts_of(instance: Instance, series: Sequence[Series], max_gpus: int | None) -> tuple[int, ...]:
+    """Ranks on whole instances, up to `max_gpus`, else eight times the largest measured count; at least one."""
+    largest = max(point.gpus for one in series for point in one.points)
+    most = max(instance.gpus, min(MOST_RANKS, BEYOND * largest if max_gpus is None else max_gpus))
+    hosts = _hosts(most // instance.gpus)
+    return tuple(sorted(n * instance.gpus for n in hosts if n & (n - 1) == 0 or instance.gpus > 1))
 
 
 def _hosts(most: int) -> set[int]:

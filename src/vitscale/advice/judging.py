@@ -24,7 +24,7 @@ def limits(view: Landscape, asked: Request) -> Limits:
         most = asked.deadline_seconds
         found["deadline"] = (view.seconds / most, view.seconds_low / most, view.seconds_high / most)
     if asked.budget is not None:
-        per_second = view.gpus / 3600 * (asked.price_per_gpu_hour or 1.0) / asked.budget
+        per_second = view.gpus / 3600 * view.price_per_gpu_hour / asked.budget
         found["budget"] = (view.seconds * per_second, view.seconds_low * per_second, view.seconds_high * per_second)
     if asked.min_efficiency is not None:
         least = asked.min_efficiency
@@ -58,7 +58,7 @@ def option_at(view: Landscape, asked: Request, found: Limits, place: int) -> Opt
     seconds = Range(*(float(each[place]) for each in (view.seconds, view.seconds_low, view.seconds_high)))
     efficiency = Range(*(float(each[place]) for each in (view.efficiency, view.efficiency_low, view.efficiency_high)))
     gpu_hours = seconds.times(candidate.gpus / 3600)
-    price = asked.price_per_gpu_hour
+    price = float(view.price_per_gpu_hour[place]) if asked.priced else None
     starts = view.startups[place]
     return Option(
         candidate=candidate,

@@ -51,6 +51,8 @@ class Landscape:
     memory_bytes: Array
     oom_chance: Array
     gpus: Array
+    price_per_gpu_hour: Array
+    """1 where GPU-hours are all that is counted."""
     global_batch: Array
     keeps_batch: Mask
     large_batch: Mask
@@ -77,6 +79,7 @@ def landscape(
     noise: NoiseScale,
     study_batch: int,
     interrupted: Mapping[str, Interruptions] | None = None,
+    price_per_gpu_hour: float | None = None,
 ) -> Landscape:
     """Works out every candidate from the measured series nearest to it: all roughly, and with all draws those that no
     other one of their engine and rank count clearly beats.
@@ -89,6 +92,7 @@ def landscape(
         noise: the gradient noise scale.
         study_batch: the global batch whose loss `same_loss_seconds` is held against.
         interrupted: series -> failures and checkpoints of its training; left out of the time where they are missing.
+        price_per_gpu_hour: of what is no instance with a price of its own.
     """
     every = found.found
     nearest = [family.nearest(one) for one in every]
@@ -114,7 +118,7 @@ def landscape(
     needless = _needless(every, roughly.oom_chance, family.trial.train.activation_checkpointing)
     contends = _contends(
         known & fits & ~needless,
-        [(one.engine, one.zero_stage, one.gpus, bool(kept), bool(large))
+        [(one.engine, one.zero_stage, one.gpus, bool(kept), bool(large), one.instance)
          for one, kept, large in zip(every, keeps_batch, large_batch, strict=True)],
         steps * roughly.step.value,
         steps * roughly.step.value * np.nan_to_num(to_same_loss, nan=1.0),
@@ -163,6 +167,9 @@ def landscape(
         memory_bytes=roughly.memory_bytes,
         oom_chance=roughly.oom_chance,
         gpus=gpus,
+        price_per_gpu_hour=np.array(
+            [one.instance.price_per_gpu_hour if one.instance else price_per_gpu_hour or 1.0 for one in every]
+        ),
         global_batch=batch,
         keeps_batch=keeps_batch,
         large_batch=large_batch,
@@ -212,6 +219,7 @@ def _start_ups(family: Family, every: Sequence[Candidate]) -> tuple[StartUp | No
     found = []
     for one in every:
         batch = (one.micro_batch, one.grad_accum)
+        one = replace(one, instance=None)
         key = replace(one, micro_batch=0, grad_accum=0) if batch not in batches else one
         if key not in known:
             own = family.nearest(one).points

@@ -124,10 +124,11 @@ def _runs(
         return min(1.0, JOB_TO_JOB**2 / runs / own) if own > 0 else 1.0
 
     measured = {point.trial.train.micro_batch for point in series.points}
-    if candidate.micro_batch not in measured or not option.measured_engine:
+    where = "" if candidate.instance is None else f" of {candidate.instance.name}"
+    if candidate.micro_batch not in measured or not option.measured_engine or where:
         yield (
             "compute",
-            f"2 short runs on 1 rank at micro-batch {candidate.micro_batch} (measure.steps = 50, repeats = 2)",
+            f"2 short runs on 1 rank{where} at micro-batch {candidate.micro_batch} (measure.steps = 50, repeats = 2)",
             gpu_minutes(1, 2),
             {"compute": known_to("compute", 2)},
         )
@@ -141,10 +142,10 @@ def _runs(
     few = min(len(point.step_seconds) for point in series.points)
     if few < 3:
         counts = sorted({point.gpus for point in series.points})
-        more, where = 3 - few, ", ".join(map(str, counts))
+        more, on = 3 - few, ", ".join(map(str, counts))
         yield (
             "compute",
-            f"{more} more run{'s' if more > 1 else ''} of what was measured, on {where} ranks (measure.repeats = 3)",
+            f"{more} more run{'s' if more > 1 else ''} of what was measured, on {on} ranks (measure.repeats = 3)",
             sum(gpu_minutes(count, more) for count in counts),
             {"compute": known_to("compute", 3), "optimizer": few / 3},
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rich import box, filesize
 from rich.console import RenderableType
@@ -151,43 +151,47 @@ def _front(advice: Advice) -> Iterator[RenderableType]:
         "Nothing else is both faster and cheaper"
         + (f" ({len(rows)} of {len(advice.front)}):" if len(rows) < len(advice.front) else ":")
     )
-    priced = advice.asked.price_per_gpu_hour is not None
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    several = any(option.nodes > 1 for option in rows)
+    columns = _columns(advice, rows)
+    first, *_ = columns
     table.add_column(
-        "engine", overflow="fold", min_width=min(_ENGINE_WIDTH, max(len(words.engine(option)) for option in rows))
+        first, overflow="fold", min_width=min(_ENGINE_WIDTH, max(len(columns[first](option)) for option in rows))
     )
-    for title in (
-        "ranks",
-        *(["hosts"] if several else []),
-        "batch",
-        "time",
-        "GPU-h",
-        *(["cost"] if priced else []),
-        "eff.",
-    ):
+    for title in [*columns][1:-1]:
         table.add_column(title, justify="right", no_wrap=True)
-    if advice.noise.images is not None:
-        table.add_column("same\nloss", justify="right", no_wrap=True)
-    if advice.asked.limited:
-        table.add_column("met", justify="right", no_wrap=True)
     table.add_column("known", no_wrap=True)
     for option in rows:
-        cells = [
-            words.engine(option),
-            str(option.gpus),
-            *([str(option.nodes)] if several else []),
-            words.batch(option) + words.mark(option),
-        ]
-        cells += [duration(option.seconds.value), figures(option.gpu_hours.value)]
-        cells += [figures(option.cost.value)] if option.cost is not None else []
-        cells.append(f"{option.efficiency.value:.2f}")
-        if advice.noise.images is not None:
-            cells.append("-" if option.same_loss_seconds is None else duration(option.same_loss_seconds))
-        if advice.asked.limited:
-            cells.append(_SHORT_VERDICT[option.verdict])
-        table.add_row(*(_safe(cell) for cell in [*cells, _SHORT[option.label]]))
+        table.add_row(*(_safe(value(option)) for value in columns.values()))
     yield table
+
+
+def _columns(advice: Advice, rows: Sequence[Option]) -> dict[str, Callable[[Option], str]]:
+    """Title -> what stands there; of instances their price takes the place of GPU-hours."""
+    rented = any(option.candidate.instance is not None for option in rows)
+    several_engines = len({words.engine(option) for option in rows}) > 1
+
+    def instance(option: Option) -> str:
+        name = "as measured" if option.candidate.instance is None else option.candidate.instance.name
+        return f"{name}, {words.engine(option)}" if several_engines else name
+
+    columns: dict[str, Callable[[Option], str]] = {"instance": instance} if rented else {"engine": words.engine}
+    columns["ranks"] = lambda option: str(option.gpus)
+    if any(option.nodes > 1 for option in rows):
+        columns["hosts"] = lambda option: str(option.nodes)
+    columns["batch"] = lambda option: words.batch(option) + words.mark(option)
+    columns["time"] = lambda option: duration(option.seconds.value)
+    if not rented:
+        columns["GPU-h"] = lambda option: figures(option.gpu_hours.value)
+    if advice.asked.priced:
+        columns["cost"] = lambda option: "-" if option.cost is None else figures(option.cost.value)
+    columns["eff."] = lambda option: f"{option.efficiency.value:.2f}"
+    if advice.noise.images is not None:
+        columns["same\nloss"] = lambda option: (
+            "-" if option.same_loss_seconds is None else duration(option.same_loss_seconds)
+        )
+    if advice.asked.limited:
+        columns["met"] = lambda option: _SHORT_VERDICT[option.verdict]
+    return columns | {"known": lambda option: _SHORT[option.label]}
 
 
 def _assumed(advice: Advice) -> Iterator[str]:

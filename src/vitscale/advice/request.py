@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vitscale.prediction.instances import Instance
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,13 @@ class Request:
     checkpoint_seconds: float | None = None
     """To save one."""
     node_mtbf_seconds: float | None = None
+    instances: tuple[Instance, ...] = ()
+    """To choose from, instead of hosts like the measured ones (those too, where `price_per_gpu_hour` is known)."""
+
+    @property
+    def priced(self) -> bool:
+        """Whether money is spoken of."""
+        return bool(self.instances) or self.price_per_gpu_hour is not None
 
     @property
     def limited(self) -> bool:

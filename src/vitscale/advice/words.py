@@ -52,6 +52,8 @@ def amounts(option: Option) -> str:
 def place(option: Option) -> str:
     """ "16 GPUs on 2 hosts"."""
     ranks = f"{option.gpus} rank{'s' if option.gpus > 1 else ''}"
+    if (instance := option.candidate.instance) is not None:
+        return f"{ranks} on {option.nodes} {instance.name} ({instance.gpu.name})"
     return ranks if option.nodes == 1 else f"{ranks} on {option.nodes} hosts"
 
 
@@ -77,7 +79,7 @@ def origins(advice: Advice) -> str:
 def limit_lines(advice: Advice) -> list[str]:
     """The limits as they were understood."""
     asked = advice.asked
-    money, unit = ("a cost of ", "") if asked.price_per_gpu_hour is not None else ("", " GPU-hours")
+    money, unit = ("a cost of ", "") if asked.priced else ("", " GPU-hours")
     found = []
     if asked.deadline_seconds is not None:
         found.append(f"done within {duration(asked.deadline_seconds)}")

@@ -30,6 +30,10 @@ def advise(
     price: Annotated[
         float | None, typer.Option("--price", metavar="P", help="Of a GPU for an hour, in any currency.")
     ] = None,
+    devices: Annotated[
+        Path | None,
+        typer.Option("--devices", metavar="FILE.csv", help="Choose among these instances: a table of prices."),
+    ] = None,
     max_gpus: Annotated[
         int | None, typer.Option("--max-gpus", metavar="N", help="Look no further.  [default: 8 x the largest run]")
     ] = None,
@@ -80,12 +84,16 @@ def advise(
     from vitscale.advice.request import Request
     from vitscale.prediction.asked_counts import rank_counts, size_bytes
     from vitscale.prediction.finishing import Horizon
+    from vitscale.prediction.instances import read_instances
 
     for option, count in (
         ("--max-gpus", max_gpus), ("--nodes-of", nodes_of), ("--epochs", epochs), ("--images", images)
     ):  # fmt: skip
         if count is not None and not 1 <= count <= 10**9:
             raise RequestError(explain(f"{option}: {count} cannot be", valid=["1 or more"]))
+    instances, left_out = ((), ()) if devices is None else read_instances(devices)
+    for note in left_out:
+        ProgramConsole(stderr=True).print(note, markup=False, highlight=False)
     job = Horizon.of(epochs or 1, checkpoint_seconds, node_mtbf)
     asked = Request(
         deadline_seconds=None if deadline is None else seconds_of(deadline, "--deadline"),
@@ -103,6 +111,7 @@ def advise(
         large_batch=large_batch,
         checkpoint_seconds=job.checkpoint_seconds,
         node_mtbf_seconds=job.node_mtbf_seconds,
+        instances=instances,
     )
     if chart is not None:
         from vitscale.report.advice_charts import check_format

@@ -12,10 +12,13 @@ import numpy as np
 from vitscale.errors import unknown
 from vitscale.prediction.evidence import Point
 from vitscale.prediction.fitting import DRAWS, Fitted, FittedSeries, spread_out_normals
+from vitscale.prediction.gpu_types import GpuType
+from vitscale.prediction.instances import Instance
 from vitscale.prediction.labels import assumptions, label
 from vitscale.prediction.layouts import Place, images_at
 from vitscale.prediction.memory.chance import oom_chance
 from vitscale.prediction.memory.many import peak_bytes_of_many
+from vitscale.prediction.network.links import Link
 from vitscale.prediction.parameters import PARTS
 from vitscale.prediction.results import CONFIDENCE, Estimate, Label
 from vitscale.prediction.step.model import Array, Worlds
@@ -46,6 +49,8 @@ class Candidate:
     micro_batch: int
     grad_accum: int
     activation_checkpointing: bool = False
+    instance: Instance | None = None
+    """What it is rented as; None: hosts like the measured ones."""
 
     @staticmethod
     def of(trial: Trial) -> Candidate:
@@ -309,13 +314,16 @@ def evaluate_all(
     if series not in fitted.series:
         raise unknown("series", series, fitted.series)
     base = fitted.series[series]
-    by_wrapping: dict[tuple[str, int, bool], list[int]] = {}
+    by_kind: dict[tuple[str, int, bool, GpuType | None, Link | None], list[int]] = {}
     for n, one in enumerate(candidates):
-        by_wrapping.setdefault((one.engine, one.zero_stage, one.activation_checkpointing), []).append(n)
+        gpu, network = (None, None) if one.instance is None else (one.instance.gpu, one.instance.network)
+        kind = (one.engine, one.zero_stage, one.activation_checkpointing, gpu, network)
+        by_kind.setdefault(kind, []).append(n)
     pieces: list[tuple[list[int], Evaluated]] = []
-    for (engine, zero_stage, checkpointing), members in by_wrapping.items():
+    for (engine, zero_stage, checkpointing, gpu, network), members in by_kind.items():
         changes = {"engine": engine, "zero_stage": zero_stage, "activation_checkpointing": checkpointing}
-        asked, points = _variant_of(fitted, base, changes)
+        hosts = {name: value for name, value in (("gpu", gpu), ("network", network)) if value is not None}
+        asked, points = _variant_of(fitted, base, changes, hosts)
         batches = frozenset(largest_micro_batch(point.trial.train) for point in points)
         found = evaluate(
             asked,
@@ -356,9 +364,11 @@ def gathered(pieces: Sequence[tuple[list[int], Evaluated]]) -> Evaluated:
     )
 
 
-def _variant_of(fitted: Fitted, base: FittedSeries, changes: Mapping[str, Any]) -> tuple[Variant, tuple[Point, ...]]:
+def _variant_of(
+    fitted: Fitted, base: FittedSeries, changes: Mapping[str, Any], hosts: Mapping[str, Any]
+) -> tuple[Variant, tuple[Point, ...]]:
     """(from the series that was measured with the wrapper, where one of the same workload was, else by arithmetic; all
-    points of that workload that were measured with it)."""
+    points of that workload that were measured with it). `hosts`: what is to differ of the hosts."""
     work, own = workload(base.points[-1].trial), base.series
     ranked = sorted(fitted.evidence.series, key=lambda one: (one.name != own.name, one.mode != own.mode))
     alike = [
@@ -367,8 +377,8 @@ def _variant_of(fitted: Fitted, base: FittedSeries, changes: Mapping[str, Any]) 
         and all(getattr(trial.train, name) == value for name, value in changes.items())
     ]  # fmt: skip
     if not alike:
-        return variant(base, changes), ()
-    asked = variant(fitted.series[alike[0].name], {})
+        return variant(base, {**changes, **hosts}), ()
+    asked = variant(fitted.series[alike[0].name], hosts)
     same = _of_a_step(asked.trial)
     points = [point for one in alike for point in one.points if not point.trial.train.micro_batches]
     return asked, tuple(point for point in points if _of_a_step(point.trial) == same)
@@ -394,19 +404,18 @@ def workload(trial: Trial) -> tuple[object, ...]:
     )
 
 
-def spread_by_part(fitted: FittedSeries, gpus: int, ranks_per_node: int) -> dict[str, float]:
+def spread_by_part(asked: Variant, at: Candidate) -> dict[str, float]:
     """Share of the variance of the logarithm of a future run's step time that each part's uncertainty makes.
 
     Each part's parameters vary as drawn while all others stay at their means; "job-to-job" is what runs differ by. The
     shares add up to 1; parts that trade off against each other are counted in each.
     """
-    own = Candidate.of(fitted.points[-1].trial)
-    worlds = worlds_of(fitted, [replace(own, gpus=gpus, ranks_per_node=ranks_per_node)])
-    still = {name: np.full_like(rows, rows.mean()) for name, rows in fitted.draws.items()}
+    worlds = worlds_of(asked.fitted, [at])
+    still = {name: np.full_like(rows, rows.mean()) for name, rows in asked.draws.items()}
     shares = {}
     for part, names in PARTS.items():
-        varied = still | {name: fitted.draws[name] for name in names}
-        shares[part] = float(np.log(fitted.model.times(varied, worlds).total).var())
-    shares["job-to-job"] = float((fitted.job_spread**2).mean())
+        varied = still | {name: asked.draws[name] for name in names}
+        shares[part] = float(np.log(asked.model.times(varied, worlds).total).var())
+    shares["job-to-job"] = float((asked.fitted.job_spread**2).mean())
     whole = sum(shares.values())
     return {part: share / whole for part, share in shares.items()}

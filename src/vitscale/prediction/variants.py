@@ -15,6 +15,7 @@ from vitscale.model_spec import ModelSpec
 from vitscale.prediction.evidence import Point
 from vitscale.prediction.fitting import DRAWS, FittedSeries, spread_out_normals
 from vitscale.prediction.gpu_types import GpuType, common_type, optimizer_factor, time_factors
+from vitscale.prediction.network.links import Link, Network
 from vitscale.prediction.results import Assumption
 from vitscale.prediction.step.messages import messages, norm_messages
 from vitscale.prediction.step.model import Draws, StepModel
@@ -25,6 +26,7 @@ _RECOMPUTED = 4 / 3
 """Compute with activation checkpointing against without: each block's forward once more."""
 _SPREAD_OF_MODELS, _SPREAD_OF_ENGINES, _SPREAD_OF_PRECISIONS, _SPREAD_OF_CHECKPOINTING = 0.25, 0.30, 0.50, 0.05
 """Standard deviations of the logarithm of what is scaled by arithmetic instead of measured."""
+_OF_HOSTS = ("model", "gpu", "network")
 _LINKS_FOLLOW, _SPREAD_OF_LINKS = 0.5, 0.2
 _FIELDS = (
     "engine", "accelerate_backend", "zero_stage", "precision", "micro_batch", "grad_accum", "bucket_mib",
@@ -68,7 +70,8 @@ def variant(fitted: FittedSeries, changes: Mapping[str, Any]) -> Variant:
 
     Args:
         fitted: of the series.
-        changes: fields of `TrainSpec`, "model" with a resolved ModelSpec, or "gpu" with a GpuType.
+        changes: fields of `TrainSpec`, "model" with a resolved ModelSpec, "gpu" with a GpuType, or "network" with the
+            declared Link between hosts.
 
     Raises:
         RequestError: a field that cannot be changed, or options that the engine refuses.
@@ -76,8 +79,8 @@ def variant(fitted: FittedSeries, changes: Mapping[str, Any]) -> Variant:
     base = fitted.points[-1].trial
     changes = differing(fitted.points, changes)
     for name in changes:
-        if name not in (*_FIELDS, "model", "gpu"):
-            raise unknown("field to change", name, [*_FIELDS, "model", "gpu"])
+        if name not in (*_FIELDS, *_OF_HOSTS):
+            raise unknown("field to change", name, [*_FIELDS, *_OF_HOSTS])
     train = base.train.model_copy(update={k: v for k, v in changes.items() if k in _FIELDS})
     if "micro_batch" in changes:
         train = train.model_copy(update={"micro_batches": None})
@@ -87,12 +90,14 @@ def variant(fitted: FittedSeries, changes: Mapping[str, Any]) -> Variant:
         return Variant(fitted, trial, fitted.model, fitted.draws, (), False, None)
     if train.engine in engine_options.ENGINES or train.engine != base.train.engine:  # not an import of unknown engine
         engine_options.check(train)
-    return _Changed(fitted, base, trial, changes.get("gpu")).variant()
+    return _Changed(fitted, base, trial, changes.get("gpu"), changes.get("network")).variant()
 
 
 class _Changed:
-    def __init__(self, fitted: FittedSeries, base: Trial, trial: Trial, gpu: GpuType | None) -> None:
-        self.fitted, self.base, self.trial, self.gpu = fitted, base, trial, gpu
+    def __init__(
+        self, fitted: FittedSeries, base: Trial, trial: Trial, gpu: GpuType | None, network: Link | None
+    ) -> None:
+        self.fitted, self.base, self.trial, self.gpu, self.network = fitted, base, trial, gpu, network
         self.draws = dict(fitted.draws)
         self.model = fitted.model
         self.assumptions: list[Assumption] = []
@@ -113,6 +118,8 @@ class _Changed:
             self._other_engine()
         if self.gpu is not None:
             self._other_gpu(self.gpu)
+        if self.network is not None:
+            self._other_network(self.network)
         return Variant(self.fitted, self.trial, self.model, self.draws, tuple(self.assumptions), self.guessed, self.gpu)
 
     def _scale(self, name: str, factor: float, spread: float) -> None:
@@ -149,6 +156,14 @@ class _Changed:
             "another precision", f"{factor:.3g} times the compute, within a factor of 1.6", "run the study with it"
         )
         self.guessed = True
+
+    def _other_network(self, across: Link) -> None:
+        known = self.model.network
+        inside = {key: link for key, link in known.by_operation.items() if key[0] == "inside"}
+        of_two = {key: link for key, link in known.between_two.items() if key[0] == "inside"}
+        self.model = replace(self.model, network=Network(known.inside, across, inside, of_two))
+        for name, spread in (("bandwidth", across.bandwidth_spread), ("latency", across.latency_spread)):
+            self.draws[f"{name} across"] = spread * spread_out_normals(self.rng, DRAWS)
 
     def _other_gpu(self, gpu: GpuType) -> None:
         old = common_type(self.fitted.points[-1].devices)

@@ -38,7 +38,7 @@ def advice_figure(advice: Advice) -> Figure | None:
     picked = [_row(option, unit.per_second) | {"answer": name} for name, option in chosen]
     picked.sort(key=lambda row: float(row["time"]))
     in_front = [_row(option, unit.per_second) for option in advice.front]
-    costs = "cost" if advice.asked.price_per_gpu_hour is not None else "GPU-hours"
+    costs = "cost" if advice.asked.priced else "GPU-hours"
     x = alt.X("time:Q", title=f"time of the whole work ({unit.sign})", scale=_scale(), axis=_axis())
     y = alt.Y("spent:Q", title=costs, scale=_scale(), axis=_axis())
     colour, shape = colour_of(names), shape_of(names)
@@ -100,7 +100,9 @@ def _chosen(advice: Advice) -> list[tuple[str, Option]]:
 
 
 def _name(option: Option) -> str:
-    return advised.engine(option) + ("" if option.measured_engine else " *")
+    instance = option.candidate.instance
+    rented = "" if instance is None else f"{instance.name}, "
+    return rented + advised.engine(option) + ("" if option.measured_engine else " *")
 
 
 def _row(option: Option, per_second: float) -> Row:

@@ -1,0 +1,90 @@
+"""Instances that could be rented: a price table, of this program's own columns or of SkyPilot's public catalogue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitscale.errors import RequestError, explain, printable, shown
+from vitscale.importers import numbers, tables
+from vitscale.importers.findings import Problems, listed
+from vitscale.prediction.gpu_types import GpuType, gpu_type
+from vitscale.prediction.network.links import Link
+from vitscale.prediction.network.names import declared_link
+
+_COLUMNS = {
+    "instance": "instancetype", "gpu": "acceleratorname", "count": "acceleratorcount", "price": "price",
+    "network": "network",
+}  # fmt: skip
+"""Ours -> those of SkyPilot's catalogues, whose others (SpotPrice, Region, GpuInfo, ...) decide nothing here."""
+_MOST_GPUS = 1024
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One kind of host."""
+
+    name: str
+    gpu: GpuType
+    gpus: int
+    price_per_hour: float
+    """Of all of it, on demand, in any currency."""
+    network: Link | None = None
+    """To other instances of its kind; None: not declared."""
+
+    @property
+    def price_per_gpu_hour(self) -> float:
+        """A GPU's share of the price."""
+        return self.price_per_hour / self.gpus
+
+
+def read_instances(path: Path) -> tuple[tuple[Instance, ...], tuple[str, ...]]:
+    """(instances of the table, what of it was left out and why).
+
+    Of equal ones (regions have prices of their own) the cheapest is taken. Rows without a GPU are passed over.
+
+    Raises:
+        RequestError: columns are missing, or not one row can be used.
+        StoreError: the file cannot be read.
+    """
+    header = tables.header(path)
+    sky = "acceleratorname" in header
+    column = {own: theirs if sky else own for own, theirs in _COLUMNS.items()}
+    problems, unknown = Problems(path.name), dict[str, str]()
+    found: dict[tuple[str, int, str], Instance] = {}
+    for row in tables.rows(path, [name for own, name in column.items() if own != "network"], problems):
+        cells = {own: row[name] for own, name in column.items()}
+        if not cells["gpu"]:
+            continue
+        try:
+            one = _instance(cells)
+        except ValueError as error:
+            problems.line(row.line, str(error))
+            continue
+        except RequestError as error:
+            unknown.setdefault(printable(cells["gpu"])[:60], str(error))
+            continue
+        key = (one.gpu.name, one.gpus, cells["network"])
+        if key not in found or one.price_per_hour < found[key].price_per_hour:
+            found[key] = one
+    if not found:
+        why = "; ".join([*unknown.values(), *problems.told()][:1]) or "no row has a GPU"
+        raise RequestError(explain(f"{shown(path.name)} holds no instance that can be used: {why}"))
+    left = [f"{path.name}: GPUs that are unknown here are left out: {listed(sorted(unknown))}"] if unknown else []
+    return tuple(found.values()), (*left, *problems.told())
+
+
+def _instance(cells: dict[str, str]) -> Instance:
+    """Raises: ValueError: a number that cannot be; RequestError: a GPU or network that is unknown."""
+    if not cells["instance"]:
+        raise ValueError("it names no instance")
+    price = numbers.finite(cells["price"]) if cells["price"].replace(".", "", 1).isdecimal() else None
+    if not price:
+        raise ValueError(f"{cells['price'][:40]!r} is no price")
+    return Instance(
+        name=printable(cells["instance"])[:60],
+        gpu=gpu_type(cells["gpu"]),
+        gpus=numbers.whole(cells["count"], 1, _MOST_GPUS),
+        price_per_hour=price,
+        network=declared_link(cells["network"]) if cells["network"] else None,
+    )

@@ -11,21 +11,19 @@ import argparse
 import csv
 import math
 import statistics
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from between_marks import write_between
 from product import Row, predicted
+from published_folder import gpu_pairs, read
 
 from vitscale.analysis.statistics import t_quantile
+from vitscale.errors import RequestError
 
 MARK = "gpu-types"
-PAIRS = (
-    ("GNMT, fp16", "nv_gnmt_dgx2_amp.csv", "nv_gnmt_a100_amp.csv"),
-    ("Inception v3, fp32", "tf_ec2_inception3.csv", "tf_dgx1_inception3.csv"),
-)
-"""Those of which one source timed the same program at the same batch on two types."""
 STUDY = ("ViT-B/16, fp32", "Tesla T4", "NVIDIA GeForce RTX 3070")
 """Of the study: one GPU, micro-batch 16, all of CIFAR-10."""
 
@@ -47,11 +45,11 @@ class Held:
 
 def tables(folder: Path, study: Path | None) -> Iterator[tuple[str, list[Row], list[Row]]]:
     """(program, rows of one type, rows of the other)."""
-    for program, one, other in PAIRS:
-        yield program, _rows(folder / one), _rows(folder / other)
+    for program, one, other in gpu_pairs(read(folder)):
+        yield program, list(one.rows), list(other.rows)
     if study is not None:
-        program, one, other = STUDY
-        yield program, _of_the_study(study, one), _of_the_study(study, other)
+        program, old, new = STUDY
+        yield program, _of_the_study(study, old), _of_the_study(study, new)
 
 
 def held(program: str, measured: Sequence[Row], true: Sequence[Row]) -> list[Held]:
@@ -69,19 +67,22 @@ def held(program: str, measured: Sequence[Row], true: Sequence[Row]) -> list[Hel
 
 
 def both_ways(folder: Path, study: Path | None) -> list[Held]:
-    """Each pair, from either of its types."""
-    return [
-        one
-        for program, first, second in tables(folder, study)
-        for one in (*held(program, first, second), *held(program, second, first))
-    ]
+    """Each pair, from either of its types; what cannot be predicted is told on stderr."""
+    found: list[Held] = []
+    for program, first, second in tables(folder, study):
+        for measured, true in ((first, second), (second, first)):
+            try:
+                found += held(program, measured, true)
+            except RequestError as error:
+                print(f"{program}: {error}", file=sys.stderr)
+    return found
 
 
 def left_out_holds(found: Sequence[Held]) -> Mapping[str, tuple[float, float]]:
     """Program -> (its error on one rank, the end of the interval that the other programs' errors give by t)."""
     alone = {one.program: one.error for one in found if one.gpus == 1}
     ends = {}
-    for program, error in alone.items():
+    for program, error in alone.items() if len(alone) > 1 else ():
         others = [other for name, other in alone.items() if name != program]
         spread = math.sqrt(statistics.fmean(other**2 for other in others))
         ends[program] = (error, t_quantile(len(others), 0.95) * spread * math.sqrt(1 + 1 / len(others)))
@@ -90,6 +91,8 @@ def left_out_holds(found: Sequence[Held]) -> Mapping[str, tuple[float, float]]:
 
 def told(found: Sequence[Held]) -> str:
     """The table, and what it comes to."""
+    if not found:
+        return "No two series differ in GPU type alone."
     columns = ("program", "measured on", "asked", "ranks", "predicted / true", "in the interval")
     lines = [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
     for one in found:

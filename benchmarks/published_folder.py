@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated
 
@@ -55,6 +56,22 @@ class Table:
         column = rate_of(self.rows[0])
         values = [float(row[column]) for row in self.at([gpus])]
         return values if column == "images_per_second" else [1 / value for value in values]
+
+
+def gpu_pairs(tables: Sequence[Table]) -> list[tuple[str, Table, Table]]:
+    """(The words that both names have, one, the other) of each two series that differ in GPU type alone: of one
+    repository, micro-batch and precision, with names alike but for one word, such as the system's."""
+    found = []
+    for one, other in combinations(tables, 2):
+        first, second = (table.rows[0] for table in (one, other))
+        alike = one.entry.repository == other.entry.repository
+        alike &= all(first.get(column) == second.get(column) for column in ("micro_batch", "precision"))
+        words = [table.entry.name.split("_") for table in (one, other)]
+        common = [a for a, b in zip(*words, strict=False) if a == b]
+        another = {first.get("gpu"), second.get("gpu")} - {None}
+        if alike and len(another) == 2 and [len(common) + 1] * 2 == [len(each) for each in words]:
+            found.append((" ".join(common), one, other))
+    return found
 
 
 def rate_of(row: Row) -> str:

@@ -1,7 +1,7 @@
 """Predictions held against scaling tables that others published, beside constant step, Amdahl, USL and Ernest.
 
     python benchmarks/published_tables.py FOLDER [--out now.json] [--against before.json] [--sources a,b] [--seed 0]
-                                          [--untold network,model] [--choose settings.json] [--write PAGE]
+                                          [--untold network,model] [--choose settings.json] [--pairs] [--write PAGE]
 
 FOLDER holds tables as `vitscale import --format csv` reads them, and an index.json that says of each series: name,
 file, fit and held (GPU counts), per_node, network, model, engine (or null), and source (repository: path). The rows of
@@ -18,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import gpu_types
 import numpy as np
 from between_marks import write_between
 from choosing import BY, choose, replaced, settings_of
@@ -58,18 +59,22 @@ def main() -> None:
     parser.add_argument("--untold", default="", help=f"of {', '.join(TOLD)}: not told to vitscale")
     parser.add_argument("--write", type=Path, help="a page with the marks `published tables`")
     parser.add_argument("--choose", type=Path, help="settings (choosing.py), chosen by all sources but one")
+    parser.add_argument("--pairs", action="store_true", help="series on two GPU types instead: one from the other")
     parser.add_argument("--by", choices=BY, default="score", help="what they are chosen by")
     arguments = parser.parse_args()
     try:
+        if arguments.pairs:
+            print(gpu_types.told(gpu_types.both_ways(arguments.folder, None)))
+            return
         content, text = _run(arguments)
     except VitscaleError as error:
         print(f"published_tables: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    print(text)
     if arguments.out:
         arguments.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     if arguments.write:
         write_between(arguments.write, "published tables", text)
+    print(text)
 
 
 def _run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from paired import OURS
-from published_folder import read
+from published_folder import gpu_pairs, read
 from published_tables import evaluate, main, points_of
 
 from vitscale.errors import RequestError
@@ -64,6 +64,21 @@ def test_seconds_of_a_step_say_the_same_as_images_per_second(tmp_path: Path) -> 
     for name, rate in by_rate.predicted.items():
         assert by_step.predicted[name] / by_step.measured == pytest.approx(rate / by_rate.measured), name
     assert by_step.high / by_step.low == pytest.approx(by_rate.high / by_rate.low)
+
+
+def test_series_on_two_gpu_types_are_found_by_what_else_they_share(tmp_path: Path) -> None:
+    """x_net_amp on V100 and y_net_amp on A100 alone: another repository, batch or program is no pair."""
+    series = [
+        ("x_net_amp", "V100", "a/b:"), ("y_net_amp", "A100", "a/b:"), ("y_other_amp", "A100", "a/b:"),
+        ("z_net_amp", "A100", "c/d:"), ("v_net_amp", "V100", "a/b:"),
+    ]  # fmt: skip
+    entries = []
+    for name, gpu, source in series:
+        (tmp_path / f"{name}.csv").write_text(f"gpus,images_per_second,micro_batch,gpu\n1,9,32,{gpu}\n2,17,32,{gpu}\n")
+        entries.append({"name": name, "file": f"{name}.csv", "fit": [1], "held": [2], "source": source})
+    (tmp_path / "index.json").write_text(json.dumps({"series": entries}), encoding="utf-8")
+    found = [(words, one.entry.name, other.entry.name) for words, one, other in gpu_pairs(read(tmp_path))]
+    assert found == [("net amp", "x_net_amp", "y_net_amp"), ("net amp", "y_net_amp", "v_net_amp")]
 
 
 def test_what_the_product_refuses_is_told_and_the_rest_goes_on(tmp_path: Path) -> None:

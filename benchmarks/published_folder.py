@@ -33,6 +33,8 @@ class Entry(BaseModel):
     network: Text | None = None
     model: Text | None = None
     engine: Text | None = None
+    parameters: PositiveInt | Text | None = None
+    """Of the model: 110000000 or "110M"."""
 
     @property
     def repository(self) -> str:

@@ -4,8 +4,8 @@
                                           [--untold network,model] [--choose settings.json] [--pairs] [--write PAGE]
 
 FOLDER holds tables as `vitscale import --format csv` reads them, and an index.json that says of each series: name,
-file, fit and held (GPU counts), per_node, network, model, engine (or null), and source (repository: path). The rows of
-`fit` are imported, those of `held` predicted, by the commands themselves.
+file, fit and held (GPU counts), source (repository: path) and, where known, per_node, network, model, engine and
+parameters. The rows of `fit` are imported, those of `held` predicted, by the commands themselves.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,14 @@ from choosing import BY, choose, replaced, settings_of
 from paired import OURS, Point, units
 from peers.models import AMDAHL, CONSTANT, ERNEST, USL, Peer
 from peers.runs import Array, places
-from product import predicted
+from product import Answer, predicted
 from published_folder import Table, rate_of, read
 from tables_page import page
 
 from vitscale.errors import RequestError, VitscaleError, explain, shown, unknown
 
-TOLD = ("network", "model", "engine")
+IMPORTED = ("model", "engine", "parameters")
+TOLD = ("network", *IMPORTED)
 
 
 def _fixed_job(gpus: Array) -> Array:
@@ -116,17 +117,18 @@ def evaluate(tables: Sequence[Table], untold: Sequence[str] = ()) -> tuple[list[
     notes: dict[str, str] = {}
     for table, unit in zip(tables, shared, strict=True):
         entry = table.entry
-        told = {name: value for name in TOLD if name not in untold and (value := getattr(entry, name))}
-        imported = [word for name in ("model", "engine") if name in told for word in (f"--{name}", told[name])]
-        asked = ["--network", told["network"]] if "network" in told else []
-        asked += ["--nodes-of", str(entry.per_node)] if entry.per_node else []
+        told = {name: str(value) for name in TOLD if name not in untold and (value := getattr(entry, name))}
         try:
-            answers = predicted(
-                table.at(entry.fit), entry.held, import_options=["--format", "csv", *imported], predict_options=asked
-            )
+            answers = _answers(table, told)
         except RequestError as error:
             notes[entry.name] = str(error).strip()
-            continue
+            if told.pop("model", None) is None:
+                continue
+            try:  # of most models here is none by that name
+                answers = _answers(table, told)
+                notes[entry.name] = f"its model was left untold: {notes[entry.name]}"
+            except RequestError:
+                continue
         if len(answers) != len(entry.held):
             series = list(dict.fromkeys(answer["series"] for answer in answers))
             notes[entry.name] = (
@@ -135,6 +137,16 @@ def evaluate(tables: Sequence[Table], untold: Sequence[str] = ()) -> tuple[list[
         by_count = {answer["gpus"]: answer for answer in answers}
         points += [_point(table, unit, gpus, by_count[gpus]) for gpus in entry.held if gpus in by_count]
     return points, notes
+
+
+def _answers(table: Table, told: Mapping[str, str]) -> list[Answer]:
+    entry = table.entry
+    imported = [word for name in IMPORTED if name in told for word in (f"--{name}", told[name])]
+    asked = ["--network", told["network"]] if "network" in told else []
+    asked += ["--nodes-of", str(entry.per_node)] if entry.per_node else []
+    return predicted(
+        table.at(entry.fit), entry.held, import_options=["--format", "csv", *imported], predict_options=asked
+    )
 
 
 def _figures(table: Table) -> frozenset[object]:

@@ -25,6 +25,8 @@ from vitscale.prediction.results import CONFIDENCE
 FEWEST_POINTS = 8
 """Of a source that is said to be behind a peer."""
 
+_FURTHEST = 6
+
 
 @dataclass(frozen=True)
 class Figures:
@@ -107,7 +109,7 @@ def page(
         against |= {"earlier version": then}
     for source in sources:
         lines += ["", f"{source}: {found[source][OURS].points} points", *_model_table(found[source])]
-    lines += ["", *textwrap.wrap(behind, 80), *_notes(notes), "```"]
+    lines += ["", *textwrap.wrap(behind, 80), "", "Furthest off", *_furthest(points), *_notes(notes), "```"]
     content = {
         "figures": {scope: {m: asdict(one) for m, one in by.items()} for scope, by in found.items()},
         "labels": labels,
@@ -228,6 +230,15 @@ def _label_table(labels: Mapping[str, Mapping[str, Any]]) -> list[str]:
              f"{one['low']:.2f}-{one['high']:.2f}", "yes" if one["contains"] else "NO", f"{one['width']:.3f}",
              f"{one['score']:.3f}", f"{100 * one['mean']:.1f}", f"{100 * one['signed']:+.1f}"]
         )  # fmt: skip
+    return aligned(rows)
+
+
+def _furthest(points: Sequence[Point]) -> list[str]:
+    off, held = errors(points, OURS), same_intervals(points, OURS).held
+    rows = [["series", "GPUs", "off, %", "held", "label"]]
+    for n in np.argsort(-np.abs(off))[:_FURTHEST]:
+        one = points[n]
+        rows.append([one.series[:40], str(one.gpus), f"{100 * off[n]:+.1f}", "yes" if held[n] else "NO", one.label])
     return aligned(rows)
 
 

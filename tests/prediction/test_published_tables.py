@@ -82,9 +82,19 @@ def test_series_on_two_gpu_types_are_found_by_what_else_they_share(tmp_path: Pat
 
 
 def test_what_the_product_refuses_is_told_and_the_rest_goes_on(tmp_path: Path) -> None:
-    points, notes = evaluate(read(folder(tmp_path, {1: 100.0, 2: 190.0, 12: 1000.0})))
+    points, notes = evaluate(read(folder(tmp_path, {1: 100.0, 2: 190.0, 8: 700.0}, network="a fast one")))
     assert not points
-    assert "12 ranks do not fill hosts of 8" in notes["s"]
+    assert "'a fast one' is no network" in notes["s"]
+
+
+def test_a_model_that_has_no_name_here_is_left_untold(tmp_path: Path) -> None:
+    rates = {1: 100.0, 8: 700.0, 16: 1000.0}
+    (named,), notes = evaluate(read(folder(tmp_path, rates, model="no-such-net")))
+    (untold,), none = evaluate(read(folder(tmp_path, rates)))
+    assert named == untold
+    assert not none
+    assert "its model was left untold: unknown model 'no-such-net'" in notes["s"]
+    assert not evaluate(read(folder(tmp_path, rates, engine="ddp", parameters=25_000_000)))[1]
 
 
 @pytest.mark.parametrize(

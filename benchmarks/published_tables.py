@@ -27,6 +27,7 @@ from peers.models import AMDAHL, CONSTANT, ERNEST, USL, Peer
 from peers.runs import Array, places
 from product import Answer, predicted
 from published_folder import Table, rate_of, read
+from pydantic import TypeAdapter
 from tables_page import page
 
 from vitscale.errors import RequestError, VitscaleError, explain, shown, unknown
@@ -98,7 +99,7 @@ def _run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     else:
         points, notes = evaluate(tables, untold)
     named = {name: getattr(arguments, name) for name in ("sources", "untold", "seed", "against", "choose")}
-    words = [f"--{name} {Path(str(value)).name}" for name, value in named.items() if value]
+    words = [f"--{name} {value.name if isinstance(value, Path) else value}" for name, value in named.items() if value]
     text, figures = page(points, earlier, notes, arguments.seed, " ".join([arguments.folder.name, *words]), head)
     return content | {"points": [asdict(point) for point in points], "notes": notes, "figures": figures}, text
 
@@ -212,10 +213,11 @@ def points_of(path: Path) -> list[Point]:
         RequestError: it is none.
     """
     try:
-        return [Point(**one) for one in json.loads(path.read_text(encoding="utf-8"))["points"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return TypeAdapter(list[Point]).validate_python(json.loads(path.read_text(encoding="utf-8"))["points"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        why = str(error).partition("\n")[0]
         raise RequestError(
-            explain(f"--against {shown(str(path))} cannot be used: {error}", next_step="Give a file that --out wrote")
+            explain(f"--against {shown(str(path))} cannot be used: {why}", next_step="Give a file that --out wrote")
         ) from None
 
 

@@ -144,10 +144,10 @@ def mean_of_units(figures: Array, points: Sequence[Point]) -> Array:
 
 
 def units(figures: Sequence[tuple[str, frozenset[object]]]) -> list[str]:
-    """For each series, by (name, its measured figures), the name of the first that it shares a figure with, at any
-    number of removes."""
+    """For each series, by (name, its measured figures), the name of the first that it shares figures with, at any
+    number of removes. One alone may be alike by chance."""
     owner: list[int] = list(range(len(figures)))
     for n, (_, own) in enumerate(figures):
-        joined = {owner[m] for m in range(n) if own & figures[m][1]} | {n}
+        joined = {owner[m] for m in range(n) if len(own & figures[m][1]) > 1} | {n}
         owner = [min(joined) if one in joined else one for one in owner]
     return [figures[n][0] for n in owner]

@@ -104,6 +104,7 @@ def test_the_bootstrap_has_the_standard_error_of_the_mean() -> None:
     assert (found.high - found.low) / (2 * 1.645) == pytest.approx(found.standard_error, rel=0.05)
 
 
-def test_series_that_share_a_figure_are_one_unit_at_any_remove() -> None:
-    figures = [("a", {1, 2}), ("b", {3}), ("c", {4, 5}), ("d", {2, 4}), ("e", {6})]
+def test_series_that_share_figures_are_one_unit_at_any_remove() -> None:
+    """b has one figure in common with a: by chance."""
+    figures = [("a", {1, 2, 3}), ("b", {3, 9}), ("c", {4, 5}), ("d", {1, 2, 4, 5}), ("e", {6})]
     assert units([(name, frozenset(own)) for name, own in figures]) == ["a", "b", "a", "a", "e"]

@@ -129,9 +129,7 @@ def test_a_rate_that_is_none_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "[]", '{"points": [{"series": "s"}]}', '{"points": [3]}'])
 def test_earlier_points_that_are_none_are_one_message(tmp_path: Path, text: str) -> None:
     (tmp_path / "before.json").write_text(text, encoding="utf-8")
-    with pytest.raises(
-        RequestError, match=r"before\.json. cannot be used: .*Give a file that --out wrote"
-    ):
+    with pytest.raises(RequestError, match=r"before\.json. cannot be used: .*Give a file that --out wrote"):
         points_of(tmp_path / "before.json")
 
 

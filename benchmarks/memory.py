@@ -95,7 +95,12 @@ def configurations() -> Iterator[tuple[str, str, dict[str, Any]]]:
         yield engine, "fp32, DeepSpeed's buckets", {"engine": "deepspeed", "zero_stage": stage}
     for name, model in OTHERS.items():
         norm = {"batch_norm": "synchronised"} if model.task == "segmentation" else {}
-        for engine, fields in (("none", {"engine": "none"}), ("ddp", {"engine": "ddp", "bucket_mib": 1})):
+        wrapped: list[tuple[str, dict[str, Any]]] = [
+            ("none", {"engine": "none"}), ("ddp", {"engine": "ddp", "bucket_mib": 1}), ("fsdp2", {"engine": "fsdp2"})
+        ]  # fmt: skip
+        for stage in range(4):
+            wrapped.append((f"deepspeed, ZeRO-{stage}", {"engine": "deepspeed", "zero_stage": stage} | BUCKETS))
+        for engine, fields in wrapped:
             whole = fields | norm | {"model": model}
             yield engine, f"{name}, fp32", whole
             yield engine, f"{name}, bf16-params", whole | {"precision": "bf16-params"}

@@ -115,9 +115,8 @@ def test_shapes_are_those_of_the_model_in_its_order(name: str) -> None:
     spec = resolve(ModelSpec(name=name, image_size=112, layers=3, mlp_size=100), 10, 12)
     shapes = model_spec.parameter_shapes(spec)
     assert shapes is not None
-    assert shapes.layers == 3
-    listed = [*shapes.embedding, *shapes.block * 3, *shapes.head]
-    assert listed == [tuple(parameter.shape) for parameter in on_meta(spec).parameters()]
+    assert [block.repeats for block in shapes.blocks] == [1, 3, 1]
+    assert shapes.tensors() == [tuple(parameter.shape) for parameter in on_meta(spec).parameters()]
 
 
 def test_channels_are_those_of_the_data() -> None:

@@ -6,31 +6,79 @@ window does not divide is padded. Images are square.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 _BIAS_WIDTH = 512
 """Of the small network that makes a window's position biases."""
 
 
-class Counts(NamedTuple):
-    """Of a part of a model."""
+class Module(NamedTuple):
+    """A module with trainable tensors of its own."""
 
-    parameters: int
-    macs: int
-    """Products of one image's forward pass."""
+    tensors: tuple[tuple[int, ...], ...]
+    """Their shapes, in the order in which they are registered."""
+    macs: int = 0
+    """Products of one image's forward that are done in it, or beside it with what it gives (attention)."""
+    cast: bool = False
+    """Whether it is a linear layer or a convolution: what autocast computes in 16 bits, and DeepSpeed sends so."""
 
-    def plus(self, other: Counts) -> Counts:
-        """Of both parts together."""
-        return Counts(self.parameters + other.parameters, self.macs + other.macs)
+    @property
+    def elements(self) -> int:
+        """Of all its tensors."""
+        return sum(map(math.prod, self.tensors))
+
+    @property
+    def gradients(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes in the order in which autograd makes their gradients: a linear layer's bias first, and positions."""
+        return self.tensors[::-1] if len(self.tensors[0]) in (2, 3) else self.tensors
 
 
-def total(parts: Iterator[Counts] | Sequence[Counts]) -> Counts:
-    """Of all parts together."""
-    whole = Counts(0, 0)
-    for part in parts:
-        whole = whole.plus(part)
-    return whole
+class Block(NamedTuple):
+    """Modules that follow one another in forward, as one part of a model."""
+
+    modules: tuple[Module, ...]
+    """In the order in which they are registered."""
+    forward: tuple[int, ...]
+    """Their places in the order of forward, whose reverse is that of backward."""
+    repeats: int = 1
+    """Like blocks in a row."""
+    wrapped: bool = False
+    """Whether it is one of the model's repeated blocks, which engines wrap one by one (`engines.blocks.blocks_of`)."""
+
+    @property
+    def elements(self) -> int:
+        """Of one block's tensors."""
+        return sum(module.elements for module in self.modules)
+
+    @property
+    def in_forward(self) -> tuple[Module, ...]:
+        """The modules in the order of forward."""
+        return tuple(self.modules[place] for place in self.forward)
+
+
+def in_order(modules: Iterable[Module]) -> Block:
+    """A block whose modules forward takes in the order in which they are registered."""
+    listed = tuple(modules)
+    return Block(listed, tuple(range(len(listed))))
+
+
+def linear(inputs: int, outputs: int, rows: int, *, bias: bool = True, extra_macs: int = 0) -> Module:
+    """A linear layer on `rows` rows of an image."""
+    own = ((outputs,),) if bias else ()
+    return Module(((outputs, inputs), *own), rows * inputs * outputs + extra_macs, cast=True)
+
+
+def norm(width: int) -> Module:
+    """The weight and the bias of a norm."""
+    return Module(((width,), (width,)))
+
+
+def convolution(inputs: int, outputs: int, kernel: int, side: int, *, bias: bool = True) -> Module:
+    """A convolution that gives `side` x `side` pixels of an image."""
+    own = ((outputs,),) if bias else ()
+    return Module(((outputs, inputs, kernel, kernel), *own), side**2 * inputs * outputs * kernel**2, cast=True)
 
 
 class SwinShape(NamedTuple):
@@ -75,31 +123,54 @@ def stages(shape: SwinShape) -> list[Stage]:
     return found
 
 
-def swin(shape: SwinShape) -> Counts:
+def swin(shape: SwinShape) -> list[Block]:
     """Swin V2 (Liu et al., "Swin Transformer V2", CVPR 2022) from its patches to the end of its last stage.
 
     Left out of the products, as for the ViT: biases, norms, GELU, softmax, and the two vector norms of its attention.
     """
     found = stages(shape)
-    pixels, width = shape.channels * shape.patch_size**2, shape.hidden_size
-    embedding = Counts(pixels * width + 3 * width, found[0].side ** 2 * pixels * width)
-    blocks = (swin_block(stage) for stage in found for _ in range(stage.depth))
-    return total([embedding, *map(swin_merge, found[:-1]), *blocks])
+    patches = convolution(shape.channels, shape.hidden_size, shape.patch_size, found[0].side)
+    if len(found) == 1:  # a list of one stage is none, but its own blocks are
+        blocks = [swin_block(found[0])._replace(repeats=found[0].depth, wrapped=found[0].depth > 1)]
+    else:
+        blocks = [_stage(s, s is found[-1]) for s in found]
+    return [in_order([patches, norm(shape.hidden_size)]), *blocks]
 
 
-def swin_merge(s: Stage) -> Counts:
+def _stage(s: Stage, last: bool) -> Block:
+    modules, forward = swin_block(s)[:2]
+    places = tuple(number * len(modules) + place for number in range(s.depth) for place in forward)
+    merge = () if last else swin_merge(s)
+    behind = tuple(len(places) + place for place in range(len(merge)))
+    return Block(s.depth * modules + merge, places + behind, wrapped=True)
+
+
+def swin_merge(s: Stage) -> tuple[Module, Module]:
     """What follows a stage that is not the last: four tokens side by side to twice the width, and a norm."""
-    return Counts(8 * s.width**2 + 4 * s.width, ((s.side + 1) // 2) ** 2 * 8 * s.width**2)
+    return linear(4 * s.width, 2 * s.width, ((s.side + 1) // 2) ** 2, bias=False), norm(2 * s.width)
 
 
-def swin_block(s: Stage) -> Counts:
-    """Attention in windows, by cosines and with learnt position biases; an MLP of four times the width; two norms."""
-    c, tokens = s.width, s.side**2
-    biases = 3 * _BIAS_WIDTH + _BIAS_WIDTH * s.heads
-    parameters = 4 * c * c + 3 * c + s.heads + biases + 8 * c * c + 5 * c + 4 * c
-    positions = (2 * s.window - 1) ** 2 * (2 * _BIAS_WIDTH + _BIAS_WIDTH * s.heads)  # once, however many the images
-    attention = s.padded * (4 * c * c + 2 * s.window**2 * c)
-    return Counts(parameters, attention + positions + tokens * 8 * c * c)
+def swin_block(s: Stage) -> Block:
+    """Attention in windows, by cosines and with learnt position biases; an MLP of four times the width; two norms.
+
+    Of attention's products half are done with the values, and half before the small network that makes its biases,
+    once for however many images, has a gradient.
+    """
+    c, positions, attention = s.width, (2 * s.window - 1) ** 2, s.padded * s.window**2 * s.width
+    modules = (
+        Module(((s.heads, 1, 1),)),
+        linear(2, _BIAS_WIDTH, positions),
+        linear(_BIAS_WIDTH, s.heads, positions, bias=False, extra_macs=attention),
+        linear(c, c, s.padded),
+        linear(c, c, s.padded, bias=False),
+        linear(c, c, s.padded, extra_macs=attention),
+        linear(c, c, s.padded),
+        norm(c),
+        linear(c, 4 * c, s.side**2),
+        linear(4 * c, c, s.side**2),
+        norm(c),
+    )
+    return Block(modules, (3, 4, 5, 0, 1, 2, 6, 7, 8, 9, 10))
 
 
 _KEPT: dict[str, tuple[int, int, int, int, int]] = {
@@ -162,30 +233,19 @@ _AUXILIARY_MAP = 2
 class DecoderLayer(NamedTuple):
     """A convolution of UperNet with the norm and the ReLU behind it; elements of one image."""
 
-    counts: Counts
+    modules: tuple[Module, ...]
+    """The convolution, and its batch norm where it has one."""
     taken: int
     """What it takes."""
     given: int
     """What it gives, and its norm takes."""
     kept: int
     """For backward: what it, its norm and what takes its ReLU's output take; once what is kept already."""
-    norm: int = 0
-    """Channels of its batch norm; 0: it has neither norm nor ReLU."""
 
-
-def upernet(shape: DecoderShape) -> Counts:
-    """Of all its layers together."""
-    return total([layer.counts for layer in upernet_layers(shape)])
-
-
-def upernet_kept(shape: DecoderShape) -> int:
-    """Elements that UperNet keeps of one image for backward."""
-    return sum(layer.kept for layer in upernet_layers(shape))
-
-
-def upernet_norms(shape: DecoderShape) -> tuple[int, ...]:
-    """Channels of each of UperNet's batch norms: one after every convolution but the classifiers."""
-    return tuple(layer.norm for layer in upernet_layers(shape) if layer.norm)
+    @property
+    def norm(self) -> int:
+        """Channels of its batch norm; 0: it has neither norm nor ReLU."""
+        return self.modules[1].tensors[0][0] if len(self.modules) > 1 else 0
 
 
 def upernet_layers(shape: DecoderShape) -> list[DecoderLayer]:
@@ -215,22 +275,52 @@ def upernet_layers(shape: DecoderShape) -> list[DecoderLayer]:
     return [*decoder, *auxiliary]
 
 
+def upernet(shape: DecoderShape, before: Sequence[Module] = (), *, auxiliary_first: bool = False) -> Block:
+    """UperNet's modules, behind those that a model holds `before` it.
+
+    Registered are the classifier, what is pooled and its bottleneck, the laterals, then the rest as in forward.
+    `auxiliary_first`: whether forward goes through the auxiliary head before the other one.
+    """
+    layers, others = upernet_layers(shape), len(shape.widths) - 1
+    pooled = others + len(_POOLED) + 1
+    joined = pooled + others
+    auxiliary = range(joined + 2, len(layers))
+    order = [joined + 1, *range(others, pooled), *range(others), *range(pooled, joined + 1), *auxiliary]
+    modules = list(before)
+    places: dict[int, range] = {}
+    for number in order:
+        places[number] = range(len(modules), len(modules) + len(layers[number].modules))
+        modules += layers[number].modules
+    heads = (range(joined + 2), auxiliary)
+    forward = [place for head in (reversed(heads) if auxiliary_first else heads) for n in head for place in places[n]]
+    return Block(tuple(modules), (*range(len(before)), *forward))
+
+
+def upernet_lists(shape: DecoderShape) -> int:
+    """Elements of the larger of UperNet's two lists of like modules: its laterals, and the convolutions behind."""
+    layers, others = upernet_layers(shape), len(shape.widths) - 1
+    behind = others + len(_POOLED) + 1
+    return max(
+        sum(module.elements for layer in some for module in layer.modules)
+        for some in (layers[:others], layers[behind : behind + others])
+    )
+
+
 def _layer(inputs: int, outputs: int, kernel: int, side: int) -> DecoderLayer:
     """A convolution without bias that keeps the side, and a batch norm."""
-    products = inputs * outputs * kernel**2
+    modules = (convolution(inputs, outputs, kernel, side, bias=False), norm(outputs))
     taken, given = inputs * side**2, outputs * side**2
-    return DecoderLayer(Counts(products + 2 * outputs, side**2 * products), taken, given, taken + 2 * given, outputs)
+    return DecoderLayer(modules, taken, given, taken + 2 * given)
 
 
 def _classifier(size: int, classes: int, side: int) -> DecoderLayer:
-    counts = Counts(size * classes + classes, side**2 * size * classes)
-    return DecoderLayer(counts, size * side**2, classes * side**2, 0)
+    return DecoderLayer((convolution(size, classes, 1, side),), size * side**2, classes * side**2, 0)
 
 
-def pyramid(width: int, side: int) -> Counts:
+def pyramid(width: int, side: int) -> tuple[Module, ...]:
     """The maps of 4, 2, 1 and 1/2 times a ViT's side: two transposed convolutions, one, none, and a pooling."""
-    product = 4 * width * width
-    return Counts(3 * (product + width), side**2 * product * (1 + 4 + 1))
+    tensors = ((width, width, 2, 2), (width,))
+    return tuple(Module(tensors, side**2 * 4 * width**2 * times) for times in (1, 4, 1))
 
 
 def pyramid_kept_bytes(width: int, side: int, element_bytes: int) -> int:

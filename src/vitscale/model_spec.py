@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
+from functools import lru_cache
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from vitscale import model_counts
-from vitscale.errors import RequestError, explain, shown, unknown
+from vitscale.errors import RequestError, VitscaleError, explain, shown, unknown
 from vitscale.hf_config import hf_shape
-from vitscale.model_counts import Counts, DecoderShape, SwinShape
+from vitscale.model_counts import Block, DecoderShape, Module, SwinShape
 
 Task = Literal["classification", "segmentation"]
 
@@ -283,8 +285,8 @@ def _hf_fields(spec: ModelSpec) -> dict[str, object]:
     return {**shape, "image_size": config.image_size}
 
 
-class _Shape(NamedTuple):
-    """All that the counts need; sizes in elements."""
+class VitShape(NamedTuple):
+    """All that a ViT's counts need; sizes in elements."""
 
     tokens: int
     special_tokens: int
@@ -297,8 +299,8 @@ class _Shape(NamedTuple):
     qkv_bias: bool
 
 
-def _shape(spec: ModelSpec) -> _Shape | None:
-    """A ViT's, whatever stands on it; None for all else."""
+def vit_shape(spec: ModelSpec) -> VitShape | None:
+    """A resolved ViT's, whatever stands on it; None of all else."""
     if spec.factory is not None or spec.unknown or spec.depths is not None:
         return None
     special_tokens, qkv_bias = 1, True
@@ -312,7 +314,7 @@ def _shape(spec: ModelSpec) -> _Shape | None:
         raise ValueError("counts need a resolved spec: call resolve(spec, dataset_classes) first")
     patch, hidden, layers, _, mlp, classes = sizes
     patches = (spec.image_size // patch) ** 2
-    return _Shape(
+    return VitShape(
         patches + special_tokens, special_tokens, spec.channels, patch, hidden, layers, mlp, classes, qkv_bias
     )
 
@@ -327,30 +329,13 @@ def swin_shape(spec: ModelSpec) -> SwinShape | None:
     )  # fmt: skip
 
 
-def _counts(spec: ModelSpec) -> Counts | None:
-    """Of the whole model; None where unknown."""
-    swin, vit, classes = swin_shape(spec), _shape(spec), spec.num_classes or 0
-    if swin is not None:
-        body, width = model_counts.swin(swin), model_counts.stages(swin)[-1].width
-    elif vit is not None:
-        body, width = _vit_body(vit), vit.hidden
-    else:
-        return None
-    norm = Counts(2 * width, 0)
-    decoder = decoder_shape(spec)
-    if decoder is None:
-        return model_counts.total([body, norm, Counts(width * classes + classes, width * classes)])
-    own = [norm, model_counts.pyramid(width, decoder.sides[_OWN_MAP])] if vit is not None else []
-    return model_counts.total([body, model_counts.upernet(decoder), *own])
-
-
 _OWN_MAP = 2
 """Of a ViT's pyramid: the map of its own side."""
 
 
 def decoder_shape(spec: ModelSpec) -> DecoderShape | None:
     """UperNet on a named model of segmentation; None for all else."""
-    swin, vit = swin_shape(spec), _shape(spec)
+    swin, vit = swin_shape(spec), vit_shape(spec)
     if spec.task == "classification" or (swin is None and vit is None):
         return None
     if swin is not None:
@@ -364,71 +349,87 @@ def decoder_shape(spec: ModelSpec) -> DecoderShape | None:
 
 def batch_norms(spec: ModelSpec) -> tuple[int, ...] | None:
     """Channels of each batch norm of a recorded spec; None where only building the model could tell."""
-    try:
-        decoder = decoder_shape(spec)
-        if decoder is not None:
-            return model_counts.upernet_norms(decoder)
-        return None if _counts(spec) is None else ()
-    except ValueError:
+    if recorded_shapes(spec) is None:
         return None
-
-
-def _vit_body(s: _Shape) -> Counts:
-    """Patches, positions and blocks."""
-    shapes = _shapes_of_vit(s)
-    count = sum(map(math.prod, shapes.embedding)) + s.layers * sum(map(math.prod, shapes.block))
-    h, t = s.hidden, s.tokens
-    patch_macs = (t - s.special_tokens) * s.channels * s.patch**2 * h
-    block_macs = t * (4 * h * h + 2 * t * h + 2 * h * s.mlp)
-    return Counts(count, patch_macs + s.layers * block_macs)
+    decoder = decoder_shape(spec)
+    return () if decoder is None else tuple(layer.norm for layer in model_counts.upernet_layers(decoder) if layer.norm)
 
 
 class ParameterShapes(NamedTuple):
-    """Shapes of a model's trainable tensors in the order in which a named model holds them."""
+    """A model's trainable tensors by block, in the order in which a named model registers them."""
 
-    embedding: tuple[tuple[int, ...], ...]
-    block: tuple[tuple[int, ...], ...]
-    """Of one of `layers` like blocks."""
-    layers: int
-    head: tuple[tuple[int, ...], ...]
-    """The last norm and the classifier."""
+    blocks: tuple[Block, ...]
+    wrapped_in_decoder: bool = False
+    """Whether engines wrap a list of the decoder's convolutions, which has more parameters than that of the blocks."""
+
+    def each(self) -> Iterator[Block]:
+        """Every block by itself: like ones one after the other."""
+        return (block for block in self.blocks for _ in range(block.repeats))
+
+    def tensors(self) -> list[tuple[int, ...]]:
+        """All shapes."""
+        return [shape for block in self.each() for module in block.modules for shape in module.tensors]
 
 
 def parameter_shapes(spec: ModelSpec) -> ParameterShapes | None:
-    """The shapes of a resolved spec's trainable tensors; None for all but ViTs that classify."""
-    s = _shape(spec)
-    return None if s is None or spec.task != "classification" else _shapes_of_vit(s)
+    """The shapes of a resolved spec's trainable tensors; None where only building the model could tell."""
+    return _shapes(swin_shape(spec), vit_shape(spec), decoder_shape(spec), spec.num_classes or 0)
 
 
-def _shapes_of_vit(s: _Shape) -> ParameterShapes:
-    h, m = s.hidden, s.mlp
-    tokens = ((1, 1, h),) * s.special_tokens + ((1, s.tokens, h),)
-    projection = ((h, h), (h,)) if s.qkv_bias else ((h, h),)
-    block = 3 * projection + ((h, h), (h,)) + 4 * ((h,),) + ((m, h), (m,), (h, m), (h,))
+@lru_cache(maxsize=256)
+def _shapes(
+    swin: SwinShape | None, vit: VitShape | None, decoder: DecoderShape | None, classes: int
+) -> ParameterShapes | None:
+    if swin is not None:
+        blocks, width = model_counts.swin(swin), model_counts.stages(swin)[-1].width
+    elif vit is not None:
+        blocks, width = _vit_blocks(vit), vit.hidden
+    else:
+        return None
+    norm = model_counts.norm(width)
+    if decoder is None:
+        return ParameterShapes((*blocks, model_counts.in_order([norm, model_counts.linear(width, classes, 1)])))
+    before = [] if vit is None else [norm, *model_counts.pyramid(width, decoder.sides[_OWN_MAP])]
+    wrapped = sum(block.repeats * block.elements for block in blocks if block.wrapped)
     return ParameterShapes(
-        embedding=(*tokens, (h, s.channels, s.patch, s.patch), (h,)),
-        block=block,
-        layers=s.layers,
-        head=((h,), (h,), (s.classes, h), (s.classes,)),
+        (*blocks, model_counts.upernet(decoder, before, auxiliary_first=vit is not None)),
+        model_counts.upernet_lists(decoder) > wrapped,
     )
 
 
+def _vit_blocks(s: VitShape) -> list[Block]:
+    """Tokens, positions and patches; the blocks."""
+    h, t = s.hidden, s.tokens
+    patches = Module(
+        ((h, s.channels, s.patch, s.patch), (h,)), (t - s.special_tokens) * s.channels * s.patch**2 * h, cast=True
+    )
+    embedding = [Module(((1, 1, h),) * s.special_tokens + ((1, t, h),)), patches]
+    projections = [
+        model_counts.linear(h, h, t, bias=s.qkv_bias, extra_macs=2 * t * t * h if values else 0)
+        for values in (False, False, True)
+    ]
+    out, norm = model_counts.linear(h, h, t), model_counts.norm(h)
+    mlp = (model_counts.linear(h, s.mlp, t), model_counts.linear(s.mlp, h, t))
+    block = Block((*projections, out, norm, norm, *mlp), (4, 0, 1, 2, 3, 5, 6, 7), s.layers, wrapped=s.layers > 1)
+    return [Block(tuple(embedding), (1, 0)), block]
+
+
 def recorded_shapes(spec: ModelSpec) -> ParameterShapes | None:
-    """The same of a recorded spec; None too where it was never resolved: a record is input, and may hold anything."""
+    """The same of a recorded spec; None too where it was never resolved, or its configuration is not here any more: a
+    record is input, and may hold anything."""
     try:
         return parameter_shapes(spec)
-    except ValueError:
+    except (ValueError, VitscaleError):
         return None
 
 
 def parameters(spec: ModelSpec) -> int | None:
     """Trainable parameters of a resolved spec, or as an import's user told them; None where only building the model
-    could tell.
-
-    Of a ViT's block: two layer norms (2 x 2h), attention (4h^2 + 4h with biases) and the MLP (2hm + m + h).
-    """
-    counts = _counts(spec)
-    return spec.parameter_count if counts is None else counts.parameters
+    could tell."""
+    shapes = parameter_shapes(spec)
+    return (
+        spec.parameter_count if shapes is None else sum(block.repeats * block.elements for block in shapes.blocks)
+    )
 
 
 _COUNT = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([kKmMgGbBtT]?)")
@@ -457,8 +458,10 @@ def forward_flops(spec: ModelSpec) -> int | None:
     MLP. Plus the patch projection and the head: a classifier on the class token alone, or UperNet's convolutions.
     Biases, norms, GELU and softmax are left out, as in Kaplan et al. (2020), section 2.1, and torch's FlopCounterMode.
     """
-    counts = _counts(spec)
-    return None if counts is None else 2 * counts.macs
+    shapes = parameter_shapes(spec)
+    if shapes is None:
+        return None
+    return 2 * sum(block.repeats * module.macs for block in shapes.blocks for module in block.modules)
 
 
 def training_flops(spec: ModelSpec) -> int | None:
@@ -490,7 +493,7 @@ def activation_bytes(spec: ModelSpec, micro_batch: int, precision: str) -> int |
     if precision not in _SAVED_BYTES:
         raise unknown("precision", precision, _SAVED_BYTES)
     element_bytes, autocast_bytes = _SAVED_BYTES[precision]
-    swin, s, decoder = swin_shape(spec), _shape(spec), decoder_shape(spec)
+    swin, s, decoder = swin_shape(spec), vit_shape(spec), decoder_shape(spec)
     if swin is not None:
         kept = model_counts.swin_kept_bytes(swin, precision)
     elif s is not None:
@@ -498,7 +501,7 @@ def activation_bytes(spec: ModelSpec, micro_batch: int, precision: str) -> int |
     else:
         return None
     if decoder is not None:
-        kept += element_bytes * model_counts.upernet_kept(decoder)
+        kept += element_bytes * sum(layer.kept for layer in model_counts.upernet_layers(decoder))
         if s is not None:
             kept += model_counts.pyramid_kept_bytes(s.hidden, decoder.sides[_OWN_MAP], element_bytes)
     return kept * micro_batch

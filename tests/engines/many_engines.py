@@ -20,7 +20,9 @@ import torch.distributed as dist
 
 from engines.forgetting import forget_engines
 from vitscale import engines, models
+from vitscale.datasets import label_losses
 from vitscale.model_spec import ModelSpec, resolve
+from vitscale.models.segmentation import AuxiliaryLogits
 from vitscale.probes.flight_recorder import size_ring
 from vitscale.probes.traffic import TrafficCounter
 from vitscale.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
@@ -28,15 +30,30 @@ from vitscale.worker.counted_steps import COUNTED_STEPS, FIRST_USUAL_STEP
 
 MODEL = resolve(ModelSpec(name="vit-ti16", image_size=32, patch_size=16, layers=2), 10)
 """0.9 million parameters: more than one bucket of 1 MiB."""
+SWIN: dict[str, Any] = {
+    "name": "swinv2-t", "image_size": 32, "patch_size": 2, "hidden_size": 48, "heads": 3, "depths": (1, 1, 1),
+    "window_size": 4,
+}  # fmt: skip
+UPERNET: dict[str, Any] = {"task": "segmentation", "decoder_size": 32}
+MODELS = {
+    "swin": resolve(ModelSpec(**SWIN), 10),
+    "upernet": resolve(ModelSpec(**SWIN, **UPERNET), 10),
+    "pyramid": resolve(ModelSpec(name="vit-ti16", image_size=32, patch_size=8, layers=2, **UPERNET), 10),
+}
+"""0.7 to 1.8 million parameters."""
 BATCH = 2
 CPU = torch.device("cpu")
 
 
 def trial_of(case: dict[str, Any], ranks: int) -> Trial:
-    """A trial of `MODEL` with the given fields of its TrainSpec."""
+    """A trial with the given fields of its TrainSpec, of `MODEL` or, by "model", of one of `MODELS`."""
     fields = {"precision": "fp32", "device": "cpu", "micro_batch": BATCH}
+    case = dict(case)
+    model = MODELS[case.pop("model")] if "model" in case else MODEL
+    if model.task == "segmentation":
+        fields["batch_norm"] = "local"
     return Trial(
-        model=MODEL,
+        model=model,
         data=DataSpec(name="synthetic"),
         train=TrainSpec.model_validate(fields | case),
         world=World(ranks_per_node=ranks, threads_per_rank=1),
@@ -50,16 +67,19 @@ def count(case: dict[str, Any]) -> dict[str, Any]:
     trial = trial_of(case, dist.get_world_size())
     torch.manual_seed(0)
     engine = engines.build(models.build(trial.model), trial, CPU)
+    segments = trial.model.task == "segmentation"
+    auxiliary = AuxiliaryLogits(engine.module, None) if segments else None
     counter = TrafficCounter()
-    images, labels = torch.randn(BATCH, 3, 32, 32), torch.randint(0, 10, (BATCH,))
+    images, labels = torch.randn(BATCH, 3, 32, 32), torch.randint(0, 10, (BATCH, 32, 32) if segments else (BATCH,))
+
+    def loss_of(logits: torch.Tensor) -> torch.Tensor:
+        second = auxiliary.take() if auxiliary else None
+        loss = label_losses(logits, labels).mean()
+        return loss if second is None else loss + label_losses(second, labels).mean()
 
     def step() -> None:
         for micro_step in range(trial.train.grad_accum):
-            engine.micro_step(
-                images,
-                lambda logits: torch.nn.functional.cross_entropy(logits, labels),
-                last=micro_step == trial.train.grad_accum - 1,
-            )
+            engine.micro_step(images, loss_of, last=micro_step == trial.train.grad_accum - 1)
         engine.step()
 
     for _ in range(FIRST_USUAL_STEP):

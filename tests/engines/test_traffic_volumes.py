@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engines.many_engines import MODEL, trial_of
+from engines.many_engines import MODEL, MODELS, trial_of
 from forks import prepared_here
 from results_factory import make_rank, make_run
 from vitscale.analysis.runs import figures
 from vitscale.analysis.traffic import Traffic, traffic
 from vitscale.model_spec import parameters
+from vitscale.prediction.step.messages import messages
 from vitscale.record import RankRecord, TrafficLine
 
 pytestmark = pytest.mark.ranks
@@ -68,6 +70,28 @@ DDP: Kinds = {"all_reduce float32": (2, PSI)}
 FSDP2_GATHERED = 2 * 2 * BLOCK + (PSI - 2 * BLOCK) + TOKENS
 NORM_AND_OVERFLOW = 2
 """Two all-reduces of one element in a step of ZeRO."""
+
+
+def stage(width: int, heads: int, merges: bool) -> int:
+    """A stage of one block of Swin V2, and what merges its tokens."""
+    block = 12 * width**2 + 12 * width + (512 + 1) * heads + 3 * 512
+    return block + merges * (8 * width**2 + 4 * width)
+
+
+STAGES = stage(48, 3, True) + stage(96, 6, True) + stage(192, 12, False)
+BODY = STAGES + 3 * 2 * 2 * 48 + 3 * 48
+SWIN = BODY + 2 * 192 + 10 * 192 + 10
+UPERNET = BODY + (
+    (48 + 96) * 32 + 4 * 192 * 32 + (192 + 4 * 32) * 32 * 9 + 2 * 32 * 32 * 9 + 3 * 32 * 32 * 9 + 10 * 32 + 10
+    + 10 * 2 * 32 + 192 * 16 * 9 + 2 * 16 + 10 * 16 + 10
+)  # fmt: skip
+"""Two laterals, four pooled, bottleneck, two behind, one that joins, classifier; ten norms; the auxiliary head."""
+THREE_HEADS = 512 + 1
+"""Of the first stage's biases and scales, which are 3 long: as much again fills them up to 4 at two ranks."""
+LARGE = 2 * 4 * 192**2
+"""The last stage's MLP; all others have fewer than 1e5 elements."""
+FLOAT_OF_SWIN = 2 * (48 + 2 * (48 + 96 + 192) + 96 + 192 + 192) + 3 + 6 + 12
+"""Norms of patches, blocks, merging and the last one, and scales: what autocast leaves in fp32."""
 
 TWO_RANKS: list[tuple[Case, Kinds]] = [
     # DDP: 2 Psi once in an optimizer step, in fp32 under autocast too.
@@ -224,6 +248,46 @@ TWO_RANKS: list[tuple[Case, Kinds]] = [
         fsdp2(activation_checkpointing=True),
         {"all_gather float32": (5, FSDP2_GATHERED), "reduce_scatter float32": (3, PSI + TOKENS)},
     ),
+    # Blocks that are not alike: FSDP2 gathers Swin's stages, and of UperNet everything else at once.
+    (
+        fsdp2(model="swin"),
+        {
+            "all_gather float32": (7, SWIN + STAGES + 2 * THREE_HEADS),
+            "reduce_scatter float32": (4, SWIN + THREE_HEADS),
+        },
+    ),
+    (
+        fsdp2(model="upernet", grad_accum=2),
+        {
+            "all_gather float32": (14, 2 * (UPERNET + STAGES + 2 * THREE_HEADS)),
+            "reduce_scatter float32": (8, 2 * (UPERNET + THREE_HEADS)),
+        },
+    ),
+    ({"model": "upernet", "engine": "ddp"}, {"all_reduce float32": (2, UPERNET)}),
+    # Buckets of 1 MiB are full where the order of backward fills them, which is not that of registration.
+    (
+        zero(2, model="upernet", grad_accum=2, bucket_mib=1),
+        {"all_reduce float32": (12, 2 * UPERNET + NORM_AND_OVERFLOW), "all_gather float32": (2, UPERNET + 3)},
+    ),
+    # ZeRO-3 pads each tensor by itself: a scale of 3 to 4.
+    (
+        zero(3, model="upernet", grad_accum=2),
+        {
+            "all_gather float32": (104, UPERNET + 1 + LARGE),
+            "reduce_scatter float32": (2, 2 * (UPERNET + 1)),
+            "all_reduce float64": (2, 2),
+        },
+    ),
+    (
+        zero(3, model="swin") | BF16,
+        {
+            "all_gather bfloat16": (1, LARGE),
+            "all_gather float32": (69, SWIN + 1 - LARGE),
+            "reduce_scatter bfloat16": (1, SWIN - FLOAT_OF_SWIN),
+            "reduce_scatter float32": (1, FLOAT_OF_SWIN + 1),
+            "all_reduce float64": (2, 2),
+        },
+    ),
     # Accelerate sends what it wraps sends.
     (through_accelerate("ddp", grad_accum=3), DDP),
     (
@@ -294,6 +358,7 @@ def named(case: Case) -> str:
 
 def test_psi_is_the_number_of_parameters() -> None:
     assert parameters(MODEL) == PSI
+    assert [parameters(MODELS[name]) for name in ("swin", "upernet")] == [SWIN, UPERNET]
 
 
 @pytest.mark.parametrize("place", range(len(TWO_RANKS)), ids=[named(case) for case, _ in TWO_RANKS])
@@ -301,6 +366,34 @@ def test_what_two_ranks_send(place: int, two_ranks: list[tuple[Traffic, str | No
     told, _ = two_ranks[place]
     assert kinds(told) == TWO_RANKS[place][1]
     assert {one.ranks for one in told.sent} == {2}
+
+
+OTHERS: list[Case] = [
+    {"engine": "ddp"}, {"engine": "ddp", "bucket_mib": 1}, {"engine": "ddp"} | BF16, zero(0), zero(1), zero(1) | BF16,
+    zero(2), zero(2, grad_accum=2, bucket_mib=1), zero(3), zero(3, bucket_mib=1),
+    zero(3, deepspeed_config=NOTHING_KEPT),
+    zero(3) | BF16, fsdp2(), fsdp2(grad_accum=2), fsdp2(reshard_after_forward=False), fsdp2() | PURE,
+]  # fmt: skip
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_what_models_of_unlike_blocks_send_is_what_arithmetic_says(tmp_path: Path, ranks: int) -> None:
+    """Calls and bytes of each operation; on one rank FSDP2 and the gathers of ZeRO call nothing."""
+    cases = [case | {"model": model} for model in ("swin", "upernet", "pyramid") for case in OTHERS]
+    for case, (told, _) in zip(cases, launch(cases, ranks, tmp_path), strict=True):
+        counted: Counter[str] = Counter()
+        planned: Counter[str] = Counter()
+        for one in told.sent:
+            counted[one.operation] += one.tensor_bytes or 0
+            counted[f"calls of {one.operation}"] += one.calls
+        for message in messages(trial_of(case, ranks)) or ():
+            times = message.times(case.get("grad_accum", 1))
+            planned[message.operation] += round(times * message.tensor_bytes)
+            planned[f"calls of {message.operation}"] += round(times)
+        for kind in planned.keys() | counted.keys():
+            if ranks > 1 or counted[kind]:
+                assert counted[kind] == pytest.approx(planned[kind], abs=3), (case, kind)
 
 
 def test_what_one_rank_alone_still_calls(tmp_path: Path) -> None:

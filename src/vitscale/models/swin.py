@@ -16,6 +16,10 @@ def build_swin(spec: ModelSpec) -> nn.Module:
     model: nn.Module = quiet_transformers().Swinv2ForImageClassification(
         configuration(spec, num_labels=spec.num_classes)
     )
+    # Its buffers are constants, made of the shape. DDP would broadcast them in every forward, and in a rooted operation
+    # a wait cannot be told from a transfer.
+    names = [name for name, _ in model.named_buffers()]
+    nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
     return model.to(torch.float32)
 
 

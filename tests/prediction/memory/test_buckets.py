@@ -12,7 +12,7 @@ from vitscale.prediction.memory.buckets import EMBEDDING, FC1, FC2, HEAD, OUT, Q
 
 TINY = ModelSpec(name="vit-ti16", image_size=4, patch_size=2, hidden_size=4, heads=2, layers=2, mlp_size=6)
 """In the order of backward, 3 classes: head 3, 12, norm 4, 4; block fc2 4, 24, fc1 6, 24, norm 4, 4, output 4, 16, and
-three times 4, 16, norm 4, 4; embedding 4, 48, positions 20, class token 4."""
+three times 4, 16, norm 4, 4; positions 20, class token 4, patches 48, 4."""
 
 
 def shapes_of(spec: ModelSpec) -> ParameterShapes:
@@ -49,7 +49,7 @@ def test_all_that_is_sent_and_left_is_the_model(heads: int, layers: int, mlp: in
             name="vit-ti16", image_size=4, patch_size=2, hidden_size=4 * heads, heads=heads, layers=layers, mlp_size=mlp
         )
     )
-    tensors = shapes.embedding + shapes.layers * shapes.block + shapes.head
+    tensors = shapes.tensors()
     largest, everything = max(map(math.prod, tensors)), sum(map(math.prod, tensors))
     found = flushes(shapes, bucket)
     sent = sum(flush.elements for flush in found)

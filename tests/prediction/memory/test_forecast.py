@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitscale.model_spec import ModelSpec, ParameterShapes, parameter_shapes, parameters, resolve
+from vitscale.model_spec import ModelSpec, VitShape, parameters, resolve, vit_shape
 from vitscale.prediction import MemoryForecast, forecast, forecast_bytes, unavailable
 from vitscale.prediction.memory.activations import activations
-from vitscale.prediction.memory.forecast import held, kept
-from vitscale.prediction.memory.moments import all_totals
+from vitscale.prediction.memory.forecast import totals
 from vitscale.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 
 TINY = ModelSpec(name="vit-ti16", image_size=4, patch_size=2, hidden_size=4, heads=2, layers=2, mlp_size=6)
@@ -451,9 +450,7 @@ def test_the_peak_is_the_highest_of_all_moments_counted_one_by_one(
     asked = trial(
         ranks, model, device="cpu", precision=precision, micro_batch=images, grad_accum=accumulated, **train | more
     )
-    shapes = parameter_shapes(asked.model)
-    assert shapes is not None
-    assert known(asked).peak_bytes == max(all_totals(held(asked, shapes), kept(asked, shapes), shapes))
+    assert known(asked).peak_bytes == max(totals(asked))
 
 
 def test_importing_it_imports_no_torch() -> None:
@@ -468,7 +465,7 @@ def test_a_16_bit_product_on_a_cpu_packs_its_wider_operand(precision: str, packe
     """2 images x 5 tokens x an MLP of 6, in 2 bytes."""
     on_gpu, on_cpu = (
         activations(
-            one.model, one.train, known_shapes(one), autocast=precision == "bf16", casts_kept=precision == "bf16"
+            one.model, one.train, known_shape(one), autocast=precision == "bf16", casts_kept=precision == "bf16"
         )
         for one in (trial(precision=precision), trial(precision=precision, device="cpu"))
     )
@@ -476,8 +473,8 @@ def test_a_16_bit_product_on_a_cpu_packs_its_wider_operand(precision: str, packe
     assert on_cpu.kept_of_block == on_gpu.kept_of_block
 
 
-def known_shapes(wanted: Trial) -> ParameterShapes:
-    found = parameter_shapes(wanted.model)
+def known_shape(wanted: Trial) -> VitShape:
+    found = vit_shape(wanted.model)
     assert found is not None
     return found
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -17,7 +19,8 @@ SHAPES = parameter_shapes(SPEC)
 HIDDEN, TOKENS = 192, 5
 ATTENTION, MLP, QKV = 2 * TOKENS * HIDDEN, 192 * 768, 192 * 192
 BLOCK = 4 * QKV + ATTENTION + 2 * MLP
-PATCHES, CLASSIFIER = 3 * 16 * 16 * 192, 10 * 192 / TOKENS
+PATCHES, CLASSIFIER = 3 * 16 * 16 * 192 * 4 / TOKENS, 10 * 192 / TOKENS
+"""Four patches, and the class token alone, of five tokens."""
 TOTAL = PATCHES + 2 * BLOCK + CLASSIFIER
 
 
@@ -43,11 +46,13 @@ def test_attention_comes_before_the_projections_into_it_in_backward() -> None:
     assert ready == pytest.approx([work / TOTAL for work in expected])
 
 
-def test_without_a_bias_on_q_k_and_v() -> None:
+def test_without_a_bias_on_q_k_and_v(tmp_path: Path) -> None:
     """Three tensors less in a block; attention still before the projections into it."""
-    assert SHAPES is not None
-    block = SHAPES.block
-    bare = SHAPES._replace(block=(block[0], block[2], block[4], *block[6:]))
+    config = {"model_type": "vit", "hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_attention_heads": 3, "qkv_bias": False}))
+    bare = parameter_shapes(resolve(ModelSpec(hf=str(tmp_path), image_size=32), 10))
+    assert bare is not None
+    assert len(bare.tensors()) == len((SHAPES or bare).tensors()) - 2 * 3
     found = [one for one in tensors(bare) if one.shape == (HIDDEN, HIDDEN)][4:]
     assert 1.0 - found[3].begins == pytest.approx((CLASSIFIER + 2 * MLP + QKV) / TOTAL)
     assert 1.0 - found[2].begins == pytest.approx((CLASSIFIER + 2 * MLP + 2 * QKV + ATTENTION) / TOTAL)
@@ -55,7 +60,7 @@ def test_without_a_bias_on_q_k_and_v() -> None:
 
 def test_norms_tokens_and_positions_are_what_autocast_leaves_alone() -> None:
     assert SHAPES is not None
-    alone = [one for one in tensors(SHAPES) if one.lone]
+    alone = [one for one in tensors(SHAPES) if not one.cast]
     assert sum(one.elements for one in alone) == (2 * 2 + 1) * 2 * HIDDEN + HIDDEN + TOKENS * HIDDEN
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from vitscale.model_spec import ModelSpec, ParameterShapes, activation_bytes
+from vitscale.model_spec import ModelSpec, VitShape, activation_bytes
 from vitscale.shares import largest_micro_batch
 from vitscale.trial import TrainSpec
 
@@ -44,7 +44,7 @@ class Activations(NamedTuple):
 
 
 def activations(
-    spec: ModelSpec, train: TrainSpec, shapes: ParameterShapes, *, autocast: bool, casts_kept: bool, tiles: bool = False
+    spec: ModelSpec, train: TrainSpec, vit: VitShape, *, autocast: bool, casts_kept: bool, tiles: bool = False
 ) -> Activations:
     """The activations of a resolved ViT with fused attention.
 
@@ -56,14 +56,12 @@ def activations(
     Args:
         spec: the model, resolved.
         train: its micro-batch, the largest where ranks take unequal shares, and its options.
-        shapes: of its parameters.
+        vit: its shape.
         autocast: whether fp32 weights are cast as they are used.
         tiles: whether the processor multiplies 16-bit numbers in tiles (AMX).
         casts_kept: whether the casts are kept for backward. DeepSpeed's linear layer of ZeRO-3 casts again instead.
     """
-    hidden, mlp = shapes.block[-1][0], shapes.block[-3][0]
-    tokens = shapes.embedding[-3][1]
-    classes = shapes.head[-1][0]
+    tokens, hidden, mlp, classes = vit.tokens, vit.hidden, vit.mlp, vit.classes
     images = largest_micro_batch(train)
     rows = tokens * images
     # The residual stream stays in fp32 under autocast.
@@ -72,14 +70,14 @@ def activations(
     compute_bytes = 2 if pure or autocast else 4
     whole = activation_bytes(spec, images, "bf16-params" if pure else train.precision) or 0
     statistics = rows * (2 * 2 * stream_bytes + 4 * (spec.heads or 0))
-    block = whole // shapes.layers + statistics
+    block = whole // vit.layers + statistics
     pixels = spec.channels * spec.image_size**2 * images
     stream = rows * hidden * stream_bytes
     # The classifier keeps the whole output of the norm, of which it uses one token; autocast casts that token alone.
     normed = 0 if autocast else stream
     checkpointed = train.activation_checkpointing
-    matrices = sum(math.prod(shape) for shape in shapes.block if len(shape) > 1)
-    ends = sum(math.prod(shape) for shape in (*shapes.embedding[-2:-1], shapes.head[2]))
+    matrices = 4 * hidden**2 + 2 * hidden * mlp
+    ends = hidden * vit.channels * vit.patch**2 + classes * hidden
     narrow, wide = rows * hidden * compute_bytes, rows * mlp * compute_bytes
     # A 16-bit product on a CPU packs its wider operand anew for as long as it takes (oneDNN's scratch memory, which
     # torch's allocator hands out): 0.87 MB at the peak of a step whose MLP's activations are 0.80 MB wide.
@@ -91,9 +89,9 @@ def activations(
         (2 * wide + narrow + stream, 2 * stream),
         (block - stream - narrow, stream + 3 * narrow),
     )
-    biases = sum(shape[0] for shape in shapes.block if len(shape) == 1) - 4 * hidden
+    biases = (3 * vit.qkv_bias + 1 + 1) * hidden + mlp
     casts = autocast and casts_kept
-    everything = shapes.layers * (matrices + biases) + ends + hidden + classes
+    everything = vit.layers * (matrices + biases) + ends + hidden + classes
     return Activations(
         images=pixels * 4 + (pixels * 2 if compute_bytes == 2 else 0),
         kept_of_block=stream if checkpointed else block,
@@ -102,7 +100,7 @@ def activations(
         backward_of_block=widest,
         at_layers=at_layers,
         stream=stream,
-        embedding=_embedding_in_tiles(spec, hidden, shapes.embedding[-2][-1], images) if tiles and packed else 0,
+        embedding=_embedding_in_tiles(spec, hidden, vit.patch, images) if tiles and packed else 0,
         cast_weights=2 * everything if casts else 0,
         cast_weights_of_block=2 * matrices if casts and not checkpointed else 0,
         cast_weights_of_ends=2 * (ends + (matrices if checkpointed else 0)) if casts else 0,

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from vitscale.model_spec import ParameterShapes
 
 FC2, FC1, OUT, QKV, HEAD, EMBEDDING = range(6)
+_LAYERS = {7: FC2, 6: FC1, 5: FC1, 3: OUT}
 """Layers in the order of backward; what a block holds at each of its own is in `Activations.at_layers`."""
 
 
@@ -48,17 +49,11 @@ def flushes(shapes: ParameterShapes, bucket: int) -> tuple[Flush, ...]:
 
 
 def _gradients(shapes: ParameterShapes) -> Iterator[tuple[int, int, int]]:
-    """Blocks left, layer and elements of each gradient in the order in which autograd makes them: a bias first."""
-    sizes = [math.prod(shape) for shape in shapes.block]
-    norm_1, norm_2 = (sizes[-7], sizes[-8]), (sizes[-5], sizes[-6])
-    block = [
-        *((FC2, n) for n in (sizes[-1], sizes[-2])),
-        *((FC1, n) for n in (sizes[-3], sizes[-4], *norm_2)),
-        *((OUT, n) for n in (sizes[-9], sizes[-10])),
-        *((QKV, n) for n in (*reversed(sizes[:-10]), *norm_1)),
-    ]
-    norm_weight, norm_bias, weight, bias = map(math.prod, shapes.head)
-    yield from ((shapes.layers, HEAD, n) for n in (bias, weight, norm_bias, norm_weight))
-    for left in range(shapes.layers, 0, -1):
-        yield from ((left, layer, n) for layer, n in block)
-    yield from ((0, EMBEDDING, math.prod(shape)) for shape in reversed(shapes.embedding))
+    """Blocks left, layer and elements of each gradient in the order in which autograd makes them."""
+    repeated = shapes.blocks[1]
+    left = repeated.repeats
+    for block in reversed(list(shapes.each())):
+        for place in reversed(block.forward):
+            layer = _LAYERS.get(place, QKV) if block is repeated else HEAD if left else EMBEDDING
+            yield from ((left, layer, math.prod(shape)) for shape in block.modules[place].gradients)
+        left -= block is repeated

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vitscale.errors import VitscaleError
 from vitscale.hardware import multiplies_in_tiles
-from vitscale.model_spec import ParameterShapes, parameters, recorded_shapes
+from vitscale.model_spec import ParameterShapes, VitShape, parameter_shapes, recorded_shapes, vit_shape
 from vitscale.prediction.memory.activations import AUTOCAST, Activations, activations
 from vitscale.prediction.memory.holding import STATE_BYTES, Holding, Parts, sizes
 from vitscale.prediction.memory.in_parts import moments_in_parts, pieces
-from vitscale.prediction.memory.moments import moments
+from vitscale.prediction.memory.moments import all_totals, moments
 from vitscale.prediction.memory.replicated import ddp, plain
 from vitscale.prediction.memory.sharded import fsdp2
 from vitscale.prediction.memory.zero import deepspeed
@@ -62,15 +61,24 @@ def forecast(trial: Trial) -> MemoryForecast | None:
     missing = dict(NOT_COVERED)
     if trial.train.compile:
         missing["compile"] = "compiled blocks keep and fuse other activations than these, mostly fewer"
-    shapes = recorded_shapes(trial.model)
-    if shapes is not None:
-        return MemoryForecast(moments(held(trial, shapes), kept(trial, shapes), shapes), missing)
+    holding, shapes = _held(trial)
+    if (vit := _classifier(trial)) is not None:
+        return MemoryForecast(moments(holding, _kept(trial, vit), shapes), missing)
     missing["convolutions"] = "what a convolution's backward takes for copies in another order of the axes"
     highest: dict[str, Parts] = {}
-    for name, parts in in_parts(trial):
+    for name, parts in _in_parts(trial, holding):
         if sum(parts.values()) > sum(highest.get(name, {}).values()):
             highest[name] = {part: size for part, size in parts.items() if size}
     return MemoryForecast(highest, missing)
+
+
+def totals(trial: Trial) -> list[int]:
+    """Bytes at every moment of a trial whose memory is not `unavailable`, in an order that does not depend on the
+    micro-batch."""
+    holding, shapes = _held(trial)
+    if (vit := _classifier(trial)) is not None:
+        return all_totals(holding, _kept(trial, vit), shapes)
+    return [sum(parts.values()) for _, parts in _in_parts(trial, holding)]
 
 
 def unavailable(trial: Trial) -> str:
@@ -86,16 +94,13 @@ def unavailable(trial: Trial) -> str:
         return f"the states of {train.optimizer} are not modelled"
     if train.offload != "none" or not modelled(train):
         return "offloading and these settings of the DeepSpeed file are not modelled"
-    if recorded_shapes(trial.model) is not None:
-        return ""
-    try:
-        counted = pieces(trial.model, train) is not None
-    except (ValueError, VitscaleError):  # never resolved, or its configuration is not here any more
-        counted = False
-    if not counted:
+    shapes = recorded_shapes(trial.model)
+    if shapes is None:
         return "only building this model could count it"
-    if train.wrapper not in _REPLICATED:
-        return f"what {train.wrapper} gathers and scatters of Swin V2 and UperNet is not modelled"
+    if _classifier(trial) is not None:
+        return ""
+    if train.wrapper == "fsdp2" and shapes.wrapped_in_decoder:
+        return "FSDP2 wraps the decoder's convolutions here, which outweigh the blocks, and that is not modelled"
     return (
         ""
         if train.device == "cpu" or train.precision not in AUTOCAST
@@ -109,22 +114,27 @@ def forecast_bytes(trial: Trial) -> int | None:
     return None if found is None else found.peak_bytes
 
 
-def held(trial: Trial, shapes: ParameterShapes) -> Holding:
-    """What the wrapper of a ViT that classifies holds, whatever the micro-batch."""
+def _classifier(trial: Trial) -> VitShape | None:
+    """Of a ViT that classifies; None of other models, which are counted part by part."""
+    return vit_shape(trial.model) if trial.model.task == "classification" else None
+
+
+def _held(trial: Trial) -> tuple[Holding, ParameterShapes]:
+    """What the wrapper holds whatever the micro-batch, and of which tensors."""
+    shapes = parameter_shapes(trial.model)
+    if shapes is None:
+        raise ValueError("ask `unavailable` first")
     replicated = _REPLICATED.get(trial.train.wrapper)
-    return replicated(trial, sizes(shapes).all) if replicated else _SHARDED[trial.train.wrapper](trial, shapes)
+    holding = replicated(trial, sizes(shapes).all) if replicated else _SHARDED[trial.train.wrapper](trial, shapes)
+    return holding, shapes
 
 
-def in_parts(trial: Trial) -> list[tuple[str, Parts]]:
+def _in_parts(trial: Trial, holding: Holding) -> list[tuple[str, Parts]]:
     """Moments of a trial whose model is counted part by part, several by one name; see `moments_in_parts`."""
-    model = pieces(trial.model, trial.train)
-    if model is None:
-        return []
-    holding = _REPLICATED[trial.train.wrapper](trial, parameters(trial.model) or 0)
-    return moments_in_parts(model, trial.train, holding)
+    return moments_in_parts(pieces(trial.model, trial.train), trial, holding)
 
 
-def kept(trial: Trial, shapes: ParameterShapes) -> Activations:
+def _kept(trial: Trial, vit: VitShape) -> Activations:
     """What forward and backward of its micro-batch keep."""
     train = trial.train
     through_deepspeed = train.wrapper == "deepspeed"
@@ -132,7 +142,7 @@ def kept(trial: Trial, shapes: ParameterShapes) -> Activations:
     return activations(
         trial.model,
         train,
-        shapes,
+        vit,
         autocast=autocast,
         casts_kept=not (through_deepspeed and train.zero_stage == 3),
         tiles=multiplies_in_tiles(),

@@ -21,36 +21,27 @@ STATE_BYTES = {"adamw": 8, "lamb": 8, "sgd": 4}
 class Sizes(NamedTuple):
     """Parameter counts."""
 
-    embedding: int
-    block: int
-    layers: int
-    head: int
-    mlp: int
-    """Of one block's two MLP weights."""
+    all: int
+    """Of the whole model."""
+    blocks: tuple[int, ...]
+    """Of each block that engines wrap."""
     largest_of_block: int
-
-    @property
-    def all(self) -> int:
-        """Of the whole model."""
-        return self.embedding + self.layers * self.block + self.head
+    """Of the largest tensor of a block."""
 
     @property
     def root(self) -> int:
         """Of all but the blocks."""
-        return self.embedding + self.head
+        return self.all - sum(self.blocks)
 
 
 @lru_cache(maxsize=256)
 def sizes(shapes: ParameterShapes) -> Sizes:
     """Counts of a model's shapes."""
-
-    def count(tensors: tuple[tuple[int, ...], ...]) -> int:
-        return sum(map(math.prod, tensors))
-
-    return Sizes(
-        count(shapes.embedding), count(shapes.block), shapes.layers, count(shapes.head),
-        2 * shapes.block[-3][0] * shapes.block[-1][0], max(map(math.prod, shapes.block)),
-    )  # fmt: skip
+    wrapped = [block for block in shapes.each() if block.wrapped]
+    largest = max(
+        (math.prod(shape) for block in wrapped for module in block.modules for shape in module.tensors), default=0
+    )
+    return Sizes(sum(block.elements for block in shapes.each()), tuple(block.elements for block in wrapped), largest)
 
 
 @dataclass(frozen=True)

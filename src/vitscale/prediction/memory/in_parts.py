@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from itertools import accumulate
 from typing import NamedTuple
 
 from vitscale import model_counts
 from vitscale.model_counts import DecoderLayer, DecoderShape, Stage, SwinShape
-from vitscale.model_spec import ModelSpec, decoder_shape, parameter_shapes, swin_shape
+from vitscale.model_spec import ModelSpec, decoder_shape, parameter_shapes, swin_shape, vit_shape
 from vitscale.prediction.memory.activations import AUTOCAST, Activations, activations
+from vitscale.prediction.memory.around import around
 from vitscale.prediction.memory.holding import Holding, Parts, added
+from vitscale.prediction.memory.part import Part
 from vitscale.shares import largest_micro_batch
-from vitscale.trial import TrainSpec
-
-
-class Part(NamedTuple):
-    """One piece of a model; bytes of a micro-batch.
-
-    Where it depends on sizes which moment is widest, all that can be are named: each is a straight line in the number
-    of images, and their maximum is not.
-    """
-
-    kept: int = 0
-    """For backward."""
-    forward: tuple[int, ...] = (0,)
-    """Beside that, where its forward can be widest."""
-    backward: tuple[int, ...] = (0,)
-    """Gradients passed on, and those that wait, where its backward can be widest; what is kept is there too."""
-    parameters: int = 0
-    """Elements."""
-    largest: int = 0
-    """Elements of its largest tensor."""
+from vitscale.trial import TrainSpec, Trial
 
 
 class Pieces(NamedTuple):
@@ -45,14 +27,12 @@ class Pieces(NamedTuple):
     """Held by the loop from the model's output until backward is over."""
 
 
-def pieces(spec: ModelSpec, train: TrainSpec) -> Pieces | None:
-    """The parts of a resolved Swin, or of a ViT for segmentation; None of any other model."""
+def pieces(spec: ModelSpec, train: TrainSpec) -> Pieces:
+    """The parts of a resolved Swin, or of a ViT for segmentation."""
     swin, images = swin_shape(spec), largest_micro_batch(train)
     narrow = 2 if train.precision != "fp32" else 4
     side = spec.image_size
     decoder = decoder_shape(spec)
-    if swin is None and decoder is None:
-        return None
     body = _vit(spec, train, narrow, decoder) if swin is None else _swin(spec, swin, train, narrow)
     pixels = images * side**2 * (spec.channels * (4 if narrow == 4 else 4 + 2) + (0 if decoder is None else 8))
     if decoder is None:
@@ -75,25 +55,28 @@ def _swin(spec: ModelSpec, shape: SwinShape, train: TrainSpec, narrow: int) -> I
     images, segments = largest_micro_batch(train), spec.task == "segmentation"
     stages = model_counts.stages(shape)
     width, tokens = shape.hidden_size, images * stages[0].side ** 2
-    products, embedded = shape.channels * shape.patch_size**2 * width, tokens * narrow * width
-    yield Part(embedded + 8 * tokens, (0,), (embedded,), products + 3 * width, products)
+    embedded = tokens * narrow * width
+    embedding, *blocks = model_counts.swin(shape)
+    yield Part(embedded + 8 * tokens, (0,), (embedded,), embedding.modules)
     waiting = 0
-    for stage in stages:
+    for number, stage in enumerate(stages, 1):
         parts = [_block(stage, images, narrow, train, waiting)] * stage.depth
         if stage is not stages[-1]:
-            merged, counts = images * ((stage.side + 1) // 2) ** 2, model_counts.swin_merge(stage)
+            merged = images * ((stage.side + 1) // 2) ** 2
             kept = images * model_counts.merge_kept_bytes(stage, train.precision)
             passed = narrow * merged * 6 * stage.width
-            parts.append(Part(kept, (0,), (passed + waiting,), counts.parameters, 8 * stage.width**2))
+            parts.append(Part(kept, (0,), (passed + waiting,), model_counts.swin_merge(stage)))
         if train.activation_checkpointing:
             parts = [_computed_again(parts, images * narrow * stage.width * stage.side**2)]
-        yield from (part._replace(forward=tuple(embedded + own for own in part.forward)) for part in parts)
+        for place, part in enumerate(parts, 1):
+            block = 0 if not blocks[0].wrapped else place if len(stages) == 1 else number
+            yield part._replace(forward=tuple(embedded + own for own in part.forward), block=block)
         waiting += images * narrow * stage.width * stage.side**2 if segments else 0
     last = stages[-1]
     if not segments:
         classes = spec.num_classes or 0
         kept = images * last.side**2 * (narrow * last.width + 8) + images * (narrow * last.width + 8 * classes)
-        yield Part(kept, parameters=last.width * (classes + 2) + classes, largest=last.width * classes)
+        yield Part(kept, modules=(model_counts.norm(last.width), model_counts.linear(last.width, classes, 1)), block=-1)
 
 
 def _block(stage: Stage, images: int, narrow: int, train: TrainSpec, waiting: int) -> Part:
@@ -109,10 +92,9 @@ def _block(stage: Stage, images: int, narrow: int, train: TrainSpec, waiting: in
     summed = 4 if narrow == 2 and train.device == "cpu" else 2
     behind = 9 * stream  # 11 kept, and two gradients passed on
     widest = (5 * stream, summed * scores - behind, scores + 4 * of_biases - behind)
-    count = model_counts.swin_block(stage).parameters
     padded = images * narrow * stage.width * stage.padded
     held = 3 * stream + (3 * padded if padded > stream else 0)
-    return Part(kept, (held,), tuple(waiting + one for one in widest), count, 4 * stage.width**2)
+    return Part(kept, (held,), tuple(waiting + one for one in widest), model_counts.swin_block(stage).in_forward)
 
 
 def _computed_again(parts: list[Part], taken: int) -> Part:
@@ -121,8 +103,7 @@ def _computed_again(parts: list[Part], taken: int) -> Part:
         kept=taken,
         forward=tuple(part.kept + own for part in parts for own in part.forward),
         backward=tuple(kept + own for part in parts for own in part.backward),
-        parameters=sum(part.parameters for part in parts),
-        largest=max(part.largest for part in parts),
+        modules=tuple(module for part in parts for module in part.modules),
     )
 
 
@@ -130,23 +111,21 @@ def _vit(spec: ModelSpec, train: TrainSpec, narrow: int, decoder: DecoderShape |
     """Patches, blocks as in classification, the last norm and the pyramid."""
     images = largest_micro_batch(train)
     plain = spec.model_copy(update={"task": "classification", "decoder_size": None, "auxiliary_weight": None})
-    shapes = parameter_shapes(plain)
-    if shapes is None or decoder is None:
+    vit, shapes = vit_shape(plain), parameter_shapes(plain)
+    if vit is None or shapes is None or decoder is None:
         return
-    kept: Activations = activations(plain, train, shapes, autocast=train.precision in AUTOCAST, casts_kept=True)
-    width, grid = shapes.block[-1][0], decoder.sides[2]
+    kept: Activations = activations(plain, train, vit, autocast=train.precision in AUTOCAST, casts_kept=True)
+    embedding, block, _ = shapes.blocks
+    width, grid = vit.hidden, decoder.sides[2]
     own = images * narrow * width
-    counts = [sum(map(math.prod, tensors)) for tensors in (shapes.embedding, shapes.block)]
     maps = own * sum(side**2 for side in decoder.sides)
-    yield Part(0, (0,), (2 * kept.stream,), counts[0], math.prod(shapes.embedding[-2]))
-    block = Part(
-        kept.kept_of_block, (kept.stream,), (kept.backward_of_block + kept.recomputed,), counts[1],
-        max(map(math.prod, shapes.block)),
-    )  # fmt: skip
-    yield from [block] * shapes.layers
-    pyramid = model_counts.pyramid(width, grid)
+    yield Part(0, (0,), (2 * kept.stream,), embedding.in_forward)
+    widest = (kept.backward_of_block + kept.recomputed,)
+    for number in range(1, vit.layers + 1):
+        yield Part(kept.kept_of_block, (kept.stream,), widest, block.in_forward, number * block.wrapped)
+    pyramid = (model_counts.norm(width), *model_counts.pyramid(width, grid))
     of_pyramid = images * model_counts.pyramid_kept_bytes(width, grid, narrow)
-    yield Part(of_pyramid, (0,), (maps + own * (2 * grid) ** 2,), pyramid.parameters + 2 * width, 4 * width**2)
+    yield Part(of_pyramid, (0,), (maps + own * (2 * grid) ** 2,), pyramid, -1)
 
 
 def _layer(layer: DecoderLayer, images: int, narrow: int, train: TrainSpec) -> Part:
@@ -162,10 +141,10 @@ def _layer(layer: DecoderLayer, images: int, narrow: int, train: TrainSpec) -> P
     on_cpu = train.device == "cpu"
     if on_cpu:
         convolved += layer.taken + layer.given
-    weights = layer.counts.parameters
+    weights = sum(module.elements for module in layer.modules)
     working = on_cpu * weights * (4 if narrow == 4 else 2 + 4)
     passed = (images * narrow * convolved + working, images * narrow * normed if layer.norm else 0)
-    return Part(layer.kept * images * narrow, (0,), passed, weights, weights)
+    return Part(layer.kept * images * narrow, (0,), passed, layer.modules, -1)
 
 
 def _loss(whole: int, held: int, pixels: int, decoder: DecoderShape, train: TrainSpec) -> Part:
@@ -184,22 +163,26 @@ def _loss(whole: int, held: int, pixels: int, decoder: DecoderShape, train: Trai
     compared = decoder.auxiliary or held < whole
     widened = held if train.precision != "fp32" else 0
     forward = 4 * (whole * (compared + (train.device == "cpu")) + widened) + 12 * pixels
-    return Part((1 + decoder.auxiliary) * 4 * whole, (forward,), (2 * 4 * whole + 12 * pixels,))
+    return Part((1 + decoder.auxiliary) * 4 * whole, (forward,), (2 * 4 * whole + 12 * pixels,), block=-1)
 
 
-def moments_in_parts(model: Pieces, train: TrainSpec, holding: Holding) -> list[tuple[str, Parts]]:
+def moments_in_parts(model: Pieces, trial: Trial, holding: Holding) -> list[tuple[str, Parts]]:
     """Every moment that can be highest, with its bytes by part; in an order that does not depend on the micro-batch."""
     kept = list(accumulate(part.kept for part in model.parts))
-    counts = list(accumulate(part.parameters for part in model.parts))
-    casts = 2 if train.precision in AUTOCAST else 0
+    counts = list(accumulate(part.elements for part in model.parts))
+    casts = 2 if trial.train.precision in AUTOCAST else 0
     base = added(holding.steady, {"images": model.images})
+    engine = around(trial, holding, model.parts)
+
+    def there(number: int) -> Parts:
+        return added(base, {"activations": kept[number], "autocast's copies": casts * counts[number]})
+
     found: list[tuple[str, Parts]] = []
     for number, part in enumerate(model.parts):
-        there = {"activations": kept[number], "autocast's copies": casts * counts[number]}
-        in_forward = added(base, holding.held, holding.held_buckets, holding.forward, there)
         held = model.logits if number == len(kept) - 1 else 0
+        in_forward = added(there(number), engine.forward[number])
         found += [("end of forward", added(in_forward, {"activations": held + own})) for own in part.forward]
-        made = int((counts[-1] - counts[number]) * holding.gradient_bytes) + part.largest * holding.new_gradient_bytes
-        in_backward = added(base, holding.held, holding.backward, there, {"gradients": made, "logits": model.logits})
+        in_backward = added(there(number), engine.backward[number], {"logits": model.logits})
         found += [("backward", added(in_backward, {"passed on in backward": own})) for own in part.backward]
-    return [*found, ("exchange", added(base, holding.exchange)), ("step", added(base, holding.step))]
+    found += [("backward", added(there(number), own, {"logits": model.logits})) for number, own in engine.between]
+    return [*found, ("exchange", added(base, engine.exchange)), ("step", added(base, holding.step))]

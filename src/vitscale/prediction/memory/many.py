@@ -13,9 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vitscale.model_spec import recorded_shapes
-from vitscale.prediction.memory.forecast import held, in_parts, kept, unavailable
-from vitscale.prediction.memory.moments import all_totals
+from vitscale.prediction.memory.forecast import totals, unavailable
 from vitscale.trial import Trial, World
 
 _TEMPLATES = 32
@@ -42,7 +40,6 @@ class Peaks:
 
     def __init__(self, template: Trial) -> None:
         self._template = template
-        self._shapes = recorded_shapes(template.model)
         self.lines = lru_cache(maxsize=65_536)(self._lines)
 
     def _lines(self, kind: _Kind) -> tuple[_Line, ...]:
@@ -50,11 +47,7 @@ class Peaks:
         one, two = (self._variant(kind, micro_batch) for micro_batch in (1, 2))
         if unavailable(one):
             return ()
-        if self._shapes is None:
-            at_one, at_two = ([sum(parts.values()) for _, parts in in_parts(trial)] for trial in (one, two))
-        else:
-            holding = held(one, self._shapes)
-            at_one, at_two = (all_totals(holding, kept(trial, self._shapes), self._shapes) for trial in (one, two))
+        at_one, at_two = totals(one), totals(two)
         return _highest(_Line(b - a, 2 * a - b) for a, b in zip(at_one, at_two, strict=True))
 
     def _variant(self, kind: _Kind, micro_batch: int) -> Trial:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
@@ -9,7 +10,7 @@ from typing import NamedTuple
 from vitscale.model_spec import ParameterShapes
 from vitscale.prediction.memory.activations import Activations
 from vitscale.prediction.memory.buckets import EMBEDDING, FC1, HEAD, Flush, flushes
-from vitscale.prediction.memory.holding import Holding, Parts, Sizes, added, sizes
+from vitscale.prediction.memory.holding import Holding, Parts, added, sizes
 
 
 class _Backward(NamedTuple):
@@ -38,21 +39,21 @@ class _Backward(NamedTuple):
 def moments(holding: Holding, kept: Activations, shapes: ParameterShapes) -> dict[str, Parts]:
     """Name of each moment -> bytes by part; of backward's moments the highest."""
     highest = max(zip(_backward_totals(holding, kept, shapes), _moments_of(holding, kept, shapes), strict=True))[1]
-    named = _outside_backward(holding, kept, sizes(shapes)) | {"backward": _parts(holding, kept, highest)}
+    named = _outside_backward(holding, kept, shapes) | {"backward": _parts(holding, kept, highest)}
     order = ("last block", "end of forward", "backward", "exchange", "step")
     return {name: {part: size for part, size in named[name].items() if size} for name in order}
 
 
 def all_totals(holding: Holding, kept: Activations, shapes: ParameterShapes) -> list[int]:
     """Bytes at every moment, those of backward one by one, in an order that does not depend on the micro-batch."""
-    outside = _outside_backward(holding, kept, sizes(shapes)).values()
+    outside = _outside_backward(holding, kept, shapes).values()
     return [sum(parts.values()) for parts in outside] + _backward_totals(holding, kept, shapes)
 
 
-def _outside_backward(holding: Holding, kept: Activations, count: Sizes) -> dict[str, Parts]:
+def _outside_backward(holding: Holding, kept: Activations, shapes: ParameterShapes) -> dict[str, Parts]:
     base = added(holding.steady, {"images": kept.images})
     held = added(base, holding.held)
-    blocks = count.layers * kept.kept_of_block
+    blocks = shapes.blocks[1].repeats * kept.kept_of_block
     before_last = {"activations": blocks - kept.kept_of_block, "autocast's copies": kept.cast_weights}
     after_last = {"activations": blocks + kept.head, "autocast's copies": kept.cast_weights}
     return {
@@ -80,7 +81,9 @@ def _backward(kept: Activations, shapes: ParameterShapes, bucket: int, between: 
 def _going_through_backward(
     kept: Activations, shapes: ParameterShapes, bucket: int, between: bool
 ) -> Iterator[_Backward]:
-    count = sizes(shapes)
+    embedding, block, head = shapes.blocks
+    layers, largest = block.repeats, max(math.prod(shape) for module in block.modules for shape in module.tensors)
+    everything = sizes(shapes).all
     full = flushes(shapes, bucket) if bucket else ()
     for index, flush in enumerate(full):
         stored, passed = _at_layer(kept, flush)
@@ -91,19 +94,19 @@ def _going_through_backward(
     first_full = (full[0].left + (full[0].layer == HEAD)) if full else 0
     gone, passed = kept.at_layers[FC1]
     if between:
-        yield _Backward(count.layers, count.layers * kept.kept_of_block, kept.stream, count.head, between=True)
-    for left in range(count.layers, 0, -1):
-        done = count.head + (count.layers - left) * count.block
-        block = left * kept.kept_of_block + kept.recomputed
-        after = (left < first_full, left < count.layers)
-        yield _Backward(left, block, kept.backward_of_block, done, count.largest_of_block, 0, *after)
-        yield _Backward(left, block - gone, passed, done + count.mlp // 2, count.largest_of_block, 0, *after)
+        yield _Backward(layers, layers * kept.kept_of_block, kept.stream, head.elements, between=True)
+    for left in range(layers, 0, -1):
+        done = head.elements + (layers - left) * block.elements
+        stored = left * kept.kept_of_block + kept.recomputed
+        after = (left < first_full, left < layers)
+        yield _Backward(left, stored, kept.backward_of_block, done, largest, 0, *after)
+        yield _Backward(left, stored - gone, passed, done + math.prod(block.modules[-1].tensors[0]), largest, 0, *after)
         if between:
             below = (left - 1) * kept.kept_of_block
-            yield _Backward(left - 1, below, kept.stream, done + count.block, after_block=True, between=True)
-    yield _Backward(0, 0, 2 * kept.stream, count.all, count.embedding, 0, bool(full), after_block=True)
+            yield _Backward(left - 1, below, kept.stream, done + block.elements, after_block=True, between=True)
+    yield _Backward(0, 0, 2 * kept.stream, everything, embedding.elements, 0, bool(full), after_block=True)
     if kept.embedding:
-        yield _Backward(0, 0, kept.stream + kept.embedding, count.all, 0, 0, bool(full), after_block=True)
+        yield _Backward(0, 0, kept.stream + kept.embedding, everything, 0, 0, bool(full), after_block=True)
 
 
 def _at_layer(kept: Activations, flush: Flush) -> tuple[int, int]:

@@ -26,13 +26,14 @@ def fsdp2(trial: Trial, shapes: ParameterShapes) -> Holding:
     each = weight_bytes(train)
     kept = 4 if train.master_weights else each
     gradients = shard(count.all, ranks) * kept
-    block, root = count.block * each, count.root * each
+    last = count.blocks[-1] if count.blocks else 0
+    block, root = last * each, count.root * each
     several = ranks > 1
     copied = block if several and train.device == "cpu" else 0
     stays = train.reshard_after_forward is False
-    scattered = count.block * communicated_bytes(train)
+    scattered = last * communicated_bytes(train)
     fetched = block * (2 if several else 1)
-    earlier = (count.layers - 1) * block if stays else 0
+    earlier = (len(count.blocks) - 1) * block if stays and block else 0
     return Holding(
         steady={
             "weights": shard(count.all, ranks) * kept,
@@ -48,7 +49,7 @@ def fsdp2(trial: Trial, shapes: ParameterShapes) -> Holding:
         first_block={"buckets": scattered},
         between_blocks={
             "gloo's copies": (scattered if copied else 0) + (0 if stays else copied),
-            "temporaries": shard(count.block, ranks) * each if kept > each and several else 0,
+            "temporaries": shard(last, ranks) * each if kept > each and several else 0,
         },
         exchange={"gradients": gradients, "gathered weights": root},
         step={"gradients": gradients},

@@ -6,6 +6,7 @@ import math
 from functools import lru_cache
 from itertools import accumulate
 
+from vitscale.model_counts import Block
 from vitscale.model_spec import ParameterShapes
 from vitscale.prediction.memory.holding import (
     STATE_BYTES,
@@ -130,11 +131,12 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> Holding:
     bucket = settings.reduce_bucket * (each + (2 if train.precision == "bf16" else 0))
     gathers = ranks > 1
 
-    def large(tensors: tuple[tuple[int, ...], ...]) -> int:
-        return sum(n for n in map(math.prod, tensors) if n > settings.persistence_threshold) if gathers else 0
+    def large(block: Block) -> int:
+        tensors = (math.prod(shape) for module in block.modules for shape in module.tensors)
+        return sum(n for n in tensors if n > settings.persistence_threshold) * each if gathers else 0
 
-    rest_of_block = large(shapes.block) * each
-    rest = (large(shapes.embedding) + large(shapes.head)) * each + count.layers * rest_of_block
+    rest_of_block = max((large(block) for block in shapes.blocks if block.wrapped), default=0)
+    rest = sum(map(large, shapes.each()))
     lasting = {"gathered weights": count.all * each - rest if gathers else 0}
     kept = rest <= settings.max_kept * each
     arriving = min(rest, (settings.prefetch_bucket + count.largest_of_block) * each)
@@ -175,7 +177,7 @@ def _states(trial: Trial, count: Sizes, ranks: int) -> dict[str, int]:
 @lru_cache(maxsize=256)
 def _groups(shapes: ParameterShapes) -> tuple[list[int], list[int]]:
     """Elements of each tensor in the optimizer's two groups: those with weight decay and those without."""
-    everything = shapes.embedding + shapes.layers * shapes.block + shapes.head
+    everything = shapes.tensors()
     return (
         [math.prod(shape) for shape in everything if len(shape) > 1],
         [math.prod(shape) for shape in everything if len(shape) == 1],

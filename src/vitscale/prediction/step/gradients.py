@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import NamedTuple
 
+from vitscale.model_counts import Module
 from vitscale.model_spec import ParameterShapes
-
-_AFTER_ATTENTION = 10
-"""From the end of a block's shapes: the output projection, what follows it and the norms, which hold no attention."""
-_NORMS = slice(-8, -4)
-"""Of a block's shapes."""
 
 
 class Tensor(NamedTuple):
@@ -20,10 +16,14 @@ class Tensor(NamedTuple):
 
     shape: tuple[int, ...]
     elements: int
-    lone: bool
-    """Of a norm, a token or a position: what autocast leaves in fp32."""
+    cast: bool
+    """Whether autocast casts it: what it leaves in fp32 are norms, tokens, positions and transposed convolutions."""
+    module: int
+    """Counted through the model in the order of forward."""
+    block: int | None
+    """That of the wrapped ones which holds it; None: none does."""
     begins: float
-    """Share of the work of a forward before it is used."""
+    """Share of the work of a forward before its module is used."""
     ends: float
     """The same, after it is used. So 1 - begins is the share of backward after which its gradient is there."""
 
@@ -37,36 +37,24 @@ class Filled(NamedTuple):
 
 
 def tensors(shapes: ParameterShapes) -> list[Tensor]:
-    """All tensors in the order of forward.
+    """All tensors in the order of forward, those of a module in the reverse of the order of their gradients.
 
-    A matrix works in proportion to its elements, on every token; the classifier on one token alone. Attention itself
-    (2 s h products of s tokens, h wide) comes with the last of the tensors before the output projection, and so ahead
-    of them in backward. Vectors take no time.
+    A module works for as long as its products take. Those of attention come with the last of what it takes, and so
+    ahead of that in backward. Norms take no time.
     """
-    token_count, hidden = shapes.embedding[-3][1:]
-    attention = len(shapes.block) - _AFTER_ATTENTION - 1
-    lone_of_block = set(range(len(shapes.block))[_NORMS])
-    rows: list[tuple[tuple[int, ...], float, bool]] = []
-    for place, shape in enumerate(shapes.embedding):
-        rows.append((shape, _work(shape), place < len(shapes.embedding) - 2))
-    for _ in range(shapes.layers):
-        for place, shape in enumerate(shapes.block):
-            extra = 2.0 * token_count * hidden if place == attention else 0.0
-            rows.append((shape, _work(shape) + extra, place in lone_of_block))
-    for place, shape in enumerate(shapes.head):
-        rows.append((shape, _work(shape) / token_count, place < 2))
-    total = sum(work for _, work, _ in rows)
-    ends = [min(1.0, done / total) for done in accumulate(work for _, work, _ in rows)]
-    begins = [0.0, *ends[:-1]]
+    rows: list[tuple[Module, int | None]] = []
+    blocks = count()
+    for block in shapes.each():
+        number = next(blocks) if block.wrapped else None
+        rows += [(module, number) for module in block.in_forward]
+    total = sum(module.macs for module, _ in rows)
+    ends = [min(1.0, done / total) for done in accumulate(module.macs for module, _ in rows)]
+    spans = zip([0.0, *ends[:-1]], ends, strict=True)
     return [
-        Tensor(shape, math.prod(shape), lone, before, after)
-        for (shape, _, lone), before, after in zip(rows, begins, ends, strict=True)
+        Tensor(shape, math.prod(shape), module.cast, number, block, begins, after)
+        for number, ((module, block), (begins, after)) in enumerate(zip(rows, spans, strict=True))
+        for shape in reversed(module.gradients)
     ]
-
-
-def _work(shape: tuple[int, ...]) -> float:
-    """Products per token; tokens and positions are (1, s, h) and multiply nothing."""
-    return float(math.prod(shape)) if len(shape) in (2, 4) else 0.0
 
 
 def of_backward(found: Sequence[Tensor]) -> Iterator[Filled]:

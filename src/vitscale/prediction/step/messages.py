@@ -36,12 +36,15 @@ _OTHERWISE = (
 def messages(trial: Trial) -> tuple[Message, ...] | None:
     """What an optimizer step of a resolved trial sends, in the order in which each phase asks for it.
 
-    For one rank too, as engines do; it costs nothing there. None where unknown: a model that only building it could
-    count, an optimizer that exchanges something of its own, a DeepSpeed file that asks for other exchanges.
+    For one rank too, as engines do; it costs nothing there. Without those of synchronised norms. None where unknown: a
+    model that only building it could count, or whose largest list of like modules is the decoder's (FSDP2 wraps that);
+    an optimizer that exchanges something of its own; a DeepSpeed file that asks for other exchanges.
     """
     train = trial.train
     shapes = recorded_shapes(trial.model)
     if shapes is None or train.wrapper not in _SENT or train.optimizer not in _KNOWN_OPTIMIZERS:
+        return None
+    if train.wrapper == "fsdp2" and shapes.wrapped_in_decoder:
         return None
     if train.wrapper == "deepspeed" and not (modelled(_without_offload(train)) and _plain_exchange(train)):
         return None

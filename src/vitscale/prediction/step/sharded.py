@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from vitscale.model_spec import ParameterShapes
 from vitscale.prediction.memory.holding import communicated_bytes, weight_bytes
@@ -25,9 +26,8 @@ def fsdp2(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
     """
     train, ranks = trial.train, trial.world.size
     everything = tensors(shapes)
-    first, size = len(shapes.embedding), len(shapes.block)
-    blocks = [everything[first + size * n : first + size * (n + 1)] for n in range(shapes.layers)]
-    root = everything[:first] + everything[first + size * shapes.layers :]
+    blocks = [list(own) for number, own in groupby(everything, lambda one: one.block) if number is not None]
+    root = [one for one in everything if one.block is None]
     weights, gradients = weight_bytes(train), communicated_bytes(train)
     streams = train.device == "cuda"
 
@@ -35,8 +35,8 @@ def fsdp2(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
         size = _padded(some, ranks) * each
         return Message(operation, size, 1, phase, ready, True, rows=_rows(some), padded_for=ranks)
 
-    def gather(phase: Phase, ready: float, needed: float) -> Message:
-        found = message("all_gather", blocks[0], weights, phase, ready if streams else None)
+    def gather(n: int, phase: Phase, ready: float, needed: float) -> Message:
+        found = message("all_gather", blocks[n], weights, phase, ready if streams else None)
         return replace(found, needed=needed)
 
     def scatter(some: Sequence[Tensor], ready: float) -> Message:
@@ -45,17 +45,17 @@ def fsdp2(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
     begins = [block[0].begins for block in blocks]
     found = [message("all_gather", root, weights, "forward", None)]
     found += [
-        gather("forward", begin if n == 0 else begins[n - 1], begin) for n, begin in enumerate(begins)
+        gather(n, "forward", begin if n == 0 else begins[n - 1], begin) for n, begin in enumerate(begins)
     ]  # the first while the embedding is computed would hide next to nothing
     starts = [1.0 - block[-1].ends for block in blocks]
-    for n in reversed(range(shapes.layers)):
+    for n in reversed(range(len(blocks))):
+        last = n == len(blocks) - 1
         if train.reshard_after_forward is not False:
-            last = n == shapes.layers - 1
-            found.append(gather("backward", starts[n] if last else starts[n + 1], starts[n]))
-        if n < shapes.layers - 1:
-            found.append(scatter(blocks[0], 1.0 - begins[n + 1]))
-    found += [scatter(blocks[0], 1.0 - begins[0]), scatter(root, 1.0)]
-    return tuple(found)
+            found.append(gather(n, "backward", starts[n] if last else starts[n + 1], starts[n]))
+        if not last:
+            found.append(scatter(blocks[n + 1], 1.0 - begins[n + 1]))
+    found += [scatter(some, 1.0 - some[0].begins) for some in blocks[:1]]
+    return (*found, scatter(root, 1.0))
 
 
 def _padded(some: Sequence[Tensor], ranks: int) -> int:

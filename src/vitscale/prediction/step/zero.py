@@ -15,9 +15,6 @@ _FLATTENED_AT_MOST = 500_000_000
 """Elements that stage 0 sends at a time (`allreduce_gradients` in runtime/engine.py of DeepSpeed 0.19)."""
 _GATHERED_AT_MOST = 500_000_000
 """`allgather_bucket_size`, in elements, at its default."""
-_MODULES_OF_BLOCK = 8
-"""Two norms, four projections and the MLP's two layers: what is gathered at a time where nothing is kept."""
-_MODULES_AROUND = 4
 
 
 def deepspeed(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
@@ -78,15 +75,16 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
     fetched `stage3_prefetch_bucket_size` ahead of their use. Backward has them still, unless they exceed
     `stage3_max_live_parameters` or `stage3_max_reuse_distance`; then it gathers them anew.
     """
-    train = trial.train
+    train, ranks = trial.train, trial.world.size
     settings = zero_settings(train)
-    everything = tensors(shapes)
+    # Each is cut into equal parts, and so padded.
+    everything = [one._replace(elements=-(-one.elements // ranks) * ranks) for one in tensors(shapes)]
     rest = [one for one in everything if one.elements > settings.persistence_threshold]
     kept = [one for one in everything if one.elements <= settings.persistence_threshold]
     each = weight_bytes(train)
 
     def gathered_bytes(one: Tensor) -> int:
-        return 2 if train.precision == "bf16" and not one.lone else each
+        return 2 if train.precision == "bf16" and one.cast else each
 
     found = []
     if sum(one.elements for one in rest) <= settings.max_kept:
@@ -111,13 +109,14 @@ def _fetched(
 ) -> list[Message]:
     """Weights gathered ahead of their use, a piece while the piece before is computed with; the first hidden by none.
 
+    Those of a piece that travel in 16 and in 32 bits go one after the other.
+
     Where less may be kept than is fetched ahead, nothing is: each module's weights are gathered when it begins.
     """
     ahead = settings.max_kept >= settings.prefetch_bucket
     if not ahead:
         amount = sum(one.elements * gathered_bytes(one) for one in rest)
-        blocks = max(1, round(sum(len(one.shape) == 2 for one in rest) / 6))
-        modules = blocks * _MODULES_OF_BLOCK + _MODULES_AROUND
+        modules = len({one.module for one in rest})
         return [Message("all_gather", amount / modules, modules, phase, None, True)]
     order = rest if phase == "forward" else rest[::-1]
     found: list[Message] = []
@@ -128,9 +127,10 @@ def _fetched(
         if sum(each.elements for each in piece) < settings.prefetch_bucket and place + 1 < len(order):
             continue
         needed = piece[0].begins if phase == "forward" else 1.0 - piece[0].ends
+        kinds = {gathered_bytes(each) for each in piece}
         amount = sum(each.elements * gathered_bytes(each) for each in piece)
         ready = started if found else needed
-        found.append(Message("all_gather", amount, 1, phase, ready, True, needed))
+        found.append(Message("all_gather", amount / len(kinds), len(kinds), phase, ready, True, needed))
         started, piece = needed, []
     return found
 
@@ -144,9 +144,9 @@ def _reduced(
     overlap: bool,
     every: bool,
 ) -> list[Message]:
-    """Buckets of gradients. Autocast makes two kinds: what it casts travels in bf16, norms and lone tensors in fp32."""
+    """Buckets of gradients. Autocast makes two kinds: what it casts travels in bf16, all else in fp32."""
     if train.precision == "bf16":
-        kinds = [([one for one in everything if not one.lone], 2), ([one for one in everything if one.lone], 4)]
+        kinds = [([one for one in everything if one.cast], 2), ([one for one in everything if not one.cast], 4)]
     else:
         kinds = [(list(everything), communicated_bytes(train))]
     found = [

@@ -1,0 +1,155 @@
+"""What a wrapper holds around the parts of a model whose blocks are not alike: at each part, and between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from vitscale.prediction.memory.holding import Holding, Parts, added, communicated_bytes, shard, weight_bytes
+from vitscale.prediction.memory.part import Part
+from vitscale.prediction.memory.zero_settings import zero_settings
+from vitscale.trial import Trial
+
+
+class Around(NamedTuple):
+    """Bytes beside `Holding.steady`, activations and what backward passes on."""
+
+    forward: Sequence[Parts]
+    """In each part's forward."""
+    backward: Sequence[Parts]
+    """In each part's backward, where it is widest: gradients included."""
+    between: Sequence[tuple[int, Parts]]
+    """At other moments of backward: what is there when the activations of so many parts are."""
+    exchange: Parts
+    """When backward is over."""
+
+
+def around(trial: Trial, holding: Holding, parts: Sequence[Part]) -> Around:
+    """As the trial's wrapper holds it; see the functions below."""
+    if trial.train.wrapper == "fsdp2":
+        return _fsdp2(trial, holding, parts)
+    gathered = _zero_3(trial, parts) if trial.train.wrapper == "deepspeed" and trial.train.zero_stage == 3 else None
+    ends = list(accumulate(part.elements for part in parts))
+    full = list(_full_buckets(parts, holding.bucket)) if holding.bucket else []
+    first_full = full[0][0] if full else -1
+    of_forward, of_backward = gathered or ([holding.forward] * len(parts), [holding.backward] * len(parts))
+
+    def in_backward(number: int, made: int, new: int, *, flushed: int = 0, after: bool) -> Parts:
+        outside_bucket = flushed if flushed > holding.bucket else 0
+        gradients = int(made * holding.gradient_bytes) + (new + outside_bucket) * holding.new_gradient_bytes
+        return added(
+            holding.held,
+            of_backward[number],
+            {"gradients": gradients},
+            {part: flushed * each for part, each in holding.flush.items()},
+            holding.from_first_flush if after else {},
+        )
+
+    return Around(
+        forward=[added(holding.held, holding.held_buckets, own) for own in of_forward],
+        backward=[
+            in_backward(n, ends[-1] - ends[n], max(part.tensors, default=0), after=n < first_full)
+            for n, part in enumerate(parts)
+        ],
+        between=[
+            (n, in_backward(n, 0, new, flushed=flushed, after=place > 0))
+            for place, (n, flushed, new) in enumerate(full)
+        ],
+        exchange=holding.exchange,
+    )
+
+
+def _full_buckets(parts: Sequence[Part], bucket: int) -> Iterator[tuple[int, int, int]]:
+    """Number of the part whose gradient does not fit, elements in the bucket, elements of that gradient."""
+    filled = 0
+    for number in reversed(range(len(parts))):
+        for elements in reversed(parts[number].tensors):
+            if filled and filled + elements > bucket:
+                yield number, filled, elements
+                filled = 0
+            filled += elements
+
+
+def _zero_3(trial: Trial, parts: Sequence[Part]) -> tuple[list[Parts], list[Parts]]:
+    """Weights gathered in forward and in backward: small ones for the step, all others as `zero._stage_3` says."""
+    train, settings = trial.train, zero_settings(trial.train)
+    each = weight_bytes(train) if trial.world.size > 1 else 0
+    large = [sum(n for n in part.tensors if n > settings.persistence_threshold) for part in parts]
+    upto, rest = list(accumulate(large)), sum(large)
+    lasting = sum(part.elements for part in parts) - rest
+    largest = max((n for part in parts for n in part.tensors), default=0)
+    ahead = settings.prefetch_bucket + largest
+    forward, backward = [], []
+    for number, own in enumerate(large):
+        left = min(rest - upto[number], ahead)
+        kept = upto[number] if rest <= settings.max_kept else own
+        copied = left * each if train.device == "cpu" and left < rest else 0
+        arriving = {"gathered weights": (lasting + kept + 2 * left) * each, "gloo's copies": copied}
+        forward.append(arriving)
+        backward.append({"gathered weights": (lasting + kept) * each} if rest <= settings.max_kept else arriving)
+    return forward, backward
+
+
+def _fsdp2(trial: Trial, holding: Holding, parts: Sequence[Part]) -> Around:
+    """As `sharded.fsdp2`, block by block.
+
+    The root's weights and gradients stay whole from forward to the end of backward. While it begins its buffer is
+    there, and while what is behind the blocks runs that of the last block: in forward until the next gather, in
+    backward because the last block is fetched ahead.
+    """
+    train, ranks = trial.train, trial.world.size
+    each, sent = weight_bytes(train), communicated_bytes(train)
+    kept = 0.0 if train.grad_accum > 1 else (4 if train.master_weights else each) / ranks
+    buffers, gloo = ranks > 1, ranks > 1 and train.device == "cpu"
+    stays = train.reshard_after_forward is False
+    numbers = range(1, max((part.block for part in parts), default=0) + 1)
+    sizes = [0, *(sum(part.elements for part in parts if part.block == number) for number in numbers), 0]
+    last = len(sizes) - 2
+    root = sum(part.elements for part in parts if part.block < 1)
+    behind = sum(part.elements for part in parts if part.block < 0)
+
+    def gathered(block: int, arriving: int, late: int = 0) -> Parts:
+        """`block`: whose weights are there; `arriving`, `late`: elements in a buffer, and of gloo's copies."""
+        there = sum(sizes[1 : block + 1]) if stays else sizes[block]
+        return {"gathered weights": (root + there + buffers * arriving) * each, "gloo's copies": gloo * late * each}
+
+    def scattered(block: int, copies: int = 1) -> Parts:
+        return {"buckets": sizes[block] * sent, "gloo's copies": gloo * (copies - 1) * sizes[block] * sent}
+
+    def made(block: int, done: int, new: int) -> Parts:
+        earlier = sum(sizes[block + 1 :]) if block >= 0 else 0
+        whole = (behind if block >= 0 else 0) + done + new
+        return {"gradients": whole * each + int(earlier * kept)}
+
+    forward: list[Parts] = []
+    backward: list[Parts] = []
+    between: list[tuple[int, Parts]] = []
+    for number, part in enumerate(parts):
+        block = part.block
+        if block > 0:
+            forward.append(gathered(block, sizes[block], sizes[block]))
+        elif part.modules:
+            forward.append(gathered(last if stays and block else 0, sizes[last] if block else root))
+        else:
+            forward.append(gathered(last if stays else 0, 0))  # the loss: the model's forward is over
+        place = block if block >= 0 else last + 1
+        done = sum(other.elements for other in parts[number + 1 :] if other.block == block)
+        fetched = 0 if stays or place < 1 else sizes[place - 1]
+        whole = place if stays or block > 0 else 0
+        now = added(gathered(min(whole, last), fetched), made(block, done, max(part.tensors, default=0)))
+        backward.append(added(now, scattered(place + 1)) if block >= 0 else now)
+        if block > 0 and (number + 1 == len(parts) or parts[number + 1].block != block):
+            late = added(gathered(block, fetched, fetched), made(block, 0, 0), scattered(block + 1, 2))
+            cast = shard(sizes[block + 1], ranks) * each if buffers and train.master_weights else 0
+            between.append((number, added(late, {"temporaries": cast})))
+        if block > 0 and parts[number - 1].block != block:
+            copied = added(gathered(0, fetched), made(block, sizes[block], 0), scattered(block))
+            between.append((number - 1, copied))
+    exchange = added(holding.exchange, {"gradients": root * each, "buckets": root * sent})
+    return Around(
+        [added(holding.held, own) for own in forward],
+        [added(holding.held, own) for own in backward],
+        [(number, added(holding.held, own)) for number, own in between],
+        exchange,
+    )

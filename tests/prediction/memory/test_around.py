@@ -16,8 +16,8 @@ from vitscale.prediction.memory.zero import deepspeed
 from vitscale.trial import Trial
 
 TINY = ModelSpec(name="swinv2-t", image_size=8, patch_size=2, hidden_size=4, heads=1, depths=(1, 1), window_size=2)
-"""3 classes. A block of width c and h heads has 12 c^2 + 12 c + 513 h + 1,536: 2,289 and 3,426; merging 144, 8 c^2 + 4 c.
-Before them 3*2*2*4 + 4 + 8, behind 2*8 + 8*3 + 3. So two stages, and all else."""
+"""3 classes. A block of width c and h heads has 12 c^2 + 12 c + 513 h + 1,536: 2,289 and 3,426; merging 8 c^2 + 4 c.
+Before the two stages 3*2*2*4 + 4 + 8, behind them 2*8 + 8*3 + 3."""
 FIRST, SECOND = 2_289 + 144, 3_426
 BEHIND = 43
 ROOT = 60 + BEHIND

@@ -15,7 +15,7 @@ from test_model_spec import counted_flops, counted_parameters, saved_bytes
 from vitscale import model_spec
 from vitscale.errors import RequestError
 from vitscale.model_spec import ModelSpec, resolve
-from vitscale.models import build, logits_of
+from vitscale.models import build, logits_of, refuse_other_sizes
 from vitscale.models.segmentation import AuxiliaryLogits
 
 SWIN = ModelSpec(
@@ -134,6 +134,47 @@ def test_any_configuration_of_segmentation_is_built(tmp_path: Path, model_type: 
         assert AuxiliaryLogits(model, None).weight == 0.4
         assert AuxiliaryLogits(model, 0.3).weight == 0.3
         assert not any("auxiliary_head" in name for name, _ in build(resolve(without(asked), 7)).named_parameters())
+
+
+TINY_DPT = {
+    "hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 16, "image_size": 64,
+    "backbone_out_indices": [0, 1, 2, 3], "neck_hidden_sizes": [8] * 4, "fusion_hidden_size": 8,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model_type", "content", "squares_alone"), [("beit", TINY_BEIT, False), ("dpt", TINY_DPT, True)]
+)
+def test_a_model_of_squares_is_refused_where_whole_pictures_are_evaluated(
+    tmp_path: Path, model_type: str, content: dict[str, Any], squares_alone: bool
+) -> None:
+    """As the library itself would, an epoch later."""
+    hf_spec(tmp_path, model_type, **content)
+    spec = resolve(ModelSpec(task="segmentation", hf=str(tmp_path), image_size=64), 7)
+    model = build(spec)
+    picture = torch.randn(1, 3, 64, 85)
+    if not squares_alone:
+        refuse_other_sizes(model, spec)
+        assert model.training
+        model.eval()(picture)
+        return
+    with pytest.raises(
+        RequestError, match=r'does not take pictures of 64 x 85 pixels.*Set data.evaluation = "sliding"'
+    ):
+        refuse_other_sizes(model, spec)
+    with pytest.raises(RuntimeError):
+        model.eval()(picture)
+
+
+def test_a_model_that_reads_values_is_not_refused() -> None:
+    """What runs without values alone cannot tell."""
+
+    class Reading(nn.Conv2d):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return super().forward(input if input.sum().item() > 0 else -input)
+
+    spec = ModelSpec(task="segmentation", factory="own:build", image_size=64, num_classes=7)
+    refuse_other_sizes(Reading(3, 7, 1), spec)
 
 
 @pytest.mark.parametrize(

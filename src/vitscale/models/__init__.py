@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor, nn
 
 from vitscale.model_spec import ModelSpec
+from vitscale.models.dry_run import refuse_other_sizes
 from vitscale.models.factory import build_factory
 from vitscale.models.hub import auto_class, build_hf
 from vitscale.models.quiet import quiet_transformers
@@ -15,7 +16,7 @@ from vitscale.models.swin import build_swin
 from vitscale.models.vit import VisionTransformer
 from vitscale.models.weights import load_weights
 
-__all__ = ["BUILDERS", "build", "logits_of", "preload"]
+__all__ = ["BUILDERS", "build", "logits_of", "preload", "refuse_other_sizes"]
 
 BUILDERS: Mapping[str, Callable[[ModelSpec], nn.Module]] = {
     "name": lambda spec: _named(spec)(spec),

@@ -20,10 +20,7 @@ def freeze_unused(model: nn.Module, spec: ModelSpec) -> None:
 
     Raises `RequestError` where the logits are not `[b, spec.num_classes]`, or `[b, spec.num_classes, h, w]`.
     """
-    stand_ins = {
-        name: torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]
-    }
+    stand_ins = _stand_ins(model)
     images = torch.empty(2, spec.channels, spec.image_size, spec.image_size, device="meta")
     auxiliary = AuxiliaryLogits(model, None)
     try:
@@ -48,3 +45,38 @@ def freeze_unused(model: nn.Module, spec: ModelSpec) -> None:
     for name, parameter in model.named_parameters():
         if name in unused:
             parameter.requires_grad_(False)
+
+
+def refuse_other_sizes(model: nn.Module, spec: ModelSpec) -> None:
+    """Refuses a model of segmentation that takes squares of `spec.image_size` alone, before it trains: images are
+    evaluated in their own proportions. Of one that cannot run without values nothing is known, and nothing refused.
+
+    Raises:
+        RequestError: it labels the pixels of such a square, and not those of a picture of 4 : 3.
+    """
+    side, training, stand_ins = spec.image_size, model.training, _stand_ins(model)
+    model.eval()
+    try:
+        for width in (side, side * 4 // 3):
+            with torch.no_grad():
+                functional_call(model, stand_ins, (torch.empty(1, spec.channels, side, width, device="meta"),))
+    except Exception as error:  # whatever a foreign forward does not like about meta tensors, or about their size
+        if width == side:
+            return
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise RequestError(
+            explain(
+                f"the model {shown(spec.hf or spec.factory)} does not take pictures of {side} x {width} pixels, and "
+                f"whole ones are evaluated in their own proportions ({why})",
+                next_step='Set data.evaluation = "sliding"',
+            )
+        ) from error
+    finally:
+        model.train(training)
+
+
+def _stand_ins(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {
+        name: torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]
+    }

@@ -57,6 +57,9 @@ def train(
     # The same weights on every rank; in every repeat too, unless repeats are to differ.
     torch.manual_seed(seed)
     model = models.build(trial.model)
+    whole = dataset.summary.sizes_vary and trial.data.evaluation == "whole" and trial.window.evaluate
+    if whole and trial.model.name is None:
+        models.refuse_other_sizes(model, trial.model)
     # From here on each rank draws numbers of its own: what a model drops out is not the same on every rank.
     torch.manual_seed(seed + place.rank)
     parameters = sum(parameter.numel() for parameter in model.parameters())

@@ -32,13 +32,16 @@ class DeepSpeedEngine(Engine):
     def __init__(self, model: nn.Module, trial: Trial, device: torch.device) -> None:
         """The wrap order of DeepSpeed.
 
-        1. to the device: at stages 0 to 2 DeepSpeed flattens the parameters where they are; their dtype is its affair;
+        1. to the device: at stages 0 to 2 DeepSpeed flattens the parameters where they are; their dtype is its affair,
+           but not that of constants (Swin V2's table of positions), which must be that of what is computed with them;
         2. checkpointing and compiling, block by block: DeepSpeed's hooks hang on modules and parameters, outside both;
         3. the optimizer on the model's own parameters: DeepSpeed wraps it;
         4. `initialize` adopts the process group that exists and sets the hooks.
         """
         deepspeed = quiet_import(device.type)
-        model = with_options(model.to(device), trial.train)
+        # Autocast converts by itself; weights that are bf16 or fp16 need images and constants of their own dtype.
+        self.input_dtype = INPUT_DTYPES.get(trial.train.precision, torch.float32)
+        model = with_options(_constants_as(self.input_dtype, model.to(device)), trial.train)
         own_optimizer = trial.train.optimizer == "deepspeed_config" or trial.train.optimizer in ONE_BIT
         optimizer = None if own_optimizer else optimizer_of(model, trial)
         self.engine, *_ = deepspeed.initialize(
@@ -46,8 +49,6 @@ class DeepSpeedEngine(Engine):
         )
         self.trial = trial
         self.gradient_dtype = gradient_dtype(self.engine, trial.train)
-        # Autocast converts by itself; weights that are bf16 or fp16 need images of their own dtype.
-        self.input_dtype = INPUT_DTYPES.get(trial.train.precision, torch.float32)
 
     @staticmethod
     def preload(train: TrainSpec) -> None:
@@ -122,6 +123,15 @@ def gradient_dtype(engine: Any, train: TrainSpec) -> str:
     if train.precision == "bf16" and train.zero_stage > 0:
         return "bfloat16"
     return str(engine.communication_data_type).removeprefix("torch.")
+
+
+def _constants_as(dtype: torch.dtype, model: nn.Module) -> nn.Module:
+    """The model with its buffers in `dtype`, in place; what a norm follows stays as it is."""
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_floating_point() and not name.startswith("running_"):
+                buffer.data = buffer.to(dtype)
+    return model
 
 
 def quiet_import(device_type: str) -> Any:

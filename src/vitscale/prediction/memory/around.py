@@ -48,8 +48,11 @@ def around(trial: Trial, holding: Holding, parts: Sequence[Part]) -> Around:
 
     return Around(
         forward=[added(holding.held, holding.held_buckets, own) for own in of_forward],
+        # The loss's own is over before anything of the wrapper begins.
         backward=[
-            in_backward(n, ends[-1] - ends[n], max(part.tensors, default=0), after=n < first_full)
+            in_backward(n, ends[-1] - ends[n], max(part.tensors), after=n < first_full)
+            if part.modules
+            else added(holding.held, holding.held_buckets, of_forward[n])
             for n, part in enumerate(parts)
         ],
         between=[
@@ -131,13 +134,15 @@ def _fsdp2(trial: Trial, holding: Holding, parts: Sequence[Part]) -> Around:
             forward.append(gathered(block, sizes[block], sizes[block]))
         elif part.modules:
             forward.append(gathered(last if stays and block else 0, sizes[last] if block else root))
-        else:
-            forward.append(gathered(last if stays else 0, 0))  # the loss: the model's forward is over
+        else:  # the loss: the model's forward is over, and its backward has not begun
+            forward.append(gathered(last if stays else 0, 0))
+            backward.append(forward[-1])
+            continue
         place = block if block >= 0 else last + 1
         done = sum(other.elements for other in parts[number + 1 :] if other.block == block)
         fetched = 0 if stays or place < 1 else sizes[place - 1]
         whole = place if stays or block > 0 else 0
-        now = added(gathered(min(whole, last), fetched), made(block, done, max(part.tensors, default=0)))
+        now = added(gathered(min(whole, last), fetched), made(block, done, max(part.tensors)))
         backward.append(added(now, scattered(place + 1)) if block >= 0 else now)
         if block > 0 and (number + 1 == len(parts) or parts[number + 1].block != block):
             late = added(gathered(block, fetched, fetched), made(block, 0, 0), scattered(block + 1, 2))

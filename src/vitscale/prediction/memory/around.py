@@ -83,7 +83,8 @@ def _zero_3(trial: Trial, parts: Sequence[Part]) -> tuple[list[Parts], list[Part
     lasting = sum(part.elements for part in parts) - rest
     largest = max((n for part in parts for n in part.tensors), default=0)
     ahead = settings.prefetch_bucket + largest
-    forward, backward = [], []
+    forward: list[Parts] = []
+    backward: list[Parts] = []
     for number, own in enumerate(large):
         left = min(rest - upto[number], ahead)
         kept = upto[number] if rest <= settings.max_kept else own

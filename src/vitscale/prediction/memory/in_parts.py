@@ -10,9 +10,8 @@ from vitscale import model_counts
 from vitscale.model_counts import DecoderLayer, DecoderShape, Stage, SwinShape
 from vitscale.model_spec import ModelSpec, decoder_shape, parameter_shapes, swin_shape, vit_shape
 from vitscale.prediction.memory.activations import AUTOCAST, Activations, activations
-from vitscale.prediction.memory.around import around
+from vitscale.prediction.memory.around import Part, around
 from vitscale.prediction.memory.holding import Holding, Parts, added
-from vitscale.prediction.memory.part import Part
 from vitscale.shares import largest_micro_batch
 from vitscale.trial import TrainSpec, Trial
 

@@ -427,9 +427,7 @@ def parameters(spec: ModelSpec) -> int | None:
     """Trainable parameters of a resolved spec, or as an import's user told them; None where only building the model
     could tell."""
     shapes = parameter_shapes(spec)
-    return (
-        spec.parameter_count if shapes is None else sum(block.repeats * block.elements for block in shapes.blocks)
-    )
+    return spec.parameter_count if shapes is None else sum(block.repeats * block.elements for block in shapes.blocks)
 
 
 _COUNT = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([kKmMgGbBtT]?)")

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from vitscale.analysis.environments import environments
 from vitscale.analysis.statistics import FEWEST_REPEATS, Interval, interval, mean_interval
+from vitscale.analysis.student_t import f_above
 from vitscale.record import Run
 
 _POOLED_ABOVE = 0.25
@@ -79,9 +80,7 @@ def components(costs: Sequence[Sequence[float]]) -> Components | None:
     between = math.sqrt(max(0.0, squares_between - squares_within) / typical)
     if squares_within == 0:
         return Components(between, 0.0, 0.0 if squares_between > 0 else 1.0)
-    from scipy.special import fdtrc  # a third of a second to import, and only needed here
-
-    p = float(fdtrc(count - 1, runs - count, squares_between / squares_within))
+    p = f_above(count - 1, runs - count, squares_between / squares_within)
     return Components(between, math.sqrt(squares_within), p)
 
 

@@ -27,6 +27,7 @@ from vitscale.analysis.statistics import (
     welch_half,
     welch_p,
 )
+from vitscale.analysis.student_t import t_below
 
 MARGIN = 0.05
 """Epoch times within this factor count as equal: a whole run, done again, varies by as much."""
@@ -221,9 +222,7 @@ def _equivalence(mean: float, error: float, freedom: int, bound: float) -> float
     """The larger p-value of the two one-sided tests that `mean` is not beyond `-bound` or `bound`."""
     if error == 0:
         return 0.0 if abs(mean) < bound else 1.0
-    from scipy.special import stdtr  # a third of a second to import, and only needed here
-
-    return float(max(stdtr(freedom, -(mean + bound) / error), stdtr(freedom, -(bound - mean) / error)))
+    return max(t_below(freedom, -(mean + bound) / error), t_below(freedom, -(bound - mean) / error))
 
 
 def _verdict(whole: Interval, p_value: float) -> HostsVerdict:

@@ -14,12 +14,13 @@ variance" (Annals of Statistics 9, 1981, 586-596); Holm, "A simple sequentially 
 
 from __future__ import annotations
 
-import functools
 import math
 import statistics
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeVar
+
+from vitscale.analysis import student_t
 
 CONFIDENCE = 0.95
 FEWEST_REPEATS = 3
@@ -245,12 +246,9 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
-@functools.lru_cache(4096)
 def t_quantile(degrees_of_freedom: float, share: float = (1 + CONFIDENCE) / 2) -> float:
     """Of Student's t, below which `share` of the distribution lies; by default both 2.5 % tails are outside."""
-    from scipy.special import stdtrit  # a third of a second to import, and only needed here
-
-    return float(stdtrit(degrees_of_freedom, share))
+    return student_t.t_quantile(degrees_of_freedom, share)
 
 
 def welch_half(parts: Sequence[tuple[float, int]]) -> float:
@@ -264,9 +262,7 @@ def welch_p(difference: float, parts: Sequence[tuple[float, int]]) -> float:
     squared_error = sum(part for part, _ in parts)
     if squared_error == 0:
         return 1.0 if difference == 0 else 0.0
-    from scipy.special import stdtr  # a third of a second to import, and only needed here
-
-    return float(2 * stdtr(_freedom(parts, squared_error), -abs(difference) / math.sqrt(squared_error)))
+    return float(2 * student_t.t_below(_freedom(parts, squared_error), -abs(difference) / math.sqrt(squared_error)))
 
 
 def _mean_log(values: Sequence[float], looked: int) -> _Mean:

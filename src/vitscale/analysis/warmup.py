@@ -11,6 +11,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vitscale.analysis.student_t import t_below
+
 FEWEST_STEPS = 12
 """Below it chance makes the first steps look slow too often, and nothing is looked for."""
 _SLOWER_BY = 0.05
@@ -107,9 +109,7 @@ def _trend(seconds: Sequence[float]) -> float | None:
     if abs(change) <= _CHANGE:
         return None
     slope, error = _slope([math.log(block / middle) for block in blocks])
-    from scipy.special import stdtr  # a third of a second to import, and only needed here
-
-    chance = float(stdtr(count - 3, -abs(slope) / error)) if error > 0 else 0.0
+    chance = t_below(count - 3, -abs(slope) / error) if error > 0 else 0.0
     return change if slope * change > 0 and chance < _P else None
 
 

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
+from vitscale.analysis.statistics import t_quantile
 from vitscale.prediction.evidence import Evidence, Point, Series
 from vitscale.prediction.fitting import Fitted, fit_series
 from vitscale.prediction.predicting import Question, predict
@@ -68,14 +69,12 @@ def constant_seconds_per_step(points: Sequence[Point]) -> Estimate:
 
     The micro-batch must be the same at all points for it to mean anything, as it is but for strong-global.
     """
-    from scipy.special import stdtrit  # a third of a second to import
-
     steps = [seconds for point in points for seconds in point.step_seconds]
     middle = statistics.median(steps)
     if len(steps) < 2:
         return Estimate(middle, middle, middle, 0.0, math.inf)
     logs = [math.log(seconds) for seconds in steps]
-    half = float(stdtrit(len(logs) - 1, (1 + CONFIDENCE) / 2)) * statistics.stdev(logs)
+    half = t_quantile(len(logs) - 1, (1 + CONFIDENCE) / 2) * statistics.stdev(logs)
     mean, future = half / math.sqrt(len(logs)), half * math.sqrt(1 + 1 / len(logs))
     return Estimate(
         middle, middle * math.exp(-mean), middle * math.exp(mean), middle * math.exp(-future), middle * math.exp(future)

@@ -42,6 +42,14 @@ LEFT_OUT: dict[Device, _LeftOut] = {
     "cpu": _LeftOut(1.02, 0.015, 0.5e9, 0.23),
 }
 
+
+def _normal_below(values: Array) -> Array:
+    import numpy as np
+
+    below: Array = np.frompyfunc(lambda value: 0.5 * math.erfc(-value / math.sqrt(2)), 1, 1)(values).astype(float)
+    return below
+
+
 _NODES = tuple(NormalDist().inv_cdf((i + 0.5) / 15) for i in range(15))
 """Standard normal at the middles of 15 equal chances."""
 
@@ -63,7 +71,6 @@ def oom_chance(forecast_bytes: float | Array, capacity_bytes: float, device: Dev
         device: where it runs.
     """
     import numpy as np
-    from scipy.special import ndtr
 
     left_out = LEFT_OUT[device]
     spread = math.hypot(FORECAST_SPREAD, left_out.factor_spread)
@@ -73,5 +80,5 @@ def oom_chance(forecast_bytes: float | Array, capacity_bytes: float, device: Dev
     with np.errstate(divide="ignore"):
         # No tensors need nothing: the logarithm is minus infinity, and the chance is that the rest does not fit.
         above = (np.log(needed) - np.log(np.maximum(room, 1.0))) / spread
-    chance: Array = np.where(room > 0, ndtr(above), np.where(np.isnan(needed), np.nan, 1.0)).mean(axis=-1)
+    chance: Array = np.where(room > 0, _normal_below(above), np.where(np.isnan(needed), np.nan, 1.0)).mean(axis=-1)
     return chance if isinstance(forecast_bytes, np.ndarray) else float(chance)

@@ -43,10 +43,8 @@ class Family:
         return frozenset(_engine(series) for series in self.members)
 
     def nearest(self, candidate: Candidate) -> Series:
-        """The member to work a candidate out from: that which measured it; else of its engine and stage, of these of
-        the reference's policy, of these with the nearest micro-batch; else the reference."""
-        if candidate in self.measured:
-            return self.measured[candidate]
+        """The member to work a candidate out from: of its engine and stage, of these of the reference's policy, of
+        these with the nearest micro-batch; else the reference."""
         same = [series for series in self.members if _engine(series) == (candidate.engine, candidate.zero_stage)]
         return min(
             same or [self.reference],

@@ -95,8 +95,8 @@ def landscape(
         price_per_gpu_hour: of what is no instance with a price of its own.
     """
     every = found.found
-    nearest = [family.nearest(one) for one in every]
-    series = tuple(one.name for one in nearest)
+    nearest = {_origin(one): family.nearest(one).name for one in {_origin(one): one for one in every}.values()}
+    series = [nearest[_origin(one)] for one in every]
 
     def forecast(wanted: Sequence[int], rough: bool) -> Evaluated:
         by_series: dict[str, list[int]] = {}
@@ -151,7 +151,10 @@ def landscape(
     started = np.array([starts.seconds.value if starts else 0.0 for starts in startups])
     return Landscape(
         candidates=every,
-        series=series,
+        series=tuple(
+            family.measured[one].name if one in family.measured else name
+            for one, name in zip(every, series, strict=True)
+        ),  # fmt: skip
         labels=tuple(labels),
         seconds=spread(seconds[0]),
         seconds_low=spread(seconds[1]),
@@ -180,6 +183,11 @@ def landscape(
         contends=contends,
         memory_known=bool(np.isfinite(roughly.oom_chance).any()),
     )
+
+
+def _origin(one: Candidate) -> tuple[str, int, int]:
+    """What of a candidate decides which series it is worked out from."""
+    return (one.engine, one.zero_stage, one.micro_batch)
 
 
 _CLEARLY = 1.25

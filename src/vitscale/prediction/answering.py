@@ -36,7 +36,9 @@ def answer(evidence: Evidence, questions: Sequence[Question]) -> Outlook:
             raise why[0]
     if refused and not found:
         raise refused[0]
-    return Outlook(evidence, tuple(found), score(evidence), tuple(dict.fromkeys(map(str, refused))))
+    asked_about = {one.series for one in questions}
+    judged = replace(evidence, series=tuple(one for one in evidence.series if asked_about & {one.name, None}))
+    return Outlook(evidence, tuple(found), score(judged), tuple(dict.fromkeys(map(str, refused))))
 
 
 def outlook(evidence: Evidence) -> Outlook | None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
+from vitscale.analysis.statistics import t_quantile
 from vitscale.errors import unknown
-from vitscale.prediction.evidence import Point
+from vitscale.prediction.evidence import Point, Series
 from vitscale.prediction.fitting import DRAWS, Fitted, FittedSeries, spread_out_normals
 from vitscale.prediction.gpu_types import GpuType
 from vitscale.prediction.instances import Instance
@@ -19,7 +21,7 @@ from vitscale.prediction.layouts import Place, images_at
 from vitscale.prediction.memory.chance import oom_chance
 from vitscale.prediction.memory.many import peak_bytes_of_many
 from vitscale.prediction.network.links import Link
-from vitscale.prediction.parameters import PARTS
+from vitscale.prediction.parameters import JOB_TO_JOB, JOB_TO_JOB_FREEDOM, OF_UNKNOWN_JOBS, PARTS
 from vitscale.prediction.results import CONFIDENCE, Estimate, Label
 from vitscale.prediction.step.model import Array, Worlds
 from vitscale.prediction.step.of_series import device_factors, slowdown
@@ -157,7 +159,7 @@ class _Draws:
         some = slice(None, None, DRAWS // count)
         self.asked, self.base = asked, base
         # Of points alike the first counts.
-        self.measured = {Candidate.of(point.trial): point for point in reversed(measured)}
+        self.measured = {Candidate.of(one.trial): measured_step(measured, one) for one in reversed(measured)}
         self.draws = {name: rows[some] for name, rows in asked.draws.items()}
         self.job_spread = asked.fitted.job_spread[some]
         count = len(self.job_spread)
@@ -178,8 +180,13 @@ class _Draws:
         speed = _estimates(of_base / mean, future_of_base / future)
         itself = np.array([one == base for one, base in zip(candidates, bases * len(candidates), strict=False)])
         speed = Estimates(*(np.where(itself, 1.0, getattr(speed, one.name)) for one in fields(speed)))
+        step = _estimates(mean, future)
+        for n, one in enumerate(candidates):
+            if one in self.measured:
+                for field in fields(step):
+                    getattr(step, field.name)[n] = getattr(self.measured[one], field.name)
         # A future run has a part of its step as the mean has it.
-        return _estimates(mean, future), speed, {n: _estimates(p, p) for n, p in parts.items()} if with_parts else {}
+        return step, speed, {name: _estimates(part, part) for name, part in parts.items()} if with_parts else {}
 
     def _mean(self, candidates: Sequence[Candidate]) -> tuple[Array, dict[str, Array]]:
         """((draws, configurations) seconds of a step, in the mean over many runs; the parts likewise)."""
@@ -188,8 +195,9 @@ class _Draws:
         mean = times.total * left_out_by_the_model(fitted, worlds.ranks, self.beyond)
         for n, one in enumerate(candidates):
             if one in self.measured:
-                logs = np.log(self.measured[one].step_seconds)
-                mean[:, [n]] = np.exp(logs.mean() + self.job_spread * self.of_runs / math.sqrt(len(logs)))
+                own = self.measured[one]
+                spread = math.log(own.high / own.low) / (2 * _Z)
+                mean[:, [n]] = own.value * np.exp(spread * self.of_runs)
         parts = {
             "compute": times.compute + times.optimizer, "wait": times.wait, "wire": times.wire, "norm": times.norm
         }  # fmt: skip
@@ -199,6 +207,31 @@ class _Draws:
         """Of runs still to be made, (draws x job effects, configurations)."""
         runs: Array = (mean * np.exp(self.job_spread * jobs)).reshape(-1, mean.shape[1])
         return runs
+
+
+_Z = 1.6449
+"""Standard deviations on either side of a normal distribution's middle 90 %."""
+_OF_A_MEDIAN = math.sqrt(math.pi / 2)
+"""Standard error of a median over that of a mean, of many normal values (Kendall & Stuart, section 17.12)."""
+
+
+def measured_step(points: Sequence[Point], point: Point) -> Estimate:
+    """Seconds of a step as a point's own runs have it: their median, which no single run that hung moves.
+
+    How far runs differ is what all runs of `points` say, with a prior as in `fitting`; intervals are of Student's t.
+    """
+    prior = OF_UNKNOWN_JOBS if point.trial.origin is not None else JOB_TO_JOB
+    squares, freedom = JOB_TO_JOB_FREEDOM * prior**2, JOB_TO_JOB_FREEDOM
+    for one in points:
+        logs = [math.log(seconds) for seconds in one.step_seconds]
+        squares += sum((log - statistics.fmean(logs)) ** 2 for log in logs)
+        freedom += len(logs) - 1
+    count = len(point.step_seconds)
+    reach = t_quantile(freedom, 1 - _TAIL) * math.sqrt(squares / freedom)
+    error = (_OF_A_MEDIAN if count > 2 else 1.0) / math.sqrt(count)
+    middle = math.exp(statistics.median(math.log(seconds) for seconds in point.step_seconds))
+    mean, future = math.exp(reach * error), math.exp(reach * math.hypot(1.0, error))
+    return Estimate(middle, middle / mean, middle * mean, middle / future, middle * future)
 
 
 def _estimates(mean: Array, future: Array) -> Estimates:
@@ -269,7 +302,7 @@ def _memory(template: Trial, candidates: Sequence[Candidate]) -> Array:
 def _labels(
     asked: Variant,
     candidates: Sequence[Candidate],
-    measured: Mapping[Candidate, Point],
+    measured: Mapping[Candidate, Estimate],
     micro_batches: frozenset[int],
     hosts_assumed: bool,
 ) -> tuple[Label, ...]:
@@ -379,9 +412,14 @@ def _variant_of(
     if not alike:
         return variant(base, {**changes, **hosts}), ()
     asked = variant(fitted.series[alike[0].name], hosts)
-    same = _of_a_step(asked.trial)
-    points = [point for one in alike for point in one.points if not point.trial.train.micro_batches]
-    return asked, tuple(point for point in points if _of_a_step(point.trial) == same)
+    return asked, measured_like(alike, asked.trial)
+
+
+def measured_like(series: Sequence[Series], trial: Trial) -> tuple[Point, ...]:
+    """Points of the same workload that differ from a trial in world and batch alone."""
+    same = (workload(trial), _of_a_step(trial))
+    points = (point for one in series for point in one.points if not point.trial.train.micro_batches)
+    return tuple(point for point in points if (workload(point.trial), _of_a_step(point.trial)) == same)
 
 
 def _of_a_step(trial: Trial) -> dict[str, object]:

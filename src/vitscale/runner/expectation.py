@@ -6,7 +6,7 @@ import math
 import socket
 import statistics
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,8 +19,9 @@ from vitscale.store.checks import latest
 from vitscale.trial import Trial
 
 if TYPE_CHECKING:
-    from vitscale.prediction.evidence import Series
+    from vitscale.prediction.evidence import Point, Series
     from vitscale.prediction.fitting import Fitted
+    from vitscale.prediction.results import Estimate
 
 ROUGHLY = "order of magnitude"
 _SHARE_OF_MATMUL = 1 / 3
@@ -94,6 +95,7 @@ def _from_results(plan: Plan, results: Path, *, needed: bool) -> tuple[dict[str,
     if not needed and not (results / "study.json").is_file():
         return {}, ""
     from vitscale import analysis, store
+    from vitscale.prediction.evaluating import Candidate, measured_like, measured_step
     from vitscale.prediction.fitting import fit
     from vitscale.prediction.sources import evidence_of
 
@@ -107,52 +109,59 @@ def _from_results(plan: Plan, results: Path, *, needed: bool) -> tuple[dict[str,
     if not evidence.series:
         return {}, ""
     fitted = fit(evidence)
-    groups: dict[tuple[str, str, int, bool], list[str]] = {}
-    found: dict[str, Expected] = {}
+    groups: dict[str, list[str]] = {}
+    steps: dict[str, tuple[Estimate, str] | str] = {}
     for trial_id, trial in plan.record.trials.items():
-        near = _nearest(fitted, trial)
-        if near is None:
-            found[trial_id] = Expected(None, "", f"{results} holds no run of this model, data and training")
-            continue
-        train = trial.train
-        kind = (near.name, train.engine, train.zero_stage, train.activation_checkpointing)
-        groups.setdefault(kind, []).append(trial_id)
-    for (series, *_), members in groups.items():
-        found |= _forecast(plan, fitted, series, members)
-    return found, f"predicted from {results}"
+        own = measured_like(evidence.series, trial)
+        alike = [point for point in own if Candidate.of(point.trial) == Candidate.of(trial)]
+        if alike and not trial.train.micro_batches:
+            steps[trial_id] = measured_step(own, alike[0]), "measured"
+        elif (near := _nearest(evidence.series, trial)) is None:
+            steps[trial_id] = f"{results} holds no run of this model, data and training"
+        else:
+            groups.setdefault(near.name, []).append(trial_id)
+    for series, members in groups.items():
+        steps |= _predicted(plan, fitted, series, members)
+    points = [point for one in evidence.series for point in one.points]
+    return {
+        trial_id: Expected(None, "", step) if isinstance(step, str) else _run(plan, trial_id, points, *step)
+        for trial_id, step in steps.items()
+    }, f"predicted from {results}"
 
 
-def _nearest(fitted: Fitted, trial: Trial) -> Series | None:
+def _nearest(series: Sequence[Series], trial: Trial) -> Series | None:
     from vitscale.advice.family import Family
     from vitscale.prediction.evaluating import Candidate, workload
 
-    alike = [one for one in fitted.evidence.series if workload(one.points[-1].trial) == workload(trial)]
+    alike = [one for one in series if workload(one.points[-1].trial) == workload(trial)]
     return Family(alike[0], tuple(alike)).nearest(Candidate.of(trial)) if alike else None
 
 
-def _forecast(plan: Plan, fitted: Fitted, series: str, members: list[str]) -> dict[str, Expected]:
+def _predicted(plan: Plan, fitted: Fitted, series: str, members: list[str]) -> dict[str, tuple[Estimate, str] | str]:
     from vitscale.prediction.evaluating import Candidate, evaluate_all
+
+    try:
+        found = evaluate_all(fitted, series, [Candidate.of(plan.record.trials[trial_id]) for trial_id in members])
+    except RequestError as error:
+        return dict.fromkeys(members, str(error))
+    steps = [found.step.at(n) for n in range(len(members))]
+    return {
+        trial_id: "its step cannot be predicted" if math.isnan(step.value) else (step, label)
+        for trial_id, step, label in zip(members, steps, found.labels, strict=True)
+    }
+
+
+def _run(plan: Plan, trial_id: str, points: Sequence[Point], step: Estimate, label: str) -> Expected:
+    """One run, with its start-up."""
     from vitscale.prediction.finishing import with_start_up
     from vitscale.prediction.start_up import start_up
 
-    trials = [plan.record.trials[trial_id] for trial_id in members]
-    try:
-        steps = evaluate_all(fitted, series, [Candidate.of(trial) for trial in trials])
-    except RequestError as error:
-        return dict.fromkeys(members, Expected(None, "", str(error)))
-    points = [point for one in fitted.evidence.series for point in one.points]
-    found = {}
-    for n, (trial_id, trial) in enumerate(zip(members, trials, strict=True)):
-        step = steps.step.at(n)
-        if math.isnan(step.value):
-            found[trial_id] = Expected(None, "", "its step cannot be predicted")
-            continue
-        _, count = steps_of(plan, trial_id, trial)
-        starts = start_up(points, trial)
-        ends = (count * step.value, count * step.future_low, count * step.future_high)
-        seconds = Range(*with_start_up(starts.seconds if starts else None, *ends))
-        found[trial_id] = Expected(seconds, steps.labels[n], "", "" if starts is not None else trial.launcher)
-    return found
+    trial = plan.record.trials[trial_id]
+    _, count = steps_of(plan, trial_id, trial)
+    starts = start_up(points, trial)
+    ends = (count * step.value, count * step.future_low, count * step.future_high)
+    seconds = Range(*with_start_up(starts.seconds if starts else None, *ends))
+    return Expected(seconds, label, "", "" if starts is not None else trial.launcher)
 
 
 def _from_flops(plan: Plan, trial_ids: list[str]) -> tuple[dict[str, Expected], str] | None:

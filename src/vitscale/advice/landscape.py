@@ -154,7 +154,7 @@ def landscape(
         series=tuple(
             family.measured[one].name if one in family.measured else name
             for one, name in zip(every, series, strict=True)
-        ),  # fmt: skip
+        ),
         labels=tuple(labels),
         seconds=spread(seconds[0]),
         seconds_low=spread(seconds[1]),

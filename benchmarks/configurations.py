@@ -1,64 +1,109 @@
-"""How long 10,000 configurations take to forecast, as `vitscale advise` looks at them.
+"""How long advice among 10,000 configurations takes, and whole processes of predict, plan and advise.
 
-python benchmarks/configurations.py [--write docs/calibration.md]
+python benchmarks/configurations.py [--results FOLDER --study STUDY.toml] [--write docs/calibration.md]
+
+FOLDER: results to ask about, such as those of `make demo`; STUDY.toml: what `plan --from FOLDER` plans.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
+import resource
 import statistics
+import subprocess
+import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from between_marks import write_between
 from simulated_study import simulated_study
 
-from vitscale.prediction.evaluating import ROUGH, Candidate, evaluate_all
-from vitscale.prediction.fitting import fit
+from vitscale.advice.advising import advise
+from vitscale.advice.request import NoiseScale, Request
+from vitscale.prediction.evaluating import ROUGH, Candidate, Evaluated, evaluate_all
+from vitscale.prediction.fitting import DRAWS, fit
 
 MARK = "configurations"
-ENGINES = (("ddp", 0), ("fsdp2", 0), ("deepspeed", 0), ("deepspeed", 1), ("deepspeed", 2), ("deepspeed", 3))
-COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096, 8192)
 WANTED = 10_000
+TIMES = 5
 
 
-def candidates() -> list[Candidate]:
-    """10,000 that differ."""
-    found = itertools.product(
-        COUNTS, ENGINES, (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256), (1, 2, 3, 4, 8), (False, True)
-    )
-    every = [
-        Candidate(gpus, min(8, gpus), engine, stage, micro_batch, accumulation, checkpointing)
-        for gpus, (engine, stage), micro_batch, accumulation, checkpointing in found
-    ]
-    return every[:: len(every) // WANTED][:WANTED]
+def among_many() -> tuple[Callable[[], int], int]:
+    """(advice among so many configurations, how many)."""
+    study = simulated_study(0)
+    evidence = study.evidence(study.checked)
+    fitted = fit(evidence)
+    fitted.series["simulated"]  # fitted beforehand: that takes a process once
+
+    def forecaster(series: str, candidates: Sequence[Candidate], rough: bool) -> Evaluated:
+        return evaluate_all(fitted, series, candidates, with_memory=rough, draws=ROUGH if rough else DRAWS)
+
+    def looked_at(counts: int) -> int:
+        asked = Request(gpus=tuple(8 * n for n in range(1, counts + 1)), ranks_per_node=8, epochs=90, images=1_281_167)
+        return advise(evidence, asked, NoiseScale.unknown("not measured"), forecaster).looked_at
+
+    counts = -(-WANTED // looked_at(1))
+    return lambda: looked_at(counts), looked_at(counts)
+
+
+def process_seconds(arguments: Sequence[str]) -> tuple[float, float]:
+    """(seconds that a whole process takes, of one core's time), medians."""
+    wall, cpu = [], []
+    for _ in range(TIMES):
+        begin, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "vitscale", *arguments], check=True, capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        wall.append(time.perf_counter() - begin)
+        cpu.append(after.ru_utime - used.ru_utime + after.ru_stime - used.ru_stime)
+    return statistics.median(wall), statistics.median(cpu)
+
+
+def whole_processes(results: Path, study: Path | None) -> list[str]:
+    """A row of a table for each command."""
+    from vitscale import analysis, store
+    from vitscale.prediction.answering import can_grow
+    from vitscale.prediction.sources import evidence_of
+
+    records = store.load(results)
+    found = evidence_of(results, records, analysis.analyse(records)).series
+    series = next(one.name for one in found if can_grow(one))
+    commands = [["predict", str(results), "--gpus", "4,8,16", "--series", series], ["advise", str(results)]]
+    commands += [["plan", str(study), "--from", str(results)]] if study is not None else []
+    rows = ["| command | seconds | of one core's time |", "| --- | --- | --- |"]
+    for command in commands:
+        wall, cpu = process_seconds(command)
+        shown = " ".join(part.replace(str(results), "RESULTS") for part in command)
+        rows.append(f"| `{shown}` | {wall:.2f} | {cpu:.2f} |")
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--results", type=Path)
+    parser.add_argument("--study", type=Path)
     parser.add_argument("--write", type=Path)
-    write = parser.parse_args().write
-    study = simulated_study(0)
-    fitted = fit(study.evidence(study.checked))
-    asked = candidates()
-    assert len(asked) == len(set(asked)) == WANTED
+    asked = parser.parse_args()
+    advice, count = among_many()
     seconds, of_cpu = [], []
-    for _ in range(5):
+    for _ in range(TIMES):
         begin, cpu = time.perf_counter(), time.process_time()
-        forecasts = evaluate_all(fitted, "simulated", asked, draws=ROUGH)
+        advice()
         seconds.append(time.perf_counter() - begin)
         of_cpu.append(time.process_time() - cpu)
-    assert len(forecasts.step.value) == WANTED
-    text = (
-        f"`python benchmarks/configurations.py`: {WANTED:,} configurations in "
-        f"{statistics.median(seconds):.2f} s ({statistics.median(of_cpu):.2f} s of one core's time; medians of 5). The "
-        f"machine has {os.cpu_count()} cores, and {os.getloadavg()[0]:.0f} processes wanted them."
-    )
+    took, of_core = statistics.median(seconds), statistics.median(of_cpu)
+    lines = [
+        f"`python benchmarks/configurations.py`: advice among {count:,} configurations in {took:.2f} s "
+        f"({of_core:.2f} s of one core's time; medians of {TIMES}). The machine has {os.cpu_count()} cores, and "
+        f"{os.getloadavg()[0]:.0f} processes wanted them."
+    ]
+    if asked.results is not None:
+        lines += ["", *whole_processes(asked.results, asked.study)]
+    text = "\n".join(lines)
     print(text)
-    if write:
-        write_between(write, MARK, text)
+    if asked.write:
+        write_between(asked.write, MARK, text)
 
 
 if __name__ == "__main__":

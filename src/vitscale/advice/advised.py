@@ -41,6 +41,7 @@ def advised_from(evidence: Evidence, analysis: Analysis, asked: Request) -> Advi
             candidates,
             hosts_assumed=hosts_assumed and host_size(own.points)[1],
             memory_capacity_bytes=asked.memory_capacity_bytes,
+            with_memory=rough,  # of all, so that it need not be asked again
             draws=ROUGH if rough else DRAWS,
         )
 

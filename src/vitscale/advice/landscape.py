@@ -190,7 +190,7 @@ def _origin(one: Candidate) -> tuple[str, int, int]:
     return (one.engine, one.zero_stage, one.micro_batch)
 
 
-_CLEARLY = 1.25
+_CLEARLY = 1.15
 """A candidate that takes so many times as long as another one of its engine and rank count is no answer."""
 _FEW_STEPS, _TIMES_THE_NOISE = 100, 10
 """Fewer steps an epoch, or a global batch so many times the gradient noise scale, make a batch a large one."""

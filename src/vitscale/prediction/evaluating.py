@@ -34,8 +34,8 @@ _PER_DOUBLING = 0.0035
 _TAIL = (1 - CONFIDENCE) / 2
 _FUTURES = 4
 """Job effects drawn for each draw of the parameters."""
-_AT_ONCE = 128
-"""Configurations, so that their draws stay in a core's cache."""
+_AT_ONCE = 1 << 16
+"""Draws x configurations: what stays in a core's cache."""
 ROUGH = 32
 """Draws of which the middle tells a configuration within a few per cent: enough to leave out the hopeless."""
 
@@ -110,6 +110,7 @@ def evaluate(
     *,
     base: Candidate | None = None,
     with_parts: bool = False,
+    with_memory: bool = True,
     measured: Sequence[Point] = (),
     micro_batches: frozenset[int] = frozenset(),
     hosts_assumed: bool = False,
@@ -123,16 +124,18 @@ def evaluate(
         candidates: of the engine, stage and checkpointing that `asked` has.
         base: that `speed` is held against. None: of each configuration one rank of the same batch.
         with_parts: whether the parts of a step are wanted too.
+        with_memory: whether memory is.
         measured: points whose configurations are answered from their own runs, and labelled so.
         micro_batches: that were measured with this engine; empty: those of the series.
         hosts_assumed: nobody said, and nothing measured, how many ranks a host has.
         memory_capacity_bytes: of a device; None: as it was recorded.
-        draws: of all `DRAWS` so many, evenly chosen.
+        draws: of all `DRAWS` so many, evenly chosen. Of `ROUGH` only the middle of a step comes, all else is NaN.
     """
     every = _Draws(asked, base, measured, draws)
-    pieces = [every.of(candidates[n : n + _AT_ONCE], with_parts) for n in range(0, len(candidates), _AT_ONCE)]
+    at_once = max(1, _AT_ONCE // draws)
+    pieces = [every.of(candidates[n : n + at_once], with_parts) for n in range(0, len(candidates), at_once)]
     images, steps = _epochs(asked, candidates)
-    memory = _memory(asked.trial, candidates)
+    memory = _memory(asked.trial, candidates) if with_memory else np.full(len(candidates), np.nan)
     capacity = memory_capacity_bytes or asked.memory_capacity_bytes
     chance = np.full(len(candidates), np.nan)
     if capacity is not None and len(candidates):
@@ -173,9 +176,13 @@ class _Draws:
     ) -> tuple[Estimates, Estimates, dict[str, Estimates]]:
         """(seconds of a step, the base's over them, the parts)."""
         mean, parts = self._mean(candidates)
+        if len(self.job_spread) <= ROUGH:
+            unknown = np.full(len(candidates), np.nan)
+            middles = Estimates(np.median(mean, axis=0), unknown, unknown, unknown, unknown)
+            return middles, Estimates(unknown, unknown, unknown, unknown, unknown), {}
         bases = [one.alone for one in candidates] if self.base is None else [self.base]
-        distinct = list(dict.fromkeys(bases))
-        of_base = self._mean(distinct)[0][:, [distinct.index(one) for one in bases]]
+        distinct = {one: n for n, one in enumerate(dict.fromkeys(bases))}
+        of_base = self._mean(list(distinct))[0][:, [distinct[one] for one in bases]]
         future, future_of_base = self._future(mean, self.jobs), self._future(of_base, self.jobs_of_base)
         speed = _estimates(of_base / mean, future_of_base / future)
         itself = np.array([one == base for one, base in zip(candidates, bases * len(candidates), strict=False)])
@@ -333,6 +340,7 @@ def evaluate_all(
     series: str,
     candidates: Sequence[Candidate],
     *,
+    with_memory: bool = True,
     hosts_assumed: bool = False,
     memory_capacity_bytes: int | None = None,
     draws: int = DRAWS,
@@ -361,6 +369,7 @@ def evaluate_all(
         found = evaluate(
             asked,
             [candidates[n] for n in members],
+            with_memory=with_memory,
             measured=points,
             micro_batches=batches,
             hosts_assumed=hosts_assumed,

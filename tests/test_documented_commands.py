@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from typer.main import get_command
+from typer.testing import CliRunner
 
 import needs
 from driving import TINY_MODEL
@@ -134,8 +135,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("LOG.csv", "epochs.csv"):
         epoch_table(folder / name, rows)
     measured = resolved_study({1: [0.1, 0.101], 2: [0.104, 0.105], 4: [0.108, 0.109]})
-    for name in ("demo/results", "results/quickstart", "results/t4", "RESULTS"):
+    for name in ("demo/results", "results/quickstart", "RESULTS"):
         write_results(measured, folder / name)
+    t4 = ["import", str(folder / "LOG.csv"), "-o", str(folder / "results" / "t4"), "--model", "vit-b16"]
+    imported = CliRunner().invoke(cli.app, [*t4, "--image-size", "224", "--engine", "deepspeed"])
+    assert imported.exit_code == 0, imported.output
+    (folder / "prices.csv").write_text("instance,gpu,count,price\nbig,A100-80GB,8,32.8\nsmall,T4,4,3.9\n")
     write_results(
         paper_study(paper_curve({1: [0.8], 2: [0.8]}), paper_curve({2: [0.88]}, spread=True)), folder / "PAPER"
     )

@@ -317,7 +317,13 @@ def launch(cases: Sequence[Case], ranks: int, folder: Path) -> list[tuple[Traffi
             SCRIPT,
             folder,
             log=folder / f"log-{rank}.txt",
-            environment={"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": ranks, "RANK": rank},
+            environment={
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+                "WORLD_SIZE": ranks,
+                "RANK": rank,
+                "OMP_NUM_THREADS": 1,  # unset, Accelerate gives each rank a thread for every core
+            },
             core=cores[rank % len(cores)],
         )
         for rank in range(ranks)

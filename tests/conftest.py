@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import signal
@@ -47,6 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Linux shares cores between sessions first (sched(7), the autogroup feature), where it is built so, and then by nice.
     """
+    gc.disable()  # until all tests are there: what is imported and collected stays
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.option.markexpr == "alone":
@@ -70,6 +72,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip(f"a small disk cannot be mounted: {answer.stderr.strip()}")
     yield disk
     subprocess.run([umount, "--lazy", str(disk)], check=True)
+
+
+def pytest_collection_finish() -> None:
+    """Nobody looks for garbage among what stays."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,13 +1,14 @@
 """Peak memory of a rank by engine and stage: forecast against measured, as a table.
 
-    python benchmarks/memory.py [--only TEXT ...] [--device cpu|cuda] [--ranks 1 2 3] [--json] [--write docs/memory.md]
+    python benchmarks/memory.py [--only TEXT ...] [--device cpu|cuda] [--ranks 1 2 3] [--steps 8] [--json]
+                                [--write docs/memory.md]
 
 Every configuration trains a small ViT (on a GPU ViT-B/16). What the tensors of a rank take at the highest moment of the
 third optimizer step is counted by torch's allocator, and stands beside `vitscale.prediction.forecast`. With several
-ranks on gloo it is the highest of eight steps: gloo's threads let go of what they worked on late in some steps and not
-in others, and a run of hundreds of steps meets both. The configurations of a rank count share the imports, and are
-forked off one after the other. `--write` puts the table between the markers of a document. Without `--json` it exits
-with 1 where a forecast is off by more than the bar.
+ranks on gloo it is the highest of eight steps (`--steps`): gloo's threads let go of what they worked on late in some
+steps and not in others, and a run of hundreds of steps meets both. The configurations of a rank count and their ranks
+share the imports, and are forked off one after the other. `--write` puts the table between the markers of a document.
+Without `--json` it exits with 1 where a forecast is off by more than the bar.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ OTHERS = {
 """Counted part by part; on engines that keep everything on every rank."""
 COMMON: dict[str, Any] = {"precision": "fp32", "micro_batch": 8}
 STEPS_ON_GLOO = 8
-"""Watched with several ranks, after two that are not; else one."""
+"""Watched with several ranks, after two that are not, unless told otherwise; else one."""
 LOWEST, HIGHEST = -0.02, 0.05
 """The bar, as shares of what is measured."""
 BUCKETS = {"bucket_mib": 1, "gather_bucket_mib": 1}
@@ -135,7 +136,7 @@ def trial(fields: dict[str, Any], ranks: int, device: str) -> Trial:
     )
 
 
-def measure(wanted: Trial, device: Any) -> dict[str, int]:
+def measure(wanted: Trial, device: Any, steps_on_gloo: int) -> dict[str, int]:
     """Peak bytes of the start (building the engine, first step) and of the watched steps, on this rank."""
     import torch
 
@@ -173,7 +174,7 @@ def measure(wanted: Trial, device: Any) -> dict[str, int]:
     start = memory.peak_bytes
     step(engine)
     highest = 0
-    for _ in range(STEPS_ON_GLOO if wanted.world.size > 1 and device.type == "cpu" else 1):
+    for _ in range(steps_on_gloo if wanted.world.size > 1 and device.type == "cpu" else 1):
         with memory.watch():
             step(engine)
         highest = max(highest, memory.peak_bytes)
@@ -181,8 +182,8 @@ def measure(wanted: Trial, device: Any) -> dict[str, int]:
     return {"start_bytes": start, "step_bytes": highest}
 
 
-def be_a_rank(only: Sequence[str], kind: str, out: Path) -> None:
-    """Measures every configuration in turn, each in a process of its own, forked off after the imports.
+def be_all_ranks(only: Sequence[str], ranks: int, kind: str, steps_on_gloo: int, out: Path) -> None:
+    """Measures every configuration in turn, each rank of it in a process of its own, forked off after the imports.
 
     In one process the leavings of one engine would be freed, and counted, during the next.
     """
@@ -191,34 +192,39 @@ def be_a_rank(only: Sequence[str], kind: str, out: Path) -> None:
     from vitscale import engines, models
 
     torch.set_num_threads(1)
-    cases = chosen(only, int(os.environ["WORLD_SIZE"]), kind)
+    cases = chosen(only, ranks, kind)
     for _, _, wanted in cases:
         models.preload(wanted.model)
         engines.preload(wanted.train)
     gc.freeze()  # DeepSpeed looks for garbage when it builds an engine: not among what is imported
     for index, (_, _, wanted) in enumerate(cases):
-        child = os.fork()
-        if child == 0:
-            # Ends without taking engines apart, which can wait for ranks that are gone.
-            os._exit(measured_alone(wanted, kind, out, index))
-        os.waitpid(child, 0)
+        children = []
+        for rank in range(ranks):
+            child = os.fork()
+            if child == 0:
+                # Ends without taking engines apart, which can wait for ranks that are gone.
+                os._exit(measured_alone(wanted, rank, kind, steps_on_gloo, out, index))
+            children.append(child)
+        for child in children:
+            os.waitpid(child, 0)
 
 
-def measured_alone(wanted: Trial, kind: str, out: Path, index: int) -> int:
+def measured_alone(wanted: Trial, rank: int, kind: str, steps_on_gloo: int, out: Path, index: int) -> int:
     """In the forked process: joins the other ranks and writes what `measure` finds, or the error."""
     import torch
     import torch.distributed as dist
 
-    rank, ranks = int(os.environ["RANK"]), wanted.world.size
+    ranks = wanted.world.size
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     device = torch.device("cpu")
     found: dict[str, Any]
     try:
         if kind == "cuda":
-            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            device = torch.device("cuda", rank)
             torch.cuda.set_device(device)
         store = dist.FileStore(str(out / f"store-{index}"), ranks)
         dist.init_process_group("nccl" if kind == "cuda" else "gloo", store=store, rank=rank, world_size=ranks)
-        found = measure(wanted, device)
+        found = measure(wanted, device, steps_on_gloo)
         dist.barrier()
     except Exception as error:
         found = {"error": f"{type(error).__name__}: {error}"}
@@ -226,23 +232,20 @@ def measured_alone(wanted: Trial, kind: str, out: Path, index: int) -> int:
     return 0
 
 
-def start_ranks(only: Sequence[str], ranks: int, device: str) -> list[dict[str, Any]]:
+def start_ranks(only: Sequence[str], ranks: int, device: str, steps_on_gloo: int) -> list[dict[str, Any]]:
     """One row per configuration: the most that any rank took."""
     with tempfile.TemporaryDirectory() as folder:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             port = listener.getsockname()[1]
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
-        argv = [sys.executable, __file__, "--rank-of", folder, "--device", device, "--only", *only]
-        processes = []
-        for rank in range(ranks):
-            log = (Path(folder) / f"{rank}.log").open("w")
-            here = os.environ | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            processes.append(subprocess.Popen(argv, env=here, stdout=log, stderr=log))
-        codes = [process.wait() for process in processes]
-        if any(codes):
-            logs = [(Path(folder) / f"{rank}.log").read_text()[-3000:] for rank in range(ranks)]
-            sys.exit(f"ranks ended with {codes}\n" + "\n".join(logs))
+        log = Path(folder) / "log.txt"
+        argv = [sys.executable, __file__, "--ranks-of", folder, "--device", device, "--ranks", str(ranks)]
+        argv += ["--steps", str(steps_on_gloo), "--only", *only]
+        with log.open("w") as output:
+            code = subprocess.run(argv, env=os.environ | place, stdout=output, stderr=output, check=False).returncode
+        if code:
+            sys.exit(f"ranks ended with {code}\n{log.read_text()[-3000:]}")
         cases = chosen(only, ranks, device)
         found = [
             [json.loads((Path(folder) / f"{rank}-{index}.json").read_text()) for rank in range(ranks)]
@@ -329,14 +332,16 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[], help="those whose name holds one of these: 'ZeRO-2, bf16'")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--steps", type=int, default=STEPS_ON_GLOO, help="that are watched with several ranks on gloo")
     parser.add_argument("--json", action="store_true", help="one object per line instead of the table")
     parser.add_argument("--write", type=Path, help="a document with the table's markers")
-    parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--ranks-of", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.rank_of:
-        be_a_rank(options.only, options.device, options.rank_of)
+    if options.ranks_of:
+        (ranks,) = options.ranks
+        be_all_ranks(options.only, ranks, options.device, options.steps, options.ranks_of)
         return 0
-    rows = [row for ranks in options.ranks for row in start_ranks(options.only, ranks, options.device)]
+    rows = [row for n in options.ranks for row in start_ranks(options.only, n, options.device, options.steps)]
     if options.json:
         print("\n".join(map(json.dumps, rows)))
         return 0

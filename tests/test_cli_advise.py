@@ -223,7 +223,9 @@ def test_instances_of_a_price_table_are_chosen_among_by_what_they_cost(
     folder = tmp_path / "imported"
     advise(measured, "-o", str(folder), verb="import")
     prices = tmp_path / "prices.csv"
-    prices.write_text("instance,gpu,count,price\none,V100,1,2\neight,V100,8,8\ngreat,A100,8,400\n", encoding="utf-8")
+    prices.write_text(
+        "instance,gpu,count,price\none,V100,1,2\neight,V100,8,8\ngreat,A100,8,400\nold,K80,8,1\n", encoding="utf-8"
+    )
 
     code, out, _ = advise(
         folder, "--devices", str(prices), "--epochs", "1", "--images", "6400000", "--max-gpus", "16", "--json"
@@ -242,6 +244,7 @@ def test_instances_of_a_price_table_are_chosen_among_by_what_they_cost(
         "--budget", "60",
     )  # fmt: skip
     assert "eight (Tesla V100-SXM2-16GB), unknown, batch 64 = " in " ".join(out.split())
+    assert "Tesla K80 left out: Tesla K80 does not train in fp16" in " ".join(out.split())
     header = next(line for line in out.splitlines() if line.lstrip().startswith("instance"))
     assert header.split() == ["instance", "ranks", "hosts", "batch", "time", "cost", "eff.", "met", "known"]
 

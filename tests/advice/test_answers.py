@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -8,15 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from advice_factory import ASKED, COUNTS, NO_NOISE, advised, evidence, forecaster, step_seconds
-from evidence_factory import UNKNOWN, make_point
+from evidence_factory import UNKNOWN, make_evidence, make_point
+from vitscale.advice import landscape
 from vitscale.advice.advising import Advice, advise
 from vitscale.advice.option import Option
 from vitscale.advice.request import NoiseScale, Request
 from vitscale.errors import RequestError
-from vitscale.prediction.evaluating import Candidate
+from vitscale.prediction.evaluating import ROUGH, Candidate, Evaluated, evaluate_all
 from vitscale.prediction.evidence import Evidence, Point, Series
 from vitscale.prediction.failures import time_to_finish
 from vitscale.prediction.finishing import interruptions
+from vitscale.prediction.fitting import DRAWS, fit
 
 
 def answer(advice: Advice, kind: str) -> Option:
@@ -222,6 +225,24 @@ def test_where_all_batches_are_large_the_study_s_smallest_is_not() -> None:
     few = advise(swept(8, 64), Request(gpus=(1, 2), epochs=1, images=640), NoiseScale.unknown(""), forecaster())
 
     assert answer(few, "fastest").global_batch == 8
+
+
+def test_what_roughly_looks_hopeless_would_not_have_been_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = make_evidence([make_point(n, (0.2 + 0.002 * n, 0.2 + 0.002 * n)) for n in (1, 2, 4)])
+    fitted = fit(measured)
+    asked = Request(gpus=(1, 2, 4, 8, 16), epochs=3, any_batch=True, min_efficiency=0.9)
+
+    def advice(draws: int) -> Advice:
+        def forecast(series: str, some: Sequence[Candidate], rough: bool) -> Evaluated:
+            return evaluate_all(fitted, series, some, draws=draws if rough else DRAWS)
+
+        return advise(measured, asked, NO_NOISE, forecast)
+
+    screened = advice(ROUGH)
+    monkeypatch.setattr(landscape, "_CLEARLY", 1e9)
+    whole = advice(DRAWS)
+    assert screened.answers == whole.answers
+    assert screened.front == whole.front
 
 
 def test_failures_and_checkpoints_are_in_the_time() -> None:

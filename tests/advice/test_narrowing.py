@@ -9,6 +9,11 @@ from advice_factory import ASKED, advised, evidence
 from evidence_factory import MEASURED, UNKNOWN
 from vitscale.advice.narrowing import CHECKED_SPREAD, measurements
 from vitscale.advice.option import Option, Range
+from vitscale.prediction.evaluating import spread_by_part
+from vitscale.prediction.fitting import fit
+from vitscale.prediction.gpu_types import gpu_type
+from vitscale.prediction.instances import Instance
+from vitscale.prediction.variants import variant
 
 SHARES = {
     "compute": 0.1, "network inside hosts": 0.0, "network between hosts": 0.8, "overlap": 0.0, "optimizer": 0.0,
@@ -77,3 +82,20 @@ def test_inside_one_host_the_network_between_hosts_does_not_matter() -> None:
     found = measurements(option, evidence().series[0], UNKNOWN, SHARES)
 
     assert not any("--hostfile" in one.what for one in found)
+
+
+def test_on_another_gpu_a_run_on_one_of_it_comes_first() -> None:
+    a10g = replace(evidence(), series=(replace(evidence().series[0], points=tuple(
+        replace(point, devices=("NVIDIA A10G",) * point.gpus) for point in evidence().series[0].points
+    )),))  # fmt: skip
+    instance = Instance("g6", gpu_type("L4"), 4, 3.0)
+    fitted = fit(a10g).series["ddp"]
+    option = across_hosts()
+    candidate = replace(option.candidate, gpus=4, ranks_per_node=4, instance=instance)
+    shares = spread_by_part(variant(fitted, {"gpu": instance.gpu}), candidate)
+
+    best = measurements(replace(option, candidate=candidate), a10g.series[0], MEASURED, shares)[0]
+
+    assert shares["compute"] > 0.5
+    assert best.what.startswith("2 short runs on 1 rank of g6 ")
+    assert math.log(best.spread_after) < 0.8 * math.log(best.spread_before)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from vitscale import engine_options
 from vitscale.advice.counts import counts_of
 from vitscale.advice.family import Family, measured_micro_batches
-from vitscale.errors import RequestError
+from vitscale.errors import RequestError, explain
 from vitscale.prediction.evaluating import Candidate
 from vitscale.prediction.instances import Instance
 from vitscale.prediction.step.messages import messages
@@ -38,7 +38,12 @@ class Candidates:
 
     def beside(self, other: Candidates) -> Candidates:
         """These and others."""
-        return replace(self, found=self.found + other.found, keeps_batch=self.keeps_batch + other.keeps_batch)
+        return replace(
+            self,
+            found=self.found + other.found,
+            keeps_batch=self.keeps_batch + other.keeps_batch,
+            refused={**self.refused, **other.refused},
+        )
 
 
 def candidates(family: Family, counts: tuple[tuple[int, int], ...], *, hosts_given: bool = False) -> Candidates:
@@ -85,18 +90,31 @@ def candidates(family: Family, counts: tuple[tuple[int, int], ...], *, hosts_giv
 
 
 def rented(family: Family, instances: Sequence[Instance], max_gpus: int | None) -> Candidates:
-    """The same on whole instances, with the engines that were measured and the study's own batches alone."""
+    """The same on whole instances, with the engines that were measured and the study's own batches alone.
+
+    Raises:
+        RequestError: none of them trains in the study's precision.
+    """
     ladder = _micro_batches(family)
+    refused = {}
+    for gpu in dict.fromkeys(instance.gpu for instance in instances):
+        try:
+            gpu.flops_per_second(family.trial.train.precision)
+        except RequestError as error:
+            refused[gpu.name] = str(error)
     found = [
         Candidate(gpus, instance.gpus, engine, stage, *batch, checkpointing, instance)
         for instance in instances
+        if instance.gpu.name not in refused
         for gpus in counts_of(instance, family.members, max_gpus)
         for engine, stage in sorted(family.engines)
         if engine != "none" or gpus == 1
         for batch in dict.fromkeys(b for share in sorted(shares_of_batch(family, gpus)) for b in _kept(share, ladder))
         for checkpointing in (False, True)
     ]
-    return Candidates(tuple(found), (True,) * len(found))
+    if not found:
+        raise RequestError(explain("no instance can train this", next_step="; ".join(refused.values())))
+    return Candidates(tuple(found), (True,) * len(found), refused)
 
 
 def shares_of_batch(family: Family, gpus: int) -> frozenset[int]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from vitscale import engine_options
 from vitscale.advice.counts import counts_of
 from vitscale.advice.family import Family, measured_micro_batches
 from vitscale.errors import RequestError, explain
 from vitscale.prediction.evaluating import Candidate
-from vitscale.prediction.instances import Instance
 from vitscale.prediction.step.messages import messages
 from vitscale.trial import OF_THE_WRAPPER, TrainSpec
+
+if TYPE_CHECKING:
+    from vitscale.prediction.instances import Instance  # with all importers
 
 _ENGINES = (("ddp", 0), ("fsdp2", 0), ("deepspeed", 0), ("deepspeed", 1), ("deepspeed", 2), ("deepspeed", 3))
 """Looked at though nobody measured them; accelerate stands for one of them, Megatron-Core needs more to be set up."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from vitscale.errors import RequestError, explain
 from vitscale.prediction.asked_counts import MOST_RANKS
 from vitscale.prediction.evidence import Series
-from vitscale.prediction.instances import Instance
 from vitscale.prediction.layouts import equal_hosts, host_size
+
+if TYPE_CHECKING:
+    from vitscale.prediction.instances import Instance  # with all importers
 
 BEYOND = 8
 """How many times the largest measured count is looked at, where the user does not say."""

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from vitscale.errors import unknown
 from vitscale.prediction.evidence import Point, Series
 from vitscale.prediction.fitting import DRAWS, Fitted, FittedSeries, spread_out_normals
 from vitscale.prediction.gpu_types import GpuType
-from vitscale.prediction.instances import Instance
 from vitscale.prediction.labels import assumptions, label
 from vitscale.prediction.layouts import Place, images_at
 from vitscale.prediction.memory.chance import oom_chance
@@ -28,6 +27,9 @@ from vitscale.prediction.step.of_series import device_factors, slowdown
 from vitscale.prediction.variants import Variant, variant
 from vitscale.shares import largest_micro_batch
 from vitscale.trial import HOW_FOUND, OF_THE_WRAPPER, Trial, World
+
+if TYPE_CHECKING:
+    from vitscale.prediction.instances import Instance  # with all importers
 
 _PER_DOUBLING = 0.0035
 """Standard deviation of what the model itself leaves out, for each doubling beyond what was measured."""

@@ -39,6 +39,12 @@ def test_an_answer_says_its_interval_its_verdict_and_what_it_rests_on() -> None:
     assert "cost" not in text.split("\n\n")[1]
 
 
+def test_the_headline_names_the_series_that_the_answers_are_from() -> None:
+    assert printed(advised()).startswith("Advice from ddp: 100 epochs")
+    others = replace(advised(), reference="ddp", origins=("plain", "deepspeed", "fsdp2"))
+    assert printed(others).startswith("Advice from plain; deepspeed and fsdp2: 100 epochs")
+
+
 def test_the_unknown_is_unavailable_with_its_reason() -> None:
     text = printed(advised())
 

@@ -12,6 +12,7 @@ from vitscale.prediction.instances import read_instances
 SKY = """InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,GpuInfo,SpotPrice
 gpu_8x_v100,V100,8.0,92.0,448.0,6.32,asia,"{'Gpus': [{'Name': 'V100', 'Count': 8.0}], 'TotalGpuMemoryInMiB': 16384}",
 gpu_8x_v100,V100,8.0,92.0,448.0,5.00,europe,"{'Gpus': [{'Name': 'V100', 'Count': 8.0}], 'TotalGpuMemoryInMiB': 16384}",
+gpu_8x_v100,V100,8.0,92.0,448.0,5.50,us,,
 cpu_4x_general,,,4.0,16.0,0.2,asia,,
 gpu_1x_a100,A100-80GB,1.0,30.0,200.0,1.29,asia,,0.5
 ,H100,1,,,2.0,us,,
@@ -34,7 +35,7 @@ def test_the_catalogue_of_skypilot(tmp_path: Path) -> None:
     assert found[0].price_per_gpu_hour == pytest.approx(0.625)
     assert left_out == (
         "prices.csv: GPUs that are unknown here are left out: tpu-v4-8",
-        "prices.csv: 1 broken line left out: line 6 (it names no instance)",
+        "prices.csv: 1 broken line left out: line 7 (it names no instance)",
     )
 
 

@@ -37,6 +37,11 @@ class Part(NamedTuple):
         return sum(module.elements for module in self.modules)
 
     @property
+    def cast_bytes(self) -> int:
+        """Of the 16-bit copies that autocast makes of its weights."""
+        return 2 * sum(module.elements for module in self.modules if module.macs)
+
+    @property
     def tensors(self) -> list[int]:
         """Elements of each tensor, in the order of forward."""
         return [math.prod(shape) for module in self.modules for shape in reversed(module.gradients)]

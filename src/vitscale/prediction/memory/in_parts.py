@@ -168,20 +168,26 @@ def _loss(whole: int, held: int, pixels: int, decoder: DecoderShape, train: Trai
 def moments_in_parts(model: Pieces, trial: Trial, holding: Holding) -> list[tuple[str, Parts]]:
     """Every moment that can be highest, with its bytes by part; in an order that does not depend on the micro-batch."""
     kept = list(accumulate(part.kept for part in model.parts))
-    counts = list(accumulate(part.elements for part in model.parts))
-    casts = 2 if trial.train.precision in AUTOCAST else 0
+    train = trial.train
+    # DeepSpeed's linear layer of ZeRO-3 casts again in backward, and so does what is computed again.
+    casts = train.precision in AUTOCAST and not (train.wrapper == "deepspeed" and train.zero_stage == 3)
+    copies = [casts * size for size in accumulate(part.cast_bytes for part in model.parts)]
     base = added(holding.steady, {"images": model.images})
     engine = around(trial, holding, model.parts)
 
     def there(number: int) -> Parts:
-        return added(base, {"activations": kept[number], "autocast's copies": casts * counts[number]})
+        return added(base, {"activations": kept[number]})
 
     found: list[tuple[str, Parts]] = []
     for number, part in enumerate(model.parts):
         held = model.logits if number == len(kept) - 1 else 0
-        in_forward = added(there(number), engine.forward[number])
+        in_forward = added(there(number), engine.forward[number], {"autocast's copies": copies[number]})
         found += [("end of forward", added(in_forward, {"activations": held + own})) for own in part.forward]
-        in_backward = added(there(number), engine.backward[number], {"logits": model.logits})
+        lasting = casts * part.cast_bytes if train.activation_checkpointing else copies[number]
+        own_copies = {"autocast's copies": lasting, "logits": model.logits}
+        in_backward = added(there(number), engine.backward[number], own_copies)
         found += [("backward", added(in_backward, {"passed on in backward": own})) for own in part.backward]
-    found += [("backward", added(there(number), own, {"logits": model.logits})) for number, own in engine.between]
+    for number, own in engine.between:
+        lasting = 0 if train.activation_checkpointing else copies[number]
+        found.append(("backward", added(there(number), own, {"autocast's copies": lasting, "logits": model.logits})))
     return [*found, ("exchange", added(base, engine.exchange)), ("step", added(base, holding.step))]

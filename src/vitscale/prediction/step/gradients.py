@@ -17,7 +17,7 @@ class Tensor(NamedTuple):
     shape: tuple[int, ...]
     elements: int
     cast: bool
-    """Whether autocast casts it: what it leaves in fp32 are norms, tokens, positions and transposed convolutions."""
+    """Whether it travels in 16 bits under DeepSpeed's autocast; not so norms, tokens, positions, transposed convolutions."""
     module: int
     """Counted through the model in the order of forward."""
     block: int | None

@@ -22,8 +22,8 @@ class Module(NamedTuple):
     macs: int = 0
     """Products of one image's forward that are done in it, or beside it with what it gives (attention)."""
     cast: bool = False
-    """Whether it is a linear layer or a plain convolution: what DeepSpeed sends in 16 bits under autocast, which computes
-    in 16 bits whatever has products."""
+    """Whether it is a linear layer or a plain convolution: what DeepSpeed sends in 16 bits under autocast. (Autocast
+    itself computes in 16 bits whatever has products.)"""
 
     @property
     def elements(self) -> int:

@@ -198,6 +198,21 @@ def test_an_end_that_a_rank_sees_late_makes_no_transfer_shorter() -> None:
         assert one.wire_seconds == pytest.approx(10.0)
 
 
+def test_what_still_travels_to_another_rank_is_transfer_and_no_wait_for_it() -> None:
+    """Rank 1 has all of a norm's exchange after 20 s; the end of it reaches rank 0 only 40 s later. At the next rank 1 is
+    there at 21 and rank 0 at 61, for it computed for a second. Then rank 1 computes for 30 s."""
+    delayed = [(0.0, 60.0), (61.0, 80.0), (81.0, 131.0)]
+    left_early = [(0.0, 20.0), (21.0, 80.0), (111.0, 131.0)]
+    first, second = exposures(
+        [(rank, line(own, own, seconds=140.0, norms=(0,))) for rank, own in enumerate((delayed, left_early))]
+    )
+    assert (first.norm, first.wire) == (((0.0, 60.0),), ((61.0, 80.0), (111.0, 131.0)))
+    assert first.wait == ((81.0, 111.0),)
+    assert (second.norm, second.wire) == (((0.0, 20.0), (21.0, 60.0)), ((61.0, 80.0), (111.0, 131.0)))
+    assert second.wait == ((60.0, 61.0),)
+    assert (first.late_by_seconds, second.late_by_seconds) == (30.0, 1.0)
+
+
 def test_a_constant_difference_between_the_ends_is_one_between_the_clocks() -> None:
     """Rank 1's clock is 4 s ahead; it comes second to the first collective and first to the second."""
     ahead = 4.0

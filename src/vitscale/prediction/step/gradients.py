@@ -17,7 +17,7 @@ class Tensor(NamedTuple):
     shape: tuple[int, ...]
     elements: int
     cast: bool
-    """Whether it travels in 16 bits under DeepSpeed's autocast; not so norms, tokens, positions, transposed convolutions."""
+    """Whether DeepSpeed's autocast sends it in 16 bits: not norms, tokens, positions, transposed convolutions."""
     module: int
     """Counted through the model in the order of forward."""
     block: int | None

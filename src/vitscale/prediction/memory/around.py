@@ -181,7 +181,10 @@ def _fsdp2(trial: Trial, holding: Holding, parts: Sequence[Part]) -> Around:
         now = added(gathered(min(whole, last), fetched), made(block, done, max(part.tensors)))
         backward.append(added(now, scattered(place + 1)) if block >= 0 else now)
         if block > 0 and (number + 1 == len(parts) or parts[number + 1].block != block):
-            late = added(gathered(block, fetched, fetched), made(block, 0, 0), scattered(block + 1, 2))
+            own = (
+                sizes[block] if block == last else 0
+            )  # of the last block its own copy is late: it was fetched ahead too
+            late = added(gathered(block, fetched, fetched + own), made(block, 0, 0), scattered(block + 1, 2))
             cast = shard(sizes[block + 1], ranks) * each if buffers and train.master_weights else 0
             between.append((number, added(late, {"temporaries": cast})))
         if block > 0 and parts[number - 1].block != block:

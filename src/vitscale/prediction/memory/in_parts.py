@@ -124,6 +124,8 @@ def _vit(spec: ModelSpec, train: TrainSpec, narrow: int, decoder: DecoderShape |
         yield Part(kept.kept_of_block, (kept.stream,), widest, block.in_forward, number * block.wrapped)
     pyramid = (model_counts.norm(width), *model_counts.pyramid(width, grid))
     of_pyramid = images * model_counts.pyramid_kept_bytes(width, grid, narrow)
+    if train.precision in AUTOCAST:  # what the last norm takes stays in fp32
+        of_pyramid += 2 * images * vit.tokens * width
     yield Part(of_pyramid, (0,), (maps + own * (2 * grid) ** 2,), pyramid, -1)
 
 

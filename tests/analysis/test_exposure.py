@@ -199,8 +199,9 @@ def test_an_end_that_a_rank_sees_late_makes_no_transfer_shorter() -> None:
 
 
 def test_what_still_travels_to_another_rank_is_transfer_and_no_wait_for_it() -> None:
-    """Rank 1 has all of a norm's exchange after 20 s; its end reaches rank 0 only 40 s later. At the next rank 1 is there
-    at 21 and rank 0 at 61, for it computed for a second. Then rank 1 computes for 30 s."""
+    """Rank 1 has all of a norm's exchange after 20 s; its end reaches rank 0 only 40 s later.
+
+    At the next rank 1 is there at 21 and rank 0 at 61, for it computed for a second. Then rank 1 computes for 30 s."""
     delayed = [(0.0, 60.0), (61.0, 80.0), (81.0, 131.0)]
     left_early = [(0.0, 20.0), (21.0, 80.0), (111.0, 131.0)]
     first, second = exposures(

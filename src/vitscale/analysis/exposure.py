@@ -13,9 +13,9 @@ durations would count the queue as transfer as soon as collectives overlap. end_
 from the one that saw it first: with the ends as each rank saw them, a thread that is scheduled late makes one service
 longer and the next one shorter, and the minimum keeps the shorter ones. On all ranks the transfer lasts until the last
 one has left: who has left before, and meets the next collective first, waits for what still travels and for nobody's
-work. (At 300 Mbit/s TCP held the end of a norm's exchange back by 40 ms now and then: both ranks seemed to wait for one
-another.) What of both falls into the rank's idle time is exposed. Holds for collectives in which everybody waits for
-everybody; not for rooted ones.
+work. (At 300 Mbit/s the end of a norm's exchange was 40 ms late on one rank now and then, and both seemed to wait for
+one another.) What of both falls into the rank's idle time is exposed. Holds for collectives in which everybody waits
+for everybody; not for rooted ones.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ def _knee(choosing: Choosing) -> Answer | None:
     1989), section 4. Up to there one per cent less time costs less than one per cent more GPU-hours, beyond it more.
     """
     view = choosing.view
-    training = view.training_seconds + (choosing.seconds - view.seconds)
+    training = view.training[0] + (choosing.seconds - view.seconds)
     place = best(choosing.preferred, view.gpus * training**2, view.gpus)
     if place is None:
         return None

@@ -12,30 +12,31 @@ from vitscale.advice.option import VERDICTS, Option, Range, Verdict
 from vitscale.advice.request import Request
 from vitscale.prediction.step.model import Array
 
-Limits = Mapping[str, tuple[Array, Array, Array]]
-"""Limit -> (share of it that the expected value takes, that the near end of the interval takes, that the far end
-takes): 1.0 is exactly at the limit, more misses it. Efficiency is turned round: least allowed / expected."""
+Limits = Mapping[str, tuple[Array, Array]]
+"""Limit -> (share of it that the expected value takes, that the far end of the interval takes): 1.0 is exactly at the
+limit, more misses it. Efficiency is turned round: least allowed / expected."""
 
 
 def limits(view: Landscape, asked: Request) -> Limits:
     """Every limit that was given, over all candidates."""
-    found: dict[str, tuple[Array, Array, Array]] = {}
+    found: dict[str, tuple[Array, Array]] = {}
+    value, _, far = view.time
     if asked.deadline_seconds is not None:
         most = asked.deadline_seconds
-        found["deadline"] = (view.seconds / most, view.seconds_low / most, view.seconds_high / most)
+        found["deadline"] = (value / most, far / most)
     if asked.budget is not None:
         per_second = view.gpus / 3600 * view.price_per_gpu_hour / asked.budget
-        found["budget"] = (view.seconds * per_second, view.seconds_low * per_second, view.seconds_high * per_second)
+        found["budget"] = (value * per_second, far * per_second)
     if asked.min_efficiency is not None:
         least = asked.min_efficiency
-        found["efficiency"] = (least / view.efficiency, least / view.efficiency_high, least / view.efficiency_low)
+        found["efficiency"] = (least / view.efficiency[0], least / view.efficiency[1])
     return found
 
 
 def grades(found: Limits, count: int) -> NDArray[np.int64]:
     """Of each candidate its worst verdict, as its place in `VERDICTS`; without a limit the best one. NaN misses."""
     worst = np.full(count, len(VERDICTS) - 1)
-    for value, _, far in found.values():
+    for value, far in found.values():
         worst = np.minimum(worst, np.where(far <= 1.0, 2, np.where(value <= 1.0, 1, 0)))
     return worst
 
@@ -43,7 +44,7 @@ def grades(found: Limits, count: int) -> NDArray[np.int64]:
 def overshoot(found: Limits, count: int) -> Array:
     """Of each candidate the largest share that its expected value takes of any limit."""
     largest = np.zeros(count)
-    for value, _, _ in found.values():
+    for value, _ in found.values():
         largest = np.maximum(largest, np.where(np.isnan(value), np.inf, value))
     return largest
 
@@ -55,8 +56,9 @@ def option_at(view: Landscape, asked: Request, found: Limits, place: int) -> Opt
         return float(values[place]) if np.isfinite(values[place]) else None
 
     candidate = view.candidates[place]
-    seconds = Range(*(float(each[place]) for each in (view.seconds, view.seconds_low, view.seconds_high)))
-    efficiency = Range(*(float(each[place]) for each in (view.efficiency, view.efficiency_low, view.efficiency_high)))
+    seconds, training, efficiency = (
+        Range(*map(float, each[:, place])) for each in (view.time, view.training, view.efficiency)
+    )
     gpu_hours = seconds.times(candidate.gpus / 3600)
     price = float(view.price_per_gpu_hour[place]) if asked.priced else None
     starts = view.startups[place]
@@ -69,9 +71,7 @@ def option_at(view: Landscape, asked: Request, found: Limits, place: int) -> Opt
         keeps_batch=bool(view.keeps_batch[place]),
         large_batch=bool(view.large_batch[place]),
         seconds=seconds,
-        training=Range(
-            *(float(each[place]) for each in (view.training_seconds, view.training_low, view.training_high))
-        ),
+        training=training,
         startup=None
         if starts is None
         else Range(starts.seconds.value, starts.seconds.future_low, starts.seconds.future_high),
@@ -86,7 +86,7 @@ def option_at(view: Landscape, asked: Request, found: Limits, place: int) -> Opt
     )
 
 
-def _verdict(value: float, _near: float, far: float) -> Verdict:
+def _verdict(value: float, far: float) -> Verdict:
     return "meets" if far <= 1.0 else "probably" if value <= 1.0 else "misses"
 
 

@@ -34,19 +34,14 @@ class Landscape:
     series: tuple[str, ...]
     """Which measured series each was worked out from."""
     labels: tuple[Label, ...]
-    seconds: Array
-    """Of the whole work with start-up; `seconds_low` and `seconds_high`: 90 % interval of a future run."""
-    seconds_low: Array
-    seconds_high: Array
-    training_seconds: Array
-    """Without start-up: what the knee is looked for in."""
-    training_low: Array
-    training_high: Array
+    time: Array
+    """Seconds of the whole work with start-up, and the ends of the 90 % interval of a future run: (3, candidates)."""
+    training: Array
+    """The same without start-up: what the knee is looked for in."""
     startups: tuple[StartUp | None, ...]
     """Of one run; None: not known, and in no time."""
     efficiency: Array
-    efficiency_low: Array
-    efficiency_high: Array
+    """Against one rank, and the ends of the interval of the mean: (3, candidates)."""
     same_loss_seconds: Array
     memory_bytes: Array
     oom_chance: Array
@@ -69,6 +64,12 @@ class Landscape:
     """Who may be advised: all that is NaN or None for others is known of them."""
     memory_known: bool
     """Whether for any of them it could be said that it fits, or does not."""
+
+    @property
+    def seconds(self) -> Array:
+        """Expected, of the whole work."""
+        expected: Array = self.time[0]
+        return expected
 
 
 def landscape(
@@ -127,8 +128,8 @@ def landscape(
     exactly = forecast([int(n) for n in places], False)
 
     def spread(values: Array) -> Array:
-        whole = np.full(len(every), np.nan)
-        whole[places] = values
+        whole = np.full((*values.shape[:-1], len(every)), np.nan)
+        whole[..., places] = values
         return whole
 
     startups = _start_ups(family, [every[n] for n in places])
@@ -156,16 +157,10 @@ def landscape(
             for one, name in zip(every, series, strict=True)
         ),
         labels=tuple(labels),
-        seconds=spread(seconds[0]),
-        seconds_low=spread(seconds[1]),
-        seconds_high=spread(seconds[2]),
-        training_seconds=spread(training[0]),
-        training_low=spread(training[1]),
-        training_high=spread(training[2]),
+        time=spread(seconds),
+        training=spread(training),
         startups=tuple(of_place.get(n) for n in range(len(every))),
-        efficiency=spread(exactly.speed.value),
-        efficiency_low=spread(exactly.speed.low),
-        efficiency_high=spread(exactly.speed.high),
+        efficiency=spread(np.stack([exactly.speed.value, exactly.speed.low, exactly.speed.high])),
         same_loss_seconds=spread(started + training[0] * to_same_loss[places]),
         memory_bytes=roughly.memory_bytes,
         oom_chance=roughly.oom_chance,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from vitscale.advice.option import Option
@@ -161,7 +161,3 @@ def _runs(
 
 def _step_seconds(series: Series) -> float:
     return max(seconds for point in series.points for seconds in point.step_seconds)
-
-
-SpreadByPart = Callable[[str, int, int], Mapping[str, float]]
-"""Series, ranks, ranks on each host -> share of the variance by part."""

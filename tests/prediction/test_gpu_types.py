@@ -96,7 +96,11 @@ def test_the_measured_type_itself_changes_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("devices", "said"),
-    [((), "not recorded"), (("Tesla T4", "Tesla K80"), "unlike devices"), (("cpu",), "GPU 'cpu' is unknown")],
+    [
+        ((), "not recorded"),
+        (("Tesla T4", "Tesla K80"), "unlike devices"),
+        (("AMD EPYC",), "'AMD EPYC' is no GPU known here"),
+    ],
 )
 def test_what_the_runs_were_on_must_be_known(devices: tuple[str, ...], said: str) -> None:
     points = [replace(make_point(2, (0.2, 0.204)), devices=devices)]

@@ -144,15 +144,14 @@ def common_type(devices: Sequence[str]) -> GpuType:
         RequestError: there are several, none is recorded, or it is not known here.
     """
     names = list(dict.fromkeys(devices))
-    if len(names) != 1:
-        what = (
-            f"the runs were on unlike devices ({', '.join(map(shown, names))})"
-            if names
-            else "the GPU of the runs is not recorded"
-        )
-        step = "" if names else "Import the table with a `gpu` column"
-        raise RequestError(explain(f"another GPU cannot be told from these results: {what}", next_step=step))
-    return gpu_type(names[0])
+    if len(names) == 1 and _plain(names[0]) in _BY_NAME:
+        return gpu_type(names[0])
+    what, step = "the GPU of the runs is not recorded", "Import the table with a `gpu` column"
+    if names:
+        ran_on = ", ".join(map(shown, names))
+        what = f"the runs were on unlike devices ({ran_on})" if len(names) > 1 else f"{ran_on} is no GPU known here"
+        step = ""
+    raise RequestError(explain(f"another GPU cannot be told from these results: {what}", next_step=step))
 
 
 def time_factors(old: GpuType, new: GpuType, precision: Precision, normals: tuple[Array, Array]) -> Array:

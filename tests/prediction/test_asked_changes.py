@@ -9,8 +9,9 @@ import pytest
 from prediction_factory import make_network, series_of, study
 from vitscale.errors import RequestError
 from vitscale.model_spec import ModelSpec, resolve
-from vitscale.prediction.asked_changes import Changes, questions
-from vitscale.prediction.evidence import Evidence
+from vitscale.prediction.asked_changes import Changes, questions, told
+from vitscale.prediction.evidence import Evidence, Point
+from vitscale.prediction.variants import differing
 
 
 def evidence(*names: str) -> Evidence:
@@ -114,3 +115,35 @@ def test_nothing_to_predict_from_is_refused() -> None:
 def test_hosts_have_ranks(nodes_of: int) -> None:
     with pytest.raises(RequestError, match=f"--nodes-of is {nodes_of}"):
         questions(evidence("ddp"), (8,), Changes(), nodes_of=nodes_of)
+
+
+def untold(*names: str) -> Evidence:
+    def point(one: Point) -> Point:
+        train = one.trial.train.model_copy(update={"engine": "unknown"})
+        trial = one.trial.model_copy(update={"train": train, "model": ModelSpec(), "origin": "V100"})
+        return dataclasses.replace(one, trial=trial)
+
+    both = evidence(*names)
+    series = tuple(dataclasses.replace(one, points=tuple(map(point, one.points))) for one in both.series)
+    return dataclasses.replace(both, series=series)
+
+
+def test_what_an_import_left_out_is_told_and_not_changed() -> None:
+    known, rest = told(untold("a"), Changes(engine="deepspeed", zero_stage=1, parameters="110M", micro_batch=32))
+    trials = [point.trial for one in known.series for point in one.points]
+    assert {(one.train.engine, one.train.zero_stage, one.model.parameter_count) for one in trials} == {
+        ("deepspeed", 1, 110_000_000)
+    }
+    (asked,) = questions(known, (8,), rest)
+    assert differing(known.series[0].points, asked.changes) == {"micro_batch": 32}
+    (named,) = told(untold("a"), Changes(model="vit-l16"))[0].series
+    assert {point.trial.model.name for point in named.points} == {"vit-l16"}
+
+
+def test_what_is_known_is_not_told_again() -> None:
+    both = evidence("ddp")
+    assert told(both, Changes(engine="fsdp2", model="vit-l16"))[0] == both
+    with pytest.raises(RequestError, match=r"--parameters '110M': the model is known \(vit-"):
+        told(both, Changes(parameters="110M"))
+    with pytest.raises(RequestError, match="'many' is no number of parameters"):
+        told(both, Changes(parameters="many"))

@@ -99,7 +99,7 @@ def test_one_host_says_nothing_of_the_network_between_hosts() -> None:
     assert blind.assumptions[0].part == "network between hosts"
     assert "vitscale check" in blind.assumptions[0].measurement
     assert checked.label == "extrapolated"
-    assert not checked.assumptions
+    assert [one.part for one in checked.assumptions] == ["further hosts"]
 
     def width(found: Prediction) -> float:
         return math.log(found.step_seconds.high / found.step_seconds.low)
@@ -133,7 +133,7 @@ def test_a_single_rank_says_nothing_of_any_network() -> None:
 def test_hosts_of_eight_are_assumed_and_said_where_nobody_says_how_many() -> None:
     found = ask(16, network=MEASURED)
     assert (found.nodes, found.trial.world.ranks_per_node) == (2, 8)
-    assert [one.part for one in found.assumptions] == ["ranks on a host"]
+    assert {one.part for one in found.assumptions} == {"ranks on a host", "further hosts"}
     assert ask(4).assumptions == ()
     (one_host,) = ask(8).assumptions
     assert (ask(8).nodes, one_host.taken) == (1, "8, more than were measured on one")
@@ -154,6 +154,61 @@ def test_more_ranks_make_no_step_shorter_for_where_they_lie() -> None:
     points = [make_point(n, (0.2, 0.2), per_node=4) for n in (1, 2, 4, 8)]
     steps = [ask(n, *points, network=MEASURED).step_seconds.value for n in range(8, 21)]
     assert all(after > 0.999 * before for before, after in pairwise(steps))
+
+
+UNTOLD = [make_point(n, (0.2, 0.2), model=None, engine="unknown", devices=("V100",) * n) for n in (1, 4, 8)]
+
+
+@pytest.mark.parametrize("across", [8, 16], ids=["one host", "two hosts"])
+def test_a_declared_link_changes_nothing_while_what_is_sent_is_unknown(across: int) -> None:
+    points = [*UNTOLD, make_point(16, (0.21, 0.21), model=None, engine="unknown", devices=("V100",) * 16)]
+    points = [point for point in points if point.gpus <= across]
+    links = (UNKNOWN.across, declared_link("1kbit/s"), declared_link("8x800Gb/s"))
+    none, slow, fast = (ask(64, *points, network=replace(UNKNOWN, across=link)) for link in links)
+    assert none.step_seconds == slow.step_seconds == fast.step_seconds
+    assert none.label == slow.label == fast.label
+    (sent,) = (one for one in slow.assumptions if one.part == "what is sent")
+    assert "the network (1kbit/s) changes nothing while what is sent is unknown" in sent.taken
+    assert sent.measurement == "say --engine ddp and --parameters 110M, or --model"
+
+
+def test_further_hosts_are_an_assumption_and_wider_where_their_gpus_are_unknown() -> None:
+    def widened(*names: str) -> tuple[float, str]:
+        points = [make_point(n, (0.2, 0.2), devices=(names * n)[:n] if names else ()) for n in (4, 8)]
+        found = ask(32, *points, nodes_of=8)
+        (hosts,) = (one for one in found.assumptions if one.part == "further hosts")
+        within = ask(8, *points, nodes_of=8)
+        assert "further hosts" not in {one.part for one in within.assumptions}
+        return found.step_seconds.high / found.step_seconds.value, hosts.taken
+
+    alike, untold, unlike = widened("V100"), widened(), widened("V100", "T4")
+    assert alike[1] == "as those measured are (V100)"
+    assert untold[1] == "as those measured are (GPU types not recorded), or slower"
+    assert unlike[1] == "as those measured are (T4, V100), or slower"
+    # One side of a normal logarithm of 0.35: its median for one host in ten, its 90th percentile for one in two.
+    assert alike[0] < 1.1 < 0.95 * math.exp(0.35 * 0.674) < untold[0] < 0.95 * math.exp(0.35 * 1.645) < unlike[0]
+
+
+def test_an_epoch_that_fills_no_batch_and_drops_the_last_has_no_rate() -> None:
+    points = [make_point(n, (0.2, 0.2), drop_last=True) for n in (1, 2, 4)]
+    found = ask(100_000, *points, nodes_of=8)
+    assert (found.epoch_seconds, found.images_per_second, found.speedup, found.efficiency) == (None,) * 4
+    reason = "50,000 images do not fill one batch of 6,400,000, and drop_last leaves them out"
+    assert found.reasons["images_per_second"] == found.reasons["epoch_seconds"] == reason
+    assert ask(512, *points, nodes_of=8).images_per_second is not None
+    padded = ask(100_000, nodes_of=8)
+    assert padded.images_per_second is not None
+    assert padded.images_per_second.value == pytest.approx(50_000 / padded.step_seconds.value)
+
+
+def test_what_would_narrow_it_most_is_what_leaves_the_most_open() -> None:
+    one_run = [make_point(n, 0.2, devices=("V100",)) for n in (1, 2)]
+    far, near = ask(64, *one_run, network=UNKNOWN, nodes_of=8), ask(2, *one_run, network=UNKNOWN)
+    assert next(one.part for one in far.assumptions) == "network between hosts"
+    assert [one.part for one in near.assumptions] == ["job-to-job variation"]
+    steady = [make_point(n, 0.2, devices=("V100",)) for n in (8, 16)]
+    wild = replace(MEASURED, across=replace(MEASURED.across, bandwidth_spread=0.01))
+    assert next(one.part for one in ask(32, *steady, network=wild).assumptions) == "job-to-job variation"
 
 
 def test_hosts_of_an_assumed_size_decide_an_answer_across_them() -> None:

@@ -42,6 +42,9 @@ def predict(
     image_size: Annotated[
         int | None, typer.Option("--image-size", metavar="PIXELS", help="Another image size.")
     ] = None,
+    parameters: Annotated[
+        str | None, typer.Option("--parameters", metavar="N", help="Of an imported model that has no name here: 110M.")
+    ] = None,
     engine: Annotated[str | None, typer.Option("--engine", metavar="NAME", help="Another engine.")] = None,
     zero_stage: Annotated[
         int | None, typer.Option("--zero-stage", metavar="STAGE", help="Another ZeRO stage: 0 to 3.")
@@ -90,10 +93,14 @@ def predict(
     loaded = store.load(results)
     found = analysis.analyse(loaded)
     evidence = sources.evidence_of(results, loaded, found, declared=network, check=check)
+    changes = asked_changes.Changes(
+        model, image_size, engine, zero_stage, precision, micro_batch, grad_accum, device, parameters
+    )
+    evidence, changes = asked_changes.told(evidence, changes)
     asked = asked_changes.questions(
         evidence,
         counts,
-        asked_changes.Changes(model, image_size, engine, zero_stage, precision, micro_batch, grad_accum, device),
+        changes,
         series=series,
         nodes_of=nodes_of,
         price_per_gpu_hour=price,

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
 from vitscale.engine_options import ENGINES
 from vitscale.errors import RequestError, explain, shown, unknown
-from vitscale.model_spec import NAMED_MODELS, ModelSpec, resolve
+from vitscale.model_spec import NAMED_MODELS, ModelSpec, counted, resolve
 from vitscale.prediction.answering import can_grow
-from vitscale.prediction.evidence import Evidence, Series
+from vitscale.prediction.evidence import Evidence, Point, Series
 from vitscale.prediction.gpu_types import gpu_type
 from vitscale.prediction.predicting import Question
 from vitscale.prediction.variants import differing
@@ -36,6 +36,46 @@ class Changes:
     grad_accum: int | None = None
     device: str | None = None
     """Another type of GPU."""
+    parameters: str | None = None
+    """Of a model that has no name here: "110M"."""
+
+
+def told(evidence: Evidence, changes: Changes) -> tuple[Evidence, Changes]:
+    """Facts of an import that its files left out, taken as what was measured: its engine, its model or parameters.
+
+    Returns:
+        The evidence with them, and the changes; what a series knows already is changed by them as before.
+
+    Raises:
+        RequestError: parameters that are none, or where every model is known.
+    """
+    count = None if changes.parameters is None else counted(changes.parameters)
+    if count is not None and not any(one.points[-1].trial.model.unknown for one in evidence.series):
+        known = ", ".join(sorted({one.points[-1].trial.model.name or "a folder's" for one in evidence.series}))
+        raise RequestError(
+            explain(
+                f"--parameters {shown(changes.parameters)}: the model is known ({known})",
+                next_step="Leave it out; --model NAME asks for another",
+            )
+        )
+    _check(changes)
+    series = [
+        replace(one, points=tuple(_told(point, changes, count) for point in one.points)) for one in evidence.series
+    ]
+    return replace(evidence, series=tuple(series)), replace(changes, parameters=None)
+
+
+def _told(point: Point, changes: Changes, count: int | None) -> Point:
+    trial = point.trial
+    train, model = trial.train, trial.model
+    if trial.origin is not None and train.engine not in ENGINES and changes.engine is not None:
+        stage = {"zero_stage": changes.zero_stage} if changes.engine == "deepspeed" and changes.zero_stage else {}
+        train = train.model_copy(update={"engine": changes.engine, **stage})
+    if model.unknown and changes.model is not None:
+        model = _model(changes.model, changes.image_size or model.image_size, model)
+    elif model.unknown and count is not None:
+        model = model.model_copy(update={"parameter_count": count})
+    return replace(point, trial=trial.model_copy(update={"train": train, "model": model}))
 
 
 def questions(

@@ -15,7 +15,7 @@ from vitscale.errors import unknown
 from vitscale.prediction.evidence import Point, Series
 from vitscale.prediction.fitting import DRAWS, Fitted, FittedSeries, spread_out_normals
 from vitscale.prediction.gpu_types import GpuType
-from vitscale.prediction.labels import assumptions, label
+from vitscale.prediction.labels import FURTHER_HOSTS, HOST_SIZE, assumptions, label, types_are_known
 from vitscale.prediction.layouts import Place, images_at
 from vitscale.prediction.memory.chance import oom_chance
 from vitscale.prediction.memory.many import peak_bytes_of_many
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 
 _PER_DOUBLING = 0.0035
 """Standard deviation of what the model itself leaves out, for each doubling beyond what was measured."""
+_SLOWER_HOSTS_CHANCE, _SLOWER_HOSTS_SPREAD = {False: 0.1, True: 0.5}, 0.35
+"""That hosts beyond the measured ones hold slower GPUs, where no type is recorded and where unlike ones were measured;
+and how much slower then: one side of a normal logarithm. No data chose them: added slower cards made steps 1.6 to 1.85
+times as long, which is that side's 82nd to 92nd percentile."""
 _TAIL = (1 - CONFIDENCE) / 2
 _FUTURES = 4
 """Job effects drawn for each draw of the parameters."""
@@ -172,6 +176,7 @@ class _Draws:
         self.jobs, self.jobs_of_base = (
             np.hstack([spread_out_normals(rng, count) for _ in range(_FUTURES)]).T[:, :, None] for _ in range(2)
         )
+        self.added = spread_out_normals(rng, count)
 
     def of(
         self, candidates: Sequence[Candidate], with_parts: bool
@@ -202,6 +207,7 @@ class _Draws:
         fitted, worlds = self.asked.fitted, worlds_of(self.asked.fitted, candidates)
         times = self.asked.model.times(self.draws, worlds)
         mean = times.total * left_out_by_the_model(fitted, worlds.ranks, self.beyond)
+        mean *= slower_added_hosts(fitted, worlds, self.added)
         for n, one in enumerate(candidates):
             if one in self.measured:
                 own = self.measured[one]
@@ -275,6 +281,20 @@ def left_out_by_the_model(fitted: FittedSeries, ranks: Array, normal: Array) -> 
     largest = max(point.gpus for point in fitted.points)
     factor: Array = np.exp(_PER_DOUBLING * np.log2(np.maximum(1.0, ranks / largest)) * normal)
     return factor
+
+
+def slower_added_hosts(fitted: FittedSeries, worlds: Worlds, normal: Array) -> Array:
+    """Factor of 1 or more on a step for slower GPUs on hosts beyond the measured ones; 1 where the types are known, and
+    alike, for then that further ones are so too is said (`labels.assumptions`)."""
+    beyond = np.ceil(worlds.ranks / worlds.ranks_per_node) > max(point.nodes for point in fitted.points)
+    if types_are_known(fitted) or not beyond.any():
+        return np.ones_like(normal * worlds.ranks)
+    from scipy.special import ndtr, ndtri
+
+    chance = _SLOWER_HOSTS_CHANCE[any(point.devices for point in fitted.points)]
+    far = np.clip((ndtr(normal) - (1 - chance)) / chance, 0.0, 1 - 1e-9)
+    slower: Array = np.exp(_SLOWER_HOSTS_SPREAD * ndtri((1 + far) / 2) * beyond)
+    return slower
 
 
 def _epochs(asked: Variant, candidates: Sequence[Candidate]) -> tuple[Array, Array]:
@@ -453,18 +473,39 @@ def workload(trial: Trial) -> tuple[object, ...]:
     )
 
 
-def spread_by_part(asked: Variant, at: Candidate) -> dict[str, float]:
-    """Share of the variance of the logarithm of a future run's step time that each part's uncertainty makes.
+def variance_by_part(asked: Variant, candidates: Sequence[Candidate], hosts_assumed: bool = False) -> dict[str, Array]:
+    """Variance of the logarithm of a future run's step time that each part's uncertainty makes, by configuration.
 
-    Each part's parameters vary as drawn while all others stay at their means; "job-to-job" is what runs differ by. The
-    shares add up to 1; parts that trade off against each other are counted in each.
+    Each part's parameters vary as drawn while all others stay at their means; "job-to-job" is what runs differ by, and
+    hosts of an assumed size have half of it or twice as many ranks.
     """
-    worlds = worlds_of(asked.fitted, [at])
-    still = {name: np.full_like(rows, rows.mean()) for name, rows in asked.draws.items()}
-    shares = {}
-    for part, names in PARTS.items():
-        varied = still | {name: asked.draws[name] for name in names}
-        shares[part] = float(np.log(asked.model.times(varied, worlds).total).var())
-    shares["job-to-job"] = float((asked.fitted.job_spread**2).mean())
-    whole = sum(shares.values())
-    return {part: share / whole for part, share in shares.items()}
+    fitted, worlds = asked.fitted, worlds_of(asked.fitted, candidates)
+    rows = {name: column[:: DRAWS // _FOR_VARIANCE] for name, column in asked.draws.items()}
+    still = {name: np.full_like(column, column.mean()) for name, column in rows.items()}
+
+    def logs(draws: Mapping[str, Array], where: Worlds) -> Array:
+        return np.log(asked.model.times(draws, where).total)
+
+    found = {
+        part: logs(still | {name: rows[name] for name in names}, worlds).var(axis=0) for part, names in PARTS.items()
+    }
+    found["job-to-job"] = np.full(len(candidates), float((fitted.job_spread**2).mean()))
+    normals = spread_out_normals(np.random.default_rng(11), _FOR_VARIANCE)
+    found[FURTHER_HOSTS] = np.log(slower_added_hosts(fitted, worlds, normals)).var(axis=0)
+    if hosts_assumed:
+        middle = {name: column[:1] for name, column in still.items()}
+        sizes = [replace(worlds, ranks_per_node=np.maximum(1.0, worlds.ranks_per_node * n)) for n in (0.5, 1.0, 2.0)]
+        found[HOST_SIZE] = np.concatenate([logs(middle, one) for one in sizes]).var(axis=0)
+    return found
+
+
+_FOR_VARIANCE = 128
+"""Draws: a variance to a tenth."""
+
+
+def spread_by_part(asked: Variant, at: Candidate) -> dict[str, float]:
+    """Share of each part of the variance, by `variance_by_part`. The shares add up to 1; parts that trade off against
+    each other are counted in each."""
+    found = variance_by_part(asked, [at])
+    whole = sum(float(one[0]) for one in found.values())
+    return {part: float(one[0]) / whole for part, one in found.items()}

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from vitscale.engine_options import ENGINES
+from vitscale.model_spec import parameters
 from vitscale.prediction.evidence import Point
+from vitscale.prediction.fitting import FittedSeries
 from vitscale.prediction.layouts import Place
 from vitscale.prediction.network.links import Link
 from vitscale.prediction.parameters import JOB_TO_JOB, OF_UNKNOWN_JOBS
@@ -16,7 +19,7 @@ from vitscale.prediction.variants import Variant
 def label(asked: Variant, place: Place, assumptions: Sequence[Assumption]) -> Label:
     """See `results.Label`."""
     points = asked.fitted.points
-    decisive = {_INSIDE, _ACROSS} | ({_HOSTS} if place.trial.world.nodes > 1 else set())
+    decisive = {_INSIDE, _ACROSS} | ({HOST_SIZE} if place.trial.world.nodes > 1 else set())
     if asked.guessed or any(one.part in decisive for one in assumptions):
         return "prior-driven"
     measured = [point.gpus for point in points]
@@ -27,22 +30,23 @@ def label(asked: Variant, place: Place, assumptions: Sequence[Assumption]) -> La
 
 
 _INSIDE, _ACROSS = "network inside a host", "network between hosts"
-_HOSTS = "ranks on a host"
+HOST_SIZE = "ranks on a host"
 """Where it is assumed, so is which transfers cross hosts."""
+FURTHER_HOSTS = "further hosts"
 
 
 def assumptions(asked: Variant, place: Place) -> tuple[Assumption, ...]:
-    """What nothing measured says anything about, what matters most first."""
+    """What nothing measured says anything about."""
     found = [*_network(asked, place), *asked.assumptions]
     points = asked.fitted.points
     if asked.model.messages is None and place.gpus > 1:
-        found.append(
-            Assumption(
-                "what is sent",
-                "transfers as a share of compute that grows with the ranks as a ring's does",
-                "a study run by vitscale itself; of an import, name --model and --engine",
-            )
-        )
+        found.append(_what_is_sent(asked))
+    measured = max(point.nodes for point in points)
+    if place.trial.world.nodes > measured:
+        names = sorted({name for point in points for name in point.devices})
+        alike = f"as those measured are ({', '.join(names) or 'GPU types not recorded'})"
+        taken = alike if types_are_known(asked.fitted) else f"{alike}, or slower"
+        found.append(Assumption(FURTHER_HOSTS, taken, f"a run on more than {measured} host{'s' * (measured > 1)}"))
     if max(len(point.step_seconds) for point in points) < 2 and len(points) < 3:
         spread = OF_UNKNOWN_JOBS if asked.model.messages is None else JOB_TO_JOB
         found.append(
@@ -57,20 +61,63 @@ def assumptions(asked: Variant, place: Place) -> tuple[Assumption, ...]:
     if place.host_size_assumed:
         size = place.trial.world.ranks_per_node
         why = "for none were measured on several" if place.trial.world.nodes > 1 else "more than were measured on one"
-        found.append(Assumption(_HOSTS, f"{size}, {why}", "say --nodes-of"))
+        found.append(Assumption(HOST_SIZE, f"{size}, {why}", "say --nodes-of"))
     return tuple(found)
+
+
+def _what_is_sent(asked: Variant) -> Assumption:
+    taken = "transfers as a share of compute that grows with the ranks as a ring's does"
+    link, trial = asked.model.network.across, asked.trial
+    if link.source != "assumed":
+        taken += f"; the network ({link.described}) changes nothing while what is sent is unknown"
+    missing = [] if trial.train.engine in ENGINES else ["--engine ddp"]
+    missing += [] if parameters(trial.model) else ["--parameters 110M, or --model"]
+    told = f"say {' and '.join(missing)}" if missing else "a study run by vitscale itself"
+    return Assumption("what is sent", taken, told)
+
+
+OPENED_BY: Mapping[str, tuple[str, ...]] = {
+    _ACROSS: ("network between hosts",),
+    _INSIDE: ("network inside hosts",),
+    "network inside its hosts": ("network inside hosts",),
+    "what is sent": ("overlap", "network between hosts"),
+    "job-to-job variation": ("job-to-job",),
+    "the mixture of devices": ("stragglers",),
+    "compute of another model": ("compute",),
+    "another precision": ("compute",),
+    "another GPU": ("compute",),
+    "activation checkpointing": ("compute",),
+    "an engine that was not measured": ("overlap",),
+    FURTHER_HOSTS: (FURTHER_HOSTS,),
+    HOST_SIZE: (HOST_SIZE,),
+}
+"""An assumption (up to a bracket) -> what it leaves open (`evaluating.variance_by_part`)."""
+
+
+def widest_first(found: Sequence[Assumption], variance: Mapping[str, float]) -> tuple[Assumption, ...]:
+    """Assumptions by the variance of a step's logarithm that they leave open."""
+
+    def opened(one: Assumption) -> float:
+        return sum(variance.get(part, 0.0) for part in OPENED_BY.get(one.part.partition(" (")[0], ()))
+
+    return tuple(sorted(found, key=opened, reverse=True))
+
+
+def types_are_known(fitted: FittedSeries) -> bool:
+    """Whether all that was measured ran on one type of GPU, by name: what further hosts have can then be alike."""
+    points = fitted.points
+    return all(point.devices for point in points) and len({name for point in points for name in point.devices}) == 1
 
 
 def _network(asked: Variant, place: Place) -> list[Assumption]:
     world, points, network = place.trial.world, asked.fitted.points, asked.model.network
     found = []
-    if world.nodes > 1 and network.across.source == "assumed" and not _spanning(points):
-        found.append(
-            Assumption(
-                _ACROSS, _taken(network.across, asked), "`vitscale check` on two hosts (--hostfile), or --network NAME"
-            )
-        )
-    if world.ranks_per_node > 1 and network.inside.source == "assumed" and not _sharing(points):
+    unused = asked.model.messages is None  # transfers are then no messages over a link
+    if world.nodes > 1 and (unused or network.across.source == "assumed") and not _spanning(points):
+        measurement = "`vitscale check` on two hosts (--hostfile), or --network NAME"
+        measurement = f"{_what_is_sent(asked).measurement}, and --network NAME" if unused else measurement
+        found.append(Assumption(_ACROSS, _taken(network.across, asked), measurement))
+    if world.ranks_per_node > 1 and (unused or network.inside.source == "assumed") and not _sharing(points):
         found.append(
             Assumption(
                 _INSIDE, _taken(network.inside, asked), "`vitscale check` on one host, or a run on two ranks of it"

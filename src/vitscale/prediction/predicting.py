@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from vitscale.errors import RequestError, explain, unknown
-from vitscale.prediction.evaluating import Candidate, Evaluated, evaluate
+from vitscale.prediction.evaluating import Candidate, Evaluated, evaluate, variance_by_part
 from vitscale.prediction.fitting import Fitted, FittedSeries
-from vitscale.prediction.labels import assumptions
+from vitscale.prediction.labels import assumptions, widest_first
 from vitscale.prediction.layouts import Place, place
-from vitscale.prediction.results import Estimate, Prediction
+from vitscale.prediction.results import Assumption, Estimate, Prediction
 from vitscale.prediction.start_up import launcher_of, start_up
 from vitscale.prediction.variants import Variant, differing, variant
 
@@ -76,24 +76,46 @@ def _of_series(fitted: FittedSeries, question: Question) -> tuple[Prediction, ..
     places = [place(fitted.series, asked.trial, gpus, question.nodes_of) for gpus in counts]
     smallest = fitted.points[0].gpus
     base = place(fitted.series, asked.trial, smallest, fitted.points[0].trial.world.ranks_per_node)
+    candidates = [Candidate.of(one.trial) for one in places]
+    hosts_assumed = any(one.host_size_assumed for one in places)
     found = evaluate(
         asked,
-        [Candidate.of(one.trial) for one in places],
+        candidates,
         base=Candidate.of(base.trial),
         with_parts=True,
-        hosts_assumed=any(one.host_size_assumed for one in places),
+        hosts_assumed=hosts_assumed,
         memory_capacity_bytes=question.memory_capacity_bytes,
     )
-    return tuple(_prediction(asked, question, base, one, found, n) for n, one in enumerate(places))
+    assumed = [assumptions(asked, one) for one in places]
+    if any(len(some) > 1 for some in assumed):
+        variance = variance_by_part(asked, candidates, hosts_assumed)
+        at = [{part: float(column[n]) for part, column in variance.items()} for n in range(len(places))]
+        assumed = [widest_first(some, own) for some, own in zip(assumed, at, strict=True)]
+    return tuple(_prediction(asked, question, base, one, found, n, assumed[n]) for n, one in enumerate(places))
 
 
-def _prediction(asked: Variant, question: Question, base: Place, at: Place, found: Evaluated, n: int) -> Prediction:
+def _prediction(
+    asked: Variant,
+    question: Question,
+    base: Place,
+    at: Place,
+    found: Evaluated,
+    n: int,
+    assumed: tuple[Assumption, ...],
+) -> Prediction:
     fitted, reasons = asked.fitted, dict[str, str]()
     step = found.step.at(n)
     epoch = None if at.effective_steps is None else step.times(at.effective_steps)
+    speedup, efficiency = _scaling(fitted, base, at, found.speed.at(n))
+    rate: Estimate | None = _inverse(step, at.trial.global_batch)
     if epoch is None:
         reasons["epoch_seconds"] = "how many images an epoch has is not recorded"
-    speedup, efficiency = _scaling(fitted, base, at, found.speed.at(n))
+    elif at.images and at.effective_steps and not at.trial.train.drop_last:
+        rate = _inverse(step, at.images / at.effective_steps)
+    if at.images and epoch is None:
+        speedup = efficiency = rate = None
+        why = f"{at.images:,} images do not fill one batch of {at.trial.global_batch:,}, and drop_last leaves them out"
+        reasons |= dict.fromkeys(("epoch_seconds", "images_per_second", "speedup", "efficiency"), why)
     memory = None if np.isnan(found.memory_bytes[n]) else int(found.memory_bytes[n])
     if memory is None:
         reasons["memory_bytes"] = "no forecast for this model or engine"
@@ -101,9 +123,6 @@ def _prediction(asked: Variant, question: Question, base: Place, at: Place, foun
     chance = None if np.isnan(found.oom_chance[n]) else float(found.oom_chance[n])
     if chance is None:
         reasons["oom_chance"] = reasons.get("memory_bytes") or "the device's memory is not recorded: say --gpu-memory"
-    images_per_step: float = at.trial.global_batch
-    if at.images and at.effective_steps and not at.trial.train.drop_last:
-        images_per_step = at.images / at.effective_steps
     joules = _joules_per_epoch(asked, at, epoch)
     if joules is None:
         reasons["joules_per_epoch"] = "energy was not measured" if epoch else reasons["epoch_seconds"]
@@ -118,7 +137,6 @@ def _prediction(asked: Variant, question: Question, base: Place, at: Place, foun
     starts = start_up(fitted.points, at.trial.model_copy(update={"launcher": launcher}))
     if starts is None:
         reasons["startup_seconds"] = "no run under its launcher measured it"
-    assumed = assumptions(asked, at)
     if starts is not None and starts.assumption is not None:
         assumed = (*assumed, starts.assumption)
     return Prediction(
@@ -134,7 +152,7 @@ def _prediction(asked: Variant, question: Question, base: Place, at: Place, foun
         steps_per_epoch=at.steps_per_epoch,
         step_seconds=step,
         epoch_seconds=epoch,
-        images_per_second=_inverse(step, images_per_step),
+        images_per_second=rate,
         speedup=speedup,
         efficiency=efficiency,
         compute_seconds=found.parts["compute"].at(n),

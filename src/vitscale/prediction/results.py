@@ -68,7 +68,7 @@ class Prediction:
     step_seconds: Estimate
     epoch_seconds: Estimate | None
     """Rounded steps x step seconds; the start-up of a run is not in it."""
-    images_per_second: Estimate
+    images_per_second: Estimate | None
     speedup: Estimate | None
     """Against the smallest measured rank count of the series, as `vitscale.analysis.scaling` defines it."""
     efficiency: Estimate | None

@@ -100,9 +100,9 @@ def distinct_assumptions(predictions: Iterable[Prediction]) -> tuple[Assumption,
 
 
 def measure_next(predictions: Iterable[Prediction]) -> str:
-    """The one measurement that would replace most of what is assumed; empty where nothing is."""
-    found = distinct_assumptions(predictions)
-    return f"What would narrow it most: {found[0].measurement}." if found else ""
+    """The one measurement that would take most off the interval of the most ranks; empty where nothing is assumed."""
+    found = [one.assumptions[0] for one in sorted(predictions, key=lambda one: one.gpus) if one.assumptions]
+    return f"What would narrow it most: {found[-1].measurement}." if found else ""
 
 
 def unavailable(predictions: Sequence[Prediction]) -> tuple[str, ...]:

@@ -3,20 +3,22 @@
 Format history (`FORMAT`):
   1  first version: request.json, rank-K.jsonl (stage, facts, reach, collective, matmul, compute, loader, disk, end),
      and the check as it is stored.
+  2  what others' tools measured: CheckRecord.imported, empty in format 1, and operations that `vitscale check` does not
+     sweep; CollectiveFit.latency_known, true in format 1. World.ranks, null in format 1.
 
 A reader accepts its own format and older ones; a newer one is refused by name.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, TypeAdapter
 
 from vitscale.record import EndLine, Environment, GpuSamples, MatmulLine, Record
 from vitscale.trial import Device, Precision, Trial, World
 
-FORMAT = 1
+FORMAT = 2
 
 # Bounded, so that arithmetic on what a file says never overflows.
 Seconds = Annotated[float, Field(ge=0.0, le=1e9, allow_inf_nan=False)]
@@ -27,8 +29,13 @@ Bytes = Annotated[int, Field(ge=0, lt=2**60)]
 Group = Literal["inside nodes", "across nodes", "all ranks"]
 """inside nodes: the ranks of each host, all hosts at once. across nodes: one rank of each host."""
 GROUPS: tuple[Group, ...] = ("inside nodes", "across nodes", "all ranks")
-Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
-OPERATIONS: tuple[Operation, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+Operation = Literal[
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv", "rdma"
+]
+"""The last four are of others' tools alone. rdma: one host writes to another, without any library."""
+OPERATIONS: tuple[Operation, ...] = get_args(Operation)
+SWEPT: tuple[Operation, ...] = OPERATIONS[:4]
+"""By `vitscale check`."""
 Stage = Literal["facts", "network", "join", "collectives", "matmul", "compute", "loader", "disk"]
 STAGES: tuple[Stage, ...] = ("facts", "network", "join", "collectives", "matmul", "compute", "loader", "disk")
 
@@ -228,7 +235,7 @@ class HostAnswer(Record):
 class CollectiveFit(Record):
     """`seconds = latency_seconds + bus_bytes / bandwidth_bytes_per_second` of one operation in one group.
 
-    `bus_bytes` is the size times nccl-tests' factor: `2 (n-1)/n` for all-reduce, `(n-1)/n` for the others.
+    `bus_bytes` is the size times `bus_factor`.
     """
 
     group: Group
@@ -240,6 +247,19 @@ class CollectiveFit(Record):
     largest_seconds: Seconds
     worst_residual: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
     """Largest distance of a measured time from the fit, as a share of that time."""
+    latency_known: bool = True
+    """False: one size alone was measured, or a stream of messages."""
+
+
+def bus_factor(operation: Operation, ranks: int) -> float:
+    """Bus bandwidth / (size / time), which makes it the bandwidth of the slowest link for any number of ranks.
+
+    nccl-tests, doc/PERFORMANCE.md: 2 (n-1)/n for all-reduce, (n-1)/n for all-gather, reduce-scatter and all-to-all, 1
+    for what passes each link once.
+    """
+    if operation in ("broadcast", "reduce", "send_recv", "rdma"):
+        return 1.0
+    return (2 if operation == "all_reduce" else 1) * (ranks - 1) / ranks
 
 
 class LoaderNeed(Record):
@@ -276,3 +296,5 @@ class CheckRecord(Record):
     """The rank that was lost first, where that is known."""
     log: str = ""
     """The end of what the launcher and the ranks printed, where a rank is missing."""
+    imported: str = ""
+    """The tool and the files of others that it was made of; empty where `vitscale check` measured it."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vitscale.cli.base import JsonOption, ProgramConsole, app
 from vitscale.errors import unknown
+
+if TYPE_CHECKING:
+    from vitscale.importers import LogFormat
 
 
 @app.command("import")
@@ -19,7 +22,8 @@ def import_(
         Path | None, typer.Option("-o", "--output", metavar="RESULTS", help="Results folder.  [default: results/NAME]")
     ] = None,
     log_format: Annotated[
-        str, typer.Option("--format", metavar="F", help="epochs, deepspeed, trainer-state, csv; auto looks inside.")
+        str,
+        typer.Option("--format", metavar="F", help="Or epochs, deepspeed, trainer-state, csv, nccl-tests, perftest."),
     ] = "auto",
     name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Of the study.")] = None,
     model: Annotated[
@@ -45,7 +49,7 @@ def import_(
 ) -> None:
     """Others' logs as results: DeepSpeed's, Hugging Face's, tables of epochs or of steps. Then report and predict."""
     from vitscale.cli import imported
-    from vitscale.importers import FORMATS, Options, guess, import_logs
+    from vitscale.importers import FORMATS, OF_LINKS, Options, guess, import_logs
 
     taken = guess(logs) if log_format == "auto" else next((one for one in FORMATS if one == log_format), None)
     if taken is None:
@@ -54,6 +58,9 @@ def import_(
         model, image_size, engine, zero_stage, precision, micro_batch, train_samples, gpus, name, parameters
     )
     results = output or Path("results") / (name or logs[0].stem)
+    if taken in OF_LINKS:
+        _import_links(logs, taken, results, json)
+        return
     done = import_logs(logs, taken, options, results)
     if json:
         sys.stdout.write(imported.as_json(done, str(results)) + "\n")
@@ -67,3 +74,23 @@ def import_(
     said = "Imported into" if done.written else "Nothing to do: this import is in"
     console.print(f"{said} {results}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"Report: vitscale report {results}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _import_links(logs: list[Path], taken: LogFormat, results: Path, json: bool) -> None:
+    """What others measured of the network, as a check in the results folder."""
+    from vitscale.prediction.network.checked import network_of
+    from vitscale.preflight.imported import import_links
+
+    record, path, problems = import_links(logs, taken, results)
+    if json:
+        sys.stdout.write(record.model_dump_json(indent=1) + "\n")
+        return
+    console = ProgramConsole()
+    network = network_of(record)
+    for where, link in (("inside a host", network.inside), ("between hosts", network.across)):
+        rate = f"{link.bandwidth_bytes_per_second / 1e9:.3g} GB/s, {link.latency_seconds * 1e6:.3g} us a hop"
+        said = f"{where}: {link.described}" + (f", {rate}" if link.source == "check" else "")
+        console.print(said, markup=False, highlight=False, soft_wrap=True)
+    for problem in problems:
+        console.print(f"problem: {problem}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"Written to {path}; predict takes it: vitscale predict {results}", markup=False, soft_wrap=True)

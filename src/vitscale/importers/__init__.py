@@ -4,6 +4,7 @@ epochs         a table of epochs by rank
 deepspeed      DeepSpeed's own log, with wall_clock_breakdown
 trainer_state  Hugging Face's trainer_state.json
 plain_csv      a table of measured times
+links          what nccl-tests and perftest measured of a network
 guessing       which of them a file is
 trials, curves what was found, as trials and curves
 records        the results folder
@@ -11,6 +12,6 @@ records        the results folder
 
 from vitscale.importers.guessing import guess
 from vitscale.importers.importing import Done, import_logs
-from vitscale.importers.options import FORMATS, LogFormat, Options
+from vitscale.importers.options import FORMATS, OF_LINKS, LogFormat, Options
 
-__all__ = ["FORMATS", "Done", "LogFormat", "Options", "guess", "import_logs"]
+__all__ = ["FORMATS", "OF_LINKS", "Done", "LogFormat", "Options", "guess", "import_logs"]

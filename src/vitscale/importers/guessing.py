@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from vitscale.errors import RequestError, explain, shown
+from vitscale.importers import links
 from vitscale.importers.files import lines
 from vitscale.importers.options import FORMATS, LogFormat
 
@@ -46,6 +47,10 @@ def _of(path: Path) -> LogFormat | None:
     for number, text, _ in islice(lines(path), _LOOKED_AT):
         if number == 1 and (table := _table(text)):
             return table
+        if (of_link := links.guessed(text)) is not None:
+            return of_link
+        if number == 1 and text.lstrip().startswith("{") and '"nccl_version"' in text:
+            return "nccl-tests"
         if _TIMERS.search(text):
             return "deepspeed"
         if number <= 3 and _STATE.match(text):

@@ -11,7 +11,9 @@ from vitscale.importers.findings import Setting
 from vitscale.model_spec import NAMED_MODELS, ModelSpec, counted, parameters, resolve
 from vitscale.trial import Precision
 
-LogFormat = Literal["epochs", "deepspeed", "trainer-state", "csv"]
+LogFormat = Literal["epochs", "deepspeed", "trainer-state", "csv", "nccl-tests", "perftest"]
+OF_LINKS: tuple[LogFormat, ...] = ("nccl-tests", "perftest")
+"""Those that tell of a network, and of no training."""
 FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
 MOST_GPUS = 1_000_000
 _MOST_IMAGES = 10_000_000_000

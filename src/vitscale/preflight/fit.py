@@ -6,7 +6,16 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from vitscale.check_record import GROUPS, OPERATIONS, CheckedRank, CollectiveFit, CollectiveLine, Group, Operation
+from vitscale.check_record import (
+    GROUPS,
+    OPERATIONS,
+    CheckedRank,
+    CollectiveFit,
+    CollectiveLine,
+    Group,
+    Operation,
+    bus_factor,
+)
 
 _LARGE = 16
 """Bandwidth is fitted to sizes from the largest down to this part of it: smaller messages may pass on a burst, in a
@@ -20,14 +29,6 @@ class Point:
     size_bytes: int
     bus_bytes: float
     seconds: float
-
-
-def bus_factor(operation: Operation, ranks: int) -> float:
-    """Bus bandwidth / (size / time), which makes it the bandwidth of the slowest link for any number of ranks.
-
-    nccl-tests, doc/PERFORMANCE.md: 2 (n-1)/n for all-reduce, (n-1)/n for all-gather, reduce-scatter and all-to-all.
-    """
-    return (2 if operation == "all_reduce" else 1) * (ranks - 1) / ranks
 
 
 def bus_bandwidth(operation: Operation, ranks: int, size_bytes: int, seconds: float) -> float | None:
@@ -95,13 +96,19 @@ def _non_negative(found: Iterable[Point]) -> tuple[float, float]:
     return min(only_a, only_b, key=lambda ab: sum((ab[0] * u + ab[1] * v - 1) ** 2 for u, v in rows))
 
 
+def _of_the_fastest(found: Sequence[Point]) -> tuple[float, float] | None:
+    return (0.0, max(point.bus_bytes / point.seconds for point in found)) if found else None
+
+
 def fits(ranks: Sequence[CheckedRank]) -> tuple[CollectiveFit, ...]:
     """What was fitted to each operation in each group that was swept."""
     done = []
     for group in GROUPS:
         for operation in OPERATIONS:
             count, found = points(ranks, group, operation)
-            fitted = fit(found)
+            # Of one size, or of a stream of messages, no latency can be told from the rest.
+            known = operation != "rdma" and len(found) != 1
+            fitted = fit(found) if known else _of_the_fastest(found)
             if fitted is None:
                 continue
             latency, bandwidth = fitted
@@ -115,7 +122,8 @@ def fits(ranks: Sequence[CheckedRank]) -> tuple[CollectiveFit, ...]:
                     bandwidth_bytes_per_second=bandwidth,
                     largest_size_bytes=found[-1].size_bytes,
                     largest_seconds=found[-1].seconds,
-                    worst_residual=max(residuals),
+                    worst_residual=max(residuals) if known else 0.0,
+                    latency_known=known,
                 )
             )
     return tuple(done)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from vitscale.check_record import OPERATIONS, CollectiveLine, Group, Operation, SweepPlan
+from vitscale.check_record import SWEPT, CollectiveLine, Group, Operation, SweepPlan
 
 Call = Callable[[], object]
 
@@ -44,7 +44,7 @@ def sweep(
     """
     ranks = dist.get_world_size(group)
     room = -_agreed(-_free_bytes(device, sharing), group, device)
-    for operation in OPERATIONS:
+    for operation in SWEPT:
         for size in plan.sizes_bytes:
             elements = max(1, size // _ELEMENT_BYTES // ranks) * ranks
             size_bytes = elements * _ELEMENT_BYTES

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from vitscale.check_record import CheckRecord, CollectiveFit
+from vitscale.check_record import CheckRecord, CollectiveFit, bus_factor
 from vitscale.prediction.network.collectives import LinkDraws, lines
 from vitscale.prediction.network.links import Level, Link, Network
 
@@ -21,6 +21,9 @@ _LEAST_SPREAD = 0.05
 """Of a measured bandwidth: what another day, or another pair of hosts, gives."""
 _LATENCY_SPREAD = 0.3
 """What a call takes before its first hop is not known apart from the hops (`collectives` takes a share for it)."""
+_OF_RDMA, _OF_RDMA_SPREAD = 0.88, 0.12
+"""Of what one host writes to another, by a collective: `names` has 0.85 of a line rate, of which ib_write_bw reaches
+97 % and more (linux-rdma/perftest issue 225: 98 of 100 Gb/s)."""
 _LEAST_LATENCY = 5e-7
 """Of a hop: a link of the same board takes as long. A fit may find none at all."""
 
@@ -117,6 +120,18 @@ def _link(check: CheckRecord, fit: CollectiveFit, nodes: int, local: int) -> Lin
     bandwidth of what really passes: twice the former for gloo's reduce-scatter, which is an all-reduce.
     """
     backend = _backend(check)
+    of = f"{fit.operation} over {f'{nodes} hosts' if nodes > 1 else f'{fit.ranks} ranks of a host'}"
+    described = f"{check.imported}: {of}" if check.imported else f"check {check.id}: {of}"
+    if fit.operation in ("rdma", "send_recv"):
+        reached, spread = (_OF_RDMA, _OF_RDMA_SPREAD) if fit.operation == "rdma" else (1.0, _LEAST_SPREAD)
+        assumed = ASSUMED_ACROSS if nodes > 1 else ASSUMED_INSIDE
+        return replace(
+            assumed,
+            bandwidth_bytes_per_second=reached * fit.bandwidth_bytes_per_second,
+            bandwidth_spread=spread,
+            source="check",
+            described=described,
+        )
     one, free = np.asarray(1.0), np.asarray(0.0)
     unhindered = np.asarray(np.inf)
     hop = LinkDraws(unhindered, one)
@@ -127,16 +142,19 @@ def _link(check: CheckRecord, fit: CollectiveFit, nodes: int, local: int) -> Lin
     volume = min(
         float(line.seconds_per_byte) for line in lines(*place, through_memory if nodes > 1 else pipe, pipe, backend)
     )
-    bus_bytes = (2 if fit.operation == "all_reduce" else 1) * (fit.ranks - 1) / fit.ranks  # of a byte: `CollectiveFit`
-    bandwidth = fit.bandwidth_bytes_per_second * volume / bus_bytes
-    where = f"{nodes} hosts" if nodes > 1 else f"{fit.ranks} ranks of a host"
+    bandwidth = fit.bandwidth_bytes_per_second * volume / bus_factor(fit.operation, fit.ranks)
+    assumed = ASSUMED_ACROSS if nodes > 1 else ASSUMED_INSIDE
     return Link(
         bandwidth_bytes_per_second=bandwidth,
-        latency_seconds=max(_LEAST_LATENCY, fit.latency_seconds / hops),
+        latency_seconds=max(_LEAST_LATENCY, fit.latency_seconds / hops)
+        if fit.latency_known
+        else assumed.latency_seconds,
         bandwidth_spread=math.hypot(_LEAST_SPREAD, min(1.0, fit.worst_residual) / 4, _repeats_differ(check, fit)),
-        latency_spread=math.hypot(_LATENCY_SPREAD, min(1.0, fit.worst_residual)),
+        latency_spread=math.hypot(_LATENCY_SPREAD, min(1.0, fit.worst_residual))
+        if fit.latency_known
+        else assumed.latency_spread,
         source="check",
-        described=f"check {check.id}: {fit.operation} over {where}",
+        described=described,
     )
 
 

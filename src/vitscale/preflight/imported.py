@@ -1,0 +1,118 @@
+"""A check of the network made of what others' tools measured (`importers.links`): `predict` uses it as any other."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from vitscale.check_record import (
+    CheckedRank,
+    CheckRecord,
+    CheckRequest,
+    CollectiveLine,
+    Group,
+    HostAnswer,
+    SweepPlan,
+)
+from vitscale.errors import StoreError, explain, shown
+from vitscale.importers.links import MeasuredLink, read_nccl_tests, read_perftest
+from vitscale.importers.options import LogFormat
+from vitscale.preflight.fit import fits
+from vitscale.store import checks
+from vitscale.trial import World, world_of_hosts
+
+_READERS = {"nccl-tests": read_nccl_tests, "perftest": read_perftest}
+_LONGEST_DESCRIPTION = 200
+_ALONE = World(ranks_per_node=1, threads_per_rank=1)
+
+
+def import_links(
+    paths: Sequence[Path], log_format: LogFormat, results: Path
+) -> tuple[CheckRecord, Path, tuple[str, ...]]:
+    """(the check, its file in the results folder, what could not be used). All files together are one check.
+
+    Raises:
+        RequestError: a file lacks what nobody else can tell.
+        StoreError: a file cannot be read, nothing in them can be used, or the folder cannot be written.
+    """
+    found, problems = _READERS[log_format](paths)
+    record, left_out = _record(found, log_format)
+    if not record.fits:
+        why = f": {'; '.join(problems)}" if problems else ""
+        raise StoreError(
+            explain(
+                f"nothing in {shown(', '.join(path.name for path in paths))} can be used as {log_format}{why}",
+                next_step="Import the whole output of the test, its table of sizes and times included",
+            )
+        )
+    return record, checks.write_check(checks.check_folder(results), record), (*problems, *left_out)
+
+
+def _record(found: Sequence[MeasuredLink], log_format: LogFormat) -> tuple[CheckRecord, list[str]]:
+    worlds = [(_world(link), link) for link in found]
+    largest = max((world for world, _ in worlds), key=lambda one: (one.nodes > 1, one.size), default=_ALONE)
+    merged: dict[tuple[Group, str, int, int], CollectiveLine] = {}
+    left_out = []
+    for world, link in worlds:
+        group = _group(world)
+        if group == "all ranks" and world != largest:
+            left_out.append(
+                f"{link.file.name}: {link.operation} on {world.size} ranks is left out beside {largest.size}"
+            )
+            continue
+        for size, seconds in link.seconds.items():
+            merged[group, link.operation, world.size, size] = CollectiveLine(
+                group=group,
+                operation=link.operation,
+                ranks=world.size,
+                size_bytes=size,
+                calls=1,
+                seconds=tuple(seconds),
+            )
+    ranks = (CheckedRank(rank=0, collectives=tuple(merged.values()), ended=True),)
+    now = time.time()
+    digest = hashlib.sha256("".join(link.file.sha256 for link in found).encode()).hexdigest()[:6]
+    names = ", ".join(dict.fromkeys(link.file.name for link in found))
+    record = CheckRecord(
+        id=f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(now))}-{digest}",
+        started_unix_seconds=now,
+        wall_seconds=0.0,
+        request=CheckRequest(
+            world=largest,
+            device="cuda",
+            precision="fp32",
+            sweep=SweepPlan(sizes_bytes=(), longest_seconds=1.0, seconds_per_size=1.0),
+            compute_repeats=1,
+            compute_seconds=1.0,
+            loader_seconds=1.0,
+            limits={},
+        ),
+        launcher=log_format,
+        scheduler="unknown",
+        hosts=tuple(
+            HostAnswer(name=name, address=None, seconds=None)
+            for name in dict.fromkeys(host for link in found for host in link.hosts)
+        ),
+        ranks=ranks,
+        fits=fits(ranks),
+        loader_need=None,
+        ending="ended",
+        imported=f"{log_format} in {names}"[:_LONGEST_DESCRIPTION],
+    )
+    return record, left_out
+
+
+def _world(link: MeasuredLink) -> World:
+    """The fullest host decides."""
+    counts = Counter(link.hosts)
+    most = max(counts.values())
+    return world_of_hosts(len(link.hosts), most, 1)
+
+
+def _group(world: World) -> Group:
+    if world.nodes == 1:
+        return "inside nodes"
+    return "across nodes" if world.ranks_per_node == 1 else "all ranks"

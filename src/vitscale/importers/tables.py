@@ -1,5 +1,4 @@
-"""Rows of a CSV file by column name, each with its line number, and the setting each tells; broken rows are told and
-passed over."""
+"""Rows of a CSV file by column name, each with its line number, and the setting each tells."""
 
 from __future__ import annotations
 

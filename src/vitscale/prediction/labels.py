@@ -41,6 +41,10 @@ def assumptions(asked: Variant, place: Place) -> tuple[Assumption, ...]:
     points = asked.fitted.points
     if asked.model.messages is None and place.gpus > 1:
         found.append(_what_is_sent(asked))
+    elif asked.trial.model.unknown and place.gpus > 1:
+        count = f"{parameters(asked.trial.model) or 0:,}"
+        taken = f"that of {asked.trial.train.engine} with {count} parameters, which come evenly through backward"
+        found.append(Assumption("what is sent", taken, "a study run by vitscale itself"))
     measured = max(point.nodes for point in points)
     if place.trial.world.nodes > measured:
         names = sorted({name for point in points for name in point.devices})

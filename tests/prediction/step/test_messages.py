@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from engines.curves import PYRAMID, SEGMENTER
 from engines.many_engines import trial_of
 from engines.test_traffic_volumes import BLOCK, PSI, TOKENS, TWO_RANKS, Case, Kinds, fsdp2, named, zero
+from evidence_factory import make_trial
 from vitscale.model_spec import ModelSpec, resolve
 from vitscale.prediction.step.message import Message
 from vitscale.prediction.step.messages import messages, norm_messages, rescaled
@@ -264,3 +265,44 @@ def test_what_fsdp2_pads_grows_with_the_ranks() -> None:
 
 def test_a_recorded_model_that_was_never_resolved_is_unknown() -> None:
     assert messages(large({"engine": "ddp"}).model_copy(update={"model": ModelSpec(name="vit-b16")})) is None
+
+
+def of_parameters(count: int, engine: str = "ddp", **train: Any) -> tuple[Message, ...]:
+    made = make_trial(8, model=None, engine=engine, precision="fp32", **train)
+    found = messages(made.model_copy(update={"model": ModelSpec(parameter_count=count)}))
+    assert found is not None
+    return found
+
+
+def total(found: tuple[Message, ...], operation: str) -> float:
+    return sum(one.tensor_bytes * one.calls for one in found if one.operation == operation)
+
+
+@pytest.mark.parametrize("count", [1, 1000, 25_557_032, 110_000_000, 7_000_000_000])
+def test_of_parameters_alone_ddp_sends_all_of_them_in_its_buckets(count: int) -> None:
+    found = of_parameters(count)
+    assert total(found, "all_reduce") == 4 * count
+    assert [one.ready for one in found] == sorted(one.ready or 0 for one in found)
+    assert found[-1].ready == 1.0
+    if count == 110_000_000:  # 419.6 MiB: 1, then 16 of 25, and what is left
+        sizes = [one.tensor_bytes / MIB for one in found]
+        assert sizes[:-1] == [1.0] + [25.0] * 16
+        assert sizes[-1] == pytest.approx(18.6, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("engine", "stage", "gathered", "reduced"),
+    [("fsdp2", 0, 2, ("reduce_scatter", 1)), ("deepspeed", 1, 1, ("all_reduce", 1)),
+     ("deepspeed", 2, 1, ("all_reduce", 1)), ("deepspeed", 3, 1, ("reduce_scatter", 1))],
+)  # fmt: skip
+def test_of_parameters_alone_the_sums_are_those_of_the_engine(
+    engine: str, stage: int, gathered: int, reduced: tuple[str, int]
+) -> None:
+    found, count = of_parameters(110_000_000, engine, zero_stage=stage), 110_000_000
+    assert total(found, "all_gather") == pytest.approx(gathered * 4 * count, rel=0.02)
+    assert total(found, reduced[0]) == pytest.approx(reduced[1] * 4 * count, rel=0.01)
+
+
+def test_an_engine_that_is_not_modelled_stays_unknown() -> None:
+    made = make_trial(8, model=None, engine="horovod")
+    assert messages(made.model_copy(update={"model": ModelSpec(parameter_count=10**8)})) is None

@@ -6,6 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from vitscale import model_counts
+from vitscale.model_counts import Module
 from vitscale.model_spec import ParameterShapes, batch_norms, recorded_shapes
 from vitscale.prediction.memory.zero_settings import modelled
 from vitscale.prediction.step.message import Message
@@ -36,12 +38,15 @@ _OTHERWISE = (
 def messages(trial: Trial) -> tuple[Message, ...] | None:
     """What an optimizer step of a resolved trial sends, in the order in which each phase asks for it.
 
-    For one rank too, as engines do; it costs nothing there. Without those of synchronised norms. None where unknown: a
-    model that only building it could count, or whose largest list of like modules is the decoder's (FSDP2 wraps that);
+    For one rank too, as engines do; it costs nothing there. Without those of synchronised norms. Of a model of which
+    the parameters alone are known as if they were alike (`_evenly`). None where unknown: a model that only building it
+    could count, or whose largest list of like modules is the decoder's (FSDP2 wraps that);
     an optimizer that exchanges something of its own; a DeepSpeed file that asks for other exchanges.
     """
     train = trial.train
     shapes = recorded_shapes(trial.model)
+    if shapes is None and trial.model.parameter_count:
+        shapes = _evenly(trial.model.parameter_count)
     if shapes is None or train.wrapper not in _SENT or train.optimizer not in _KNOWN_OPTIMIZERS:
         return None
     if train.wrapper == "fsdp2" and shapes.wrapped_in_decoder:
@@ -49,6 +54,29 @@ def messages(trial: Trial) -> tuple[Message, ...] | None:
     if train.wrapper == "deepspeed" and not (modelled(_without_offload(train)) and _plain_exchange(train)):
         return None
     return _SENT[train.wrapper](trial, shapes)
+
+
+_PIECE, _MOST_PIECES = 2**18, 480
+"""Elements of a tensor where only their sum is known: 1 MiB, as far as that makes no more of them."""
+_BLOCKS = 24
+
+
+def _evenly(count: int) -> ParameterShapes:
+    """As if so many parameters were alike tensors, each with its share of the work, in 24 like blocks.
+
+    So DDP's buckets are of 25 MiB after one of 1 MiB, and fill evenly through backward; the sums that the other engines
+    send are right, and how many calls they take is as of a transformer of 24 blocks.
+    """
+    each = min(count, max(_PIECE, -(-count // _MOST_PIECES)))
+    pieces = count // each
+    blocks = min(_BLOCKS, pieces)
+    own = model_counts.in_order([_piece(each)] * (pieces // blocks))._replace(repeats=blocks, wrapped=blocks > 1)
+    rest = [each] * (pieces % blocks) + [count % each] * (count % each > 0)
+    return ParameterShapes((*([model_counts.in_order(map(_piece, rest))] if rest else []), own))
+
+
+def _piece(elements: int) -> Module:
+    return Module(((elements, 1),), elements, cast=True)
 
 
 def norm_messages(trial: Trial) -> tuple[Message, ...] | None:

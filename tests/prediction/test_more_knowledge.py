@@ -1,0 +1,78 @@
+"""Naming engine, parameters and network on tables that others published: it narrows, and does not mislead."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evidence_factory import make_evidence, make_point
+from vitscale.model_spec import ModelSpec
+from vitscale.prediction.evidence import Point
+from vitscale.prediction.fitting import fit
+from vitscale.prediction.network.checked import network_of
+from vitscale.prediction.network.names import declared_link
+from vitscale.prediction.predicting import Question, predict
+
+FOLDER = Path(__file__).resolve().parents[3] / "shared" / "external"
+TABLES = json.loads((FOLDER / "index.json").read_text())["series"][::2] if FOLDER.exists() else []
+MILLIONS = {
+    "resnet50": 25.6, "rn50": 25.6, "bert": 110, "inception3": 23.9, "resnet152": 60.2, "vgg16": 138, "alexnet": 61,
+    "gnmt": 160, "transformer": 210, "jasper": 333,
+}  # fmt: skip
+"""Parameters of the tables' models, as their papers say."""
+
+
+def points_of(table: dict[str, Any], named: bool) -> list[Point]:
+    steps: dict[int, list[float]] = {}
+    with (FOLDER / table["file"]).open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            gpus = int(row["gpus"])
+            steps.setdefault(gpus, []).append(gpus * table["micro_batch"] / float(row["images_per_second"]))
+    count = next(int(1e6 * millions) for name, millions in MILLIONS.items() if name in table["name"])
+    model = ModelSpec(parameter_count=count) if named else ModelSpec()
+    found = [
+        make_point(
+            gpus, steps[gpus], per_node=table["per_node"], model=None, engine="ddp" if named else "unknown",
+            micro_batch=table["micro_batch"], precision="fp32" if table["precision"] == "fp32" else "bf16",
+            devices=(table["gpu"],), images=None,
+        )
+        for gpus in sorted(steps)
+    ]  # fmt: skip
+    return [replace(one, trial=one.trial.model_copy(update={"model": model})) for one in found]
+
+
+def answers(table: dict[str, Any], *, named: bool, network: str | None = None) -> list[tuple[float, float]]:
+    """(distance to the truth, width), both of logarithms, at each count held back."""
+    points = points_of(table, named)
+    known = network_of(None, declared_link(network) if network else None)
+    fitted = fit(make_evidence([one for one in points if one.gpus in table["fit"]], known))
+    truth = {one.gpus: statistics.median(one.step_seconds) for one in points}
+    return [
+        (
+            abs(math.log(one.step_seconds.value / truth[one.gpus])),
+            math.log(one.step_seconds.future_high / one.step_seconds.future_low),
+        )
+        for one in predict(fitted, Question(tuple(table["held"]), nodes_of=table["per_node"]))
+    ]
+
+
+@pytest.mark.skipif(not TABLES, reason="the published tables are not here (../shared/external)")
+def test_naming_more_narrows_and_does_not_move_away_from_the_truth_in_the_median() -> None:
+    with_engine, with_all = [], []
+    for table in TABLES:
+        untold, named = answers(table, named=False), answers(table, named=True)
+        with_engine += list(zip(untold, named, strict=True))
+        if table["network"]:
+            told = answers(table, named=True, network=table["network"])
+            with_all += list(zip(untold, told, strict=True))
+    for pairs in (with_engine, with_all):
+        assert len(pairs) > 15
+        assert statistics.median(after[0] - before[0] for before, after in pairs) < 0.005
+        assert statistics.median(after[1] - before[1] for before, after in pairs) < 0

@@ -22,8 +22,8 @@ _LEAST_SPREAD = 0.05
 _LATENCY_SPREAD = 0.3
 """What a call takes before its first hop is not known apart from the hops (`collectives` takes a share for it)."""
 _OF_RDMA, _OF_RDMA_SPREAD = 0.88, 0.12
-"""Of what one host writes to another, by a collective: `names` has 0.85 of a line rate, of which ib_write_bw reaches
-97 % and more (linux-rdma/perftest issue 225: 98 of 100 Gb/s)."""
+"""Of what one host writes to another, by a collective: an adapter gives collectives 0.72 to 0.96 of its line rate
+(`names`), and ib_write_bw 0.97 and more (linux-rdma/perftest issue 225: 98 of 100 Gb/s)."""
 _LEAST_LATENCY = 5e-7
 """Of a hop: a link of the same board takes as long. A fit may find none at all."""
 

@@ -18,9 +18,9 @@ from vitscale.check_record import (
     Operation,
     StageLine,
     SweepPlan,
+    bus_factor,
 )
 from vitscale.model_spec import ModelSpec
-from vitscale.preflight.fit import bus_factor
 from vitscale.record import Device, Environment, MatmulLine
 from vitscale.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 

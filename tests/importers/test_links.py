@@ -52,7 +52,7 @@ def of_check(
         paths.append(folder / f"{name}-{n}.txt")
         paths[-1].write_text(text)
     assert guess(paths) == log_format
-    record, path, problems = import_links(paths, log_format, folder / "results")  # type: ignore[arg-type]
+    record, path, problems = import_links(paths, log_format, folder / "results")
     assert problems == ()
     assert read_check(path) == record
     network = network_of(record)

@@ -36,12 +36,14 @@ def test_an_epoch_is_its_whole_steps_and_the_slots_share_of_the_last() -> None:
     found = ask(48, nodes_of=8)
     assert found.steps_per_epoch == math.ceil(IMAGES / (48 * 64)) == 17
     assert found.epoch_seconds == found.step_seconds.times(16 + 18 / 64)
+    assert found.images_per_second is not None
     assert found.images_per_second.value * found.epoch_seconds.value == pytest.approx(IMAGES)
     assert found.images == IMAGES
 
 
 def test_images_a_second_are_those_of_a_whole_step() -> None:
     found = ask(16, nodes_of=8)
+    assert found.images_per_second is not None
     assert found.images_per_second.value == pytest.approx(16 * 64 / found.step_seconds.value)
     assert found.images_per_second.low == pytest.approx(16 * 64 / found.step_seconds.high)
 

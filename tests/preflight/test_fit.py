@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from check_factory import checked, sweep
-from vitscale.check_record import CheckedRank, CollectiveLine, Operation
-from vitscale.preflight.fit import Point, bus_bandwidth, bus_factor, fit, fits, points
+from vitscale.check_record import CheckedRank, CollectiveLine, Operation, bus_factor
+from vitscale.preflight.fit import Point, bus_bandwidth, fit, fits, points
 
 MB = 1e6
 

@@ -106,14 +106,14 @@ def _prediction(
     fitted, reasons = asked.fitted, dict[str, str]()
     step = found.step.at(n)
     epoch = None if at.effective_steps is None else step.times(at.effective_steps)
-    speedup, efficiency = _scaling(fitted, base, at, found.speed.at(n))
+    scaling: tuple[Estimate | None, Estimate | None] = _scaling(fitted, base, at, found.speed.at(n))
     rate: Estimate | None = _inverse(step, at.trial.global_batch)
     if epoch is None:
         reasons["epoch_seconds"] = "how many images an epoch has is not recorded"
     elif at.images and at.effective_steps and not at.trial.train.drop_last:
         rate = _inverse(step, at.images / at.effective_steps)
     if at.images and epoch is None:
-        speedup = efficiency = rate = None
+        scaling, rate = (None, None), None
         why = f"{at.images:,} images do not fill one batch of {at.trial.global_batch:,}, and drop_last leaves them out"
         reasons |= dict.fromkeys(("epoch_seconds", "images_per_second", "speedup", "efficiency"), why)
     memory = None if np.isnan(found.memory_bytes[n]) else int(found.memory_bytes[n])
@@ -153,8 +153,8 @@ def _prediction(
         step_seconds=step,
         epoch_seconds=epoch,
         images_per_second=rate,
-        speedup=speedup,
-        efficiency=efficiency,
+        speedup=scaling[0],
+        efficiency=scaling[1],
         compute_seconds=found.parts["compute"].at(n),
         wait_seconds=found.parts["wait"].at(n),
         wire_seconds=found.parts["wire"].at(n),

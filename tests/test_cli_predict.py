@@ -82,7 +82,7 @@ def test_the_table_fits_80_columns_and_says_what_it_rests_on(predict: Callable[.
 
 def test_a_declared_network_is_no_prior_and_narrows_the_answer(predict: Callable[..., Answer], results: Path) -> None:
     (assumed,) = json.loads(predict(results, "--gpus", "64", "--nodes-of", "4", "--json")[1])
-    (declared,) = json.loads(predict(results, "--gpus", "64", "--nodes-of", "4", "--network", "25GbE", "--json")[1])
+    (declared,) = json.loads(predict(results, "--gpus", "64", "--nodes-of", "4", "--network", "100GbE", "--json")[1])
     assert (assumed["label"], declared["label"]) == ("prior-driven", "extrapolated")
     assert declared["nodes"] == 16
     ratio = {

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from vitscale.check_record import Operation, bus_factor
 from vitscale.errors import VitscaleError
-from vitscale.importers import guess
+from vitscale.importers import LinkFormat, guess
 from vitscale.importers.links import read_nccl_tests, read_perftest
 from vitscale.prediction.network.checked import network_of
 from vitscale.prediction.network.links import Link
@@ -45,13 +45,14 @@ def table(operation: Operation, ranks: int, latency: float, bandwidth: float, si
 
 
 def of_check(
-    folder: Path, *texts: str, name: str = "all_reduce_perf", log_format: str = "nccl-tests"
+    folder: Path, *texts: str, name: str = "all_reduce_perf", log_format: LinkFormat = "nccl-tests"
 ) -> tuple[Link, Link]:
     paths = []
     for n, text in enumerate(texts):
         paths.append(folder / f"{name}-{n}.txt")
         paths[-1].write_text(text)
-    assert guess(paths) == log_format
+    taken: str = guess(paths)
+    assert taken == log_format
     record, path, problems = import_links(paths, log_format, folder / "results")
     assert problems == ()
     assert read_check(path) == record

@@ -12,7 +12,7 @@ from vitscale.cli.base import JsonOption, ProgramConsole, app
 from vitscale.errors import unknown
 
 if TYPE_CHECKING:
-    from vitscale.importers import LogFormat
+    from vitscale.importers import LinkFormat
 
 
 @app.command("import")
@@ -51,14 +51,15 @@ def import_(
     from vitscale.cli import imported
     from vitscale.importers import FORMATS, OF_LINKS, Options, guess, import_logs
 
-    taken = guess(logs) if log_format == "auto" else next((one for one in FORMATS if one == log_format), None)
+    every = (*FORMATS, *OF_LINKS)
+    taken = guess(logs) if log_format == "auto" else next((one for one in every if one == log_format), None)
     if taken is None:
-        raise unknown("format", log_format, ("auto", *FORMATS))
+        raise unknown("format", log_format, ("auto", *every))
     options = Options(
         model, image_size, engine, zero_stage, precision, micro_batch, train_samples, gpus, name, parameters
     )
     results = output or Path("results") / (name or logs[0].stem)
-    if taken in OF_LINKS:
+    if taken == "nccl-tests" or taken == "perftest":
         _import_links(logs, taken, results, json)
         return
     done = import_logs(logs, taken, options, results)
@@ -76,7 +77,7 @@ def import_(
     console.print(f"Report: vitscale report {results}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _import_links(logs: list[Path], taken: LogFormat, results: Path, json: bool) -> None:
+def _import_links(logs: list[Path], taken: LinkFormat, results: Path, json: bool) -> None:
     """What others measured of the network, as a check in the results folder."""
     from vitscale.prediction.network.checked import network_of
     from vitscale.preflight.imported import import_links

@@ -12,6 +12,6 @@ records        the results folder
 
 from vitscale.importers.guessing import guess
 from vitscale.importers.importing import Done, import_logs
-from vitscale.importers.options import FORMATS, OF_LINKS, LogFormat, Options
+from vitscale.importers.options import FORMATS, OF_LINKS, LinkFormat, LogFormat, Options
 
-__all__ = ["FORMATS", "OF_LINKS", "Done", "LogFormat", "Options", "guess", "import_logs"]
+__all__ = ["FORMATS", "OF_LINKS", "Done", "LinkFormat", "LogFormat", "Options", "guess", "import_logs"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from vitscale.errors import RequestError, explain, shown
 from vitscale.importers import links
 from vitscale.importers.files import lines
-from vitscale.importers.options import FORMATS, LogFormat
+from vitscale.importers.options import FORMATS, OF_LINKS, LinkFormat, LogFormat
 
 _LOOKED_AT = 20_000
 """Lines: what comes before the first timed step of a DeepSpeed log is thousands of lines at most."""
@@ -19,7 +19,7 @@ _TIMERS = re.compile(r"time \(ms\) \|")
 _SPEEDS = {"step_seconds", "images_per_second", "epoch_seconds"}
 
 
-def guess(paths: Sequence[Path]) -> LogFormat:
+def guess(paths: Sequence[Path]) -> LogFormat | LinkFormat:
     """The format of all these files.
 
     Raises:
@@ -32,7 +32,7 @@ def guess(paths: Sequence[Path]) -> LogFormat:
             raise RequestError(
                 explain(
                     f"nothing in {shown(path.name)} tells its format",
-                    valid=FORMATS,
+                    valid=(*FORMATS, *OF_LINKS),
                     next_step="Name it with --format; docs/importing.md says what each needs",
                 )
             )
@@ -43,7 +43,7 @@ def guess(paths: Sequence[Path]) -> LogFormat:
     return kinds.pop()
 
 
-def _of(path: Path) -> LogFormat | None:
+def _of(path: Path) -> LogFormat | LinkFormat | None:
     for number, text, _ in islice(lines(path), _LOOKED_AT):
         if number == 1 and (table := _table(text)):
             return table

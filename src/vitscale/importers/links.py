@@ -19,7 +19,7 @@ from vitscale.errors import RequestError, explain, shown
 from vitscale.importers import numbers
 from vitscale.importers.files import identified, lines
 from vitscale.importers.findings import Problems
-from vitscale.importers.options import LogFormat
+from vitscale.importers.options import LinkFormat
 from vitscale.record import ImportedFile
 
 _TESTS: Mapping[str, Operation] = {
@@ -51,7 +51,7 @@ class MeasuredLink:
     """Size in bytes (nccl-tests' convention) -> of a call, for each time it was measured."""
 
 
-def guessed(text: str) -> LogFormat | None:
+def guessed(text: str) -> LinkFormat | None:
     """Which of the two a line is of; None for neither."""
     line = _LABELLED.sub("", text)
     if line.startswith(("# nThread", "# Using devices", "# nccl-tests", "# Collective test")) or _RANK.match(line):

@@ -11,10 +11,11 @@ from vitscale.importers.findings import Setting
 from vitscale.model_spec import NAMED_MODELS, ModelSpec, counted, parameters, resolve
 from vitscale.trial import Precision
 
-LogFormat = Literal["epochs", "deepspeed", "trainer-state", "csv", "nccl-tests", "perftest"]
-OF_LINKS: tuple[LogFormat, ...] = ("nccl-tests", "perftest")
+LogFormat = Literal["epochs", "deepspeed", "trainer-state", "csv"]
+LinkFormat = Literal["nccl-tests", "perftest"]
 """Those that tell of a network, and of no training."""
 FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
+OF_LINKS: tuple[LinkFormat, ...] = get_args(LinkFormat)
 MOST_GPUS = 1_000_000
 _MOST_IMAGES = 10_000_000_000
 _CLASSES = {"cifar10": 10, "cifar100": 100, "digits": 10}

@@ -19,7 +19,7 @@ from vitscale.check_record import (
 )
 from vitscale.errors import StoreError, explain, shown
 from vitscale.importers.links import MeasuredLink, read_nccl_tests, read_perftest
-from vitscale.importers.options import LogFormat
+from vitscale.importers.options import LinkFormat
 from vitscale.preflight.fit import fits
 from vitscale.store import checks
 from vitscale.trial import World, world_of_hosts
@@ -30,7 +30,7 @@ _ALONE = World(ranks_per_node=1, threads_per_rank=1)
 
 
 def import_links(
-    paths: Sequence[Path], log_format: LogFormat, results: Path
+    paths: Sequence[Path], log_format: LinkFormat, results: Path
 ) -> tuple[CheckRecord, Path, tuple[str, ...]]:
     """(the check, its file in the results folder, what could not be used). All files together are one check.
 
@@ -51,7 +51,7 @@ def import_links(
     return record, checks.write_check(checks.check_folder(results), record), (*problems, *left_out)
 
 
-def _record(found: Sequence[MeasuredLink], log_format: LogFormat) -> tuple[CheckRecord, list[str]]:
+def _record(found: Sequence[MeasuredLink], log_format: LinkFormat) -> tuple[CheckRecord, list[str]]:
     worlds = [(_world(link), link) for link in found]
     largest = max((world for world, _ in worlds), key=lambda one: (one.nodes > 1, one.size), default=_ALONE)
     merged: dict[tuple[Group, str, int, int], CollectiveLine] = {}

@@ -323,6 +323,7 @@ def launch(cases: Sequence[Case], ranks: int, folder: Path) -> list[tuple[Traffi
                 "WORLD_SIZE": ranks,
                 "RANK": rank,
                 "OMP_NUM_THREADS": 1,  # unset, Accelerate gives each rank a thread for every core
+                "TORCH_FR_BUFFER_SIZE": 1000,  # each engine reads the whole ring
             },
             core=cores[rank % len(cores)],
         )

@@ -29,7 +29,7 @@ PYRAMID = resolve(
     ),
     5,
 )  # fmt: skip
-SEGMENTED_STEPS = 20
+SEGMENTED_STEPS = 11
 SEGMENTED_BATCH = 12
 SEGMENTED_SAMPLES = 2 * SEGMENTED_BATCH + 4
 """Every third step has 4 images: on three ranks two and two, and the third takes padding alone."""
@@ -37,7 +37,8 @@ GLOBAL_BATCH = 36
 """Divides over 1, 2 and 3 ranks, each with 1 and 3 micro-steps, and into 4 micro-batches."""
 SAMPLES = 2 * GLOBAL_BATCH + 7
 """Every third step has 7 images: padding, and slots that hold nothing else."""
-STEPS = 9
+STEPS = 5
+"""An epoch, and two steps of the next."""
 _SCRIPT = Path(__file__).with_name("curve_ranks.py")
 
 
@@ -149,5 +150,5 @@ def _joined(parts: list[dict[str, Any]]) -> Curve:
 
 
 def largest_difference(curve: list[float], reference: list[float]) -> float:
-    """The largest difference of a step's loss, as a share of the reference's."""
-    return max(abs(loss - known) / abs(known) for loss, known in zip(curve, reference, strict=True))
+    """The largest difference of a step's loss, as a share of the reference's, which may go on for longer."""
+    return max(abs(loss - known) / abs(known) for loss, known in zip(curve, reference[: len(curve)], strict=True))

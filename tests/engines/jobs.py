@@ -58,9 +58,9 @@ FULLY = ("ddp", "fsdp2", "zero-0", "zero-1", "zero-2", "zero-3")
 """Engines that at two ranks meet all of `SETTINGS`."""
 
 RATE: Train = ADAMW | {
-    "learning_rate_warmup_steps": 6, "learning_rate_scaling": "sqrt", "learning_rate_base_batch": 9,
+    "learning_rate_warmup_steps": 3, "learning_rate_scaling": "sqrt", "learning_rate_base_batch": 9,
 }  # fmt: skip
-"""Twice the learning rate, reached in six steps."""
+"""Twice the learning rate, reached in three steps."""
 RATED = ("ddp", "fsdp2", "zero-0", "zero-3", "accelerate-ddp", "accelerate-zero-2")
 
 AUTOCAST: Train = ADAMW | {"precision": "bf16"}
@@ -84,7 +84,7 @@ SHARED_ONCE = ("accelerate-ddp", "accelerate-zero-0", "accelerate-zero-3")
 """Engines that meet unequal shares in one setting of three ranks; `FULLY` meet them in all of `SHARED`."""
 
 SAVED_BEFORE, RESUMED_UNTIL = 4, 7
-"""From the middle of an epoch into the next."""
+"""From the middle of an epoch into the next; as far goes what resumed trainings are held against."""
 SAVED = ("ddp", "fsdp2", "zero-0", "zero-1", "zero-2", "zero-3", "zero-2-offload", "zero-3-offload",
          "accelerate-ddp", "accelerate-zero-3")  # fmt: skip
 """Whose `adamw-clipped` of two ranks leaves a checkpoint."""
@@ -215,7 +215,8 @@ def _references() -> list[Job]:
     plain = {"adamw": ADAMW, "sgd": SGD, "lamb": LAMB, "rate": RATE}
     plain |= {"adamw-clipped": ADAMW | CLIPPED, "sgd-clipped": SGD | CLIPPED}
     split = {f"autocast-{parts}": AUTOCAST | {"grad_accum": parts} for parts in MICRO_BATCHES}
-    return [_job(name, none | fields) for name, fields in (plain | split | {"pure": PURE}).items()]
+    jobs = [_job(name, none | fields, RESUMED_UNTIL) for name, fields in plain.items()]
+    return jobs + [_job(name, none | fields) for name, fields in (split | {"pure": PURE}).items()]
 
 
 def _more_on_two_ranks() -> list[Job]:
@@ -229,7 +230,7 @@ def _more_on_two_ranks() -> list[Job]:
     ]
     for job in jobs:
         if job["name"] in ("ddp lamb", "zero-0 pure", "zero-1 pure"):
-            job["save_before"] = SAVED_BEFORE
+            job["save_before"], job["steps"] = SAVED_BEFORE, RESUMED_UNTIL
     for engine in ENGINES:
         jobs.append(_job(f"{engine} rehearsed", ENGINES[engine] | SETTINGS["sgd-accumulated"], REHEARSED_STEPS))
         jobs[-1]["rehearse"] = True

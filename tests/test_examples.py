@@ -62,7 +62,7 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo with one short repeat of a tiny model."""
     where = tmp_path_factory.mktemp("quickstart")
     (where / "study.toml").write_text(
-        changed("quickstart.toml", layers=TINY, epochs="epochs = 2", repeats="repeats = 1")
+        changed("quickstart.toml", layers=TINY, epochs="epochs = 1", repeats="repeats = 1")
     )
     answer = vitscale("run", "study.toml", "-o", "results", cwd=where)
     assert answer.returncode == 0, answer.stdout + answer.stderr
@@ -115,7 +115,7 @@ def test_markdown_goes_to_standard_output(quickstart: Path) -> None:
 
 
 def test_batch_sizes_16_to_256_on_1_and_2_ranks_show_where_the_time_goes(tmp_path: Path) -> None:
-    study = changed("batch_sizes.toml", layers=TINY, repeats="repeats = 1", steps="steps = 14")
+    study = changed("batch_sizes.toml", layers=TINY, repeats="repeats = 1", steps="steps = 8")
     (tmp_path / "study.toml").write_text(study)
     answer = vitscale("run", "study.toml", "-o", "results", cwd=tmp_path)
     assert answer.returncode == 0, answer.stdout + answer.stderr
@@ -147,7 +147,7 @@ ELSEWHERE = (
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The example on two ranks, with one engine of each kind."""
     where = tmp_path_factory.mktemp("engines")
-    study = changed("engines.toml", gpus="gpus = [2]", steps="steps = 12")
+    study = changed("engines.toml", layers="layers = 1", gpus="gpus = [2]", steps="steps = 8")
     for engine in ELSEWHERE:
         assert f"  {engine},\n" in study
         study = study.replace(f"  {engine},\n", "")

@@ -99,7 +99,7 @@ def configurations() -> Iterator[tuple[str, str, dict[str, Any]]]:
         wrapped: list[tuple[str, dict[str, Any]]] = [
             ("none", {"engine": "none"}), ("ddp", {"engine": "ddp", "bucket_mib": 1}), ("fsdp2", {"engine": "fsdp2"})
         ]  # fmt: skip
-        for stage in range(4):
+        for stage in (0, 1, 3):
             wrapped.append((f"deepspeed, ZeRO-{stage}", {"engine": "deepspeed", "zero_stage": stage} | BUCKETS))
         for engine, fields in wrapped:
             whole = fields | norm | {"model": model}

@@ -86,8 +86,9 @@ def test_a_bucket_is_full_where_the_order_of_backward_fills_it() -> None:
     into 3,000. These, 2 and 72 + 64 + 72 of attention, merging 144, norm 8, MLP 68 and 80, norm 8, output 20, 512 and
     512 are 2,586 before the next 1,024."""
     found = zero(2, 3_000)
-    assert [(number, own["temporaries"] // 4) for number, own in found.between] == [(3, 2_235), (1, 2_586)]
-    part = found.between[1][1]["gradients"] // 4 - LARGEST
+    assert [(number, own["temporaries"] // 4) for number, _, own in found.between] == [(3, 2_235), (1, 2_586)]
+    assert [gone for _, gone, _ in found.between] == [(2_235 - BEHIND) / SECOND, (68 + 80 + 8 + 8 + 20 + 1_024) / 2_289]
+    part = found.between[1][2]["gradients"] // 4 - LARGEST
     assert part >= (ROOT + FIRST + SECOND) // 2
     assert column(found.backward, "gradients")[3] == LARGEST, "this rank's part is there from the first exchange on"
     assert column(found.backward, "gradients")[2] == part + 128

@@ -36,10 +36,9 @@ class Part(NamedTuple):
         """Of all its tensors."""
         return sum(module.elements for module in self.modules)
 
-    @property
-    def cast_bytes(self) -> int:
-        """Of the 16-bit copies that autocast makes of its weights."""
-        return 2 * sum(module.elements for module in self.modules if module.macs)
+    def cast_bytes(self, *, linear: bool) -> int:
+        """Of the 16-bit copies that autocast makes of its weights, those of linear layers too or not."""
+        return 2 * sum(m.elements for m in self.modules if m.macs and (linear or len(m.tensors[0]) == 4))
 
     @property
     def tensors(self) -> list[int]:
@@ -54,8 +53,8 @@ class Around(NamedTuple):
     """In each part's forward."""
     backward: Sequence[Parts]
     """In each part's backward, where it is widest: gradients included."""
-    between: Sequence[tuple[int, Parts]]
-    """At other moments of backward: what is there when the activations of so many parts are."""
+    between: Sequence[tuple[int, float, Parts]]
+    """At other moments of backward: the part, the share of it whose activations are gone, and what is there."""
     exchange: Parts
     """When backward is over."""
 
@@ -91,22 +90,25 @@ def around(trial: Trial, holding: Holding, parts: Sequence[Part]) -> Around:
             for n, part in enumerate(parts)
         ],
         between=[
-            (n, in_backward(n, 0, new, flushed=flushed, after=place > 0))
-            for place, (n, flushed, new) in enumerate(full)
+            (n, gone, in_backward(n, 0, new, flushed=flushed, after=place > 0))
+            for place, (n, gone, flushed, new) in enumerate(full)
         ],
         exchange=holding.exchange,
     )
 
 
-def _full_buckets(parts: Sequence[Part], bucket: int) -> Iterator[tuple[int, int, int]]:
-    """Number of the part whose gradient does not fit, elements in the bucket, elements of that gradient."""
+def _full_buckets(parts: Sequence[Part], bucket: int) -> Iterator[tuple[int, float, int, int]]:
+    """Number of the part whose gradient does not fit, the share of its tensors behind that, elements in the bucket,
+    elements of that gradient."""
     filled = 0
     for number in reversed(range(len(parts))):
+        done = 0
         for elements in reversed(parts[number].tensors):
             if filled and filled + elements > bucket:
-                yield number, filled, elements
+                yield number, done / parts[number].elements, filled, elements
                 filled = 0
             filled += elements
+            done += elements
 
 
 def _zero_3(trial: Trial, parts: Sequence[Part]) -> tuple[list[Parts], list[Parts]]:
@@ -163,7 +165,7 @@ def _fsdp2(trial: Trial, holding: Holding, parts: Sequence[Part]) -> Around:
 
     forward: list[Parts] = []
     backward: list[Parts] = []
-    between: list[tuple[int, Parts]] = []
+    between: list[tuple[int, float, Parts]] = []
     for number, part in enumerate(parts):
         block = part.block
         if block > 0:
@@ -186,14 +188,14 @@ def _fsdp2(trial: Trial, holding: Holding, parts: Sequence[Part]) -> Around:
             )  # of the last block its own copy is late: it was fetched ahead too
             late = added(gathered(block, fetched, fetched + own), made(block, 0, 0), scattered(block + 1, 2))
             cast = shard(sizes[block + 1], ranks) * each if buffers and train.master_weights else 0
-            between.append((number, added(late, {"temporaries": cast})))
+            between.append((number, 0.0, added(late, {"temporaries": cast})))
         if block > 0 and parts[number - 1].block != block:
             copied = added(gathered(0, fetched), made(block, sizes[block], 0), scattered(block))
-            between.append((number - 1, copied))
+            between.append((number - 1, 0.0, copied))
     exchange = added(holding.exchange, {"gradients": root * each, "buckets": root * sent})
     return Around(
         [added(holding.held, own) for own in forward],
         [added(holding.held, own) for own in backward],
-        [(number, added(holding.held, own)) for number, own in between],
+        [(number, gone, added(holding.held, own)) for number, gone, own in between],
         exchange,
     )

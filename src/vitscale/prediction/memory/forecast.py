@@ -14,7 +14,7 @@ from vitscale.prediction.memory.moments import all_totals, moments
 from vitscale.prediction.memory.replicated import ddp, plain
 from vitscale.prediction.memory.sharded import fsdp2
 from vitscale.prediction.memory.zero import deepspeed
-from vitscale.prediction.memory.zero_settings import modelled
+from vitscale.prediction.memory.zero_settings import modelled, zero_settings
 from vitscale.trial import Trial
 
 _REPLICATED = {"none": plain, "ddp": ddp}
@@ -101,6 +101,11 @@ def unavailable(trial: Trial) -> str:
         return ""
     if train.wrapper == "fsdp2" and shapes.wrapped_in_decoder:
         return "FSDP2 wraps the decoder's convolutions here, which outweigh the blocks, and that is not modelled"
+    # Of shapes that nothing was found on, FSDP2 came out 2.3 % low with accumulation, ZeRO-2 up to 12 % high.
+    if train.wrapper == "fsdp2" and train.grad_accum > 1:
+        return "what FSDP2 holds of this model between micro-steps is not modelled well enough"
+    if train.wrapper == "deepspeed" and (train.zero_stage == 2 or (train.zero_stage and zero_settings(train).overlap)):
+        return "when buckets are full during this model's backward is not modelled well enough"
     return (
         ""
         if train.device == "cpu" or train.precision not in AUTOCAST

@@ -172,8 +172,9 @@ def moments_in_parts(model: Pieces, trial: Trial, holding: Holding) -> list[tupl
     kept = list(accumulate(part.kept for part in model.parts))
     train = trial.train
     # DeepSpeed's linear layer of ZeRO-3 casts again in backward, and so does what is computed again.
-    casts = train.precision in AUTOCAST and not (train.wrapper == "deepspeed" and train.zero_stage == 3)
-    copies = [casts * size for size in accumulate(part.cast_bytes for part in model.parts)]
+    linear = not (train.wrapper == "deepspeed" and train.zero_stage == 3)
+    casts = [(train.precision in AUTOCAST) * part.cast_bytes(linear=linear) for part in model.parts]
+    copies = list(accumulate(casts))
     base = added(holding.steady, {"images": model.images})
     engine = around(trial, holding, model.parts)
 
@@ -185,11 +186,12 @@ def moments_in_parts(model: Pieces, trial: Trial, holding: Holding) -> list[tupl
         held = model.logits if number == len(kept) - 1 else 0
         in_forward = added(there(number), engine.forward[number], {"autocast's copies": copies[number]})
         found += [("end of forward", added(in_forward, {"activations": held + own})) for own in part.forward]
-        lasting = casts * part.cast_bytes if train.activation_checkpointing else copies[number]
+        lasting = casts[number] if train.activation_checkpointing else copies[number]
         own_copies = {"autocast's copies": lasting, "logits": model.logits}
         in_backward = added(there(number), engine.backward[number], own_copies)
         found += [("backward", added(in_backward, {"passed on in backward": own})) for own in part.backward]
-    for number, own in engine.between:
+    for number, gone, own in engine.between:
         lasting = 0 if train.activation_checkpointing else copies[number]
-        found.append(("backward", added(there(number), own, {"autocast's copies": lasting, "logits": model.logits})))
+        left = added(there(number), {"activations": -round(gone * model.parts[number].kept)})
+        found.append(("backward", added(left, own, {"autocast's copies": lasting, "logits": model.logits})))
     return [*found, ("exchange", added(base, engine.exchange)), ("step", added(base, holding.step))]

@@ -166,7 +166,7 @@ def test_a_declared_link_changes_nothing_while_what_is_sent_is_unknown(across: i
     points = [*UNTOLD, make_point(16, (0.21, 0.21), model=None, engine="unknown", devices=("V100",) * 16)]
     points = [point for point in points if point.gpus <= across]
     links = (UNKNOWN.across, declared_link("1kbit/s"), declared_link("8x800Gb/s"))
-    none, slow, fast = (ask(64, *points, network=replace(UNKNOWN, across=link)) for link in links)
+    none, slow, fast = (ask(64, *points, network=replace(UNKNOWN, across=link), nodes_of=8) for link in links)
     assert none.step_seconds == slow.step_seconds == fast.step_seconds
     assert none.label == slow.label == fast.label
     (sent,) = (one for one in slow.assumptions if one.part == "what is sent")

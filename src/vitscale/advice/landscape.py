@@ -117,8 +117,10 @@ def landscape(
     known = np.isfinite(steps * roughly.step.value)
     fits = ~(roughly.oom_chance > MOST_OOM_CHANCE)
     needless = _needless(every, roughly.oom_chance, family.trial.train.activation_checkpointing)
+    measured = np.array([(one.engine, one.zero_stage) in family.engines for one in every], dtype=bool)
     contends = _contends(
         known & fits & ~needless,
+        np.where(measured, _CLEARLY, 1.0),  # of the others the best is a hint, and no answer
         [(one.engine, one.zero_stage, one.gpus, bool(kept), bool(large), one.instance)
          for one, kept, large in zip(every, keeps_batch, large_batch, strict=True)],
         steps * roughly.step.value,
@@ -171,7 +173,7 @@ def landscape(
         global_batch=batch,
         keeps_batch=keeps_batch,
         large_batch=large_batch,
-        measured=np.array([(one.engine, one.zero_stage) in family.engines for one in every], dtype=bool),
+        measured=measured,
         known=known,
         fits=fits,
         needless=needless,
@@ -202,15 +204,15 @@ def _large_batch(steps_per_epoch: Array, batch: Array, study_batch: int, noise: 
     return large
 
 
-def _contends(usable: Mask, kinds: Sequence[Hashable], *costs: Array) -> Mask:
-    """Of each kind those that cost at most `_CLEARLY` times the least, in any of the costs."""
+def _contends(usable: Mask, times: Array, kinds: Sequence[Hashable], *costs: Array) -> Mask:
+    """Of each kind those that cost at most so many `times` the least, in any of the costs."""
     numbers = {kind: n for n, kind in enumerate(dict.fromkeys(kinds))}
     kind = np.array([numbers[one] for one in kinds], dtype=int)
     found = np.zeros(len(usable), dtype=bool)
     for cost in costs:
         least = np.full(len(numbers), np.inf)
         np.minimum.at(least, kind[usable], cost[usable])
-        found |= usable & (cost <= _CLEARLY * least[kind])
+        found |= usable & (cost <= times * least[kind])
     return found
 
 

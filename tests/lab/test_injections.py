@@ -277,7 +277,7 @@ def test_workers_hide_what_they_can_of_the_delay(tmp_path: Path) -> None:
     A thread's batch takes 0.8 s and what this machine needs today to be back at work: as long as it did in this run.
     """
     delay, workers = 0.8, 2
-    trial = make_trial("none", 1, steps=40, workers=workers, micro_batch=8, model=SMALL)
+    trial = make_trial("none", 1, steps=24, workers=workers, micro_batch=8, model=SMALL)
     fault = {"loader_seconds": delay, "forward_seconds": COMPUTING_SECONDS}
     run = run_ranks(trial, tmp_path, injected=fault)
     found = explained(run).typical
@@ -302,7 +302,7 @@ def alike(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Run], list[Run
             ranks,
             micro_batch=8,
             model=SMALL,
-            samples=160 * ranks,
+            samples=80 * ranks,
             window={"steps": None, "explain": False},
             epochs=2,
         )

@@ -13,16 +13,17 @@ import numpy as np
 from vitscale.analysis.statistics import t_quantile
 from vitscale.errors import unknown
 from vitscale.prediction.evidence import Point, Series
-from vitscale.prediction.fitting import DRAWS, Fitted, FittedSeries, spread_out_normals
+from vitscale.prediction.fitting import DRAWS, Fitted, FittedSeries, spread_out_jobs, spread_out_normals
 from vitscale.prediction.gpu_types import GpuType
 from vitscale.prediction.labels import FURTHER_HOSTS, HOST_SIZE, assumptions, label, types_are_known
 from vitscale.prediction.layouts import Place, images_at
 from vitscale.prediction.memory.chance import oom_chance
 from vitscale.prediction.memory.many import peak_bytes_of_many
 from vitscale.prediction.network.links import Link
-from vitscale.prediction.parameters import JOB_TO_JOB, JOB_TO_JOB_FREEDOM, OF_UNKNOWN_JOBS, PARTS
+from vitscale.prediction.parameters import JOB_TO_JOB, JOB_TO_JOB_RUNS, OF_UNKNOWN_JOBS, PARTS
 from vitscale.prediction.results import CONFIDENCE, Estimate, Label
 from vitscale.prediction.step.model import Array, Worlds
+from vitscale.prediction.step import of_series
 from vitscale.prediction.step.of_series import device_factors, slowdown
 from vitscale.prediction.variants import Variant, variant
 from vitscale.shares import largest_micro_batch
@@ -31,8 +32,6 @@ from vitscale.trial import HOW_FOUND, OF_THE_WRAPPER, Trial, World
 if TYPE_CHECKING:
     from vitscale.prediction.instances import Instance  # with all importers
 
-_PER_DOUBLING = 0.0035
-"""Standard deviation of what the model itself leaves out, for each doubling beyond what was measured."""
 _SLOWER_HOSTS_CHANCE, _SLOWER_HOSTS_SPREAD = {False: 0.1, True: 0.5}, 0.35
 """That hosts beyond the measured ones hold slower GPUs, where no type is recorded and where unlike ones were measured;
 and how much slower then: one side of a normal logarithm. No data chose them: added slower cards made steps 1.6 to 1.85
@@ -172,9 +171,9 @@ class _Draws:
         self.draws = {name: rows[some] for name, rows in asked.draws.items()}
         self.job_spread = asked.fitted.job_spread[some]
         count = len(self.job_spread)
-        self.beyond, self.of_runs = spread_out_normals(rng, count), spread_out_normals(rng, count)
+        self.of_runs = spread_out_normals(rng, count)
         self.jobs, self.jobs_of_base = (
-            np.hstack([spread_out_normals(rng, count) for _ in range(_FUTURES)]).T[:, :, None] for _ in range(2)
+            np.hstack([spread_out_jobs(rng, count) for _ in range(_FUTURES)]).T[:, :, None] for _ in range(2)
         )
         self.added = spread_out_normals(rng, count)
 
@@ -205,8 +204,9 @@ class _Draws:
     def _mean(self, candidates: Sequence[Candidate]) -> tuple[Array, dict[str, Array]]:
         """((draws, configurations) seconds of a step, in the mean over many runs; the parts likewise)."""
         fitted, worlds = self.asked.fitted, worlds_of(self.asked.fitted, candidates)
-        times = self.asked.model.times(self.draws, worlds)
-        mean = times.total * left_out_by_the_model(fitted, worlds.ranks, self.beyond)
+        model = self.asked.model
+        times = model.times(self.draws, worlds)
+        mean = times.total * model.left_out(self.draws, worlds, of_series.worlds_of(fitted.points))
         mean *= slower_added_hosts(fitted, worlds, self.added)
         for n, one in enumerate(candidates):
             if one in self.measured:
@@ -236,7 +236,7 @@ def measured_step(points: Sequence[Point], point: Point) -> Estimate:
     How far runs differ is what all runs of `points` say, with a prior as in `fitting`; intervals are of Student's t.
     """
     prior = OF_UNKNOWN_JOBS if point.trial.origin is not None else JOB_TO_JOB
-    squares, freedom = JOB_TO_JOB_FREEDOM * prior**2, JOB_TO_JOB_FREEDOM
+    squares, freedom = JOB_TO_JOB_RUNS * prior**2, JOB_TO_JOB_RUNS
     for one in points:
         logs = [math.log(seconds) for seconds in one.step_seconds]
         squares += sum((log - statistics.fmean(logs)) ** 2 for log in logs)
@@ -274,13 +274,6 @@ def mixed_slowdown(fitted: FittedSeries, ranks: Array) -> Array:
     factors = device_factors(fitted.points)
     alone = factors.get(mixture.devices[0], 1.0) if mixture.devices else 1.0
     return np.where(ranks > 1, slowdown(mixture, factors), alone)
-
-
-def left_out_by_the_model(fitted: FittedSeries, ranks: Array, normal: Array) -> Array:
-    """Factor on a step for what no part of the model tells, the larger the further from what was measured."""
-    largest = max(point.gpus for point in fitted.points)
-    factor: Array = np.exp(_PER_DOUBLING * np.log2(np.maximum(1.0, ranks / largest)) * normal)
-    return factor
 
 
 def slower_added_hosts(fitted: FittedSeries, worlds: Worlds, normal: Array) -> Array:
@@ -483,8 +476,10 @@ def variance_by_part(asked: Variant, candidates: Sequence[Candidate], hosts_assu
     rows = {name: column[:: DRAWS // _FOR_VARIANCE] for name, column in asked.draws.items()}
     still = {name: np.full_like(column, column.mean()) for name, column in rows.items()}
 
+    measured = of_series.worlds_of(fitted.points)
+
     def logs(draws: Mapping[str, Array], where: Worlds) -> Array:
-        return np.log(asked.model.times(draws, where).total)
+        return np.log(asked.model.times(draws, where).total * asked.model.left_out(draws, where, measured))
 
     found = {
         part: logs(still | {name: rows[name] for name in names}, worlds).var(axis=0) for part, names in PARTS.items()

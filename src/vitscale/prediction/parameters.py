@@ -18,12 +18,20 @@ bandwidth ...    as surely as the link is known (`network.links`)
 overlap          exposed transfers are what arithmetic says, within 15 %; 30 % for an engine that nobody measured
 contention       a hidden second of transfers costs the compute beside it a tenth, within a factor of 2.2
 
-Of an engine whose messages are unknown:
+Of an engine whose messages are unknown, chosen by empirical Bayes over published tables (docs/calibration-tables.md):
 
-transfer share   of compute at two ranks: 1 %, within a factor of 4
-across share     the same between two hosts: 3 %, within a factor of 7; none of its own where all that was measured lies
-                 between hosts, for it is in the former
-growth           with each doubling: 2 %, within a factor of 7: small, but it may be large
+transfer share   of compute at two ranks
+across share     the same between two hosts, over the square root of the former; none of its own where all that was
+                 measured lies between hosts, for it is in the former
+growth           with each doubling
+share of each    rank: of compute, and as much again for each rank more (Amdahl's serial part)
+rank
+slower inside    beyond what was measured, with each doubling of ranks; "slower across" with each doubling of hosts.
+                 Lognormal: mostly small, and at times large. Of known messages as well, at a sixth
+either way       standard deviation of what is left, with each doubling
+
+tree advantage   the logit of a share that is anywhere between none and all: what two hosts are spared of the bytes that
+                 each of many sends, of known messages and of unknown ones
 """
 
 from __future__ import annotations
@@ -36,18 +44,21 @@ from dataclasses import dataclass, replace
 from vitscale.prediction.evidence import Point
 from vitscale.prediction.network.links import Network
 
-JOB_TO_JOB, OF_UNKNOWN_JOBS = 0.02, 0.03
+JOB_TO_JOB, OF_UNKNOWN_JOBS = 0.015, 0.03
 """Relative standard deviation of one run against the next. The latter of logs that do not tell what was run: what they
 time holds more than steps. Hoefler & Belli (SC'15) and the published study see 1 to 5 %."""
-JOB_TO_JOB_FREEDOM = 4.0
+JOB_TO_JOB_RUNS = 4.0
 """How many runs' worth of knowledge that is (a scaled inverse chi-squared prior)."""
+JOB_FREEDOM = 4.0
+"""Of the t by which the logarithm of a run's step differs from the mean of many."""
 PARTS: Mapping[str, tuple[str, ...]] = {
     "compute": ("compute", "alone", "fixed share"),
     "network inside hosts": ("bandwidth inside", "latency inside"),
-    "network between hosts": ("bandwidth across", "latency across", "across share"),
-    "overlap": ("overlap", "contention", "transfer share", "growth"),
+    "network between hosts": ("bandwidth across", "latency across", "across share", "tree advantage"),
+    "overlap": ("overlap", "contention", "transfer share", "growth", "share of each rank"),
     "optimizer": ("optimizer",),
     "stragglers": ("devices", "jitter", "lateness"),
+    "what was not measured": ("slower inside", "slower across", "either way"),
 }
 """Part of a step -> its parameters. What is left is job-to-job."""
 NAMES = tuple(name for names in PARTS.values() for name in names)
@@ -75,11 +86,22 @@ PRIORS: Mapping[str, Prior] = {
     "overlap": Prior(0.0, 0.3),
     "overlap, measured": Prior(0.0, 0.15),
     "contention": Prior(math.log(0.1), 0.8),
-    "transfer share": Prior(math.log(0.01), 1.5),
-    "across share": Prior(math.log(0.03), 2.0),
+    "transfer share": Prior(math.log(0.012), 1.6),
+    "across share": Prior(math.log(0.33), 1.5),
     "growth": Prior(math.log(0.02), 2.0),
+    "share of each rank": Prior(math.log(3e-4), 1.5),
+    "tree advantage": Prior(1.0, 1.5),
+    "slower inside": Prior(math.log(0.005), 1.8),
+    "slower across": Prior(math.log(0.003), 1.8),
+    "either way": Prior(0.0, 0.005),
 }
 """What is taken. "compute" and "optimizer" are of a step, "jitter, measured" of what was."""
+_ALWAYS = (
+    "fixed share", "devices", "contention", "transfer share", "growth", "share of each rank", "tree advantage",
+    "either way",
+)  # fmt: skip
+_LEFT_OUT = ("slower inside", "slower across")
+_LEFT_OUT_OF_KNOWN = 6.0
 _NOTHING = Prior(math.log(1e-5), 0.01)
 
 
@@ -111,7 +133,8 @@ def priors(points: Sequence[Point], network: Network, known_messages: bool) -> d
         "latency across": Prior(0.0, network.across.latency_spread),
         "overlap": PRIORS["overlap, measured" if any(point.gpus > 1 for point in points) else "overlap"],
         "across share": _NOTHING if _all_across(points) else PRIORS["across share"],
-        **{name: PRIORS[name] for name in ("fixed share", "devices", "contention", "transfer share", "growth")},
+        **{name: PRIORS[name] for name in _ALWAYS},
+        **{name: _of(1 / _LEFT_OUT_OF_KNOWN if known_messages else 1.0, PRIORS[name]) for name in _LEFT_OUT},
     }
 
 

@@ -155,6 +155,7 @@ def _link(check: CheckRecord, fit: CollectiveFit, nodes: int, local: int) -> Lin
         else assumed.latency_spread,
         source="check",
         described=described,
+        hosts=nodes if nodes > 1 else None,
     )
 
 

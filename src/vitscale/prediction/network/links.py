@@ -26,6 +26,8 @@ class Link:
     source: Source
     described: str
     """For messages: "check of 2026-11-20, all_reduce over 2 hosts", "25GbE", "nothing measured between hosts"."""
+    hosts: int | None = None
+    """Between how many a check measured it; None where no check did, or inside one."""
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,10 @@
     optimizer   of all parameters, or of 1/N of them where the engine shards their states
 
 Of an engine whose messages are unknown the transfers are a share of one micro-step's compute, and grow as a ring's do,
-by 2(N-1)/N over N ranks, and between n hosts by 2(n-1)/n of a share of their own; and with each doubling by a little
-more, for latency and for what computing can hide no longer.
+by 2(N-1)/N over N ranks, and between n hosts by up to 2(n-1)/n of a share of their own, which is the larger the more
+passes inside; with each doubling by a little more, for latency and for what computing can hide no longer (Ernest's
+logarithm; Venkataraman et al., NSDI 2016); and by a share for each rank, as Amdahl's serial part makes a step of like
+batches (AFIPS 1967). What no part tells is in `left_out`.
 """
 
 from __future__ import annotations
@@ -34,6 +36,9 @@ from vitscale.prediction.step.stragglers import expected_slowest
 Array = NDArray[np.float64]
 Draws = Mapping[str, Array]
 """Parameter -> its logarithm, (draws, 1). `vitscale.prediction.parameters` names them."""
+ALIKE_ACROSS = 0.5
+"""Power of the transfer share inside hosts that the one between hosts goes by: who sends much here sends much there."""
+_MOST_LEFT_OUT = 3.0
 _SLOWER_OF_TWO = float(expected_slowest(np.array([2.0]))[0])
 
 
@@ -121,6 +126,22 @@ class StepModel:
         rest = compute + wait + wire + norm + optimizer
         return StepTimes(compute, optimizer + 0 * rest, self._data_wait(worlds, rest), wait, wire, norm)
 
+    def left_out(self, draws: Draws, worlds: Worlds, measured: Worlds) -> Array:
+        """Factor on a step, (draws, configurations), for what no part of the model tells beyond what was measured.
+
+        With each doubling of ranks on as many hosts, and with each of hosts, a step may become slower: a socket, a
+        switch or a file server that fewer ranks did not fill. It may differ a little either way as well.
+        """
+        hosts, most_hosts = _hosts(worlds), float(_hosts(measured).max())
+        doublings = np.log2(np.maximum(1.0, worlds.ranks / measured.ranks.max()))
+        # What the first crossing takes is a parameter of its own.
+        first = 2.0 if most_hosts == 1 else most_hosts
+        across = np.minimum(doublings, np.log2(np.maximum(1.0, hosts / first)))
+        inside = doublings - np.minimum(doublings, np.log2(np.maximum(1.0, hosts / most_hosts)))
+        slower = np.exp(draws["slower inside"]) * inside + np.exp(draws["slower across"]) * across
+        factor: Array = np.exp(np.minimum(slower, _MOST_LEFT_OUT) + draws["either way"] * doublings)
+        return factor
+
     def _data_wait(self, worlds: Worlds, rest: Array) -> Array:
         if self.loading is None:
             return np.zeros_like(rest)
@@ -154,12 +175,16 @@ class StepModel:
         return exposed, np.maximum(0.0, hidden - exposed)
 
     def _collective(self, draws: Draws, worlds: Worlds, one: Message) -> Array:
+        advantage = _share(draws["tree advantage"])
+
         def link(level: Level) -> LinkDraws:
             several, two = (of(level, one.operation) for of in (self.network.link, self.network.link_between_two))
             pair = worlds.ranks == 2
+            # What a check of two hosts saw is theirs, whatever the advantage is that they have.
+            of_two = 2 - advantage if several.hosts == 2 and one.operation == "all_reduce" else 1.0
+            several_bandwidth = several.bandwidth_bytes_per_second * (of_two if self.backend != "gloo" else 1.0)
             return LinkDraws(
-                np.where(pair, two.bandwidth_bytes_per_second, several.bandwidth_bytes_per_second)
-                * np.exp(draws[f"bandwidth {level}"]),
+                np.where(pair, two.bandwidth_bytes_per_second, several_bandwidth) * np.exp(draws[f"bandwidth {level}"]),
                 np.where(pair, two.latency_seconds, several.latency_seconds) * np.exp(draws[f"latency {level}"]),
             )
 
@@ -171,16 +196,28 @@ class StepModel:
             link("inside"),
             link("across"),
             self.backend,
+            advantage,
         )
 
     def _as_a_ring(self, draws: Draws, worlds: Worlds) -> Array:
         """Shares of the compute of one micro-step at the reference, for what is sent does not grow with the images."""
-        ranks, nodes = worlds.ranks, np.ceil(worlds.ranks / worlds.ranks_per_node)
-        inside = np.exp(draws["transfer share"]) * 2 * (ranks - 1) / ranks
-        across = np.exp(draws["across share"]) * 2 * (nodes - 1) / nodes
+        ranks, hosts = worlds.ranks, _hosts(worlds)
+        inside = np.exp(draws["transfer share"])
+        # From two hosts to many a ring over hosts doubles what each sends, one over all ranks hardly sends more.
+        among_hosts = np.where(hosts > 1, 1 + _share(draws["tree advantage"]) * (1 - 2 / hosts), 0.0)
+        across = np.exp(draws["across share"]) * inside**ALIKE_ACROSS * among_hosts
         growth = 1 + np.exp(draws["growth"]) * np.log2(np.maximum(1.0, ranks / 2))
-        wire: Array = np.exp(draws["compute"]) * (inside + across) * growth
+        of_each = np.exp(draws["share of each rank"]) * (ranks - 1)
+        wire: Array = np.exp(draws["compute"]) * ((inside * 2 * (ranks - 1) / ranks + across) * growth + of_each)
         return wire
+
+
+def _share(logit: Array) -> Array:
+    return np.asarray(1 / (1 + np.exp(-logit)), dtype=np.float64)
+
+
+def _hosts(worlds: Worlds) -> Array:
+    return np.asarray(np.ceil(worlds.ranks / worlds.ranks_per_node), dtype=np.float64)
 
 
 def _looked_up(known: Mapping[tuple[str, float], Array], operation: str, tensor_bytes: float) -> Array:

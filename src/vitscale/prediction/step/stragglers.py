@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +24,7 @@ def expected_slowest(ranks: Array) -> Array:
 
 @lru_cache(maxsize=100_000)
 def _of_count(ranks: float) -> float:
-    from scipy.special import ndtri
-
-    return float(ndtri((ranks - 0.375) / (ranks + 0.25))) if ranks > 1 else 0.0
+    return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) if ranks > 1 else 0.0
 
 
 def straggler_factor(ranks: Array, jitter_spread: Array | float, device_spread: Array | float) -> Array:

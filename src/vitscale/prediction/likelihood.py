@@ -1,0 +1,210 @@
+"""What was measured of a series against a model of it, for many sets of parameters at once.
+
+Three things bear on the parameters: what is known of them beforehand (`prediction.parameters`), with a checked network
+in it; the compute, optimizer and exposed transfers of explained steps, each against its own part of the model; and the
+step time of every run. Its logarithm is the model's plus the effect of that job: Student's t of 4 degrees of freedom,
+so that one run that hung does not move three that did not. The scale of jobs is a parameter as well, under a scaled
+inverse chi-squared prior, cut off at 8 %.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitscale.prediction.evidence import Point
+from vitscale.prediction.parameters import JOB_FREEDOM, JOB_TO_JOB, JOB_TO_JOB_RUNS, NAMES, OF_UNKNOWN_JOBS, Prior
+from vitscale.prediction.sampling import Proposal, StudentT
+from vitscale.prediction.step.model import Draws, StepModel, StepTimes, Worlds
+from vitscale.prediction.step.of_series import device_factors, typical_slowdown, worlds_of
+from vitscale.record import EXPOSED
+
+Array = NDArray[np.float64]
+_MOST_JOB_TO_JOB = 0.08
+"""No scale of jobs above it is believed: what grows by more has another cause."""
+_PARTS_SPREAD = {"compute": 0.03, "optimizer": 0.10, "exposed": 0.15, "wire": 0.10, "norm": 0.10, "wait": 0.30}
+"""Relative standard deviation of a part of explained steps about the model's."""
+_EXPOSED_FLOOR = 0.01
+"""Of a step: exposed transfers are not told more closely than that."""
+_ITERATIONS = 30
+_COMPUTE = NAMES.index("compute")
+
+
+def by_name(rows: Array) -> Draws:
+    """Parameter -> (sets, 1), of (sets, at least the parameters)."""
+    return {name: rows[:, [n]] for n, name in enumerate(NAMES)}
+
+
+class Likelihood:
+    """Of parameters in standard deviations of their priors, and last the logarithm of the scale of jobs."""
+
+    def __init__(self, model: StepModel, points: Sequence[Point], known: Mapping[str, Prior]) -> None:
+        self.model = model
+        self.job_to_job = OF_UNKNOWN_JOBS if model.messages is None else JOB_TO_JOB
+        self.worlds: Worlds = worlds_of(points)
+        self.mean = np.array([known[name].mean for name in NAMES])
+        self.spread = np.array([max(1e-6, known[name].spread) for name in NAMES])
+        self.of_point = np.concatenate([np.full(len(point.step_seconds), n) for n, point in enumerate(points)])
+        self.log_steps = np.log(np.concatenate([np.asarray(point.step_seconds) for point in points]))
+        self.factors = device_factors(points)
+        self.explained = [(n, point) for n, point in enumerate(points) if point.parts is not None]
+        self.active = self._active()
+
+    def rows(self, standard: Array, rng: np.random.Generator | None = None) -> Array:
+        """(sets, parameters): what stands for `standard`, (sets, active parameters and the scale of jobs).
+
+        Parameters that nothing measured depends on are drawn from their priors; without `rng` they are at the middle.
+        """
+        full = (
+            np.zeros((len(standard), len(NAMES))) if rng is None else rng.standard_normal((len(standard), len(NAMES)))
+        )
+        full[:, self.active] = standard[:, :-1]
+        return self.mean + self.spread * full
+
+    def log_density(self, standard: Array) -> Array:
+        """(sets,): of the posterior, up to a constant."""
+        residuals, others = self.residuals(standard)
+        log_scale = standard[:, -1]
+        runs = (JOB_FREEDOM + 1) / 2 * np.log1p((residuals / np.exp(log_scale)[:, None]) ** 2 / JOB_FREEDOM)
+        density = -0.5 * (others**2).sum(axis=1) - runs.sum(axis=1) - residuals.shape[1] * log_scale
+        density += self._of_scale(log_scale)
+        return np.asarray(np.where(log_scale < math.log(_MOST_JOB_TO_JOB), density, -np.inf), dtype=np.float64)
+
+    def residuals(self, standard: Array) -> tuple[Array, Array]:
+        """((sets, runs) logarithm of each run's step over the model's; (sets, ...) residuals of parameters and of
+        explained parts, in their standard deviations)."""
+        times = self.model.times(by_name(self.rows(standard)), self.worlds)
+        others = [standard[:, :-1]]
+        for n, point in self.explained:
+            others += self._parts(times, point, n)
+        steps = self.log_steps - np.log(times.total)[:, self.of_point]
+        return np.asarray(steps, dtype=np.float64), np.concatenate(others, axis=1)
+
+    def proposals(self) -> tuple[Proposal, ...]:
+        """To begin with: around the best explanations by steady jobs and by unsteady ones, and the prior."""
+        return (
+            self._around_the_maximum(self.job_to_job / 2), self._around_the_maximum(2 * self.job_to_job),
+            _FromThePrior(self),
+        )  # fmt: skip
+
+    def _of_scale(self, log_scale: Array) -> Array:
+        return -JOB_TO_JOB_RUNS * (log_scale + (self.job_to_job / np.exp(log_scale)) ** 2 / 2)
+
+    def _active(self) -> NDArray[np.int64]:
+        """Parameters that any measurement depends on: of the others the posterior is the prior, which need not be
+        sampled. Tried by moving each by a standard deviation, from many sets of the prior."""
+        self.active = np.arange(len(NAMES))
+        rng = np.random.default_rng(7)
+        standard = np.column_stack([rng.standard_normal((64, len(NAMES))), np.zeros(64)])
+        before = np.column_stack([part for part in self.residuals(standard)])
+        depends = []
+        for n in range(len(NAMES)):
+            moved = standard.copy()
+            moved[:, n] += 1.0
+            steps, others = self.residuals(moved)
+            after = np.column_stack([steps, others])
+            change = np.abs(after - before)
+            change[:, len(self.log_steps) + n] = 0.0  # its own prior
+            if change.max() > 1e-9:
+                depends.append(n)
+        return np.array(sorted({_COMPUTE, *depends}))
+
+    def _parts(self, times: StepTimes, point: Point, n: int) -> list[Array]:
+        parts = point.parts
+        assert parts is not None
+        residuals: list[Array] = []
+        if parts.compute > 0:
+            typical = parts.compute / typical_slowdown(point, self.factors)
+            residuals.append(np.log(typical / times.compute[:, [n]]) / _PARTS_SPREAD["compute"])
+        if parts.optimizer:
+            residuals.append(np.log(parts.optimizer / times.optimizer[:, [n]]) / _PARTS_SPREAD["optimizer"])
+        floor = _EXPOSED_FLOOR * float(np.median(point.step_seconds))
+        if point.gpus > 1 and self.worlds.slowdown[n] < 1.05:
+            of_model = {name: getattr(times, name)[:, [n]] for name in EXPOSED if name != "norm" or self.model.norms}
+            measured: dict[str, float | None] = {name: getattr(parts, name) for name in of_model}
+            if None in measured.values():
+                of_model, measured = {"exposed": sum(of_model.values())}, {"exposed": parts.exposed}
+            for name, seconds in measured.items():
+                scale = _PARTS_SPREAD[name] * (seconds or 0.0) + floor
+                residuals.append(((seconds or 0.0) - of_model[name]) / scale)
+        return residuals
+
+    def _around_the_maximum(self, job_scale: float) -> Proposal:
+        """A t around the most probable parameters if jobs differ by `job_scale`: Gauss-Newton with the weights that
+        Student's t gives to runs, damped."""
+        size = len(self.active)
+        best = np.zeros(size)
+        damping, step_size = 1e-2, 1e-4
+        hessian = np.eye(size)
+
+        def costs(rows: Array) -> tuple[Array, Array, Array]:
+            standard = np.column_stack([rows, np.full(len(rows), math.log(job_scale))])
+            steps, others = self.residuals(standard)
+            return steps, others, -self.log_density(standard)
+
+        for _ in range(_ITERATIONS):
+            steps, others, cost = costs(np.vstack([best, best + step_size * np.eye(size)]))
+            scale = job_scale * np.sqrt((JOB_FREEDOM + (steps[0] / job_scale) ** 2) / (JOB_FREEDOM + 1))
+            now = np.concatenate([steps[0] / scale, others[0]])
+            jacobian = (np.hstack([steps[1:] / scale, others[1:]]) - now) / step_size
+            hessian, gradient = jacobian @ jacobian.T, jacobian @ now
+            while damping < 1e8:
+                tried = best - np.linalg.solve(hessian + damping * np.diag(np.diag(hessian)), gradient)
+                new_cost = costs(tried[None, :])[2][0]
+                if new_cost <= cost[0]:
+                    break
+                damping *= 10
+            else:
+                break
+            best = tried
+            damping = max(1e-9, damping / 10)
+            if cost[0] - new_cost < 1e-6:
+                break
+        covariance = np.zeros((size + 1, size + 1))
+        covariance[:size, :size] = np.linalg.inv(hessian)
+        covariance[-1, -1] = 0.5**2
+        return StudentT(np.append(best, math.log(job_scale)), covariance)
+
+
+class _FromThePrior:
+    """All but the compute from the prior, and the compute so that it meets the measured steps: wide where they do not
+    decide, and where they allow more than one explanation."""
+
+    def __init__(self, likelihood: Likelihood) -> None:
+        self.likelihood = likelihood
+        self.column = int(np.searchsorted(likelihood.active, _COMPUTE))
+        self.scales = np.ones(len(likelihood.active) + 1)
+        self.scales[-1] = 0.5
+        self.scales[self.column] = 2 * likelihood.job_to_job / likelihood.spread[_COMPUTE]
+        self.centre = np.zeros(len(self.scales))
+        self.centre[-1] = math.log(likelihood.job_to_job)
+
+    def draw(self, rng: np.random.Generator, count: int) -> Array:
+        """See `Proposal`."""
+        noise = self.scales * rng.standard_normal((count, len(self.scales)))
+        rows: Array = self.centre + noise
+        rows[:, self.column] = self._meeting(rows) + noise[:, self.column]
+        return rows
+
+    def log_density(self, rows: Array) -> Array:
+        """See `Proposal`."""
+        standard = (rows - self.centre) / self.scales
+        standard[:, self.column] = (rows[:, self.column] - self._meeting(rows)) / self.scales[self.column]
+        density = -0.5 * (standard**2).sum(axis=1) - float(np.log(self.scales * math.sqrt(2 * math.pi)).sum())
+        return np.asarray(density, dtype=np.float64)
+
+    def _meeting(self, rows: Array) -> Array:
+        """The compute with which the median run is met, by a few steps of Newton's method from the prior's."""
+        at = rows.copy()
+        at[:, self.column] = 0.0
+        by_one = self.likelihood.spread[_COMPUTE]
+        for _ in range(4):
+            residual = np.median(self.likelihood.residuals(at)[0], axis=1)
+            above = at.copy()
+            above[:, self.column] += 0.01 / by_one
+            slope = (residual - np.median(self.likelihood.residuals(above)[0], axis=1)) / 0.01
+            at[:, self.column] += np.clip(residual / np.maximum(slope, 0.05), -1.0, 1.0) / by_one
+        return np.asarray(at[:, self.column], dtype=np.float64)

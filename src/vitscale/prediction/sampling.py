@@ -1,0 +1,189 @@
+"""Draws from a density that is known up to a factor, by importance sampling that adapts until enough draws count.
+
+Round after round proposals are made, and all of them, of every round, are weighted by the mixture of all proposals
+(adaptive multiple importance sampling: Cornuet et al., Scandinavian Journal of Statistics 2012). The first round is the
+caller's; each later one is a mixture of t kernels around draws of the rounds before, shrunk towards their mean (West,
+J. R. Stat. Soc. B 1993). Where few proposals carry all the weight it is tempered until more do (Koblents & Miguez,
+Statistics and Computing 2015), so that a poor first round is walked away from and not believed. The effective sample
+size is Kish's, (sum w)^2 / sum w^2. No random number differs from one call to the next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+ENOUGH = 800.0
+"""Effective draws at which no further round is made."""
+_EACH_ROUND = 1500
+_MOST_ROUNDS = 12
+_COMPONENTS = 6
+_FITTED = 1000
+_ITERATIONS = 6
+_FREEDOM = 6
+_LEAST_TEMPERED = 150.0
+"""Effective draws that a round of kernels is built on, at least: weights are tempered down to that."""
+
+
+class Proposal(Protocol):
+    """What proposals are drawn from."""
+
+    def draw(self, rng: np.random.Generator, count: int) -> Array:
+        """(count, size)."""
+
+    def log_density(self, rows: Array) -> Array:
+        """(rows,): normalised."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Equally weighted draws."""
+
+    rows: Array
+    """(draws, size), in random order."""
+    effective_size: float
+    """Independent draws that the weighted proposals were worth."""
+
+
+def sample(
+    log_target: Callable[[Array], Array], first: Sequence[Proposal], rng: np.random.Generator, draws: int
+) -> Sample:
+    """Draws from `log_target`.
+
+    Args:
+        log_target: (rows, size) -> (rows,), up to a constant; -inf or NaN is impossible.
+        first: proposals of the first round, in equal parts.
+        rng: of the caller.
+        draws: how many to return.
+    """
+    proposals: list[Proposal] = []
+    counts: list[int] = []
+    rows = np.empty((0, 0))
+    target = np.empty(0)
+    densities = np.empty((0, 0))
+    log_weights = np.empty(0)
+    fresh: list[tuple[Proposal, int]] = [(each, _EACH_ROUND // len(first)) for each in first]
+    for _ in range(_MOST_ROUNDS):
+        new = np.vstack([each.draw(rng, count) for each, count in fresh])
+        rows = np.vstack([rows, new]) if len(rows) else new
+        target = np.concatenate([target, np.nan_to_num(log_target(new), nan=-np.inf)])
+        of_new = [each.log_density(new) for each in proposals]
+        densities = np.column_stack([densities, of_new]) if proposals else np.empty((0, len(new)))
+        densities = np.vstack([densities, *(each.log_density(rows) for each, _ in fresh)])
+        proposals += [each for each, _ in fresh]
+        counts += [count for _, count in fresh]
+        mixture = np.logaddexp.reduce(densities + np.log(np.array(counts) / sum(counts))[:, None])
+        log_weights = target - mixture
+        if effective_size(log_weights) >= ENOUGH:
+            break
+        fresh = [(Mixture(rows, _tempered(log_weights), rng), _EACH_ROUND)]
+    chosen = _resampled(log_weights, draws)
+    rng.shuffle(chosen)
+    return Sample(rows[chosen], effective_size(log_weights))
+
+
+def effective_size(log_weights: Array) -> float:
+    """Kish's effective sample size of weights that are known up to a factor."""
+    weights = np.exp(log_weights - log_weights.max())
+    return float(weights.sum() ** 2 / (weights**2).sum())
+
+
+class StudentT:
+    """A multivariate t."""
+
+    def __init__(self, centre: Array, covariance: Array) -> None:
+        self.centre, self.factor = centre, np.linalg.cholesky(covariance)
+
+    def draw(self, rng: np.random.Generator, count: int) -> Array:
+        """See `Proposal`."""
+        return self.centre + _heavy_tailed(rng, count, len(self.centre)) @ self.factor.T
+
+    def log_density(self, rows: Array) -> Array:
+        """See `Proposal`."""
+        distance = (np.linalg.solve(self.factor, (rows - self.centre).T) ** 2).sum(axis=0)
+        return _log_t(distance, self.factor)
+
+
+class Mixture:
+    """Several multivariate t, each where a part of some weighted draws lies: fitted by expectation and maximisation."""
+
+    def __init__(self, rows: Array, log_weights: Array, rng: np.random.Generator) -> None:
+        chosen = rows[_resampled(log_weights, _FITTED)]
+        size = rows.shape[1]
+        scales = chosen.std(axis=0) + 1e-9
+        standard = chosen / scales
+        narrow = np.eye(size) * 1e-6
+        # Begin with the parts nearest to draws that lie far apart (k-means++).
+        centres = standard[[0]]
+        for _ in range(_COMPONENTS - 1):
+            distance = np.min(((standard[:, None, :] - centres) ** 2).sum(axis=2), axis=1) + 1e-12
+            centres = np.vstack([centres, standard[rng.choice(len(standard), p=distance / distance.sum())]])
+        nearest = np.argmin(((standard[:, None, :] - centres) ** 2).sum(axis=2), axis=1)
+        shares = np.eye(_COMPONENTS)[nearest]
+        whole = np.cov(standard.T) + narrow
+        for _ in range(_ITERATIONS):
+            total = shares.sum(axis=0)
+            parts = []
+            for n in range(_COMPONENTS):
+                centre = shares[:, n] @ standard / max(total[n], 1e-9)
+                apart = standard - centre
+                own = (shares[:, [n]] * apart).T @ apart
+                # As if `size` more draws had the spread of all: a part of few draws has no covariance of its own.
+                parts.append(StudentT(centre, (own + 0.1 * size * whole) / (total[n] + 0.1 * size)))
+            logs = np.stack([part.log_density(standard) for part in parts], axis=1) + np.log(total + 1.0)
+            shares = np.exp(logs - np.logaddexp.reduce(logs, axis=1)[:, None])
+        self.parts, self.scales = parts, scales
+        self.weights = (total + 1.0) / (total + 1.0).sum()
+
+    def draw(self, rng: np.random.Generator, count: int) -> Array:
+        """See `Proposal`."""
+        counts = rng.multinomial(count, self.weights)
+        return np.vstack([part.draw(rng, n) for part, n in zip(self.parts, counts, strict=True)]) * self.scales
+
+    def log_density(self, rows: Array) -> Array:
+        """See `Proposal`."""
+        logs = [part.log_density(rows / self.scales) for part in self.parts]
+        density = np.logaddexp.reduce(logs + np.log(self.weights)[:, None]) - np.log(self.scales).sum()
+        return np.asarray(density, dtype=np.float64)
+
+
+def _heavy_tailed(rng: np.random.Generator, count: int, size: int) -> Array:
+    wide = np.sqrt(_FREEDOM / rng.chisquare(_FREEDOM, (count, 1)))
+    return np.asarray(rng.standard_normal((count, size)) * wide, dtype=np.float64)
+
+
+def _log_t(squared_distance: Array, factor: Array) -> Array:
+    """Log density of a multivariate t at a squared distance from its centre in units of `factor`."""
+    size = len(factor)
+    constant = (
+        math.lgamma((_FREEDOM + size) / 2)
+        - math.lgamma(_FREEDOM / 2)
+        - size / 2 * math.log(_FREEDOM * math.pi)
+        - float(np.log(np.diag(factor)).sum())
+    )
+    return np.asarray(constant - (_FREEDOM + size) / 2 * np.log1p(squared_distance / _FREEDOM), dtype=np.float64)
+
+
+def _tempered(log_weights: Array) -> Array:
+    """The weights to the largest power in (0, 1] at which `_LEAST_TEMPERED` draws count, by bisection."""
+    possible = np.where(np.isfinite(log_weights), log_weights, log_weights.max() - 700.0)
+    low, high = 0.0, 1.0
+    if effective_size(possible) >= _LEAST_TEMPERED:
+        return possible
+    for _ in range(20):
+        power = (low + high) / 2
+        low, high = (power, high) if effective_size(power * possible) >= _LEAST_TEMPERED else (low, power)
+    return np.asarray(low * possible, dtype=np.float64)
+
+
+def _resampled(log_weights: Array, draws: int) -> NDArray[np.int64]:
+    """Indices: systematic resampling, equal steps through the cumulated weights."""
+    edges = np.cumsum(np.exp(log_weights - log_weights.max()))
+    chosen = np.searchsorted(edges / edges[-1], (np.arange(draws) + 0.5) / draws)
+    return np.asarray(np.minimum(chosen, len(log_weights) - 1), dtype=np.int64)

@@ -70,6 +70,7 @@ def make_prediction(
         joules_per_epoch=None,
         cost_per_epoch=None,
         startup_seconds=estimate(6.0),
+        effective_draws=1000.0,
         assumptions=(NETWORK,) if label == "prior-driven" else (),
         reasons={
             "memory_capacity_bytes": "the device's memory was not recorded",

@@ -46,7 +46,7 @@ def test_what_was_measured_is_answered_from_its_own_runs() -> None:
     fitted = fit(make_evidence((POINTS[0], outlier, POINTS[2]), MEASURED))
     found = evaluate_all(fitted, "ddp", [Candidate.of(point.trial) for point in POINTS] + [ddp(3)])
 
-    assert found.labels == ("measured", "measured", "measured", "interpolated")
+    assert found.labels == ("measured", "measured", "measured", "does not fit")
     assert found.step.value[1] == pytest.approx(math.sqrt(0.4 * 0.404), rel=0.01)
     # Of two runs: the mean is 1 / sqrt(2) as uncertain as one run, a third one sqrt(1 + 1 / 2) times as uncertain.
     mean, future = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 
 from evidence_factory import MEASURED, UNKNOWN, make_evidence, make_point
 from vitscale.model_spec import ModelSpec
+from vitscale.prediction import fitting
 from vitscale.prediction.evidence import Point, StepParts
-from vitscale.prediction.fitting import DRAWS, FittedSeries, fit
+from vitscale.prediction.fitting import DRAWS, Fitted, FittedSeries, fit
 from vitscale.prediction.network.links import Link, Network
 from vitscale.prediction.parameters import NAMES
 from vitscale.prediction.predicting import Question, predict
@@ -187,3 +189,61 @@ def test_the_parts_of_a_mixture_are_those_of_its_typical_rank() -> None:
     parts = StepParts(0.38, 0.25, 0.02, 0.0, 0.0, 0.0, 0.0)
     mixed = make_point(3, (0.4,) * 3, parts=parts, devices=("new", "old", "old"), rank_speeds=(1.0, 0.5, 0.5))
     assert median(of(mixed, network=MEASURED), "compute") == pytest.approx(0.19, rel=0.03)
+
+
+# --- runs that hang, models that do not fit, luck ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["ddp", "unknown"])
+def test_one_run_that_hung_does_not_move_those_that_did_not(engine: str) -> None:
+    """Eight runs of half a second, and one of 10.4 s: it was "677 ms, 502-878"."""
+    how: dict[str, Any] = {} if engine == "ddp" else {"model": None, "engine": "unknown"}
+    points = [make_point(1, (0.5, 0.51, 0.505), **how), make_point(2, (0.5, 0.52, 10.4), **how)]
+    fitted = fit(make_evidence([*points, make_point(4, (0.5, 0.51, 0.52), **how)]))
+    (four,) = predict(fitted, Question((4,)))
+    assert four.label == "interpolated"
+    assert four.step_seconds.value == pytest.approx(0.51, rel=0.03)
+    assert four.step_seconds.future_high < 0.6
+
+
+def test_measured_points_that_no_step_can_explain_are_named_and_the_intervals_hold_them() -> None:
+    """Half a second, one and two named ddp: it was "8 ranks: 1.83 s", below the two seconds measured at 4."""
+    fitted = fit(make_evidence([make_point(n, seconds) for n, seconds in ((1, 0.5), (2, 1.0), (4, 2.0))]))
+    assert 4 in [misfit.gpus for misfit in fitted.series["ddp"].misfits]
+    four, eight = predict(fitted, Question((4, 8)))
+    assert four.label == eight.label == "does not fit"
+    assert four.step_seconds.future_low < 2.0 < four.step_seconds.future_high
+    assert eight.step_seconds.future_high > 2.0
+    (first, *_) = eight.assumptions
+    assert "4 ranks took 2 s where it has" in first.taken
+
+
+def test_what_fits_is_not_said_not_to() -> None:
+    rng = np.random.default_rng(5)
+    points = [make_point(n, tuple(0.2 * np.exp(0.015 * rng.standard_normal(3)))) for n in (1, 2, 4)]
+    assert of(*points).misfits == ()
+
+
+def test_few_draws_widen_the_answer_and_say_so() -> None:
+    fitted = fit(make_evidence([make_point(1, (0.2, 0.2, 0.2))]))
+    series = fitted.series["ddp"]
+    few = Fitted(fitted.evidence, {"ddp": replace(series, effective_draws=50.0)})
+    (enough,), (widened,) = predict(fitted, Question((8,))), predict(few, Question((8,)))
+    assert widened.step_seconds.value == pytest.approx(enough.step_seconds.value, rel=1e-6)
+    ratio = [math.log(one.step_seconds.high / one.step_seconds.low) for one in (widened, enough)]
+    assert ratio[0] / ratio[1] == pytest.approx(2.0, rel=1e-3)  # sqrt(200 / 50)
+    assert "rest on 50 draws" in widened.assumptions[0].taken
+    assert enough.effective_draws >= 400
+
+
+def test_ten_seeds_move_the_middle_by_a_percent_and_the_ends_by_three(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One run each on one host and on two: transfers inside, across and a slow job may each explain it."""
+    points = [make_point(n, s, model=None, engine="unknown", per_node=2) for n, s in ((1, 0.2), (2, 0.21), (4, 0.26))]
+    evidence, told = make_evidence(points), []
+    for seed in range(10):
+        monkeypatch.setattr(fitting, "SEED", seed)
+        (found,) = predict(fit(evidence), Question((16,)))
+        told.append([found.step_seconds.value, found.step_seconds.low, found.step_seconds.high])
+    spread = np.std(np.log(told), axis=0)
+    assert spread[0] < 0.01
+    assert spread[1:].max() < 0.03

@@ -289,7 +289,7 @@ def test_another_model_scales_with_its_flops_and_says_so() -> None:
 
 
 def test_another_engine_sends_what_it_sends() -> None:
-    slow = Network(MEASURED.inside, MEASURED.inside.__class__(1e9, 3e-5, 0.05, 0.3, "check", "a check"))
+    slow = Network(MEASURED.inside, MEASURED.inside.__class__(1e9, 3e-5, 0.05, 0.3, "check", "a check", hosts=2))
     zero1 = ask(16, network=slow, nodes_of=8, changes={"engine": "deepspeed", "zero_stage": 1})
     zero0 = ask(16, network=slow, nodes_of=8, changes={"engine": "deepspeed"})
     assert zero0.wire_seconds is not None

@@ -25,6 +25,7 @@ _SHORT: dict[Label, str] = {
     "interpolated": "interp",
     "extrapolated": "extrap",
     "prior-driven": "prior",
+    "does not fit": "no fit",
 }
 _SHORT_VERDICT: dict[Verdict, str] = {"meets": "yes", "probably": "prob", "misses": "no"}
 _ENGINE_WIDTH = 9

@@ -181,6 +181,8 @@ def _about(answer: Answer) -> Iterator[str]:
         )
     if option.label == "prior-driven":
         yield f"{name}: prior-driven. A part that decides it rests on no measurement."
+    if option.label == "does not fit":
+        yield f"{name}: the model does not fit what was measured. `vitscale predict` names the points."
     if answer.bolder is not None:
         other = answer.bolder
         why = "" if other.measured_engine else ", an engine that was not measured"

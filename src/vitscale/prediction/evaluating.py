@@ -20,10 +20,10 @@ from vitscale.prediction.layouts import Place, images_at
 from vitscale.prediction.memory.chance import oom_chance
 from vitscale.prediction.memory.many import peak_bytes_of_many
 from vitscale.prediction.network.links import Link
-from vitscale.prediction.parameters import JOB_TO_JOB, JOB_TO_JOB_RUNS, OF_UNKNOWN_JOBS, PARTS
+from vitscale.prediction.parameters import JOB_DEVIATION, JOB_TO_JOB, JOB_TO_JOB_RUNS, OF_UNKNOWN_JOBS, PARTS
 from vitscale.prediction.results import CONFIDENCE, Estimate, Label
-from vitscale.prediction.step.model import Array, Worlds
 from vitscale.prediction.step import of_series
+from vitscale.prediction.step.model import Array, Worlds
 from vitscale.prediction.step.of_series import device_factors, slowdown
 from vitscale.prediction.variants import Variant, variant
 from vitscale.shares import largest_micro_batch
@@ -171,7 +171,7 @@ class _Draws:
         self.draws = {name: rows[some] for name, rows in asked.draws.items()}
         self.job_spread = asked.fitted.job_spread[some]
         count = len(self.job_spread)
-        self.of_runs = spread_out_normals(rng, count)
+        self.of_runs, self.of_misfit = spread_out_normals(rng, count), spread_out_normals(rng, count)
         self.jobs, self.jobs_of_base = (
             np.hstack([spread_out_jobs(rng, count) for _ in range(_FUTURES)]).T[:, :, None] for _ in range(2)
         )
@@ -208,6 +208,10 @@ class _Draws:
         times = model.times(self.draws, worlds)
         mean = times.total * model.left_out(self.draws, worlds, of_series.worlds_of(fitted.points))
         mean *= slower_added_hosts(fitted, worlds, self.added)
+        mean *= np.exp(fitted.misfit_spread * self.of_misfit)
+        if fitted.widening > 1:
+            middle = np.median(mean, axis=0)
+            mean = middle * (mean / middle) ** fitted.widening
         for n, one in enumerate(candidates):
             if one in self.measured:
                 own = self.measured[one]
@@ -235,7 +239,7 @@ def measured_step(points: Sequence[Point], point: Point) -> Estimate:
 
     How far runs differ is what all runs of `points` say, with a prior as in `fitting`; intervals are of Student's t.
     """
-    prior = OF_UNKNOWN_JOBS if point.trial.origin is not None else JOB_TO_JOB
+    prior = JOB_DEVIATION * (OF_UNKNOWN_JOBS if point.trial.origin is not None else JOB_TO_JOB)
     squares, freedom = JOB_TO_JOB_RUNS * prior**2, JOB_TO_JOB_RUNS
     for one in points:
         logs = [math.log(seconds) for seconds in one.step_seconds]

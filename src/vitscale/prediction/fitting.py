@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +20,26 @@ from vitscale.prediction.step.of_series import fitted_points, model_of
 
 Array = NDArray[np.float64]
 DRAWS = 512
+SEED = 20260221
+"""No random number differs from one call to the next."""
+FEWEST_DRAWS = 200.0
+"""Effective draws below which an answer is widened, and says so."""
+_Z = 1.645
+"""Of a normal distribution, from the middle of 90 % of it to an end."""
+_MODEL_SPREAD = 0.02
+"""By which the best of models is off."""
+_FAR = 3.5
+"""Standard deviations; of points that fit, one in two thousand is so far."""
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """A measured point that the fitted model is far from."""
+
+    gpus: int
+    measured_seconds: float
+    """Of the median run's step."""
+    fitted_seconds: float
 
 
 @dataclass(frozen=True)
@@ -37,6 +58,19 @@ class FittedSeries:
     """(DRAWS, 1): scale of the logarithm of a run's step time about the mean of many, a t of `JOB_FREEDOM`."""
     effective_draws: float
     """Independent draws that `draws` are worth."""
+    misfits: tuple[Misfit, ...]
+    """Measured points that the model does not fit."""
+
+    @property
+    def misfit_spread(self) -> float:
+        """Standard deviation of the logarithm of a step by which the model is off: its 90 % interval holds the points
+        that do not fit."""
+        return max((abs(math.log(one.measured_seconds / one.fitted_seconds)) for one in self.misfits), default=0.0) / _Z
+
+    @property
+    def widening(self) -> float:
+        """Factor on intervals where too few draws count for their ends to be known."""
+        return max(1.0, math.sqrt(FEWEST_DRAWS / self.effective_draws))
 
 
 @dataclass(frozen=True)
@@ -78,8 +112,37 @@ def fit_series(series: Series, evidence: Evidence) -> FittedSeries:
     points, left_out = fitted_points(series)
     model = model_of(points, evidence)
     known = priors(points, evidence.network, model.messages is not None)
-    draws, job_scale, effective = _posterior(Likelihood(model, points, known))
-    return FittedSeries(series, points, left_out, model, draws, job_scale, effective)
+    likelihood = Likelihood(model, points, known)
+    rng = np.random.default_rng(SEED)
+    drawn = sample(likelihood.log_density, likelihood.proposals(), rng, DRAWS)
+    draws = by_name(likelihood.rows(drawn.rows, rng))
+    misfits = _misfits(points, model.times(draws, likelihood.worlds).total, likelihood.job_to_job)
+    return FittedSeries(
+        series, points, left_out, model, draws, np.exp(drawn.rows[:, [-1]]), drawn.effective_size, misfits
+    )
+
+
+def _misfits(points: tuple[Point, ...], steps: Array, job_to_job: float) -> tuple[Misfit, ...]:
+    """Points whose median run is further from the model than runs of one count are from one another.
+
+    That distance is what runs of a cell are known to differ by, and what these runs did: not what a bad fit leaves.
+
+    Args:
+        points: that were measured.
+        steps: (draws, points) of the model.
+        job_to_job: known beforehand.
+    """
+    apart = np.concatenate([np.log(point.step_seconds) - np.median(np.log(point.step_seconds)) for point in points])
+    beyond_first = len(apart) - len(points)
+    # Robustly: one run that hung is no reason to believe in nothing.
+    own = 1.4826 * float(np.median(np.abs(apart))) if beyond_first >= len(points) else job_to_job
+    misfits = []
+    for point, of_model in zip(points, np.median(steps, axis=0), strict=True):
+        measured = float(np.median(point.step_seconds))
+        scale = math.hypot(max(own, job_to_job) / math.sqrt(len(point.step_seconds)), _MODEL_SPREAD)
+        if abs(math.log(measured / of_model)) > _FAR * scale:
+            misfits.append(Misfit(point.gpus, measured, float(of_model)))
+    return tuple(misfits)
 
 
 def spread_out_normals(rng: np.random.Generator, count: int) -> Array:
@@ -101,11 +164,3 @@ def spread_out_jobs(rng: np.random.Generator, count: int) -> Array:
 def _normals(count: int) -> Array:
     normal = NormalDist()
     return np.array([normal.inv_cdf((n + 0.5) / count) for n in range(count)])
-
-
-def _posterior(likelihood: Likelihood) -> tuple[Draws, Array, float]:
-    """(draws, job-to-job scale (DRAWS, 1), effective sample size)."""
-    rng = np.random.default_rng(20260221)
-    drawn = sample(likelihood.log_density, likelihood.proposals(), rng, DRAWS)
-    rows = likelihood.rows(drawn.rows, rng)
-    return by_name(rows), np.exp(drawn.rows[:, [-1]]), drawn.effective_size

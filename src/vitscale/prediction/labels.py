@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from vitscale.engine_options import ENGINES
 from vitscale.model_spec import parameters
@@ -19,6 +19,8 @@ from vitscale.prediction.variants import Variant
 def label(asked: Variant, place: Place, assumptions: Sequence[Assumption]) -> Label:
     """See `results.Label`."""
     points = asked.fitted.points
+    if asked.fitted.misfits:
+        return "does not fit"
     decisive = {_INSIDE, _ACROSS} | ({HOST_SIZE} if place.trial.world.nodes > 1 else set())
     if asked.guessed or any(one.part in decisive for one in assumptions):
         return "prior-driven"
@@ -29,6 +31,7 @@ def label(asked: Variant, place: Place, assumptions: Sequence[Assumption]) -> La
     return "extrapolated"
 
 
+_MODEL, _FIT = "the model", "the fit"
 _INSIDE, _ACROSS = "network inside a host", "network between hosts"
 HOST_SIZE = "ranks on a host"
 """Where it is assumed, so is which transfers cross hosts."""
@@ -37,7 +40,7 @@ FURTHER_HOSTS = "further hosts"
 
 def assumptions(asked: Variant, place: Place) -> tuple[Assumption, ...]:
     """What nothing measured says anything about."""
-    found = [*_network(asked, place), *asked.assumptions]
+    found = [*_of_the_fit(asked.fitted), *_network(asked, place), *asked.assumptions]
     points = asked.fitted.points
     if asked.model.messages is None and place.gpus > 1:
         found.append(_what_is_sent(asked))
@@ -67,6 +70,26 @@ def assumptions(asked: Variant, place: Place) -> tuple[Assumption, ...]:
         why = "for none were measured on several" if place.trial.world.nodes > 1 else "more than were measured on one"
         found.append(Assumption(HOST_SIZE, f"{size}, {why}", "say --nodes-of"))
     return tuple(found)
+
+
+def _of_the_fit(fitted: FittedSeries) -> Iterator[Assumption]:
+    if fitted.misfits:
+        points = ", ".join(
+            f"{one.gpus} rank{'s' if one.gpus > 1 else ''} took {one.measured_seconds:.3g} s where it has "
+            f"{one.fitted_seconds:.3g}"
+            for one in fitted.misfits
+        )
+        yield Assumption(
+            _MODEL,
+            f"it does not fit what was measured ({points}); intervals are wide enough to hold that",
+            "look at these runs with `vitscale report`; measure them again, or split what differs into two studies",
+        )
+    if fitted.widening > 1:
+        yield Assumption(
+            _FIT,
+            f"intervals are {fitted.widening:.2g} times as wide, for they rest on {fitted.effective_draws:.0f} draws",
+            "one rank count more, or measure.repeats = 3",
+        )
 
 
 def _what_is_sent(asked: Variant) -> Assumption:
@@ -102,6 +125,8 @@ def widest_first(found: Sequence[Assumption], variance: Mapping[str, float]) -> 
     """Assumptions by the variance of a step's logarithm that they leave open."""
 
     def opened(one: Assumption) -> float:
+        if one.part in (_MODEL, _FIT):  # all others are small beside it
+            return math.inf
         return sum(variance.get(part, 0.0) for part in OPENED_BY.get(one.part.partition(" (")[0], ()))
 
     return tuple(sorted(found, key=opened, reverse=True))

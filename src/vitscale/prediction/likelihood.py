@@ -99,7 +99,7 @@ class Likelihood:
         self.active = np.arange(len(NAMES))
         rng = np.random.default_rng(7)
         standard = np.column_stack([rng.standard_normal((64, len(NAMES))), np.zeros(64)])
-        before = np.column_stack([part for part in self.residuals(standard)])
+        before = np.column_stack(self.residuals(standard))
         depends = []
         for n in range(len(NAMES)):
             moved = standard.copy()
@@ -114,8 +114,9 @@ class Likelihood:
 
     def _parts(self, times: StepTimes, point: Point, n: int) -> list[Array]:
         parts = point.parts
-        assert parts is not None
         residuals: list[Array] = []
+        if parts is None:
+            return residuals
         if parts.compute > 0:
             typical = parts.compute / typical_slowdown(point, self.factors)
             residuals.append(np.log(typical / times.compute[:, [n]]) / _PARTS_SPREAD["compute"])

@@ -51,6 +51,8 @@ JOB_TO_JOB_RUNS = 4.0
 """How many runs' worth of knowledge that is (a scaled inverse chi-squared prior)."""
 JOB_FREEDOM = 4.0
 """Of the t by which the logarithm of a run's step differs from the mean of many."""
+JOB_DEVIATION = math.sqrt(JOB_FREEDOM / (JOB_FREEDOM - 2))
+"""Standard deviation of that t over its scale."""
 PARTS: Mapping[str, tuple[str, ...]] = {
     "compute": ("compute", "alone", "fixed share"),
     "network inside hosts": ("bandwidth inside", "latency inside"),
@@ -86,13 +88,13 @@ PRIORS: Mapping[str, Prior] = {
     "overlap": Prior(0.0, 0.3),
     "overlap, measured": Prior(0.0, 0.15),
     "contention": Prior(math.log(0.1), 0.8),
-    "transfer share": Prior(math.log(0.012), 1.6),
+    "transfer share": Prior(math.log(0.010), 1.4),
     "across share": Prior(math.log(0.33), 1.5),
     "growth": Prior(math.log(0.02), 2.0),
     "share of each rank": Prior(math.log(3e-4), 1.5),
     "tree advantage": Prior(1.0, 1.5),
-    "slower inside": Prior(math.log(0.005), 1.8),
-    "slower across": Prior(math.log(0.003), 1.8),
+    "slower inside": Prior(math.log(0.004), 1.8),
+    "slower across": Prior(math.log(0.0025), 1.8),
     "either way": Prior(0.0, 0.005),
 }
 """What is taken. "compute" and "optimizer" are of a step, "jitter, measured" of what was."""

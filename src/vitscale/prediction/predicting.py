@@ -165,6 +165,7 @@ def _prediction(
         joules_per_epoch=joules,
         cost_per_epoch=cost,
         startup_seconds=starts.seconds if starts else None,
+        effective_draws=fitted.effective_draws,
         assumptions=assumed,
         reasons=reasons,
     )

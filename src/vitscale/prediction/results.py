@@ -11,10 +11,11 @@ from vitscale.trial import Mode, Trial
 CONFIDENCE = 0.90
 """Of both intervals. (What was measured has intervals of 95 %, as the report says: `analysis.statistics`.)"""
 
-Label = Literal["measured", "interpolated", "extrapolated", "prior-driven"]
+Label = Literal["measured", "interpolated", "extrapolated", "prior-driven", "does not fit"]
 """measured: its own runs answer; in advice and plans alone. interpolated: between rank counts that were measured, on
 as many hosts. extrapolated: beyond them, with every part of the answer resting on something measured or declared.
-prior-driven: a part that decides the answer rests on nothing but what is known of clusters in general."""
+prior-driven: a part that decides the answer rests on nothing but what is known of clusters in general. does not fit:
+the model is far from some of the measured points themselves, and the intervals are wide enough to hold those."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,8 @@ class Prediction:
     """In the currency of the price that was given."""
     startup_seconds: Estimate | None
     """Of one run; with its own intervals. Compiling an extension, which is done once, is not in it."""
+    effective_draws: float
+    """Independent draws that the intervals rest on."""
     assumptions: tuple[Assumption, ...]
     reasons: Mapping[str, str]
     """Field -> why it is None."""

@@ -26,7 +26,13 @@ _BLUE, _VERMILION, _GREEN = SERIES_COLOURS[:3]
 _BAND_COLOUR = SERIES_COLOURS[5]
 _BOUND_DASHES = {IDEAL: DASHED, AMDAHL: [2, 3], TRANSFERS: [8, 3, 2, 3]}
 _BOUND_COLOURS = {IDEAL: IDEAL_COLOUR, AMDAHL: _VERMILION, TRANSFERS: _GREEN}
-_SHAPES = {"measured": "circle", "interpolated": "square", "extrapolated": "diamond", "prior-driven": "triangle-up"}
+_SHAPES = {
+    "measured": "circle",
+    "interpolated": "square",
+    "extrapolated": "diamond",
+    "prior-driven": "triangle-up",
+    "does not fit": "cross",
+}
 _FURTHEST = 30
 """How far beyond the outermost point a band or a bound may reach, as a factor, before the axis cuts it."""
 

@@ -70,6 +70,7 @@ def prediction(one: Prediction) -> Object:
         **estimate_fields("joules_per_epoch", one.joules_per_epoch),
         **estimate_fields("cost_per_epoch", one.cost_per_epoch),
         **estimate_fields("startup_seconds", one.startup_seconds),
+        "effective_draws": round(one.effective_draws),
         "assumptions": [asdict(assumed) for assumed in one.assumptions],
         "reasons": dict(one.reasons),
     }

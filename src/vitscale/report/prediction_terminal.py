@@ -28,7 +28,7 @@ _HEADINGS = {
     "cost": "cost\n/epoch",
     "efficiency": "eff.",
 }
-_LABEL_STYLES = {"interpolated": "green", "extrapolated": "", "prior-driven": "yellow"}
+_LABEL_STYLES = {"interpolated": "green", "extrapolated": "", "prior-driven": "yellow", "does not fit": "red"}
 
 
 def prediction_text(outlook: Outlook, finish: RenderableType | None = None) -> RenderableType:

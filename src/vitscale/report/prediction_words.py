@@ -14,6 +14,7 @@ LABEL_MEANINGS: dict[Label, str] = {
     "interpolated": "between rank counts that were measured, on as many hosts",
     "extrapolated": "beyond what was measured; each part that decides it was measured or declared",
     "prior-driven": "a part that decides it is an assumption about clusters in general, not a measurement",
+    "does not fit": "the model is far from measured points themselves; the intervals are wide enough to hold those",
 }
 INTERVALS_MEANING = (
     "Two intervals of 90 %: of the mean over many runs, and of one run still to be made, which also varies from run to "

@@ -39,6 +39,8 @@ def draws(**logs: float) -> Draws:
         "bandwidth across",
         "latency across",
         "overlap",
+        "tree advantage",
+        "either way",
     }
     given = {name.replace(" ", "_"): 0.0 if name in neutral else NOTHING for name in NAMES} | logs
     return {name: np.array([[given[name.replace(" ", "_")]]]) for name in NAMES}
@@ -167,13 +169,41 @@ def test_a_loader_between_steps_is_always_waited_for() -> None:
 
 
 def test_what_nobody_knows_the_bytes_of_grows_as_a_ring_does() -> None:
-    """0.1 * 2 * 3/4 inside a host; between two hosts 0.2 * 2 * 1/2 more; and a tenth for each doubling beyond two."""
-    shares = {"transfer_share": math.log(0.1), "across_share": math.log(0.2)}
-    assert parts(model(None).times(draws(**shares), at(4))) == near({"wire": 0.15})
-    assert parts(model(None).times(draws(**shares), at(4, per_node=2))) == near({"wire": 0.35})
+    """0.09 * 2 * 3/4 inside a host; between two hosts 0.2 times the root of 0.09 more; a tenth for each doubling beyond
+    two; and a hundredth for each rank beyond the first."""
+    shares = {"transfer_share": math.log(0.09), "across_share": math.log(0.2)}
+    assert parts(model(None).times(draws(**shares), at(4))) == near({"wire": 0.135})
+    assert parts(model(None).times(draws(**shares), at(4, per_node=2))) == near({"wire": 0.135 + 0.06})
     grown = draws(**shares, growth=math.log(0.1))
-    assert parts(model(None).times(grown, at(2))) == near({"wire": 0.1})
-    assert parts(model(None).times(grown, at(8))) == near({"wire": 0.1 * 2 * 7 / 8 * 1.2})
+    assert parts(model(None).times(grown, at(2))) == near({"wire": 0.09})
+    assert parts(model(None).times(grown, at(8))) == near({"wire": 0.09 * 2 * 7 / 8 * 1.2})
+    each = draws(**shares, share_of_each_rank=math.log(0.01))
+    assert parts(model(None).times(each, at(4))) == near({"wire": 0.135 + 0.03})
+
+
+@pytest.mark.parametrize(("advantage", "factor"), [(30.0, 1.5), (0.0, 1.25), (-30.0, 1.0)])
+def test_from_two_hosts_to_four_transfers_grow_by_as_much_as_two_hosts_are_spared(
+    advantage: float, factor: float
+) -> None:
+    """A ring of hosts sends 2 (n-1)/n, so 1 and 1.5; one over all ranks as much on two hosts as on four."""
+    shares = {"transfer_share": math.log(1e-9), "across_share": math.log(1e4), "tree_advantage": advantage}
+    two, four = (model(None).times(draws(**shares), at(2 * n, per_node=2)).wire for n in (2, 4))
+    assert four / two == pytest.approx(factor, rel=1e-3)
+
+
+def test_what_is_left_out_is_nothing_where_it_was_measured_and_grows_with_doublings_of_ranks_and_of_hosts() -> None:
+    """Measured on 4 ranks of a host of 8. 16 ranks on 2 hosts: the first crossing has a parameter of its own, so two
+    doublings inside. 64 on 8 hosts: two doublings of hosts beyond two, and two inside."""
+    rates = draws(slower_inside=math.log(0.01), slower_across=math.log(0.1))
+    measured = at(4, per_node=8)
+
+    def slower(ranks: int) -> float:
+        return math.log(float(model(None).left_out(rates, at(ranks, per_node=8), measured)[0, 0]))
+
+    assert slower(2) == slower(4) == 0.0
+    assert slower(8) == pytest.approx(0.01)
+    assert slower(16) == pytest.approx(0.01)
+    assert slower(64) == pytest.approx(0.01 + 2 * 0.1)
 
 
 def test_configurations_and_draws_broadcast() -> None:

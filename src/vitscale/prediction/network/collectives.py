@@ -157,10 +157,10 @@ def _ring(place: _Place, turns: float) -> Line:
 def _tree(place: _Place) -> Line:
     """`2 ((g - 1) a_in + ceil(log2 n) a_ax)`, and the bytes: a chain inside each host, a tree of hosts, up and down.
 
-    Inside, a rank sends 2 S. Of more than two hosts so does an adapter, at its worst; of two it sends as little as S, for
-    each of NCCL's two trees has one of the hosts as its root: that is how bus bandwidths above an adapter's come about
-    (nccl-tests, issue 196). Not every job gets that: in twelve published series exposed transfers grew 1.26 times from
-    two to four hosts (median), and not twofold. So it is a parameter.
+    Inside, a rank sends 2 S. Of more than two hosts so does an adapter, at its worst; of two it sends as little as S,
+    for each of NCCL's two trees has one of the hosts as its root: that is how bus bandwidths above an adapter's come
+    about (nccl-tests, issue 196). Not every job gets that: in twelve published series exposed transfers grew 1.26 times
+    from two to four hosts (median), and not twofold. So it is a parameter.
     """
     depth = np.ceil(np.log2(place.nodes))
     over = np.where(place.nodes > 2.0, 2.0, 2.0 - place.tree_advantage) / place.across.bandwidth_bytes_per_second

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from advice_factory import ASKED, evidence
-from evidence_factory import FAST, UNKNOWN
+from evidence_factory import UNKNOWN
 from prediction_factory import resolved_study
 from results_factory import write_results
 from study_factory import EIGHT_CORES, summary
@@ -191,7 +191,9 @@ def test_a_folder_without_results(advise: Callable[..., Answer], tmp_path: Path)
 def test_a_real_fit_across_hosts_names_the_check_where_nobody_measured_the_network(results: Path) -> None:
     records = store.load(results)
     # A check so unsure of the host that the steps' growth can be its doing.
-    inside_known = replace(evidence(), network=Network(replace(FAST, bandwidth_spread=2.0), UNKNOWN.across))
+    inside_known = replace(
+        evidence(), network=Network(replace(UNKNOWN.inside, bandwidth_spread=3.0, source="check"), UNKNOWN.across)
+    )
     advice = advised_from(inside_known, analysis.analyse(records), replace(ASKED, gpus=(40,), ranks_per_node=20))
 
     assert advice.chosen is not None

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +12,12 @@ from numpy.typing import NDArray
 from vitscale.prediction.evidence import Evidence, Point, Series
 from vitscale.prediction.likelihood import Likelihood, by_name
 from vitscale.prediction.parameters import priors
-from vitscale.prediction.sampling import sample
+from vitscale.prediction.sampling import sample, spread_out_normals
 from vitscale.prediction.step.model import Draws, StepModel
 from vitscale.prediction.step.of_series import fitted_points, model_of
 
 Array = NDArray[np.float64]
+__all__ = ["DRAWS", "Fitted", "FittedSeries", "Misfit", "fit", "fit_series", "spread_out_jobs", "spread_out_normals"]
 DRAWS = 512
 SEED = 20260221
 """No random number differs from one call to the next."""
@@ -145,12 +144,6 @@ def _misfits(points: tuple[Point, ...], steps: Array, job_to_job: float) -> tupl
     return tuple(misfits)
 
 
-def spread_out_normals(rng: np.random.Generator, count: int) -> Array:
-    """(count, 1) standard normals, one from each of `count` equally likely parts of the line, in random order: tails
-    differ less from one use to the next than with independent ones."""
-    return rng.permutation(_normals(count))[:, None]
-
-
 def spread_out_jobs(rng: np.random.Generator, count: int) -> Array:
     """(count, 1) effects of jobs in units of their scale, spread out alike: Student's t of four degrees of freedom, by
     its quantiles in closed form (Shaw, Journal of Computational Finance 2006, equation 36)."""
@@ -158,9 +151,3 @@ def spread_out_jobs(rng: np.random.Generator, count: int) -> Array:
     alpha = 4 * below * (1 - below)
     quantile = 2 * np.sqrt(np.cos(np.arccos(np.sqrt(alpha)) / 3) / np.sqrt(alpha) - 1)
     return np.asarray(np.sign(below - 0.5) * quantile, dtype=np.float64)[:, None]
-
-
-@cache
-def _normals(count: int) -> Array:
-    normal = NormalDist()
-    return np.array([normal.inv_cdf((n + 0.5) / count) for n in range(count)])

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from vitscale.prediction.evidence import Point
 from vitscale.prediction.parameters import JOB_FREEDOM, JOB_TO_JOB, JOB_TO_JOB_RUNS, NAMES, OF_UNKNOWN_JOBS, Prior
-from vitscale.prediction.sampling import Proposal, StudentT
+from vitscale.prediction.sampling import Proposal, StudentT, spread_out_normals
 from vitscale.prediction.step.model import Draws, StepModel, StepTimes, Worlds
 from vitscale.prediction.step.of_series import device_factors, typical_slowdown, worlds_of
 from vitscale.record import EXPOSED
@@ -58,9 +58,9 @@ class Likelihood:
 
         Parameters that nothing measured depends on are drawn from their priors; without `rng` they are at the middle.
         """
-        full = (
-            np.zeros((len(standard), len(NAMES))) if rng is None else rng.standard_normal((len(standard), len(NAMES)))
-        )
+        full = np.zeros((len(standard), len(NAMES)))
+        if rng is not None:
+            full = np.hstack([spread_out_normals(rng, len(standard)) for _ in NAMES])
         full[:, self.active] = standard[:, :-1]
         return self.mean + self.spread * full
 

@@ -44,7 +44,7 @@ from dataclasses import dataclass, replace
 from vitscale.prediction.evidence import Point
 from vitscale.prediction.network.links import Network
 
-JOB_TO_JOB, OF_UNKNOWN_JOBS = 0.015, 0.03
+JOB_TO_JOB, OF_UNKNOWN_JOBS = 0.015, 0.023
 """Relative standard deviation of one run against the next. The latter of logs that do not tell what was run: what they
 time holds more than steps. Hoefler & Belli (SC'15) and the published study see 1 to 5 %."""
 JOB_TO_JOB_RUNS = 4.0
@@ -88,7 +88,7 @@ PRIORS: Mapping[str, Prior] = {
     "overlap": Prior(0.0, 0.3),
     "overlap, measured": Prior(0.0, 0.15),
     "contention": Prior(math.log(0.1), 0.8),
-    "transfer share": Prior(math.log(0.010), 1.4),
+    "transfer share": Prior(math.log(0.010), 1.5),
     "across share": Prior(math.log(0.33), 1.5),
     "growth": Prior(math.log(0.02), 2.0),
     "share of each rank": Prior(math.log(3e-4), 1.5),

@@ -13,13 +13,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from statistics import NormalDist
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-ENOUGH = 800.0
+ENOUGH = 1200.0
 """Effective draws at which no further round is made."""
 _EACH_ROUND = 1500
 _MOST_ROUNDS = 12
@@ -187,3 +189,15 @@ def _resampled(log_weights: Array, draws: int) -> NDArray[np.int64]:
     edges = np.cumsum(np.exp(log_weights - log_weights.max()))
     chosen = np.searchsorted(edges / edges[-1], (np.arange(draws) + 0.5) / draws)
     return np.asarray(np.minimum(chosen, len(log_weights) - 1), dtype=np.int64)
+
+
+def spread_out_normals(rng: np.random.Generator, count: int) -> Array:
+    """(count, 1) standard normals, one from each of `count` equally likely parts of the line, in random order: tails
+    differ less from one use to the next than with independent ones."""
+    return rng.permutation(_normals(count))[:, None]
+
+
+@cache
+def _normals(count: int) -> Array:
+    normal = NormalDist()
+    return np.array([normal.inv_cdf((n + 0.5) / count) for n in range(count)])

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitscale.prediction.evidence import Point
-from vitscale.prediction.parameters import JOB_FREEDOM, JOB_TO_JOB, JOB_TO_JOB_RUNS, NAMES, OF_UNKNOWN_JOBS, Prior
+from vitscale.prediction.parameters import JOB_FREEDOM, JOB_TO_JOB_RUNS, NAMES, Prior, job_scale
 from vitscale.prediction.sampling import Proposal, StudentT, spread_out_normals
 from vitscale.prediction.step.model import Draws, StepModel, StepTimes, Worlds
 from vitscale.prediction.step.of_series import device_factors, typical_slowdown, worlds_of
@@ -43,7 +43,7 @@ class Likelihood:
 
     def __init__(self, model: StepModel, points: Sequence[Point], known: Mapping[str, Prior]) -> None:
         self.model = model
-        self.job_to_job = OF_UNKNOWN_JOBS if model.messages is None else JOB_TO_JOB
+        self.job_to_job = job_scale(points, model.messages is not None)
         self.worlds: Worlds = worlds_of(points)
         self.mean = np.array([known[name].mean for name in NAMES])
         self.spread = np.array([max(1e-6, known[name].spread) for name in NAMES])

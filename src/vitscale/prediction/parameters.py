@@ -15,7 +15,9 @@ lateness         what two ranks wait beyond that, because they stop for more tha
                  compute on a GPU, within a factor of 5, 0.3 % on a CPU, within one of 7; nothing where messages are
                  unknown, but for synchronised norms
 bandwidth ...    as surely as the link is known (`network.links`)
-overlap          exposed transfers are what arithmetic says, within 15 %; 30 % for an engine that nobody measured
+overlap          exposed transfers are what arithmetic says, within 15 %; 30 % for an engine that nobody measured. Of
+                 a model of which only the number of parameters was told two thirds of it, within a factor of 1.5:
+                 chosen on every second published table, tried on the others (docs/log.md)
 contention       a hidden second of transfers costs the compute beside it a tenth, within a factor of 2.2
 
 Of an engine whose messages are unknown, chosen by empirical Bayes over published tables (docs/calibration-tables.md):
@@ -87,6 +89,7 @@ PRIORS: Mapping[str, Prior] = {
     "lateness, cpu": Prior(math.log(0.003), 2.0),
     "overlap": Prior(0.0, 0.3),
     "overlap, measured": Prior(0.0, 0.15),
+    "overlap, told": Prior(-0.4, 0.4),
     "contention": Prior(math.log(0.1), 0.8),
     "transfer share": Prior(math.log(0.010), 1.5),
     "across share": Prior(math.log(0.33), 1.5),
@@ -119,6 +122,7 @@ def priors(points: Sequence[Point], network: Network, known_messages: bool) -> d
     step = min(statistics.median(point.step_seconds) / point.trial.train.grad_accum for point in points)
     timed = [point.parts.optimizer for point in points if point.parts and point.parts.optimizer]
     jitter = _jitter(points)
+    told_by_others = not known_messages or points[-1].trial.origin is not None
     late = known_messages or points[-1].trial.train.batch_norm == "synchronised"
     return {
         "compute": _of(step, PRIORS["compute"]),
@@ -133,11 +137,22 @@ def priors(points: Sequence[Point], network: Network, known_messages: bool) -> d
         "latency inside": Prior(0.0, network.inside.latency_spread),
         "bandwidth across": Prior(0.0, network.across.bandwidth_spread),
         "latency across": Prior(0.0, network.across.latency_spread),
-        "overlap": PRIORS["overlap, measured" if any(point.gpus > 1 for point in points) else "overlap"],
+        "overlap": PRIORS[_overlap(points)],
         "across share": _NOTHING if _all_across(points) else PRIORS["across share"],
         **{name: PRIORS[name] for name in _ALWAYS},
-        **{name: _of(1 / _LEFT_OUT_OF_KNOWN if known_messages else 1.0, PRIORS[name]) for name in _LEFT_OUT},
+        **{name: _of(1.0 if told_by_others else 1 / _LEFT_OUT_OF_KNOWN, PRIORS[name]) for name in _LEFT_OUT},
     }
+
+
+def _overlap(points: Sequence[Point]) -> str:
+    if points[-1].trial.model.unknown:
+        return "overlap, told"
+    return "overlap, measured" if any(point.gpus > 1 for point in points) else "overlap"
+
+
+def job_scale(points: Sequence[Point], known_messages: bool) -> float:
+    """Scale of one run against the next, as it is known beforehand."""
+    return OF_UNKNOWN_JOBS if not known_messages or points[-1].trial.origin is not None else JOB_TO_JOB
 
 
 def _of(quantity: float, prior: Prior) -> Prior:

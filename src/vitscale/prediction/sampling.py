@@ -108,8 +108,8 @@ class StudentT:
 
     def log_density(self, rows: Array) -> Array:
         """See `Proposal`."""
-        distance = (np.linalg.solve(self.factor, (rows - self.centre).T) ** 2).sum(axis=0)
-        return _log_t(distance, self.factor)
+        standard = np.linalg.solve(self.factor, (rows - self.centre).T)
+        return _log_t(np.asarray((standard**2).sum(axis=0), dtype=np.float64), self.factor)
 
 
 class Mixture:
@@ -146,7 +146,8 @@ class Mixture:
     def draw(self, rng: np.random.Generator, count: int) -> Array:
         """See `Proposal`."""
         counts = rng.multinomial(count, self.weights)
-        return np.vstack([part.draw(rng, n) for part, n in zip(self.parts, counts, strict=True)]) * self.scales
+        standard = np.vstack([part.draw(rng, n) for part, n in zip(self.parts, counts, strict=True)])
+        return np.asarray(standard * self.scales, dtype=np.float64)
 
     def log_density(self, rows: Array) -> Array:
         """See `Proposal`."""

@@ -100,7 +100,8 @@ class StudentT:
     """A multivariate t."""
 
     def __init__(self, centre: Array, covariance: Array) -> None:
-        self.centre, self.factor = centre, np.linalg.cholesky(covariance)
+        self.centre = centre
+        self.factor: Array = np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
 
     def draw(self, rng: np.random.Generator, count: int) -> Array:
         """See `Proposal`."""
@@ -108,8 +109,8 @@ class StudentT:
 
     def log_density(self, rows: Array) -> Array:
         """See `Proposal`."""
-        standard = np.linalg.solve(self.factor, (rows - self.centre).T)
-        return _log_t(np.asarray((standard**2).sum(axis=0), dtype=np.float64), self.factor)
+        distance: Array = (np.linalg.solve(self.factor, (rows - self.centre).T) ** 2).sum(axis=0)
+        return _log_t(distance, self.factor)
 
 
 class Mixture:

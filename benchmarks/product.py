@@ -58,14 +58,24 @@ def predicted(
     Raises:
         RequestError: a command refuses.
     """
+    with tempfile.TemporaryDirectory() as folder:
+        results = str(imported(rows, Path(folder), import_options, command))
+        asked = ["predict", results, "--gpus", ",".join(map(str, counts)), "--json", *predict_options]
+        answers: list[Answer] = json.loads(command(asked))
+    return answers
+
+
+def imported(rows: Sequence[Row], folder: Path, options: Sequence[str] = (), command: Command = in_process) -> Path:
+    """The results folder, inside `folder`, of an import of `rows` alone.
+
+    Raises:
+        RequestError: the command refuses.
+    """
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(rows[0]))
     writer.writeheader()
     writer.writerows(rows)
-    with tempfile.TemporaryDirectory() as folder:
-        table, results = Path(folder) / "measured.csv", str(Path(folder) / "results")
-        table.write_text(text.getvalue(), encoding="utf-8")
-        command(["import", str(table), "-o", results, *import_options])
-        asked = ["predict", results, "--gpus", ",".join(map(str, counts)), "--json", *predict_options]
-        answers: list[Answer] = json.loads(command(asked))
-    return answers
+    table, results = folder / "measured.csv", folder / "results"
+    table.write_text(text.getvalue(), encoding="utf-8")
+    command(["import", str(table), "-o", str(results), *options])
+    return results

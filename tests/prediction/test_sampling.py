@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from published_folder import Entry, Table
+from sampler import DRAWS, density
 
 from vitscale.prediction.sampling import ENOUGH, Array, Sample, StudentT, effective_size, sample
 
@@ -70,3 +72,13 @@ def test_what_cannot_be_is_not_drawn() -> None:
 def test_the_same_again_is_the_same_to_the_bit() -> None:
     target = normal(np.zeros(SIZE), np.ones(SIZE))
     assert np.array_equal(drawn(target, (0.5, 1.0)).rows, drawn(target, (0.5, 1.0)).rows)
+
+
+def test_what_is_held_against_a_peer_is_the_step_on_the_largest_count_held_back() -> None:
+    """`benchmarks/sampler.py`: steps of half a second on 1, 2 and 4 GPUs, so hardly more on 8."""
+    rows = tuple({"gpus": str(n), "step_seconds": "0.5", "micro_batch": "64"} for n in (1, 2, 4, 8, 16))
+    entry = Entry(name="even", file="even.csv", fit=(1, 2, 4), held=(8, 16), source="by hand", per_node=16)
+    likelihood, answer = density(Table(entry, rows))
+    found = sample(likelihood.log_density, likelihood.proposals(), np.random.default_rng(0), DRAWS)
+    assert found.effective_size >= ENOUGH
+    assert float(np.exp(np.median(answer(found.rows)))) == pytest.approx(0.51, rel=0.02)

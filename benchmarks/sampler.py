@@ -118,8 +118,9 @@ def chains(likelihood: Likelihood, steps: int) -> tuple[Array, Array]:
     moves = [(emcee.moves.DEMove(), 0.8), (emcee.moves.DESnookerMove(), 0.2)]
     peer = emcee.EnsembleSampler(walkers, size, likelihood.log_density, vectorize=True, moves=moves)
     peer.run_mcmc(start + 1e-6 * rng.standard_normal(start.shape), steps)
-    chain = peer.get_chain(discard=steps // 2, thin=10)
-    return tuple(chain[:, part].reshape(-1, size) for part in (slice(0, walkers // 2), slice(walkers // 2, None)))  # type: ignore[return-value]
+    chain = np.asarray(peer.get_chain(discard=steps // 2, thin=10), dtype=np.float64)
+    first, second = chain[:, : walkers // 2], chain[:, walkers // 2 :]
+    return first.reshape(-1, size), second.reshape(-1, size)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ FORMAT = 2
 
 # Bounded, so that arithmetic on what a file says never overflows.
 Seconds = Annotated[float, Field(ge=0.0, le=1e9, allow_inf_nan=False)]
-Rate = Annotated[float, Field(ge=0.0, le=1e24, allow_inf_nan=False)]
+MOST_RATE = 1e24
+Rate = Annotated[float, Field(ge=0.0, le=MOST_RATE, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 Bytes = Annotated[int, Field(ge=0, lt=2**60)]
 

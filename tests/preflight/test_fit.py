@@ -103,3 +103,9 @@ def test_inside_nodes_the_slowest_host_counts_and_unlike_groups_are_kept_apart()
     (found,) = fits(ranks)
     assert found.ranks == 4
     assert found.bandwidth_bytes_per_second == pytest.approx(50 * MB)
+
+
+def test_times_of_a_clock_that_stood_still_are_no_bandwidth() -> None:
+    """Four bytes in the least second that a float can be: no network passes 1e304 bytes a second."""
+    line = CollectiveLine(group="across nodes", operation="rdma", ranks=2, size_bytes=4, calls=1, seconds=(5e-324,))
+    assert fits([CheckedRank(rank=rank, collectives=(line,)) for rank in (0, 1)]) == ()

@@ -46,7 +46,9 @@ def test_what_the_host_is_asked_is_part_of_start_up_and_only_rank_0_starts_progr
 
     log: Any = SimpleNamespace(write=lines.append)
     header = steady_run(make_trial("ddp", 2), 0.1).header
-    summary = SimpleNamespace(fingerprint=header.dataset_fingerprint, train_samples=10, held_out_samples=2)
+    summary = SimpleNamespace(
+        fingerprint=header.dataset_fingerprint, train_samples=10, held_out_samples=2, sizes_vary=False
+    )
     monkeypatch.setattr("vitscale.worker.session.time.perf_counter", lambda: seconds[0])
     monkeypatch.setattr("vitscale.worker.session.gc.freeze", takes(0.0))  # of the tests' own process
     monkeypatch.setattr(session, "_set_thread_pools", takes(0.0))

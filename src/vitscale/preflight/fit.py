@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from vitscale.check_record import (
     GROUPS,
+    MOST_RATE,
     OPERATIONS,
     CheckedRank,
     CollectiveFit,
@@ -112,6 +113,8 @@ def fits(ranks: Sequence[CheckedRank]) -> tuple[CollectiveFit, ...]:
             if fitted is None:
                 continue
             latency, bandwidth = fitted
+            if not 0 < bandwidth <= MOST_RATE:  # a clock that stood still measured nothing
+                continue
             residuals = [abs(latency + p.bus_bytes / bandwidth - p.seconds) / p.seconds for p in found]
             done.append(
                 CollectiveFit(

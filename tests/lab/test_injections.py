@@ -188,8 +188,9 @@ NORM_BYTES = 800_000
 SLOW_IMAGE_SECONDS = 0.03
 
 
-CALL_SECONDS = 2e-3
-"""At most, of a collective beside its bytes: ZeRO-3 gathers small tensors one by one."""
+CALL_SECONDS = 0.01
+"""At most, of a collective beside its bytes, in the mean over a few steps: in one of them TCP may keep an
+acknowledgement back for 40 ms."""
 SEGMENTING: dict[str, dict[str, Any]] = {
     "ddp": {},
     "fsdp2": {"engine": "fsdp2"},

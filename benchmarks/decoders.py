@@ -113,7 +113,7 @@ def decoded(root: Path, side: int, processes: int) -> tuple[int, float, float]:
     """Images in a cache of its own, and the wall and processor seconds that decoding them took."""
     from vitscale import sources
     from vitscale.sources import cache, decoding
-    from vitscale.trial import DataSpec
+    from vitscale.trial.trial import DataSpec
 
     decoding.FEWEST_FOR_PROCESSES, cache._CHUNK_BYTES = 1, 16 * side * side * 3
     allowed = os.sched_getaffinity(0)

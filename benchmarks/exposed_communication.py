@@ -19,11 +19,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vitscale import models
 from vitscale.analysis.exposure import exposures
-from vitscale.intervals import length
-from vitscale.model_spec import ModelSpec, resolve
+from vitscale.base.time_spans import length
 from vitscale.models import logits_of
 from vitscale.probes.explainer import Explainer
-from vitscale.record import ExplainedLine
+from vitscale.store.records import ExplainedLine
+from vitscale.trial.model_spec import ModelSpec, resolve
 
 STEPS, WARMUP = 8, 3
 CPU = torch.device("cpu")

@@ -31,7 +31,7 @@ from vitscale.prediction import sources
 from vitscale.prediction.fitting import fit
 from vitscale.prediction.predicting import Question, predict
 from vitscale.prediction.results import Estimate
-from vitscale.trial import Trial
+from vitscale.trial.trial import Trial
 
 BEGIN, END = "<!-- lab table: begin -->", "<!-- lab table: end -->"
 HOSTS = 4

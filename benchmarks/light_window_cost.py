@@ -28,9 +28,9 @@ import torch
 from vitscale import models, sources
 from vitscale.engines import Engine
 from vitscale.engines.plain import PlainEngine
-from vitscale.model_spec import ModelSpec, resolve
 from vitscale.store import RankLog
-from vitscale.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
+from vitscale.trial.model_spec import ModelSpec, resolve
+from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 from vitscale.worker.place import Place
 from vitscale.worker.training import Training
 

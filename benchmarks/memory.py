@@ -27,9 +27,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from vitscale.model_spec import ModelSpec, resolve
 from vitscale.prediction import forecast
-from vitscale.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
+from vitscale.trial.model_spec import ModelSpec, resolve
+from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 
 BEGIN, END = "<!-- memory table: begin -->", "<!-- memory table: end -->"
 MODEL = resolve(ModelSpec(name="vit-ti16", image_size=32, patch_size=8, layers=6), 10)

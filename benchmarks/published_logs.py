@@ -17,8 +17,8 @@ from between_marks import write_between
 from vitscale import analysis, store
 from vitscale.analysis.one_rank_logs import OneRankBounds, one_rank_bounds, ring_bytes
 from vitscale.importers import Options, import_logs
-from vitscale.model_spec import parameters
-from vitscale.record import Run
+from vitscale.store.records import Run
+from vitscale.trial.model_spec import parameters
 
 _ROOT = Path(__file__).parents[1]
 _LOGS = ("deepspeed-t4-2gpu.log", "deepspeed-t4-4gpu.log")

@@ -10,11 +10,11 @@ from peers.runs import Array, Places, places
 from simulator import Cluster, invent, play
 
 from vitscale.analysis.slow_steps import slow_steps
-from vitscale.model_spec import ModelSpec, resolve
 from vitscale.prediction.evaluating import whole_steps
 from vitscale.prediction.evidence import Evidence, Point, Series, StepParts
 from vitscale.prediction.network.links import Link, Network
-from vitscale.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
+from vitscale.trial.model_spec import ModelSpec, resolve
+from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 
 TIMES = (4, 16, 64)
 """The largest measured rank count: where predictions are asked."""

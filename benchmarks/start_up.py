@@ -53,8 +53,8 @@ explain = false
 
 def build(num_classes: int, image_size: int) -> object:
     """The model: vitscale's own ViT, which notes when its second forward begins, in the run's folder."""
-    from vitscale.model_spec import ModelSpec, resolve
     from vitscale.models.vit import VisionTransformer
+    from vitscale.trial.model_spec import ModelSpec, resolve
 
     class Noting(VisionTransformer):
         calls = 0
@@ -81,7 +81,7 @@ class Runs:
         self.losses: set[tuple[float | None, ...]] = set()
 
     def add(self, folder: Path) -> None:
-        from vitscale import launch_file
+        from vitscale.processes import launch_file
         from vitscale.store import read_ranks
 
         launch = launch_file.read(folder)

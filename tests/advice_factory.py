@@ -25,7 +25,7 @@ from vitscale.advice.request import NoiseScale, Request
 from vitscale.prediction.evaluating import Candidate, Estimates, Evaluated
 from vitscale.prediction.evidence import Evidence, Point, Series
 from vitscale.prediction.step.model import Array
-from vitscale.trial import Mode
+from vitscale.trial.trial import Mode
 
 IMAGES, MICRO_BATCH, EPOCHS = 6400, 64, 100
 COUNTS = (1, 2, 4, 5, 10, 20)

@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 from processes import wait_until
-from vitscale.hosts import read_hostfile
+from vitscale.machine.hosts import read_hostfile
 from vitscale.runner.starting import start_ranks, worked_out
 from vitscale.schedulers.hostfile import Hostfile
-from vitscale.study import LaunchSection
-from vitscale.trial import World
+from vitscale.study.sections import LaunchSection
+from vitscale.trial.trial import World
 
 VALUE = 'it\'s "quoted"; $(exit) `exit` %h\nand more'
 """What no shell between the driver and a rank may touch."""

@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-from vitscale import launch_file
-from vitscale.lifeline import Lifeline
+from vitscale.processes import launch_file
+from vitscale.processes.heartbeat import Lifeline
 from vitscale.store import write_whole
 from vitscale.worker import place as placing
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vitscale.check_record import (
+from vitscale.store.check_records import (
     STAGES,
     CheckedRank,
     CheckRecord,
@@ -20,9 +20,9 @@ from vitscale.check_record import (
     SweepPlan,
     bus_factor,
 )
-from vitscale.model_spec import ModelSpec
-from vitscale.record import Device, Environment, MatmulLine
-from vitscale.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
+from vitscale.store.records import Device, Environment, MatmulLine
+from vitscale.trial.model_spec import ModelSpec
+from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 
 WORK = "a piece of work"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitscale.model_spec import ModelSpec, resolve
 from vitscale.prediction.evidence import Evidence, Point, Series, StepParts
 from vitscale.prediction.network.links import Link, Network
-from vitscale.trial import DataSpec, Mode, TrainSpec, Trial, WindowSpec, World, steps_per_epoch
+from vitscale.trial.model_spec import ModelSpec, resolve
+from vitscale.trial.trial import DataSpec, Mode, TrainSpec, Trial, WindowSpec, World, steps_per_epoch
 
 IMAGES = 50_000
 FAST = Link(100e9, 1e-5, 0.07, 0.3, "check", "a check")

@@ -7,7 +7,7 @@ from typing import Any
 
 from results_factory import explained_run, make_curve, make_results, make_trial
 from vitscale.analysis.energy import SHORTEST_SECONDS
-from vitscale.record import (
+from vitscale.store.records import (
     EnergyReading,
     GpuSamples,
     GradientLine,
@@ -17,7 +17,7 @@ from vitscale.record import (
     Results,
     Run,
 )
-from vitscale.trial import Mode, Trial
+from vitscale.trial.trial import Mode, Trial
 
 NO_ENERGY = "the kernel lets only root read RAPL"
 NO_GPU = "the trial ran on CPU"

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from study_factory import expanded
-from vitscale.hosts import Host
 from vitscale.launchers import Launch, Launcher, Start
-from vitscale.trial import Trial, World
+from vitscale.machine.hosts import Host
+from vitscale.trial.trial import Trial, World
 
 PYTHON = sys.executable
 FOLDER = Path("/results/with a space/runs/0123456789ab-r0-a0")

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vitscale import launch_file
-from vitscale.launch_file import LaunchFile
+from vitscale.processes import launch_file
+from vitscale.processes.launch_file import LaunchFile
 from vitscale.store import write_whole
 
 TOKEN = "0123456789abcdef"  # noqa: S105 - of no run
@@ -22,15 +22,16 @@ TOKEN = "0123456789abcdef"  # noqa: S105 - of no run
 HELD = """
 import faulthandler, sys, threading, time
 from pathlib import Path
-from vitscale import launch_file, lifeline
-lifeline.BEAT_SECONDS, lifeline.SILENCE_SECONDS = 0.05, 0.5
+from vitscale.processes import launch_file
+from vitscale.processes import heartbeat
+heartbeat.BEAT_SECONDS, heartbeat.SILENCE_SECONDS = 0.05, 0.5
 folder, rank = Path(sys.argv[1]), sys.argv[2]
 def dump():
     with (folder / f"stack-rank-{rank}.txt").open("w") as file:
         faulthandler.dump_traceback(file)
 launch = launch_file.read(folder)
-line = lifeline.Lifeline(launch, f"rank {rank}", lifeline.PROGRESS, dump, lambda: (folder / f"lost-{rank}").touch())
-for lifeline.PROGRESS.step in range(10**9):
+line = heartbeat.Lifeline(launch, f"rank {rank}", heartbeat.PROGRESS, dump, lambda: (folder / f"lost-{rank}").touch())
+for heartbeat.PROGRESS.step in range(10**9):
     if (folder / f"leave-{rank}").exists():
         line.close()
         break

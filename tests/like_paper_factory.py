@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from results_factory import make_environment, make_results, make_trial, steady_run
-from vitscale.record import Curve, CurvePoint, Device, Results, Run
-from vitscale.trial import Mode, Trial, World
+from vitscale.store.records import Curve, CurvePoint, Device, Results, Run
+from vitscale.trial.trial import Mode, Trial, World
 
 Cells = Mapping[int, Sequence[float]]
 """GPU count to the step seconds of each run."""

@@ -8,13 +8,13 @@ from typing import Any
 
 from results_factory import make_curve, make_results, make_trial, one_curve, steady_run
 from vitscale.analysis import Analysis, analyse
-from vitscale.model_spec import resolve
 from vitscale.prediction.evidence import Evidence, Point, Series
 from vitscale.prediction.network.links import Link, Network
 from vitscale.prediction.outlook import Outlook
 from vitscale.prediction.results import Assumption, Estimate, Label, Prediction, Score
-from vitscale.record import Results
-from vitscale.trial import Mode, World
+from vitscale.store.records import Results
+from vitscale.trial.model_spec import resolve
+from vitscale.trial.trial import Mode, World
 
 IMAGES = 1024
 NO_ENERGY = "no run recorded it"

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitscale import store
-from vitscale.model_spec import ModelSpec
-from vitscale.record import (
+from vitscale.store.records import (
     Curve,
     CurvePoint,
     Device,
@@ -33,9 +32,10 @@ from vitscale.record import (
     StepLine,
     StudyRecord,
 )
-from vitscale.shares import micro_batches
-from vitscale.trial import DataSpec, Mode, TrainSpec, Trial, WindowSpec, World, samples_used, steps_per_epoch
-from vitscale.windows import windows
+from vitscale.trial.model_spec import ModelSpec
+from vitscale.trial.rank_batches import micro_batches
+from vitscale.trial.step_schedule import windows
+from vitscale.trial.trial import DataSpec, Mode, TrainSpec, Trial, WindowSpec, World, samples_used, steps_per_epoch
 
 TRAIN_SAMPLES = 1024
 PHASE_SECONDS = {"launch": 0.5, "imports": 3.0, "data": 0.25, "model": 0.5, "engine": 0.25, "first_step": 1.5}

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from vitscale.hosts import Host
 from vitscale.launchers.base import Launch, Start
-from vitscale.record import EndLine, EpochLine, ModelLine, StepLine
+from vitscale.machine.hosts import Host
 from vitscale.store import RankLog
-from vitscale.trial import World
+from vitscale.store.records import EndLine, EpochLine, ModelLine, StepLine
+from vitscale.trial.trial import World
 
 FAILS = None
 _STEPS = 8

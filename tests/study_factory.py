@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vitscale.expansion import Expansion, expand
-from vitscale.hardware import Gpu, Machine
+from vitscale.machine.hardware import Gpu, Machine
 from vitscale.sources import Summary
-from vitscale.study_file import StudyFile
-from vitscale.trial import DataSpec
+from vitscale.study.expand import Expansion, expand
+from vitscale.study.file import StudyFile
+from vitscale.trial.trial import DataSpec
 
 MINIMAL: dict[str, dict[str, Any]] = {
     "model": {"name": "vit-ti16", "image_size": 32, "patch_size": 8},

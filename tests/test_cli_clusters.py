@@ -48,10 +48,10 @@ RESULTS/runs/54ac535df4c7-r0-a0
 """
 LOCAL = """\
 # 2f7d09c5d113: 1 x 2 ranks, 3 run(s)
-PYTHON -m vitscale.local_ranks 2 PORT(2f7d09c5d113-r0-a0) vitscale.worker RESULTS/runs/2f7d09c5d113-r0-a0
+PYTHON -m vitscale.processes.local_ranks 2 PORT(2f7d09c5d113-r0-a0) vitscale.worker RESULTS/runs/2f7d09c5d113-r0-a0
 
 # 48fada5a9075: 1 x 1 ranks, 3 run(s)
-PYTHON -m vitscale.local_ranks 1 PORT(48fada5a9075-r0-a0) vitscale.worker RESULTS/runs/48fada5a9075-r0-a0
+PYTHON -m vitscale.processes.local_ranks 1 PORT(48fada5a9075-r0-a0) vitscale.worker RESULTS/runs/48fada5a9075-r0-a0
 """
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=15 -o ServerAliveInterval=5 -o ServerAliveCountMax=4 --"
 
@@ -119,7 +119,7 @@ def test_torchrun_on_two_hosts(call: Call, tmp_path: Path) -> None:
     """An agent on each, under a keeper; the one rank of the smallest world is on the first."""
 
     def on(host: str, *agent: str) -> str:
-        keeper = ["PYTHON", "-m", "vitscale.keeper", agent[-1], "--", *agent]
+        keeper = ["PYTHON", "-m", "vitscale.processes.host_agent", agent[-1], "--", *agent]
         return f"{SSH} {host} " + shlex.quote(f"cd {tmp_path} && exec {' '.join(keeper)}")
 
     module = ("PYTHON", "-m", "torch.distributed.run")

@@ -9,28 +9,24 @@ from pydantic import BaseModel
 from typer.main import get_command
 
 from vitscale.cli import app
-from vitscale.study import Study
+from vitscale.study.sections import Study
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-def test_the_tree_has_one_line_per_file() -> None:
-    named = []
-    folder = ""
-    for line in README.partition("src/vitscale/\n")[2].partition("```")[0].splitlines():
-        indent, name = len(line) - len(line.lstrip()), line.split()[0]
-        if name.endswith("/"):
-            folder = name
-        else:
-            named.append(name if indent == 2 else folder + name)
-    present = {
-        str(path.relative_to(ROOT / "src/vitscale"))
-        for path in (ROOT / "src/vitscale").rglob("*")
-        if path.is_file() and path.name not in ("__init__.py", "py.typed") and "__pycache__" not in path.parts
-    }
-    assert set(named) == present
-    assert len(named) == len(present)
+def test_every_room_stands_in_the_tree_and_in_the_layout() -> None:
+    tree = README.partition("src/vitscale/\n")[2].partition("```")[0]
+    layout = (ROOT / "docs/layout.md").read_text()
+    rooms = {path.parent.name for path in (ROOT / "src/vitscale").glob("*/__init__.py")}
+    assert set(re.findall(r"(\w+)/", tree.partition("tests/")[0])) == rooms
+    assert set(re.findall(r"^\| `(\w+)/`", layout, flags=re.MULTILINE)) == rooms
+    assert len(README.partition("## The tree")[2].splitlines()) < 20
+
+
+def test_no_module_is_loose() -> None:
+    """The root holds no subject: a module that has none of the rooms asks for one."""
+    assert {path.name for path in (ROOT / "src/vitscale").glob("*.py")} == {"__init__.py", "__main__.py", "errors.py"}
 
 
 def test_every_command_is_listed() -> None:

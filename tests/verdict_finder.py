@@ -6,8 +6,8 @@ from typing import Any
 
 from results_factory import explained_run, make_curve, make_results, make_trial, steady_run
 from vitscale.analysis import Verdict, analyse
-from vitscale.record import Results, Run
-from vitscale.trial import Trial
+from vitscale.store.records import Results, Run
+from vitscale.trial.trial import Trial
 
 THREE = [0.1, 0.101, 0.099]
 """Step seconds of three repeats that agree."""

@@ -14,9 +14,9 @@ from vitscale.advice.advising import Advice
 from vitscale.advice.launch_line import launch_lines
 from vitscale.advice.study_text import advised_trial, study_text
 from vitscale.errors import RequestError
-from vitscale.hardware import Machine
+from vitscale.machine.hardware import Machine
 from vitscale.prediction.evaluating import Candidate
-from vitscale.trial import Trial
+from vitscale.trial.trial import Trial
 
 ONE_HOST = Machine(cores=64, cpu_quota_cores=None, gpus=gpus(20), cpu_has_fast_bf16=False)
 

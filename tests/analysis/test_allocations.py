@@ -17,8 +17,8 @@ from results_factory import (
 from vitscale.analysis import Analysis, analyse
 from vitscale.analysis.allocations import components, groups, observations
 from vitscale.analysis.statistics import interval, mean_interval
-from vitscale.record import ResourcesLine, Run
 from vitscale.report import words
+from vitscale.store.records import ResourcesLine, Run
 
 ONE = make_trial(gpus=1)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from results_factory import NOT_TOLD_APART, explained_line, explained_run, make_rank, make_run, make_trial, steady_run
 from vitscale.analysis.breakdown import breakdown, combined
 from vitscale.analysis.runs import figures
-from vitscale.record import PARTS, Run
+from vitscale.store.records import PARTS, Run
 
 FAST: dict[str, Any] = {
     "data_wait": 0.01,

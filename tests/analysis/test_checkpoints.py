@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from results_factory import make_rank, make_run, make_trial
 from vitscale.analysis.checkpoints import CheckpointCost, checkpoint_cost
-from vitscale.record import CheckpointLine, Run
+from vitscale.store.records import CheckpointLine, Run
 
 
 def run(*saved: float | None) -> Run:

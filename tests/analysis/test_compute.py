@@ -9,9 +9,9 @@ import pytest
 from results_factory import make_environment, make_rank, make_run, make_trial
 from vitscale.analysis.compute import compute, flops_per_image
 from vitscale.analysis.runs import figures
-from vitscale.model_spec import ModelSpec, training_flops
-from vitscale.record import Device, MatmulLine, Run
-from vitscale.trial import Trial
+from vitscale.store.records import Device, MatmulLine, Run
+from vitscale.trial.model_spec import ModelSpec, training_flops
+from vitscale.trial.trial import Trial
 
 MODEL = ModelSpec(
     name="vit-ti16", image_size=32, patch_size=16, num_classes=10, hidden_size=192, layers=12, heads=3, mlp_size=768

@@ -21,8 +21,9 @@ from vitscale.analysis.convergence import convergence as convergence_of
 from vitscale.analysis.convergence import course as course_of
 from vitscale.analysis.runs import figures
 from vitscale.analysis.trials import summarise
-from vitscale.record import EpochLine, Run, StepLine, StepWindow
-from vitscale.trial import Trial
+from vitscale.store.records import EpochLine, Run, StepLine
+from vitscale.trial.step_schedule import StepWindow
+from vitscale.trial.trial import Trial
 
 TWO_RANKS = make_trial("ddp", 2, micro_batch=4)
 WITH_TARGET = make_trial("ddp", 1, target_accuracy=0.5)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from results_factory import make_trial
 from vitscale.analysis.curve_names import curve_name, engine_name, trial_name
-from vitscale.study import TrainSection
-from vitscale.trial import AccelerateBackend, GradientDtype, Offload
+from vitscale.study.sections import TrainSection
+from vitscale.trial.trial import AccelerateBackend, GradientDtype, Offload
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from vitscale.analysis.loss_differences import differences
 from vitscale.analysis.scaling import CurveResult, scale
 from vitscale.analysis.study_quality import drift as drift_verdicts
 from vitscale.analysis.trials import Drift, TrialResult, summarise
-from vitscale.record import Run
-from vitscale.trial import Trial
+from vitscale.store.records import Run
+from vitscale.trial.trial import Trial
 
 LOSSES = [2.3 / (1 + 0.02 * step) for step in range(30)]
 

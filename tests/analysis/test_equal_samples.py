@@ -8,7 +8,7 @@ import pytest
 
 from results_factory import make_trial, steady_run
 from vitscale.analysis.equal_samples import equal_samples
-from vitscale.record import EpochLine, Run
+from vitscale.store.records import EpochLine, Run
 
 
 def run_of(course: Sequence[tuple[int | None, float | None]], split: str = "held_out_accuracy", repeat: int = 0) -> Run:

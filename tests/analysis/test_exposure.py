@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitscale.analysis.exposure import exposures
-from vitscale.intervals import length
-from vitscale.record import ExplainedLine
+from vitscale.base.time_spans import length
+from vitscale.store.records import ExplainedLine
 
 Collectives = list[tuple[float, float]]
 

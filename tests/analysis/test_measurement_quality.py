@@ -4,7 +4,7 @@ import pytest
 
 from results_factory import make_trial, steady_run
 from verdict_finder import STEP, THREE, explained_study, kinds, of_one_trial, three_repeats, verdict
-from vitscale.record import PARTS
+from vitscale.store.records import PARTS
 
 
 def test_synchronised_timing() -> None:

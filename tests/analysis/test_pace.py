@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from results_factory import make_rank, make_run, make_trial
 from vitscale.analysis.pace import elapsed_by_step, step_kinds
 from vitscale.analysis.runs import figures
-from vitscale.record import Run, StepLine, StepWindow
-from vitscale.trial import effective_steps
+from vitscale.store.records import Run, StepLine
+from vitscale.trial.step_schedule import StepWindow
+from vitscale.trial.trial import effective_steps
 
 STEP = 0.5
 

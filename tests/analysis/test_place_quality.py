@@ -7,8 +7,8 @@ import pytest
 from results_factory import make_curve, make_environment, make_results, make_trial, steady_run
 from verdict_finder import THREE, kinds, three_repeats, verdict
 from vitscale.analysis.environments import allocation, differences, surroundings
-from vitscale.record import Collective, Device, GpuSamples, GpuSettings, ResourcesLine, Results, TrafficLine
-from vitscale.trial import Trial, World
+from vitscale.store.records import Collective, Device, GpuSamples, GpuSettings, ResourcesLine, Results, TrafficLine
+from vitscale.trial.trial import Trial, World
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from results_factory import make_environment, make_rank, make_run, make_trial, s
 from vitscale.analysis.resources import RankResources, resource_figures, timed_spans
 from vitscale.analysis.runs import figures
 from vitscale.analysis.trials import summarise
-from vitscale.record import Device, EnergyReading, GpuSamples, MatmulLine, ResourcesLine, Run
+from vitscale.store.records import Device, EnergyReading, GpuSamples, MatmulLine, ResourcesLine, Run
 
 MIB = 2**20
 STEPS = 4

@@ -25,8 +25,8 @@ from vitscale.analysis.target_ci import (
     standing,
 )
 from vitscale.analysis.trials import summarise
-from vitscale.record import Results, Run, StudyRecord
-from vitscale.study_file import FEWEST_FOR_TARGET
+from vitscale.store.records import Results, Run, StudyRecord
+from vitscale.study.file import FEWEST_FOR_TARGET
 
 EPOCHS = Path(__file__).resolve().parents[3] / "shared" / "paper" / "epochs.csv"
 TRIAL = make_trial()

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from results_factory import explained_line, make_rank, make_run, make_trial
 from vitscale.analysis.breakdown import breakdown
 from vitscale.analysis.timelines import explained_steps, lanes
-from vitscale.intervals import Interval, intersection, length
-from vitscale.record import COMMUNICATION, PARTS, ExplainedLine, PhaseName, Run
+from vitscale.base.time_spans import Interval, intersection, length
+from vitscale.store.records import COMMUNICATION, PARTS, ExplainedLine, PhaseName, Run
 
 
 def run_of(*lines: list[ExplainedLine], gpus: int | None = None) -> Run:

@@ -12,7 +12,7 @@ from explained_factory import WIRE, run_of
 from results_factory import make_rank, make_run, make_trial
 from vitscale.analysis.runs import figures
 from vitscale.analysis.traffic import Traffic, traffic
-from vitscale.record import Collective, Run, TrafficLine
+from vitscale.store.records import Collective, Run, TrafficLine
 
 MILLION = 1_000_000
 

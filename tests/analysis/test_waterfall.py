@@ -23,8 +23,8 @@ from vitscale.analysis import Analysis, Waterfall, analyse
 from vitscale.analysis.breakdown import Breakdown, RankParts
 from vitscale.analysis.statistics import jackknife
 from vitscale.analysis.waterfall import FACTORS, decompose, unprofiled, waterfalls
-from vitscale.record import PARTS, Device, Run
-from vitscale.trial import Mode, Trial
+from vitscale.store.records import PARTS, Device, Run
+from vitscale.trial.trial import Mode, Trial
 
 # An epoch of 1,024 images at micro-batch 8 has 128 steps on one rank, 64 on two, 43 on three (42.67 before rounding).
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from vitscale.datasets.order import EpochOrder
 from vitscale.datasets.preprocess import IMAGENET, STATISTICS, Preprocess
 from vitscale.sources import ChannelStatistics, load
-from vitscale.trial import DataSpec
+from vitscale.trial.trial import DataSpec
 
 
 def pictures(count: int, side: int = 32) -> Tensor:

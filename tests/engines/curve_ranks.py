@@ -27,7 +27,7 @@ from vitscale.datasets import Batch, Batches, slot_loss
 from vitscale.engines import deepspeed
 from vitscale.engines.deepspeed_setup import configuration
 from vitscale.probes.explainer import no_phase
-from vitscale.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
+from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 from vitscale.worker import passes
 from vitscale.worker.checkpointing import measured_checkpoint
 from vitscale.worker.counted_steps import counted_traffic

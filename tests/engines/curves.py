@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from forks import Cold, Starts
-from vitscale.model_spec import ModelSpec, resolve
+from vitscale.trial.model_spec import ModelSpec, resolve
 
 MODEL = resolve(
     ModelSpec(name="vit-ti16", image_size=16, patch_size=8, layers=2, hidden_size=32, heads=2, mlp_size=64), 10

@@ -21,11 +21,11 @@ import torch.distributed as dist
 from engines.forgetting import forget_engines
 from vitscale import engines, models
 from vitscale.datasets import label_losses
-from vitscale.model_spec import ModelSpec, resolve
 from vitscale.models.segmentation import AuxiliaryLogits
 from vitscale.probes.flight_recorder import size_ring
 from vitscale.probes.traffic import TrafficCounter
-from vitscale.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
+from vitscale.trial.model_spec import ModelSpec, resolve
+from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 from vitscale.worker.counted_steps import COUNTED_STEPS, FIRST_USUAL_STEP
 
 MODEL = resolve(ModelSpec(name="vit-ti16", image_size=32, patch_size=16, layers=2), 10)

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from vitscale.engines.blocks import blocks_of, with_options
 from vitscale.errors import RequestError
-from vitscale.model_spec import ModelSpec, resolve
 from vitscale.models import build
-from vitscale.trial import TrainSpec
+from vitscale.trial.model_spec import ModelSpec, resolve
+from vitscale.trial.trial import TrainSpec
 
 
 def train(**changes: Any) -> TrainSpec:

@@ -25,7 +25,7 @@ from vitscale.engines.plain import PlainEngine
 from vitscale.engines.whole_tensors import TorchTensors
 from vitscale.engines.zero_tensors import _DeepSpeedLossScale
 from vitscale.errors import RequestError
-from vitscale.trial import TrainSpec
+from vitscale.trial.trial import TrainSpec
 
 CPU = torch.device("cpu")
 

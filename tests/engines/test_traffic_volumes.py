@@ -17,9 +17,9 @@ from forks import prepared_here
 from results_factory import make_rank, make_run
 from vitscale.analysis.runs import figures
 from vitscale.analysis.traffic import Traffic, traffic
-from vitscale.model_spec import parameters
 from vitscale.prediction.step.messages import messages
-from vitscale.record import RankRecord, TrafficLine
+from vitscale.store.records import RankRecord, TrafficLine
+from vitscale.trial.model_spec import parameters
 
 pytestmark = pytest.mark.ranks
 

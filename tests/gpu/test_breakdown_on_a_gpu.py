@@ -14,7 +14,7 @@ import torch
 from driving import vitscale
 from vitscale import store
 from vitscale.analysis.breakdown import breakdown
-from vitscale.record import Run
+from vitscale.store.records import Run
 
 pytestmark = [
     pytest.mark.gpu,

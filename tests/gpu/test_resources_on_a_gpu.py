@@ -8,10 +8,10 @@ import time
 import pytest
 import torch
 
-from vitscale.peaks import peak
+from vitscale.analysis.peaks import peak
 from vitscale.probes.matmul import arithmetic, measured_matmul
 from vitscale.probes.resources import ResourceProbe
-from vitscale.record import ResourcesLine
+from vitscale.store.records import ResourcesLine
 
 pytestmark = [
     pytest.mark.gpu,

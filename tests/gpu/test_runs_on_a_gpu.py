@@ -9,7 +9,7 @@ import torch
 
 from driving import vitscale
 from vitscale import store
-from vitscale.record import Results
+from vitscale.store.records import Results
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,9 +11,9 @@ from typing import Any
 from forks import prepared_here
 from lab.hosts import INTERFACE, Hosts
 from vitscale import sources, store
-from vitscale.model_spec import ModelSpec, resolve
-from vitscale.record import Outcome, Run, RunHeader
-from vitscale.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
+from vitscale.store.records import Outcome, Run, RunHeader
+from vitscale.trial.model_spec import ModelSpec, resolve
+from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 
 _INJECTED = Path(__file__).with_name("injected.py")
 

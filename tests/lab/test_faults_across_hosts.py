@@ -21,10 +21,11 @@ import needs
 from driving import TINY_MODEL
 from processes import wait_until
 from runner.light_worker import FAULTS, GO
-from vitscale import launch_file, store
+from vitscale import store
 from vitscale.lab import laboratory
 from vitscale.lab.laboratory import Laboratory
-from vitscale.record import Outcome, Run
+from vitscale.processes import launch_file
+from vitscale.store.records import Outcome, Run
 
 WORKER = Path(__file__).parents[1] / "runner" / "light_worker.py"
 STUDY = """

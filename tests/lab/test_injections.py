@@ -21,13 +21,13 @@ import pytest
 
 from lab.hosts import Hosts, two_hosts
 from lab.ranks import make_trial, run_ranks
-from vitscale import model_spec
 from vitscale.analysis.breakdown import Breakdown, breakdown
 from vitscale.analysis.exposure import RankExposure, exposures
 from vitscale.analysis.statistics import ratio
-from vitscale.model_spec import ModelSpec
 from vitscale.prediction.step.messages import messages
-from vitscale.record import PARTS, Run
+from vitscale.store.records import PARTS, Run
+from vitscale.trial import model_spec
+from vitscale.trial.model_spec import ModelSpec
 
 pytestmark = [pytest.mark.ranks, pytest.mark.alone]
 

@@ -12,9 +12,9 @@ from vitscale.analysis.breakdown import Breakdown, breakdown
 from vitscale.analysis.rank_speeds import gain, rank_speeds
 from vitscale.analysis.runs import figures
 from vitscale.analysis.trials import TrialResult, summarise
-from vitscale.model_spec import ModelSpec
-from vitscale.record import Run
-from vitscale.shares import longest, shares
+from vitscale.store.records import Run
+from vitscale.trial.model_spec import ModelSpec
+from vitscale.trial.rank_batches import longest, shares
 
 pytestmark = [pytest.mark.ranks, pytest.mark.alone]
 

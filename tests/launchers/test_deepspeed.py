@@ -9,9 +9,9 @@ import pytest
 
 from launching import FOLDER, PLAIN_FOLDER, PYTHON, help_of, hosts, launch, options, world
 from vitscale.errors import RequestError
-from vitscale.hosts import Host
 from vitscale.launchers import Launch, launcher_named
 from vitscale.launchers.deepspeed import DeepSpeed
+from vitscale.machine.hosts import Host
 
 RUNNER = (PYTHON, "-m", "deepspeed.launcher.runner")
 

@@ -8,8 +8,8 @@ import pytest
 
 from launching import FOLDER, PYTHON, a_trial, hosts, launch, world
 from vitscale.errors import RequestError
-from vitscale.hosts import Host
 from vitscale.launchers import LAUNCHERS, find_launcher, launcher_for, launcher_named
+from vitscale.machine.hosts import Host
 
 
 def test_in_process_is_the_rank_itself() -> None:
@@ -21,9 +21,9 @@ def test_in_process_is_the_rank_itself() -> None:
 
 
 def test_local_starts_any_number_of_ranks_here_and_nowhere_else() -> None:
-    """The ranks' own arguments follow: `python -m vitscale.local_ranks` starts what `python -m` would."""
+    """The ranks' own arguments follow: `python -m vitscale.processes.local_ranks` starts what `python -m` would."""
     here = launch(LAUNCHERS["local"], world(1, 3))
-    argv = (PYTHON, "-m", "vitscale.local_ranks", "3", "29500", "vitscale.worker", str(FOLDER))
+    argv = (PYTHON, "-m", "vitscale.processes.local_ranks", "3", "29500", "vitscale.worker", str(FOLDER))
     assert (here.commands, here.per_host, here.from_prepared) == ((argv,), False, True)
     with pytest.raises(RequestError, match="it starts ranks on this machine alone, and hosts are named; use launcher"):
         launcher_named("local", world(1, 2), hosts(1))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from vitscale.deepspeed_config import read_json
 from vitscale.lint import Setting, lint
+from vitscale.trial.deepspeed_config import read_json
 
 FILE = Path(__file__).parent / "appendix_b.json"
 

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from vitscale.errors import RequestError
-from vitscale.model_spec import ModelSpec, parameters, resolve
 from vitscale.models import build, logits_of
+from vitscale.trial.model_spec import ModelSpec, parameters, resolve
 
 TINY_VIT: dict[str, Any] = {
     "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "image_size": 32,
@@ -65,7 +65,7 @@ def test_a_named_model_has_fused_attention_and_no_dropout() -> None:
 def test_building_a_model_keeps_the_libraries_quiet(tmp_path: Path) -> None:
     hf_spec(tmp_path, "vit", **TINY_VIT)
     code = f"""
-from vitscale.model_spec import ModelSpec, resolve
+from vitscale.trial.model_spec import ModelSpec, resolve
 from vitscale.models import build
 build(resolve(ModelSpec(hf={str(tmp_path)!r}), 10))
 import logging, transformers

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from models.test_models import hf_spec
-from test_model_spec import counted_flops, counted_parameters, saved_bytes
-from vitscale import model_spec
+from trial.test_model_spec import counted_flops, counted_parameters, saved_bytes
 from vitscale.errors import RequestError
-from vitscale.model_spec import ModelSpec, resolve
 from vitscale.models import build, logits_of, refuse_other_sizes
 from vitscale.models.segmentation import AuxiliaryLogits
+from vitscale.trial import model_spec
+from vitscale.trial.model_spec import ModelSpec, resolve
 
 SWIN = ModelSpec(
     task="segmentation", name="swinv2-t", image_size=64, hidden_size=16, heads=2, depths=(1, 1, 1, 1), window_size=4,

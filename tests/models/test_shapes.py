@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from vitscale import model_spec, models
+from vitscale import models
 from vitscale.engines.blocks import blocks_of
-from vitscale.model_spec import ModelSpec, ParameterShapes, resolve
 from vitscale.models.segmentation import AuxiliaryLogits
 from vitscale.prediction.step.gradients import tensors
+from vitscale.trial import model_spec
+from vitscale.trial.model_spec import ModelSpec, ParameterShapes, resolve
 
 SWIN: dict[str, Any] = {"name": "swinv2-t", "image_size": 32, "patch_size": 2, "hidden_size": 24, "heads": 3}
 SEGMENTS: dict[str, Any] = {"task": "segmentation", "decoder_size": 12}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from vitscale.model_spec import ModelSpec, resolve
 from vitscale.models import build, logits_of
+from vitscale.trial.model_spec import ModelSpec, resolve
 
 TINY = ModelSpec(name="swinv2-t", image_size=32, hidden_size=16, heads=2, depths=(1, 2), window_size=4)
 

@@ -11,8 +11,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from vitscale.model_spec import ModelSpec, resolve
 from vitscale.models import build, logits_of
+from vitscale.trial.model_spec import ModelSpec, resolve
 
 SHAPES: list[dict[str, Any]] = [
     {"image_size": 32, "patch_size": 8, "hidden_size": 48, "layers": 2},
@@ -85,7 +85,7 @@ def test_logits_and_gradients_are_equal_to_the_bit(
 
 def test_it_is_built_without_transformers() -> None:
     code = (
-        "import sys; from vitscale import models; from vitscale.model_spec import ModelSpec, resolve;"
+        "import sys; from vitscale import models; from vitscale.trial.model_spec import ModelSpec, resolve;"
         "spec = resolve(ModelSpec(name='vit-ti16', layers=1), 10); models.preload(spec); models.build(spec);"
         "sys.exit('transformers.modeling_utils' in sys.modules)"
     )

@@ -13,12 +13,12 @@ import transformers
 from torch import nn
 
 from models.test_segmentation import SWIN, VIT, without
-from vitscale import user_model
 from vitscale.errors import RequestError
-from vitscale.model_spec import ModelSpec, resolve
 from vitscale.models import build
 from vitscale.models.swin import configuration
 from vitscale.models.weights import inflated, interpolated
+from vitscale.study import user_model
+from vitscale.trial.model_spec import ModelSpec, resolve
 
 
 def saved(model: Any, folder: Path) -> str:

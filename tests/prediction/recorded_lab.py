@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from check_factory import checked, record
-from vitscale.check_record import CollectiveFit, Operation
-from vitscale.model_spec import ModelSpec, resolve
 from vitscale.prediction.evidence import Evidence, Point, Series, StepParts
 from vitscale.prediction.network.checked import network_of
-from vitscale.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
+from vitscale.store.check_records import CollectiveFit, Operation
+from vitscale.trial.model_spec import ModelSpec, resolve
+from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 
 IMAGES = 4096
 _BUCKETS = {"bucket_mib": 4, "gather_bucket_mib": 4}

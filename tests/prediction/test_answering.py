@@ -12,7 +12,7 @@ from vitscale.prediction.answering import answer, outlook
 from vitscale.prediction.evidence import Evidence, gather
 from vitscale.prediction.network.checked import network_of
 from vitscale.prediction.predicting import Question
-from vitscale.trial import Mode
+from vitscale.trial.trial import Mode
 
 STEPS = {1: [0.100, 0.101], 2: [0.104, 0.105], 4: [0.108, 0.109]}
 

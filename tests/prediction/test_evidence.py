@@ -9,8 +9,8 @@ from explained_factory import BACKWARD, DATA_WAIT, FORWARD, OPTIMIZER, OTHER, SL
 from results_factory import TRAIN_SAMPLES, failed_run, make_curve, make_results, make_trial, one_curve, steady_run
 from vitscale.analysis import analyse
 from vitscale.prediction.evidence import Point, gather
-from vitscale.record import Collective, Results, Run, TrafficLine
-from vitscale.trial import Trial
+from vitscale.store.records import Collective, Results, Run, TrafficLine
+from vitscale.trial.trial import Trial
 
 
 def points(results: Results) -> dict[int, Point]:

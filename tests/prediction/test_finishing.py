@@ -9,10 +9,10 @@ from prediction_factory import estimate, make_outlook, make_prediction, study
 from vitscale.analysis import Analysis
 from vitscale.analysis.checkpoints import CheckpointCost
 from vitscale.errors import RequestError
-from vitscale.model_spec import resolve
 from vitscale.prediction.failures import NODE_MTBF_SECONDS, time_to_finish
 from vitscale.prediction.finishing import Finish, Horizon, finish, horizon
 from vitscale.prediction.results import Prediction
+from vitscale.trial.model_spec import resolve
 
 
 def finished(asked: Horizon, *predictions: Prediction, analysis: Analysis | None = None) -> list[Finish]:

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from evidence_factory import MEASURED, UNKNOWN, make_evidence, make_point
-from vitscale.model_spec import ModelSpec
 from vitscale.prediction import fitting
 from vitscale.prediction.evidence import Point, StepParts
 from vitscale.prediction.fitting import DRAWS, Fitted, FittedSeries, fit
 from vitscale.prediction.network.links import Link, Network
 from vitscale.prediction.parameters import NAMES
 from vitscale.prediction.predicting import Question, predict
+from vitscale.trial.model_spec import ModelSpec
 
 
 def of(*points: Point, network: Network = UNKNOWN) -> FittedSeries:

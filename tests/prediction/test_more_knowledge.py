@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from evidence_factory import make_evidence, make_point
-from vitscale.model_spec import ModelSpec
 from vitscale.prediction.evidence import Point
 from vitscale.prediction.fitting import fit
 from vitscale.prediction.network.checked import network_of
 from vitscale.prediction.network.names import declared_link
 from vitscale.prediction.predicting import Question, predict
+from vitscale.trial.model_spec import ModelSpec
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "external"
 TABLES = json.loads((FOLDER / "index.json").read_text())["series"][::2] if FOLDER.exists() else []

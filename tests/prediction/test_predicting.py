@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from evidence_factory import IMAGES, MEASURED, UNKNOWN, make_evidence, make_point
 from vitscale.errors import RequestError
-from vitscale.model_spec import ModelSpec, resolve
 from vitscale.prediction.evidence import Evidence, Point, Series, StepParts
 from vitscale.prediction.fitting import fit
 from vitscale.prediction.network.links import Network
 from vitscale.prediction.network.names import declared_link
 from vitscale.prediction.predicting import Question, predict
 from vitscale.prediction.results import Estimate, Prediction
+from vitscale.trial.model_spec import ModelSpec, resolve
 
 PARTS = StepParts(0.19, 0.125, 0.01, 0.0, 0.0, 0.0, 0.0)
 ONE_HOST = (make_point(1, (0.2, 0.201), parts=PARTS), make_point(2, (0.202, 0.203)), make_point(4, (0.204, 0.205)))

@@ -8,11 +8,11 @@ import check_factory
 from prediction_factory import resolved_study
 from results_factory import one_curve
 from vitscale.analysis import analyse
-from vitscale.check_record import CollectiveFit, LoaderLine
 from vitscale.errors import StoreError, VitscaleError
 from vitscale.prediction.network.links import Network
 from vitscale.prediction.sources import evidence_of
 from vitscale.store import checks
+from vitscale.store.check_records import CollectiveFit, LoaderLine
 
 RESULTS = resolved_study({1: [0.1], 2: [0.1]})
 """Its ranks ran on "node1"."""

@@ -8,7 +8,7 @@ import pytest
 from evidence_factory import make_point
 from vitscale.prediction.evidence import Point
 from vitscale.prediction.start_up import launcher_of, start_up
-from vitscale.trial import Trial
+from vitscale.trial.trial import Trial
 
 
 def point(gpus: int, *seconds: float, engine: str = "ddp", launcher: str = "torchrun", micro_batch: int = 8) -> Point:

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from check_factory import WORK, record, request
-from vitscale.check_record import GROUPS, OPERATIONS, STAGES, CheckedRank, FactsLine, StageLine
 from vitscale.preflight.as_json import check_json
 from vitscale.preflight.fit import fits
 from vitscale.preflight.judging import judged
 from vitscale.preflight.printing import check_text
-from vitscale.trial import World
+from vitscale.store.check_records import GROUPS, OPERATIONS, STAGES, CheckedRank, FactsLine, StageLine
+from vitscale.trial.trial import World
 
 ANY_SECONDS = st.sampled_from([0.0, 1e-300, 5e-324, 1e-9, 1.0, 1e9]) | st.floats(0.0, 1e9)
 ANY_RATE = st.sampled_from([0.0, 5e-324, 1.0, 1e24]) | st.floats(0.0, 1e24)

@@ -16,8 +16,8 @@ import pytest
 from driving import processes_naming, start, tree, vitscale
 from processes import wait_until
 from vitscale import cli
-from vitscale.check_record import OPERATIONS, STAGES
 from vitscale.preflight.fit import points
+from vitscale.store.check_records import OPERATIONS, STAGES
 from vitscale.store.checks import latest
 
 STUDY = """

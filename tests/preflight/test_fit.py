@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from check_factory import checked, sweep
-from vitscale.check_record import CheckedRank, CollectiveLine, Operation, bus_factor
 from vitscale.preflight.fit import Point, bus_bandwidth, fit, fits, points
+from vitscale.store.check_records import CheckedRank, CollectiveLine, Operation, bus_factor
 
 MB = 1e6
 

@@ -10,12 +10,12 @@ import pytest
 from rich.console import Console
 
 from check_factory import checked, record, request, sweep, trial
-from vitscale.check_record import CheckRecord, LoaderLine, LoaderNeed
 from vitscale.preflight.fit import fits
 from vitscale.preflight.judging import judged
 from vitscale.preflight.printing import check_text
 from vitscale.preflight.quantities import rate, seconds, size
-from vitscale.trial import World
+from vitscale.store.check_records import CheckRecord, LoaderLine, LoaderNeed
+from vitscale.trial.trial import World
 
 
 def printed(whole: CheckRecord) -> str:

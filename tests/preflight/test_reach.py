@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vitscale.hosts import Host
+from vitscale.machine.hosts import Host
 from vitscale.preflight.reach import ask
 
 

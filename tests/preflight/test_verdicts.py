@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from check_factory import checked, compute, facts, interface, record, request, sweep, trial
-from vitscale.check_record import (
+from vitscale.preflight.fit import fits
+from vitscale.preflight.judging import RULES, judged
+from vitscale.preflight.verdict import SEVERITIES, Verdict
+from vitscale.store.check_records import (
     STAGES,
     CheckedRank,
     CheckRecord,
@@ -18,11 +21,8 @@ from vitscale.check_record import (
     ReachLine,
     StageLine,
 )
-from vitscale.preflight.fit import fits
-from vitscale.preflight.judging import RULES, judged
-from vitscale.preflight.verdict import SEVERITIES, Verdict
-from vitscale.record import GpuSamples, GpuSettings, MatmulLine
-from vitscale.trial import World
+from vitscale.store.records import GpuSamples, GpuSettings, MatmulLine
+from vitscale.trial.trial import World
 
 LO = interface("lo", "127.0.0.1/8", None)
 

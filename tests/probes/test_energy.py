@@ -15,7 +15,7 @@ import pytest
 from fake_nvml import UUID, FakeNvml, installed
 from vitscale.probes import energy
 from vitscale.probes.energy import Counter, CounterMeter, energy_meter
-from vitscale.record import EnergyReading
+from vitscale.store.records import EnergyReading
 
 rapl_of_zeus = pytest.importorskip("zeus.device.cpu.rapl", reason="needs vitscale[energy]")
 

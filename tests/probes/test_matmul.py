@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vitscale.probes.matmul import arithmetic, best_rate, measured_matmul
-from vitscale.trial import Precision
+from vitscale.trial.trial import Precision
 
 LARGEST = 4096
 

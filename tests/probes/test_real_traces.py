@@ -11,10 +11,10 @@ import pytest
 from kineto_traces import real_trace
 from results_factory import make_rank, make_run, make_trial
 from vitscale.analysis.breakdown import RankParts, breakdown
-from vitscale.intervals import intersection, length
+from vitscale.base.time_spans import intersection, length
 from vitscale.probes.events import Event
 from vitscale.probes.timeline import NO_NCCL, steps_on_cuda
-from vitscale.record import COMMUNICATION, PARTS, ExplainedLine
+from vitscale.store.records import COMMUNICATION, PARTS, ExplainedLine
 
 A100, V100 = "a100-world2-nccl-rank0.json.gz", "v100-world2-nccl-rank1.json.gz"
 MI300X = "mi300x-world8-rccl-resnet-rank0.json.gz"

@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import HashStore, ProcessGroup
 from vitscale.probes import traffic
 from vitscale.probes.flight_recorder import Entry, Unreadable
 from vitscale.probes.traffic import CLOCK_SET, NO_GROUP, CountedStep, ReduceScatter, TrafficCounter, collectives
-from vitscale.record import Collective
+from vitscale.store.records import Collective
 
 
 def entry(

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from explained_factory import batch_study, run_of
 from results_factory import NOT_TOLD_APART, make_curve, make_results, make_trial, one_curve
 from vitscale.analysis import analyse
-from vitscale.record import PARTS, Results
 from vitscale.report import breakdown_charts, breakdown_data, words
 from vitscale.report.breakdown_charts import breakdown_figures
 from vitscale.report.breakdown_data import PART_NAMES
 from vitscale.report.figure import Figure
 from vitscale.report.style import COMMUNICATION_COLOUR, PART_COLOURS
+from vitscale.store.records import PARTS, Results
 
 MILLISECONDS = words.Unit(1000.0, "ms")
 

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from explained_factory import run_of
 from results_factory import make_curve, make_results, make_trial
 from vitscale.analysis import Analysis, analyse
-from vitscale.record import ExplainedLine, ResourcesLine, Run
 from vitscale.report import detail_tables, to_csv, to_json
 from vitscale.report.accuracy_charts import accuracy_figures
 from vitscale.report.breakdown_charts import breakdown_figures
 from vitscale.report.resource_charts import resource_figures
 from vitscale.report.timeline_charts import timeline_figures
+from vitscale.store.records import ExplainedLine, ResourcesLine, Run
 
 TRIAL = make_trial("ddp", 2, micro_batch=16)
 SOUND = run_of(TRIAL)

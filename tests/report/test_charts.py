@@ -12,11 +12,11 @@ from explained_factory import batch_study
 from results_factory import make_curve, make_rank, make_results, make_run, make_trial, one_curve, rich_study
 from vitscale.analysis import analyse
 from vitscale.errors import RequestError
-from vitscale.record import Results
 from vitscale.report import chart_data, write_figures
 from vitscale.report.charts import figures
 from vitscale.report.figure import Figure
 from vitscale.report.style import SERIES_COLOURS, SERIES_SHAPES
+from vitscale.store.records import Results
 
 
 def names(results: Results) -> set[str]:

@@ -24,9 +24,9 @@ from results_factory import (
 )
 from vitscale import store
 from vitscale.analysis import analyse
-from vitscale.record import Results, Run
 from vitscale.report import to_csv, to_json
 from vitscale.report.tables import batch_text, trial_label
+from vitscale.store.records import Results, Run
 
 EXPLAINED = [
     "exposed_share", "data_wait_share", "explaining_overhead", "mfu", "share_of_matmul", "joules_per_image",

@@ -10,9 +10,9 @@ import pytest
 from explained_factory import NO_ENERGY, NO_GPU, batch_study, run_of
 from results_factory import explained_run, make_curve, make_results, make_trial, one_curve
 from vitscale.analysis import Analysis, Interval, analyse
-from vitscale.record import CheckpointLine
 from vitscale.report.detail_tables import accuracy_table, four_figures, parts_table, resource_table
 from vitscale.report.grouped_table import GroupedTable
+from vitscale.store.records import CheckpointLine
 
 DASH = "\N{EN DASH}"
 

@@ -12,7 +12,6 @@ import pytest
 from explained_factory import batch_study
 from results_factory import explained_run, make_curve, make_results, make_trial, one_curve
 from vitscale.analysis import Analysis, analyse
-from vitscale.record import Run
 from vitscale.report import resource_data
 from vitscale.report.chart_data import QUANTITIES
 from vitscale.report.contract import to_json
@@ -22,6 +21,7 @@ from vitscale.report.resource_charts import resource_figures
 from vitscale.report.resource_data import RESOURCES
 from vitscale.report.scaling_charts import scaling_figure
 from vitscale.report.waterfall_charts import waterfall_figure
+from vitscale.store.records import Run
 
 FACTORS = [0.96, 1.0, 1.04]
 

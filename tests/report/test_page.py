@@ -23,10 +23,10 @@ from results_factory import (
 )
 from vitscale.analysis import Verdict, analyse
 from vitscale.analysis.verdict import Level
-from vitscale.record import Device, EnergyReading, ResourcesLine, Results, Run
 from vitscale.report import write_html
 from vitscale.report.charts import figures
 from vitscale.report.page import to_html
+from vitscale.store.records import Device, EnergyReading, ResourcesLine, Results, Run
 
 MARKER = "vitscaleattack"
 HOSTILE = (

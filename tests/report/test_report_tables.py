@@ -20,7 +20,7 @@ from results_factory import (
 )
 from vitscale.analysis import Analysis, analyse
 from vitscale.report import terminal_table, to_markdown, words
-from vitscale.trial import Mode
+from vitscale.trial.trial import Mode
 
 
 def terminal(analysis: Analysis, width: int) -> str:

@@ -10,7 +10,6 @@ import pytest
 
 from results_factory import failed_run, make_curve, make_results, make_trial, steady_run
 from vitscale.analysis import Analysis, analyse
-from vitscale.model_spec import ModelSpec, resolve, training_flops
 from vitscale.prediction import forecast_bytes
 from vitscale.report.contract import to_json
 from vitscale.report.markdown import to_markdown
@@ -18,7 +17,8 @@ from vitscale.report.page import to_html
 from vitscale.report.resolution_charts import resolution_figure, resolution_rows
 from vitscale.report.resolutions import by_resolution, resolution_table
 from vitscale.report.words import UNKNOWN
-from vitscale.trial import Trial
+from vitscale.trial.model_spec import ModelSpec, resolve, training_flops
+from vitscale.trial.trial import Trial
 
 SIZES = (32, 64, 128)
 

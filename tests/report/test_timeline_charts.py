@@ -9,10 +9,10 @@ import pytest
 from explained_factory import batch_study, run_of
 from results_factory import explained_run, make_curve, make_results, make_trial, one_curve
 from vitscale.analysis import analyse
-from vitscale.record import ExplainedLine, RankRecord, Results, Run
 from vitscale.report import timeline_data
 from vitscale.report.timeline_charts import timeline_figures
 from vitscale.report.timeline_data import timelines
+from vitscale.store.records import ExplainedLine, RankRecord, Results, Run
 
 
 def test_the_lanes_of_two_ranks_by_hand() -> None:

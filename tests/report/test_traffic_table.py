@@ -13,10 +13,10 @@ from explained_factory import WIRE, batch_study
 from report.test_detail_tables import DASH, lines
 from results_factory import one_curve
 from vitscale.analysis import analyse
-from vitscale.record import Collective, Results, TrafficLine
 from vitscale.report import to_csv, to_json
 from vitscale.report.page import to_html
 from vitscale.report.traffic_table import NOTHING, traffic_table
+from vitscale.store.records import Collective, Results, TrafficLine
 
 MILLION = 1_000_000
 

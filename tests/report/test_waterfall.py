@@ -15,11 +15,11 @@ from results_factory import explained_run, make_curve, make_results, make_trial,
 from vitscale.analysis import Analysis, Factor, Interval, Waterfall, analyse
 from vitscale.analysis.breakdown import Straggler
 from vitscale.analysis.waterfall import FACTORS
-from vitscale.record import PARTS, Results
 from vitscale.report import words, write_figures
 from vitscale.report.contributions import contributions, whole
 from vitscale.report.style import COMMUNICATION_COLOUR, PART_COLOURS
 from vitscale.report.waterfall_charts import waterfall_figure
+from vitscale.store.records import PARTS, Results
 
 SURE = Interval(0.71, 0.70, 0.72)
 

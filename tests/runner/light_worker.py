@@ -18,11 +18,11 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from vitscale import keeper, launch_file, lifeline
-from vitscale.launch_file import LaunchFile
-from vitscale.lifeline import PROGRESS, Lifeline
-from vitscale.record import EndLine, RunHeader, StepLine
+from vitscale.processes import heartbeat, host_agent, launch_file
+from vitscale.processes.heartbeat import PROGRESS, Lifeline
+from vitscale.processes.launch_file import LaunchFile
 from vitscale.store import RankLog
+from vitscale.store.records import EndLine, RunHeader, StepLine
 from vitscale.worker import place as placing
 from vitscale.worker.failure import error_line
 
@@ -134,9 +134,8 @@ def drive(arguments: list[str]) -> None:
     one_run.RANK_MODULE = "light_worker"
     hostfile._END_SECONDS = SILENCE_SECONDS
     in_folder = hostfile._in_folder
-    hostfile._in_folder = lambda argv: in_folder(
-        [word for each in argv for word in (("light_worker", "keeper") if each == "vitscale.keeper" else (each,))]
-    )
+    agent = {"vitscale.processes.host_agent": ("light_worker", "keeper")}
+    hostfile._in_folder = lambda argv: in_folder([word for each in argv for word in agent.get(each, (each,))])
     here = str(Path(__file__).parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
     sys.argv = ["vitscale", *arguments]
@@ -144,11 +143,11 @@ def drive(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    lifeline.SILENCE_SECONDS = SILENCE_SECONDS  # before the driver's end takes it from there
+    heartbeat.SILENCE_SECONDS = SILENCE_SECONDS  # before the driver's end takes it from there
     match sys.argv[1:]:
         case ["cli", *arguments]:
             drive(arguments)
         case ["keeper", *arguments]:
-            sys.exit(keeper.main(arguments))
+            sys.exit(host_agent.main(arguments))
         case [folder]:
             main(Path(folder))

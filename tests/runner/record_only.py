@@ -10,12 +10,12 @@ import sys
 import time
 from pathlib import Path
 
-from vitscale import launch_file
-from vitscale.hosts import Host
 from vitscale.launchers.base import Launch, Start
-from vitscale.record import EndLine, RunHeader, StepLine
+from vitscale.machine.hosts import Host
+from vitscale.processes import launch_file
 from vitscale.store import RankLog
-from vitscale.trial import World
+from vitscale.store.records import EndLine, RunHeader, StepLine
+from vitscale.trial.trial import World
 from vitscale.worker.place import die_with_parent
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vitscale.record import Outcome
 from vitscale.runner.batch_file import BatchTask, JobFile, read_job
 from vitscale.runner.batch_jobs import Batch, submit_and_watch
 from vitscale.store import write_outcome
-from vitscale.study import LaunchSection, MeasureSection, SlurmSection
+from vitscale.store.records import Outcome
+from vitscale.study.sections import LaunchSection, MeasureSection, SlurmSection
 
 
 def submitted(results: Path, name: str, trial_id: str) -> None:

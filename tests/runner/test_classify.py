@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vitscale.record import ErrorLine, Outcome, PhaseLine, RankRecord, StepLine
+from vitscale.processes.heartbeat_server import Loss, Sign
 from vitscale.runner.classify import Ending, kernel_oom_kills, log_tail, outcome_of
-from vitscale.runner.listening import Loss, Sign
+from vitscale.store.records import ErrorLine, Outcome, PhaseLine, RankRecord, StepLine
 
 # What torchrun (torch 2.13) printed when rank 1 of two was killed by SIGKILL, and when a rank's program ended with 3.
 REPORT = """\

@@ -12,7 +12,7 @@ import pytest
 
 from driving import processes_naming, vitscale
 from vitscale import store
-from vitscale.record import Outcome
+from vitscale.store.records import Outcome
 
 pytestmark = pytest.mark.ranks
 

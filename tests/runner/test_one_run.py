@@ -16,8 +16,7 @@ from driving import tree
 from scripted_ranks import Scripted
 from study_factory import EIGHT_CORES, write_study
 from vitscale import launchers
-from vitscale.hosts import Host
-from vitscale.record import Outcome, RunHeader
+from vitscale.machine.hosts import Host
 from vitscale.runner import Options, Plan, Report, one_run, plan
 from vitscale.runner import run as drive
 from vitscale.runner.classify import Ending
@@ -27,6 +26,7 @@ from vitscale.runner.one_run import Task, run_task
 from vitscale.runner.starting import Started
 from vitscale.runner.watch import watch
 from vitscale.schedulers import Hostfile
+from vitscale.store.records import Outcome, RunHeader
 
 WELL, PASSING, LASTING, INTERRUPTED = "well", "passing", "lasting", "interrupted"
 SAID = "RuntimeError: [Errno 98] Address already in use"

@@ -9,14 +9,14 @@ import pytest
 from results_factory import make_run, one_curve, write_results
 from study_factory import EIGHT_CORES, summary, write_study
 from vitscale.errors import RequestError, StoreError
-from vitscale.hardware import Machine
-from vitscale.record import Outcome, OutcomeKind, StudyRecord
+from vitscale.machine.hardware import Machine
 from vitscale.runner.one_run import Task
 from vitscale.runner.planning import Plan, check_folder, installed_versions, outstanding, plan
 from vitscale.sources import Summary
 from vitscale.store import RunIndex, new_run_folder, write_outcome
 from vitscale.store import write_study as write_study_record
-from vitscale.trial import DataSpec
+from vitscale.store.records import Outcome, OutcomeKind, StudyRecord
+from vitscale.trial.trial import DataSpec
 
 
 def planned(

@@ -12,13 +12,13 @@ from rich.console import Console
 from results_factory import make_curve, make_results, make_trial, steady_run, write_results
 from study_factory import EIGHT_CORES, write_study
 from vitscale.errors import StoreError
-from vitscale.model_spec import resolve
 from vitscale.runner import Plan, expectation, plan
 from vitscale.runner.expectation import Expectations, expectations
 from vitscale.runner.memory_fit import memory_fits, unfit
 from vitscale.runner.outlook import Outlook
 from vitscale.runner.preview import _batch, preview_json, preview_table
-from vitscale.trial import Trial
+from vitscale.trial.model_spec import resolve
+from vitscale.trial.trial import Trial
 
 LIKE_THE_RESULTS: dict[str, dict[str, Any]] = {
     "model": {"name": "vit-ti16", "image_size": 32, "patch_size": 16},

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from processes import wait_until
-from vitscale.runner.listening import Sign
+from vitscale.processes.heartbeat_server import Sign
 from vitscale.runner.standing import is_stopped, place_of, silence_limit, start_up_phase, starved, waited_for
 
 

@@ -13,14 +13,14 @@ import pytest
 
 from launching import hosts, world
 from processes import wait_until
-from vitscale import launch_file
 from vitscale.errors import RequestError
-from vitscale.hosts import Host
-from vitscale.job_processes import carrying
+from vitscale.machine.hosts import Host
+from vitscale.processes import launch_file
+from vitscale.processes.cleanup import carrying
 from vitscale.runner.starting import _PASSED_ON, start_ranks, worked_out
 from vitscale.schedulers import Hostfile, Local
 from vitscale.schedulers.local import LocalJob
-from vitscale.study import LaunchSection
+from vitscale.study.sections import LaunchSection
 
 ELSEWHERE = Host("198.51.100.7", 4)  # set aside for documentation (RFC 5737)
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from processes import alive, pid_in
-from vitscale.job_processes import carrying
-from vitscale.record import PhaseLine, StepLine
+from vitscale.processes.cleanup import carrying
+from vitscale.processes.heartbeat_server import Listener, Sign
 from vitscale.runner import watch as watching
-from vitscale.runner.listening import Listener, Sign
 from vitscale.runner.starting import Started
 from vitscale.runner.watch import StepCounter, watch
 from vitscale.schedulers.local import LocalJob
 from vitscale.store import RankLog
+from vitscale.store.records import PhaseLine, StepLine
 
 STEP = StepLine(step=0, epoch=0, seconds=0.1, images=8, loss=0.5, warmup=False).model_dump_json()
 PHASE = PhaseLine(name="imports", seconds=1.0).model_dump_json()

@@ -17,14 +17,14 @@ from launching import FOLDER, PYTHON, launch, world
 from processes import wait_until
 from study_factory import EIGHT_CORES
 from vitscale.errors import RequestError
-from vitscale.hardware import this_machine
-from vitscale.hosts import Host
-from vitscale.job_processes import carrying, end_all
 from vitscale.launchers.mpirun import Mpirun
 from vitscale.launchers.torchrun import Torchrun
+from vitscale.machine.hardware import this_machine
+from vitscale.machine.hosts import Host
+from vitscale.processes.cleanup import carrying, end_all
 from vitscale.runner.starting import Started, start_ranks, worked_out
 from vitscale.schedulers.hostfile import Hostfile
-from vitscale.study import LaunchSection
+from vitscale.study.sections import LaunchSection
 
 ELSEWHERE = "198.51.100.1"  # set aside for documentation (RFC 5737): nobody has it
 HERE = Host(socket.gethostname(), 4)
@@ -57,7 +57,7 @@ def test_an_agent_runs_here_as_it_is_and_elsewhere_by_ssh_under_a_keeper(
     here, there = Hostfile(hosts).commands(made, world(2, 2), hosts, folder)
     assert here == agent(0, folder)
     assert there[:-1] == [*SSH, "198.51.100.7"]
-    keeper = [PYTHON, "-m", "vitscale.keeper", str(folder), "--", *agent(1, folder)]
+    keeper = [PYTHON, "-m", "vitscale.processes.host_agent", str(folder), "--", *agent(1, folder)]
     assert there[-1] == f"cd {shlex.quote(str(cwd))} && exec " + " ".join(map(shlex.quote, keeper))
 
 
@@ -69,7 +69,8 @@ def test_the_line_for_the_other_host_to_the_letter(monkeypatch: pytest.MonkeyPat
     (command,) = Hostfile((NODE1,)).commands(made, world(1, 1), (NODE1,), folder)
     quoted = "'/results/it'\"'\"'s/runs/0-r0-a0'"
     assert command[-1] == (
-        f"cd / && exec '/opt/py thon/bin/python' -m vitscale.keeper {quoted} -- {PYTHON} -m torch.distributed.run "
+        f"cd / && exec '/opt/py thon/bin/python' -m vitscale.processes.host_agent {quoted} -- "
+        f"{PYTHON} -m torch.distributed.run "
         f"--standalone --nproc-per-node=1 --max-restarts=0 -m vitscale.worker {quoted}"
     )
 
@@ -81,7 +82,7 @@ def test_a_shell_gives_every_word_back_as_it_was(tmp_path: Path) -> None:
     shown = command[-1].replace(" && exec ", " && printf '%s\\0' ")
     answer = subprocess.run(["sh", "-c", shown], capture_output=True, text=True, check=True, cwd=tmp_path)
     words = answer.stdout.split("\0")[:-1]
-    assert words == [PYTHON, "-m", "vitscale.keeper", str(ODD), "--", *made.commands[0]]
+    assert words == [PYTHON, "-m", "vitscale.processes.host_agent", str(ODD), "--", *made.commands[0]]
     assert not [*tmp_path.iterdir()]
 
 
@@ -195,7 +196,7 @@ def test_a_rank_elsewhere_is_told_everything_and_ended_by_asking(elsewhere: Else
     assert (
         elsewhere.sent.read_text()
         .splitlines()[-1]
-        .endswith(f"-- {ELSEWHERE} {PYTHON} -m vitscale.keeper --end {started.job.token}")
+        .endswith(f"-- {ELSEWHERE} {PYTHON} -m vitscale.processes.host_agent --end {started.job.token}")
     )
 
 

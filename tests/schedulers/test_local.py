@@ -56,7 +56,7 @@ def start(folder: Path, *commands: list[str], **environment: str) -> LocalJob:
 @pytest.fixture
 def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are deaf would be waited for in vain."""
-    monkeypatch.setattr("vitscale.job_processes._GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("vitscale.processes.cleanup._GRACE_SECONDS", 0.2)
 
 
 def start_tree(folder: Path, then: str) -> tuple[LocalJob, dict[str, int]]:

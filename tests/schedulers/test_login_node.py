@@ -8,8 +8,8 @@ import pytest
 from launching import FOLDER, hosts, launch, world
 from study_factory import EIGHT_CORES, gpus
 from vitscale.errors import RequestError
-from vitscale.hardware import Machine
 from vitscale.launchers.srun import Srun
+from vitscale.machine.hardware import Machine
 from vitscale.schedulers import LoginNode
 
 NODE = Machine(cores=64, cpu_quota_cores=None, gpus=gpus(4), cpu_has_fast_bf16=True)

@@ -11,12 +11,12 @@ import pytest
 
 from launching import a_trial, world
 from processes import alive
-from vitscale.job_processes import carrying
-from vitscale.model_spec import ModelSpec
+from vitscale.processes.cleanup import carrying
 from vitscale.schedulers import prepared as own
 from vitscale.schedulers.local import LocalJob
 from vitscale.schedulers.prepared import Prepared, PreparedError, PreparedProcesses, kept_for
-from vitscale.trial import Trial
+from vitscale.trial.model_spec import ModelSpec
+from vitscale.trial.trial import Trial
 
 VARIABLES = {"PATH": "/bin", "COLOUR": "blue"}
 
@@ -74,7 +74,7 @@ def test_engines_share_a_process_where_they_import_the_same(trial: Trial, tmp_pa
 
 def start(process: Prepared, log: Path) -> LocalJob:
     """Two ranks without a folder: both end with a message."""
-    command = ["python", "-m", "vitscale.local_ranks", "2", "1", "vitscale.worker", str(log.parent / "none")]
+    command = ["python", "-m", "vitscale.processes.local_ranks", "2", "1", "vitscale.worker", str(log.parent / "none")]
     return LocalJob([command], token=secrets.token_hex(16), log=log, cwd=log.parent, environment={}, prepared=process)
 
 

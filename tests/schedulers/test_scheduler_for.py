@@ -9,12 +9,12 @@ import pytest
 
 from study_factory import write_study
 from vitscale.errors import RequestError
-from vitscale.hosts import Host
+from vitscale.machine.hosts import Host
 from vitscale.schedulers import Hostfile, Local, LoginNode, Scheduler, described, scheduler_for
 from vitscale.schedulers.slurm import SlurmAllocation
-from vitscale.study import NodeSection
-from vitscale.study_file import StudyFile
-from vitscale.trial import World
+from vitscale.study.file import StudyFile
+from vitscale.study.sections import NodeSection
+from vitscale.trial.trial import World
 
 ALLOCATION = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node[1-2]"}
 

@@ -14,12 +14,12 @@ import pytest
 from driving import processes_naming
 from lab.slurm_cluster import SlurmCluster, slurm_cluster
 from needs import root_and
-from vitscale.hosts import Host
 from vitscale.launchers import LAUNCHERS
 from vitscale.launchers.base import Start
+from vitscale.machine.hosts import Host
 from vitscale.schedulers.slurm import SlurmAllocation
-from vitscale.study import NodeSection, SlurmSection
-from vitscale.trial import World
+from vitscale.study.sections import NodeSection, SlurmSection
+from vitscale.trial.trial import World
 
 HOSTS = (Host("node0"), Host("node1"))
 RUN = Path("/shared/results/runs/0123456789ab-r0-a0")
@@ -59,7 +59,7 @@ def test_torchrun_has_an_agent_on_each_node(allocation: SlurmAllocation) -> None
         [
             *("srun", "--job-name=0123456789ab-r0-a0", f"--nodelist=node{node}", "--nodes=1", "--ntasks=1"),
             *("--overlap", "--cpu-bind=none", "--mpi=none", "--export=ALL"),
-            *("/opt/python", "-m", "vitscale.keeper", str(RUN), "--"),
+            *("/opt/python", "-m", "vitscale.processes.host_agent", str(RUN), "--"),
             *("/opt/python", "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}"),
             *("--rdzv-backend=static", "--rdzv-conf=timeout=300", "--master-addr=node0", "--master-port=29511"),
             *("--nproc-per-node=1", "--max-restarts=0", "-m", "vitscale.worker", str(RUN)),
@@ -74,7 +74,7 @@ def test_a_container_stands_before_the_program(monkeypatch: pytest.MonkeyPatch) 
     first, _ = commands(allocation, "torchrun")
     start = first.index("apptainer")
     assert first[start : start + 2] == ["apptainer", "exec"]
-    assert first[first.index("vit.sif") + 1 :][:3] == ["python3", "-m", "vitscale.keeper"]
+    assert first[first.index("vit.sif") + 1 :][:3] == ["python3", "-m", "vitscale.processes.host_agent"]
     assert allocation.refuses("mpirun", TWO) is not None
 
 
@@ -119,8 +119,8 @@ FACTS = """
 import json
 from vitscale.errors import RequestError
 from vitscale.schedulers.slurm import SlurmAllocation
-from vitscale.study import SlurmSection
-from vitscale.trial import World
+from vitscale.study.sections import SlurmSection
+from vitscale.trial.trial import World
 def refused(**world):
     try:
         allocation.hosts(World(**world))
@@ -154,7 +154,7 @@ from pathlib import Path
 import psutil
 from vitscale.schedulers.slurm import SlurmAllocation
 from vitscale.schedulers.slurm_commands import steps_named
-from vitscale.study import SlurmSection
+from vitscale.study.sections import SlurmSection
 folder, launcher = Path(sys.argv[1]), sys.argv[2:]
 program = ["sh", "-c", 'touch "$0/$SLURM_PROCID" && exec env -u VITSCALE_JOB sleep 600.25', str(folder)]
 allocation = SlurmAllocation(SlurmSection(), None)

@@ -8,7 +8,7 @@ import pytest
 
 from vitscale.errors import RequestError
 from vitscale.schedulers.slurm_container import contained
-from vitscale.study import SlurmSection
+from vitscale.study.sections import SlurmSection
 
 SRUN = ["srun", "--nodes=2", "--ntasks=4", "python", "-m", "vitscale.worker", "/shared/results/runs/x"]
 RESULTS = Path("/shared/results")

@@ -9,8 +9,8 @@ import pytest
 
 from vitscale.errors import RequestError
 from vitscale.schedulers.slurm_script import BatchJob, batch_script, seconds_of
-from vitscale.study import SlurmSection
-from vitscale.trial import World
+from vitscale.study.sections import SlurmSection
+from vitscale.trial.trial import World
 
 
 def job(**changes: object) -> BatchJob:

@@ -19,7 +19,7 @@ from vitscale import sources
 from vitscale.errors import RequestError
 from vitscale.sources.base import OUTSIDE
 from vitscale.sources.pictures import within
-from vitscale.trial import DataSpec
+from vitscale.trial.trial import DataSpec
 
 __all__ = ["cache"]
 

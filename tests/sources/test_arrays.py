@@ -16,7 +16,7 @@ from image_files import cache
 from vitscale import sources
 from vitscale.errors import RequestError
 from vitscale.sources.arrays import ArrayShape, decode_array, images_in, verify_array
-from vitscale.trial import DataSpec, PixelType
+from vitscale.trial.trial import DataSpec, PixelType
 
 h5py = pytest.importorskip("h5py", reason="pip install 'vitscale[images]'")
 tifffile = pytest.importorskip("tifffile", reason="pip install 'vitscale[images]'")

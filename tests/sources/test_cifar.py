@@ -30,7 +30,7 @@ from vitscale import sources
 from vitscale.errors import RequestError
 from vitscale.sources.cifar import Cifar
 from vitscale.sources.cifar_layout import CIFAR10, CIFAR100
-from vitscale.trial import DataSpec
+from vitscale.trial.trial import DataSpec
 
 
 def spec(root: Path | str | None, name: str = "cifar10", **keys: Any) -> DataSpec:

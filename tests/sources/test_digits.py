@@ -9,7 +9,7 @@ import pytest
 
 from vitscale import sources
 from vitscale.errors import RequestError
-from vitscale.trial import DataSpec
+from vitscale.trial.trial import DataSpec
 
 
 def test_images_and_labels_are_those_of_scikit_learn(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from vitscale.errors import RequestError
 from vitscale.sources.cifar import Cifar
 from vitscale.sources.cifar_layout import CIFAR10
 from vitscale.sources.download import fetch
-from vitscale.trial import DataSpec
+from vitscale.trial.trial import DataSpec
 
 BODY = os.urandom(1 << 20)
 BODY_MD5_WRONG = "0" * 32

@@ -13,7 +13,7 @@ from PIL import Image
 from image_files import cache, encoded, seen
 from vitscale import sources
 from vitscale.errors import RequestError
-from vitscale.trial import DataSpec
+from vitscale.trial.trial import DataSpec
 
 __all__ = ["cache"]
 
@@ -126,7 +126,7 @@ def test_hf_is_the_name_and_needs_one() -> None:
 def test_without_the_library_the_message_says_what_to_install() -> None:
     program = (
         "import sys; sys.modules['datasets'] = None\n"
-        "from vitscale import sources; from vitscale.trial import DataSpec\n"
+        "from vitscale import sources; from vitscale.trial.trial import DataSpec\n"
         "try: sources.check(DataSpec(hf='x'))\nexcept Exception as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

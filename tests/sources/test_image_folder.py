@@ -16,7 +16,7 @@ from vitscale import sources
 from vitscale.errors import RequestError
 from vitscale.sources import decoding, image_set
 from vitscale.sources.image_set import FileSplit
-from vitscale.trial import DataSpec
+from vitscale.trial.trial import DataSpec
 
 __all__ = ["cache"]
 

@@ -18,7 +18,7 @@ from vitscale.sources.arrays import ArrayShape
 from vitscale.sources.base import ArraySplit, Images
 from vitscale.sources.cache import chunk_samples, find
 from vitscale.sources.image_set import FileSplit
-from vitscale.trial import DataSpec
+from vitscale.trial.trial import DataSpec
 
 __all__ = ["cache"]
 

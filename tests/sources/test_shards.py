@@ -14,7 +14,7 @@ from PIL import Image
 from image_files import cache, encoded, seen, write_tar
 from vitscale import sources
 from vitscale.errors import RequestError
-from vitscale.trial import DataSpec
+from vitscale.trial.trial import DataSpec
 
 __all__ = ["cache"]
 

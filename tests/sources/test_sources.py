@@ -12,7 +12,7 @@ import pytest
 from vitscale import sources
 from vitscale.errors import RequestError
 from vitscale.sources.paths import default_cache_root
-from vitscale.trial import DataSpec
+from vitscale.trial.trial import DataSpec
 
 
 def test_an_unknown_dataset_is_refused_with_the_nearest() -> None:
@@ -46,7 +46,7 @@ def test_a_root_that_is_not_used_is_noted(name: str) -> None:
 
 def test_importing_and_checking_is_light() -> None:
     program = (
-        "import sys\nimport vitscale.sources as s\nfrom vitscale.trial import DataSpec\n"
+        "import sys\nimport vitscale.sources as s\nfrom vitscale.trial.trial import DataSpec\n"
         "s.check(DataSpec(name='synthetic')); s.check(DataSpec(name='digits'))\n"
         "print(sorted({'torch', 'sklearn', 'scipy', 'PIL', 'rich', 'deepspeed', 'transformers'} & set(sys.modules)))"
     )

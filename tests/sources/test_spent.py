@@ -12,7 +12,7 @@ from image_files import cache, encoded, photograph
 from vitscale import sources
 from vitscale.sources.pictures import decode_square
 from vitscale.sources.spent import Meter, Spent
-from vitscale.trial import DataSpec
+from vitscale.trial.trial import DataSpec
 
 __all__ = ["cache"]
 

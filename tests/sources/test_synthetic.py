@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from vitscale import sources
 from vitscale.errors import RequestError
-from vitscale.trial import DataSpec
+from vitscale.trial.trial import DataSpec
 
 
 @settings(deadline=None)

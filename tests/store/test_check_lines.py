@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from check_factory import compute, facts
-from vitscale.check_record import STAGES, CheckedRank, ComputeLine, StageLine
-from vitscale.record import EndLine
 from vitscale.store.check_lines import CheckLog, read_checked_rank, read_checked_ranks
+from vitscale.store.check_records import STAGES, CheckedRank, ComputeLine, StageLine
+from vitscale.store.records import EndLine
 
 
 def test_a_ranks_lines_come_back_and_are_there_when_write_returns(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from check_factory import checked, record
-from vitscale.check_record import FORMAT
 from vitscale.errors import StoreError
+from vitscale.store.check_records import FORMAT
 from vitscale.store.checks import check_folder, latest, load_checks, read_check, write_check
 
 

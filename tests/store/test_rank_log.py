@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from processes import wait_until
 from results_factory import make_run, make_trial
-from vitscale.record import (
+from vitscale.store import RankLog, new_run_folder, read_rank, write_outcome
+from vitscale.store.records import (
     Device,
     EndLine,
     Environment,
@@ -29,7 +30,6 @@ from vitscale.record import (
     StartLine,
     StepLine,
 )
-from vitscale.store import RankLog, new_run_folder, read_rank, write_outcome
 
 
 def step(number: int, loss: float | None = 0.5) -> StepLine:
@@ -219,7 +219,7 @@ def test_a_disk_that_takes_nothing_at_all_does_not_stop_a_rank_from_ending(
 def test_killed_at_any_moment_whole_lines_stay(tmp_path: Path) -> None:
     program = (
         "import sys, itertools; from pathlib import Path\n"
-        "from vitscale.record import StepLine; from vitscale.store import RankLog\n"
+        "from vitscale.store.records import StepLine; from vitscale.store import RankLog\n"
         "log = RankLog(Path(sys.argv[1]), 0)\n"
         "for n in itertools.count():\n"
         "  log.write(StepLine(step=n, epoch=0, seconds=0.1, images=8, loss=0.5, warmup=False))\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from vitscale.check_record import STAGES, Stage, StageLine
+from vitscale.store.check_records import STAGES, Stage, StageLine
 from vitscale.worker.bounded import Stages
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from check_factory import request
-from vitscale.check_record import STAGES
 from vitscale.store.check_lines import read_checked_rank
-from vitscale.trial import World
+from vitscale.store.check_records import STAGES
+from vitscale.trial.trial import World
 
 pytestmark = pytest.mark.ranks
 

@@ -11,7 +11,7 @@ from typing_extensions import override
 from lab.ranks import make_trial, run_ranks
 from vitscale.engines import checkpoint
 from vitscale.engines.plain import PlainEngine
-from vitscale.model_spec import ModelSpec
+from vitscale.trial.model_spec import ModelSpec
 from vitscale.worker.checkpointing import measured_checkpoint
 
 CPU = torch.device("cpu")

@@ -12,8 +12,8 @@ from driving import TINY_MODEL, vitscale
 from vitscale import store
 from vitscale.analysis import Analysis, analyse
 from vitscale.analysis.noise_scale import noise_scale
-from vitscale.record import Results, Run
-from vitscale.windows import GRADIENT_STEPS
+from vitscale.store.records import Results, Run
+from vitscale.trial.step_schedule import GRADIENT_STEPS
 
 pytestmark = pytest.mark.ranks
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from vitscale.lifeline import PROGRESS
+from vitscale.processes.heartbeat import PROGRESS
 from vitscale.store import RankLog
 from vitscale.worker.extensions import BLOCKS, watched
 from vitscale.worker.session import _Laps

@@ -13,10 +13,10 @@ import pytest
 
 from lifelines import TOKEN, write_launch
 from results_factory import make_trial
-from vitscale import launch_file
-from vitscale.launch_file import TOKEN_VARIABLE
-from vitscale.rank_variables import ALL_NAMES
-from vitscale.record import RunHeader
+from vitscale.processes import launch_file
+from vitscale.processes.launch_file import TOKEN_VARIABLE
+from vitscale.processes.rank_variables import ALL_NAMES
+from vitscale.store.records import RunHeader
 from vitscale.worker.place import Place, now_ns, own_place
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "torch", "MASTER_PORT": "1"}
@@ -111,7 +111,7 @@ def test_the_start_up_is_known_where_clocks_are_the_same(tmp_path: Path) -> None
 PROGRAM = """
 import json, os, sys
 from pathlib import Path
-from vitscale import launch_file
+from vitscale.processes import launch_file
 from vitscale.worker import place
 launch = launch_file.read(Path(sys.argv[1]))
 print("once", flush=True)

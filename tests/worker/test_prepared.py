@@ -14,8 +14,8 @@ import pytest
 
 from driving import vitscale
 from vitscale import store
-from vitscale.launch_file import TOKEN_VARIABLE, LaunchFile
-from vitscale.record import RankRecord
+from vitscale.processes.launch_file import TOKEN_VARIABLE, LaunchFile
+from vitscale.store.records import RankRecord
 from vitscale.worker.prepared import unforkable
 
 pytestmark = pytest.mark.ranks

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vitscale.launch_file import TOKEN_VARIABLE
+from vitscale.processes.launch_file import TOKEN_VARIABLE
 
 PROGRAM = """
 import ctypes, mmap, os, sys

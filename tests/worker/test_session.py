@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 
 from results_factory import make_trial, steady_run
-from vitscale.record import PhaseLine
+from vitscale.store.records import PhaseLine
 from vitscale.worker import session
 from vitscale.worker.place import Place
 

@@ -14,13 +14,13 @@ from typing_extensions import override
 from vitscale import models, sources, store
 from vitscale.engines.base import LossOf
 from vitscale.engines.plain import PlainEngine
-from vitscale.lifeline import PROGRESS
-from vitscale.model_spec import ModelSpec
 from vitscale.probes.explainer import Explainer, Phase, no_phase
 from vitscale.probes.resources import ResourceProbe
-from vitscale.record import RankRecord, ResourcesLine
-from vitscale.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
-from vitscale.windows import GRADIENT_STEPS, windows
+from vitscale.processes.heartbeat import PROGRESS
+from vitscale.store.records import RankRecord, ResourcesLine
+from vitscale.trial.model_spec import ModelSpec
+from vitscale.trial.step_schedule import GRADIENT_STEPS, windows
+from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 from vitscale.worker.extensions import BLOCKS
 from vitscale.worker.place import Place
 from vitscale.worker.training import Training

@@ -19,7 +19,7 @@ from vitscale.prediction.labels import assumptions
 from vitscale.prediction.layouts import Place, host_size
 from vitscale.prediction.results import Assumption
 from vitscale.prediction.variants import Variant, variant
-from vitscale.trial import World
+from vitscale.trial.trial import World
 
 
 def advised_from(evidence: Evidence, analysis: Analysis, asked: Request) -> Advice:

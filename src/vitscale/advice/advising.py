@@ -22,7 +22,7 @@ from vitscale.errors import RequestError, explain
 from vitscale.prediction.evidence import Evidence
 from vitscale.prediction.finishing import Interruptions
 from vitscale.prediction.results import Assumption
-from vitscale.trial import Trial
+from vitscale.trial.trial import Trial
 
 
 @dataclass(frozen=True)

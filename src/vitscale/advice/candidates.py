@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from vitscale import engine_options
 from vitscale.advice.counts import counts_of
 from vitscale.advice.family import Family, measured_micro_batches
 from vitscale.errors import RequestError, explain
 from vitscale.prediction.evaluating import Candidate
 from vitscale.prediction.step.messages import messages
-from vitscale.trial import OF_THE_WRAPPER, TrainSpec
+from vitscale.trial import engine_options
+from vitscale.trial.trial import OF_THE_WRAPPER, TrainSpec
 
 if TYPE_CHECKING:
     from vitscale.prediction.instances import Instance  # with all importers

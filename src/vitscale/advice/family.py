@@ -10,7 +10,7 @@ from functools import cached_property
 from vitscale.errors import RequestError, explain, unknown
 from vitscale.prediction.evaluating import Candidate, workload
 from vitscale.prediction.evidence import Evidence, Series
-from vitscale.trial import Trial
+from vitscale.trial.trial import Trial
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from vitscale.prediction.finishing import Interruptions, with_start_up
 from vitscale.prediction.results import Label
 from vitscale.prediction.start_up import StartUp, launcher_of, start_up
 from vitscale.prediction.step.model import Array
-from vitscale.trial import World
+from vitscale.trial.trial import World
 
 Mask = NDArray[np.bool_]
 Forecaster = Callable[[str, Sequence[Candidate], bool], Evaluated]

@@ -6,9 +6,9 @@ import shlex
 from pathlib import Path
 
 from vitscale.errors import RequestError
-from vitscale.hosts import Host
 from vitscale.launchers import Start, launcher_named
-from vitscale.trial import Trial
+from vitscale.machine.hosts import Host
+from vitscale.trial.trial import Trial
 
 _FOLDER = Path("RESULTS/runs/TRIAL")
 _PORT = 29_500

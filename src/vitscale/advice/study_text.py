@@ -11,8 +11,8 @@ from vitscale.advice.option import Option
 from vitscale.advice.quantities import duration, figures
 from vitscale.advice.request import Work
 from vitscale.errors import RequestError, explain
-from vitscale.study import TrainSection
-from vitscale.trial import DataSpec, TrainSpec, Trial, World
+from vitscale.study.sections import TrainSection
+from vitscale.trial.trial import DataSpec, TrainSpec, Trial, World
 
 
 def advised_trial(option: Option, trial: Trial, work: Work) -> Trial:

@@ -37,7 +37,7 @@ from vitscale.analysis.scaling import CurveResult, Point, scale
 from vitscale.analysis.statistics import Interval
 from vitscale.analysis.trials import TrialResult, summarise
 from vitscale.analysis.waterfall import Factor, Waterfall, waterfalls
-from vitscale.record import Results, Run, StudyRecord
+from vitscale.store.records import Results, Run, StudyRecord
 
 __all__ = [
     "Analysis",

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from vitscale.analysis.environments import environments
 from vitscale.analysis.statistics import FEWEST_REPEATS, Interval, interval, mean_interval
 from vitscale.analysis.student_t import f_above
-from vitscale.record import Run
+from vitscale.store.records import Run
 
 _POOLED_ABOVE = 0.25
 """P-value of the F test above which runs of different allocations count as alike. Far above 5 %: with a few runs each

@@ -29,8 +29,9 @@ from vitscale.analysis.pace import StepKind, elapsed_by_step, step_kinds
 from vitscale.analysis.slow_steps import slow_steps
 from vitscale.analysis.statistics import Interval, mean_interval
 from vitscale.analysis.timelines import step_parts
-from vitscale.intervals import length
-from vitscale.record import COMMUNICATION, EXPOSED, PARTS, ExplainedLine, Run, StepWindow
+from vitscale.base.time_spans import length
+from vitscale.store.records import COMMUNICATION, EXPOSED, PARTS, ExplainedLine, Run
+from vitscale.trial.step_schedule import StepWindow
 
 COMPUTE = ("h2d", "forward", "backward")
 _LEAST_WAIT_SHARE = 0.02

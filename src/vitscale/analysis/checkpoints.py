@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vitscale.record import Run
+from vitscale.store.records import Run
 
 
 @dataclass(frozen=True)

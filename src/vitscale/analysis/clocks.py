@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vitscale.record import EpochLine, RankRecord, Run, StepLine
+from vitscale.store.records import EpochLine, RankRecord, Run, StepLine
 
 _SHARE = 0.01
 _BARRIER_SECONDS = 0.01

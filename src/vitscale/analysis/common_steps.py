@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from vitscale.record import RankRecord, Run
+from vitscale.store.records import RankRecord, Run
 
 
 class _OfAStep(Protocol):

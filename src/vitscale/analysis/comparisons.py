@@ -12,7 +12,7 @@ from vitscale.analysis.environments import differences
 from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.statistics import Comparison, adjusted, compare, corrected
 from vitscale.analysis.trials import TrialResult
-from vitscale.trial import OF_THE_WRAPPER, Mode
+from vitscale.trial.trial import OF_THE_WRAPPER, Mode
 
 ENGINE = "engine"
 """What varies where curves differ in more than one field of how training is distributed."""

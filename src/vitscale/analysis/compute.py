@@ -6,12 +6,12 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from vitscale.analysis.peaks import Peak, peak
 from vitscale.analysis.runs import RunFigures
 from vitscale.errors import VitscaleError
-from vitscale.model_spec import training_flops
-from vitscale.peaks import Peak, peak
-from vitscale.record import RankRecord, Run
-from vitscale.trial import Precision, Trial
+from vitscale.store.records import RankRecord, Run
+from vitscale.trial.model_spec import training_flops
+from vitscale.trial.trial import Precision, Trial
 
 _DTYPES: Mapping[Precision, str] = {"fp32": "fp32", "bf16": "bf16", "bf16-params": "bf16", "fp16": "fp16"}
 

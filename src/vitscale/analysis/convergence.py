@@ -17,7 +17,7 @@ from vitscale.analysis.noise_scale import noise_scale, seed_of
 from vitscale.analysis.pace import whole_epochs_alone
 from vitscale.analysis.runs import RunFigures
 from vitscale.analysis.statistics import Interval, interval
-from vitscale.record import EpochLine, Run
+from vitscale.store.records import EpochLine, Run
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vitscale.shares import in_words
-from vitscale.trial import TrainSpec, Trial
+from vitscale.trial.rank_batches import in_words
+from vitscale.trial.trial import TrainSpec, Trial
 
 _WRAPPERS = {"ddp": "DDP", "fsdp2": "FSDP2", "deepspeed": "DeepSpeed"}
 _OF_THE_NAME = ("train.engine", "train.accelerate_backend", "train.zero_stage")

@@ -17,8 +17,8 @@ from typing import Any
 from vitscale.analysis.curve_names import trial_name
 from vitscale.analysis.loss_differences import STEPS, LossDifference, between_runs, largest, losses, seeded
 from vitscale.analysis.trials import Drift, TrialResult
-from vitscale.shares import micro_batches
-from vitscale.trial import HOW_FOUND, OF_THE_WRAPPER, Trial
+from vitscale.trial.rank_batches import micro_batches
+from vitscale.trial.trial import HOW_FOUND, OF_THE_WRAPPER, Trial
 
 TOLERANCES = {"fp32": 1e-5, "bf16": 2.0**-8, "bf16-params": 2.0**-7, "fp16": 2.0**-8}
 """Largest relative difference of a loss that rounding explains, by precision."""

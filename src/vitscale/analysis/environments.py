@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vitscale.record import Environment, Run
+from vitscale.store.records import Environment, Run
 
 _TRANSPORT_SETTINGS = ("NCCL_", "GLOO_", "TORCH_NCCL_")
 _MUST_AGREE = ("NCCL_", "GLOO_")

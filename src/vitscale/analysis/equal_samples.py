@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from vitscale.record import Run
+from vitscale.store.records import Run
 
 Split = Literal["held-out", "train"]
 

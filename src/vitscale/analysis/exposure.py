@@ -27,8 +27,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import sub
 
-from vitscale.intervals import Interval, complement, intersection, length, union
-from vitscale.record import UNKNOWN_OPERATION, ExplainedLine
+from vitscale.base.time_spans import Interval, complement, intersection, length, union
+from vitscale.store.records import UNKNOWN_OPERATION, ExplainedLine
 
 ROOTED = ("broadcast", "reduce", "gather", "scatter", "send", "recv", "send_recv")
 """Operations a rank may leave before another has come."""

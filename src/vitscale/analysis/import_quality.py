@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from vitscale.analysis.one_rank_logs import OneRankBounds, one_rank_bounds
 from vitscale.analysis.trials import TrialResult
 from vitscale.analysis.verdict import Verdict, count, note
-from vitscale.record import Run, StudyRecord
+from vitscale.store.records import Run, StudyRecord
 
 _MOST_FILES = 3
 

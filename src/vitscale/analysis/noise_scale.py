@@ -20,9 +20,9 @@ from dataclasses import dataclass
 
 from vitscale.analysis.common_steps import common_steps
 from vitscale.analysis.statistics import Interval, interval
-from vitscale.engine_options import norms_unknown
-from vitscale.record import GradientLine, Run
-from vitscale.windows import has_two_batch_sizes
+from vitscale.store.records import GradientLine, Run
+from vitscale.trial.engine_options import norms_unknown
+from vitscale.trial.step_schedule import has_two_batch_sizes
 
 FEWEST_STEPS = 4
 """With norms at two batch sizes, in a run."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from vitscale.analysis.runs import RunFigures
 from vitscale.analysis.trials import TrialResult, with_start_up
-from vitscale.trial import OF_THE_WRAPPER
+from vitscale.trial.trial import OF_THE_WRAPPER
 
 _MAY_COMPILE = ("engine", "first_step")
 _TIMES, _SECONDS_MORE = 5.0, 20.0

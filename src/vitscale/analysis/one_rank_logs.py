@@ -20,8 +20,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vitscale.intervals import length, union
-from vitscale.record import ExplainedLine, Run
+from vitscale.base.time_spans import length, union
+from vitscale.store.records import ExplainedLine, Run
 
 _FEWEST_STEPS = 20
 

@@ -25,8 +25,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from vitscale.record import ModelLine, Run, StepLine
-from vitscale.trial import Trial, last_step_share, samples_used, steps_per_epoch
+from vitscale.store.records import ModelLine, Run, StepLine
+from vitscale.trial.trial import Trial, last_step_share, samples_used, steps_per_epoch
 
 PaceSource = Literal["steps", "epochs"]
 """steps: timed steps. epochs: whole epochs of an imported log that tells of no step."""

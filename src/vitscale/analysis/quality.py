@@ -15,7 +15,7 @@ from vitscale.analysis import (
 from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.trials import TrialResult
 from vitscale.analysis.verdict import Verdict
-from vitscale.record import StudyRecord
+from vitscale.store.records import StudyRecord
 
 __all__ = ["Verdict", "verdicts"]
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from vitscale.analysis.timelines import explained_steps, lanes
 from vitscale.analysis.trials import TrialResult
-from vitscale.intervals import length
-from vitscale.record import Run
-from vitscale.shares import longest, micro_batches, shares
+from vitscale.base.time_spans import length
+from vitscale.store.records import Run
+from vitscale.trial.rank_batches import longest, micro_batches, shares
 
 _COMPUTING = ("forward", "backward")
 

@@ -17,7 +17,7 @@ from vitscale.analysis.energy import Energy, energy_per_image
 from vitscale.analysis.environments import environments
 from vitscale.analysis.runs import RunFigures
 from vitscale.analysis.statistics import Interval
-from vitscale.record import GPU_LIMITS, GpuSamples, RankRecord, ResourcesLine, Run
+from vitscale.store.records import GPU_LIMITS, GpuSamples, RankRecord, ResourcesLine, Run
 
 NOT_RECORDED = "this run recorded no use of its GPUs"
 

@@ -26,8 +26,8 @@ from vitscale.analysis.pace import (
 from vitscale.analysis.slow_steps import SlowSteps, slow_steps
 from vitscale.analysis.statistics import quantile
 from vitscale.analysis.warmup import WarmUp, warm_up
-from vitscale.record import ModelLine, PhaseLine, RankRecord, Run, StepLine
-from vitscale.trial import Trial
+from vitscale.store.records import ModelLine, PhaseLine, RankRecord, Run, StepLine
+from vitscale.trial.trial import Trial
 
 PHASES: tuple[str, ...] = ("launch", "imports", "data", "model", "engine", "first_step")
 """Parts of the start-up, in order."""

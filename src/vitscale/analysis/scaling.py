@@ -22,8 +22,8 @@ from vitscale.analysis.curve_names import curve_name
 from vitscale.analysis.environments import differences
 from vitscale.analysis.statistics import ONE_RUN, Interval, ratio
 from vitscale.analysis.trials import TrialResult
-from vitscale.record import Curve
-from vitscale.trial import HOW_FOUND, OF_THE_WRAPPER, Mode, Trial, exact
+from vitscale.store.records import Curve
+from vitscale.trial.trial import HOW_FOUND, OF_THE_WRAPPER, Mode, Trial, exact
 
 _OF_THE_BATCH = {"micro_batch", "grad_accum", "micro_batches"}
 

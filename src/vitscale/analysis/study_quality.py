@@ -10,8 +10,8 @@ from vitscale.analysis.statistics import FEWEST_REPEATS
 from vitscale.analysis.target_ci import half_width, standing
 from vitscale.analysis.trials import TrialResult
 from vitscale.analysis.verdict import Verdict, count, imported, names, note, percent, warning, worst
-from vitscale.batch_policy import needless_micro_steps
-from vitscale.record import StudyRecord
+from vitscale.store.records import StudyRecord
+from vitscale.study.batch import needless_micro_steps
 
 _MOST_NAMED = 4
 _LEFT_OUT, _LEFT_OUT_MISLEADS = 0.005, 0.03

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from vitscale.analysis.exposure import RankExposure, exposures
-from vitscale.intervals import Interval, complement, intersection, union
-from vitscale.record import COMMUNICATION, EXPOSED, ExplainedLine, Run
+from vitscale.base.time_spans import Interval, complement, intersection, union
+from vitscale.store.records import COMMUNICATION, EXPOSED, ExplainedLine, Run
 
 _PART_OF_PHASE = {"forward": "forward", "backward": "backward", "optimizer": "optimizer", "data": "data_wait"}
 

@@ -26,7 +26,7 @@ from vitscale.analysis.common_steps import common_steps
 from vitscale.analysis.exposure import exposures
 from vitscale.analysis.runs import RunFigures
 from vitscale.analysis.statistics import Interval
-from vitscale.record import Collective, Run, TrafficLine
+from vitscale.store.records import Collective, Run, TrafficLine
 
 NO_GROUP = "none"
 """The backend of a rank that is alone."""

@@ -20,8 +20,8 @@ from vitscale.analysis.runs import EpochFigures, RunFigures
 from vitscale.analysis.statistics import Interval, interval
 from vitscale.analysis.target_ci import looked_at
 from vitscale.analysis.traffic import Traffic, traffic
-from vitscale.record import OutcomeKind, Run
-from vitscale.trial import Trial, samples_used
+from vitscale.store.records import OutcomeKind, Run
+from vitscale.trial.trial import Trial, samples_used
 
 NOT_RUN_YET = "not run yet"
 

@@ -41,8 +41,8 @@ from vitscale.analysis.breakdown import COMPUTE, Straggler
 from vitscale.analysis.scaling import CurveResult, Point
 from vitscale.analysis.statistics import FEWEST_REPEATS, Interval, jackknife
 from vitscale.analysis.trials import TrialResult
-from vitscale.record import COMMUNICATION, EXPOSED, PARTS
-from vitscale.trial import Mode
+from vitscale.store.records import COMMUNICATION, EXPOSED, PARTS
+from vitscale.trial.trial import Mode
 
 STEP_ROUNDING = "step rounding"
 

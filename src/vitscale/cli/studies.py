@@ -57,7 +57,7 @@ def plan(
     from vitscale import runner
     from vitscale.runner.command_list import command_list
     from vitscale.runner.preview import preview_json, preview_table
-    from vitscale.site import overlay
+    from vitscale.study.site import overlay
 
     over = overlay(site, launcher=launcher, scheduler=scheduler, hostfile=hostfile)
     planned = runner.plan(study, overlay=over)
@@ -101,7 +101,7 @@ def run(
     from vitscale.preflight.recalled import pace_warnings
     from vitscale.runner.command_list import command_list
     from vitscale.runner.preview import finding_lines
-    from vitscale.site import overlay
+    from vitscale.study.site import overlay
 
     over = overlay(site, launcher=launcher, scheduler=scheduler, hostfile=hostfile)
     planned = runner.plan(study, overlay=over, results=output)
@@ -189,7 +189,7 @@ def check(
     from vitscale import preflight
     from vitscale.preflight.as_json import check_json
     from vitscale.preflight.printing import check_text
-    from vitscale.site import overlay
+    from vitscale.study.site import overlay
 
     place = preflight.where(study, overlay(site, launcher=launcher, scheduler=scheduler, hostfile=hostfile))
     wanted = preflight.request(place, ranks_per_node=ranks_per_node, quick=quick)
@@ -219,9 +219,9 @@ def lint(
     json: JsonOption = False,
 ) -> None:
     """What a DeepSpeed configuration will really do. Exits with 1 where DeepSpeed refuses it or does otherwise."""
-    from vitscale import deepspeed_config
     from vitscale import lint as linter
     from vitscale.lint.printing import findings_json, findings_text
+    from vitscale.trial import deepspeed_config
 
     if gpus is not None and gpus < 1:
         raise RequestError(explain(f"--gpus is {gpus}", valid=["1 or more"]))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from vitscale.datasets.streams import Purpose, stream
 from vitscale.sources.mixing import mix64
-from vitscale.trial import samples_used, steps_per_epoch
+from vitscale.trial.trial import samples_used, steps_per_epoch
 
 Ids = NDArray[np.int64]
 Weights = NDArray[np.float32]

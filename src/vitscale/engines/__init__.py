@@ -10,7 +10,7 @@ from torch import nn
 
 from vitscale.engines.base import Engine
 from vitscale.models.batch_norm import over_real_images
-from vitscale.trial import TrainSpec, Trial
+from vitscale.trial.trial import TrainSpec, Trial
 
 
 def _plain() -> type[Engine]:

@@ -21,7 +21,7 @@ from vitscale.engines.whole_tensors import TorchTensors, WholeTensors, torch_los
 from vitscale.engines.zero_tensors import deepspeed_tensors
 from vitscale.models import logits_of
 from vitscale.probes.explainer import Phase, no_phase
-from vitscale.trial import TrainSpec, Trial
+from vitscale.trial.trial import TrainSpec, Trial
 
 
 class AccelerateEngine(Engine):

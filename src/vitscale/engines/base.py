@@ -18,7 +18,7 @@ from vitscale.errors import RequestError, explain
 from vitscale.models import logits_of
 from vitscale.probes.explainer import Phase, no_phase
 from vitscale.probes.gradient_norms import squared_norm
-from vitscale.trial import TrainSpec, Trial
+from vitscale.trial.trial import TrainSpec, Trial
 
 LossOf = Callable[[Tensor], Tensor]
 """Logits [b, classes] or [b, classes, h, w] to a scalar loss whose mean over ranks and micro-steps is the mean over the

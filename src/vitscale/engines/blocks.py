@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from vitscale.errors import RequestError, explain, shown
-from vitscale.trial import TrainSpec
+from vitscale.trial.trial import TrainSpec
 
 
 def blocks_of(model: nn.Module) -> Sequence[nn.Module]:

@@ -15,8 +15,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from vitscale.base.text_file import read_text
 from vitscale.errors import RequestError, explain, shown
-from vitscale.text_file import read_text
 
 FORMAT: Literal[1] = 1
 _DESCRIPTION = "checkpoint.json"

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from vitscale.engines.base import TorchEngine, compressed_to, weight_dtype
 from vitscale.engines.blocks import with_options
-from vitscale.trial import TrainSpec
+from vitscale.trial.trial import TrainSpec
 
 _COMPRESSED = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
 

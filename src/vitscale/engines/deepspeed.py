@@ -20,7 +20,7 @@ from vitscale.engines.whole_tensors import WholeTensors
 from vitscale.engines.zero_tensors import deepspeed_tensors
 from vitscale.models import logits_of
 from vitscale.probes.explainer import Phase, no_phase
-from vitscale.trial import TrainSpec, Trial
+from vitscale.trial.trial import TrainSpec, Trial
 
 INPUT_DTYPES = {"bf16-params": torch.bfloat16, "fp16": torch.float16}
 """Of images, where DeepSpeed keeps weights in another dtype than fp32."""

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from vitscale.engines.base import COMMUNICATED, TorchEngine, weight_dtype
 from vitscale.engines.blocks import blocks_of, with_options
-from vitscale.trial import TrainSpec
+from vitscale.trial.trial import TrainSpec
 
 
 class Fsdp2Engine(TorchEngine):

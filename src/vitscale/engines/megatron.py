@@ -14,7 +14,7 @@ from vitscale.engines.blocks import with_options
 from vitscale.engines.optimizers import set_rate
 from vitscale.models import logits_of
 from vitscale.probes.explainer import Phase, no_phase
-from vitscale.trial import TrainSpec, Trial
+from vitscale.trial.trial import TrainSpec, Trial
 
 _WEIGHTS = {"bf16-params": torch.bfloat16}
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitscale.trial import Trial
+from vitscale.trial.trial import Trial
 
 
 def optimizer_of(model: nn.Module, trial: Trial) -> torch.optim.Optimizer:

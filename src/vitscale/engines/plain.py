@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from vitscale.engines.base import TorchEngine, weight_dtype
 from vitscale.engines.blocks import with_options
-from vitscale.trial import TrainSpec
+from vitscale.trial.trial import TrainSpec
 
 
 class PlainEngine(TorchEngine):

@@ -9,8 +9,8 @@ from typing import Any
 
 from vitscale.importers.findings import Setting
 from vitscale.importers.layouts import counts_hosts
-from vitscale.record import Curve, CurvePoint
-from vitscale.trial import Mode, Trial, exact
+from vitscale.store.records import Curve, CurvePoint
+from vitscale.trial.trial import Mode, Trial, exact
 
 
 @dataclass(frozen=True)

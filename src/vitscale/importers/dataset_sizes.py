@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vitscale.importers.findings import Setting
 from vitscale.importers.options import Options
-from vitscale.trial import samples_used, steps_per_epoch
+from vitscale.trial.trial import samples_used, steps_per_epoch
 
 # Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009): both have 50,000 training images.
 _TRAIN_SAMPLES = {"cifar10": 50_000, "cifar100": 50_000}

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from vitscale.importers.options import MOST_GPUS
-from vitscale.trial import Precision
+from vitscale.trial.trial import Precision
 
 _MOST_IMAGES = 1_000_000
 MOST_MICRO_STEPS = 1_000_000

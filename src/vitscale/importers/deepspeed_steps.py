@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from vitscale.importers.deepspeed_lines import Broken, Times
-from vitscale.record import ExplainedLine, PhaseName, StepLine, StepWindow
+from vitscale.store.records import ExplainedLine, PhaseName, StepLine
+from vitscale.trial.step_schedule import StepWindow
 
 MOST_EXPLAINED = 2000
 """Of a rank's steps; of more, evenly spaced ones."""

@@ -16,7 +16,7 @@ from vitscale.importers.findings import Findings, FoundRank, FoundRun, Problems,
 from vitscale.importers.layouts import nodes_of
 from vitscale.importers.options import Options
 from vitscale.importers.tables import OF_A_SETTING, Row, header, rows, setting_of, text_of
-from vitscale.record import EpochLine, ImportedFile
+from vitscale.store.records import EpochLine, ImportedFile
 
 REQUIRED = ("gpus", "epoch_seconds")
 _KNOWN = (*OF_A_SETTING, "run", "epoch", "rank", "epoch_seconds", "loss", "accuracy")

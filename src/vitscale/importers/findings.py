@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from vitscale.errors import printable
-from vitscale.record import EpochLine, ExplainedLine, ImportedFile, StepLine
-from vitscale.trial import Precision
+from vitscale.store.records import EpochLine, ExplainedLine, ImportedFile, StepLine
+from vitscale.trial.trial import Precision
 
 MOST_NAMED = 5
 """So many broken lines are named; of the others the number is told."""

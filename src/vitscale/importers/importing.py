@@ -16,8 +16,8 @@ from vitscale.importers.findings import Findings, Setting
 from vitscale.importers.options import FORMATS, LogFormat, Options, check
 from vitscale.importers.records import TrialRun, fingerprint, write
 from vitscale.importers.trials import micro_batch_of, notes_on, trial_of
-from vitscale.record import Curve, StudyImport, StudyRecord
-from vitscale.trial import Trial
+from vitscale.store.records import Curve, StudyImport, StudyRecord
+from vitscale.trial.trial import Trial
 
 _READERS: dict[LogFormat, Callable[[Sequence[Path], Options], Findings]] = {
     "epochs": epochs.read,

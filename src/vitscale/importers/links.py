@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vitscale.check_record import Operation
 from vitscale.errors import RequestError, explain, shown
 from vitscale.importers import numbers
 from vitscale.importers.files import identified, lines
 from vitscale.importers.findings import Problems
 from vitscale.importers.options import LinkFormat
-from vitscale.record import ImportedFile
+from vitscale.store.check_records import Operation
+from vitscale.store.records import ImportedFile
 
 _TESTS: Mapping[str, Operation] = {
     "all_reduce_perf": "all_reduce", "all_gather_perf": "all_gather", "reduce_scatter_perf": "reduce_scatter",

@@ -8,8 +8,8 @@ from typing import Literal, get_args
 
 from vitscale.errors import RequestError, explain, shown, unknown
 from vitscale.importers.findings import Setting
-from vitscale.model_spec import NAMED_MODELS, ModelSpec, counted, parameters, resolve
-from vitscale.trial import Precision
+from vitscale.trial.model_spec import NAMED_MODELS, ModelSpec, counted, parameters, resolve
+from vitscale.trial.trial import Precision
 
 LogFormat = Literal["epochs", "deepspeed", "trainer-state", "csv"]
 LinkFormat = Literal["nccl-tests", "perftest"]

@@ -13,7 +13,7 @@ from vitscale.importers.files import identified
 from vitscale.importers.findings import Findings, FoundRank, FoundRun, Problems, Setting, listed
 from vitscale.importers.options import Options
 from vitscale.importers.tables import OF_A_SETTING, Row, header, rows, setting_of, text_of
-from vitscale.record import EpochLine, ImportedFile, StepLine
+from vitscale.store.records import EpochLine, ImportedFile, StepLine
 
 TIMES = ("step_seconds", "epoch_seconds", "images_per_second")
 _KNOWN = (*OF_A_SETTING, "run", *TIMES)

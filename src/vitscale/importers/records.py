@@ -10,8 +10,8 @@ from pathlib import Path
 
 from vitscale.errors import StoreError, explain, shown
 from vitscale.importers.findings import FoundRank, FoundRun
-from vitscale.model_spec import parameters
-from vitscale.record import (
+from vitscale.store import read_study
+from vitscale.store.records import (
     FORMAT,
     Device,
     EndLine,
@@ -24,8 +24,8 @@ from vitscale.record import (
     StartLine,
     StudyRecord,
 )
-from vitscale.store import read_study
-from vitscale.trial import Trial
+from vitscale.trial.model_spec import parameters
+from vitscale.trial.trial import Trial
 
 _UNKNOWN_HOST = "unknown host"
 

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitscale.engine_options import ENGINES
 from vitscale.errors import RequestError, explain, shown
 from vitscale.importers import numbers
 from vitscale.importers.files import lines
 from vitscale.importers.findings import Problems, Setting
 from vitscale.importers.layouts import hold, nodes_of
 from vitscale.importers.options import MOST_GPUS, Options, precision
-from vitscale.model_spec import counted
+from vitscale.trial.engine_options import ENGINES
+from vitscale.trial.model_spec import counted
 
 OF_A_SETTING = (
     *("gpus", "nodes", "layout", "micro_batch", "grad_accum", "fraction", "dataset", "cluster", "gpu", "series"),

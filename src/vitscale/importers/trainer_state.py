@@ -14,7 +14,7 @@ from vitscale.importers.files import cannot_read, identified
 from vitscale.importers.findings import Findings, FoundRank, FoundRun, Setting
 from vitscale.importers.numbers import LONGEST_SECONDS
 from vitscale.importers.options import Options
-from vitscale.record import EpochLine, StepLine
+from vitscale.store.records import EpochLine, StepLine
 
 _LARGEST_BYTES = 256 << 20
 _MOST_EPOCHS = 10_000

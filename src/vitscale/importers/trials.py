@@ -8,8 +8,8 @@ from vitscale.importers.dataset_sizes import train_samples
 from vitscale.importers.findings import FoundRun, Setting, listed
 from vitscale.importers.layouts import per_node_of
 from vitscale.importers.options import Options, model_of, precision
-from vitscale.model_spec import NAMED_MODELS
-from vitscale.trial import DataSpec, Precision, TrainSpec, Trial, WindowSpec, World, world_of_hosts
+from vitscale.trial.model_spec import NAMED_MODELS
+from vitscale.trial.trial import DataSpec, Precision, TrainSpec, Trial, WindowSpec, World, world_of_hosts
 
 UNKNOWN = "unknown"
 _ASSUMED_PRECISION: Precision = "fp32"

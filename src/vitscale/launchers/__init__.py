@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from vitscale.errors import RequestError, explain, unknown
-from vitscale.hosts import Host
 from vitscale.launchers import third_party
 from vitscale.launchers.base import Launch, Launcher, Start
 from vitscale.launchers.deepspeed import DeepSpeed
@@ -12,7 +11,8 @@ from vitscale.launchers.local import Local
 from vitscale.launchers.mpirun import Mpirun
 from vitscale.launchers.srun import Srun
 from vitscale.launchers.torchrun import Torchrun
-from vitscale.trial import Trial, World
+from vitscale.machine.hosts import Host
+from vitscale.trial.trial import Trial, World
 
 LOCAL = "local"
 LAUNCHERS: dict[str, Launcher] = {

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from vitscale.hosts import Host
-from vitscale.trial import World
+from vitscale.machine.hosts import Host
+from vitscale.trial.trial import World
 
 
 @dataclass(frozen=True)

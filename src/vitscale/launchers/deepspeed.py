@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 from vitscale.errors import RequestError, explain
-from vitscale.hosts import Host, is_this_machine
 from vitscale.launchers import several_hosts
 from vitscale.launchers.base import Launch, Start
 from vitscale.launchers.remote_shell import first_unfit
-from vitscale.trial import World
+from vitscale.machine.hosts import Host, is_this_machine
+from vitscale.trial.trial import World
 
 _HOSTFILE = "deepspeed.hostfile"
 _EXPORTED = ("MLFLOW", "MV2", "NCCL", "PYTHON", "UCX")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from vitscale.hosts import Host
 from vitscale.launchers import several_hosts
 from vitscale.launchers.base import Launch, Start
-from vitscale.trial import World
+from vitscale.machine.hosts import Host
+from vitscale.trial.trial import World
 
 
 class InProcess:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from vitscale.hosts import Host
 from vitscale.launchers import several_hosts
 from vitscale.launchers.base import Launch, Start
-from vitscale.trial import World
+from vitscale.machine.hosts import Host
+from vitscale.trial.trial import World
 
 
 class Local:
@@ -14,9 +14,9 @@ class Local:
     """
 
     def launch(self, world: World, start: Start) -> Launch:
-        """`python -m vitscale.local_ranks N PORT MODULE FOLDER`."""
+        """`python -m vitscale.processes.local_ranks N PORT MODULE FOLDER`."""
         python, _, *rank = start.rank_command
-        ranks = (python, "-m", "vitscale.local_ranks", str(world.size), str(start.master_port), *rank)
+        ranks = (python, "-m", "vitscale.processes.local_ranks", str(world.size), str(start.master_port), *rank)
         return Launch(commands=(ranks,), from_prepared=True)
 
     def unavailable(self) -> str | None:

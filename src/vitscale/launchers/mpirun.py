@@ -8,10 +8,10 @@ import shutil
 import subprocess
 
 from vitscale.errors import shown
-from vitscale.hosts import Host
 from vitscale.launchers import several_hosts
 from vitscale.launchers.base import Launch, Start
-from vitscale.trial import World
+from vitscale.machine.hosts import Host
+from vitscale.trial.trial import World
 
 _HOSTFILE = "mpirun.hostfile"
 _ANSWER_SECONDS = 30.0

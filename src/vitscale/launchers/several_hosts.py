@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vitscale.hosts import Host
-from vitscale.trial import World
+from vitscale.machine.hosts import Host
+from vitscale.trial.trial import World
 
 _LOOPBACK = ("localhost", "127.", "::1")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 
-from vitscale.hosts import Host
 from vitscale.launchers.base import Launch, Start
-from vitscale.trial import World
+from vitscale.machine.hosts import Host
+from vitscale.trial.trial import World
 
 
 class Srun:

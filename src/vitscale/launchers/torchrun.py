@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 
-from vitscale.hosts import Host
 from vitscale.launchers import several_hosts
 from vitscale.launchers.base import Launch, Start
-from vitscale.trial import World
+from vitscale.machine.hosts import Host
+from vitscale.trial.trial import World
 
 _RENDEZVOUS_SECONDS = 300
 """How long an agent waits for the others: all of them import torch first, perhaps from one slow file server."""

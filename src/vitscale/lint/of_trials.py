@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from vitscale import model_spec
-from vitscale.deepspeed_config import BATCH_KEYS
 from vitscale.lint.finding import SEVERITIES, Finding
 from vitscale.lint.releases import installed_version
 from vitscale.lint.setting import Setting
 from vitscale.lint.table import lint
-from vitscale.trial import TrainSpec, Trial
+from vitscale.trial import model_spec
+from vitscale.trial.deepspeed_config import BATCH_KEYS
+from vitscale.trial.trial import TrainSpec, Trial
 
 _ALWAYS_SETTLED = (*BATCH_KEYS, "gradient_clipping", "timers.throughput", "steps_per_print")
 """What the engine writes into every configuration, so that it is open in no file."""

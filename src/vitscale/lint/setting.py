@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitscale import model_spec
 from vitscale.errors import RequestError, explain, shown, unknown
 from vitscale.lint.releases import Release, installed_version
-from vitscale.model_spec import NAMED_MODELS, ModelSpec
+from vitscale.trial import model_spec
+from vitscale.trial.model_spec import NAMED_MODELS, ModelSpec
 
 _IMAGENET_CLASSES = 1000
 

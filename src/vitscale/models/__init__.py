@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
 
-from vitscale.model_spec import ModelSpec
 from vitscale.models.dry_run import refuse_other_sizes
 from vitscale.models.factory import build_factory
 from vitscale.models.hub import auto_class, build_hf
@@ -15,6 +14,7 @@ from vitscale.models.segmentation import build_named_segmentation
 from vitscale.models.swin import build_swin
 from vitscale.models.vit import VisionTransformer
 from vitscale.models.weights import load_weights
+from vitscale.trial.model_spec import ModelSpec
 
 __all__ = ["BUILDERS", "build", "logits_of", "preload", "refuse_other_sizes"]
 

@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.profiler import record_function
 from typing_extensions import override
 
-from vitscale.record import NORM_MARK
+from vitscale.store.records import NORM_MARK
 
 
 class BatchNorm(_BatchNorm):

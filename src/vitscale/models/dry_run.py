@@ -7,8 +7,8 @@ from torch import nn
 from torch.func import functional_call
 
 from vitscale.errors import RequestError, explain, shown
-from vitscale.model_spec import ModelSpec
 from vitscale.models.segmentation import AuxiliaryLogits
+from vitscale.trial.model_spec import ModelSpec
 
 
 def freeze_unused(model: nn.Module, spec: ModelSpec) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from torch import nn
 
 from vitscale.errors import RequestError, explain, shown
-from vitscale.model_spec import ModelSpec
 from vitscale.models.segmentation import auxiliary_head
+from vitscale.trial.model_spec import ModelSpec
 
 
 def build_factory(spec: ModelSpec) -> nn.Module:

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from vitscale.errors import RequestError, explain, shown
-from vitscale.hf_config import hf_shape, read_config
-from vitscale.model_spec import ModelSpec
 from vitscale.models.dry_run import freeze_unused
 from vitscale.models.quiet import quiet_transformers
+from vitscale.trial.hf_config import hf_shape, read_config
+from vitscale.trial.model_spec import ModelSpec
 
 
 def build_hf(spec: ModelSpec) -> nn.Module:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from vitscale.model_spec import ModelSpec
 from vitscale.models import swin
 from vitscale.models.quiet import quiet_transformers
 from vitscale.models.vit import Encoder, draw
+from vitscale.trial.model_spec import ModelSpec
 
 AUXILIARY_HEAD = "auxiliary_head"
 """What transformers' models of segmentation call the second head that they train with, and factories may."""

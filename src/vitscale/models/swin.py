@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitscale.model_spec import ModelSpec
 from vitscale.models.quiet import quiet_transformers
+from vitscale.trial.model_spec import ModelSpec
 
 
 def build_swin(spec: ModelSpec) -> nn.Module:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from typing_extensions import override
 
-from vitscale.model_spec import ModelSpec
+from vitscale.trial.model_spec import ModelSpec
 
 _DEVIATION = 0.02
 """Of initial weights."""

@@ -7,15 +7,15 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from vitscale.engine_options import ENGINES
 from vitscale.errors import RequestError, explain, shown, unknown
-from vitscale.model_spec import NAMED_MODELS, ModelSpec, counted, resolve
 from vitscale.prediction.answering import can_grow
 from vitscale.prediction.evidence import Evidence, Point, Series
 from vitscale.prediction.gpu_types import gpu_type
 from vitscale.prediction.predicting import Question
 from vitscale.prediction.variants import differing
-from vitscale.trial import Precision
+from vitscale.trial.engine_options import ENGINES
+from vitscale.trial.model_spec import NAMED_MODELS, ModelSpec, counted, resolve
+from vitscale.trial.trial import Precision
 
 _IMAGENET_CLASSES = 1000
 """For a model whose own number of classes is not recorded."""

@@ -26,8 +26,8 @@ from vitscale.prediction.step import of_series
 from vitscale.prediction.step.model import Array, Worlds
 from vitscale.prediction.step.of_series import device_factors, slowdown
 from vitscale.prediction.variants import Variant, variant
-from vitscale.shares import largest_micro_batch
-from vitscale.trial import HOW_FOUND, OF_THE_WRAPPER, Trial, World
+from vitscale.trial.rank_batches import largest_micro_batch
+from vitscale.trial.trial import HOW_FOUND, OF_THE_WRAPPER, Trial, World
 
 if TYPE_CHECKING:
     from vitscale.prediction.instances import Instance  # with all importers

@@ -13,8 +13,8 @@ from vitscale.analysis.rank_speeds import rank_speeds
 from vitscale.analysis.trials import TrialResult
 from vitscale.analysis.waterfall import unprofiled
 from vitscale.prediction.network.links import Network
-from vitscale.record import COMMUNICATION, EXPOSED, PARTS
-from vitscale.trial import Mode, Trial, samples_used, steps_per_epoch
+from vitscale.store.records import COMMUNICATION, EXPOSED, PARTS
+from vitscale.trial.trial import Mode, Trial, samples_used, steps_per_epoch
 
 _QUARTILES_APART = 1.349
 """Of a normal distribution, in standard deviations."""

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vitscale import model_spec
 from vitscale.analysis import Analysis
 from vitscale.analysis.checkpoints import CheckpointCost
 from vitscale.errors import RequestError, explain
@@ -14,7 +13,8 @@ from vitscale.prediction import failures
 from vitscale.prediction.evidence import Evidence, Series
 from vitscale.prediction.failures import TimeToFinish
 from vitscale.prediction.results import Assumption, Estimate, Prediction
-from vitscale.trial import Trial
+from vitscale.trial import model_spec
+from vitscale.trial.trial import Trial
 
 _NOTICED_SECONDS = 600.0
 """From a failure until the job starts anew, beyond its start-up: noticing it, and another host."""

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from vitscale.analysis.peaks import Peak, peak
 from vitscale.errors import RequestError, explain, shown
-from vitscale.peaks import Peak, peak
-from vitscale.trial import Precision
+from vitscale.trial.trial import Precision
 
 Array = NDArray[np.float64]
 _OPERATIONS_A_BYTE, _OPERATIONS_SPREAD = 80.0, 0.35
@@ -61,8 +61,8 @@ def _type(name: str, gigabytes: float, gigabytes_per_second: float, *aliases: st
 
 
 TYPES = (
-    # Bandwidths and sizes are those of the documents that `vitscale.peaks` names for each; of the oldest two: NVIDIA
-    # Tesla P100 datasheet (2016) and NVIDIA Tesla K80 board specification (2015), a half of its two GPUs.
+    # Bandwidths and sizes are those of the documents that `vitscale.analysis.peaks` names for each; of the oldest two:
+    # NVIDIA Tesla P100 datasheet (2016) and NVIDIA Tesla K80 board specification (2015), a half of its two GPUs.
     _type("B300 SXM6 AC", 270, 8000, "B300"),
     _type("GB200", 186, 8000),
     _type("B200", 180, 8000, "B200-SXM"),

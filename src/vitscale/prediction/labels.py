@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from vitscale.engine_options import ENGINES
-from vitscale.model_spec import parameters
 from vitscale.prediction.evidence import Point
 from vitscale.prediction.fitting import FittedSeries
 from vitscale.prediction.layouts import Place
@@ -14,6 +12,8 @@ from vitscale.prediction.network.links import Link
 from vitscale.prediction.parameters import JOB_TO_JOB, OF_UNKNOWN_JOBS
 from vitscale.prediction.results import Assumption, Label
 from vitscale.prediction.variants import Variant
+from vitscale.trial.engine_options import ENGINES
+from vitscale.trial.model_spec import parameters
 
 
 def label(asked: Variant, place: Place, assumptions: Sequence[Assumption]) -> Label:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from vitscale.errors import RequestError, explain
 from vitscale.prediction.evidence import Point, Series
-from vitscale.trial import Trial, effective_steps, exact, steps_per_epoch, world_of_hosts
+from vitscale.trial.trial import Trial, effective_steps, exact, steps_per_epoch, world_of_hosts
 
 MOST_RANKS = 100_000
 _USUAL_HOST = 8

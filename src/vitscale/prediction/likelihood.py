@@ -20,7 +20,7 @@ from vitscale.prediction.parameters import JOB_FREEDOM, JOB_TO_JOB_RUNS, NAMES, 
 from vitscale.prediction.sampling import Proposal, StudentT, spread_out_normals
 from vitscale.prediction.step.model import Draws, StepModel, StepTimes, Worlds
 from vitscale.prediction.step.of_series import device_factors, typical_slowdown, worlds_of
-from vitscale.record import EXPOSED
+from vitscale.store.records import EXPOSED
 
 Array = NDArray[np.float64]
 _MOST_JOB_TO_JOB = 0.08

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vitscale.trial import Mode, Trial
+from vitscale.trial.trial import Mode, Trial
 
 CONFIDENCE = 0.90
 """Of both intervals. (What was measured has intervals of 95 %, as the report says: `analysis.statistics`.)"""

@@ -6,16 +6,16 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 
-from vitscale import model_spec
 from vitscale.analysis import Analysis
-from vitscale.check_record import CheckRecord
 from vitscale.errors import RequestError, explain, shown
-from vitscale.model_spec import ModelSpec
 from vitscale.prediction.evidence import Evidence, gather
 from vitscale.prediction.network.checked import network_of
 from vitscale.prediction.network.names import declared_link
-from vitscale.record import Results
 from vitscale.store import checks
+from vitscale.store.check_records import CheckRecord
+from vitscale.store.records import Results
+from vitscale.trial import model_spec
+from vitscale.trial.model_spec import ModelSpec
 
 
 def evidence_of(

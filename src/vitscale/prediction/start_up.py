@@ -16,7 +16,7 @@ from typing import Any
 from vitscale.analysis.statistics import t_quantile
 from vitscale.prediction.evidence import Point
 from vitscale.prediction.results import Assumption, Estimate
-from vitscale.trial import OF_THE_WRAPPER, Trial
+from vitscale.trial.trial import OF_THE_WRAPPER, Trial
 
 _RUN_TO_RUN, _RUN_TO_RUN_WEIGHT = 0.35, 3
 """Prior of the standard deviation of the logarithm between runs of one configuration, and its degrees of freedom.

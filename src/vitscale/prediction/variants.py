@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vitscale import engine_options, model_spec
 from vitscale.errors import RequestError, explain, unknown
-from vitscale.model_spec import ModelSpec
 from vitscale.prediction.evidence import Point
 from vitscale.prediction.fitting import DRAWS, FittedSeries, spread_out_normals
 from vitscale.prediction.gpu_types import GpuType, common_type, optimizer_factor, time_factors
@@ -20,7 +18,9 @@ from vitscale.prediction.results import Assumption
 from vitscale.prediction.step.messages import messages, norm_messages
 from vitscale.prediction.step.model import Draws, StepModel
 from vitscale.prediction.step.of_series import shards_optimizer
-from vitscale.trial import TrainSpec, Trial
+from vitscale.trial import engine_options, model_spec
+from vitscale.trial.model_spec import ModelSpec
+from vitscale.trial.trial import TrainSpec, Trial
 
 _RECOMPUTED = 4 / 3
 """Compute with activation checkpointing against without: each block's forward once more."""

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from vitscale.check_record import CheckRecord
 from vitscale.preflight.speeds import against_others, rank_speeds, rates
 from vitscale.preflight.verdict import Verdict
+from vitscale.store.check_records import CheckRecord
 
 VERSION = 1
 """Of this form; the record in it has a format of its own."""

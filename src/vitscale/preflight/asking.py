@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitscale import sources
-from vitscale.check_record import CheckRequest, Stage, SweepPlan
+from vitscale.base.text_file import beside
 from vitscale.errors import RequestError, explain
-from vitscale.expansion import expand
-from vitscale.hardware import Machine
-from vitscale.hosts import Host, read_hostfile
-from vitscale.resolution import device_of
+from vitscale.machine.hardware import Machine
+from vitscale.machine.hosts import Host, read_hostfile
 from vitscale.schedulers import Hostfile, LoginNode, Scheduler, described, scheduler_for
-from vitscale.site import Overlay
-from vitscale.study import AUTO, Study
-from vitscale.study_file import StudyFile
-from vitscale.text_file import beside
-from vitscale.trial import Device, Precision, Trial, World
+from vitscale.store.check_records import CheckRequest, Stage, SweepPlan
+from vitscale.study.expand import expand
+from vitscale.study.file import StudyFile
+from vitscale.study.resolve import device_of
+from vitscale.study.sections import AUTO, Study
+from vitscale.study.site import Overlay
+from vitscale.trial.trial import Device, Precision, Trial, World
 
 _NO_STUDY = 'name = "check"\n[model]\nname = "vit-b16"\n[data]\nname = "digits"\n'
 """Stands in where no study is given: its model and data are not used."""

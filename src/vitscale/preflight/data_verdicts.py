@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 
-from vitscale.check_record import CheckRecord
 from vitscale.preflight.quantities import seconds, size, three_digits
 from vitscale.preflight.verdict import Verdict, hosts_of, listed, ranks_named
+from vitscale.store.check_records import CheckRecord
 
 _USUAL_SHARE = 0.3
 """Of the matrix-multiply rate that training reaches at least, as a rule: below it a loader is too slow for certain."""

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from vitscale.check_record import (
+from vitscale.store.check_records import (
     GROUPS,
     MOST_RATE,
     OPERATIONS,

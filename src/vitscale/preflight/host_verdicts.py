@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from vitscale.check_record import CheckedRank, CheckRecord
 from vitscale.preflight.verdict import Verdict, hosts_of, listed
+from vitscale.store.check_records import CheckedRank, CheckRecord
 
 _NEAR = 1.05
 """A quota is no number of cores; so much more may be asked of it."""

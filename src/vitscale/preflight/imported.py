@@ -8,7 +8,12 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitscale.check_record import (
+from vitscale.errors import StoreError, explain, shown
+from vitscale.importers.links import MeasuredLink, read_nccl_tests, read_perftest
+from vitscale.importers.options import LinkFormat
+from vitscale.preflight.fit import fits
+from vitscale.store import checks
+from vitscale.store.check_records import (
     CheckedRank,
     CheckRecord,
     CheckRequest,
@@ -17,12 +22,7 @@ from vitscale.check_record import (
     HostAnswer,
     SweepPlan,
 )
-from vitscale.errors import StoreError, explain, shown
-from vitscale.importers.links import MeasuredLink, read_nccl_tests, read_perftest
-from vitscale.importers.options import LinkFormat
-from vitscale.preflight.fit import fits
-from vitscale.store import checks
-from vitscale.trial import World, world_of_hosts
+from vitscale.trial.trial import World, world_of_hosts
 
 _READERS = {"nccl-tests": read_nccl_tests, "perftest": read_perftest}
 _LONGEST_DESCRIPTION = 200

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vitscale.check_record import FactsLine, Interface
+from vitscale.store.check_records import FactsLine, Interface
 
 VIRTUAL = ("docker", "virbr", "br-", "cni", "flannel", "cali", "lxc", "lxd", "tun", "tap", "wg", "zt", "podman")
 """Beginnings of names of interfaces that lead to containers, virtual machines and tunnels, not to other hosts."""

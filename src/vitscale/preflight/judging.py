@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from vitscale.check_record import CheckRecord
 from vitscale.preflight import data_verdicts, host_verdicts, network_verdicts, pace_verdicts, reach_verdicts
 from vitscale.preflight.verdict import SEVERITIES, Verdict
+from vitscale.store.check_records import CheckRecord
 
 RULES: tuple[Callable[[CheckRecord], Iterable[Verdict]], ...] = (
     reach_verdicts.unreachable_hosts,

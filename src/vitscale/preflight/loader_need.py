@@ -9,9 +9,9 @@ from pathlib import Path
 from vitscale import store
 from vitscale.analysis.compute import flops_per_image
 from vitscale.analysis.runs import figures
-from vitscale.check_record import CheckedRank, LoaderNeed
 from vitscale.errors import StoreError
-from vitscale.trial import Trial
+from vitscale.store.check_records import CheckedRank, LoaderNeed
+from vitscale.trial.trial import Trial
 
 
 def loader_need(trial: Trial, ranks: Sequence[CheckedRank], results: Path | None) -> LoaderNeed | None:

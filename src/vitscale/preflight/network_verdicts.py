@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from vitscale.check_record import CheckRecord, FactsLine
 from vitscale.preflight import interfaces
 from vitscale.preflight.quantities import rate
 from vitscale.preflight.verdict import Verdict, listed
+from vitscale.store.check_records import CheckRecord, FactsLine
 
 _SLOWER = 0.5
 """Another interface counts as faster from twice the speed on."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping
 
-from vitscale.check_record import CheckedRank, CheckRecord
 from vitscale.preflight.speeds import against_others, rank_speeds, rates
 from vitscale.preflight.verdict import Verdict, hosts_of, listed, ranks_named
+from vitscale.store.check_records import CheckedRank, CheckRecord
 
 _SLOW = 0.9
 """A rank below this share of the others' pace is slow."""

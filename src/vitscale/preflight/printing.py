@@ -12,11 +12,11 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from vitscale.check_record import GROUPS, OPERATIONS, CheckedRank, CheckRecord
 from vitscale.errors import printable
 from vitscale.preflight.quantities import UNAVAILABLE, rate, seconds, size, three_digits
 from vitscale.preflight.speeds import rates
 from vitscale.preflight.verdict import SEVERITIES, Verdict, host_of
+from vitscale.store.check_records import GROUPS, OPERATIONS, CheckedRank, CheckRecord
 
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 _MOST_RANKS = 64

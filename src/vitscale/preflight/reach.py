@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from vitscale.check_record import HostAnswer
 from vitscale.errors import printable
-from vitscale.hosts import Host, is_this_machine
+from vitscale.machine.hosts import Host, is_this_machine
 from vitscale.schedulers.hostfile import on_host
+from vitscale.store.check_records import HostAnswer
 
 RESOLVE_SECONDS = 10.0
 ANSWER_SECONDS = 30.0

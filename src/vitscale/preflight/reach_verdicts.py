@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from vitscale.check_record import STAGES, CheckRecord, Stage
 from vitscale.preflight.verdict import Severity, Verdict, host_of, hosts_of, listed, ranks_named
+from vitscale.store.check_records import STAGES, CheckRecord, Stage
 
 _MEETING: dict[Stage, str] = {
     "network": "ranks cannot meet, and no training starts",

@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitscale import sources
-from vitscale.check_record import CheckedRank, CheckRecord, CheckRequest
 from vitscale.errors import RequestError, StoreError, VitscaleError, explain, printable, shown
 from vitscale.preflight.asking import Where
 from vitscale.preflight.fit import fits
 from vitscale.preflight.loader_need import loader_need
 from vitscale.preflight.reach import ask
-from vitscale.record import RankRecord
 from vitscale.runner.classify import log_tail, outcome_of
 from vitscale.runner.starting import start_ranks, worked_out
 from vitscale.runner.watch import watch
 from vitscale.schedulers.prepared import PreparedProcesses, Ready
 from vitscale.store import write_whole
 from vitscale.store.check_lines import read_checked_ranks
+from vitscale.store.check_records import CheckedRank, CheckRecord, CheckRequest
 from vitscale.store.checks import check_folder, write_check
+from vitscale.store.records import RankRecord
 
 _START_SECONDS = 180.0
 """For ssh, and imports from a slow file server on many hosts at once."""

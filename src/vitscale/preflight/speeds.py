@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from math import ceil, floor
 
-from vitscale.check_record import CheckedRank, CheckRecord
+from vitscale.store.check_records import CheckedRank, CheckRecord
 
 _DECIMALS = 2
 

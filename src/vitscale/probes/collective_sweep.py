@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from vitscale.check_record import SWEPT, CollectiveLine, Group, Operation, SweepPlan
+from vitscale.store.check_records import SWEPT, CollectiveLine, Group, Operation, SweepPlan
 
 Call = Callable[[], object]
 

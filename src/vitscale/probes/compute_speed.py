@@ -8,10 +8,10 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from vitscale.check_record import ComputeLine
-from vitscale.hardware import cpu_throttled_seconds
+from vitscale.machine.hardware import cpu_throttled_seconds
 from vitscale.probes.gpu_monitor import GpuMonitor
-from vitscale.trial import Device
+from vitscale.store.check_records import ComputeLine
+from vitscale.trial.trial import Device
 
 # (images, tokens, width, heads) of one transformer block, so that a piece takes milliseconds on either device.
 _SHAPES: dict[Device, tuple[int, int, int, int]] = {"cpu": (4, 65, 192, 3), "cuda": (64, 197, 768, 12)}

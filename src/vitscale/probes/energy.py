@@ -14,7 +14,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from vitscale.record import EnergyReading
+from vitscale.store.records import EnergyReading
 
 NOT_INSTALLED = "the zeus library is not here: install vitscale[energy]"
 BY_LOCAL_RANK_0 = "measured by local rank 0"

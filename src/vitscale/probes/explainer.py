@@ -1,7 +1,7 @@
 """Explained blocks: a few steps under the profiler, their phases annotated; in every other step nothing at all.
 
 On a GPU the profiler leaves something behind: Kineto does not detach CUPTI when it stops (its TEARDOWN_CUPTI is off),
-so that no step's time is reported from the first block on (`vitscale.windows`).
+so that no step's time is reported from the first block on (`vitscale.trial.step_schedule`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from vitscale.lifeline import PROGRESS
 from vitscale.probes.events import events_of
 from vitscale.probes.timeline import PHASE_PREFIX, STEP, steps_on_cpu, steps_on_cuda
-from vitscale.record import ExplainedLine, PhaseName
+from vitscale.processes.heartbeat import PROGRESS
+from vitscale.store.records import ExplainedLine, PhaseName
 
 Phase = Callable[[PhaseName], AbstractContextManager[object]]
 """Names what the training loop is doing: `with phase("forward"): ...`."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from vitscale.record import GPU_LIMITS, GpuSamples
+from vitscale.store.records import GPU_LIMITS, GpuSamples
 
 SECONDS_BETWEEN_SAMPLES = 1.0
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from vitscale.record import GradientLine
+from vitscale.store.records import GradientLine
 
 
 class MicroBatchNorms:

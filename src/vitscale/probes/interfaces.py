@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import psutil
 
-from vitscale.check_record import InfinibandPort, Interface
+from vitscale.store.check_records import InfinibandPort, Interface
 
 # The kernel's ARPHRD_* numbers (include/uapi/linux/if_arp.h).
 _KINDS: dict[int, Literal["ethernet", "infiniband", "loopback"]] = {1: "ethernet", 32: "infiniband", 772: "loopback"}

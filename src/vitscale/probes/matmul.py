@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import torch
 
-from vitscale.record import MatmulLine
-from vitscale.trial import Precision
+from vitscale.store.records import MatmulLine
+from vitscale.trial.trial import Precision
 
 _SECONDS = 0.2
 _SETTLING_SECONDS = {"cpu": 0.0, "cuda": 1.5}

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
-from vitscale.hardware import cpu_throttled_seconds
+from vitscale.machine.hardware import cpu_throttled_seconds
 from vitscale.probes.energy import energy_meter
 from vitscale.probes.gpu_monitor import gpu_monitor
-from vitscale.record import ResourcesLine
+from vitscale.store.records import ResourcesLine
 
 
 class ResourceProbe:

@@ -13,10 +13,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, get_args
 
-from vitscale.intervals import Interval, complement, intersection, union
+from vitscale.base.time_spans import Interval, complement, intersection, union
 from vitscale.probes.events import GLOO, Event
 from vitscale.probes.flight_recorder import operation
-from vitscale.record import COMMUNICATION, EXPOSED, NORM_MARK, PARTS, UNKNOWN_OPERATION, ExplainedLine, PhaseName
+from vitscale.store.records import COMMUNICATION, EXPOSED, NORM_MARK, PARTS, UNKNOWN_OPERATION, ExplainedLine, PhaseName
 
 STEP = "vitscale.step"
 """The annotation around a whole step; a phase's is this with the phase's name in place of "step"."""

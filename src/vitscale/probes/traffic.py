@@ -21,7 +21,7 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed.distributed_c10d import GroupName
 
 from vitscale.probes.flight_recorder import Entry, Unreadable, entries, too_small
-from vitscale.record import Collective, TrafficLine
+from vitscale.store.records import Collective, TrafficLine
 
 NO_GROUP = "none"
 """The backend of a rank without a process group, which sends nothing."""

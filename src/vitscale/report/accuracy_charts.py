@@ -12,7 +12,7 @@ from vitscale.report import accuracy_data, words
 from vitscale.report.chart_data import Row
 from vitscale.report.figure import Figure, colour_of, finished, shape_of
 from vitscale.report.style import IDEAL_COLOUR, SERIES_SHAPES
-from vitscale.trial import Mode
+from vitscale.trial.trial import Mode
 
 _WIDTH, _HEIGHT = 260, 200
 _DOTTED = [2, 3]

@@ -13,7 +13,7 @@ from vitscale.report import breakdown_data, words
 from vitscale.report.breakdown_data import COLOURS, PART_NAMES, Bar
 from vitscale.report.chart_data import Row
 from vitscale.report.figure import Figure, finished
-from vitscale.trial import Mode
+from vitscale.trial.trial import Mode
 
 _WIDTH, _HEIGHT = 940, 220
 _WIDEST_PANEL, _NARROWEST_PANEL = 300, 70

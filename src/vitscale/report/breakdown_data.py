@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from vitscale.analysis import Analysis, CurveResult, Interval
 from vitscale.analysis.breakdown import Breakdown, RankParts
-from vitscale.record import COMMUNICATION, EXPOSED
 from vitscale.report import words
 from vitscale.report.chart_data import Row
 from vitscale.report.families import families, kept_batch
 from vitscale.report.style import COMMUNICATION_COLOUR, PART_COLOURS
+from vitscale.store.records import COMMUNICATION, EXPOSED
 
 PART_NAMES: Mapping[str, str] = {
     "data_wait": "data wait",

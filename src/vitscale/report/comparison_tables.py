@@ -9,7 +9,7 @@ from vitscale.analysis.comparisons import AgainstReference, against_references
 from vitscale.report import words
 from vitscale.report.tables import Cell
 from vitscale.report.words import UNKNOWN
-from vitscale.trial import Mode
+from vitscale.trial.trial import Mode
 
 _SHORT = {
     "no significant difference": "no difference",

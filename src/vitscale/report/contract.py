@@ -45,8 +45,8 @@ from vitscale.prediction.outlook import Outlook
 from vitscale.report import contract_details, prediction_contract, resolutions, words
 from vitscale.report.contract_details import interval_fields
 from vitscale.report.words import finite
-from vitscale.shares import largest_micro_batch
-from vitscale.trial import Trial
+from vitscale.trial.rank_batches import largest_micro_batch
+from vitscale.trial.trial import Trial
 
 VERSION = 7
 

@@ -10,9 +10,9 @@ from vitscale.analysis.breakdown import Breakdown, RankParts, Straggler
 from vitscale.analysis.convergence import Convergence
 from vitscale.analysis.resources import ResourceFigures
 from vitscale.analysis.traffic import Traffic
-from vitscale.record import COMMUNICATION
 from vitscale.report import words
 from vitscale.report.breakdown_data import exposed_interval, part_interval
+from vitscale.store.records import COMMUNICATION
 
 Object = dict[str, Any]
 _WITH_INTERVAL = ("achieved_flops_per_second", "share_of_matmul", "mfu", "joules_per_image")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from vitscale.analysis import Factor, Waterfall
 from vitscale.analysis.run_waterfall import CHECKPOINT, EVALUATION, START_UP
 from vitscale.analysis.waterfall import STEP_ROUNDING
-from vitscale.record import COMMUNICATION
+from vitscale.store.records import COMMUNICATION
 
 _LOST_TO = {
     STEP_ROUNDING: "step rounding",

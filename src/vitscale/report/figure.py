@@ -11,7 +11,7 @@ from altair.utils.schemapi import disable_debug_mode
 
 from vitscale.report.style import SERIES_COLOURS, SERIES_SHAPES
 from vitscale.report.words import finite
-from vitscale.trial import Mode
+from vitscale.trial.trial import Mode
 
 disable_debug_mode()  # altair would check each part as it is made, a third of the drawing; tests check the charts
 _MANY = 6

@@ -14,7 +14,7 @@ from vitscale.report.chart_data import Row
 from vitscale.report.figure import Figure, finished
 from vitscale.report.prediction_data import AMDAHL, IDEAL, TRANSFERS, Drawn
 from vitscale.report.style import DASHED, IDEAL_COLOUR, SERIES_COLOURS
-from vitscale.trial import Mode
+from vitscale.trial.trial import Mode
 
 _WIDTH, _HEIGHT = 400, 280
 _WIDTH_ALONE = 880

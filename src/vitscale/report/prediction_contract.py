@@ -11,7 +11,7 @@ from vitscale.prediction.outlook import Outlook
 from vitscale.prediction.results import Estimate, Prediction, Score
 from vitscale.report import prediction_words
 from vitscale.report.words import finite
-from vitscale.trial import Mode
+from vitscale.trial.trial import Mode
 
 Object = dict[str, Any]
 

@@ -11,7 +11,7 @@ from vitscale.prediction.evidence import Point, Series
 from vitscale.prediction.results import Prediction
 from vitscale.report import words
 from vitscale.report.chart_data import Row
-from vitscale.trial import Mode
+from vitscale.trial.trial import Mode
 
 _SAMPLES = 40
 IDEAL, AMDAHL, TRANSFERS = "ideal", "Amdahl, fitted to what was measured", "ideal and the transfers"

@@ -10,7 +10,7 @@ from vitscale.prediction.outlook import Outlook
 from vitscale.prediction.results import Estimate, Label, Prediction
 from vitscale.report import prediction_words, words
 from vitscale.report.words import DASH, UNKNOWN, number
-from vitscale.trial import Mode
+from vitscale.trial.trial import Mode
 
 _WIDE_RANGE = 100
 

@@ -8,7 +8,7 @@ from vitscale.prediction.evidence import Evidence, Series
 from vitscale.prediction.outlook import Outlook
 from vitscale.prediction.results import Assumption, Label, Prediction, Score
 from vitscale.report.words import number, percent, share
-from vitscale.trial import Mode
+from vitscale.trial.trial import Mode
 
 LABEL_MEANINGS: dict[Label, str] = {
     "interpolated": "between rank counts that were measured, on as many hosts",

@@ -15,7 +15,7 @@ from vitscale.report import words
 from vitscale.report.contract_details import interval_fields
 from vitscale.report.grouped_table import Group, GroupedTable, Line
 from vitscale.report.tables import Cell, interval_cell
-from vitscale.trial import Mode
+from vitscale.trial.trial import Mode
 
 _FIELD = "model.image_size"
 

@@ -9,7 +9,7 @@ from vitscale.analysis import Analysis, CurveResult, Interval, TrialResult
 from vitscale.analysis.resources import RankResources, ResourceFigures
 from vitscale.report import words
 from vitscale.report.chart_data import Row
-from vitscale.trial import Device
+from vitscale.trial.trial import Device
 
 MOST_RANKS_DRAWN = 16
 """Of a trial, each as a point of its own; of a larger one only the lowest and the highest."""

@@ -11,7 +11,7 @@ from vitscale.report import chart_data, words
 from vitscale.report.chart_data import Quantity, Row
 from vitscale.report.figure import Figure, colour_of, cut_bars, finished, interval_bars, shape_of
 from vitscale.report.style import DASHED, IDEAL_COLOUR
-from vitscale.trial import Mode
+from vitscale.trial.trial import Mode
 
 _WIDTH, _HEIGHT = 400, 260
 _MOST_IDEALS = 6

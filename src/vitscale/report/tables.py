@@ -10,8 +10,8 @@ from vitscale.analysis.slow_steps import DEVIATIONS, ONE_IN, SLOWER_TIMES
 from vitscale.analysis.trials import NOT_RUN_YET, TrialResult
 from vitscale.report import words
 from vitscale.report.words import UNKNOWN, number
-from vitscale.shares import in_words
-from vitscale.trial import Mode
+from vitscale.trial.rank_batches import in_words
+from vitscale.trial.trial import Mode
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from vitscale.analysis import Analysis, TrialResult
 from vitscale.analysis.timelines import explained_steps, lanes
-from vitscale.intervals import Interval, length
-from vitscale.record import Run
+from vitscale.base.time_spans import Interval, length
 from vitscale.report import words
 from vitscale.report.breakdown_data import LONGEST_STEP, PART_NAMES
 from vitscale.report.chart_data import Row
 from vitscale.report.tables import trial_label
+from vitscale.store.records import Run
 
 _MOST_TIMELINES = 12
 _MOST_RECTANGLES = 3000

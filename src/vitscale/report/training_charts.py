@@ -11,7 +11,7 @@ from vitscale.report import chart_data, words
 from vitscale.report.chart_data import Row
 from vitscale.report.figure import Figure, colour_of, finished, shape_of
 from vitscale.report.style import DASHED, ORDERED_COLOURS, SOLID
-from vitscale.trial import Mode
+from vitscale.trial.trial import Mode
 
 _PANEL_WIDTH, _PANEL_HEIGHT = 200, 150
 

@@ -10,12 +10,12 @@ import altair as alt
 from vitscale.analysis import Analysis, Interval, Waterfall
 from vitscale.analysis.run_waterfall import CHECKPOINT, EVALUATION, START_UP
 from vitscale.analysis.waterfall import STEP_ROUNDING
-from vitscale.record import COMMUNICATION
 from vitscale.report import words
 from vitscale.report.chart_data import Row
 from vitscale.report.figure import Figure, cut_bars, finished, interval_bars
 from vitscale.report.style import COMMUNICATION_COLOUR, IDEAL_COLOUR, PART_COLOURS, ROUNDING_COLOUR
-from vitscale.trial import Mode
+from vitscale.store.records import COMMUNICATION
+from vitscale.trial.trial import Mode
 
 _IDEAL, _MEASURED = "ideal", "measured"
 _COLOURS = {

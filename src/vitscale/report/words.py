@@ -13,7 +13,7 @@ from vitscale.analysis.environments import environments
 from vitscale.analysis.loss_differences import STEPS
 from vitscale.analysis.statistics import CONFIDENCE, ONE_RUN, ComparisonVerdict
 from vitscale.report.contributions import contributions
-from vitscale.trial import Mode, World
+from vitscale.trial.trial import Mode, World
 
 DASH = "\N{EN DASH}"
 UNKNOWN = DASH

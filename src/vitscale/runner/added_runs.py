@@ -9,9 +9,9 @@ from pathlib import Path
 from vitscale import store
 from vitscale.analysis.target_ci import Standing, standing
 from vitscale.analysis.trials import summarise
-from vitscale.record import Outcome
 from vitscale.runner.one_run import Task
 from vitscale.runner.planning import Plan
+from vitscale.store.records import Outcome
 
 
 class AddedRuns:

@@ -9,11 +9,11 @@ from pathlib import Path
 from pydantic import Field
 
 from vitscale.errors import StoreError, explain, shown
-from vitscale.record import Outcome
 from vitscale.runner.one_run import Task
 from vitscale.store import write_whole
-from vitscale.study import LaunchSection, MeasureSection, SlurmSection
-from vitscale.trial import Spec
+from vitscale.store.records import Outcome
+from vitscale.study.sections import LaunchSection, MeasureSection, SlurmSection
+from vitscale.trial.trial import Spec
 
 _NAME = re.compile(r"vitscale-[0-9]+x[0-9]+-[0-9a-f]{8}")
 

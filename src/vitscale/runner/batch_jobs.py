@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vitscale.errors import VitscaleError
-from vitscale.record import Outcome
 from vitscale.runner.batch_file import JobFile, open_jobs, standings, waiting
 from vitscale.runner.batch_submitting import Batch, asked_for, new_jobs, submitted
 from vitscale.runner.batch_watching import (
@@ -26,6 +25,7 @@ from vitscale.runner.one_run import Task
 from vitscale.schedulers.slurm_commands import SlurmError, SlurmMissingError, job_states
 from vitscale.schedulers.slurm_script import batch_script
 from vitscale.store import RunIndex
+from vitscale.store.records import Outcome
 
 
 class Detached(VitscaleError):

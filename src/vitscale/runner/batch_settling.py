@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from vitscale.record import Outcome, StudyRecord
 from vitscale.runner.batch_file import BatchTask, standing_of
 from vitscale.runner.classify import log_tail
 from vitscale.runner.one_run import header_of
 from vitscale.schedulers.slurm_causes import Cause
 from vitscale.store import new_run_folder, write_outcome
+from vitscale.store.records import Outcome, StudyRecord
 
 
 def write_missing_outcomes(

@@ -12,8 +12,8 @@ from vitscale.runner.one_run import Task
 from vitscale.schedulers.slurm_commands import SlurmError, job_states, submit
 from vitscale.schedulers.slurm_script import BatchJob, batch_script
 from vitscale.store import write_whole
-from vitscale.study import LaunchSection, MeasureSection, SlurmSection
-from vitscale.trial import Trial, World
+from vitscale.study.sections import LaunchSection, MeasureSection, SlurmSection
+from vitscale.trial.trial import Trial, World
 
 _MOST_ELEMENTS = 1000
 """Of one array: Slurm's MaxArraySize is 1001 unless a site sets it."""

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from vitscale.errors import StoreError
-from vitscale.record import RunHeader
 from vitscale.runner.batch_file import BatchTask, JobFile, standing_of, waiting
 from vitscale.runner.batch_lock import drivers_lock
 from vitscale.runner.batch_settling import write_missing_outcomes
@@ -16,6 +15,7 @@ from vitscale.runner.one_run import Task
 from vitscale.schedulers.slurm_causes import cause_of
 from vitscale.schedulers.slurm_commands import JobState, SlurmSilentError, job_states
 from vitscale.store import read_study
+from vitscale.store.records import RunHeader
 
 FIRST_LOOK_SECONDS = 0.5
 LATEST_LOOK_SECONDS = 30.0

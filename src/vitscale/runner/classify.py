@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Literal
 
 from vitscale.errors import printable
-from vitscale.record import ErrorLine, Outcome, OutcomeKind, RankRecord
+from vitscale.processes.heartbeat_server import Sign
 from vitscale.runner import launcher_reports
 from vitscale.runner.launcher_reports import Reports
-from vitscale.runner.listening import Sign
 from vitscale.runner.standing import place_of, starved, waited_for
+from vitscale.store.records import ErrorLine, Outcome, OutcomeKind, RankRecord
 
 _LOG_TAIL_BYTES = 64_000
 _DETAIL_CHARACTERS = 16_000
@@ -33,7 +33,7 @@ _PASSING = re.compile(
     re.IGNORECASE,
 )
 _NOT_SHARED = re.compile(r"\S{1,400} is not seen on this host: is the results folder shared by all hosts\?")
-"""What ranks and keepers say (`vitscale.worker`, `vitscale.keeper`)."""
+"""What ranks and keepers say (`vitscale.worker`, `vitscale.processes.host_agent`)."""
 # What a keeper or a rank says that cannot begin: it cannot reach the driver, does not see the folder.
 _OWN_WORDS = re.compile(r"^vitscale: ([^\n]{1,300})", re.MULTILINE)
 _FULL_BYTES = 64 * 1024

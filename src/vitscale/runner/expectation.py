@@ -16,7 +16,7 @@ from vitscale.errors import RequestError, StoreError
 from vitscale.runner.lengths import steps_of
 from vitscale.runner.planning import Plan
 from vitscale.store.checks import latest
-from vitscale.trial import Trial
+from vitscale.trial.trial import Trial
 
 if TYPE_CHECKING:
     from vitscale.prediction.evidence import Point, Series

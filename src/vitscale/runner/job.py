@@ -17,7 +17,6 @@ from types import FrameType
 from rich.console import Console
 
 from vitscale.errors import StoreError, VitscaleError, explain
-from vitscale.record import Outcome
 from vitscale.runner.batch_file import BatchTask, JobFile, read_job, standing_of
 from vitscale.runner.batch_lock import drivers_lock
 from vitscale.runner.batch_settling import write_missing_outcomes
@@ -28,6 +27,7 @@ from vitscale.schedulers.slurm import SlurmAllocation
 from vitscale.schedulers.slurm_causes import Cause, cause_of
 from vitscale.schedulers.slurm_commands import job_states
 from vitscale.store import RunIndex, read_study
+from vitscale.store.records import Outcome
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -30,7 +30,7 @@ _SLURM_OUT_OF_MEMORY = re.compile(
     r"^slurmstepd\S*: error: Detected \d+ oom.kill event|^srun: error: .*: Out Of Memory", re.M
 )
 """slurmstepd saw the kernel end a process for memory, on whichever node."""
-# `vitscale.local_ranks`.
+# `vitscale.processes.local_ranks`.
 _LOCAL = re.compile(r"^local: rank (?P<rank>\d{1,6}) ended with exit code (?P<code>-?\d{1,3})$", re.MULTILINE)
 _LOCAL_LIST = "local: the ranks that failed, the first one first:\n"
 _LOCAL_KILLED = "local: SIGKILL to the ranks that did not heed SIGTERM\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vitscale.runner.planning import Plan
-from vitscale.trial import Trial, samples_used, steps_per_epoch
+from vitscale.trial.trial import Trial, samples_used, steps_per_epoch
 
 
 def steps_of(plan: Plan, trial_id: str, trial: Trial) -> tuple[int, int]:

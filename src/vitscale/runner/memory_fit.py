@@ -13,7 +13,7 @@ from vitscale.errors import RequestError
 from vitscale.prediction import forecast_bytes
 from vitscale.runner.planning import Plan
 from vitscale.schedulers.local import Local
-from vitscale.trial import Trial
+from vitscale.trial.trial import Trial
 
 _ROOM_FOR_ALL_ELSE = 4 * 10**9
 """With so much beside twice the forecast nothing is left to chance."""

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitscale.errors import RequestError
-from vitscale.record import Outcome, RunHeader, StudyRecord
 from vitscale.runner.classify import outcome_of
 from vitscale.runner.starting import start_ranks, worked_out
 from vitscale.runner.watch import watch
 from vitscale.schedulers import Scheduler
 from vitscale.schedulers.prepared import PreparedProcesses, Ready
 from vitscale.store import new_run_folder, read_ranks, write_outcome
-from vitscale.study import LaunchSection, MeasureSection
+from vitscale.store.records import Outcome, RunHeader, StudyRecord
+from vitscale.study.sections import LaunchSection, MeasureSection
 
 RANK_MODULE = "vitscale.worker"
 """What every rank runs."""

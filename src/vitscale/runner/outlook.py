@@ -15,7 +15,7 @@ from vitscale.prediction import forecast_bytes, unavailable
 from vitscale.runner.expectation import ROUGHLY, Expectations, Expected
 from vitscale.runner.memory_fit import MemoryFit, largest_images
 from vitscale.runner.planning import Plan
-from vitscale.trial import Trial
+from vitscale.trial.trial import Trial
 
 _DASH = "-"
 _MOST_LARGEST = 6

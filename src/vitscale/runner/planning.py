@@ -9,21 +9,21 @@ from importlib import metadata
 from pathlib import Path
 
 from vitscale import sources
-from vitscale.engine_options import ENGINE_PACKAGES
 from vitscale.errors import RequestError, StoreError, VitscaleError, explain, shown
-from vitscale.expansion import Expansion, expand
-from vitscale.hardware import Machine
 from vitscale.launchers import LOCAL, find_launcher
-from vitscale.record import Outcome, StudyRecord
+from vitscale.machine.hardware import Machine
 from vitscale.runner.one_run import Setting, Task
 from vitscale.runner.starting import worked_out
 from vitscale.schedulers import Scheduler, scheduler_for
 from vitscale.schedulers.prepared import PreparedProcesses
-from vitscale.site import Overlay
 from vitscale.store import RunIndex, read_study
-from vitscale.study import AUTO, LaunchSection, MeasureSection, SlurmSection
-from vitscale.study_file import StudyFile
-from vitscale.trial import DataSpec, Trial
+from vitscale.store.records import Outcome, StudyRecord
+from vitscale.study.expand import Expansion, expand
+from vitscale.study.file import StudyFile
+from vitscale.study.sections import AUTO, LaunchSection, MeasureSection, SlurmSection
+from vitscale.study.site import Overlay
+from vitscale.trial.engine_options import ENGINE_PACKAGES
+from vitscale.trial.trial import DataSpec, Trial
 
 _ANY_FOLDER = Path("/RESULTS/runs/TRIAL")
 """Stands for a run's folder where only the form of a command matters."""

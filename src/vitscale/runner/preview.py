@@ -12,7 +12,6 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from vitscale import model_spec
 from vitscale.analysis.curve_names import engine_name
 from vitscale.lint import Finding
 from vitscale.lint.of_trials import findings_of
@@ -21,8 +20,9 @@ from vitscale.runner.lengths import steps_of
 from vitscale.runner.outlook import NOTHING_KNOWN, Outlook
 from vitscale.runner.planning import Plan
 from vitscale.runner.starting import worked_out
-from vitscale.shares import in_words
-from vitscale.trial import TrainSpec, Trial
+from vitscale.trial import model_spec
+from vitscale.trial.rank_batches import in_words
+from vitscale.trial.trial import TrainSpec, Trial
 
 _PLACEHOLDER = Path("RESULTS/runs/TRIAL")
 

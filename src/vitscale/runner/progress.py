@@ -11,10 +11,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from vitscale.analysis.curve_names import engine_name
-from vitscale.lifeline import COMPILING
-from vitscale.record import Outcome
-from vitscale.shares import in_words
-from vitscale.trial import Trial
+from vitscale.processes.heartbeat import COMPILING
+from vitscale.store.records import Outcome
+from vitscale.trial.rank_batches import in_words
+from vitscale.trial.trial import Trial
 
 _PLAIN_LINE_SECONDS = 30.0
 

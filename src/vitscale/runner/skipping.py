@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from vitscale.record import Outcome
 from vitscale.runner.one_run import Setting, Task, header_of
 from vitscale.store import RunIndex, new_run_folder, write_outcome
+from vitscale.store.records import Outcome
 
 
 def skip_unfit(

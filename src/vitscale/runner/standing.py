@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import psutil
 
-from vitscale.lifeline import BEAT_SECONDS, COMPILING, STARTING
-from vitscale.runner.listening import Sign
+from vitscale.processes.heartbeat import BEAT_SECONDS, COMPILING, STARTING
+from vitscale.processes.heartbeat_server import Sign
 
 _PHASES = ("start-up", "data", "h2d", "forward", "backward", "optimizer")
 """In the order in which a step goes through them."""

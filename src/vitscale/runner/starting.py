@@ -12,20 +12,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitscale import launch_file
 from vitscale.errors import RequestError, explain
-from vitscale.hosts import Host, is_this_machine
-from vitscale.launch_file import LaunchFile
 from vitscale.launchers import launcher_named
 from vitscale.launchers.base import Launch, Start
-from vitscale.rank_variables import LIBRARY_SETTINGS
-from vitscale.runner.listening import Listener
+from vitscale.machine.hosts import Host, is_this_machine
+from vitscale.processes import launch_file
+from vitscale.processes.heartbeat_server import Listener
+from vitscale.processes.launch_file import LaunchFile
+from vitscale.processes.rank_variables import LIBRARY_SETTINGS
 from vitscale.schedulers import Job, Scheduler
 from vitscale.schedulers.local import LocalJob
 from vitscale.schedulers.prepared import Prepared, PreparedError, Ready, ranks_environment
 from vitscale.store import write_whole
-from vitscale.study import LaunchSection
-from vitscale.trial import World
+from vitscale.study.sections import LaunchSection
+from vitscale.trial.trial import World
 
 _PASSED_ON = (*LIBRARY_SETTINGS, "HF_", "VITSCALE_")
 """Beginnings of the names of settings that a user makes for all ranks."""

@@ -8,7 +8,6 @@ from pathlib import Path
 from rich.console import Console
 
 from vitscale.errors import StoreError, explain, shown
-from vitscale.record import Outcome
 from vitscale.runner.added_runs import AddedRuns
 from vitscale.runner.batch_jobs import Batch, live_jobs, settle, submit_and_watch
 from vitscale.runner.one_run import Task
@@ -16,6 +15,7 @@ from vitscale.runner.planning import Plan, Report, outstanding, standing_outcome
 from vitscale.runner.progress import StudyProgress
 from vitscale.runner.skipping import skip_unfit
 from vitscale.store import RunIndex
+from vitscale.store.records import Outcome
 
 
 def batch_of(plan: Plan, results: Path) -> Batch:

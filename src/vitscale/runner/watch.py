@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from vitscale.processes.heartbeat_server import Listener
 from vitscale.runner.classify import Ending, Stop, kernel_oom_kills
-from vitscale.runner.listening import Listener
 from vitscale.runner.standing import is_stopped, silence_limit, start_up_phase
 from vitscale.runner.starting import Started
 

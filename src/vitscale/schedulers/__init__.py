@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from vitscale.base.text_file import beside
 from vitscale.errors import RequestError, explain, shown
-from vitscale.hardware import Gpu, Machine
-from vitscale.hosts import read_hostfile
+from vitscale.machine.hardware import Gpu, Machine
+from vitscale.machine.hosts import read_hostfile
 from vitscale.schedulers.base import Job, Scheduler
 from vitscale.schedulers.hostfile import Hostfile
 from vitscale.schedulers.local import Local
 from vitscale.schedulers.login_node import LoginNode
-from vitscale.study import NodeSection, Study
-from vitscale.text_file import beside
+from vitscale.study.sections import NodeSection, Study
 
 
 def scheduler_for(study: Study, study_path: Path) -> Scheduler:

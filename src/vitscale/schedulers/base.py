@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from vitscale.hardware import Machine
-from vitscale.hosts import Host
 from vitscale.launchers.base import Launch
-from vitscale.trial import World
+from vitscale.machine.hardware import Machine
+from vitscale.machine.hosts import Host
+from vitscale.trial.trial import World
 
 
 class Job(Protocol):

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vitscale.errors import RequestError, explain
-from vitscale.hardware import Machine, this_machine
-from vitscale.hosts import Host, is_this_machine
 from vitscale.launchers.base import Launch
+from vitscale.machine.hardware import Machine, this_machine
+from vitscale.machine.hosts import Host, is_this_machine
 from vitscale.schedulers.local import LocalJob
-from vitscale.trial import World
+from vitscale.trial.trial import World
 
 _SSH = (
     "ssh",
@@ -67,7 +67,7 @@ class HostfileJob:
         silent: list[str] = []
 
         def end_on(host: str) -> None:
-            argv = on_host(host, [sys.executable, "-m", "vitscale.keeper", "--end", self.token])
+            argv = on_host(host, [sys.executable, "-m", "vitscale.processes.host_agent", "--end", self.token])
             try:
                 answer = subprocess.run(
                     argv,
@@ -146,7 +146,7 @@ class Hostfile:
             if is_this_machine(host.name):
                 commands.append(list(command))
             else:
-                keeper = [sys.executable, "-m", "vitscale.keeper", str(run_folder), "--", *command]
+                keeper = [sys.executable, "-m", "vitscale.processes.host_agent", str(run_folder), "--", *command]
                 commands.append([*_SSH, "--", host.name, _in_folder(keeper)])
         return commands
 

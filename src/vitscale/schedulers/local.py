@@ -10,13 +10,13 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from vitscale.hardware import Machine, this_machine
-from vitscale.hosts import Host
-from vitscale.job_processes import end_all
-from vitscale.launch_file import TOKEN_VARIABLE
 from vitscale.launchers.base import Launch
+from vitscale.machine.hardware import Machine, this_machine
+from vitscale.machine.hosts import Host
+from vitscale.processes.cleanup import end_all
+from vitscale.processes.launch_file import TOKEN_VARIABLE
 from vitscale.schedulers.prepared import Fork, Prepared, ranks_environment
-from vitscale.trial import World
+from vitscale.trial.trial import World
 
 _OTHERS_SECONDS = 15.0
 """Once one command has failed: what the others have to end by themselves, and to say why."""
@@ -125,7 +125,7 @@ class LocalJob:
 def _started(command: Sequence[str], log: Path, cwd: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     with log.open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "vitscale.tie", str(os.getpid()), "--", *command],
+            [sys.executable, "-m", "vitscale.processes.parent_death", str(os.getpid()), "--", *command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from vitscale.errors import RequestError, explain
-from vitscale.hardware import Machine
-from vitscale.hosts import Host
 from vitscale.launchers.base import Launch
-from vitscale.trial import World
+from vitscale.machine.hardware import Machine
+from vitscale.machine.hosts import Host
+from vitscale.trial.trial import World
 
 
 class LoginNode:

@@ -21,9 +21,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from vitscale.launch_file import TOKEN_VARIABLE
-from vitscale.rank_variables import ALL_NAMES
-from vitscale.trial import Trial
+from vitscale.processes.launch_file import TOKEN_VARIABLE
+from vitscale.processes.rank_variables import ALL_NAMES
+from vitscale.trial.trial import Trial
 
 _PLACEHOLDER = "-" * 32
 """As long as a token; no token."""
@@ -87,7 +87,7 @@ class Prepared:
             with its_end, log.open("ab") as output:
                 module = (sys.executable, "-m", "vitscale.worker.prepared", str(its_end.fileno()), _ROOM_FOR_COMMAND)
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "vitscale.tie", str(os.getpid()), "--", *module],
+                    [sys.executable, "-m", "vitscale.processes.parent_death", str(os.getpid()), "--", *module],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -111,7 +111,7 @@ class Prepared:
         return str(answer["cold"]) if "cold" in answer else None
 
     def fork(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> Fork:
-        """Starts `python -m vitscale.local_ranks ...` as a fork, with these variables alone.
+        """Starts `python -m vitscale.processes.local_ranks ...` as a fork, with these variables alone.
 
         Raises:
             PreparedError: as `imported`.

@@ -11,14 +11,14 @@ from functools import cached_property
 from pathlib import Path
 
 from vitscale.errors import RequestError, explain
-from vitscale.hardware import Machine, this_machine
-from vitscale.hosts import Host, is_this_machine
 from vitscale.launchers.base import Launch
+from vitscale.machine.hardware import Machine, this_machine
+from vitscale.machine.hosts import Host, is_this_machine
 from vitscale.schedulers.local import LocalJob
 from vitscale.schedulers.slurm_commands import SlurmError, host_names, kill_steps, steps_named
 from vitscale.schedulers.slurm_container import contained
-from vitscale.study import NodeSection, SlurmSection
-from vitscale.trial import World
+from vitscale.study.sections import NodeSection, SlurmSection
+from vitscale.trial.trial import World
 
 _END_SECONDS = 30.0
 _LOOK_SECONDS = 0.2
@@ -156,7 +156,7 @@ class SlurmAllocation:
     def commands(self, launch: Launch, world: World, hosts: tuple[Host, ...], run_folder: Path) -> list[list[str]]:  # noqa: ARG002
         """srun as the launcher gives it; for an agent on each host an srun each, under a keeper; mpirun as it is."""
         if launch.per_host:
-            keeper = (self.python, "-m", "vitscale.keeper", str(run_folder), "--")
+            keeper = (self.python, "-m", "vitscale.processes.host_agent", str(run_folder), "--")
             agents = zip(hosts, launch.commands, strict=True)
             sruns = [_on_host(host.name, run_folder.name, (*keeper, *command)) for host, command in agents]
         else:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitscale.errors import RequestError, explain, shown
-from vitscale.study import SlurmSection
+from vitscale.study.sections import SlurmSection
 
 
 def contained(srun: Sequence[str], slurm: SlurmSection, folders: Sequence[Path], cwd: Path) -> list[str]:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitscale.errors import RequestError, explain, shown
-from vitscale.study import SlurmSection
-from vitscale.trial import World
+from vitscale.study.sections import SlurmSection
+from vitscale.trial.trial import World
 
 WARNING_SECONDS = 60
 """So long before its time limit a job is told, at the latest; Slurm may do so up to a minute earlier still."""

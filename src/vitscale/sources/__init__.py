@@ -20,7 +20,7 @@ from vitscale.sources.image_set import ImageSet
 from vitscale.sources.paths import default_cache_root
 from vitscale.sources.shards import list_shards
 from vitscale.sources.synthetic import Synthetic
-from vitscale.trial import DataSpec
+from vitscale.trial.trial import DataSpec
 
 __all__ = ["SOURCES", "ChannelStatistics", "Dataset", "Source", "Split", "Summary", "check", "load", "prepare"]
 

@@ -17,7 +17,7 @@ from vitscale.sources.image_set import FileSplit, Listing
 from vitscale.sources.paths import kind_of
 from vitscale.sources.pictures import EXTENSIONS
 from vitscale.sources.scenes import SCENE_CHANNELS, ScenePairs
-from vitscale.trial import DataSpec
+from vitscale.trial.trial import DataSpec
 
 _HOW = "Unpack ADEChallengeData2016.zip, and name its folder, which holds images and annotations"
 _SPLITS = ("training", "validation")

@@ -20,7 +20,7 @@ from vitscale.errors import RequestError, shown
 from vitscale.sources.base import Content, Images, library
 from vitscale.sources.paths import reason
 from vitscale.sources.pictures import MOST_PIXELS, BrokenImage, centre_box
-from vitscale.trial import PixelType
+from vitscale.trial.trial import PixelType
 
 ARRAY_EXTENSIONS = (".npy", ".npz", ".h5", ".hdf5", ".tif", ".tiff")
 """TIFF is read as a picture where pictures are asked for: 3 channels of 8 bits."""

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitscale.errors import RequestError, explain, shown
-from vitscale.model_spec import Task
 from vitscale.sources.spent import spending
-from vitscale.trial import DataSpec
+from vitscale.trial.model_spec import Task
+from vitscale.trial.trial import DataSpec
 
 Images = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.float32]
 """`[n, H, W, C]`, in the dtype that the dataset is stored in (`trial.PixelType`)."""

@@ -24,7 +24,7 @@ import numpy as np
 from vitscale.errors import RequestError
 from vitscale.sources.base import ArraySplit, Dataset, Images, Labels, Summary
 from vitscale.sources.threads import in_threads
-from vitscale.trial import PixelType
+from vitscale.trial.trial import PixelType
 
 _FACTS, _JOURNAL = "facts.json", "journal"
 _CHUNK_BYTES = 64 << 20

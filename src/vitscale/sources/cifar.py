@@ -21,7 +21,7 @@ from vitscale.sources.cifar_layout import MOST_ARCHIVE_BYTES as MOST_BYTES
 from vitscale.sources.download import fetch
 from vitscale.sources.paths import default_cache_root, kind_of, reason, root_of
 from vitscale.sources.restricted_pickle import read_pickle
-from vitscale.trial import DataSpec
+from vitscale.trial.trial import DataSpec
 
 _LONGEST_CLASS_NAME = 100
 

@@ -13,7 +13,7 @@ from vitscale.errors import RequestError, explain
 from vitscale.sources.base import Dataset, Images, Labels, Summary, refuse_other_keys, unused_root_notes
 from vitscale.sources.cache import Room, cached, in_memory
 from vitscale.sources.split import held_out_count, split_ids
-from vitscale.trial import DataSpec
+from vitscale.trial.trial import DataSpec
 
 _SAMPLES, _SIDE = 1797, 8
 _CLASSES = tuple(str(digit) for digit in range(10))

@@ -14,7 +14,7 @@ from vitscale.sources.image_folder import HELD_OUT_NAMES, fingerprint_of
 from vitscale.sources.image_set import Listing, chosen_classes, listing_of
 from vitscale.sources.paths import reason
 from vitscale.sources.pictures import BrokenImage
-from vitscale.trial import DataSpec
+from vitscale.trial.trial import DataSpec
 
 _HOW = "Name a dataset of images and classes: a folder, or a name of the hub where there is a network"
 

@@ -18,7 +18,7 @@ from vitscale.sources.base import Labels
 from vitscale.sources.image_set import Listing, chosen_classes, listing_of
 from vitscale.sources.paths import kind_of, reason, root_of
 from vitscale.sources.pictures import EXTENSIONS
-from vitscale.trial import DataSpec
+from vitscale.trial.trial import DataSpec
 
 HELD_OUT_NAMES = ("val", "valid", "validation", "test")
 """The first of these beside "train" is the held-out split."""

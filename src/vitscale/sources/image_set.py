@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 
 from vitscale.errors import RequestError, explain, nearest, shown
-from vitscale.model_spec import Task
 from vitscale.sources.arrays import ArrayShape
 from vitscale.sources.base import (
     ArraySplit,
@@ -32,7 +31,8 @@ from vitscale.sources.paths import default_cache_root, write_if_possible
 from vitscale.sources.scenes import SceneSplit
 from vitscale.sources.split import held_out_count, split_ids
 from vitscale.sources.threads import in_threads
-from vitscale.trial import DataSpec
+from vitscale.trial.model_spec import Task
+from vitscale.trial.trial import DataSpec
 
 MOST_CACHED_BYTES = 20_000_000_000
 """Decoded images of more than this stay files and are decoded whenever they are taken, unless `data.source` says."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from vitscale.errors import RequestError, explain, shown
-from vitscale.trial import DataSpec
+from vitscale.trial.trial import DataSpec
 
 
 def default_cache_root() -> Path:

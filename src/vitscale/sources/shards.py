@@ -20,7 +20,7 @@ from vitscale.sources.image_set import Listing, chosen_classes, listing_of
 from vitscale.sources.paths import default_cache_root, reason, root_of, write_if_possible
 from vitscale.sources.pictures import EXTENSIONS
 from vitscale.sources.threads import in_threads
-from vitscale.trial import DataSpec
+from vitscale.trial.trial import DataSpec
 
 _HOW = "Put shards there: ROOT/train/*.tar and ROOT/val/*.tar, or ROOT/train-000.tar, ROOT/val-000.tar"
 _MOST_LABEL_BYTES = 1 << 20

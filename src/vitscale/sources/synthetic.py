@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitscale.errors import RequestError, explain
-from vitscale.model_spec import Task
 from vitscale.sources.base import (
     IGNORED,
     ChannelStatistics,
@@ -29,7 +28,8 @@ from vitscale.sources.base import (
     unused_root_notes,
 )
 from vitscale.sources.mixing import Words, mix64
-from vitscale.trial import DataSpec
+from vitscale.trial.model_spec import Task
+from vitscale.trial.trial import DataSpec
 
 _VERSION = 1
 _GRID = 4

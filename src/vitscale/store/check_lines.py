@@ -8,7 +8,8 @@ import re
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vitscale.check_record import (
+from vitscale.errors import printable, shown
+from vitscale.store.check_records import (
     LINE,
     CheckedRank,
     CheckLine,
@@ -20,8 +21,7 @@ from vitscale.check_record import (
     ReachLine,
     StageLine,
 )
-from vitscale.errors import printable, shown
-from vitscale.record import EndLine, MatmulLine, Record
+from vitscale.store.records import EndLine, MatmulLine, Record
 
 _RANK_FILE = re.compile(r"rank-(\d{1,6})\.jsonl")
 _LARGEST_NUMBER = 1e100

@@ -12,9 +12,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitscale.check_record import FORMAT, CheckRecord
 from vitscale.errors import StoreError, explain, shown
 from vitscale.store.check_lines import first_reason, refuse_wild_numbers
+from vitscale.store.check_records import FORMAT, CheckRecord
 from vitscale.store.writing import write_whole
 
 _CHECK_FILE = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}\.json")

@@ -8,7 +8,7 @@ import queue
 import threading
 from pathlib import Path
 
-from vitscale.record import ErrorLine, Line
+from vitscale.store.records import ErrorLine, Line
 
 _FLUSH_SECONDS = 0.2
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from vitscale.errors import StoreError, explain, printable, shown
-from vitscale.record import (
+from vitscale.store.records import (
     FORMAT,
     LINE,
     CheckpointLine,

@@ -11,11 +11,11 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from vitscale import launch_file
-from vitscale.launch_file import LaunchFile
-from vitscale.lifeline import PROGRESS, Lifeline
-from vitscale.record import EndLine, PhaseLine, RunHeader
+from vitscale.processes import launch_file
+from vitscale.processes.heartbeat import PROGRESS, Lifeline
+from vitscale.processes.launch_file import LaunchFile
 from vitscale.store import RankLog
+from vitscale.store.records import EndLine, PhaseLine, RunHeader
 from vitscale.worker import place as placing
 from vitscale.worker.failure import error_line
 

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from vitscale.check_record import Stage, StageLine
+from vitscale.store.check_records import Stage, StageLine
 
 _LONGEST_REASON = 500
 

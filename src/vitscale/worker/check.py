@@ -10,12 +10,12 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from vitscale import launch_file
-from vitscale.check_record import CheckRequest, Stage
-from vitscale.launch_file import LaunchFile
-from vitscale.lifeline import PROGRESS, Lifeline
-from vitscale.record import EndLine
+from vitscale.processes import launch_file
+from vitscale.processes.heartbeat import PROGRESS, Lifeline
+from vitscale.processes.launch_file import LaunchFile
 from vitscale.store.check_lines import CheckLog
+from vitscale.store.check_records import CheckRequest, Stage
+from vitscale.store.records import EndLine
 from vitscale.worker import place as placing
 
 _ARRIVED_NS = placing.now_ns()

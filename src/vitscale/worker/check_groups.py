@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
-from vitscale.check_record import CollectiveLine, Group, SweepPlan
 from vitscale.probes.collective_sweep import sweep
+from vitscale.store.check_records import CollectiveLine, Group, SweepPlan
 from vitscale.worker import group
 from vitscale.worker.place import Place
 

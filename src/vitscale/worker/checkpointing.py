@@ -12,7 +12,7 @@ import torch
 
 from vitscale.engines import Engine
 from vitscale.engines.checkpoint import WEIGHTS, contents
-from vitscale.record import CheckpointLine
+from vitscale.store.records import CheckpointLine
 from vitscale.worker.group import barrier
 
 

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 
 from vitscale.datasets import Batches
 from vitscale.probes.traffic import NO_GROUP, TrafficCounter
-from vitscale.record import TrafficLine
+from vitscale.store.records import TrafficLine
 from vitscale.worker.passes import Passes
 
 FIRST_USUAL_STEP = 3

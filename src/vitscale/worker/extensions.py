@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from vitscale.lifeline import COMPILING, PROGRESS
+from vitscale.processes.heartbeat import COMPILING, PROGRESS
 
 BLOCKS = "blocks (torch.compile)"
 _BUILDER = "deepspeed.ops.op_builder.builder"

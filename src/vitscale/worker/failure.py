@@ -6,7 +6,7 @@ import errno
 import time
 import traceback
 
-from vitscale.record import ErrorLine
+from vitscale.store.records import ErrorLine
 
 _LONGEST = 16_000
 _MEMORY_MESSAGES = (

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 from vitscale import sources
-from vitscale.check_record import LoaderLine
 from vitscale.datasets import Batches, EpochOrder
-from vitscale.trial import Trial
+from vitscale.store.check_records import LoaderLine
+from vitscale.trial.trial import Trial
 from vitscale.worker.place import Place
 
 _WARM_UP_BATCHES = 3

@@ -27,9 +27,9 @@ from vitscale.engines import Engine
 from vitscale.models.batch_norm import average_statistics, norms_of
 from vitscale.models.segmentation import AuxiliaryLogits
 from vitscale.probes.explainer import Phase, no_phase
-from vitscale.shares import micro_batches
 from vitscale.sources import Dataset, Split
-from vitscale.trial import Trial
+from vitscale.trial.rank_batches import micro_batches
+from vitscale.trial.trial import Trial
 from vitscale.worker.group import total
 from vitscale.worker.place import Place
 

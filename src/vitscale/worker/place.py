@@ -9,13 +9,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitscale import launch_file
-from vitscale.cores import bound_by_launcher, node_distances, physical_cores, share_of_cores
-from vitscale.gpus import GpusUnreadable, visible_gpus
-from vitscale.launch_file import TOKEN_VARIABLE, LaunchFile
-from vitscale.rank_variables import FAMILIES, TORCH
-from vitscale.tie import end_with_parent
-from vitscale.trial import Device, World
+from vitscale.machine.cores import bound_by_launcher, node_distances, physical_cores, share_of_cores
+from vitscale.machine.gpus import GpusUnreadable, visible_gpus
+from vitscale.processes import launch_file
+from vitscale.processes.launch_file import TOKEN_VARIABLE, LaunchFile
+from vitscale.processes.parent_death import end_with_parent
+from vitscale.processes.rank_variables import FAMILIES, TORCH
+from vitscale.trial.trial import Device, World
 
 
 @dataclass(frozen=True)

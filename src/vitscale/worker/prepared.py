@@ -22,11 +22,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from vitscale import local_ranks
-from vitscale.launch_file import TOKEN_VARIABLE
-from vitscale.model_spec import ModelSpec
-from vitscale.tie import end_with_parent
-from vitscale.trial import TrainSpec
+from vitscale.processes import local_ranks
+from vitscale.processes.launch_file import TOKEN_VARIABLE
+from vitscale.processes.parent_death import end_with_parent
+from vitscale.trial.model_spec import ModelSpec
+from vitscale.trial.trial import TrainSpec
 from vitscale.worker.place import now_ns
 from vitscale.worker.process_memory import InitialMemory, file_pages, map_pages
 

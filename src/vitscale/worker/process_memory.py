@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitscale.launch_file import TOKEN_VARIABLE
+from vitscale.processes.launch_file import TOKEN_VARIABLE
 
 _ARGUMENTS_START, _ENVIRONMENT_START = 48, 50
 """Fields of /proc/PID/stat, counted from 1."""

@@ -11,13 +11,13 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from vitscale import engines, models, sources
-from vitscale.deepspeed_config import synchronised
-from vitscale.lifeline import PROGRESS, STARTING
-from vitscale.model_spec import ModelSpec
 from vitscale.probes.matmul import measured_matmul
-from vitscale.record import FORMAT, ModelLine, PhaseLine, RunHeader, StartLine
+from vitscale.processes.heartbeat import PROGRESS, STARTING
 from vitscale.store import RankLog
-from vitscale.trial import TrainSpec
+from vitscale.store.records import FORMAT, ModelLine, PhaseLine, RunHeader, StartLine
+from vitscale.trial.deepspeed_config import synchronised
+from vitscale.trial.model_spec import ModelSpec
+from vitscale.trial.trial import TrainSpec
 from vitscale.worker import extensions, group
 from vitscale.worker.checkpointing import measured_checkpoint
 from vitscale.worker.place import Place

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import torch
 
-from vitscale.cores import numa_nodes, physical_cores
-from vitscale.engine_options import ENGINE_PACKAGES
-from vitscale.gpus import gpu_settings, known_gpu
-from vitscale.hardware import cpu_quota_cores
+from vitscale.machine.cores import numa_nodes, physical_cores
+from vitscale.machine.gpus import gpu_settings, known_gpu
+from vitscale.machine.hardware import cpu_quota_cores
 from vitscale.probes.interfaces import infiniband_ports
-from vitscale.rank_variables import LIBRARY_SETTINGS
-from vitscale.record import Device, Environment, GpuSettings
+from vitscale.processes.rank_variables import LIBRARY_SETTINGS
+from vitscale.store.records import Device, Environment, GpuSettings
+from vitscale.trial.engine_options import ENGINE_PACKAGES
 
 _SETTINGS = (*LIBRARY_SETTINGS, "HF_HUB_OFFLINE")
 _CPUS = Path("/sys/devices/system/cpu")

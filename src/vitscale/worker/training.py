@@ -13,16 +13,16 @@ from torch import Tensor
 
 from vitscale.datasets import Batches, means
 from vitscale.engines import Engine
-from vitscale.launch_file import boot_id
 from vitscale.probes.explainer import Explainer
 from vitscale.probes.gradient_norms import MicroBatchNorms, gradient_line
 from vitscale.probes.resources import ResourceProbe
 from vitscale.probes.step_clock import StepClock, step_clock
-from vitscale.record import EpochLine, PhaseLine, ResourcesLine, StepLine, StepWindow
+from vitscale.processes.launch_file import boot_id
 from vitscale.sources import Dataset
 from vitscale.store import RankLog
-from vitscale.trial import Trial
-from vitscale.windows import timed_stretch, windows
+from vitscale.store.records import EpochLine, PhaseLine, ResourcesLine, StepLine
+from vitscale.trial.step_schedule import StepWindow, timed_stretch, windows
+from vitscale.trial.trial import Trial
 from vitscale.worker.counted_steps import counted_traffic
 from vitscale.worker.extensions import watched
 from vitscale.worker.group import barrier, total

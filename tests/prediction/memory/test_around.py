@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from prediction.memory.test_forecast import trial
-from vitscale.model_spec import ModelSpec, parameter_shapes, parameters, resolve
 from vitscale.prediction.memory.around import Around, around
 from vitscale.prediction.memory.forecast import unavailable
 from vitscale.prediction.memory.in_parts import pieces
 from vitscale.prediction.memory.sharded import fsdp2
 from vitscale.prediction.memory.zero import deepspeed
-from vitscale.trial import Trial
+from vitscale.trial.model_spec import ModelSpec, parameter_shapes, parameters, resolve
+from vitscale.trial.trial import Trial
 
 TINY = ModelSpec(name="swinv2-t", image_size=8, patch_size=2, hidden_size=4, heads=1, depths=(1, 1), window_size=2)
 """3 classes. A block of width c and h heads has 12 c^2 + 12 c + 513 h + 1,536: 2,289 and 3,426; merging 8 c^2 + 4 c.

@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitscale.model_spec import ModelSpec, resolve
 from vitscale.prediction.memory import forecast_bytes
 from vitscale.prediction.memory.many import peak_bytes_of_many
-from vitscale.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
+from vitscale.trial.model_spec import ModelSpec, resolve
+from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 
 MODEL = resolve(ModelSpec(name="vit-ti16", image_size=32, patch_size=8, layers=3), 10)
 

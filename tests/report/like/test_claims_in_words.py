@@ -11,11 +11,11 @@ from like_paper_factory import paper_curve, paper_study, whole_study
 from vitscale.analysis import Analysis, analyse
 from vitscale.analysis.claims import hosts_test
 from vitscale.published import Layout, published
-from vitscale.record import Results, Run
 from vitscale.report import like
 from vitscale.report.like.accuracy_claim import accuracy_tests
 from vitscale.report.like.hosts import host_pairs, hosts_sentence
 from vitscale.report.like.series import all_series
+from vitscale.store.records import Results, Run
 
 
 def findings(analysis: Analysis) -> list[str]:

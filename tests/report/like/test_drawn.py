@@ -13,10 +13,10 @@ from explained_factory import batch_study
 from like_paper_factory import paper_curve, paper_study, whole_study
 from results_factory import rich_study
 from vitscale.analysis import analyse
-from vitscale.record import Results
 from vitscale.report.like import Material
 from vitscale.report.like.figures import Drawn, draw_all, draw_one
 from vitscale.report.like.paper import FIGURES, PAPER
+from vitscale.store.records import Results
 
 CELLS = {1: [0.8], 2: [0.8]}
 

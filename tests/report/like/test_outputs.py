@@ -18,8 +18,8 @@ from results_factory import write_results
 from vitscale.analysis import Analysis, analyse
 from vitscale.cli import app
 from vitscale.errors import RequestError
-from vitscale.record import Results
 from vitscale.report import like
+from vitscale.store.records import Results
 
 MARKER = "vitscaleattack"
 HOSTILE = (

@@ -8,12 +8,12 @@ import pytest
 
 from like_paper_factory import paper_curve, paper_study, whole_study
 from vitscale.analysis import analyse
-from vitscale.record import Results
 from vitscale.report.like.paper import FIGURES
 from vitscale.report.like.selection import Lack, Selection, select, steps_for
 from vitscale.report.like.series import all_series
 from vitscale.report.like.study import StudyFigure
-from vitscale.study import ScalingSection
+from vitscale.store.records import Results
+from vitscale.study.sections import ScalingSection
 
 BY_NUMBER = {figure.number: figure for figure in FIGURES}
 CELLS = {1: [0.8], 2: [0.8]}

@@ -9,8 +9,8 @@ import pytest
 from like_paper_factory import paper_curve, paper_study, whole_study
 from results_factory import rich_study
 from vitscale.analysis import analyse
-from vitscale.record import Results
 from vitscale.report.like.series import Series, all_series, names
+from vitscale.store.records import Results
 
 
 def series(results: Results) -> list[Series]:

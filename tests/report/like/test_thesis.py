@@ -20,11 +20,11 @@ from vitscale.analysis import analyse
 from vitscale.cli import app
 from vitscale.errors import RequestError
 from vitscale.prediction.network.links import Link, Network
-from vitscale.record import CheckpointLine, Collective, Results, TrafficLine
 from vitscale.report import like
 from vitscale.report.like.doublings import transfer_of
 from vitscale.report.like.figures import draw_one
-from vitscale.trial import World
+from vitscale.store.records import CheckpointLine, Collective, Results, TrafficLine
+from vitscale.trial.trial import World
 
 THESIS = like.study_named("thesis")
 MARKER = "vitscaleattack"

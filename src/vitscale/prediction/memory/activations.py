@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from vitscale.model_spec import ModelSpec, VitShape, activation_bytes
-from vitscale.shares import largest_micro_batch
-from vitscale.trial import TrainSpec
+from vitscale.trial.model_spec import ModelSpec, VitShape, activation_bytes
+from vitscale.trial.rank_batches import largest_micro_batch
+from vitscale.trial.trial import TrainSpec
 
 _AMX_FIXED_BYTES = 29_272
 """A barrier, the batch of products and a tile of each thread, page by page."""

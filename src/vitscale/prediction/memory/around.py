@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from vitscale.model_counts import Module
 from vitscale.prediction.memory.holding import Holding, Parts, added, communicated_bytes, shard, weight_bytes
 from vitscale.prediction.memory.zero_settings import zero_settings
-from vitscale.trial import Trial
+from vitscale.trial.model_counts import Module
+from vitscale.trial.trial import Trial
 
 
 class Part(NamedTuple):

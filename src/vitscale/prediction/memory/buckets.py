@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from vitscale.model_spec import ParameterShapes
+from vitscale.trial.model_spec import ParameterShapes
 
 FC2, FC1, OUT, QKV, HEAD, EMBEDDING = range(6)
 _LAYERS = {7: FC2, 6: FC1, 5: FC1, 3: OUT}

@@ -6,7 +6,7 @@ import math
 from statistics import NormalDist
 from typing import TYPE_CHECKING, NamedTuple, overload
 
-from vitscale.trial import Device
+from vitscale.trial.trial import Device
 
 if TYPE_CHECKING:
     import numpy as np

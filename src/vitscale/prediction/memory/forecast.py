@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vitscale.hardware import multiplies_in_tiles
-from vitscale.model_spec import ParameterShapes, VitShape, parameter_shapes, recorded_shapes, vit_shape
+from vitscale.machine.hardware import multiplies_in_tiles
 from vitscale.prediction.memory.activations import AUTOCAST, Activations, activations
 from vitscale.prediction.memory.holding import STATE_BYTES, Holding, Parts, sizes
 from vitscale.prediction.memory.in_parts import moments_in_parts, pieces
@@ -15,7 +14,8 @@ from vitscale.prediction.memory.replicated import ddp, plain
 from vitscale.prediction.memory.sharded import fsdp2
 from vitscale.prediction.memory.zero import deepspeed
 from vitscale.prediction.memory.zero_settings import modelled, zero_settings
-from vitscale.trial import Trial
+from vitscale.trial.model_spec import ParameterShapes, VitShape, parameter_shapes, recorded_shapes, vit_shape
+from vitscale.trial.trial import Trial
 
 _REPLICATED = {"none": plain, "ddp": ddp}
 _SHARDED = {"fsdp2": fsdp2, "deepspeed": deepspeed}

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from vitscale.model_spec import ParameterShapes
-from vitscale.trial import TrainSpec
+from vitscale.trial.model_spec import ParameterShapes
+from vitscale.trial.trial import TrainSpec
 
 Parts = Mapping[str, int]
 """Bytes by what they are for."""

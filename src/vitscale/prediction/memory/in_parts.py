@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import NamedTuple
 
-from vitscale import model_counts
-from vitscale.model_counts import DecoderLayer, DecoderShape, Stage, SwinShape
-from vitscale.model_spec import ModelSpec, decoder_shape, parameter_shapes, swin_shape, vit_shape
 from vitscale.prediction.memory.activations import AUTOCAST, Activations, activations
 from vitscale.prediction.memory.around import Part, around
 from vitscale.prediction.memory.holding import Holding, Parts, added
-from vitscale.shares import largest_micro_batch
-from vitscale.trial import TrainSpec, Trial
+from vitscale.trial import model_counts
+from vitscale.trial.model_counts import DecoderLayer, DecoderShape, Stage, SwinShape
+from vitscale.trial.model_spec import ModelSpec, decoder_shape, parameter_shapes, swin_shape, vit_shape
+from vitscale.trial.rank_batches import largest_micro_batch
+from vitscale.trial.trial import TrainSpec, Trial
 
 
 class Pieces(NamedTuple):

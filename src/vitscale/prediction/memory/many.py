@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitscale.prediction.memory.forecast import totals, unavailable
-from vitscale.trial import Trial, World
+from vitscale.trial.trial import Trial, World
 
 _TEMPLATES = 32
 """Templates whose lines are remembered."""

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from vitscale.model_spec import ParameterShapes
 from vitscale.prediction.memory.activations import Activations
 from vitscale.prediction.memory.buckets import EMBEDDING, FC1, HEAD, Flush, flushes
 from vitscale.prediction.memory.holding import Holding, Parts, added, sizes
+from vitscale.trial.model_spec import ParameterShapes
 
 
 class _Backward(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vitscale.prediction.memory.holding import STATE_BYTES, Holding, added, weight_bytes
-from vitscale.trial import Trial
+from vitscale.trial.trial import Trial
 
 
 def plain(trial: Trial, elements: int) -> Holding:

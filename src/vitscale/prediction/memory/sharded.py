@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from vitscale.model_spec import ParameterShapes
 from vitscale.prediction.memory.holding import STATE_BYTES, Holding, communicated_bytes, shard, sizes, weight_bytes
-from vitscale.trial import Trial
+from vitscale.trial.model_spec import ParameterShapes
+from vitscale.trial.trial import Trial
 
 
 def fsdp2(trial: Trial, shapes: ParameterShapes) -> Holding:

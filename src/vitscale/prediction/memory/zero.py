@@ -6,8 +6,6 @@ import math
 from functools import lru_cache
 from itertools import accumulate
 
-from vitscale.model_counts import Block
-from vitscale.model_spec import ParameterShapes
 from vitscale.prediction.memory.holding import (
     STATE_BYTES,
     Holding,
@@ -20,7 +18,9 @@ from vitscale.prediction.memory.holding import (
 )
 from vitscale.prediction.memory.replicated import plain
 from vitscale.prediction.memory.zero_settings import ZeroSettings, zero_settings
-from vitscale.trial import Trial
+from vitscale.trial.model_counts import Block
+from vitscale.trial.model_spec import ParameterShapes
+from vitscale.trial.trial import Trial
 
 _FLATTENED_AT_MOST = 500_000_000
 """Elements that stage 0 flattens at a time (`allreduce_gradients` in runtime/engine.py of DeepSpeed 0.19)."""

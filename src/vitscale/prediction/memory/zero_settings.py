@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from vitscale.prediction.memory.holding import communicated_bytes, weight_bytes
-from vitscale.trial import TrainSpec
+from vitscale.trial.trial import TrainSpec
 
 
 class ZeroSettings(NamedTuple):

@@ -6,15 +6,15 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from vitscale import model_counts
-from vitscale.model_counts import Module
-from vitscale.model_spec import ParameterShapes, batch_norms, recorded_shapes
 from vitscale.prediction.memory.zero_settings import modelled
 from vitscale.prediction.step.message import Message
 from vitscale.prediction.step.replicated import ddp, megatron
 from vitscale.prediction.step.sharded import fsdp2
 from vitscale.prediction.step.zero import deepspeed
-from vitscale.trial import TrainSpec, Trial
+from vitscale.trial import model_counts
+from vitscale.trial.model_counts import Module
+from vitscale.trial.model_spec import ParameterShapes, batch_norms, recorded_shapes
+from vitscale.trial.trial import TrainSpec, Trial
 
 __all__ = ["Message", "messages", "norm_messages", "rescaled"]
 

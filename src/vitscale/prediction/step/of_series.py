@@ -11,8 +11,8 @@ from vitscale.prediction.evidence import Evidence, Point, Series
 from vitscale.prediction.step.message import Message
 from vitscale.prediction.step.messages import messages, norm_messages, rescaled
 from vitscale.prediction.step.model import Loading, StepModel, Worlds
-from vitscale.shares import largest_micro_batch
-from vitscale.trial import TrainSpec
+from vitscale.trial.rank_batches import largest_micro_batch
+from vitscale.trial.trial import TrainSpec
 
 _BACKWARD_SHARE = 2 / 3
 """Of compute, where it was not timed: backward has twice the matrix products of forward."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from vitscale.model_spec import ParameterShapes
 from vitscale.prediction.memory.holding import communicated_bytes, sizes, weight_bytes
 from vitscale.prediction.step.gradients import closed_when_full, of_backward, tensors
 from vitscale.prediction.step.message import Message
-from vitscale.trial import Trial
+from vitscale.trial.model_spec import ParameterShapes
+from vitscale.trial.trial import Trial
 
 _MIB = 2**20
 _FIRST_MIB, _USUAL_MIB = 1, 25

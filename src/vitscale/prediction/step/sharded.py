@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from vitscale.model_spec import ParameterShapes
 from vitscale.prediction.memory.holding import communicated_bytes, weight_bytes
 from vitscale.prediction.step.gradients import Tensor, tensors
 from vitscale.prediction.step.message import Message, Phase
-from vitscale.trial import Trial
+from vitscale.trial.model_spec import ParameterShapes
+from vitscale.trial.trial import Trial
 
 
 def fsdp2(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:

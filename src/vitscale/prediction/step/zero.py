@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from vitscale.model_spec import ParameterShapes
 from vitscale.prediction.memory.holding import communicated_bytes, sizes, weight_bytes
 from vitscale.prediction.memory.zero_settings import ZeroSettings, zero_settings
 from vitscale.prediction.step.gradients import Filled, Tensor, flushed_before_full, of_backward, tensors
 from vitscale.prediction.step.message import Message, Phase
-from vitscale.trial import TrainSpec, Trial
+from vitscale.trial.model_spec import ParameterShapes
+from vitscale.trial.trial import TrainSpec, Trial
 
 _FLATTENED_AT_MOST = 500_000_000
 """Elements that stage 0 sends at a time (`allreduce_gradients` in runtime/engine.py of DeepSpeed 0.19)."""

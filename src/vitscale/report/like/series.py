@@ -11,7 +11,7 @@ from vitscale.analysis import Analysis, CurveResult, Interval, TrialResult
 from vitscale.analysis.environments import differences
 from vitscale.analysis.statistics import ONE_RUN, ratio
 from vitscale.published import published
-from vitscale.trial import Mode
+from vitscale.trial.trial import Mode
 
 Place = Literal["one host", "several like hosts", "several unlike hosts"]
 _SAID_OTHERWISE = ("data.name", "train.micro_batch", "train.grad_accum")

@@ -11,7 +11,7 @@ from vitscale.prediction.network.links import Network
 from vitscale.report.grouped_table import GroupedTable
 from vitscale.report.like.beside import Beside, no_points
 from vitscale.report.like.series import Place, Series, all_series
-from vitscale.trial import Mode
+from vitscale.trial.trial import Mode
 
 Kind = Literal[
     "scaling", "speedup", "efficiency", "doublings", "utilisation", "hosts", "accuracy by GPUs", "loss and accuracy",

@@ -1,0 +1,1 @@
+"""What everything may use: text files, wording of errors, spans of time."""

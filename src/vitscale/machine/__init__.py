@@ -1,0 +1,1 @@
+"""The machine and the hosts that ranks run on."""

@@ -1,0 +1,98 @@
+"""Hosts by name, and how many ranks each takes: hostfiles as DeepSpeed and Open MPI write them."""
+
+from __future__ import annotations
+
+import functools
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitscale.base.text_file import read_text
+from vitscale.errors import RequestError, explain, shown
+
+# A name reaches other programs' command lines: no leading dash, nothing that a shell would act on.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}")
+_MOST_HOSTS = 10_000
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine by the name that others reach it by."""
+
+    name: str
+    slots: int | None = None
+    """Ranks it takes; None where the hostfile does not say."""
+
+
+def read_hostfile(path: Path) -> tuple[Host, ...]:
+    """Reads `NAME`, `NAME slots=4` or `NAME:4` lines; `#` begins a comment, other `key=value` words are passed over.
+
+    Raises:
+        RequestError: it cannot be read, names no host or one twice, or has a line that is neither; with its number.
+    """
+    text = read_text(path, "hostfile", next_step="Write one line per host: NAME slots=4")
+    found: dict[str, Host] = {}
+    for number, raw in enumerate(text.splitlines(), start=1):
+        words = raw.partition("#")[0].split()
+        if not words:
+            continue
+        host = _host(words)
+        if host is None or host.name in found:
+            wrong = "names a host twice" if host is not None else "is no line of a hostfile"
+            raise RequestError(
+                explain(
+                    f"hostfile {shown(str(path))}, line {number} {wrong}: {shown(raw.strip())}",
+                    next_step="Write one line per host: NAME slots=4",
+                )
+            )
+        found[host.name] = host
+    if not found or len(found) > _MOST_HOSTS:
+        what = "names no host" if not found else f"names {len(found):,} hosts"
+        raise RequestError(
+            explain(f"hostfile {shown(str(path))} {what}", next_step="Write one line per host: NAME slots=4")
+        )
+    return tuple(found.values())
+
+
+def _host(words: list[str]) -> Host | None:
+    name, slots = words[0], None
+    if match := re.fullmatch(r"([^:]+):(\d{1,4})", name):  # Open MPI's short form; an IPv6 address has more colons
+        name, slots = match[1], int(match[2])
+    for word in words[1:]:
+        key, equals, value = word.partition("=")
+        if not equals:
+            return None
+        if key in ("slots", "slot"):
+            if not (value.isascii() and value.isdigit() and len(value) <= 4):
+                return None
+            slots = int(value)
+    if not _NAME.fullmatch(name) or slots == 0:
+        return None
+    return Host(name, slots)
+
+
+@functools.cache
+def is_this_machine(name: str) -> bool:
+    """Whether `name` is an address or a name of the machine (or the network namespace) that asks.
+
+    Found out once in a process: every trial asks, and a name that leads nowhere can take seconds.
+    """
+    if name in ("localhost", "127.0.0.1", "::1", socket.gethostname()):
+        return True
+    try:
+        addresses = {info[4][0] for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+    except (OSError, UnicodeError):  # UnicodeError: an empty or an overlong part between two dots
+        return False
+    return any(_is_own(str(address)) for address in addresses)
+
+
+def _is_own(address: str) -> bool:
+    """Only an address of one's own can be bound to."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,133 @@
+"""The lifeline of a process to the driver of its run: it ends when the driver is gone, and tells how far it has come.
+
+Whatever started a process (ssh, pdsh, mpirun, srun), and whatever becomes of that, the connection says whether anybody
+still waits for its work: it ends at once where the driver's host closes it, and within `SILENCE_SECONDS` where a link
+or a host is gone. A driver that is only stopped (Ctrl-Z) keeps it open, for its kernel goes on to answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from vitscale.processes.launch_file import LaunchFile
+
+SILENCE_SECONDS = 20.0
+"""A link that answers nothing for so long is taken for cut: by both of its ends."""
+BEAT_SECONDS = 1.0
+LOST_DRIVER_EXIT_CODE = 79
+_CONNECT_SECONDS = 10.0
+STARTING, COMPILING = "start-up: ", "compiling "
+"""What a phase before the first step begins with; and, in its place, while something is compiled."""
+
+
+@dataclass
+class Progress:
+    """Where a rank is. Written by the training thread, read by the lifeline's: each field is replaced whole."""
+
+    step: int = -1
+    phase: str = "start-up"
+
+
+PROGRESS = Progress()
+"""Of this process: it is one rank."""
+
+
+def answers_within(connection: socket.socket, seconds: float) -> None:
+    """Lets the kernel end the connection where what was sent is not acknowledged for so long (RFC 5482)."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+class Lifeline:
+    """The process's end of the connection."""
+
+    def __init__(
+        self,
+        launch: LaunchFile,
+        role: str,
+        progress: Progress | None = None,
+        dump_stacks: Callable[[], None] | None = None,
+        lost: Callable[[], None] | None = None,
+    ) -> None:
+        """Connects, and watches from a thread of its own.
+
+        Args:
+            launch: of the run.
+            role: "rank 3", or "agent" for what starts ranks on a host.
+            progress: what to tell of with each beat.
+            dump_stacks: writes where each thread stands; called when the driver asks.
+            lost: called when the driver is gone, before this process is ended.
+
+        Raises:
+            OSError: the driver does not answer.
+        """
+        if launch.lifeline is None:
+            raise ValueError("this run has no lifeline")
+        self._progress = progress
+        self._dump_stacks = dump_stacks
+        self._lost = lost
+        self._closing = threading.Event()
+        self._driver_gone = False
+        address, _, port = launch.lifeline.rpartition(":")
+        self._connection = socket.create_connection((address, int(port)), timeout=_CONNECT_SECONDS)
+        answers_within(self._connection, SILENCE_SECONDS)
+        self._connection.settimeout(BEAT_SECONDS)
+        self._send({"token": launch.token, "role": role, "host": socket.gethostname(), "pid": os.getpid()})
+        self._thread = threading.Thread(target=self._watch, name="lifeline", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Says that this process ends because its work is done or its reason recorded.
+
+        Where the driver is gone already it does not return: the process is ended when `lost` has done its work.
+        """
+        if self._driver_gone:
+            self._thread.join()
+        self._closing.set()
+        try:
+            self._send({"bye": True})
+            self._connection.close()
+        except OSError:
+            pass
+
+    def _send(self, message: dict[str, object]) -> None:
+        self._connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def _watch(self) -> None:
+        while not self._closing.is_set():
+            try:
+                if self._progress is not None:
+                    self._send({"step": self._progress.step, "phase": self._progress.phase})
+                else:
+                    self._send({})
+                heard = self._connection.recv(256)
+            except TimeoutError:
+                continue
+            except OSError:
+                heard = b""
+            if self._closing.is_set():
+                return
+            if not heard:
+                self._end()
+            if b"s" in heard and self._dump_stacks is not None:
+                self._dump_stacks()
+
+    def _end(self) -> None:
+        self._driver_gone = True
+        try:
+            # What read it may be gone with the driver: a remote shell's other end.
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.write("vitscale: the driver of this run is gone, or its host cannot be reached: ending\n")
+                sys.stderr.flush()
+            if self._lost is not None:
+                self._lost()
+        finally:
+            # Not sys.exit: the main thread may wait in a collective for ever.
+            os._exit(LOST_DRIVER_EXIT_CODE)

@@ -1,0 +1,232 @@
+"""The driver's end of the lifelines: who is there, how far each rank has come, and who has fallen silent."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import resource
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from vitscale.processes.heartbeat import BEAT_SECONDS, SILENCE_SECONDS, answers_within
+
+_LONGEST_MESSAGE = 4096
+_FILES = 65_536
+_HELLO_SECONDS = 30.0
+_ROLE = re.compile(r"rank (\d{1,6})")
+_PRINTABLE = re.compile(r"[\x20-\x7e]{0,253}")
+
+Loss = Literal["ended", "silent"]
+"""ended: its process is gone, as its host's kernel says. silent: its host answers nothing any more."""
+
+
+@dataclass(frozen=True)
+class Sign:
+    """What was last heard of one rank."""
+
+    host: str
+    pid: int
+    heard_seconds: float
+    """`time.monotonic()` of the last beat."""
+    step: int = -1
+    phase: str = "start-up"
+    ended_seconds: float | None = None
+    """`time.monotonic()` when it said that it ends, or was lost."""
+    lost: Loss | None = None
+    """How the connection broke without a word; None while it holds, or where the rank has left."""
+
+
+class Listener:
+    """Accepts the lifelines of one run, and keeps the last sign of each rank. Everything it hears is untrusted."""
+
+    def __init__(self, token: str, address: str) -> None:
+        """Listens on `address` (all interfaces where it is empty) from a thread of its own.
+
+        Raises:
+            OSError: the address is not this machine's.
+        """
+        self._token = token
+        self._signs: dict[int, Sign] = {}
+        self._lock = threading.Lock()
+        self._stacks_wanted = False
+        self._closing = False
+        self._most_connections = _connections_allowed()
+        self._buffers: dict[socket.socket, bytes] = {}
+        self._ranks: dict[socket.socket, int | None] = {}
+        self._unknown_since: dict[socket.socket, float] = {}
+        self._server = _server(address)
+        self._server.setblocking(False)
+        self.port: int = self._server.getsockname()[1]
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._server, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._serve, name="lifelines", daemon=True)
+        self._thread.start()
+
+    def signs(self) -> Mapping[int, Sign]:
+        """The last sign of each rank that has ever been heard."""
+        with self._lock:
+            return dict(self._signs)
+
+    def ask_for_stacks(self) -> None:
+        """Asks every rank to write down where its threads stand."""
+        self._stacks_wanted = True
+
+    def close(self) -> None:
+        """Lets go of every process that is still there; it ends."""
+        self._closing = True
+        self._thread.join()
+        for connection in [*self._buffers]:
+            self._forget(connection)
+        self._selector.close()
+        self._server.close()
+
+    def _serve(self) -> None:
+        last_beat = time.monotonic()
+        while not self._closing:
+            for key, _ in self._selector.select(timeout=0.1):
+                if key.fileobj is self._server:
+                    self._accept()
+                elif isinstance(key.fileobj, socket.socket):
+                    self._hear(key.fileobj)
+            now = time.monotonic()
+            if self._stacks_wanted or now - last_beat > BEAT_SECONDS:
+                # What is sent to a host that is gone stays unanswered: that is how its loss shows here.
+                message, self._stacks_wanted = (b"s" if self._stacks_wanted else b"\n"), False
+                for connection in [*self._buffers]:
+                    self._tell(connection, message)
+                last_beat = now
+            for connection, since in [*self._unknown_since.items()]:
+                if now - since > _HELLO_SECONDS:
+                    self._forget(connection)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = self._server.accept()
+            if len(self._buffers) >= self._most_connections:
+                connection.close()
+                return
+            connection.setblocking(False)
+            answers_within(connection, SILENCE_SECONDS)
+            self._selector.register(connection, selectors.EVENT_READ)
+            self._buffers[connection] = b""
+            self._unknown_since[connection] = time.monotonic()
+
+    def _tell(self, connection: socket.socket, message: bytes) -> None:
+        try:
+            connection.send(message)
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            if not _silent(error):
+                self._hear(connection)  # what it said before it left
+            self._broken(connection, error)
+
+    def _hear(self, connection: socket.socket) -> None:
+        try:
+            heard = connection.recv(65_536)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._broken(connection, error)
+            return
+        if not heard:
+            self._broken(connection, None)
+            return
+        *lines, rest = (self._buffers[connection] + heard).split(b"\n")
+        self._buffers[connection] = rest
+        if len(rest) > _LONGEST_MESSAGE or not all(self._understood(connection, line) for line in lines):
+            self._forget(connection)
+
+    def _understood(self, connection: socket.socket, line: bytes) -> bool:
+        """Takes one message in; False where the other end is none of ours."""
+        try:
+            message = json.loads(line)
+        except (ValueError, RecursionError):
+            return False
+        if not isinstance(message, dict):
+            return False
+        if connection in self._unknown_since:
+            return self._welcome(connection, message)
+        rank = self._ranks[connection]
+        if rank is not None:
+            with self._lock:
+                self._signs[rank] = _heard(self._signs[rank], message)
+        return True
+
+    def _welcome(self, connection: socket.socket, message: Mapping[str, Any]) -> bool:
+        host, pid, role = message.get("host"), message.get("pid"), message.get("role")
+        if message.get("token") != self._token or not isinstance(role, str):
+            return False
+        if type(pid) is not int or not 0 < pid < 2**31:
+            return False
+        if not isinstance(host, str) or not _PRINTABLE.fullmatch(host):
+            return False
+        match = _ROLE.fullmatch(role)
+        rank = int(match[1]) if match else None
+        if rank is not None and rank in self._signs:
+            return False  # a second process that takes itself for this rank: nothing is said of the first by its end
+        del self._unknown_since[connection]
+        self._ranks[connection] = rank
+        if rank is not None:
+            with self._lock:
+                self._signs[rank] = Sign(host=host, pid=pid, heard_seconds=time.monotonic())
+        return True
+
+    def _broken(self, connection: socket.socket, error: OSError | None) -> None:
+        rank = self._ranks.get(connection)
+        if rank is not None:
+            with self._lock:
+                sign = self._signs[rank]
+                if sign.ended_seconds is None:
+                    how: Loss = "silent" if error is not None and _silent(error) else "ended"
+                    self._signs[rank] = replace(sign, lost=how, ended_seconds=time.monotonic())
+        self._forget(connection)
+
+    def _forget(self, connection: socket.socket) -> None:
+        if connection in self._buffers:
+            self._selector.unregister(connection)
+            del self._buffers[connection]
+        self._unknown_since.pop(connection, None)
+        self._ranks.pop(connection, None)
+        connection.close()
+
+
+def _connections_allowed() -> int:
+    """Half of the files that this process may have open: each rank is one. The limit, often 1,024, is raised first; not
+    to the highest possible, for launchers are known to close every number up to it.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= soft < _FILES:
+        soft = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return (_FILES if soft == resource.RLIM_INFINITY else soft) // 2
+
+
+def _server(address: str) -> socket.socket:
+    if not address and socket.has_dualstack_ipv6():
+        # Other hosts may know this one by an IPv6 address.
+        with contextlib.suppress(OSError):
+            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
+    return socket.create_server((address, 0), backlog=1024)
+
+
+def _silent(error: OSError) -> bool:
+    """Whether nothing came back any more, rather than the word that the connection is closed."""
+    return not isinstance(error, ConnectionResetError | BrokenPipeError)
+
+
+def _heard(sign: Sign, message: Mapping[str, Any]) -> Sign:
+    step, phase = message.get("step"), message.get("phase")
+    return replace(
+        sign,
+        heard_seconds=time.monotonic(),
+        ended_seconds=time.monotonic() if message.get("bye") is True else sign.ended_seconds,
+        step=step if isinstance(step, int) and abs(step) < 2**62 else sign.step,
+        phase=phase if isinstance(phase, str) and len(phase) < 40 and phase.isprintable() else sign.phase,
+    )

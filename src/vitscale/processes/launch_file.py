@@ -1,0 +1,81 @@
+"""launch.json in a run's folder: what every process of the run must know and no launcher can be trusted to pass on.
+
+Launchers hand variables from host to host through shells, each with its own list of those it lets through. Ranks
+read them from this file instead; a launcher needs to carry nothing but the rank's argv.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import Field
+
+from vitscale.trial.trial import Spec
+
+NAME = "launch.json"
+TOKEN_VARIABLE = "VITSCALE_JOB"  # noqa: S105 - names processes, protects nothing
+"""In the environment of every process of a run, so that those that left the process tree are found and ended too."""
+
+
+class LaunchFile(Spec):
+    """How one run was started."""
+
+    token: str
+    """Of this run alone; also what a process must say to be heard by the driver."""
+    commands: tuple[tuple[str, ...], ...]
+    """What the driver started: one argv, or one for each host."""
+    hosts: tuple[str, ...] = ()
+    master_address: str | None = None
+    """Where rank 0 listens; null where the launcher says so itself, or there is one rank without a launcher."""
+    master_port: int | None = None
+    lifeline: str | None = None
+    """ADDRESS:PORT of the driver: ranks end when it falls silent (`vitscale.worker.lifeline`)."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Variables of every rank."""
+    mpi_discovery: bool = False
+    prepared_seconds: float | None = None
+    """What the driver waited before `started_ns` until the process that ranks are forked from had imported everything;
+    null where it was there already, or ranks are none of its forks."""
+    cold: str | None = None
+    """Why ranks that could be forked from a prepared process were started anew."""
+    driver_pid: int
+    host_id: str
+    """Of the driver's host: its clock and its process id mean something there alone (`host_id`)."""
+    started_ns: int
+    """On the driver's monotonic clock."""
+
+
+def read(run_folder: Path) -> LaunchFile | None:
+    """The run's launch file; None where there is none (a rank started by hand).
+
+    Raises:
+        ValueError: it is not what this version writes.
+    """
+    try:
+        return LaunchFile.model_validate_json((run_folder / NAME).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+
+
+def boot_id() -> str:
+    """Identifies this boot of this machine, in its containers too. Empty where unknown."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def host_id() -> str:
+    """Identifies this boot and which processes are seen from here: monotonic clocks and process ids may be compared
+    within it. Empty where unknown.
+    """
+    try:
+        return f"{boot_id()} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
+
+
+def completed_environment(launch: LaunchFile) -> dict[str, str]:
+    """This process's environment with what the file says put in."""
+    return os.environ | launch.environment | {TOKEN_VARIABLE: launch.token}

@@ -1,0 +1,120 @@
+"""`python -m vitscale.processes.local_ranks N PORT MODULE FOLDER`: N ranks `python -m MODULE FOLDER` on this machine.
+
+What the launcher `local` stands for. When a rank fails the others are ended, and what each ended with is printed
+(`vitscale.runner.launcher_reports` reads it). Asked to end, it asks its ranks. Its exit code is that of the rank that
+failed first, 128 + N where signal N ended that, as a shell has it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from types import FrameType
+
+from vitscale.processes.rank_variables import ALL_NAMES, TORCH
+
+_LAST_WORDS_SECONDS = 0.5
+"""What the others have to say why they end too, once a rank has failed."""
+_GRACE_SECONDS = 5.0
+_LOOK_SECONDS = 0.01
+ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that are handed on to the ranks."""
+
+StartRank = Callable[[list[str], Mapping[str, str]], int]
+"""Starts `python ARGUMENTS` with these variables and nothing else, and returns its process id."""
+
+
+def main(arguments: list[str], start_rank: StartRank | None = None) -> int:
+    """Runs the ranks to their end; returns the exit code.
+
+    Args:
+        arguments: N, PORT, MODULE and FOLDER: the ranks meet at PORT of this machine.
+        start_rank: how a rank is started; by default as a new process of this interpreter.
+    """
+    match arguments:
+        case [ranks, port, module, folder] if ranks.isdecimal() and int(ranks) > 0 and port.isdecimal():
+            pass
+        case _:
+            sys.exit("usage: python -m vitscale.processes.local_ranks N PORT MODULE FOLDER")
+    own = {key: value for key, value in os.environ.items() if key not in ALL_NAMES}
+    running: dict[int, int] = {}
+    asked: list[int] = []
+
+    def ask(number: int, _frame: FrameType | None = None) -> None:
+        asked.append(number)
+        _tell(running, number)
+
+    before = {number: signal.signal(number, ask) for number in ASKING}
+    try:
+        for rank in range(int(ranks)):
+            variables = own | _variables(rank, int(ranks), port)
+            running[(start_rank or _new_process)(["-m", module, folder], variables)] = rank
+            if asked:
+                _tell(running, asked[0])
+        codes = _ended(running)
+    finally:
+        _tell(running, signal.SIGKILL)  # left by an exception: it did not come to the end of the ranks
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    failed = [(rank, code) for rank, code in codes if code]
+    if not failed:
+        return 0
+    print("local: the ranks that failed, the first one first:", file=sys.stderr)
+    for rank, code in failed:
+        print(f"local: rank {rank} ended with exit code {code}", file=sys.stderr)
+    sys.stderr.flush()
+    first = failed[0][1]
+    return first if first > 0 else 128 - first
+
+
+def _variables(rank: int, ranks: int, port: str) -> dict[str, str]:
+    """What a rank is told of its place. The only one meets nobody: without these it opens no port."""
+    if ranks == 1:
+        return {}
+    numbers = {TORCH.rank: str(rank), TORCH.world_size: str(ranks), TORCH.local_rank: str(rank)}
+    return numbers | {"LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+
+
+def _new_process(arguments: list[str], variables: Mapping[str, str]) -> int:
+    return os.posix_spawn(sys.executable, [sys.executable, *arguments], variables)
+
+
+def _ended(running: dict[int, int]) -> list[tuple[int, int]]:
+    """Waits for all ranks; (rank, exit code; negative: the signal), in the order in which they ended."""
+    codes: list[tuple[int, int]] = []
+
+    def reap(options: int) -> bool:
+        pid, status = os.waitpid(-1, options)
+        if pid in running:
+            codes.append((running.pop(pid), os.waitstatus_to_exitcode(status)))
+        return pid != 0
+
+    # Asleep until something ends: it must not take time from the ranks.
+    while running and not any(code for _, code in codes):
+        reap(0)
+    for number, seconds in ((None, _LAST_WORDS_SECONDS), (signal.SIGTERM, _GRACE_SECONDS), (signal.SIGKILL, None)):
+        if not running:
+            break
+        if number == signal.SIGKILL:
+            print("local: SIGKILL to the ranks that did not heed SIGTERM", file=sys.stderr, flush=True)
+        if number is not None:
+            _tell(running, number)
+        end = None if seconds is None else time.monotonic() + seconds
+        while running and (end is None or time.monotonic() < end):
+            if not reap(os.WNOHANG):
+                time.sleep(_LOOK_SECONDS)
+    return codes
+
+
+def _tell(running: Mapping[int, int], number: int) -> None:
+    for pid in list(running):
+        os.kill(pid, number)
+        # A stopped process (SIGSTOP) takes SIGTERM only once it goes on.
+        os.kill(pid, signal.SIGCONT)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,41 @@
+"""`python -m vitscale.processes.parent_death PID -- ARGV...`: becomes ARGV, which ends with its parent PID.
+
+The driver starts launchers through it, so that SIGKILL of the driver ends the launcher too, and with it the ranks
+(`vitscale.worker.place.die_with_parent`). It imports nothing heavy: it stands before every launch.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent(parent: int) -> bool:
+    """Asks the kernel to end this process by SIGKILL when the thread that started it ends; no child inherits that.
+
+    Returns:
+        Whether process `parent` is this one's parent still: where it died before the call, nobody sends the signal.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    return os.getppid() == parent
+
+
+def main(arguments: list[str]) -> None:
+    """Ties this process to its parent and becomes the command after `--`."""
+    match arguments:
+        case [parent, "--", *command] if parent.isdecimal() and command:
+            pass
+        case _:
+            sys.exit("usage: python -m vitscale.processes.parent_death PID -- COMMAND...")
+    if not end_with_parent(int(parent)):
+        sys.exit("vitscale: the driver is gone")
+    try:
+        os.execvp(command[0], command)  # noqa: S606 - no shell is wanted
+    except OSError as error:
+        sys.exit(f"vitscale: {command[0]} cannot be run: {error.strerror}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,565 @@
+"""What a run leaves behind: raw values per step and rank, the environment, one outcome.
+
+Format history (`FORMAT`):
+  1  first version: per-rank JSON lines (start, phase, step, epoch, error, end), outcome.json, trial.json, study.json.
+  2  where the time goes: the lines explained, resources, matmul and gradient; StepLine.window; Environment.numa_nodes;
+     RunHeader.seed; StudyRecord.target_ci and max_repeats. Each has a value that stands for "not recorded" in format 1.
+  3  what is sent: the lines traffic and checkpoint. A run of an older format has none.
+  4  several hosts: Outcome.host and transient; RunHeader.hosts. None, False and empty in older formats.
+  5  results of others: RunHeader.imported, StudyRecord.imported and Trial.origin, None for runs of vitscale's own. Null
+     where a log of others does not tell: ModelLine.parameters, synchronised_timing, train_samples and held_out_samples;
+     EpochLine.steps and images; Environment.threads.
+  6  what else decides a time: Environment.allocation, tf32, physical_cores, cpu, cpu_governor, cpu_boost, kernel,
+     gpus_unused and network_adapters; Device.numa_node and settings; GpuSamples.limits and unheld_sm_clock_mhz: null in
+     older formats. What is used is that of timed steps alone: ResourcesLine.steps, null in older formats, where it is
+     that of whole epochs. Steps may be "attached". PhaseLine.compiled, empty in older formats, where a one-off
+     compilation shows in its seconds alone.
+  7  what a loader gives: EpochLine.loader_images_per_second, loader_reading_seconds and loader_decoding_seconds.
+     Segmentation: EpochLine.mean_iou and the fields of Trial that say how pixels are labelled. All are null in older
+     formats. ExplainedLine.norms, empty in older formats.
+  8  of imports: World.ranks, where the last host has fewer than others, and ModelSpec.parameter_count. Null in older
+     formats.
+
+A reader accepts its own format and older ones; a newer one is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from vitscale.trial.step_schedule import StepWindow
+from vitscale.trial.trial import Mode, Trial
+
+FORMAT = 8
+
+OutcomeKind = Literal["completed", "oom", "timeout", "hang", "failed", "skipped"]
+Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+PhaseName = Literal["data", "h2d", "forward", "backward", "optimizer"]
+
+EXPOSED = ("wait", "wire", "norm")
+PARTS = ("data_wait", "h2d", "forward", "backward", *EXPOSED, "optimizer", "launch_gaps", "other")
+"""Of an explained step (`vitscale.analysis.breakdown`)."""
+COMMUNICATION = "communication"
+"""In place of EXPOSED where these cannot be told apart."""
+NORM_MARK = "vitscale.norm"
+"""Under which a profile holds what synchronised norms exchange."""
+UNKNOWN_OPERATION = "unknown"
+"""Of a collective whose kernel does not tell which it is: it may have a root."""
+
+
+class Record(BaseModel):
+    """Base of everything stored. Unknown keys are refused: a record is read as it was meant, or not at all."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class GpuSettings(Record):
+    """How a GPU was set and linked when the rank began; null where NVML does not tell."""
+
+    power_limit_watts: Finite | None = None
+    """Enforced: the lowest of all limits."""
+    power_limit_default_watts: Finite | None = None
+    application_clock_mhz: int | None = None
+    memory_application_clock_mhz: int | None = None
+    persistence: bool | None = None
+    ecc: bool | None = None
+    mig: bool | None = None
+    pcie_generation: int | None = None
+    """The highest that GPU and slot allow."""
+    pcie_width: int | None = None
+    nvlinks: int | None = None
+    """NVLink connections that were up."""
+
+
+class Device(Record):
+    """What a rank computes on."""
+
+    type: Literal["cpu", "cuda"]
+    name: str
+    memory_bytes: int | None = None
+    driver: str | None = None
+    sm_clock_mhz: int | None = None
+    """Before format 6: that of the idle GPU, as the rank began. For its clock under load see `GpuSamples`."""
+    uuid: str | None = None
+    numa_node: int | None = None
+    """The memory node that a GPU is attached to; null where that is not known."""
+    settings: GpuSettings | None = None
+
+
+class Environment(Record):
+    """Where a rank ran, as it saw it itself."""
+
+    host: str
+    device: Device
+    cores_allowed: tuple[int, ...]
+    threads: int | None
+    """Null: not told, by an imported log."""
+    cpu_quota_cores: Finite | None
+    versions: dict[str, str | None]
+    backend: str | None
+    settings: dict[str, str]
+    """NCCL_*, GLOO_*, OMP_*, CUDA_*, TORCH_* and like variables that were set."""
+    numa_nodes: tuple[int, ...] | None = None
+    """The memory nodes of `cores_allowed`; null where the kernel does not tell."""
+    git_revision: str | None
+    """Of rank 0's working directory, with "+changes" where it had any; null outside a repository and on other ranks."""
+    tf32: bool | None = None
+    """Whether fp32 products may be computed in TF32, whatever was set for it; null on cpu and in older formats."""
+    physical_cores: tuple[int, ...] | None = None
+    """The physical cores behind `cores_allowed`, each by its lowest number; null where the kernel does not tell."""
+    cpu: str | None = None
+    """The host's processor."""
+    cpu_governor: str | None = None
+    """Of its clocks ("performance", "powersave"); null where the kernel does not tell, as in most virtual machines."""
+    cpu_boost: bool | None = None
+    """Whether cores may clock above their base (turbo)."""
+    kernel: str | None = None
+    network_adapters: tuple[str, ...] | None = None
+    """Type, firmware and rate of the InfiniBand and RoCE adapters that are up, each once; null: the host has none."""
+    gpus_unused: int | None = None
+    """Of a rank on the host's processor: how many CUDA devices torch sees all the same."""
+    allocation: str | None = None
+    """The batch system's job around the rank ("slurm 4711"): runs of one allocation share its hosts. Null outside."""
+
+
+class StartLine(Record):
+    """First line of a rank's file."""
+
+    kind: Literal["start"] = "start"
+    format: int
+    trial: str
+    rank: Count
+    world_size: int
+    environment: Environment
+
+
+class PhaseLine(Record):
+    """One part of the start-up, in the order it happened.
+
+    `prepare`: what the driver waited for a prepared process to be ready, in the first run that it serves. It belongs to
+    all runs that follow on it, so that no start-up figure has it.
+    """
+
+    kind: Literal["phase"] = "phase"
+    name: Literal["prepare", "launch", "imports", "data", "model", "engine", "first_step"]
+    seconds: Seconds
+    compiled: tuple[str, ...] = ()
+    """What this phase compiled, or waited for another rank to compile: extensions, blocks. Later runs find it."""
+
+
+class ModelLine(Record):
+    """What was really built, for models whose counts arithmetic cannot know; and how gradients travel."""
+
+    kind: Literal["model"] = "model"
+    parameters: int | None
+    """Null, here and below: an imported log does not tell."""
+    gradient_dtype: str | None
+    synchronised_timing: bool | None
+    dataset_fingerprint: str
+    train_samples: int | None
+    held_out_samples: int | None
+
+
+class StepLine(Record):
+    """One optimizer step as one rank saw it: from the end of the step before to its own end."""
+
+    kind: Literal["step"] = "step"
+    step: Count
+    epoch: Count
+    seconds: Seconds
+    images: Count
+    """Real images of this rank; padding is not counted."""
+    loss: float | None
+    """This rank's share of the loss; the mean over ranks is the mean over the step's real images. Null: not finite."""
+    warmup: bool
+    window: StepWindow = "light"
+
+
+class ExplainedLine(Record):
+    """Where the time of one explained step went, on one rank: raw intervals, from which the parts are worked out later.
+
+    All times are seconds from the step's beginning, in the rank's own clock.
+    """
+
+    kind: Literal["explained"] = "explained"
+    step: Count
+    block: Count
+    """Which explained block of the run it belongs to."""
+    device: Literal["cpu", "cuda"]
+    """Whose time it is: on cuda all intervals are the device's own, but `host_data`."""
+    seconds: Seconds
+    phases: tuple[tuple[PhaseName, Finite, Finite], ...]
+    """(name, start, end), in order, not overlapping; a phase comes once per micro-step."""
+    idle: tuple[tuple[Finite, Finite], ...]
+    """(start, end) of the intervals in which nothing is computed; gaps between kernels of one operator are none."""
+    collectives: tuple[tuple[str, str, Finite, Finite], ...]
+    """(communicator, operation, start, end) in the order they were issued; start is when this rank issued it."""
+    norms: tuple[Count, ...] = ()
+    """Places in `collectives` of what synchronised norms exchange."""
+    copies: tuple[tuple[Finite, Finite], ...] = ()
+    """Copies from host to device; empty on cpu."""
+    host_data: tuple[tuple[Finite, Finite], ...] = ()
+    """On cuda: when the host waited for the loader."""
+    unknown: dict[str, str] = {}
+    """Parts of the breakdown that this backend cannot tell, and why; with COMMUNICATION among them, not even the sum of
+    wait and wire is known."""
+
+
+class EnergyReading(Record):
+    """Energy of a span of time, or why there is none."""
+
+    joules: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None
+    source: str | None
+    """"NVML" or "RAPL", with what it covers; null where unavailable."""
+    reason: str | None
+    """Why it is unavailable; null where it is not."""
+    devices: tuple[str, ...] = ()
+    """What was measured (GPU UUIDs, RAPL packages with their host): ranks that share one must not be added up."""
+
+
+GPU_LIMITS = ("power cap", "sync boost", "board limit", "reliability")
+"""Reasons for which a GPU holds its clocks that are its normal state under load, or its group's: no heat, no fault."""
+
+
+class GpuSamples(Record):
+    """What NVML said of a rank's GPU in these steps, once a second; null where it does not tell."""
+
+    samples: Count
+    utilisation: Finite | None
+    """Mean share of time in which a kernel ran, in [0, 1]."""
+    sm_clock_mhz_median: Finite | None
+    sm_clock_mhz_min: Finite | None
+    unheld_sm_clock_mhz: Finite | None = None
+    """The highest while it worked and nothing but the user's own setting held its clocks back: the locked clock (NVML
+    sets one, and does not tell of it) or the application clock, else that of boost. Null: never so, or not told."""
+    temperature_celsius_max: Finite | None
+    power_watts_mean: Finite | None
+    throttle_reasons: tuple[str, ...]
+    """Heat and faults seen that slow the clocks; empty: none. Before format 6 the limits of `limits` stood here too."""
+    throttled_share: Finite | None
+    """Share of samples with such a reason."""
+    limits: tuple[str, ...] | None = None
+    """Limits seen at which the GPU held its clocks, as most do under load: its power limit."""
+    limited_share: Finite | None = None
+
+
+class ResourcesLine(Record):
+    """What one rank used in the longest stretch of timed steps of an epoch. Null: not available.
+
+    Where an epoch has no timed steps, and in formats before 6: in all its steps. Memory is that of the whole epoch.
+    """
+
+    kind: Literal["resources"] = "resources"
+    epoch: Count
+    steps: tuple[Count, Count] | None = None
+    """The first and the last of these steps; null: formats before 6."""
+    seconds: Seconds
+    cpu_seconds: Seconds
+    """Processor time of this process, all threads."""
+    cpu_throttled_seconds: Seconds | None
+    """Time the CPU controller kept this rank's cgroup waiting; null without a quota."""
+    rss_bytes: Count | None
+    """Resident memory of the process at the end."""
+    peak_rss_bytes: Count | None
+    """At its highest since the process began."""
+    cuda_allocated_bytes: Count | None = None
+    """Highest in this epoch; null on cpu."""
+    cuda_reserved_bytes: Count | None = None
+    cuda_device_bytes: Count | None = None
+    """Of the whole device in use at the end, by whomever."""
+    gpu: GpuSamples | None = None
+    gpu_reason: str | None = None
+    """Why `gpu` is null."""
+    energy: EnergyReading | None = None
+
+
+class MatmulLine(Record):
+    """The matrix-multiply rate of this rank's own device, measured after training in the trial's arithmetic."""
+
+    kind: Literal["matmul"] = "matmul"
+    dtype: str
+    size: Count
+    """Rows and columns of the square matrices."""
+    flops_per_second: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+
+
+class GradientLine(Record):
+    """Squared norms of the gradient at two batch sizes in one step, for the gradient noise scale.
+
+    Both norms are there, or neither is and `reason` says why.
+    """
+
+    kind: Literal["gradient"] = "gradient"
+    step: Count
+    small_images: Annotated[int, Field(ge=1)]
+    """Images of one unreduced gradient: one rank's micro-batch."""
+    small_squared_norm: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None
+    """Mean over this rank's micro-steps."""
+    big_images: Annotated[int, Field(ge=1)]
+    big_squared_norm: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None
+    """Of the gradient that the optimizer gets, before clipping."""
+    reason: str | None = None
+    """Why the norms of this step are null; null where they are not."""
+
+
+class Collective(Record):
+    """One collective as a rank called it: sizes before anything is added for the backend's own algorithm."""
+
+    communicator: str
+    ranks: Annotated[int, Field(ge=1)]
+    """Of the communicator."""
+    operation: str
+    """all_reduce, all_gather, reduce_scatter, broadcast, ...: the field's names, without the backend's."""
+    dtype: str
+    """As torch names it: float32, bfloat16, ..."""
+    input_elements: Count
+    output_elements: Count
+
+
+class TrafficLine(Record):
+    """All collectives of one optimizer step as one rank called them, in their order. Counted without synchronising."""
+
+    kind: Literal["traffic"] = "traffic"
+    step: Count
+    backend: str
+    """nccl or gloo: what carries a collective out, and how, follows from it."""
+    collectives: tuple[Collective, ...] | None
+    """Null where they could not be counted, for `reason`."""
+    reason: str | None = None
+
+
+class CheckpointLine(Record):
+    """What saving a checkpoint and restoring it took, on one rank, with all ranks taking part."""
+
+    kind: Literal["checkpoint"] = "checkpoint"
+    save_seconds: Seconds
+    load_seconds: Seconds
+    bytes: Count
+    """Of all files of the checkpoint, whichever rank wrote them."""
+
+
+class EpochLine(Record):
+    """One epoch, with figures reduced over all ranks. The barrier that ends it is inside `seconds`."""
+
+    kind: Literal["epoch"] = "epoch"
+    epoch: Count
+    steps: Count | None
+    """Null, here and below: an imported log does not tell."""
+    images: Count | None
+    """Of all ranks."""
+    seconds: Seconds
+    complete: bool
+    """False where the run ended (`measure.steps`) before the epoch did."""
+    train_loss: float | None
+    train_accuracy: float | None
+    held_out_loss: float | None
+    held_out_accuracy: float | None
+    """Of images, or of the pixels that count in segmentation; so is the training's, which is null there."""
+    mean_iou: float | None = None
+    """Of segmentation, on the held-out images: over classes, intersection over union. Null in formats before 7."""
+    peak_bytes: int | None
+    """Device memory at its highest so far; resident memory of the process on CPU."""
+    evaluation_seconds: Seconds | None = None
+    """Of the evaluation after the epoch, in no other figure; null without one and in formats before 6."""
+    loader_images_per_second: float | None = None
+    """What this rank's loader reads, if none of its threads ever waits; null in formats before 7."""
+    loader_reading_seconds: Seconds | None = None
+    """Its threads' on reading stored images, added up; null, as decoding, where the two cannot be told apart (arrays,
+    and what is made), and in formats before 7."""
+    loader_decoding_seconds: Seconds | None = None
+    """On making pixels of what was read; 0 where they are stored decoded."""
+
+
+class ErrorLine(Record):
+    """The exception that ended a rank."""
+
+    kind: Literal["error"] = "error"
+    error_type: str
+    message: str
+    traceback: str
+    out_of_memory: bool
+    disk_full: bool
+    unix_seconds: Finite
+
+
+class EndLine(Record):
+    """Last line of a rank that did all its work."""
+
+    kind: Literal["end"] = "end"
+
+
+Line = Annotated[
+    StartLine
+    | PhaseLine
+    | ModelLine
+    | StepLine
+    | ExplainedLine
+    | ResourcesLine
+    | MatmulLine
+    | GradientLine
+    | TrafficLine
+    | CheckpointLine
+    | EpochLine
+    | ErrorLine
+    | EndLine,
+    Field(discriminator="kind"),
+]
+LINE: TypeAdapter[Line] = TypeAdapter(Line)
+
+
+class RankRecord(Record):
+    """All that one rank wrote, line by line in order; `broken` names the lines that could not be read."""
+
+    rank: int
+    start: StartLine | None
+    model: ModelLine | None
+    phases: tuple[PhaseLine, ...]
+    steps: tuple[StepLine, ...]
+    epochs: tuple[EpochLine, ...]
+    explained: tuple[ExplainedLine, ...] = ()
+    resources: tuple[ResourcesLine, ...] = ()
+    matmul: MatmulLine | None = None
+    gradients: tuple[GradientLine, ...] = ()
+    traffic: tuple[TrafficLine, ...] = ()
+    checkpoint: CheckpointLine | None = None
+    error: ErrorLine | None
+    ended: bool
+    broken: tuple[str, ...]
+
+
+class Outcome(Record):
+    """How a run ended: exactly one per run, written last and by the driver alone."""
+
+    format: int = FORMAT
+    kind: OutcomeKind
+    reason: str
+    """One sentence; empty only where the run completed."""
+    detail: str = ""
+    """The guilty rank's traceback or the end of the log."""
+    rank: int | None = None
+    """The rank that failed first, where that is known."""
+    external: bool = False
+    """The cause lies outside the trial (disk full, cancelled): the run is done again by the next `vitscale run`."""
+    host: str | None = None
+    """The host of that rank, or the host itself that failed."""
+    transient: bool = False
+    """The cause may be gone by now (a port in use, a host that did not answer): tried again `measure.retries` times."""
+    started_unix_seconds: Finite
+    wall_seconds: Seconds
+
+
+class ImportedFile(Record):
+    """One file that was imported."""
+
+    name: str
+    """Without its folder."""
+    sha256: str
+
+
+class Imported(Record):
+    """Where an imported run comes from."""
+
+    log_format: str
+    """epochs, deepspeed, trainer-state or csv."""
+    files: tuple[ImportedFile, ...]
+    ranks: tuple[Count, ...]
+    """Those of which the files tell; not all of the world where they are one rank's log."""
+    of_the_run: bool = False
+    """The times are the run's own, not those of one rank; they stand under rank 0."""
+
+
+class StudyImport(Record):
+    """How a folder of imported results came about: the same import again finds it done."""
+
+    log_format: str
+    files: tuple[ImportedFile, ...]
+    options: dict[str, str]
+    """Of the command line, those that were given."""
+    notes: tuple[str, ...]
+    """What was assumed, because the files do not tell."""
+    problems: tuple[str, ...]
+    """What of the files could not be used."""
+
+
+class RunHeader(Record):
+    """trial.json in a run's folder: what this run was to do."""
+
+    format: int = FORMAT
+    trial_id: str
+    repeat: Count
+    attempt: Count
+    trial: Trial
+    command: tuple[str, ...]
+    """The first, where one is started for each host; launch.json has all."""
+    hosts: tuple[str, ...] = ()
+    """The hosts it was given, in order of their ranks; empty where it ran on the driver's own."""
+    dataset_fingerprint: str
+    seed: int | None = None
+    """The seed of this run; null in format 1, where it was the trial's."""
+    imported: Imported | None = None
+    """Null: vitscale ran it."""
+
+
+class Run(Record):
+    """One execution of a trial, read back whole."""
+
+    header: RunHeader
+    outcome: Outcome
+    ranks: tuple[RankRecord, ...]
+
+    @property
+    def ranks_needed(self) -> Sequence[int]:
+        """The ranks whose records a figure of the whole run takes: all; of an imported run those its files tell of."""
+        imported = self.header.imported
+        return range(self.header.trial.world.size) if imported is None else imported.ranks
+
+
+class CurvePoint(Record):
+    """One trial's place on a curve."""
+
+    gpus: int
+    trial_id: str
+
+
+class Curve(Record):
+    """Trials that differ in rank count alone, under one batch policy."""
+
+    mode: Mode
+    labels: dict[str, Any]
+    """The swept fields and their values, in the study's order."""
+    points: tuple[CurvePoint, ...]
+
+
+class StudyRecord(Record):
+    """study.json: what the results folder holds."""
+
+    format: int = FORMAT
+    name: str
+    text: str
+    """The study file as it was read."""
+    repeats: int
+    target_ci: float | None = None
+    """Share of an epoch time within which its 95 % interval was to lie; null: as many runs as `repeats`, no more."""
+    max_repeats: int | None = None
+    """Runs of a trial at most; null without `target_ci`."""
+    curves: tuple[Curve, ...]
+    trials: dict[str, Trial]
+    versions: dict[str, str | None]
+    dataset_fingerprints: dict[str, str]
+    """Trial identity to the fingerprint of the data it reads."""
+    imported: StudyImport | None = None
+    """Null: a study of vitscale's own."""
+
+
+class Results(Record):
+    """A results folder read back: finished runs of this study, and what was left out and why."""
+
+    study: StudyRecord
+    runs: tuple[Run, ...]
+    problems: tuple[str, ...]

@@ -1,0 +1,1 @@
+"""A study: its file, its sections, and the trials that they expand to."""

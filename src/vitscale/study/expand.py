@@ -1,0 +1,310 @@
+"""From a study to its trials: "auto" resolved, batch sizes worked out, curves laid through them.
+
+Trials that several curves share (strong-micro and strong-global at one rank) exist once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitscale.base.text_file import beside, read_text
+from vitscale.errors import RequestError, explain, shown, unknown
+from vitscale.machine.hardware import Machine
+from vitscale.sources import Summary
+from vitscale.store.records import Curve, CurvePoint
+from vitscale.study import segmentation, user_model
+from vitscale.study.batch import batch_of, fraction_of, micro_batches_of, needless_micro_steps
+from vitscale.study.file import StudyFile
+from vitscale.study.resolve import device_of, precision_of, threads_of, with_deepspeed_config, world_of
+from vitscale.study.sections import AUTO, Study
+from vitscale.trial import deepspeed_config, engine_options, model_spec
+from vitscale.trial.model_spec import ModelSpec
+from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World, samples_used, steps_per_epoch
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """All that a study asks for, on this machine and this data."""
+
+    curves: tuple[Curve, ...]
+    trials: dict[str, Trial]
+    fingerprints: dict[str, str]
+    """Trial identity to the fingerprint of its data."""
+    train_samples: dict[str, int]
+    """Trial identity to the images in its whole training split."""
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Settled:
+    """One point of the sweep with all settled that needs no data; its model still lacks the class count."""
+
+    labels: dict[str, Any]
+    study: Study
+    data: DataSpec
+    model: ModelSpec
+    worlds: tuple[tuple[TrainSpec, World, float], ...]
+    """With the share of the training images that each uses."""
+
+
+def expand(
+    file: StudyFile,
+    machine: Machine,
+    check_data: Callable[[DataSpec], Summary],
+    slots: int | None = None,
+    launcher: str = "torchrun",
+) -> Expansion:
+    """Every trial of a study.
+
+    Data come last: they may have to be downloaded, which a mistake elsewhere should not have to wait for.
+
+    Args:
+        file: the study.
+        machine: one host of those it will run on.
+        check_data: finds and verifies a dataset (`vitscale.sources.check`); called once per different dataset.
+        slots: ranks that one host takes, where the study does not say; None: all.
+        launcher: of points that name none.
+
+    Raises:
+        RequestError: the study asks for something that cannot be, with the value and the next step.
+    """
+    _refuse_idle_fields(file)
+    shapes = [study.scaling.gpus_per_node or slots for _, study, _ in file.points()]
+    # Equal along all curves, packed or spread: a rank alone on its host must not compute with more threads.
+    most = None if None in shapes else max(shape for shape in shapes if shape is not None)
+    points = [
+        _settled(file.path, labels, study, by_hand, machine, slots, most) for labels, study, by_hand in file.points()
+    ]
+    summaries: dict[DataSpec, Summary] = {}
+    digests = {model: user_model.check(file.path, model) for model in dict.fromkeys(point.model for point in points)}
+    weights = {model: user_model.weights_digest(model) for model in digests}
+    curves: list[Curve] = []
+    trials: dict[str, Trial] = {}
+    fingerprints: dict[str, str] = {}
+    train_samples: dict[str, int] = {}
+    for point in points:
+        if point.data not in summaries:
+            summaries[point.data] = check_data(point.data)
+        summary = summaries[point.data]
+        on_curve = []
+        for train, world, fraction in point.worlds:
+            of_model = (digests[point.model], weights[point.model])
+            trial = _trial(point, train, world, fraction, summary, of_model, launcher)
+            identity = trial.identity()
+            trials[identity] = trial
+            fingerprints[identity] = summary.fingerprint
+            train_samples[identity] = summary.train_samples
+            on_curve.append(CurvePoint(gpus=world.size, trial_id=identity))
+        labels = {field: value for field, value in point.labels.items() if field != "scaling.mode"}
+        curves.append(Curve(mode=point.study.scaling.mode, labels=labels, points=tuple(on_curve)))
+    notes = dict.fromkeys(note for summary in summaries.values() for note in summary.notes)
+    notes |= dict.fromkeys(note for point in points for note in _micro_step_notes(point))
+    return Expansion(tuple(curves), trials, fingerprints, train_samples, tuple(notes))
+
+
+def _micro_step_notes(point: _Settled) -> Iterator[str]:
+    """Rank counts whose share of a constant global batch divides badly."""
+    train = point.study.train
+    if point.study.scaling.mode != "strong-global" or train.micro_batch is None:
+        return
+    for spec, world, _ in point.worlds:
+        if cut := needless_micro_steps(spec, train.micro_batch):
+            yield (
+                f"{world.size} ranks take {cut}: small micro-batches are slow, and the curve shows that as a loss of "
+                f"scaling. Choose train.global_batch so that its share of {world.size} ranks has a larger divisor"
+            )
+
+
+def _refuse_idle_fields(file: StudyFile) -> None:
+    """A field of one batch policy alone must have a curve of that policy to act on."""
+    study, modes = file.study, file.modes
+    for field, value, mode in (
+        ("train.global_batch", study.train.global_batch, "strong-global"),
+        ("scaling.fraction_per_gpu", study.scaling.fraction_per_gpu, "weak"),
+    ):
+        given = field in file.swept_fields or value is not None
+        if given and mode not in modes:
+            said = f"{field} = {value}" if value is not None else f"sweep.'{field}'"
+            raise RequestError(
+                explain(
+                    f"{said} has no meaning under scaling.mode = {', '.join(shown(m) for m in modes)}",
+                    next_step=f'Remove it, or set scaling.mode = "{mode}"',
+                )
+            )
+        if field in file.swept_fields and set(modes) != {mode}:
+            raise RequestError(
+                explain(
+                    f"sweep.'{field}' varies nothing under other batch policies than {mode}",
+                    next_step="Split the study",
+                )
+            )
+
+
+def _refuse_idle_values(study: Study, by_hand: frozenset[str]) -> None:
+    """A value set by hand that another one leaves nothing to do."""
+    idle = None
+    if "train.momentum" in by_hand and study.train.optimizer != "sgd":
+        idle = ("train.momentum", f"train.optimizer = {shown(study.train.optimizer)}", 'set optimizer = "sgd"')
+    elif "train.learning_rate_base_batch" in by_hand and study.train.learning_rate_scaling == "none":
+        idle = (
+            "train.learning_rate_base_batch",
+            "train.learning_rate_scaling = 'none'",
+            'set learning_rate_scaling = "linear" or "sqrt"',
+        )
+    elif "train.onebit_freeze_steps" in by_hand and not study.train.optimizer.startswith("onebit"):
+        idle = ("train.onebit_freeze_steps", f"train.optimizer = {shown(study.train.optimizer)}", "use onebit-adam")
+    elif study.scaling.mode == "weak" and study.scaling.fraction_per_gpu is not None and "data.fraction" in by_hand:
+        idle = ("data.fraction", "scaling.mode = 'weak' with scaling.fraction_per_gpu", "leave one of the two out")
+    if idle is not None:
+        field, where, otherwise = idle
+        raise RequestError(explain(f"{field} has no meaning under {where}", next_step=f"Remove it, or {otherwise}"))
+
+
+def _settled(
+    path: Path,
+    labels: dict[str, Any],
+    study: Study,
+    by_hand: frozenset[str],
+    machine: Machine,
+    slots: int | None,
+    most_per_node: int | None,
+) -> _Settled:
+    ranks = _rank_counts(study)
+    _refuse_idle_values(study, by_hand)
+    study, config = with_deepspeed_config(path, study, by_hand)
+    _check_length_is_said(study)
+    device = device_of(study, machine)
+    precision = precision_of(study, device, machine)
+    threads = threads_of(study, device, machine, most_per_node)
+    resolved = {"precision", "device", "micro_batch", "grad_accum", "global_batch", "rank_speeds", "batch_norm"}
+    kept = study.train.model_dump(exclude=resolved)
+    kept |= {"precision": precision, "device": device, "deepspeed_config": config}
+    by_task = "synchronised" if study.model.task == "segmentation" else "local"
+    kept["batch_norm"] = study.train.batch_norm or by_task
+    if study.train.engine == "accelerate" and study.train.accelerate_backend is None:
+        kept["accelerate_backend"] = "ddp"
+    if config is not None and "train.optimizer" in deepspeed_config.fixed_fields(config):
+        kept["optimizer"] = "deepspeed_config"
+    worlds = []
+    for gpus in ranks:
+        micro_batch, grad_accum = batch_of(study.scaling.mode, study.train, gpus, min(study.scaling.gpus))
+        if config is not None:
+            sizes = (gpus * micro_batch * grad_accum, micro_batch, grad_accum)
+            values = dict(zip(deepspeed_config.BATCH_KEYS, sizes, strict=True))
+            deepspeed_config.check_batch(config, study.scaling.mode, values)
+        shares = micro_batches_of(study.train, gpus, micro_batch)
+        train = TrainSpec(**kept, micro_batch=micro_batch, grad_accum=grad_accum, micro_batches=shares)
+        engine_options.check(train)
+        if study.measure.checkpoint:
+            engine_options.check_checkpoint(train)
+        worlds.append((train, world_of(gpus, study.scaling.gpus_per_node or slots, threads), fraction_of(study, gpus)))
+    data = _located(path, study.data)
+    model = user_model.located(path, study.model)
+    model_spec.resolve(model, 1)  # whatever the class count, the rest must be right
+    return _Settled(labels, study, data, model, tuple(worlds))
+
+
+def _located(path: Path, data: DataSpec) -> DataSpec:
+    """With its paths from the study file's folder, and the classes that its file names."""
+    found: dict[str, Any] = {} if data.root is None else {"root": str(beside(path, data.root))}
+    if data.hf is not None and (folder := beside(path, data.hf)).is_dir():
+        found["hf"] = str(folder)
+    if isinstance(data.classes, str):
+        file = beside(path, data.classes)
+        text = read_text(file, "file of classes", next_step="Name a class a line, or remove data.classes")
+        found["classes"] = tuple(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
+    return data.model_copy(update=found)
+
+
+def _rank_counts(study: Study) -> list[int]:
+    gpus = sorted(set(study.scaling.gpus))
+    if study.train.engine not in engine_options.ENGINES:
+        raise unknown("engine", study.train.engine, engine_options.ENGINES, next_step="Correct train.engine")
+    if study.train.engine != "none":
+        return gpus
+    if 1 not in gpus:
+        raise RequestError(
+            explain(
+                f"train.engine = 'none' trains on one rank, but scaling.gpus is {shown(gpus)}",
+                next_step="Add 1 to scaling.gpus, or use another engine",
+            )
+        )
+    return [1]
+
+
+def _trial(
+    point: _Settled,
+    train: TrainSpec,
+    world: World,
+    fraction: float,
+    summary: Summary,
+    digests: tuple[str | None, str | None],
+    launcher: str,
+) -> Trial:
+    study = point.study
+    measure = study.measure
+    trial = Trial(
+        model=model_spec.resolve(point.model, len(summary.classes), summary.image_shape[2]),
+        model_digest=digests[0],
+        weights_digest=digests[1],
+        data=point.data.model_copy(update={"fraction": fraction}),
+        train=train,
+        world=world,
+        window=WindowSpec(
+            steps=measure.steps,
+            warmup_steps=measure.warmup_steps,
+            evaluate=measure.evaluate,
+            explain=measure.explain,
+            traces=measure.traces,
+            checkpoint=measure.checkpoint,
+        ),
+        launcher=launcher if study.launch.launcher == AUTO else study.launch.launcher,
+    )
+    _check_length(trial, summary)
+    segmentation.check(trial, summary)
+    return trial
+
+
+def _check_length_is_said(study: Study) -> None:
+    if study.train.target_accuracy is not None and (study.train.epochs is None or not study.measure.evaluate):
+        lacking = "train.epochs is not given" if study.train.epochs is None else "measure.evaluate is false"
+        raise RequestError(
+            explain(
+                f"train.target_accuracy = {study.train.target_accuracy} is looked for after each epoch, and {lacking}",
+                next_step="Give train.epochs as the limit, and leave measure.evaluate at true",
+            )
+        )
+    if (study.train.epochs is None) == (study.measure.steps is None):
+        both = "both are given" if study.train.epochs is not None else "neither is given"
+        raise RequestError(
+            explain(
+                f"a run's length is train.epochs or measure.steps, and {both}",
+                next_step="Give one: epochs = 3 under [train], or steps = 50 under [measure]",
+            )
+        )
+
+
+def _check_length(trial: Trial, summary: Summary) -> None:
+    """A run must have at least one step that counts."""
+    train, window = trial.train, trial.window
+    images = samples_used(summary.train_samples, trial.data.fraction)
+    steps = steps_per_epoch(images, trial.world.size, train.micro_batch, train.grad_accum, train.drop_last)
+    if steps == 0:
+        raise RequestError(
+            explain(
+                f"{images} training images do not fill one global batch of {trial.global_batch}, and train.drop_last "
+                "leaves incomplete ones out",
+                next_step="Use a smaller train.micro_batch, fewer ranks, or drop_last = false",
+            )
+        )
+    if train.epochs is not None and steps * train.epochs <= window.warmup_steps:
+        raise RequestError(
+            explain(
+                f"{train.epochs} epoch(s) of {steps} step(s) on {trial.world.size} rank(s) are all warm-up "
+                f"(measure.warmup_steps = {window.warmup_steps})",
+                next_step="Train more epochs, or warm up for fewer steps",
+            )
+        )

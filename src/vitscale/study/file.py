@@ -1,0 +1,264 @@
+"""Reads the study file: every point of its sweep validated, every mistake in it one message."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from vitscale.base.pydantic_errors import wrong_value
+from vitscale.base.text_file import has_long_keys, read_text
+from vitscale.errors import RequestError, explain, nearest, shown
+from vitscale.study.sections import (
+    LaunchSection,
+    MeasureSection,
+    NodeSection,
+    ScalingSection,
+    SlurmSection,
+    Study,
+    TrainSection,
+)
+from vitscale.study.site import Overlay
+from vitscale.study.sweep import Choice, choices, swept_fields
+from vitscale.trial.model_spec import ModelSpec
+from vitscale.trial.trial import DataSpec, Mode
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+_MOST_RUNS = 20_000
+FEWEST_FOR_TARGET = 6
+"""Runs from which on `measure.target_ci` can be reached; `vitscale.analysis.target_ci` says why."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class StudyFile:
+    """A study as it was read: its text, its raw values, and the validated whole."""
+
+    def __init__(self, path: Path, text: str, overlay: Overlay | None = None) -> None:
+        """`overlay`: values of a site file and of the command line, put over the study's own."""
+        self.path = path
+        self.text = text
+        self.raw = _overlaid(_toml(path, text), overlay or {})
+        self.study = _validated(path, self.raw)
+
+    @classmethod
+    def read(cls, path: Path, overlay: Overlay | None = None) -> StudyFile:
+        """Reads and validates one study file, every point of its sweep included.
+
+        Raises:
+            RequestError: with the file's name, the bad value, the valid ones and the next step.
+        """
+        text = read_text(
+            path,
+            "study file",
+            next_step='Give a TOML file with name = "...", [model], [data], [train] and [scaling]; '
+            "see examples/quickstart.toml",
+        )
+        try:
+            file = cls(path, text, overlay)
+            file._check_sweep(overlay or {})
+            for _ in file.points():
+                pass
+        except RecursionError:
+            raise _nested_too_deeply(path) from None
+        return file
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        """The batch policies the study holds, in its order."""
+        swept = [choice["scaling.mode"] for each in self._choices() for choice in each if "scaling.mode" in choice]
+        return tuple(mode for mode in swept if mode in get_args(Mode)) if swept else (self.study.scaling.mode,)
+
+    @property
+    def swept_fields(self) -> frozenset[str]:
+        """The dotted fields that the sweep varies, those in its tables too."""
+        return swept_fields(self.study.sweep)
+
+    def points(self) -> Iterator[tuple[Choice, Study, frozenset[str]]]:
+        """Each point of the sweep: the swept values, the study with them put in, and the dotted fields set by hand."""
+        swept = self._choices()
+        self._check_repeats()
+        measure = self.study.measure
+        repeats = measure.repeats if measure.target_ci is None else measure.max_repeats
+        runs = math.prod(map(len, swept)) * len(self.study.scaling.gpus) * repeats
+        if runs > _MOST_RUNS:
+            raise self._error(
+                f"points of the sweep x rank counts x repeats make {runs:,} runs",
+                valid=[f"at most {_MOST_RUNS:,}"],
+                next_step="Split the study",
+            )
+        for combination in itertools.product(*swept):
+            labels = {field: value for choice in combination for field, value in choice.items()}
+            raw = copy.deepcopy(self.raw)
+            for field, value in labels.items():
+                section, _, key = field.partition(".")
+                raw.setdefault(section, {})[key] = value
+            by_hand = frozenset(
+                f"{section}.{key}"
+                for section, keys in raw.items()
+                if section != "sweep" and isinstance(keys, dict)
+                for key in keys
+            )
+            yield labels, _validated(self.path, raw), by_hand
+
+    def _choices(self) -> list[list[Choice]]:
+        try:
+            return choices(self.study.sweep)
+        except RequestError as error:
+            raise RequestError(f"{shown(str(self.path))}: {error}") from None
+
+    def _check_sweep(self, overlay: Overlay) -> None:
+        """What the command line decides is not varied."""
+        for field in sorted({field for each in self._choices() for choice in each for field in choice}):
+            section, _, key = field.partition(".")
+            if key in overlay.get(section, {}):
+                raise self._error(
+                    f"sweep.'{field}' varies what --{key} or the site file decides", next_step="Remove one of the two"
+                )
+
+    def _check_repeats(self) -> None:
+        """`target_ci` must have runs to add, and `max_repeats` a target to add them for."""
+        measure = self.study.measure
+        by_hand = "max_repeats" in self.raw.get("measure", {})
+        limit = f"measure.max_repeats = {measure.max_repeats}" + ("" if by_hand else " (its default)")
+        if measure.target_ci is None:
+            if by_hand:
+                raise self._error(
+                    f"{limit} has no meaning without measure.target_ci",
+                    next_step="Remove it, or say how closely epoch times are to be known: add target_ci = 0.02",
+                )
+        elif measure.max_repeats < FEWEST_FOR_TARGET:
+            raise self._error(
+                f"{limit} is too few for measure.target_ci = {measure.target_ci}: 3 runs or more say how many it "
+                "takes, and 3 or more are made beyond these",
+                valid=[f"at least {FEWEST_FOR_TARGET}"],
+            )
+        elif measure.max_repeats < measure.repeats:
+            raise self._error(
+                f"{limit} is below measure.repeats = {measure.repeats}",
+                next_step=f"Set max_repeats to more than {measure.repeats}, so that runs can be added",
+            )
+
+    def _error(self, what: str, *, valid: list[str] | None = None, next_step: str = "") -> RequestError:
+        return RequestError(explain(f"{shown(str(self.path))}: {what}", valid=valid or [], next_step=next_step))
+
+
+_SECTIONS: dict[str, type[BaseModel]] = {
+    "model": ModelSpec,
+    "data": DataSpec,
+    "train": TrainSection,
+    "scaling": ScalingSection,
+    "launch": LaunchSection,
+    "slurm": SlurmSection,
+    "node": NodeSection,
+    "measure": MeasureSection,
+}
+
+
+def _overlaid(raw: dict[str, Any], overlay: Overlay) -> dict[str, Any]:
+    for name, section in overlay.items():
+        _check_by_itself(name, section)
+        own = raw.get(name, {})
+        if isinstance(own, dict):  # anything else is refused below
+            raw[name] = own | dict(section)
+    return raw
+
+
+def _check_by_itself(name: str, section: Mapping[str, Any]) -> None:
+    """Of what is put over a study: a mistake in it must not be looked for in the study file.
+
+    What it lacks may stand there.
+
+    Raises:
+        RequestError: of a section that has unknown keys or wrong values.
+    """
+    try:
+        _SECTIONS[name].model_validate(dict(section), strict=True)
+    except ValidationError as error:
+        problems = [problem for problem in error.errors(include_url=False) if problem["type"] != "missing"]
+        for problem in problems:
+            problem["loc"] = (name, *problem["loc"])
+        if problems:
+            raise RequestError(f"site file or command line: {_messages(problems)}") from None
+
+
+def _toml(path: Path, text: str) -> dict[str, Any]:
+    if has_long_keys(text):
+        raise _nested_too_deeply(path)
+    try:
+        return tomllib.loads(text)
+    except ValueError as error:  # tomllib.TOMLDecodeError, and an int of more digits than Python reads
+        raise RequestError(
+            explain(
+                f"study file {shown(str(path))} is not TOML: {error}",
+                next_step="Strings need quotes, lists brackets; see examples/quickstart.toml",
+            )
+        ) from None
+
+
+def _nested_too_deeply(path: Path) -> RequestError:
+    return RequestError(
+        explain(
+            f"study file {shown(str(path))} is nested too deeply",
+            next_step="A study has sections with one key = value per line; see examples/quickstart.toml",
+        )
+    )
+
+
+def _validated(path: Path, raw: Mapping[str, Any]) -> Study:
+    try:
+        # Strict: "64" is no number and 1 is not true.
+        study = Study.model_validate(raw, strict=True)
+    except ValidationError as error:
+        raise RequestError(f"{shown(str(path))}: {_messages(error.errors(include_url=False))}") from None
+    if not _NAME.fullmatch(study.name):
+        raise RequestError(
+            explain(
+                f"{shown(str(path))}: name is {shown(study.name)}",
+                next_step="Use 1 to 100 letters, digits, '.', '_' or '-', starting with a letter or digit",
+            )
+        )
+    return study
+
+
+def _messages(problems: Sequence[ErrorDetails]) -> str:
+    listed: set[str] = set()
+    messages = [_message(problem, listed) for problem in problems[:5]]
+    return " ".join(messages) + (f" (and {len(problems) - 5} more)" if len(problems) > 5 else "")
+
+
+def _message(problem: ErrorDetails, listed: set[str]) -> str:
+    """One problem: an unknown key with the valid ones and where it belongs, or a wrong value.
+
+    The keys of a section are listed once; `listed` holds the sections of which they were.
+    """
+    *outer, last = (str(part) for part in problem["loc"])
+    section = outer[0] if outer else ""
+    if problem["type"] == "extra_forbidden":
+        valid = sorted(_SECTIONS[section].model_fields if section else Study.model_fields)
+        homes = [f"[{name}]" for name, model in _SECTIONS.items() if last in model.model_fields]
+        message = explain(
+            f"unknown key {shown(last)} {f'in [{section}]' if section else 'at the top level'}",
+            valid=[] if section in listed else valid,
+            next_step=f"It belongs in {' or '.join(homes)}" if homes else "",
+        )
+        listed.add(section)
+        return message + nearest(last, valid)
+    if problem["type"] == "missing":
+        if not section and last != "name":
+            return wrong_value(problem, next_step=f'Add [{last}] with name = "..."')
+        value = '"..."' if last == "name" else "..."
+        return wrong_value(problem, next_step=f"Add {last} = {value}" + (f" in [{section}]" if section else ""))
+    if problem["type"] in ("model_type", "dict_type"):
+        return wrong_value(problem, next_step=f"Write [{last}] on a line of its own, then one key = value per line")
+    if section == "sweep" and problem["type"] == "list_type" and isinstance(problem["input"], dict):
+        return wrong_value(problem, next_step='Write a field in quotes, as "train.engine" = ["ddp", "fsdp2"]')
+    return wrong_value(problem, next_step=f"Correct it in [{section}]" if section else "Correct it at the top")

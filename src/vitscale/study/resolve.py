@@ -1,0 +1,171 @@
+"""What a study leaves open, settled by the user's DeepSpeed file and by the machine; and whether it fits there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from vitscale.base.pydantic_errors import wrong_value
+from vitscale.base.text_file import beside
+from vitscale.errors import RequestError, explain, shown
+from vitscale.machine.hardware import Machine
+from vitscale.study.sections import Study, TrainSection
+from vitscale.trial import deepspeed_config
+from vitscale.trial.trial import Device, Precision, World
+
+
+def with_deepspeed_config(
+    study_path: Path, study: Study, by_hand: frozenset[str]
+) -> tuple[Study, dict[str, Any] | None]:
+    """Reads the user's DeepSpeed file, if there is one, and takes over what it fixes and the study leaves open.
+
+    Args:
+        study_path: the study file; a relative path in it starts there.
+        study: one point of the sweep.
+        by_hand: the dotted fields that the study sets.
+
+    Raises:
+        RequestError: the file cannot be used, or contradicts the study.
+    """
+    train = study.train
+    if train.deepspeed_config is None:
+        return study, None
+    if "deepspeed" not in (train.engine, train.accelerate_backend):
+        raise RequestError(
+            explain(
+                f"train.deepspeed_config is set, but train.engine is {shown(train.engine)}",
+                next_step='Use train.engine = "deepspeed", or remove train.deepspeed_config',
+            )
+        )
+    config = deepspeed_config.read(beside(study_path, train.deepspeed_config))
+    values = train.model_dump()
+    set_by_hand = {f"train.{key}": value for key, value in values.items() if f"train.{key}" in by_hand}
+    wrong = deepspeed_config.contradictions(config, set_by_hand)
+    if wrong:
+        raise RequestError(
+            explain(
+                "; ".join(wrong), next_step="Let one of the two decide: what the DeepSpeed file fixes cannot be varied"
+            )
+        )
+    fixed = deepspeed_config.fixed_fields(config)
+    fixed.pop("train.optimizer", None)  # built by DeepSpeed as the file describes it
+    sizes = deepspeed_config.batch_values(config)
+    fixed |= {
+        "train.micro_batch": sizes.get("train_micro_batch_size_per_gpu"),
+        "train.grad_accum": sizes.get("gradient_accumulation_steps"),
+        "train.global_batch": sizes.get("train_batch_size") if study.scaling.mode == "strong-global" else None,
+    }
+    adopted = {
+        field.removeprefix("train."): value
+        for field, value in fixed.items()
+        if value is not None and field not in by_hand
+    }
+    try:
+        # Validated again, for these values are the user's too.
+        new_train = TrainSection.model_validate(values | adopted, strict=True)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        raise RequestError(
+            "taken from the DeepSpeed configuration: " + wrong_value(problem, next_step="Correct it there")
+        ) from None
+    return study.model_copy(update={"train": new_train}), config
+
+
+def device_of(study: Study, machine: Machine) -> Device:
+    """cuda where there is a GPU, unless the study says.
+
+    Raises:
+        RequestError: it says cuda, and there is none; or it leaves that open, and GPUs that seem to be there cannot be
+            read: nobody is to find out after hours that a host of GPUs computed on its CPU.
+    """
+    if study.train.device != "cpu" and machine.gpus_unreadable is not None:
+        raise RequestError(
+            explain(
+                f"train.device is '{study.train.device}', and no GPU can be read: {machine.gpus_unreadable}",
+                next_step="Correct CUDA_VISIBLE_DEVICES, or give the container NVML (NVIDIA_DRIVER_CAPABILITIES with "
+                "'utility'); or set train.device = 'cpu'",
+            )
+        )
+    if study.train.device == "auto":
+        return "cuda" if machine.gpus else "cpu"
+    if study.train.device == "cuda" and not machine.gpus:
+        raise RequestError(
+            explain(
+                "train.device is 'cuda', but this machine offers no GPU",
+                valid=["cpu", "auto"],
+                next_step="Check nvidia-smi and CUDA_VISIBLE_DEVICES if it should have one",
+            )
+        )
+    return study.train.device
+
+
+def precision_of(study: Study, device: Device, machine: Machine) -> Precision:
+    """bf16 where `device` is fast at it, unless the study says, or its DeepSpeed file, which it has been given."""
+    precision = study.train.precision
+    if precision == "auto":
+        return "bf16" if machine.fast_bf16(device) else "fp32"
+    return precision
+
+
+def world_of(ranks: int, ranks_per_node: int | None, threads: int) -> World:
+    """The hosts that so many ranks take: one where they fit, else as many as there are full ones.
+
+    Args:
+        ranks: in all.
+        ranks_per_node: that one host takes at most; None: all.
+        threads: of each rank.
+
+    Raises:
+        RequestError: the last host would have fewer ranks than the others.
+    """
+    if ranks_per_node is None or ranks <= ranks_per_node:
+        return World(ranks_per_node=ranks, threads_per_rank=threads)
+    if ranks % ranks_per_node:
+        raise RequestError(
+            explain(
+                f"{ranks} ranks do not fill hosts of {ranks_per_node}",
+                valid=[f"scaling.gpus in multiples of {ranks_per_node}, or below it"],
+                next_step="Or set scaling.gpus_per_node to a number that divides them all",
+            )
+        )
+    return World(nodes=ranks // ranks_per_node, ranks_per_node=ranks_per_node, threads_per_rank=threads)
+
+
+def threads_of(study: Study, device: Device, machine: Machine, most_per_node: int | None = None) -> int:
+    """Threads per rank, equal along the curve.
+
+    The curve's largest world decides, also for the plain baseline on one rank, so that all curves compute alike; of
+    several hosts the fullest one.
+
+    Raises:
+        RequestError: the largest world needs more cores or GPUs than there are, and sharing them was not asked for.
+    """
+    ranks = min(max(study.scaling.gpus), most_per_node or max(study.scaling.gpus))
+    threads = study.launch.threads_per_rank or machine.threads_for(ranks, device)
+    if study.launch.oversubscribe:
+        return threads
+    largest = 1 if study.train.engine == "none" else ranks
+    where = " on one host" if most_per_node is not None else ""
+    named = f"{largest} rank{'s' if largest > 1 else ''}{where}"
+    if device == "cuda" and largest > len(machine.gpus):
+        _refuse(f"{named} need {largest} GPUs, and this machine offers {len(machine.gpus)}", len(machine.gpus))
+    if largest * threads > machine.cores:
+        each = f" of {threads} threads" if threads > 1 else ""
+        quota = machine.cpu_quota_cores
+        counted = f" (a cgroup quota of {quota:g} cores counts)" if quota is not None else ""
+        offered = f"this machine offers {machine.cores}{counted}"
+        _refuse(f"{named}{each} need {largest * threads} cores, and {offered}", machine.cores // threads)
+    return threads
+
+
+def _refuse(what: str, fitting_ranks: int) -> None:
+    fitting = f"scaling.gpus up to {fitting_ranks}" if fitting_ranks else "fewer launch.threads_per_rank"
+    raise RequestError(
+        explain(
+            what,
+            valid=[fitting],
+            next_step="Or set launch.oversubscribe = true to share them, which says nothing about scaling",
+        )
+    )

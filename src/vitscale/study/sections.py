@@ -1,0 +1,210 @@
+"""The study: what to vary and what to hold fixed, as a study file says it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from vitscale.trial.model_spec import ModelSpec
+from vitscale.trial.trial import (
+    AccelerateBackend,
+    Accuracy,
+    BatchCount,
+    BatchNormScope,
+    BucketMib,
+    DataSpec,
+    EpochCount,
+    GradientDtype,
+    LearningRateScaling,
+    Mode,
+    Offload,
+    Seed,
+    Spec,
+    StepCount,
+    WarmupCount,
+    ZeroStage,
+)
+
+RankCounts = Annotated[
+    tuple[Annotated[int, Field(ge=1, le=1_000_000)], ...],
+    Field(min_length=1, max_length=1000),
+    BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value),
+]
+
+RankSpeeds = Annotated[
+    tuple[Annotated[float, Field(gt=0.0, le=1000.0)], ...],
+    Field(min_length=1, max_length=100_000),
+    BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value),
+]
+
+
+WithoutNul = Annotated[str, Field(pattern=r"^[^\x00]*$")]
+"""Text that can be a variable's value or a word of a command."""
+
+
+class TrainSection(Spec):
+    """[train]: the fields of `trial.TrainSpec`, with "auto" where the machine or the data decide."""
+
+    engine: str = "ddp"
+    precision: Literal["fp32", "bf16", "bf16-params", "fp16", "auto"] = "auto"
+    """auto: bf16 where the processor or GPU is fast at it, else fp32."""
+    device: Literal["cpu", "cuda", "auto"] = "auto"
+    """auto: cuda where there is a GPU."""
+    micro_batch: BatchCount | None = None
+    global_batch: int | None = Field(default=None, ge=1, le=1_000_000_000)
+    """Of strong-global; by default that of the smallest world."""
+    grad_accum: BatchCount = 1
+    epochs: EpochCount | None = None
+    optimizer: Literal["adamw", "sgd", "lamb", "onebit-adam", "onebit-lamb"] = "adamw"
+    learning_rate: float = Field(default=1e-3, gt=0.0)
+    learning_rate_scaling: LearningRateScaling = "none"
+    learning_rate_base_batch: BatchCount = 256
+    learning_rate_warmup_steps: WarmupCount = 0
+    weight_decay: float = Field(default=0.05, ge=0.0)
+    momentum: float = Field(default=0.9, ge=0.0, lt=1.0)
+    onebit_freeze_steps: WarmupCount = 100
+    gradient_clipping: float = Field(default=0.0, ge=0.0)
+    accelerate_backend: AccelerateBackend | None = None
+    zero_stage: ZeroStage = 0
+    offload: Offload = "none"
+    overlap_comm: bool | None = None
+    bucket_mib: BucketMib | None = None
+    gather_bucket_mib: BucketMib | None = None
+    gradient_dtype: GradientDtype | None = None
+    master_weights: bool = False
+    reshard_after_forward: bool | None = None
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+    activation_checkpointing: bool = False
+    compile: bool = False
+    batch_norm: BatchNormScope | None = None
+    """By default synchronised in segmentation, and local in classification."""
+    deepspeed_config: str | None = None
+    drop_last: bool = False
+    target_accuracy: Accuracy | None = None
+    rank_speeds: RankSpeeds | None = None
+    """Relative speeds of the ranks, in rank order, as `vitscale check` measures them: each rank's share of the
+    images of a micro-step follows its speed, so that all take equally long. By default all are equal."""
+    seed: Seed = 0
+
+
+class ScalingSection(Spec):
+    """[scaling]: the batch policy and the rank counts."""
+
+    mode: Mode = "strong-micro"
+    gpus: RankCounts = (1,)
+    """Ranks in all; on CPU too."""
+    fraction_per_gpu: float | None = Field(default=None, gt=0.0, le=1.0)
+    """Of weak: share of the training images per rank; by default `data.fraction / max(gpus)`."""
+    gpus_per_node: int | None = Field(default=None, ge=1, le=4096)
+    """Ranks on one host. N ranks take N / gpus_per_node hosts, fewer ranks than that one; by default as many as a host
+    has. Sweep it to compare the same rank count packed (8) and spread (1)."""
+
+
+AUTO = "auto"
+
+
+class LaunchSection(Spec):
+    """[launch]: how ranks are started and placed."""
+
+    launcher: str = AUTO
+    """auto: the one that the results were begun with; of new results `local` on this machine, `torchrun` elsewhere."""
+    scheduler: Literal["auto", "local", "hostfile", "slurm"] = "auto"
+    """Where it runs. auto: `hostfile` where one is given, `slurm` inside an allocation, else this machine."""
+    hostfile: str | None = None
+    """Hosts and how many ranks each takes: `NAME slots=4`, as DeepSpeed and Open MPI read them."""
+    interface: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,30}$")
+    """Network interface that ranks talk over (`NCCL_SOCKET_IFNAME`, `GLOO_SOCKET_IFNAME`, Open MPI's TCP)."""
+    environment: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$")], WithoutNul] = Field(
+        default_factory=dict
+    )
+    """Variables set in every rank."""
+    mpi_discovery: bool = False
+    """mpirun with DeepSpeed: let DeepSpeed find the ranks itself, through mpi4py."""
+    threads_per_rank: int | None = Field(default=None, ge=1, le=4096)
+    """Equal along a curve; by default the machine's cores / max(gpus)."""
+    oversubscribe: bool = False
+    """Allow more threads or ranks than there are cores or GPUs."""
+
+
+class SlurmSection(Spec):
+    """[slurm]: what `sbatch` is asked for, beyond nodes, ranks and cores, which follow from each world."""
+
+    jobs: Literal["job", "array"] = "job"
+    """job: one job for each world, which does its runs one after the other. array: one array for each world, with one
+    run in each element."""
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    time: str | None = Field(default=None, pattern=r"^(\d+-)?\d{1,4}(:\d{2}){0,2}$")
+    """Of each job: minutes, or [days-]hours:minutes:seconds."""
+    constraint: str | None = None
+    reservation: str | None = None
+    gpus: Literal["gpus-per-node", "gres", "none"] = "gpus-per-node"
+    """How GPUs are asked for: `--gpus-per-node=N`, `--gres=gpu:N`, or not at all."""
+    gpu_type: str | None = None
+    """As the cluster calls it: `--gpus-per-node=a100:4`."""
+    modules: list[str] = Field(default_factory=list)
+    """`module load`ed before the ranks start, in this order."""
+    container: str | None = None
+    """An image in which the ranks run."""
+    container_runtime: Literal["apptainer", "pyxis"] = "apptainer"
+    container_mounts: list[str] = Field(default_factory=list)
+    """HOST:CONTAINER pairs, besides the results and the working directory."""
+    python: WithoutNul | None = None
+    """The interpreter on the compute nodes or in the container; by default the one that runs `vitscale`."""
+    options: list[str] = Field(default_factory=list)
+    """Further `#SBATCH` options, one each: "--mail-type=END"."""
+    setup: list[str] = Field(default_factory=list)
+    """Lines of shell in the batch script, before the runs: what a site needs. The one place where shell is meant."""
+
+
+class NodeSection(Spec):
+    """[node]: one host of the cluster, where the machine that plans is not like it (a login node)."""
+
+    cores: int = Field(ge=1, le=100_000)
+    gpus: int = Field(default=0, ge=0, le=1024)
+    fast_bf16: bool = True
+    """Whether its processor or its GPUs are faster in bf16 than in fp32."""
+
+
+class MeasureSection(Spec):
+    """[measure]: how long, how often, and when to give up."""
+
+    repeats: int = Field(default=3, ge=1, le=1000)
+    target_ci: float | None = Field(default=None, gt=0.0, lt=1.0)
+    """Whole runs are added to a trial until the 95 % interval of its epoch time lies within this share of it."""
+    max_repeats: int = Field(default=10, ge=1, le=1000)
+    """Of `target_ci`: runs of a trial at most."""
+    steps: StepCount | None = None
+    warmup_steps: WarmupCount = 3
+    evaluate: bool = True
+    explain: bool = True
+    """Say where the time of a step goes: a few steps are profiled, apart from those that are timed."""
+    traces: bool = False
+    """Keep the profiler's traces of explained steps, for Perfetto or chrome://tracing."""
+    checkpoint: bool = False
+    """After training save a checkpoint, restore it, and record what both took."""
+    hang_seconds: float = Field(default=300.0, gt=0.0)
+    """A run in which no rank records anything for so long is ended as `hang`."""
+    timeout_seconds: float | None = Field(default=None, gt=0.0)
+    order_seed: Seed = 0
+    """Seed of the random order of runs."""
+    retries: int = Field(default=1, ge=0, le=100)
+    """How often a run is tried again whose cause was passing: a port in use, a host that did not answer."""
+
+
+class Study(Spec):
+    """One study file, or one point of its sweep."""
+
+    name: str
+    model: ModelSpec
+    data: DataSpec
+    train: TrainSection = TrainSection()
+    scaling: ScalingSection = ScalingSection()
+    launch: LaunchSection = LaunchSection()
+    slurm: SlurmSection = SlurmSection()
+    node: NodeSection | None = None
+    measure: MeasureSection = MeasureSection()
+    sweep: dict[str, list[Any]] = Field(default_factory=dict)

@@ -1,0 +1,97 @@
+"""What [sweep] varies: a field and its values, or a section and tables of its fields that go together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from vitscale.errors import RequestError, explain, nearest, shown
+from vitscale.study.sections import LaunchSection, ScalingSection, TrainSection
+from vitscale.trial.model_spec import ModelSpec
+from vitscale.trial.trial import HOW_FOUND, DataSpec
+
+Choice = dict[str, Any]
+"""Dotted fields and the values they take together."""
+
+
+_SECTIONS: dict[str, type[BaseModel]] = {
+    "data": DataSpec,
+    "launch": LaunchSection,
+    "model": ModelSpec,
+    "scaling": ScalingSection,
+    "train": TrainSection,
+}
+_PLACE = ("scheduler", "hostfile", "interface", "environment", "mpi_discovery", "oversubscribe")
+_FIXED = (
+    {f"data.{key}" for key in HOW_FOUND}
+    | {f"launch.{key}" for key in _PLACE}
+    | {"scaling.gpus", "scaling.fraction_per_gpu"}
+)
+"""What lies along a curve, and what leaves a trial the same: where images are found, where and how it may run."""
+SWEEPABLE = sorted({f"{section}.{key}" for section, kind in _SECTIONS.items() for key in kind.model_fields} - _FIXED)
+"""The dotted fields that [sweep] may vary."""
+
+
+def choices(sweep: Mapping[str, Sequence[Any]]) -> list[list[Choice]]:
+    """For each key of [sweep] what it may be: one field each, or the fields of one table.
+
+    Values are not judged here: each point of the sweep is validated as a study of its own.
+
+    Raises:
+        RequestError: a field that cannot be swept, is swept twice, or has no value or one value twice.
+    """
+    found = [_choices_of(key, values) for key, values in sweep.items()]
+    by_field: dict[str, str] = {}
+    for key, its_choices in zip(sweep, found, strict=True):
+        for field in dict.fromkeys(field for choice in its_choices for field in choice):
+            if field in by_field:
+                both = f"sweep.{shown(by_field[field])} and sweep.{shown(key)}"
+                raise RequestError(
+                    explain(f"{both} both vary {field}", next_step="Give all values of a field under one of the two")
+                )
+            by_field[field] = key
+    return found
+
+
+def swept_fields(sweep: Mapping[str, Sequence[Any]]) -> frozenset[str]:
+    """The dotted fields that vary, those in tables too; of a sweep that `choices` takes."""
+    return frozenset(field for its_choices in choices(sweep) for choice in its_choices for field in choice)
+
+
+def _choices_of(key: str, values: Sequence[Any]) -> list[Choice]:
+    named = f"sweep.{shown(key)}"
+    if key not in SWEEPABLE and key not in _SECTIONS:
+        raise RequestError(explain(f"{named} is no field that can be swept", valid=SWEEPABLE) + nearest(key, SWEEPABLE))
+    if not values:
+        raise RequestError(explain(f"{named} is an empty list", next_step="Give at least one value"))
+    if any(value in values[:place] for place, value in enumerate(values)):
+        raise RequestError(explain(f"{named} holds a value twice: {shown(values)}", next_step="Name each value once"))
+    if key in SWEEPABLE:
+        return [{key: value} for value in values]
+    return [_of_table(key, value) for value in values]
+
+
+def _of_table(section: str, table: Any) -> Choice:
+    named = f"sweep.{shown(section)}"
+    fields = [field.partition(".")[2] for field in SWEEPABLE if field.startswith(f"{section}.")]
+    if not isinstance(table, dict):
+        raise RequestError(
+            explain(
+                f"{named} names a section, and holds {shown(table)}",
+                next_step=f"Give tables of fields that go together, as {{{fields[0]} = ...}}, or sweep one field, as "
+                f'"{section}.{fields[0]}" = [...]',
+            )
+        )
+    if not table:
+        raise RequestError(
+            explain(f"{named} holds an empty table", next_step="Give each table at least one field, or leave it out")
+        )
+    for key in table:
+        if key not in fields:
+            raise RequestError(
+                explain(f"{named}: {shown(key)} is no field of [{section}] that can be swept", valid=fields)
+                + nearest(key, fields)
+            )
+    return {f"{section}.{key}": value for key, value in table.items()}

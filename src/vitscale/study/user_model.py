@@ -1,0 +1,154 @@
+"""A model that is the user's: found before anything starts, without importing it or torch."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from vitscale.base.text_file import beside, read_text
+from vitscale.errors import RequestError, explain, shown
+from vitscale.trial.model_spec import ModelSpec
+
+_WEIGHTS = "model.safetensors"
+"""As the hub has them; several files only above 5 GB, which no named model comes to."""
+
+
+def located(study_path: Path, model: ModelSpec) -> ModelSpec:
+    """`hf` and `weights` as absolute paths where they name folders beside the study file, else as they are: names on
+    the hub."""
+    found = {key: _located(study_path, value) for key in ("hf", "weights") if (value := getattr(model, key))}
+    return model.model_copy(update=found) if found else model
+
+
+def _located(study_path: Path, name: str) -> str:
+    folder = beside(study_path, name)
+    try:
+        return str(folder) if folder.is_dir() else name
+    except OSError:  # a name too long for a file is no folder
+        return name
+
+
+def weights_digest(model: ModelSpec) -> str | None:
+    """The SHA-256 of a located model's pretrained weights: of its config.json and all its safetensors files.
+
+    Raises:
+        RequestError: they are not there, or not in safetensors: other formats may run code when they are read.
+    """
+    if model.weights is None:
+        return None
+    folder = Path(model.weights)
+    if not folder.is_absolute():
+        return hashlib.sha256(_from_hub(model.weights, _WEIGHTS, "weights").read_bytes()).hexdigest()
+    files = sorted(folder.glob("*.safetensors"))
+    if not files or not (folder / "config.json").is_file():
+        raise RequestError(
+            explain(
+                f"model.weights {shown(model.weights)} has no {'config.json' if files else 'file *.safetensors'}",
+                next_step="Give a folder that `save_pretrained` of transformers wrote, or a name of the hub",
+            )
+        )
+    digest = hashlib.sha256()
+    for path in (folder / "config.json", *files):
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def check(study_path: Path, model: ModelSpec) -> str | None:
+    """Whether a located model is there.
+
+    Returns:
+        For `hf`, the SHA-256 of its config.json: all that decides which model is built, wherever its folder lies.
+
+    Raises:
+        RequestError: the folder has no configuration, the hub does not have it or cannot be reached, or the factory's
+            module or function does not exist.
+    """
+    if model.factory is not None:
+        _check_factory(study_path, model.factory)
+        return None
+    if model.hf is None:
+        return None
+    folder = Path(model.hf)
+    config = folder / "config.json" if folder.is_absolute() else _from_hub(model.hf, "config.json", "hf")
+    text = read_text(config, "the configuration of model.hf,", next_step="Give a folder with a config.json")
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _from_hub(name: str, file: str, key: str) -> Path:
+    """A file of the hub, from huggingface_hub's own cache where it is there already; `key` of [model] names it."""
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(name, file))
+    except Exception as error:  # no network, no such model, no permission: the library has a class for each
+        reason = " ".join(str(error).split())[:300]
+        raise RequestError(
+            explain(
+                f"model.{key} {shown(name)} is no folder beside the study file and cannot be had from the hub: "
+                f"{reason}",
+                next_step=f"Give a local folder with a {file}, or a name that exists there",
+            )
+        ) from None
+
+
+def _check_factory(study_path: Path, factory: str) -> None:
+    module, _, function = factory.partition(":")
+    # As the ranks will search: the working directory, the study file's folder, then what is installed.
+    spec = _found(module.split("."), [str(Path.cwd()), str(study_path.parent.absolute())])
+    if spec is None:
+        raise RequestError(
+            explain(
+                f"model.factory {shown(factory)}: there is no module {shown(module)}",
+                next_step="Put it beside the study file or into the working directory, or install it",
+            )
+        )
+    if spec.origin is None or not spec.origin.endswith(".py"):
+        return  # compiled: only the rank can look inside
+    names = _names_in(Path(spec.origin), factory)
+    if names is not None and function not in names:
+        raise RequestError(
+            explain(
+                f"model.factory {shown(factory)}: {spec.origin} has no {shown(function)}",
+                valid=sorted(name for name in names if not name.startswith("_"))[:20],
+            )
+        )
+
+
+def _found(parts: list[str], folders: list[str]) -> ModuleSpec | None:
+    """The module's specification, package by package, importing none of them."""
+    spec = PathFinder.find_spec(parts[0], [*folders, *sys.path])
+    try:
+        # Editable installations are found by hooks of their own; a top-level name is looked up without importing it.
+        spec = spec or importlib.util.find_spec(parts[0])
+    except (ImportError, ValueError):
+        return None
+    for part in parts[1:]:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        # By its last name: by the whole one the finder would want the packages above it to have been imported.
+        spec = PathFinder.find_spec(part, list(spec.submodule_search_locations))
+    return spec
+
+
+def _names_in(source: Path, factory: str) -> set[str] | None:
+    """Every name the module's text gives a value; None where the text does not tell (a star import, `__getattr__`)."""
+    text = read_text(source, f"the module of model.factory {shown(factory)},", next_step="Mend or remove it")
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        raise RequestError(explain(f"model.factory {shown(factory)}: {source}{line} is no Python: {error}")) from None
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+    return None if names & {"*", "__getattr__"} else names

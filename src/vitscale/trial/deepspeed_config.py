@@ -1,0 +1,287 @@
+"""The user's own DeepSpeed configuration: reading it, and holding it against the study.
+
+What the file fixes cannot be varied by the study. A field that the study leaves open is taken from the file; a field
+that both set must agree; batch sizes are the study's to set, so the file leaves them out or says "auto".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from vitscale.base.pydantic_errors import wrong_value
+from vitscale.base.text_file import read_text
+from vitscale.errors import RequestError, explain, shown
+from vitscale.trial.trial import ZeroStage
+
+_DEEPEST = 20
+BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+
+
+class _Part(BaseModel):
+    """What this program looks at in a configuration; the rest is DeepSpeed's to judge."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+
+class _Switch(_Part):
+    enabled: bool | None = None
+    dtype: str | None = None
+
+
+class _Zero(_Part):
+    stage: ZeroStage | None = None
+
+
+class _OptimizerParams(_Part):
+    lr: float | None = Field(default=None, gt=0.0)
+    weight_decay: float | None = Field(default=None, ge=0.0)
+    momentum: float | None = Field(default=None, ge=0.0, lt=1.0)
+
+
+class _Optimizer(_Part):
+    type: str
+    params: _OptimizerParams = _OptimizerParams()
+
+
+class _Known(_Part):
+    train_batch_size: int | None = Field(default=None, ge=1)
+    train_micro_batch_size_per_gpu: int | None = Field(default=None, ge=1)
+    gradient_accumulation_steps: int | None = Field(default=None, ge=1)
+    gradient_clipping: float | None = Field(default=None, ge=0.0)
+    zero_optimization: _Zero = _Zero()
+    bf16: _Switch = _Switch()
+    fp16: _Switch = _Switch()
+    torch_autocast: _Switch = _Switch()
+    optimizer: _Optimizer | None = None
+    wall_clock_breakdown: bool = False
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Reads a DeepSpeed JSON file for a study.
+
+    Raises:
+        RequestError: it cannot be read (see `read_json`), or gives a value of the wrong type to a key that this program
+            looks at.
+    """
+    config = read_json(path, next_step="train.deepspeed_config names a JSON file")
+    _known(config)
+    return config
+
+
+def read_json(path: Path, *, next_step: str) -> dict[str, Any]:
+    """Reads a DeepSpeed JSON file, whatever its keys and values.
+
+    Raises:
+        RequestError: it is missing, too large, not JSON (with line and column), holds a key twice, or is no object.
+    """
+    named = shown(str(path))
+    text = read_text(path, "DeepSpeed configuration", next_step=next_step)
+    try:
+        config = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        _require_plain(config)
+    except json.JSONDecodeError as error:
+        raise RequestError(
+            explain(f"{named} is not JSON at line {error.lineno}, column {error.colno}: {error.msg}")
+        ) from None
+    except RecursionError:
+        raise RequestError(explain(f"{named} is nested too deeply", valid=[f"{_DEEPEST} levels"])) from None
+    except ValueError as error:
+        raise RequestError(explain(f"{named} is not JSON: {error}")) from None
+    if not isinstance(config, dict):
+        raise RequestError(explain(f"{named} holds {shown(config)}", valid=["one object: { ... }"]))
+    return config
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"key {shown(key)} stands twice in one object")
+        found[key] = value
+    return found
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _require_plain(value: object, depth: int = 0) -> None:
+    """Raises for what could not be stored and read back the same: nesting, infinity (1e999), half characters."""
+    if depth > _DEEPEST:
+        raise RecursionError
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _require_plain(key)
+            _require_plain(item, depth + 1)
+    elif isinstance(value, list):
+        for item in value:
+            _require_plain(item, depth + 1)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("a number in it is too large for a float")
+    elif isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
+        raise ValueError(f"{shown(value)} holds half of a character")
+
+
+def _known(config: dict[str, Any]) -> _Known:
+    try:
+        return _Known.model_validate(_without_auto(config))
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        raise RequestError(
+            "the DeepSpeed configuration: " + wrong_value(problem, next_step="Correct it there, or take it out")
+        ) from None
+
+
+def _without_auto(value: Any) -> Any:
+    """What Hugging Face's integration calls "auto" is left open, as if it were not there."""
+    if not isinstance(value, dict):
+        return value
+    return {key: _without_auto(item) for key, item in value.items() if item != "auto"}
+
+
+def fixed_fields(config: dict[str, Any]) -> dict[str, Any]:
+    """The study fields that the file decides, by dotted name ("train.precision"), with the file's value.
+
+    Raises:
+        RequestError: two precisions are enabled at once, or autocast to another type than bfloat16.
+    """
+    known = _known(config)
+    fixed: dict[str, Any] = {
+        "train.gradient_clipping": known.gradient_clipping,
+        "train.zero_stage": known.zero_optimization.stage,
+        "train.precision": _precision(known),
+    }
+    if known.optimizer is not None:
+        params = known.optimizer.params
+        fixed["train.optimizer"] = known.optimizer.type
+        fixed["train.learning_rate"] = params.lr
+        fixed["train.weight_decay"] = params.weight_decay
+        fixed["train.momentum"] = params.momentum
+    return {field: value for field, value in fixed.items() if value is not None}
+
+
+def _precision(known: _Known) -> str | None:
+    switches = {"bf16-params": known.bf16, "fp16": known.fp16, "bf16": known.torch_autocast}
+    enabled = [precision for precision, switch in switches.items() if switch.enabled]
+    if len(enabled) > 1:
+        raise RequestError(
+            explain(
+                f"the DeepSpeed configuration enables {' and '.join(enabled)} at once",
+                valid=["one of bf16.enabled, fp16.enabled and torch_autocast.enabled"],
+            )
+        )
+    if not enabled:
+        # Autocast refused, and nothing else asked for: fp32 is what is left.
+        return "fp32" if known.torch_autocast.enabled is False else None
+    dtype = known.torch_autocast.dtype
+    if enabled == ["bf16"] and dtype not in (None, "bfloat16", "bf16", "torch.bfloat16"):
+        raise RequestError(
+            explain(f"torch_autocast.dtype is {shown(dtype)} in the DeepSpeed configuration", valid=["bfloat16"])
+        )
+    return enabled[0]
+
+
+def contradictions(config: dict[str, Any], study_values: Mapping[str, Any]) -> list[str]:
+    """Where file and study disagree: one sentence each, naming both values.
+
+    `study_values` holds the fields set by hand in the study (dotted names) with their values.
+    """
+    fixed = fixed_fields(config)
+    found = []
+    for field, ours in study_values.items():
+        if field in fixed:
+            theirs = fixed[field]
+            same = str(ours).lower() == str(theirs).lower() if field == "train.optimizer" else ours == theirs
+            if not same:
+                found.append(
+                    f"{field} is {shown(ours)} in the study but {shown(theirs)} in the DeepSpeed configuration"
+                )
+        elif key := _set_twice(config, field):
+            found.append(f"{field} is {shown(ours)} in the study, and the DeepSpeed configuration sets {key} too")
+        elif "train.optimizer" in fixed and (key := _OF_THE_OPTIMIZER.get(field)) and not _says_auto(config, key):
+            found.append(
+                f"{field} is {shown(ours)} in the study, but the DeepSpeed configuration describes the optimizer and "
+                f'leaves {key} to DeepSpeed (say "{key}": "auto" there to take the study\'s)'
+            )
+    return found
+
+
+_ALSO_A_KEY: dict[str, tuple[str, ...]] = {
+    "train.offload": ("zero_optimization.offload_optimizer", "zero_optimization.offload_param"),
+    "train.overlap_comm": ("zero_optimization.overlap_comm",),
+    "train.bucket_mib": ("zero_optimization.reduce_bucket_size",),
+    "train.gather_bucket_mib": (
+        "zero_optimization.allgather_bucket_size",
+        "zero_optimization.stage3_prefetch_bucket_size",
+    ),
+    "train.gradient_dtype": ("communication_data_type",),
+    "train.learning_rate_warmup_steps": ("scheduler",),
+    "train.learning_rate_scaling": ("scheduler",),
+}
+"""Fields of a study that are keys of the file under other names or in other units: one of the two may say them."""
+
+
+def _set_twice(config: dict[str, Any], field: str) -> str | None:
+    """The key of the file that says what `field` of the study says."""
+    for key in _ALSO_A_KEY.get(field, ()):
+        section, _, name = key.rpartition(".")
+        part = config.get(section) if section else config
+        if isinstance(part, dict) and part.get(name, "auto") != "auto":
+            return key
+    return None
+
+
+_OF_THE_OPTIMIZER = {
+    "train.learning_rate": "lr",
+    "train.learning_rate_scaling": "lr",
+    "train.weight_decay": "weight_decay",
+}
+
+
+def _says_auto(config: dict[str, Any], key: str) -> bool:
+    params = config["optimizer"].get("params")
+    return isinstance(params, dict) and params.get(key) == "auto"
+
+
+def batch_values(config: dict[str, Any]) -> dict[str, int]:
+    """Those of `BATCH_KEYS` that the file gives a number."""
+    known = _known(config).model_dump(include=set(BATCH_KEYS))
+    return {key: known[key] for key in BATCH_KEYS if known[key] is not None}
+
+
+def check_batch(config: dict[str, Any], mode: str, trial_values: dict[str, int]) -> None:
+    """Holds the file's numeric batch keys against one trial's.
+
+    Args:
+        config: the file.
+        mode: the batch policy; a numeric `train_batch_size` fits strong-global only.
+        trial_values: each of `BATCH_KEYS` with this trial's value.
+
+    Raises:
+        RequestError: naming both values and the keys to remove.
+    """
+    given = batch_values(config)
+    wrong = []
+    for key, value in given.items():
+        if key == "train_batch_size" and mode != "strong-global":
+            wrong.append(f"{key} is {value}, but under scaling.mode = '{mode}' the global batch follows the rank count")
+        elif value != trial_values[key]:
+            wrong.append(f"{key} is {value} in the file but {trial_values[key]} in the study")
+    if wrong:
+        raise RequestError(
+            explain(
+                f"the DeepSpeed configuration contradicts the study: {'; '.join(wrong)}",
+                next_step=f'Remove {", ".join(given)} from the file (or set to "auto"): the study sets them',
+            )
+        )
+
+
+def synchronised(config: dict[str, Any] | None) -> bool:
+    """Whether the file asks for timers that wait for the device, which slows the step they measure."""
+    return config is not None and config.get("wall_clock_breakdown") is True

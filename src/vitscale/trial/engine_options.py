@@ -1,0 +1,331 @@
+"""Which engine takes which option, precision and optimizer, and why not: held against a study at its start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from vitscale.errors import RequestError, explain, shown, unknown
+from vitscale.trial.rank_batches import in_words
+from vitscale.trial.trial import Device, Precision, TrainSpec, Trial
+
+ENGINES = ("none", "ddp", "fsdp2", "deepspeed", "accelerate", "megatron")
+"""What makes training distributed; `vitscale.engines` holds one file for each."""
+
+ENGINE_PACKAGES = ("accelerate", "megatron-core", "pytorch-optimizer")
+"""Distributions that decide a result beside torch and DeepSpeed: their versions are recorded."""
+
+_TAKEN_BY: dict[str, tuple[str, ...]] = {
+    "zero_stage": ("deepspeed",),
+    "deepspeed_config": ("deepspeed",),
+    "offload": ("deepspeed", "fsdp2"),
+    "overlap_comm": ("deepspeed", "megatron"),
+    "bucket_mib": ("ddp", "deepspeed", "megatron"),
+    "gather_bucket_mib": ("deepspeed",),
+    "gradient_dtype": ("ddp", "fsdp2", "deepspeed", "megatron"),
+    "master_weights": ("fsdp2",),
+    "reshard_after_forward": ("fsdp2",),
+    "gradient_as_bucket_view": ("ddp",),
+    "static_graph": ("ddp",),
+}
+"""The options that only some wrappers have. `accelerate` has those of what it stands for."""
+
+_FROM_STAGE_1 = ("offload", "overlap_comm", "bucket_mib", "gather_bucket_mib")
+"""Of DeepSpeed. At stage 0 it exchanges whole gradients after backward, in buckets of a fixed 5e8 elements
+(`allreduce_gradients` in deepspeed/runtime/engine.py, 0.19)."""
+
+_ONE_BIT = ("onebit-adam", "onebit-lamb")
+_COMPRESSING = ("onebitadam", "onebitlamb", "zerooneadam")
+"""Optimizers of a DeepSpeed file, in lower case, that exchange something of their own instead of gradients."""
+
+
+class Refusal(NamedTuple):
+    """Why an engine cannot do what is asked."""
+
+    what: str
+    """What is asked, and what is in its way."""
+    next_step: str
+
+
+def check(train: TrainSpec) -> None:
+    """Holds what is to be trained against what its engine can do, on the trial's device.
+
+    Raises:
+        RequestError: it cannot, or an option is set that it does not have; with the reason and the next step.
+    """
+    if train.engine not in ENGINES:
+        raise unknown("engine", train.engine, ENGINES, next_step="Correct train.engine")
+    for refusal in _refusals(train):
+        raise RequestError(explain(refusal.what, next_step=refusal.next_step))
+
+
+def check_checkpoint(train: TrainSpec) -> None:
+    """Whether a checkpoint of this training can be saved and restored (`measure.checkpoint`).
+
+    Raises:
+        RequestError: it cannot, with the reason.
+    """
+    reason = None
+    if train.wrapper == "megatron":
+        reason = "Megatron-Core keeps its states in shards of its own form"
+    elif train.optimizer in _ONE_BIT:
+        reason = f"{train.optimizer} keeps what it has not sent yet where it cannot be read"
+    elif train.optimizer == "deepspeed_config":
+        reason = "the optimizer is that of the DeepSpeed file, whose states may be of any form"
+    if reason is not None:
+        raise RequestError(
+            explain(f"measure.checkpoint cannot be done under {_engine(train)}: {reason}", next_step="Leave it out")
+        )
+
+
+def unavailable(engine: str, device: Device) -> str | None:
+    """Why an engine cannot run here at all; None where it can."""
+    if engine == "megatron":
+        if device == "cpu":
+            return (
+                "Megatron-Core needs a CUDA GPU: it allocates its gradient buffers on the current CUDA device and "
+                "takes CUDA tensors alone for weights"
+            )
+        return _missing("megatron-core", "pip install 'vitscale[megatron]'")
+    return None
+
+
+def _missing(distribution: str, remedy: str) -> str | None:
+    try:
+        metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return f"{distribution} is not installed ({remedy})"
+    return None
+
+
+def norms_unknown(trial: Trial) -> str | None:
+    """Why the norms of a micro-batch's and of a step's gradient cannot be told; None where they can."""
+    train = trial.train
+    if trial.model.task == "segmentation":
+        return "gradients are means over pixels, of which not every image has as many"
+    if train.precision == "fp16":
+        return "fp16 scales the gradients by a factor that changes as training goes on"
+    if train.wrapper == "fsdp2":
+        # FSDP2 hands autograd weights of its own, so that no hook sees the gradient of one micro-batch.
+        return "FSDP2 scatters gradients before a rank's own can be seen whole"
+    if train.wrapper == "megatron":
+        return "Megatron-Core scatters gradients into buffers of its own"
+    if train.wrapper != "deepspeed":
+        return None
+    if train.engine == "accelerate":
+        return "Accelerate takes DeepSpeed's optimizer step, and with it the gradients, inside its backward"
+    config = train.deepspeed_config or {}
+    optimizer, zero = config.get("optimizer"), config.get("zero_optimization")
+    kind = str(optimizer.get("type")).lower() if isinstance(optimizer, dict) else ""
+    if train.optimizer in _ONE_BIT or kind in _COMPRESSING:
+        return "the optimizer exchanges no gradients once it compresses"
+    if kind == "muon" and train.zero_stage > 0:
+        return "under Muon DeepSpeed takes the norm of the update, not of the gradient"
+    if isinstance(zero, dict) and zero.get("compute_grad_norm") is False and train.zero_stage > 0:
+        return "the DeepSpeed file sets compute_grad_norm to false"
+    return None
+
+
+def _refusals(train: TrainSpec) -> Iterator[Refusal]:
+    """The reasons in the order in which to mend them."""
+    if reason := unavailable(train.engine, train.device):
+        yield Refusal(f"train.engine = {shown(train.engine)} cannot run here: {reason}", "Use another engine")
+    yield from _idle_options(train)
+    yield from _precisions(train)
+    yield from _optimizers(train)
+    yield from _deepspeed(train)
+    yield from _fixed_micro_batch(train)
+    yield from _ddp(train)
+    yield from _fsdp2(train)
+
+
+def _idle_options(train: TrainSpec) -> Iterator[Refusal]:
+    """An option set that its engine does not have would be varied without varying anything."""
+    if train.accelerate_backend is not None and train.engine != "accelerate":
+        yield Refusal(
+            f"train.accelerate_backend has no meaning under train.engine = {shown(train.engine)}",
+            "Remove it, or set engine = 'accelerate'",
+        )
+    for option, wrappers in _TAKEN_BY.items():
+        value = getattr(train, option)
+        if value != TrainSpec.model_fields[option].default and train.wrapper not in wrappers:
+            said = "" if option == "deepspeed_config" else f" = {shown(value)}"
+            yield Refusal(
+                f"train.{option}{said} has no meaning under {_engine(train)}",
+                f"Remove it, or set engine = {' or '.join(shown(name) for name in wrappers)}",
+            )
+
+
+def _precisions(train: TrainSpec) -> Iterator[Refusal]:
+    if train.precision == "fp16" and train.device == "cpu":
+        yield Refusal(
+            "fp16 training needs a GPU, and this trial computes on the CPU",
+            "Use train.precision = 'bf16' or 'fp32' (take fp16 out of a DeepSpeed file), or a machine with a GPU",
+        )
+    if train.precision == "fp16" and train.wrapper == "megatron":
+        yield Refusal(
+            "train.engine = 'megatron' keeps fp16 weights where every other engine computes in fp16 over fp32 weights",
+            "Use train.precision = 'bf16', 'bf16-params' or 'fp32'",
+        )
+
+
+def _optimizers(train: TrainSpec) -> Iterator[Refusal]:
+    optimizer = train.optimizer
+    if optimizer == "lamb" and _shards(train):
+        yield Refusal(
+            f"train.optimizer = 'lamb' divides by the norm of each whole weight tensor, and {_engine(train)} hands the "
+            "optimizer flat pieces of them: it would train something else",
+            "Use zero_stage = 0, ddp or none for LAMB, or adamw or sgd here",
+        )
+    if optimizer == "sgd" and train.wrapper == "megatron":
+        yield Refusal(
+            "train.engine = 'megatron' shards the states of Adam alone (DistributedOptimizer of Megatron-Core 0.16)",
+            "Use train.optimizer = 'adamw'",
+        )
+    if optimizer in _ONE_BIT and (reason := _one_bit_unavailable(train)):
+        yield Refusal(
+            f"train.optimizer = {shown(optimizer)} cannot be used: {reason}", "Use adamw, sgd or lamb, or what it needs"
+        )
+
+
+def _shards(train: TrainSpec) -> bool:
+    """Whether the optimizer sees shards or flattened groups instead of the model's own tensors."""
+    if train.wrapper == "deepspeed":
+        return train.zero_stage > 0
+    return train.wrapper in ("fsdp2", "megatron")
+
+
+def _one_bit_unavailable(train: TrainSpec) -> str | None:
+    """Why DeepSpeed's 1-bit optimizers cannot run; None where they can.
+
+    Their gradients are compressed by kernels on the GPU and exchanged by NCCL (deepspeed/runtime/comm/nccl.py), and no
+    ZeRO stage knows them. DeepSpeed 0.19.7 took them out.
+    """
+    if train.wrapper != "deepspeed":
+        return f"it is DeepSpeed's, and this is {_engine(train)}"
+    if train.zero_stage:
+        return f"DeepSpeed has it for zero_stage = 0 alone, and this is {train.zero_stage}"
+    if train.device == "cpu":
+        return "its compression runs on CUDA GPUs over NCCL, and this trial computes on the CPU"
+    if train.precision not in ("fp32", "fp16"):
+        return f"DeepSpeed has it for fp32 and fp16, and this is {train.precision}"
+    package = find_spec("deepspeed")
+    folders = list(package.submodule_search_locations or ()) if package is not None else []
+    if not any((Path(folder) / "runtime" / "fp16" / "onebit").is_dir() for folder in folders):
+        return f"DeepSpeed {metadata.version('deepspeed')} has it no more: 0.19.6 is the last version with it"
+    return _missing_module("cupy", "its compression is written in CuPy: pip install cupy-cuda12x")
+
+
+def _missing_module(module: str, why: str) -> str | None:
+    return None if find_spec(module) is not None else f"{module} is not installed ({why})"
+
+
+def _deepspeed(train: TrainSpec) -> Iterator[Refusal]:
+    if train.wrapper != "deepspeed":
+        return
+    stage = train.zero_stage
+    if stage == 0:
+        for option in _FROM_STAGE_1:
+            if (value := getattr(train, option)) != TrainSpec.model_fields[option].default:
+                yield Refusal(
+                    f"train.{option} = {shown(value)} has no effect under DeepSpeed at zero_stage = 0",
+                    "Remove it, or set zero_stage = 1, 2 or 3",
+                )
+    if stage > 0 and train.precision == "bf16" and train.gradient_dtype is not None:
+        yield Refusal(
+            f"train.gradient_dtype = {shown(train.gradient_dtype)} has no effect under DeepSpeed with precision = "
+            f"'bf16' at zero_stage = {stage}: its autocast decides, and sends linear layers in bf16, the rest in fp32",
+            "Remove it, or use precision = 'fp32' or 'bf16-params', or zero_stage = 0",
+        )
+    if train.offload == "parameters" and stage != 3:
+        yield Refusal(
+            f"train.offload = 'parameters' needs zero_stage = 3, and this is {stage}: below it every rank computes "
+            "with whole weights",
+            "Set zero_stage = 3, or offload = 'optimizer'",
+        )
+
+
+def _fixed_micro_batch(train: TrainSpec) -> Iterator[Refusal]:
+    """A DeepSpeed file that says how many images every GPU takes."""
+    fixed = (train.deepspeed_config or {}).get("train_micro_batch_size_per_gpu")
+    if train.micro_batches is not None and isinstance(fixed, int):
+        yield Refusal(
+            f"train.rank_speeds gives ranks {in_words(train.micro_batches)} images, and the DeepSpeed configuration "
+            f"says train_micro_batch_size_per_gpu = {fixed} for all of them",
+            'Remove that key from the file (or set it to "auto"), or leave rank_speeds out',
+        )
+
+
+def _ddp(train: TrainSpec) -> Iterator[Refusal]:
+    if train.wrapper != "ddp":
+        return
+    if train.static_graph and train.grad_accum > 1:
+        yield Refusal(
+            f"train.static_graph does not go with train.grad_accum = {train.grad_accum}: a first micro-step without "
+            "exchange breaks DDP's record of the graph (an internal assertion of torch 2.13)",
+            "Set grad_accum = 1, or leave static_graph out",
+        )
+    if train.gradient_dtype == "bf16" and train.device == "cpu" and train.precision != "bf16-params":
+        yield Refusal(
+            "train.gradient_dtype = 'bf16' needs NCCL under DDP (torch's bf16_compress_hook refuses gloo)",
+            "Use gradient_dtype = 'fp16', or fsdp2 or deepspeed",
+        )
+    if train.gradient_dtype == "fp32" and _two_byte_weights(train.precision):
+        yield Refusal(
+            f"under DDP gradients travel in the dtype of the weights or in a shorter one; with train.precision = "
+            f"{shown(train.precision)} that is not fp32",
+            "Leave gradient_dtype out, or use fsdp2 or deepspeed",
+        )
+
+
+def _two_byte_weights(precision: Precision) -> bool:
+    return precision == "bf16-params"
+
+
+def _fsdp2(train: TrainSpec) -> Iterator[Refusal]:
+    if train.wrapper != "fsdp2":
+        return
+    if train.engine == "accelerate" and train.device == "cpu":
+        yield Refusal(
+            "train.accelerate_backend = 'fsdp2' cannot run here: on CPU Accelerate drops its FSDP plugin without a "
+            "word and trains with DDP (AcceleratorState of Accelerate 1.15)",
+            "Use engine = 'fsdp2', or accelerate_backend = 'ddp' or 'deepspeed'",
+        )
+    if train.engine == "accelerate" and train.master_weights:
+        yield Refusal(
+            "train.master_weights has no meaning under accelerate with FSDP2, which casts no weights here",
+            "Remove it, or use engine = 'fsdp2'",
+        )
+    if train.master_weights and train.precision != "bf16-params":
+        yield Refusal(
+            f"train.master_weights has no meaning with precision = {shown(train.precision)}: its weights are fp32",
+            "Set precision = 'bf16-params', or remove it",
+        )
+    if train.engine == "accelerate" and train.gradient_dtype is not None:
+        yield Refusal(
+            "train.gradient_dtype has no meaning under accelerate with FSDP2: it takes the dtype from its precision",
+            "Remove it, or use engine = 'fsdp2'",
+        )
+    if train.offload == "optimizer":
+        yield Refusal(
+            "train.offload = 'optimizer' has no meaning under FSDP2, which offloads weights, gradients and optimizer "
+            "together",
+            "Set offload = 'parameters'",
+        )
+    if train.offload == "parameters" and train.device == "cpu":
+        yield Refusal(
+            "train.offload = 'parameters' has no meaning under FSDP2 on the CPU: all lies in the host's memory already",
+            "Remove it, or run on a machine with a GPU",
+        )
+
+
+def _engine(train: TrainSpec) -> str:
+    """The engine as the study says it."""
+    if train.engine == "accelerate":
+        return f"train.engine = 'accelerate' with accelerate_backend = {shown(train.wrapper)}"
+    if train.engine == "deepspeed":
+        return f"train.engine = 'deepspeed' with zero_stage = {train.zero_stage}"
+    return f"train.engine = {shown(train.engine)}"

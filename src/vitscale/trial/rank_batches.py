@@ -1,0 +1,65 @@
+"""Shares: how many images of a micro-step each rank takes, where ranks are of unlike speed.
+
+A step takes as long as its slowest rank: with shares a and speeds v, in images per second, max(a / v). Whole images
+cannot follow the speeds exactly; of all shares with the same sum and at least one image each, `shares` has the least
+such maximum. It gives image after image to the rank that would be done with it first, whose (a + 1) / v is least
+(D'Hondt's method). A rank's values 1/v, 2/v, 3/v rise, so the images taken are those of the least values there are: to
+take another one instead of any of them can only raise the maximum (Ibaraki and Katoh, "Resource Allocation Problems",
+1988, on minimax problems). Rounding by largest remainders does worse: 7 images at speeds 1 and 0.31 become 5 and 2,
+which take 6.5, where 6 and 1 take 6.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+from vitscale.trial.trial import TrainSpec, exact
+
+
+def shares(images: int, speeds: Sequence[float]) -> tuple[int, ...]:
+    """Images of each rank, at least one, which add up to `images` and are done soonest.
+
+    Exact, and the same everywhere: of two ranks that would be done at once the first takes the image.
+
+    Args:
+        images: of all ranks together, at least as many as there are ranks.
+        speeds: of each rank, above 0; only their ratios matter.
+    """
+    if images < len(speeds):
+        raise ValueError(f"{images} images do not go round {len(speeds)} ranks")
+    exactly = [exact(speed) for speed in speeds]
+    # All that a rank has done by this moment; one image each beyond it can be no more than there are.
+    moment = (images - len(speeds)) / sum(exactly)
+    taken = [max(1, math.floor(moment * speed)) for speed in exactly]
+    done = [((count + 1) / speed, rank) for rank, (count, speed) in enumerate(zip(taken, exactly, strict=True))]
+    heapq.heapify(done)
+    for _ in range(images - sum(taken)):
+        _, rank = done[0]
+        taken[rank] += 1
+        heapq.heapreplace(done, ((taken[rank] + 1) / exactly[rank], rank))
+    return tuple(taken)
+
+
+def longest(sizes: Sequence[int], speeds: Sequence[float]) -> float:
+    """Time of a micro-step of these shares, max(share / speed): in seconds where speeds are images per second."""
+    return max(size / speed for size, speed in zip(sizes, speeds, strict=True))
+
+
+def micro_batches(train: TrainSpec, ranks: int) -> tuple[int, ...]:
+    """Images per micro-step of each rank."""
+    return train.micro_batches or (train.micro_batch,) * ranks
+
+
+def largest_micro_batch(train: TrainSpec) -> int:
+    """Images per micro-step of the rank that takes most: it decides on memory."""
+    return max((train.micro_batch, *(train.micro_batches or ())))
+
+
+def in_words(values: Sequence[Any], between: str = " + ") -> str:
+    """ "2 x 10 + 4": equal neighbours are counted."""
+    groups = [(str(value).removesuffix(".0"), len(list(same))) for value, same in groupby(values)]
+    return between.join(f"{count} x {value}" if count > 1 else value for value, count in groups)

@@ -1,0 +1,231 @@
+"""Which optimizer steps of a run are timed, which are explained, and which are neither.
+
+Light steps carry nothing but timestamps, and only they are in a reported time. A block of steps is explained under the
+profiler; when it ends the rank pauses to read the profile. Meanwhile the loader's threads may finish what they hold, so
+as many batches as they can have got ahead are settled before the next timed step. On CPU light and explained blocks
+alternate, so that drift is not taken for the cost of explaining, half of them at the beginning and half at the end:
+
+    warm-up | light explained settling | ... | gradients settling | light ... | light explained settling | ... | light
+
+The epochs between hold light steps alone, and their wall time is the sum of these. Where a run is too short for such an
+epoch between, the blocks come early all together and the epochs after them are light.
+
+On a GPU the profiler comes last. Once it has run, CUPTI stays attached to the process, which slows down every launch
+from then on: 10 to 20 % of training were seen (pytorch #144455, #146604). So all light steps lie before the first
+block. Timed steps beside the blocks are attached: they say what that costs, and are in no reported time.
+
+    warm-up | light | gradients settling | light ... | explained settling attached | explained settling attached | ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from vitscale.trial.engine_options import norms_unknown
+from vitscale.trial.trial import Trial
+
+StepWindow = Literal["light", "explained", "settling", "gradients", "attached"]
+"""light: timed and reported. explained: profiled. settling: after a pause of the measurement. gradients: with the
+gradients' norms taken. attached: on a GPU, timed after the profiler first started, which stays attached. Only light
+steps are in a reported time; warm-up is marked apart."""
+BLOCKS = {"cpu": 8, "cuda": 4}
+EXPLAINED_STEPS = {"cpu": 1, "cuda": 3}
+"""Of one block. On a host one, for the memory of a growing profile slows the steps down. On a GPU the first step of a
+block begins on a drained device, so that it takes more to have any that tell."""
+GRADIENT_STEPS = (32, 8)
+"""As many as a run has room for: the noise scale of 8 steps is rough."""
+_LIGHT_STEPS = 4
+"""Timed steps, at the least, before a block, and after the last."""
+_ATTACHED_STEPS = 2
+"""Between two blocks on a GPU."""
+_LIGHT_SHARE = 0.5
+"""Of the steps after warm-up, at least so many stay light."""
+
+
+def settling_steps(trial: Trial) -> int:
+    """Steps until the loader is where it was before a pause: one, and one for each batch a thread had in hand."""
+    return 1 + -(-trial.data.workers // trial.train.grad_accum)
+
+
+def has_two_batch_sizes(trial: Trial) -> bool:
+    """Whether a step holds unreduced gradients of fewer images than the step has: of ranks, or of micro-steps."""
+    return trial.world.size * trial.train.grad_accum > 1
+
+
+def timed_stretch(found: Sequence[StepWindow], warmup_steps: int, epoch: range) -> range:
+    """The longest run of timed steps among an epoch's steps; of equally long ones the last; all of them if it has none.
+
+    Args:
+        found: the window of each of the run's steps.
+        warmup_steps: the first so many steps are not timed.
+        epoch: the steps of one epoch.
+    """
+    longest, begin = range(0), epoch.start
+    for step in epoch:
+        if found[step] != "light" or step < warmup_steps:
+            begin = step + 1
+        elif step + 1 - begin >= len(longest):
+            longest = range(begin, step + 1)
+    return longest or epoch
+
+
+class _Block(NamedTuple):
+    window: StepWindow
+    begin: int
+    length: int
+
+
+def windows(trial: Trial, steps: int, steps_per_epoch: int) -> tuple[StepWindow, ...]:
+    """The window of each of a run's `steps` optimizer steps. Warm-up steps are light, and marked apart.
+
+    A run too short for one block has light steps only; so has one that is not to be explained. No block crosses from
+    one epoch to the next or begins one: an epoch's first step waits for the loader to start.
+    """
+    schedule = _Schedule(trial, steps, steps_per_epoch)
+    return schedule.windows() if trial.window.explain else schedule.laid([])
+
+
+class _Schedule:
+    """Where the blocks of one run lie."""
+
+    def __init__(self, trial: Trial, steps: int, steps_per_epoch: int) -> None:
+        self.steps, self.per_epoch, self.device = steps, steps_per_epoch, trial.train.device
+        self.warmup, self.settling = trial.window.warmup_steps, settling_steps(trial)
+        self.first = self.warmup + _LIGHT_STEPS
+        self.workers = max(1, trial.data.workers)
+        self.length = EXPLAINED_STEPS[self.device]
+        self.gradient_steps = GRADIENT_STEPS if has_two_batch_sizes(trial) and norms_unknown(trial) is None else ()
+
+    def windows(self) -> tuple[StepWindow, ...]:
+        """The window of each step of a run that is to be explained."""
+        if self.device == "cuda":
+            return self.laid(self._profile_last())
+        early = self._all_early()
+        spread = self._spread(sum(block.window == "explained" for block in early))
+        # Spread out, if that leaves whole epochs of light steps wherever the other way leaves any.
+        laid = self.laid(early)
+        if spread is None or (self._light_epochs(laid) and not self._light_epochs(self.laid(spread))):
+            return laid
+        return self.laid(spread)
+
+    def _all_early(self) -> list[_Block]:
+        blocks = self._forward("explained", [self.length] * BLOCKS[self.device], [])
+        blocks = blocks[: self._whole_bursts(len(blocks))]
+        return self._with_gradients(blocks, after=blocks)
+
+    def _spread(self, count: int) -> list[_Block] | None:
+        """Half of the explained blocks at the beginning, the others at the end; None where that cannot be."""
+        early = self._forward("explained", [self.length] * (count - count // 2), [])
+        early = self._with_gradients(early, after=early, budget_for=count * (self.length + self.settling))
+        explained = [block for block in early if block.window == "explained"]
+        if not explained or count < 2:
+            return None
+        burst = explained[-1].begin + count // 2
+        late = self._backward(count // 2, self.steps - _LIGHT_STEPS, burst)
+        if late is None or late[0].begin < self._end(early[-1]) + _LIGHT_STEPS:
+            return None
+        return [*early, *late]
+
+    def _profile_last(self) -> list[_Block]:
+        """Explained blocks at the end, gradients at the beginning: rather those than a third or a fourth block."""
+        counts = range(BLOCKS[self.device], 0, -1)
+        with_gradients = [(count, length) for count in counts if count > 1 for length in self.gradient_steps]
+        for count, gradients in [*with_gradients, *((count, 0) for count in counts)]:
+            late = self._backward(self._whole_bursts(count), self.steps - _LIGHT_STEPS, None)
+            if not late:
+                continue
+            early = self._forward("gradients", [gradients], []) if gradients else []
+            blocks = [*early, *late]
+            room = late[0].begin - (self._end(early[0]) if early else self.warmup)
+            if len(early) == bool(gradients) and room >= _LIGHT_STEPS and not self._short_of_light(blocks):
+                return blocks
+        return []
+
+    def _forward(self, window: StepWindow, lengths: list[int], after: list[_Block], spent: int = 0) -> list[_Block]:
+        """As many blocks of these lengths, one after the other, as the run, its epochs and its light steps allow."""
+        budget = int(max(0, self.steps - self.warmup) * (1 - _LIGHT_SHARE)) - spent
+        place = self.first if not after else after[-1].begin + self._distance(after[-1].length)
+        found: list[_Block] = []
+        for length in lengths:
+            begin, whole = self._inside_after(place, length), length + self.settling
+            if length >= self.per_epoch or whole > budget or begin + whole > self.steps:
+                break
+            found.append(_Block(window, begin, length))
+            place, budget = begin + self._distance(length), budget - whole
+        return found
+
+    def _backward(self, count: int, end: int, burst: int | None) -> list[_Block] | None:
+        """`count` explained blocks, the last of them over by `end`; None where there is no room.
+
+        `burst`: a step at the same place of the loader's bursts as the last block is to be.
+        """
+        found: list[_Block] = []
+        place = end - self.length - self.settling
+        for _ in range(count):
+            if burst is not None:
+                place -= (place - burst) % self.workers
+            for _ in range(self.length + 1):
+                if self._inside_after(place, self.length) == place:
+                    break
+                place -= self.workers if burst is not None else 1
+            else:
+                return None
+            if place < self.first or self.length >= self.per_epoch:
+                return None
+            found.insert(0, _Block("explained", place, self.length))
+            burst = place - 1
+            place -= self._distance(self.length)
+        return found
+
+    def _with_gradients(self, blocks: list[_Block], after: list[_Block], budget_for: int = 0) -> list[_Block]:
+        spent = max(budget_for, sum(block.length + self.settling for block in blocks))
+        for length in self.gradient_steps:
+            if found := self._forward("gradients", [length], after, spent):
+                return [*blocks, *found]
+        return blocks
+
+    def _distance(self, length: int) -> int:
+        """From the beginning of a block to that of the next: it settles, and timed steps lie between.
+
+        On a host as many as the block takes; on a GPU a few, for they are in no reported time. Threads that began
+        together deliver in bursts, every so many steps. From block to block the place in the burst moves on by one, so
+        that the blocks' mean is the loader's.
+        """
+        whole = length + self.settling
+        distance = whole + (_ATTACHED_STEPS if self.device == "cuda" else max(_LIGHT_STEPS, whole))
+        return distance + (1 - distance) % self.workers
+
+    def _whole_bursts(self, count: int) -> int:
+        """As many explained blocks as look at every place of a burst equally often, if there are enough for that."""
+        return count // self.workers * self.workers if count > self.workers else count
+
+    def _inside_after(self, place: int, length: int) -> int:
+        """The first place from `place` on at which `length` steps lie in one epoch, and not at its start."""
+        in_epoch = place % self.per_epoch
+        if in_epoch == 0:
+            return place + 1
+        return place if in_epoch + length <= self.per_epoch else place - in_epoch + self.per_epoch + 1
+
+    def _end(self, block: _Block) -> int:
+        return block.begin + block.length + self.settling
+
+    def laid(self, blocks: list[_Block]) -> tuple[StepWindow, ...]:
+        """The window of each step, with these blocks in order."""
+        found: list[StepWindow] = ["light"] * self.steps
+        explained = [block.begin for block in blocks if block.window == "explained"]
+        if self.device == "cuda" and explained:
+            found[explained[0] :] = ["attached"] * (self.steps - explained[0])
+        for window, begin, length in blocks:
+            found[begin : begin + length] = [window] * length
+            found[begin + length : begin + length + self.settling] = ["settling"] * self.settling
+        return tuple(found)
+
+    def _short_of_light(self, blocks: list[_Block]) -> bool:
+        after_warmup = self.laid(blocks)[self.warmup :]
+        return after_warmup.count("light") < _LIGHT_SHARE * len(after_warmup)
+
+    def _light_epochs(self, laid: tuple[StepWindow, ...]) -> int:
+        """Whole epochs after warm-up, of light steps alone."""
+        begins = range(0, self.steps - self.per_epoch + 1, self.per_epoch)
+        return sum(begin >= self.warmup and set(laid[begin : begin + self.per_epoch]) == {"light"} for begin in begins)

@@ -1,0 +1,432 @@
+"""One point of a study: what is trained, on what, by which engine, on how many ranks; its arithmetic and identity.
+
+A trial is resolved: no "auto", no default left to the machine it runs on. Two trials with the same identity are
+the same experiment, so a result may stand on several curves but is measured once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from fractions import Fraction
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from vitscale.trial.model_spec import ModelSpec
+
+Mode = Literal["strong-micro", "strong-global", "weak"]
+Precision = Literal["fp32", "bf16", "bf16-params", "fp16"]
+Device = Literal["cpu", "cuda"]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+
+Accuracy = Annotated[float, Field(gt=0.0, le=1.0)]
+LearningRateScaling = Literal["none", "linear", "sqrt"]
+AccelerateBackend = Literal["ddp", "fsdp2", "deepspeed"]
+Offload = Literal["none", "optimizer", "parameters"]
+GradientDtype = Literal["fp32", "bf16", "fp16"]
+BatchNormScope = Literal["local", "synchronised"]
+BucketMib = Annotated[int, Field(ge=1, le=65_536)]
+ZeroStage = Annotated[int, Field(ge=0, le=3)]
+BatchCount = Annotated[int, Field(ge=1, le=1_000_000)]
+EpochCount = Annotated[int, Field(ge=1, le=1_000_000)]
+StepCount = Annotated[int, Field(ge=1, le=1_000_000_000)]
+WarmupCount = Annotated[int, Field(ge=0, le=1_000_000)]
+
+PixelType = Literal["uint8", "uint16", "float32"]
+PixelSource = Literal["jpeg", "cache", "memory"]
+SceneEvaluation = Literal["whole", "sliding"]
+
+
+def _or_says(expected: str) -> WrapValidator:
+    """Lists are tuples here; and of a value that is of none of several types one thing is said, not one for each."""
+
+    def validate(value: Any, validated: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return validated(tuple(value) if isinstance(value, list) else value)
+        except ValidationError:
+            raise PydanticCustomError("wrong_value", "Input should be {expected}", {"expected": expected}) from None
+
+    return WrapValidator(validate)
+
+
+Classes = Annotated[
+    Annotated[int, Field(ge=2, le=100_000)]
+    | Annotated[str, Field(min_length=1)]
+    | Annotated[tuple[str, ...], Field(min_length=2, max_length=100_000)],
+    _or_says("a number from 2 to 100000, or a file that names a class a line"),
+]
+Columns = Annotated[tuple[str, str], _or_says("the names of the images' and of the classes' column")]
+
+ADE20K_CLASSES = 150
+
+HOW_FOUND = ("root", "download", "verify", "md5", "skip_broken")
+"""Fields of `DataSpec` that say how the images are found, and change nothing in what is computed from them."""
+
+_ADDED_LATER: dict[str, dict[str, Any]] = {
+    "data": {"hf": None, "columns": None, "source": None, "channels": 3, "dtype": "uint8", "evaluation": "whole"},
+    "model": {
+        "task": "classification",
+        "channels": 3,
+        "depths": None,
+        "window_size": None,
+        "decoder_size": None,
+        "auxiliary_weight": None,
+        "weights": None,
+        "parameter_count": None,
+    },
+    "train": {
+        "bucket_mib": None,
+        "target_accuracy": None,
+        "accelerate_backend": None,
+        "learning_rate_scaling": "none",
+        "learning_rate_base_batch": 256,
+        "learning_rate_warmup_steps": 0,
+        "onebit_freeze_steps": 100,
+        "offload": "none",
+        "overlap_comm": None,
+        "gather_bucket_mib": None,
+        "gradient_dtype": None,
+        "master_weights": False,
+        "reshard_after_forward": None,
+        "gradient_as_bucket_view": False,
+        "static_graph": False,
+        "activation_checkpointing": False,
+        "compile": False,
+        "micro_batches": None,
+        "batch_norm": "local",
+    },
+    "window": {"explain": True, "traces": False, "checkpoint": False},
+    "world": {"ranks": None},
+}
+"""Fields that came after the first results were written. At these values they leave a trial's identity as it was."""
+
+OF_THE_WRAPPER = frozenset(
+    {
+        "engine",
+        "accelerate_backend",
+        "zero_stage",
+        "deepspeed_config",
+        "offload",
+        "overlap_comm",
+        "bucket_mib",
+        "gather_bucket_mib",
+        "gradient_dtype",
+        "master_weights",
+        "reshard_after_forward",
+        "gradient_as_bucket_view",
+        "static_graph",
+    }
+)
+"""Fields of `TrainSpec` that say how training is distributed. Whatever they are, the same is computed; only the dtype
+in which gradients travel may round it."""
+
+
+class Spec(BaseModel):
+    """Base of everything a user may write down: immutable, and no unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
+
+
+class DataSpec(Spec):
+    """Which images, and how much of them.
+
+    The fields in `HOW_FOUND` stay out of a trial's identity: what was really read is recorded as a fingerprint of its
+    content.
+    """
+
+    name: str
+    hf: str | None = Field(default=None, min_length=1, max_length=4096)
+    """A dataset of Hugging Face's library: a folder on disk, or a name of the hub ("NAME", "NAME:CONFIGURATION")."""
+    columns: Columns | None = None
+    """Of `hf`: the columns of images and labels, where it has several."""
+    root: str | None = None
+    download: bool = False
+    verify: bool = True
+    md5: str | None = None
+    fraction: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Share of the training images used."""
+    held_out: float = Field(default=0.2, gt=0.0, lt=1.0)
+    """Share kept for evaluation, where a dataset has no split of its own."""
+    samples: int = Field(default=4096, ge=2, le=10_000_000)
+    """Training images of the synthetic dataset; `held_out` of as many again are made for evaluation."""
+    classes: Classes = 10
+    """How many the synthetic dataset has; which ones of an image set are taken (a file that names one a line; in a
+    trial the names themselves)."""
+    source_size: int = Field(default=32, ge=4, le=8192)
+    """Side in pixels at which synthetic images are made and those of files are stored; of scenes the longer side at
+    most."""
+    channels: int = Field(default=3, ge=1, le=4096)
+    """Of synthetic images and of those from files; pictures are grey (1) or in colour (3)."""
+    dtype: PixelType = "uint8"
+    """In which files are stored decoded. Arrays of fewer bits are widened, of more refused."""
+    source: PixelSource | None = None
+    """Where files' pixels come from: decoded anew each time, from the decoded cache, or from a copy of it in each
+    rank's memory. Null: the cache where it fits, else memory, else files."""
+    skip_broken: int = Field(default=0, ge=0, le=10_000_000)
+    """Broken files that are left out, at most; with more, and always at 0, they are named and nothing starts."""
+    augment: bool = True
+    """Random shift and horizontal flip of training images, on the device."""
+    evaluation: SceneEvaluation = "whole"
+    """Of scenes: each whole image in one forward, or windows of `model.image_size` that slide over it by two thirds."""
+    workers: int = Field(default=0, ge=0, le=256)
+    """Threads per rank that prepare batches ahead; 0 prepares them between steps."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _implied(cls, values: Any) -> Any:
+        """`hf` alone says which dataset it is, and ADE20K's name how many classes it has."""
+        if not isinstance(values, dict):
+            return values
+        implied = {"name": "hf"} if values.get("hf") is not None else {}
+        return implied | ({"classes": ADE20K_CLASSES} if values.get("name") == "ade20k" else {}) | values
+
+
+class TrainSpec(Spec):
+    """How it is trained. Applied alike by every engine."""
+
+    engine: str
+    precision: Precision
+    device: Device
+    micro_batch: BatchCount
+    """Images per rank per micro-step."""
+    grad_accum: BatchCount = 1
+    """Micro-steps per optimizer step."""
+    epochs: EpochCount | None = None
+    optimizer: Literal["adamw", "sgd", "lamb", "onebit-adam", "onebit-lamb", "deepspeed_config"] = "adamw"
+    """deepspeed_config: the one that the user's own file describes."""
+    learning_rate: float = Field(default=1e-3, gt=0.0)
+    """After warm-up, at a global batch of `learning_rate_base_batch` where `learning_rate_scaling` is not none."""
+    learning_rate_scaling: LearningRateScaling = "none"
+    """How the learning rate follows the global batch: times the ratio to the base batch, or its square root."""
+    learning_rate_base_batch: BatchCount = 256
+    learning_rate_warmup_steps: WarmupCount = 0
+    """Optimizer steps over which the learning rate rises linearly from 1/n of itself; constant afterwards."""
+    weight_decay: float = Field(default=0.05, ge=0.0)
+    momentum: float = Field(default=0.9, ge=0.0, lt=1.0)
+    """Of SGD."""
+    onebit_freeze_steps: WarmupCount = 100
+    """Of DeepSpeed's 1-bit optimizers: first steps whose gradients travel uncompressed."""
+    gradient_clipping: float = Field(default=0.0, ge=0.0)
+    """Largest global L2 norm of the gradient; 0 does not clip."""
+    accelerate_backend: AccelerateBackend | None = None
+    """What Accelerate wraps the model in; null for every other engine."""
+    zero_stage: ZeroStage = 0
+    """DeepSpeed only."""
+    offload: Offload = "none"
+    """What lies in the host's memory instead of the device's: nothing, the optimizer's states, or the weights too."""
+    overlap_comm: bool | None = None
+    """DeepSpeed and Megatron: exchange gradients while backward goes on. Null: the engine's own default."""
+    bucket_mib: BucketMib | None = None
+    """Size of the buckets in which gradients travel, in the dtype in which they do. Null: the engine's own; for DDP 25
+    MiB after a first one of 1 MiB, for DeepSpeed 5e8 elements."""
+    gather_bucket_mib: BucketMib | None = None
+    """DeepSpeed only: size of the buckets in which weights are gathered (stages 1 and 2) or fetched ahead (stage 3)."""
+    gradient_dtype: GradientDtype | None = None
+    """The dtype in which gradients travel. Null: the engine's own."""
+    master_weights: bool = False
+    """FSDP2 with `bf16-params`: shards and optimizer states are fp32, and weights are cast to bf16 to be gathered."""
+    reshard_after_forward: bool | None = None
+    """FSDP2 only: free the gathered weights of a block after forward, and gather them again in backward. Null: true."""
+    gradient_as_bucket_view: bool = False
+    """DDP only: gradients are views into the buckets instead of copies."""
+    static_graph: bool = False
+    """DDP only: the graph of the first step is that of all."""
+    activation_checkpointing: bool = False
+    """Keep only each block's input for backward and compute the rest of the block again."""
+    compile: bool = False
+    """Compile each block by torch.compile."""
+    batch_norm: BatchNormScope = "local"
+    """Whose images a batch norm in training is over: the rank's own, or those of all ranks, exchanged in each norm."""
+    deepspeed_config: dict[str, Any] | None = None
+    """The user's own DeepSpeed configuration, as read; null where there is none."""
+    drop_last: bool = False
+    micro_batches: tuple[BatchCount, ...] | None = None
+    """Images per micro-step of each rank, where ranks are of unlike speed; they add up to ranks x `micro_batch`. Null:
+    `micro_batch` on every rank."""
+    target_accuracy: Accuracy | None = None
+    """Training ends after the first epoch whose held-out accuracy reaches it; `epochs` is then the limit."""
+    seed: Seed = 0
+    """Of weights, order and augmentation. With `target_accuracy` repeat r uses `seed + r`."""
+
+    @property
+    def wrapper(self) -> str:
+        """What wraps the model in the end: the engine, or what Accelerate stands for."""
+        return self.accelerate_backend or self.engine
+
+
+class WindowSpec(Spec):
+    """How long a run is and which of its steps count."""
+
+    steps: StepCount | None = None
+    """Optimizer steps after warm-up; null where the run is as long as `train.epochs`."""
+    warmup_steps: WarmupCount = 3
+    """First optimizer steps, kept in the record but marked and left out of every figure."""
+    evaluate: bool = True
+    """Measure held-out loss and accuracy after each epoch, outside every timing window."""
+    explain: bool = True
+    """Between light steps explain some: see `vitscale.trial.step_schedule`."""
+    traces: bool = False
+    """Keep the profiler's trace of each explained block in the run's folder."""
+    checkpoint: bool = False
+    """After training save a checkpoint, restore it, and record what both took."""
+
+
+class World(Spec):
+    """Nodes x ranks per node, and the threads each rank computes with."""
+
+    nodes: int = Field(default=1, ge=1)
+    ranks_per_node: int = Field(ge=1)
+    """Of a full node."""
+    threads_per_rank: int = Field(ge=1)
+    ranks: int | None = Field(default=None, ge=1)
+    """In all, where the last node has fewer than the others. Null: every node is full."""
+
+    @model_validator(mode="after")
+    def _last_node_has_some(self) -> Self:
+        full = self.nodes * self.ranks_per_node
+        if self.ranks is not None and not full - self.ranks_per_node < self.ranks < full:
+            raise ValueError(f"{self.ranks} ranks are not on {self.nodes} nodes of {self.ranks_per_node}")
+        return self
+
+    @property
+    def size(self) -> int:
+        """Ranks in all."""
+        return self.ranks or self.nodes * self.ranks_per_node
+
+
+def world_of_hosts(ranks: int, ranks_per_node: int, threads_per_rank: int) -> World:
+    """Full hosts of at most `ranks_per_node`, and one with the rest, as a scheduler gives them."""
+    each = min(ranks, ranks_per_node)
+    nodes = -(-ranks // each)
+    rest = ranks if ranks % each else None
+    return World(nodes=nodes, ranks_per_node=each, threads_per_rank=threads_per_rank, ranks=rest)
+
+
+class Trial(Spec):
+    """One point: everything that decides its result."""
+
+    model: ModelSpec
+    data: DataSpec
+    train: TrainSpec
+    world: World
+    window: WindowSpec
+    launcher: str
+    model_digest: str | None = None
+    """Of a Hugging Face configuration: which model it describes, wherever its folder lies; null for other models."""
+    weights_digest: str | None = None
+    """Of the pretrained weights that training begins with, wherever they lie; null where they are random."""
+    origin: str | None = None
+    """Of an imported trial: the cluster and the devices it ran on, as the log names them, for what else decides its
+    result is not known. Null for trials of vitscale's own."""
+
+    @model_validator(mode="after")
+    def _shares_fit(self) -> Self:
+        shares = self.train.micro_batches
+        ranks, mean = self.world.size, self.train.micro_batch
+        if shares is not None and (len(shares) != ranks or sum(shares) != ranks * mean):
+            raise ValueError(f"micro_batches are not the shares of {ranks} ranks with {mean} images in the mean")
+        return self
+
+    @property
+    def global_batch(self) -> int:
+        """Images per optimizer step: ranks x micro-batch x accumulation."""
+        return self.world.size * self.train.micro_batch * self.train.grad_accum
+
+    @property
+    def peak_learning_rate(self) -> float:
+        """The learning rate after warm-up, scaled with the global batch.
+
+        Linear: Goyal et al., "Accurate, Large Minibatch SGD" (2017), section 2.1. Square root: Krizhevsky, "One weird
+        trick" (2014), section 5; for Adam, Malladi et al., "On the SDEs and Scaling Rules for Adaptive Gradient
+        Algorithms" (2022), definition 5.2.
+        """
+        ratio = self.global_batch / self.train.learning_rate_base_batch
+        factor = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[self.train.learning_rate_scaling]
+        return self.train.learning_rate * factor
+
+    def learning_rate_at(self, step: int) -> float:
+        """The learning rate of an optimizer step (counted from 0): `min(1, (step + 1) / warm-up steps)` of the peak."""
+        warmup = self.train.learning_rate_warmup_steps
+        return self.peak_learning_rate * (min(1.0, (step + 1) / warmup) if warmup else 1.0)
+
+    def identity(self) -> str:
+        """12 hexadecimal digits of SHA-256 over all that affects the result."""
+        content = self.model_dump(mode="json")
+        for key in HOW_FOUND:
+            del content["data"][key]
+        for section, added in _ADDED_LATER.items():
+            for key, value in added.items():
+                if content[section][key] == value:
+                    del content[section][key]
+        if self.origin is None:  # came with imports; trials of vitscale's own stay as they were
+            del content["origin"]
+        if self.model_digest is not None:
+            del content["model"]["hf"]
+        if self.weights_digest is None:
+            del content["weights_digest"]
+        else:
+            content["model"].pop("weights", None)
+        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+def samples_used(dataset_samples: int, fraction: float) -> int:
+    """Training images used: `ceil(D * fraction)`, exact (0.1 * 3 of 50,000 is 15,000, not 15,001)."""
+    return math.ceil(dataset_samples * exact(fraction))
+
+
+def steps_per_epoch(samples: int, world_size: int, micro_batch: int, grad_accum: int, drop_last: bool) -> int:
+    """Optimizer steps in an epoch of `samples` images (already a fraction of the dataset).
+
+    `ceil(ceil(samples / N) / micro_batch)` micro-steps per rank, grouped by accumulation; nested ceilings collapse,
+    so this is `ceil(samples / (N * micro_batch * A))`. With `drop_last` the incomplete last step is left out.
+    """
+    global_batch = world_size * micro_batch * grad_accum
+    return samples // global_batch if drop_last else -(-samples // global_batch)
+
+
+def last_step_share(trial: Trial, samples: int) -> float | None:
+    """The slots of an epoch's short last step against those of a whole one, on the rank that shrinks least.
+
+    `datasets.order` shrinks a rank's slot of m images to ceil(m * R / G) entries, where R images are left of a global
+    batch of G. None where no step is shorter than another: there is one step, all batches are whole, or `drop_last`
+    leaves the last one out.
+
+    Args:
+        trial: for its batch sizes.
+        samples: images of an epoch.
+    """
+    whole = trial.global_batch
+    left = samples % whole
+    if not left or samples < whole or trial.train.drop_last:
+        return None
+    return max(-(-size * left // whole) / size for size in trial.train.micro_batches or (trial.train.micro_batch,))
+
+
+def effective_steps(trial: Trial, samples: int) -> float:
+    """Whole steps that an epoch of `samples` images comes to, its short last one by `last_step_share`."""
+    train = trial.train
+    count = steps_per_epoch(samples, trial.world.size, train.micro_batch, train.grad_accum, train.drop_last)
+    share = last_step_share(trial, samples)
+    return float(count) if share is None else count - 1 + share
+
+
+def exact(share: float) -> Fraction:
+    """The rational number a share was meant to be: 0.3 is 3/10, the float nearest to 5/7 is 5/7, 0.1 * 3 is 3/10.
+
+    It is the simplest one within a few rounding errors: a share of exactly 15,000 images must not become 15,001 by
+    `ceil`.
+    """
+    candidates = (Fraction(share).limit_denominator(10**digits) for digits in range(1, 16))
+    return next((c for c in candidates if math.isclose(c, share, rel_tol=1e-14)), Fraction(share))

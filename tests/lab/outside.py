@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Iterable
@@ -19,6 +20,8 @@ def left_of(name: str, namespaces: Iterable[str] = ()) -> list[str]:
     left += [line for line in Path("/proc/self/mounts").read_text().splitlines() if wanted in line]
     sought = set(namespaces)
     for process in Path("/proc").glob("[0-9]*"):
+        if process.name == str(os.getpid()):
+            continue  # it holds them open itself
         try:
             arguments = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
             # A namespace lives as long as a process is in it, or has it open.
@@ -30,11 +33,16 @@ def left_of(name: str, namespaces: Iterable[str] = ()) -> list[str]:
     return left
 
 
-def namespaces_of(lab: state.State) -> list[str]:
-    """The names of the lab's namespaces of every kind that this process is not in."""
-    theirs = {link.readlink().name for holder in lab.holders for link in Path(f"/proc/{holder.first.pid}/ns").iterdir()}
+def namespaces_of(lab: state.State, held: contextlib.ExitStack) -> list[str]:
+    """The names of the lab's namespaces of every kind that this process is not in.
+
+    They are held open: the kernel gives the number of one that is gone to the next, be it another test's.
+    """
     ours = {link.readlink().name for link in Path("/proc/self/ns").iterdir()}
-    return sorted(theirs - ours)
+    links = [link for holder in lab.holders for link in Path(f"/proc/{holder.first.pid}/ns").iterdir()]
+    for link in links:
+        held.enter_context(link.open("rb"))
+    return sorted({link.readlink().name for link in links} - ours)
 
 
 def machine() -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -45,10 +46,12 @@ KINDS = ("deaf", "stopped", "daemon")
 
 
 @pytest.fixture(autouse=True)
-def _nothing_left() -> Iterator[None]:
+def held() -> Iterator[contextlib.ExitStack]:
+    """Holds namespaces open for a test, after which nothing may be left."""
     needs.root_and("ip", "tc", "unshare", "nsenter", "ssh", "sshd")
     before = machine()
-    yield
+    with contextlib.ExitStack() as held:
+        yield held
     down(NAME)
     assert left_of(NAME) == []
     assert machine() == before
@@ -61,11 +64,11 @@ def start_unruly(lab: Laboratory, host: int, folder: Path) -> subprocess.Popen[b
     return running
 
 
-def test_the_end_of_a_block_ends_everything_inside(tmp_path: Path) -> None:
+def test_the_end_of_a_block_ends_everything_inside(tmp_path: Path, held: contextlib.ExitStack) -> None:
     before = machine()
     with laboratory(name=NAME, bandwidth_mbit=100.0, cores_per_host=0.5) as lab:
         assert machine() == before
-        namespaces = namespaces_of(lab.state)
+        namespaces = namespaces_of(lab.state, held)
         running = start_unruly(lab, 1, tmp_path)
         waiting = subprocess.Popen(lab.command(0, ["sleep", "600"]))
         wait_until(lambda: lab.processes(0), "a command runs")
@@ -91,10 +94,10 @@ def test_a_host_that_is_gone_is_gone_alone(tmp_path: Path) -> None:
         lab.kill(1)
 
 
-def test_down_ends_what_up_made_and_what_hangs_inside(tmp_path: Path) -> None:
+def test_down_ends_what_up_made_and_what_hangs_inside(tmp_path: Path, held: contextlib.ExitStack) -> None:
     assert vitscale("lab", "up", "--name", NAME, "--cores-per-host", "0.5", "--bandwidth", "100mbit").returncode == 0
     lab = next(one for one in laboratories()[0] if one.state.name == NAME)
-    namespaces = namespaces_of(lab.state)
+    namespaces = namespaces_of(lab.state, held)
     running = start_unruly(lab, 0, tmp_path)
     answer = vitscale("lab", "down", "--name", NAME, timeout=300)
     assert (answer.returncode, answer.stdout) == (0, f"Lab '{NAME}' is gone.\n")
@@ -104,9 +107,11 @@ def test_down_ends_what_up_made_and_what_hangs_inside(tmp_path: Path) -> None:
     assert (again.returncode, again.stdout) == (0, f"There is no lab '{NAME}': nothing to do.\n")
 
 
-def test_after_sigkill_of_all_that_up_started_nothing_runs_and_down_removes_the_rest(tmp_path: Path) -> None:
+def test_after_sigkill_of_all_that_up_started_nothing_runs_and_down_removes_the_rest(
+    tmp_path: Path, held: contextlib.ExitStack
+) -> None:
     made = up(Plan(NAME, cores_per_host=0.5))
-    namespaces = namespaces_of(made)
+    namespaces = namespaces_of(made, held)
     running = start_unruly(Laboratory(made), 1, tmp_path)
     for holder in made.holders:
         os.kill(holder.outside.pid, signal.SIGKILL)
@@ -141,11 +146,13 @@ with laboratory(name=sys.argv[1], cores_per_host=0.5):
 """
 
 
-def test_a_block_whose_process_is_killed_leaves_nothing() -> None:
+def test_a_block_whose_process_is_killed_leaves_nothing(held: contextlib.ExitStack) -> None:
     with subprocess.Popen([sys.executable, "-c", IN_A_BLOCK, NAME], stdout=subprocess.PIPE, text=True) as user:
         assert user.stdout is not None
         assert user.stdout.readline() == "made\n"
-        namespaces = [name for lab in laboratories()[0] if lab.state.name == NAME for name in namespaces_of(lab.state)]
+        namespaces = [
+            name for lab in laboratories()[0] if lab.state.name == NAME for name in namespaces_of(lab.state, held)
+        ]
         user.kill()
     assert len(namespaces) >= 15
     wait_until(lambda: left_of(NAME, namespaces) == [], "nothing is left")

@@ -1,0 +1,66 @@
+"""The JSON of every verb: one envelope, which names the verb and the version of its form, around the content.
+
+`docs/json.md` has every field. A version grows when a field is renamed, removed or means something else, not when one
+is added.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from vitscale.present.document import Finding
+from vitscale.present.estimate import Estimate
+
+VERSIONS: Mapping[str, int] = MappingProxyType(
+    {"run": 5, "report": 5, "plan": 2, "check": 1, "predict": 1, "advise": 3, "lint": 2, "import": 1}
+)
+"""Of each verb's content. (The results folder has a format of its own: `store.records.FORMAT`.)"""
+
+
+def envelope(verb: str, content: Mapping[str, Any]) -> str:
+    """`{"vitscale": verb, "version": n, ...content}` as text; unavailable is null, and so is what JSON cannot tell.
+
+    Raises:
+        ValueError: the content has a field of the envelope's own.
+    """
+    if taken := {"vitscale", "version"} & set(content):
+        raise ValueError(f"fields of the envelope in the content of {verb}: {', '.join(sorted(taken))}")
+    whole = {"vitscale": verb, "version": VERSIONS[verb], **content}
+    return json.dumps(finite(whole), indent=1, allow_nan=False) + "\n"
+
+
+def finite(value: Any) -> Any:
+    """`value` with every number that JSON does not know (NaN, infinity) as null, at any depth."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
+
+
+def finding_fields(finding: Finding) -> dict[str, Any]:
+    """A finding as every verb tells it."""
+    about = finding.about
+    return {
+        "kind": finding.kind,
+        "severity": finding.severity,
+        "message": finding.message,
+        "advice": finding.advice,
+        "trials": list(about.trials),
+        "ranks": list(about.ranks),
+        "hosts": list(about.hosts),
+        "key": about.key or None,
+        "source": about.source or None,
+    }
+
+
+def estimate_fields(name: str, estimate: Estimate | None) -> dict[str, float | None]:
+    """`name`, `name_low` and `name_high`: null where the figure is unavailable, or its interval."""
+    parts = (None, None, None) if estimate is None else (estimate.value, estimate.low, estimate.high)
+    return dict(zip((name, f"{name}_low", f"{name}_high"), map(finite, parts), strict=True))

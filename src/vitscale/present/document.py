@@ -1,0 +1,222 @@
+"""What a verb says, as plain values: pure, and the same for a terminal, Markdown, LaTeX and a page.
+
+The answer stands first; what few need stands in parts that are `folded`. Texts are sentences without markup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from vitscale.present.estimate import Estimate
+from vitscale.present.units import UNKNOWN, number
+
+Severity = Literal["error", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+"""Most severe first. An error: it will not work, or not as the request says. A warning: it works, and costs time,
+memory or accuracy, or its figures may mislead. A note: worth knowing, right as it may be."""
+
+
+@dataclass(frozen=True)
+class About:
+    """What a finding concerns; empty: all of what was looked at."""
+
+    trials: tuple[str, ...] = ()
+    """Identities."""
+    ranks: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
+    key: str = ""
+    """Dotted key of a configuration, as in the file."""
+    source: str = ""
+    """Where that can be looked up: a file of a release, a page, a paper."""
+
+
+EVERYTHING = About()
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing a reader must know, and what to do about it."""
+
+    kind: str
+    """A fixed name: too-few-repeats, slow-rank, unknown-key, ..."""
+    severity: Severity
+    message: str
+    advice: str
+    about: About = EVERYTHING
+
+
+def most_severe_first(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Findings by severity; those of one severity keep their order."""
+    return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """A sentence or more."""
+
+    text: str
+    tone: Literal["", "strong", "quiet", "bad"] = ""
+
+
+@dataclass(frozen=True)
+class Bullets:
+    """Sentences of equal rank."""
+
+    items: tuple[str, ...]
+    tone: Literal["", "bad"] = ""
+
+
+@dataclass(frozen=True)
+class Code:
+    """Lines to be copied, such as commands: never wrapped."""
+
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Column:
+    """The heading of a column."""
+
+    name: str
+    unit: str = ""
+    """Of its figures, where each does not carry its own."""
+    narrow: str | None = ""
+    """The heading where there is little room; empty: `name`; None: such a column is the first to be left out."""
+    words: bool = False
+    """Words, which stand on the left and may be wrapped; figures stand on the right and never are."""
+
+    @property
+    def heading(self) -> str:
+        """The name and the unit on one line."""
+        return f"{self.name} ({self.unit})" if self.unit else self.name
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A figure or word as text, with its interval as text where it has one."""
+
+    text: str
+    bounds: str = ""
+    state: Literal["", "failed", "missing", "baseline"] = ""
+    """failed, missing: the text says what became of the trial, instead of a figure."""
+    spans: int = 1
+    """Columns: an outcome takes those of the figures that are not there."""
+    run: str = ""
+    """The interval of one future run, where `bounds` is that of the mean."""
+
+    def __str__(self) -> str:
+        within = "; ".join(filter(None, (self.bounds, self.run)))
+        return f"{self.text} ({within})" if within else self.text
+
+
+Row: TypeAlias = tuple[Cell, ...]
+"""Cells whose spans add up to the number of columns."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows that belong together, such as the trials of one curve."""
+
+    label: str
+    """Empty where a table has no groups."""
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns in the same order in every row, in groups, with what must be known beside it below."""
+
+    columns: tuple[Column, ...]
+    groups: tuple[Group, ...]
+    notes: tuple[str, ...] = ()
+    folded: bool = False
+    title: str = ""
+    """Also the name of what is folded."""
+    label: str = ""
+    """The heading above the groups' labels."""
+
+    @property
+    def rows(self) -> Iterator[tuple[str, Row]]:
+        """(the group's label, the row) of each row, in order."""
+        for group in self.groups:
+            for row in group.rows:
+                yield group.label, row
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart, what it says in words, and its figures as a table."""
+
+    name: str
+    """Also the file's name, without its ending."""
+    title: str
+    spec: Mapping[str, Any] = field(hash=False)
+    """Vega-Lite, without a theme."""
+    text: tuple[str, ...]
+    table: Table | None = None
+
+
+@dataclass(frozen=True)
+class Section:
+    """Blocks under a heading; one that is folded opens when it is asked for."""
+
+    title: str
+    blocks: tuple[Block, ...]
+    folded: bool = False
+
+
+Block: TypeAlias = "Paragraph | Bullets | Code | Table | Finding | Figure | Section"
+
+
+@dataclass(frozen=True)
+class Document:
+    """All that a verb says."""
+
+    title: str
+    """Empty where the first block is the answer itself."""
+    blocks: tuple[Block, ...]
+    last: tuple[str, ...] = ()
+    """Lines that stand at the end however short the form is: where it is stored, what to do next."""
+
+
+def table(
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[Cell | str]],
+    *,
+    title: str = "",
+    notes: Sequence[str] = (),
+    folded: bool = False,
+    always: Sequence[str] = (),
+) -> Table:
+    """A table without groups, less the columns of which nothing is known.
+
+    Args:
+        columns: the headings.
+        rows: texts or cells, one for each column.
+        title: of the table.
+        notes: below it.
+        folded: whether it opens only when it is asked for.
+        always: names of columns that stay whatever is known.
+    """
+    cells = [tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in row) for row in rows]
+    kept = [
+        at
+        for at, column in enumerate(columns)
+        if column.name in always or any(len(row) <= at or row[at].text not in ("", UNKNOWN) for row in cells)
+    ]
+    kept_rows = tuple(tuple(row[at] for at in kept) for row in cells)
+    return Table(tuple(columns[at] for at in kept), (Group("", kept_rows),), tuple(notes), folded, title)
+
+
+def estimate_cell(estimate: Estimate | None, form: Callable[[float], str] = number) -> Cell:
+    """A figure with its interval, if it has one; a dash for the unknown."""
+    if estimate is None:
+        return Cell(UNKNOWN)
+    return Cell(form(estimate.value), estimate.bounds(form), run=estimate.one_run.bounds(form))
+
+
+def plain(text: str) -> str:
+    """`text` on one line, control characters shown and not obeyed: what a user's name carried in stays words."""
+    return "".join(c if c.isprintable() else " " if c.isspace() else c.encode("unicode_escape").decode() for c in text)

@@ -1,0 +1,80 @@
+"""A figure with its interval: the one type of a value that is not known exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from vitscale.present import units
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value and the interval in which it lies at `level`; `low` and `high` are None where there is no interval.
+
+    With bounds a note says why they decide nothing still (too few runs); without, why there are none.
+    """
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    level: float = 0.95
+    of: Literal["the mean", "a future run"] = "the mean"
+    """What lies in the interval with that confidence."""
+    note: str = ""
+    future_low: float | None = None
+    """Of an estimate of the mean that tells too where one run still to be made will lie, at the same level."""
+    future_high: float | None = None
+
+    def times(self, factor: float) -> Estimate:
+        """The same in another unit: every number multiplied by a positive exact `factor`."""
+        return replace(
+            self,
+            value=self.value * factor,
+            low=_times(self.low, factor),
+            high=_times(self.high, factor),
+            future_low=_times(self.future_low, factor),
+            future_high=_times(self.future_high, factor),
+        )
+
+    def into(self, whole: float) -> Estimate:
+        """`whole` divided by this figure, such as bytes by seconds. Both positive; the ends change places."""
+        return replace(
+            self,
+            value=whole / self.value,
+            low=_divided(whole, self.high),
+            high=_divided(whole, self.low),
+            future_low=_divided(whole, self.future_high),
+            future_high=_divided(whole, self.future_low),
+        )
+
+    def side_of(self, value: float) -> Literal["above", "below"] | None:
+        """On which side of `value` the whole interval lies; None where it holds it, or where runs are too few."""
+        if self.low is None or self.high is None or self.note:
+            return None
+        return "above" if self.low > value else "below" if self.high < value else None
+
+    @property
+    def one_run(self) -> Estimate:
+        """Where one future run lies, as an estimate of its own; without an interval where that is unknown."""
+        if self.of == "a future run":
+            return self
+        return Estimate(self.value, self.future_low, self.future_high, self.level, "a future run", self.note)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether its interval holds nothing but the value."""
+        return self.low == self.high == self.value
+
+    def bounds(self, form: Callable[[float], str] = units.number) -> str:
+        """The interval as text, "1.90-2.05"; empty where there is none, or where it holds nothing but the value."""
+        return "" if self.low == self.high else units.bounds(self.low, self.high, form)
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+def _divided(whole: float, value: float | None) -> float | None:
+    return whole / value if value else None

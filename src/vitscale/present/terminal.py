@@ -1,0 +1,239 @@
+"""A document on a terminal: 80 columns or more, 25 lines unless all is asked for, no number broken across lines."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.text import Text
+
+from vitscale.present.document import (
+    SEVERITIES,
+    Block,
+    Bullets,
+    Code,
+    Document,
+    Figure,
+    Finding,
+    Paragraph,
+    Section,
+    Severity,
+    Table,
+    plain,
+)
+from vitscale.present.terminal_table import table_lines
+from vitscale.present.units import counted, listed
+
+MOST_LINES = 25
+_NARROWEST = 40
+_FEWEST = 3
+"""Lines of a block that is cut, at least; one that would have fewer is named instead."""
+_SEVERITY_STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "note": "cyan"}
+_TONES = {"": "", "strong": "bold", "quiet": "dim", "bad": "red"}
+_LONGEST_KEY = 70
+_NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=(?:[num]?s|min|h|d|%|x|of|[kMGTPE]?i?B(?:/s)?|[kMGTPE]?FLOP/s)(?![\w]))")
+_KEPT = "\N{NO-BREAK SPACE}"
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The lines of one block, and how they may be shortened."""
+
+    name: str
+    """For where it is left out."""
+    lines: tuple[Text, ...]
+    units: tuple[int, ...] = ()
+    """Lines of each thing in it that stands or goes as a whole, from the first; empty: the block is not cut."""
+    before: int = 0
+    """Lines that precede those: a heading."""
+
+
+def show(console: Console, document: Document, verbose: bool = False, most_lines: int = MOST_LINES) -> None:
+    """Prints a document at the console's width."""
+    for line in lines(document, console.width, verbose, most_lines):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def lines(document: Document, width: int = 80, verbose: bool = False, most_lines: int = MOST_LINES) -> list[Text]:
+    """The lines of a document.
+
+    Args:
+        document: what is said.
+        width: columns; what is no sentence or table (a path, a command) may be longer and stays whole.
+        verbose: everything; else what is folded is only named.
+        most_lines: unless verbose; of what is longer the last parts are cut first, and it is said what was.
+    """
+    width = max(width, _NARROWEST)
+    head = [Text(line, "bold") for line in _wrapped(document.title, width)] if document.title else []
+    last = [Text(line) for text in document.last for line in _wrapped(text, width)]
+    parts = list(_parts(document.blocks, width, verbose))
+    if verbose:
+        return _without_trailing([*head, *(line for part in parts for line in part.lines), *last])
+    folded = [*_folded(document.blocks)]
+    return _without_trailing(_within(head, parts, last, folded, most_lines, width))
+
+
+def _within(
+    head: list[Text], parts: list[_Part], last: list[Text], folded: list[str], most_lines: int, width: int
+) -> list[Text]:
+    """Everything within `most_lines`: the last parts are cut, then left out and named."""
+    left_out: list[str] = []
+
+    def closing() -> list[Text]:
+        more = [*left_out, *folded]
+        text = f"More with --verbose: {listed(dict.fromkeys(more), most=6)}." if more else ""
+        return [Text(line, "dim") for line in _wrapped(text, width)] if more else []
+
+    while parts and (over := _length(head, parts, closing(), last) - most_lines) > 0:
+        at = next((n for n in range(len(parts) - 1, -1, -1) if parts[n].units or n > 0), 0)
+        shortened = _shortened(parts[at], over)
+        if shortened is not None:
+            parts[at] = shortened
+        elif at == 0:
+            break
+        else:
+            left_out.insert(0, parts.pop(at).name)
+            if parts and not parts[-1].lines:
+                parts.pop()
+    return [*head, *(line for part in parts for line in part.lines), *closing(), *last]
+
+
+def _length(head: Sequence[Text], parts: Sequence[_Part], closing: Sequence[Text], last: Sequence[Text]) -> int:
+    return len(head) + sum(len(part.lines) for part in parts) + len(closing) + len(last)
+
+
+def _shortened(part: _Part, over: int) -> _Part | None:
+    """The part with at least `over` lines fewer, a line said instead; None where too little would be left."""
+    kept = list(part.units)
+    while kept and sum(part.units) - sum(kept) < over + 1:
+        kept.pop()
+    if not kept or sum(kept) < _FEWEST:
+        return None
+    end = part.before + sum(kept)
+    after = part.lines[part.before + sum(part.units) :]
+    more = Text(f"  ... {len(part.units) - len(kept):,} more with --verbose", "dim")
+    return _Part(part.name, (*part.lines[:end], more, *after), before=part.before)
+
+
+def _folded(blocks: Sequence[Block]) -> Iterator[str]:
+    """The names of what only --verbose shows."""
+    for block in blocks:
+        if isinstance(block, Section | Table) and block.folded:
+            yield plain(block.title)
+        elif isinstance(block, Section):
+            yield from _folded(block.blocks)
+
+
+def _parts(blocks: Sequence[Block], width: int, verbose: bool) -> Iterator[_Part]:
+    """One part for each block that is shown, findings in a row together, each with an empty line at its end."""
+    findings: list[Finding] = []
+    for block in [*blocks, None]:
+        if isinstance(block, Finding):
+            findings.append(block)
+            continue
+        if findings:
+            yield _findings(findings, width, verbose)
+            findings = []
+        if isinstance(block, Section):
+            if block.folded and not verbose:
+                continue
+            inner = list(_parts(block.blocks, width, verbose))
+            heading = (Text(plain(block.title), "bold"),)
+            for n, part in enumerate(inner):
+                titled = heading if n == 0 else ()
+                yield _Part(
+                    plain(block.title) if n == 0 else part.name,
+                    (*titled, *part.lines),
+                    part.units,
+                    part.before + len(titled),
+                )
+        elif isinstance(block, Table):
+            yield from _table(block, width) if verbose or not block.folded else ()
+        elif block is not None:
+            part = _part(block, width, verbose)
+            if part.lines:
+                yield part
+
+
+def _table(table: Table, width: int) -> Iterator[_Part]:
+    """One part for each table that it takes to hold all figures."""
+    title = (Text(plain(table.title), "bold"),) if table.title else ()
+    notes = tuple(Text(line, "dim") for note in table.notes for line in _wrapped(note, width, "  ", "  "))
+    name, laid = plain(table.title) or "a table", table_lines(table, width)
+    for n, piece in enumerate(laid):
+        head = (*(title if n == 0 else ()), *piece.head)
+        rows = tuple(line for row in piece.rows for line in row)
+        below = (*(notes if n == len(laid) - 1 else ()), Text(""))
+        yield _Part(
+            name if n == 0 else f"{name}, continued", (*head, *rows, *below), tuple(map(len, piece.rows)), len(head)
+        )
+
+
+def _part(block: Paragraph | Bullets | Code | Figure, width: int, verbose: bool) -> _Part:
+    empty = Text("")
+    match block:
+        case Paragraph():
+            texts = [Text(line, _TONES[block.tone]) for line in _wrapped(block.text, width)]
+            return _Part("a note", (*texts, empty))
+        case Bullets():
+            items = [_wrapped(item, width, "- ", "  ") for item in block.items]
+            texts = [Text(line, _TONES[block.tone]) for item in items for line in item]
+            return _Part(
+                counted(len(items), "note"), (*texts, empty) if texts else (), tuple(len(item) for item in items)
+            )
+        case Code():
+            texts = [Text(f"  {plain(line)}") for line in block.lines]
+            return _Part(counted(len(texts), "command"), (*texts, empty), (1,) * len(texts))
+        case Figure() if verbose:
+            texts = [Text(line) for item in block.text for line in _wrapped(item, width, "- ", "  ")]
+            return _Part(plain(block.title), (Text(plain(block.title), "bold"), *texts, empty))
+        case Figure():
+            return _Part("", ())
+
+
+def _findings(findings: Sequence[Finding], width: int, verbose: bool) -> _Part:
+    """Severity, kind and key on a line; what is there; what to do; with all asked for, where it can be looked up."""
+    shown: list[list[Text]] = []
+    for finding in findings:
+        head = Text(finding.severity, _SEVERITY_STYLES[finding.severity])
+        head.append(f"  {plain(finding.kind)}", "bold")
+        if finding.about.key:
+            head.append(f"  {shown_key(finding.about.key)}", "default")
+        texts = [f"{finding.message.rstrip('.')}.", f"Next: {finding.advice.rstrip('.')}." if finding.advice else ""]
+        lines = [Text(line) for text in texts if text for line in _wrapped(text, width, "  ", "  ")]
+        if verbose and finding.about.source:
+            lines += [Text(line, "dim") for line in _wrapped(f"Source: {finding.about.source}", width, "  ", "  ")]
+        shown.append([head, *lines])
+    counts = [len(lines) for lines in shown]
+    return _Part(
+        counted(len(shown), "finding"), (*(line for lines in shown for line in lines), Text("")), tuple(counts)
+    )
+
+
+def counts_of(findings: Sequence[Finding]) -> str:
+    """ "1 error, 2 warnings, 0 notes": as a summary has it; empty where there is none."""
+    counts = [sum(finding.severity == severity for finding in findings) for severity in SEVERITIES]
+    return ", ".join(counted(n, name) for n, name in zip(counts, SEVERITIES, strict=True)) if any(counts) else ""
+
+
+def shown_key(key: str) -> str:
+    """A dotted key on one line, at most 70 characters of it."""
+    text = plain(key)
+    return text if len(text) <= _LONGEST_KEY else f"{text[: _LONGEST_KEY - 3]}..."
+
+
+def _wrapped(text: str, width: int, first: str = "", following: str = "") -> list[str]:
+    """`text` in lines; a number stays with its unit, and a long path or address whole, for the mouse."""
+    wrapper = textwrap.TextWrapper(width, initial_indent=first, subsequent_indent=following)
+    wrapper.break_long_words = wrapper.break_on_hyphens = False
+    kept = _NUMBER_AND_UNIT.sub(_KEPT, plain(text).strip())
+    return [line.replace(_KEPT, " ").rstrip() for line in wrapper.wrap(kept)]
+
+
+def _without_trailing(texts: list[Text]) -> list[Text]:
+    while texts and not texts[-1].plain:
+        texts.pop()
+    return texts

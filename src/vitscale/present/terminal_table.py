@@ -1,0 +1,206 @@
+"""A table in columns of text: figures whole and on the right, words wrapped, and what does not fit told otherwise."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from vitscale.present.document import Cell, Column, Group, Row, Table, plain
+from vitscale.present.units import UNKNOWN
+
+_WIDE_GAP, _NARROW_GAP = 2, 1
+_LEAST_WORDS = 12
+_MOST_LABEL = 24
+_STYLES = {"": "", "failed": "red", "missing": "dim", "baseline": "bold"}
+
+
+@dataclass(frozen=True)
+class LaidTable:
+    """The lines of a table."""
+
+    head: tuple[Text, ...]
+    """What is the same in all rows, the headings, and a rule."""
+    rows: tuple[tuple[Text, ...], ...]
+    """A row whose words are wrapped has several lines."""
+
+
+def table_lines(table: Table, width: int) -> tuple[LaidTable, ...]:
+    """A table within `width` columns; several, one below the other, where one cannot hold all figures.
+
+    Where it is too wide, in this order: words are wrapped and columns stand closer; columns without a narrow heading
+    are left out, and then those with the same in every row, which is told once, above; what is left stands in several
+    tables, each with the first column. A figure is never wrapped nor shortened.
+    """
+    if not table.columns:
+        return ()
+    alike: list[str] = []
+    for _ in table.columns:
+        if _fits(table, width):
+            break
+        at = _dispensable(table)
+        if at is None:
+            break
+        if _constant(table, at) and (text := next(_cells_at(table, at))) not in (UNKNOWN, ""):
+            alike.append(f"{plain(table.columns[at].heading)} {text}")
+        table = _without(table, at)
+    said = [Text(line) for line in textwrap.wrap(f"in all: {', '.join(alike)}", width)] if alike else []
+    pieces = [_laid(piece, width) for piece in _split(table, width)]
+    return (LaidTable((*said, *pieces[0].head), pieces[0].rows), *pieces[1:])
+
+
+def _dispensable(table: Table) -> int | None:
+    """The column to go next: one without a narrow heading, first where it is constant; then any constant one."""
+    places = range(len(table.columns) - 1, 0, -1)
+    optional = [at for at in places if table.columns[at].narrow is None]
+    constant = [at for at in places if _constant(table, at)]
+    return next(iter([*(at for at in optional if at in constant), *optional, *constant]), None)
+
+
+def _constant(table: Table, at: int) -> bool:
+    texts = list(_cells_at(table, at))
+    return len(texts) > 1 and len(set(texts)) == 1
+
+
+def _without(table: Table, at: int) -> Table:
+    """The table without one column; a cell that spans it spans one fewer."""
+
+    def cut(row: Row) -> Row:
+        cells: list[Cell] = []
+        start = 0
+        for cell in row:
+            covers = start <= at < start + cell.spans
+            if not covers or cell.spans > 1:
+                cells.append(replace(cell, spans=cell.spans - 1) if covers else cell)
+            start += cell.spans
+        return tuple(cells)
+
+    groups = tuple(Group(group.label, tuple(map(cut, group.rows))) for group in table.groups)
+    return replace(table, columns=(*table.columns[:at], *table.columns[at + 1 :]), groups=groups)
+
+
+def _split(table: Table, width: int) -> Iterator[Table]:
+    """The table, or several of as many columns as fit, each with the first."""
+    while not _fits(table, width) and len(table.columns) > 2:
+        piece = table
+        while not _fits(piece, width) and len(piece.columns) > 2:
+            piece = _without(piece, len(piece.columns) - 1)
+        yield piece
+        for _ in piece.columns[1:]:
+            table = _without(table, 1)
+        if len(table.columns) == 1:
+            return
+    yield table
+
+
+def _fits(table: Table, width: int, gap: int = _NARROW_GAP) -> bool:
+    widths = _widths(table, None, gap)
+    return sum(widths) + gap * (len(widths) - 1) <= width
+
+
+def _labelled(table: Table) -> bool:
+    return any(group.label for group in table.groups)
+
+
+def _text(cell: Cell) -> str:
+    return plain(f"{cell.text} ({cell.bounds})" if cell.bounds else cell.text)
+
+
+def _cells_at(table: Table, at: int) -> Iterator[str]:
+    """Texts of one column, without those that span several."""
+    for _, row in table.rows:
+        start = 0
+        for cell in row:
+            if start == at and cell.spans == 1:
+                yield _text(cell)
+            start += cell.spans
+
+
+def _heading(column: Column, narrowest: int) -> list[str]:
+    """The heading in lines no wider than its figures, where its words allow; the unit on a line of its own."""
+    words = plain(column.narrow or column.name)
+    longest = max((cell_len(word) for word in words.split()), default=1)
+    wrapper = textwrap.TextWrapper(max(longest, narrowest, 1), break_long_words=False, break_on_hyphens=False)
+    return [*wrapper.wrap(words), *([f"({plain(column.unit)})"] if column.unit else [])]
+
+
+def _widths(table: Table, width: int | None, gap: int) -> list[int]:
+    """Of the labels, where there are any, and of each column; words get what figures leave of `width`, or the least."""
+    labels = [plain(group.label) for group in table.groups] if _labelled(table) else []
+    found: list[tuple[int, int]] = []
+    if labels:
+        natural = max(map(cell_len, [*labels, plain(table.label)]))
+        found.append((min(natural, max(_LEAST_WORDS, _longest_word(labels))), min(natural, _MOST_LABEL)))
+    for at, column in enumerate(table.columns):
+        texts = list(_cells_at(table, at))
+        widest = max(map(cell_len, texts), default=0)
+        heading = max(map(cell_len, _heading(column, widest)), default=0)
+        natural = max(widest, heading)
+        narrowest = max(heading, min(widest, max(_LEAST_WORDS, _longest_word(texts)))) if column.words else natural
+        found.append((narrowest, natural))
+    if width is None:
+        return [narrowest for narrowest, _ in found]
+    spare = width - sum(narrowest for narrowest, _ in found) - gap * (len(found) - 1)
+    widths = []
+    for narrowest, natural in found:
+        more = max(0, min(spare, natural - narrowest))
+        widths.append(narrowest + more)
+        spare -= more
+    return widths
+
+
+def _longest_word(texts: Sequence[str]) -> int:
+    return min(_MOST_LABEL, max((cell_len(word) for text in texts for word in text.split()), default=0))
+
+
+def _laid(table: Table, width: int) -> LaidTable:
+    gap = _WIDE_GAP if _fits(table, width, _WIDE_GAP) else _NARROW_GAP
+    widths = _widths(table, width, gap)
+    labelled = _labelled(table)
+    sides = [*([True] if labelled else []), *(column.words for column in table.columns)]
+    texts = [[*textwrap.wrap(plain(table.label), widths[0])]] if labelled else []
+    offset = len(texts)
+    texts += [
+        _heading(column, max(map(cell_len, _cells_at(table, at)), default=0)) for at, column in enumerate(table.columns)
+    ]
+    head = _physical([list(lines) for lines in texts], widths, sides, gap, bottom=True)
+    rule = "\N{BOX DRAWINGS LIGHT HORIZONTAL}" * (sum(widths) + gap * (len(widths) - 1))
+    rows: list[tuple[Text, ...]] = []
+    for group in table.groups:
+        for n, row in enumerate(group.rows):
+            label = textwrap.wrap(plain(group.label), widths[0]) if labelled and n == 0 else []
+            cells = [label] if labelled else []
+            sizes, left = widths[:offset], [*sides[:offset]]
+            at = offset
+            for cell in row:
+                span = widths[at : at + cell.spans]
+                size = sum(span) + gap * (len(span) - 1)
+                as_words = sides[at] or cell.spans > 1
+                text = _text(cell)
+                cells.append(textwrap.wrap(text, size, break_on_hyphens=False) if as_words else [text])
+                sizes.append(size)
+                left.append(as_words)
+                at += cell.spans
+            style = next((_STYLES[cell.state] for cell in row if cell.state), "")
+            rows.append(tuple(Text(line.plain, style) for line in _physical(cells, sizes, left, gap)))
+    return LaidTable((*head, Text(rule, "dim")), tuple(rows))
+
+
+def _physical(
+    cells: Sequence[Sequence[str]], widths: Sequence[int], left: Sequence[bool], gap: int, bottom: bool = False
+) -> list[Text]:
+    """The lines that cells of several lines stand in, without blanks at their ends."""
+    height = max((len(lines) for lines in cells), default=0)
+    laid = []
+    for n in range(height):
+        parts = []
+        for lines, width, words in zip(cells, widths, left, strict=True):
+            at = n - (height - len(lines)) if bottom else n
+            text = lines[at] if 0 <= at < len(lines) else ""
+            room = " " * max(0, width - cell_len(text))
+            parts.append(text + room if words else room + text)
+        laid.append(Text((" " * gap).join(parts).rstrip()))
+    return laid

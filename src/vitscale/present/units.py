@@ -1,0 +1,163 @@
+"""Quantities as text: the one family of formatters, three significant digits, nothing unknown shown as 0.
+
+Sizes (memory, files, messages) are binary, as what allocates memory counts it: 1 GiB is 2^30 bytes. Rates are decimal,
+as networks and processors are sold: 1 GB/s is 10^9 bytes in a second.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+DASH = "\N{EN DASH}"
+UNKNOWN = DASH
+"""In a table's cell."""
+UNAVAILABLE = "unavailable"
+"""In a sentence."""
+NOT_FINITE = "not finite"
+
+_ALMOST = 0.9995
+"""From here on a value is shown as 1.00 of a unit, not as 1,000 of the one below."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What a quantity in its base unit is multiplied by to be shown, and the sign that stands behind it."""
+
+    factor: float
+    sign: str
+
+    def text(self, value: float | None) -> str:
+        """`value`, given in the base unit, without the sign: for a column that says it once."""
+        return UNKNOWN if value is None else number(value * self.factor)
+
+
+# From the smallest: each with the number of base units from which on it is used.
+_TIMES = (
+    (0.0, Unit(1e6, "us")),
+    (1e-3, Unit(1e3, "ms")),
+    (1.0, Unit(1.0, "s")),
+    (600.0, Unit(1 / 60, "min")),
+    (7_200.0, Unit(1 / 3_600, "h")),
+    (172_800.0, Unit(1 / 86_400, "d")),
+)
+_SIZES = tuple(
+    (1024.0**power if power else 0.0, Unit(1024.0**-power, sign))
+    for power, sign in enumerate(("B", "KiB", "MiB", "GiB", "TiB"))
+)
+_DECIMAL = tuple(
+    (1000.0**power if power else 0.0, Unit(1000.0**-power, prefix))
+    for power, prefix in enumerate(("", "k", "M", "G", "T", "P", "E"))
+)
+
+
+def _unit_of(value: float, scale: tuple[tuple[float, Unit], ...]) -> Unit:
+    return next(unit for least, unit in reversed(scale) if value >= _ALMOST * least)
+
+
+def _largest(values: Iterable[float | None], otherwise: float) -> float:
+    return max((abs(value) for value in values if value is not None and math.isfinite(value)), default=otherwise)
+
+
+def time_unit(values: Iterable[float | None]) -> Unit:
+    """The unit in which the largest of some times in seconds reads best: "s" below 10 minutes, "min" below 2 hours.
+
+    It is at least a millisecond: a column of times is not told in microseconds.
+    """
+    return _unit_of(max(1e-3, _largest(values, 1.0)), _TIMES)
+
+
+def size_unit(values: Iterable[float | None]) -> Unit:
+    """The unit, MiB or larger, in which the largest of some sizes in bytes reads best."""
+    return _unit_of(max(2.0**20, _largest(values, 2.0**20)), _SIZES)
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Three significant digits, whole thousands in full, no exponent for everyday sizes; a dash for the unknown."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    if value == 0:
+        return "0"
+    rounded = f"{value:.{digits - 1}e}"
+    magnitude = int(rounded.partition("e")[2])
+    if not -4 <= magnitude <= 9:
+        return rounded
+    return f"{value:,.{max(0, digits - 1 - magnitude)}f}"
+
+
+def seconds(value: float | None) -> str:
+    """A time: "85.0 us", "12.0 ms", "120 s", "15.0 min", "2.50 h", "3.00 d"."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    unit = _unit_of(abs(value), _TIMES) if value else Unit(1.0, "s")
+    return f"{unit.text(value)} {unit.sign}"
+
+
+def size(value: float | None) -> str:
+    """A number of bytes: "512 B", "4 MiB" where it is whole, "11.8 GiB"."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    unit = _unit_of(abs(value), _SIZES)
+    scaled = value * unit.factor
+    return f"{scaled:,.0f} {unit.sign}" if scaled == int(scaled) else f"{number(scaled)} {unit.sign}"
+
+
+def rate(value: float | None, sign: str) -> str:
+    """An amount in a second: 2.5e7 and "B/s" as "25.0 MB/s", 4e12 and "FLOP/s" as "4.00 TFLOP/s"."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    unit = _unit_of(abs(value), _DECIMAL)
+    return f"{unit.text(value)} {unit.sign}{sign}"
+
+
+def share(value: float | None) -> str:
+    """A ratio (speedup, efficiency) with two decimals, or three digits where two decimals hide it: "0.97", "0.0034"."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    return number(value, 2) if 0 < abs(value) < 0.095 else f"{value:,.2f}"
+
+
+def percent(value: float | None, decimals: int = 0) -> str:
+    """A share in percent: "7 %"; "<1 %" for what is there and would be shown as none."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    least = 10.0**-decimals
+    return f"<{least:g} %" if 0 < 100 * value < least / 2 else f"{100 * value:.{decimals}f} %"
+
+
+def relative(difference: float | None) -> str:
+    """A relative difference: "1.0 %", "3.1e-07"; "not finite" where a loss is not."""
+    if difference is None:
+        return UNKNOWN
+    if not math.isfinite(difference):
+        return NOT_FINITE
+    return f"{100 * difference:.2g} %" if difference >= 1e-3 else f"{difference:.1e}" if difference else "0"
+
+
+def money(value: float | None) -> str:
+    """An amount in the currency that the price was given in."""
+    return number(value)
+
+
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """ "1 rank", "8 ranks", "1,024 ranks", "2 batches": a count and what is counted."""
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def ranks(count: int) -> str:
+    """ "1 rank", "8 ranks"."""
+    return counted(count, "rank")
+
+
+def bounds(low: float | None, high: float | None, form: Callable[[float], str] = number) -> str:
+    """ "1.90-2.05" with a dash between; empty where an end is unknown."""
+    return "" if low is None or high is None else f"{form(low)}{DASH}{form(high)}"
+
+
+def listed(things: Iterable[object], most: int = 8) -> str:
+    """ "a, b and c"; of many the first `most` "and 4 more"; "none"."""
+    texts = [str(thing) for thing in things]
+    if len(texts) > most:
+        texts = [*texts[:most], f"{len(texts) - most:,} more"]
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}" if texts else "none"

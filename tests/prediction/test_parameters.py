@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from evidence_factory import MEASURED, UNKNOWN, make_point
+from evidence_factory import MEASURED, UNKNOWN, make_evidence, make_point, make_trial
+from vitscale.prediction.evaluating import measured_step
 from vitscale.prediction.evidence import StepParts
-from vitscale.prediction.parameters import NAMES, PARTS, Prior, priors
+from vitscale.prediction.fitting import fit
+from vitscale.prediction.labels import assumptions
+from vitscale.prediction.layouts import place
+from vitscale.prediction.likelihood import Likelihood
+from vitscale.prediction.parameters import JOB_TO_JOB, NAMES, OF_UNKNOWN_JOBS, PARTS, Prior, priors
+from vitscale.prediction.variants import variant
+from vitscale.trial.trial import Trial
 
 
 def test_every_parameter_has_a_prior_and_belongs_to_one_part() -> None:
@@ -53,3 +61,27 @@ def test_an_optimizer_that_nothing_tells_apart_is_left_in_the_rest() -> None:
 def test_a_rank_alone_on_a_cpu_may_compute_at_another_pace() -> None:
     on_gpu, on_cpu = (priors([make_point(1, 0.2, device=d)], UNKNOWN, known_messages=True) for d in ("cuda", "cpu"))
     assert on_cpu["alone"].spread > 3 * on_gpu["alone"].spread
+
+
+@pytest.mark.parametrize(
+    ("trial", "scale"),
+    [
+        (make_trial(2), JOB_TO_JOB),
+        (make_trial(2, model=None), OF_UNKNOWN_JOBS),
+        (make_trial(2, engine="mine"), OF_UNKNOWN_JOBS),
+        # What it sends is known, but not all that its log has timed.
+        (make_trial(2).model_copy(update={"origin": "table.csv"}), OF_UNKNOWN_JOBS),
+    ],
+)
+def test_fit_label_measured_answer_and_next_measurement_go_by_one_job_to_job_scale(trial: Trial, scale: float) -> None:
+    point = replace(make_point(2, 0.2), trial=trial)
+    evidence = make_evidence([point], MEASURED)
+    fitted = fit(evidence).series["ddp"]
+    asked = variant(fitted, {})
+    told = next(one for one in assumptions(asked, place(fitted.series, trial, 4, 8)) if one.part.startswith("job-to"))
+    measured = measured_step([point], point)
+
+    assert Likelihood(fitted.model, [point], priors([point], MEASURED, True)).job_to_job == scale
+    assert told.taken == f"about {100 * scale:.2g} % from one run to the next"
+    # Of one run that the prior alone says something of: 2.13 is t(4) at 95 %, and sqrt(2) the deviation of a t(4).
+    assert math.log(measured.high / measured.value) == pytest.approx(2.1318 * math.sqrt(2) * scale, rel=1e-3)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from vitscale.advice.option import Option
 from vitscale.prediction.evidence import Series
 from vitscale.prediction.network.links import Network
-from vitscale.prediction.parameters import JOB_TO_JOB
+from vitscale.prediction.parameters import job_scale
 
 _Z = 1.6449
 """Standard deviations on either side of a normal distribution's middle 90 %."""
@@ -113,7 +113,7 @@ def _runs(
 ) -> Iterator[_Possible]:
     """Short runs: of the answer itself, and of smaller counts where a part was never measured."""
     candidate = option.candidate
-    step = _step_seconds(series)
+    step, of_a_run = _step_seconds(series), job_scale(series.points[-1].trial) ** 2
 
     def gpu_minutes(ranks: int, runs: int) -> float:
         return runs * ranks * (startup + _SHORT_STEPS * step) / 60
@@ -121,7 +121,7 @@ def _runs(
     def known_to(part: str, runs: int) -> float:
         """A part that runs measure directly is known as far as runs agree."""
         own = shares.get(part, 0.0) * variance
-        return min(1.0, JOB_TO_JOB**2 / runs / own) if own > 0 else 1.0
+        return min(1.0, of_a_run / runs / own) if own > 0 else 1.0
 
     measured = {point.trial.train.micro_batch for point in series.points}
     where = "" if candidate.instance is None else f" of {candidate.instance.name}"
@@ -155,7 +155,7 @@ def _runs(
             "all but job-to-job",
             f"2 short runs on {option.gpus} ranks themselves (measure.steps = 50, repeats = 2)",
             gpu_minutes(option.gpus, 2),
-            dict.fromkeys(everything, min(1.0, JOB_TO_JOB**2 / 2 / variance)),
+            dict.fromkeys(everything, min(1.0, of_a_run / 2 / variance)),
         )
 
 

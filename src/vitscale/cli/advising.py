@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitscale.cli.base import JsonOption, ProgramConsole, ResultsArgument, app
+from vitscale.cli.base import CheckpointOption, JsonOption, NodeMtbfOption, ProgramConsole, ResultsArgument, app
 from vitscale.errors import RequestError, explain, shown
 
 if TYPE_CHECKING:
@@ -63,14 +63,8 @@ def advise(
         bool,
         typer.Option("--large-batch", help="Let them train with few steps an epoch, or far above the noise scale."),
     ] = False,
-    checkpoint_seconds: Annotated[
-        float | None,
-        typer.Option("--checkpoint-seconds", metavar="SECONDS", help="To save one checkpoint.  [default: as recorded]"),
-    ] = None,
-    node_mtbf: Annotated[
-        float | None,
-        typer.Option("--node-mtbf", metavar="HOURS", help="Mean time between failures of a host.  [default: a prior]"),
-    ] = None,
+    checkpoint_seconds: CheckpointOption = None,
+    node_mtbf: NodeMtbfOption = None,
     chart: Annotated[
         Path | None, typer.Option("--chart", metavar="FILE", help="Draw time against cost: .png, .svg or .html.")
     ] = None,

@@ -35,6 +35,14 @@ app = typer.Typer(
 StudyArgument = Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.", show_default=False)]
 ResultsArgument = Annotated[Path, typer.Argument(metavar="RESULTS", help="A results folder.", show_default=False)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+CheckpointOption = Annotated[
+    float | None,
+    typer.Option("--checkpoint-seconds", metavar="SECONDS", help="To save one checkpoint.  [default: as recorded]"),
+]
+NodeMtbfOption = Annotated[
+    float | None,
+    typer.Option("--node-mtbf", metavar="HOURS", help="Mean time between failures of a host.  [default: a prior]"),
+]
 SiteOption = Annotated[
     Path | None,
     typer.Option("--site", metavar="FILE", help="Site file: [launch], [slurm] and [node] put over the study's own."),

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from vitscale.cli.base import JsonOption, ProgramConsole, ResultsArgument, app
+from vitscale.cli.base import CheckpointOption, JsonOption, NodeMtbfOption, ProgramConsole, ResultsArgument, app
 
 
 @app.command()
@@ -70,14 +70,8 @@ def predict(
     epochs: Annotated[
         int | None, typer.Option("--epochs", metavar="N", help="Also the time to finish N epochs, failures included.")
     ] = None,
-    checkpoint_seconds: Annotated[
-        float | None,
-        typer.Option("--checkpoint-seconds", metavar="SECONDS", help="To save one checkpoint.  [default: as recorded]"),
-    ] = None,
-    node_mtbf: Annotated[
-        float | None,
-        typer.Option("--node-mtbf", metavar="HOURS", help="Mean time between failures of a host.  [default: a prior]"),
-    ] = None,
+    checkpoint_seconds: CheckpointOption = None,
+    node_mtbf: NodeMtbfOption = None,
     json: JsonOption = False,
 ) -> None:
     """Time, efficiency, memory and cost on rank counts that nobody has measured, with intervals."""

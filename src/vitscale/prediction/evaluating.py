@@ -6,6 +6,8 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,15 +15,16 @@ import numpy as np
 from vitscale.analysis.statistics import t_quantile
 from vitscale.errors import unknown
 from vitscale.prediction.evidence import Point, Series
-from vitscale.prediction.fitting import DRAWS, Fitted, FittedSeries, spread_out_jobs, spread_out_normals
+from vitscale.prediction.fitting import DRAWS, Fitted, FittedSeries
 from vitscale.prediction.gpu_types import GpuType
 from vitscale.prediction.labels import FURTHER_HOSTS, HOST_SIZE, assumptions, label, types_are_known
 from vitscale.prediction.layouts import Place, images_at
 from vitscale.prediction.memory.chance import oom_chance
 from vitscale.prediction.memory.many import peak_bytes_of_many
 from vitscale.prediction.network.links import Link
-from vitscale.prediction.parameters import JOB_DEVIATION, JOB_TO_JOB, JOB_TO_JOB_RUNS, OF_UNKNOWN_JOBS, PARTS
+from vitscale.prediction.parameters import JOB_DEVIATION, JOB_TO_JOB_RUNS, PARTS, job_scale
 from vitscale.prediction.results import CONFIDENCE, Estimate, Label
+from vitscale.prediction.sampling import spread_out_jobs, spread_out_normals
 from vitscale.prediction.step import of_series
 from vitscale.prediction.step.model import Array, Worlds
 from vitscale.prediction.step.of_series import device_factors, slowdown
@@ -239,7 +242,7 @@ def measured_step(points: Sequence[Point], point: Point) -> Estimate:
 
     How far runs differ is what all runs of `points` say, with a prior as in `fitting`; intervals are of Student's t.
     """
-    prior = JOB_DEVIATION * (OF_UNKNOWN_JOBS if point.trial.origin is not None else JOB_TO_JOB)
+    prior = JOB_DEVIATION * job_scale(point.trial)
     squares, freedom = JOB_TO_JOB_RUNS * prior**2, JOB_TO_JOB_RUNS
     for one in points:
         logs = [math.log(seconds) for seconds in one.step_seconds]
@@ -286,12 +289,17 @@ def slower_added_hosts(fitted: FittedSeries, worlds: Worlds, normal: Array) -> A
     beyond = np.ceil(worlds.ranks / worlds.ranks_per_node) > max(point.nodes for point in fitted.points)
     if types_are_known(fitted) or not beyond.any():
         return np.ones_like(normal * worlds.ranks)
-    from scipy.special import ndtr, ndtri
-
     chance = _SLOWER_HOSTS_CHANCE[any(point.devices for point in fitted.points)]
-    far = np.clip((ndtr(normal) - (1 - chance)) / chance, 0.0, 1 - 1e-9)
-    slower: Array = np.exp(_SLOWER_HOSTS_SPREAD * ndtri((1 + far) / 2) * beyond)
+    one_sided = np.reshape([_one_sided(float(one), chance) for one in normal.flat], normal.shape)
+    slower: Array = np.exp(_SLOWER_HOSTS_SPREAD * one_sided * beyond)
     return slower
+
+
+@cache
+def _one_sided(normal: float, chance: float) -> float:
+    """A standard normal number as the absolute value of another one where it is among the highest `chance`, else 0."""
+    far = min(1 - 1e-9, (NormalDist().cdf(normal) - (1 - chance)) / chance)
+    return NormalDist().inv_cdf((1 + far) / 2) if far > 0 else 0.0
 
 
 def _epochs(asked: Variant, candidates: Sequence[Candidate]) -> tuple[Array, Array]:

@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 from vitscale.prediction.evidence import Evidence, Point, Series
 from vitscale.prediction.likelihood import Likelihood, by_name
 from vitscale.prediction.parameters import priors
-from vitscale.prediction.sampling import sample, spread_out_normals
+from vitscale.prediction.sampling import sample
 from vitscale.prediction.step.model import Draws, StepModel
 from vitscale.prediction.step.of_series import fitted_points, model_of
 
 Array = NDArray[np.float64]
-__all__ = ["DRAWS", "Fitted", "FittedSeries", "Misfit", "fit", "fit_series", "spread_out_jobs", "spread_out_normals"]
 DRAWS = 512
 SEED = 20260221
 """No random number differs from one call to the next."""
@@ -142,12 +141,3 @@ def _misfits(points: tuple[Point, ...], steps: Array, job_to_job: float) -> tupl
         if abs(math.log(measured / of_model)) > _FAR * scale:
             misfits.append(Misfit(point.gpus, measured, float(of_model)))
     return tuple(misfits)
-
-
-def spread_out_jobs(rng: np.random.Generator, count: int) -> Array:
-    """(count, 1) effects of jobs in units of their scale, spread out alike: Student's t of four degrees of freedom, by
-    its quantiles in closed form (Shaw, Journal of Computational Finance 2006, equation 36)."""
-    below = (rng.permutation(count) + 0.5) / count
-    alpha = 4 * below * (1 - below)
-    quantile = 2 * np.sqrt(np.cos(np.arccos(np.sqrt(alpha)) / 3) / np.sqrt(alpha) - 1)
-    return np.asarray(np.sign(below - 0.5) * quantile, dtype=np.float64)[:, None]

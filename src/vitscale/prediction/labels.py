@@ -9,7 +9,7 @@ from vitscale.prediction.evidence import Point
 from vitscale.prediction.fitting import FittedSeries
 from vitscale.prediction.layouts import Place
 from vitscale.prediction.network.links import Link
-from vitscale.prediction.parameters import JOB_TO_JOB, OF_UNKNOWN_JOBS
+from vitscale.prediction.parameters import job_scale
 from vitscale.prediction.results import Assumption, Label
 from vitscale.prediction.variants import Variant
 from vitscale.trial.engine_options import ENGINES
@@ -55,11 +55,10 @@ def assumptions(asked: Variant, place: Place) -> tuple[Assumption, ...]:
         taken = alike if types_are_known(asked.fitted) else f"{alike}, or slower"
         found.append(Assumption(FURTHER_HOSTS, taken, f"a run on more than {measured} host{'s' * (measured > 1)}"))
     if max(len(point.step_seconds) for point in points) < 2 and len(points) < 3:
-        spread = OF_UNKNOWN_JOBS if asked.model.messages is None else JOB_TO_JOB
         found.append(
             Assumption(
                 "job-to-job variation",
-                f"about {100 * spread:.2g} % from one run to the next",
+                f"about {100 * job_scale(points[-1].trial):.2g} % from one run to the next",
                 "the same study with measure.repeats = 3",
             )
         )

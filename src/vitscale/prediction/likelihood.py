@@ -43,7 +43,7 @@ class Likelihood:
 
     def __init__(self, model: StepModel, points: Sequence[Point], known: Mapping[str, Prior]) -> None:
         self.model = model
-        self.job_to_job = job_scale(points, model.messages is not None)
+        self.job_to_job = job_scale(points[-1].trial)
         self.worlds: Worlds = worlds_of(points)
         self.mean = np.array([known[name].mean for name in NAMES])
         self.spread = np.array([max(1e-6, known[name].spread) for name in NAMES])

@@ -45,6 +45,8 @@ from dataclasses import dataclass, replace
 
 from vitscale.prediction.evidence import Point
 from vitscale.prediction.network.links import Network
+from vitscale.prediction.step.messages import messages
+from vitscale.trial.trial import Trial
 
 JOB_TO_JOB, OF_UNKNOWN_JOBS = 0.015, 0.023
 """Relative standard deviation of one run against the next. The latter of logs that do not tell what was run: what they
@@ -150,9 +152,9 @@ def _overlap(points: Sequence[Point]) -> str:
     return "overlap, measured" if any(point.gpus > 1 for point in points) else "overlap"
 
 
-def job_scale(points: Sequence[Point], known_messages: bool) -> float:
-    """Scale of one run against the next, as it is known beforehand."""
-    return OF_UNKNOWN_JOBS if not known_messages or points[-1].trial.origin is not None else JOB_TO_JOB
+def job_scale(trial: Trial) -> float:
+    """Scale of the logarithm of one run of a trial against the next, before its runs are looked at."""
+    return OF_UNKNOWN_JOBS if trial.origin is not None or messages(trial) is None else JOB_TO_JOB
 
 
 def _of(quantity: float, prior: Prior) -> Prior:

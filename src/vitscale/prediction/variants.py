@@ -11,10 +11,11 @@ import numpy as np
 
 from vitscale.errors import RequestError, explain, unknown
 from vitscale.prediction.evidence import Point
-from vitscale.prediction.fitting import DRAWS, FittedSeries, spread_out_normals
+from vitscale.prediction.fitting import DRAWS, FittedSeries
 from vitscale.prediction.gpu_types import GpuType, common_type, optimizer_factor, time_factors
 from vitscale.prediction.network.links import Link, Network
 from vitscale.prediction.results import Assumption
+from vitscale.prediction.sampling import spread_out_normals
 from vitscale.prediction.step.messages import messages, norm_messages
 from vitscale.prediction.step.model import Draws, StepModel
 from vitscale.prediction.step.of_series import shards_optimizer

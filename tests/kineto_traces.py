@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from vitscale.probes.events import Event, Kind
-from vitscale.probes.timeline import STEP
+from vitscale.profiles.events import Event, Kind
+from vitscale.profiles.timeline import STEP
 
 TRACES = Path(os.environ.get("VITSCALE_TRACES", Path(__file__).resolve().parents[2] / "shared" / "traces"))
 _KINDS: Mapping[str, Kind] = {

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitscale.probes import flight_recorder
-from vitscale.probes.flight_recorder import NO_DTYPE, Unreadable, operation, parse, size_ring
+from vitscale.probes.flight_recorder import NO_DTYPE, Unreadable, parse, size_ring
+from vitscale.profiles.collectives import operation
 
 
 def raw(record: int = 0, name: str = "gloo:all_reduce", **fields: Any) -> dict[str, Any]:

@@ -14,8 +14,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from vitscale.probes.events import events_of
-from vitscale.probes.timeline import PHASE_PREFIX, STEP, steps_on_cpu, steps_on_cuda
 from vitscale.processes.heartbeat import PROGRESS
+from vitscale.profiles.timeline import PHASE_PREFIX, STEP, steps_on_cpu, steps_on_cuda
 from vitscale.store.records import ExplainedLine, PhaseName
 
 Phase = Callable[[PhaseName], AbstractContextManager[object]]

@@ -13,12 +13,13 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch._C import _distributed_c10d as c10d
+
+from vitscale.profiles.collectives import dtype_name, operation
 
 _RING = "TORCH_FR_BUFFER_SIZE"
 _RING_ENTRIES = 16_384
@@ -30,26 +31,6 @@ _VERSION = "2."
 """Of the dump: within 2 fields are only added (FlightRecorder.hpp of torch 2.13 has 2.10)."""
 NO_DTYPE = "none"
 """Of a barrier, which has no tensor."""
-
-_OPERATIONS = {
-    "barrier": re.compile(r"(all_?reduce_)?barrier"),
-    "all_reduce": re.compile(r"_?all_?reduce"),
-    "all_gather": re.compile(r"_?all_?gather"),
-    "reduce_scatter": re.compile(r"_?reduce_?scatter"),
-    "broadcast": re.compile(r"_?broadcast"),
-    "reduce": re.compile(r"_?reduce"),
-    "all_to_all": re.compile(r"all_?to_?all"),
-    "gather": re.compile(r"gather"),
-    "scatter": re.compile(r"scatter"),
-    "send": re.compile(r"send\b"),
-    "recv": re.compile(r"recv\b"),
-}
-"""How backends' names of an operation begin, the first that fits: `nccl:_all_gather_base` is an all_gather."""
-_DTYPES = {
-    "float": "float32", "double": "float64", "half": "float16", "byte": "uint8", "char": "int8", "short": "int16",
-    "int": "int32", "long": "int64",
-}  # fmt: skip
-"""The recorder's names where they are not torch's in capitals."""
 
 
 @dataclass(frozen=True)
@@ -137,15 +118,6 @@ def _elements(sizes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> dict[str
     """Elements by dtype. A list that is gathered into has one dtype for all its tensors, under one leading size."""
     found: dict[str, int] = {}
     for size, dtype in zip(sizes, dtypes, strict=True):
-        name = _DTYPES.get(dtype.lower(), dtype.lower())
+        name = dtype_name(dtype)
         found[name] = found.get(name, 0) + math.prod(size)
     return found
-
-
-def operation(name: str) -> str:
-    """The field's name for what a backend calls `name`; its own where it is none of them.
-
-    Args:
-        name: without the backend: `_all_gather_base`, `reduce_scatter_tensor_coalesced`, `send 0->1`.
-    """
-    return next((known for known, pattern in _OPERATIONS.items() if pattern.match(name)), name)

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, get_args
 
 from vitscale.base.time_spans import Interval, complement, intersection, union
-from vitscale.probes.events import GLOO, Event
-from vitscale.probes.flight_recorder import operation
-from vitscale.store.records import COMMUNICATION, EXPOSED, NORM_MARK, PARTS, UNKNOWN_OPERATION, ExplainedLine, PhaseName
+from vitscale.profiles.collectives import is_collective, operation, operation_of_kernel
+from vitscale.profiles.events import GLOO, Event
+from vitscale.store.records import COMMUNICATION, EXPOSED, NORM_MARK, PARTS, ExplainedLine, PhaseName
 
 STEP = "vitscale.step"
 """The annotation around a whole step; a phase's is this with the phase's name in place of "step"."""
@@ -24,9 +24,6 @@ PHASE_PREFIX = "vitscale."
 
 _SHORTEST_IDLE_NS = 100_000
 """A shorter gap between operators is the host's own work between two of them, not waiting."""
-_NCCL = re.compile(r"(void )?(nccl|rccl|msccl)", re.IGNORECASE)
-"""How the kernels of NCCL and of AMD's RCCL begin; which operation they carry out, not all of them tell."""
-_OPERATION = re.compile("AllReduce|AllGather|ReduceScatter|AllToAll|Broadcast|Reduce|SendRecv")
 _LAUNCH = re.compile(r"(cuda|cu|hip)\w*(Launch\w*Kernel|GraphLaunch|Memcpy\w*Async)")
 """Calls of CUDA and HIP after which something runs on the device. Not memsets: one of no bytes runs nothing (3 of 117
 on an A100). A launched graph has the correlation of what runs in it."""
@@ -132,8 +129,8 @@ def steps_on_cuda(events: Sequence[Event], steps: Sequence[int], block: int, wor
     seen = {event.correlation for _, event in on_device}
     work = sorted((e.start_ns, e.correlation in seen) for e in events if e.kind == "launch" and _LAUNCH.match(e.name))
     kernels = [event for _, event in on_device if event.kind == "kernel"]
-    computing = union((float(e.start_ns), float(e.end_ns)) for e in kernels if not _NCCL.match(e.name))
-    collectives = [e for e in kernels if _NCCL.match(e.name)]
+    computing = union((float(e.start_ns), float(e.end_ns)) for e in kernels if not is_collective(e.name))
+    collectives = [e for e in kernels if is_collective(e.name)]
     labels = _communicators(collectives)
     collectives.sort(key=lambda event: event.start_ns)
     copies = union((float(e.start_ns), float(e.end_ns)) for _, e in on_device if e.kind == "copy" and "HtoD" in e.name)
@@ -167,7 +164,12 @@ def steps_on_cuda(events: Sequence[Event], steps: Sequence[int], block: int, wor
                 phases=tuple(phases),
                 idle=tuple(_seconds(*gap, axis) for gap in complement(computing, inside)),
                 collectives=tuple(
-                    (labels[_communicator(e)], _operation(e), *_seconds(e.start_ns, e.end_ns, axis)) for e in own
+                    (
+                        labels[_communicator(e)],
+                        _operation(e),
+                        *_seconds(e.start_ns, e.end_ns, axis),
+                    )
+                    for e in own
                 ),
                 norms=of_norms.places(launched.get(event.correlation, 0) for event in own),
                 copies=tuple(_seconds(*copy, axis) for copy in intersection(copies, [inside])),
@@ -288,11 +290,7 @@ def _phase(span: _Span) -> PhaseName:
 
 
 def _operation(kernel: Event) -> str:
-    """ "ncclDevKernel_AllReduce_Sum_f32_RING_LL" is an "all_reduce", as gloo names it; a "Generic" one may be any."""
-    if kernel.operation:
-        return operation(kernel.operation)
-    match = _OPERATION.search(kernel.name)
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", match[0]).lower() if match else UNKNOWN_OPERATION
+    return operation(kernel.operation) if kernel.operation else operation_of_kernel(kernel.name)
 
 
 def _seconds(start_ns: float, end_ns: float, step: _Span) -> tuple[float, float]:

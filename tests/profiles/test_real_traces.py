@@ -12,8 +12,8 @@ from kineto_traces import real_trace
 from results_factory import make_rank, make_run, make_trial
 from vitscale.analysis.breakdown import RankParts, breakdown
 from vitscale.base.time_spans import intersection, length
-from vitscale.probes.events import Event
-from vitscale.probes.timeline import NO_NCCL, steps_on_cuda
+from vitscale.profiles.events import Event
+from vitscale.profiles.timeline import NO_NCCL, steps_on_cuda
 from vitscale.store.records import COMMUNICATION, PARTS, ExplainedLine
 
 A100, V100 = "a100-world2-nccl-rank0.json.gz", "v100-world2-nccl-rank1.json.gz"

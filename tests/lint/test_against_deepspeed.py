@@ -57,7 +57,7 @@ IGNORED: list[tuple[dict[str, Any], str]] = [
 def errors_in(config: dict[str, Any]) -> list[str]:
     """The keys of the errors that need no optimizer or model to show: those are the configuration's own."""
     setting = Setting(gpus=1, deepspeed=INSTALLED)
-    return [f.key for f in lint(config, setting) if f.severity == "error" and f.rule not in _OF_THE_ENGINE]
+    return [f.about.key for f in lint(config, setting) if f.severity == "error" and f.kind not in _OF_THE_ENGINE]
 
 
 _OF_THE_ENGINE = ("optimizer-type", "scheduler-type")

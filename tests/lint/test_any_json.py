@@ -9,9 +9,11 @@ from typing import Any, get_args
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitscale.lint import Finding, Setting, Severity, lint
-from vitscale.lint.printing import findings_json, findings_text
+from vitscale.lint import Setting, lint, lint_document
 from vitscale.lint.releases import Release, known_releases
+from vitscale.present.data import envelope, finding_fields
+from vitscale.present.document import About, Document, Finding, Paragraph, Severity
+from vitscale.present.terminal import lines
 
 NAMES = sorted({name for key in Release(None)._facts for name in key.split(".")})
 KEYS = st.sampled_from(NAMES) | st.text(max_size=8) | st.text("[]\\/\x1b\u202e\n.", max_size=6)
@@ -48,37 +50,38 @@ def test_any_object_gives_findings_or_none(config: dict[str, Any], setting: Sett
     for finding in findings:
         assert finding.severity in get_args(Severity)
         assert finding.message
-        assert finding.fix
-        assert finding.source
-        assert set(finding.rule) <= set(string.ascii_lowercase + string.digits + "-")
-    assert json.loads(findings_json(findings)) == [finding.as_json() for finding in findings]
-    printed = "\n".join(line.plain for line in findings_text(findings, setting.described()))
+        assert finding.advice
+        assert finding.about.source
+        assert set(finding.kind) <= set(string.ascii_lowercase + string.digits + "-")
+    fields = [finding_fields(finding) for finding in findings]
+    assert json.loads(envelope("lint", {"findings": fields}))["findings"] == fields
+    document = lint_document("ds.json", findings, setting)
+    printed = "\n".join(line.plain for line in lines(document, verbose=True))
     assert all(character.isprintable() or character == "\n" for character in printed)
 
 
 def test_hostile_keys_are_printed_as_text() -> None:
     keys = ["\x1b[2Jx", "[red]bold[/red]", "\u202eabc", "a" * 5000, "line\nbreak"]
     findings = lint(dict.fromkeys(keys, 1) | {"train_batch_size": "\x1b]0;x\x07" * 500}, Setting())
-    lines = [line.plain for line in findings_text(findings, "x", width=80)]
-    printed = "\n".join(lines)
+    printed = "\n".join(line.plain for line in lines(lint_document("x", findings, Setting()), verbose=True))
     assert "\x1b" not in printed
     assert "\\x1b[2Jx" in printed
     assert "[red]bold[/red]" in printed
     assert "line\\nbreak" in printed
     assert max(len(line) for line in printed.splitlines()) < 900
-    assert [finding["key"] for finding in json.loads(findings_json(findings))[-5:]] != []
-    assert {finding.key for finding in findings} >= set(keys)
+    assert {finding.about.key for finding in findings} >= set(keys)
 
 
 def test_very_many_unknown_keys_are_not_all_told() -> None:
     findings = lint({f"key_{n}": 1 for n in range(90_000)}, Setting())
-    assert len([finding for finding in findings if finding.rule == "unknown-key"]) == 51
+    assert len([finding for finding in findings if finding.kind == "unknown-key"]) == 51
 
 
 def test_lines_keep_to_the_width_but_addresses_stay_whole() -> None:
     address = "https://www.deepspeed.ai/" + "x" * 90
-    finding = Finding("a-rule", "note", "key", "word " * 40, "fix " * 40, f"see {address}")
-    lines = "\n".join(line.plain for line in findings_text([finding], "word " * 40, width=60)).splitlines()
-    assert address in [line.strip() for line in lines]
-    assert all(len(line) <= 60 for line in lines if address not in line)
-    assert len(lines) > 8
+    finding = Finding("a-rule", "note", "word " * 40, "fix " * 40, About(key="key", source=f"see {address}"))
+    document = Document("", (Paragraph("word " * 40), finding))
+    printed = [line.plain for line in lines(document, 60, verbose=True)]
+    assert address in [line.strip() for line in printed]
+    assert all(len(line) <= 60 for line in printed if address not in line)
+    assert len(printed) > 8

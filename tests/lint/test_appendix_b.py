@@ -14,7 +14,7 @@ FILE = Path(__file__).parent / "appendix_b.json"
 
 @pytest.mark.parametrize("setting", [Setting(), Setting("vit-b16", 86_567_656, 2), Setting(deepspeed="0.16.9")])
 def test_what_is_wrong_with_it_is_found(setting: Setting) -> None:
-    found = {(f.rule, f.severity, f.key): f for f in lint(read_json(FILE, next_step=""), setting)}
+    found = {(f.kind, f.severity, f.about.key): f for f in lint(read_json(FILE, next_step=""), setting)}
     assert set(found) == {
         ("unknown-key", "error", "micro_batch_per_gpu"),
         ("unknown-key", "error", "pin_memory"),
@@ -25,11 +25,11 @@ def test_what_is_wrong_with_it_is_found(setting: Setting) -> None:
         ("synchronising-throughput-timer", "note", "timers.throughput"),
         ("needs-the-program", "note", "pipeline"),
     }
-    assert "train_micro_batch_size_per_gpu" in found["unknown-key", "error", "micro_batch_per_gpu"].fix
+    assert "train_micro_batch_size_per_gpu" in found["unknown-key", "error", "micro_batch_per_gpu"].advice
     clips = found["clipping-omitted", "warning", "gradient_clipping"].message
     assert ("does not clip" in clips) == (setting.deepspeed == "0.16.9")
     assert ("at 1.0" in clips) == (setting.deepspeed is None)
     for finding in found.values():
         assert finding.message
-        assert finding.fix
-        assert "DeepSpeed" in finding.source or "https://" in finding.source
+        assert finding.advice
+        assert "DeepSpeed" in finding.about.source or "https://" in finding.about.source

@@ -35,7 +35,7 @@ def planned(folder: Path, config: dict[str, Any], **changes: Any) -> Plan:
 
 
 def rules(of: Plan) -> set[tuple[str, str]]:
-    return {(finding.rule, finding.key) for finding in findings_of(of.record.trials)}
+    return {(finding.kind, finding.about.key) for finding in findings_of(of.record.trials)}
 
 
 def test_what_the_study_writes_itself_is_not_held_against_the_file(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_the_study_s_precision_stage_and_options_count(tmp_path: Path) -> None:
 
 def test_trials_without_a_file_have_no_findings(tmp_path: Path) -> None:
     found = plan(write_study(tmp_path), EIGHT_CORES, lambda _: summary())
-    assert findings_of(found.record.trials) == {}
+    assert findings_of(found.record.trials) == ()
     assert finding_lines(found) == []
     assert json.loads(preview_json(found))["findings"] == []
 
@@ -74,9 +74,9 @@ def test_a_finding_of_several_trials_is_told_once(tmp_path: Path) -> None:
     assert unknown.startswith("error: micro_batch_per_gpu: DeepSpeed ")
     (overlap,) = [line for line in lines if "all-reduced after backward" in line]
     assert overlap.endswith("(1 of 2 trials)")  # one rank sends nothing
-    told = {(f["rule"], f["key"]): f for f in json.loads(preview_json(found))["findings"]}
+    told = {(f["kind"], f["key"]): f for f in json.loads(preview_json(found))["findings"]}
     assert set(told["unknown-key", "micro_batch_per_gpu"]) == {
-        "rule", "severity", "key", "message", "fix", "source", "trials",
+        "kind", "severity", "key", "message", "advice", "source", "trials", "ranks", "hosts",
     }  # fmt: skip
     assert told["unknown-key", "micro_batch_per_gpu"]["trials"] == list(found.record.trials)
     assert len(told["no-overlap", "zero_optimization.stage"]["trials"]) == 1

@@ -24,25 +24,29 @@ def lint(*arguments: str | Path) -> Result:
     return CliRunner(env={"COLUMNS": "80"}).invoke(app, ["lint", *map(str, arguments)])
 
 
-def test_it_ends_with_a_count_and_exits_with_1_where_there_are_errors() -> None:
+def test_it_starts_with_a_count_and_exits_with_1_where_there_are_errors() -> None:
     answer = vitscale("lint", APPENDIX_B, "--model", "vit-b16", "--gpus", "2")
     assert answer.returncode == 1
     assert answer.stderr == ""
-    assert answer.stdout.startswith("error  unknown-key  micro_batch_per_gpu\n")
-    *_, last = answer.stdout.splitlines()
+    first, _, findings = answer.stdout.partition("\n\n")
     assert re.fullmatch(
-        r"2 errors, 4 warnings, 2 notes \(DeepSpeed \S+; vit-b16 with 86,567,656 parameters; 2 GPUs\)", last
+        r".*appendix_b\.json: 2 errors, 4 warnings, 2 notes "
+        r"\(DeepSpeed \S+; vit-b16 with 86,567,656 parameters; 2 GPUs\)",
+        " ".join(first.split()),
     )
+    assert findings.startswith("error  unknown-key  micro_batch_per_gpu\n")
 
 
-def test_neither_torch_nor_deepspeed_is_imported_and_json_has_six_fields() -> None:
+def test_neither_torch_nor_deepspeed_is_imported_and_json_has_the_fields_of_every_finding() -> None:
     program = "import sys; sys.modules |= {'torch': None, 'deepspeed': None}; from vitscale.cli import main; main()"
     answer = subprocess.run(
         [sys.executable, "-c", program, "lint", APPENDIX_B, "--json"], capture_output=True, text=True, check=False
     )
     assert (answer.returncode, answer.stderr) == (1, "")
-    findings = json.loads(answer.stdout)
-    assert {tuple(finding) for finding in findings} == {("rule", "severity", "key", "message", "fix", "source")}
+    told = json.loads(answer.stdout)
+    assert (told["vitscale"], told["version"], told["file"]) == ("lint", 2, str(APPENDIX_B))
+    fields = {"kind", "severity", "message", "advice", "key", "source", "trials", "ranks", "hosts"}
+    assert [set(finding) for finding in told["findings"]] == [fields] * 8
 
 
 def test_without_errors_it_exits_with_0(tmp_path: Path) -> None:
@@ -54,7 +58,7 @@ def test_without_errors_it_exits_with_0(tmp_path: Path) -> None:
     assert "Neither train_batch_size nor" in lint(tmp_path / "ds.json").stdout
 
 
-def test_json_of_nothing_is_an_empty_list(tmp_path: Path) -> None:
+def test_nothing_is_said_to_be_nothing(tmp_path: Path) -> None:
     quiet = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_clipping": 0.0,
@@ -64,8 +68,9 @@ def test_json_of_nothing_is_an_empty_list(tmp_path: Path) -> None:
     }
     (tmp_path / "ds.json").write_text(json.dumps(quiet))
     answer = lint(tmp_path / "ds.json", "--json")
-    assert (answer.exit_code, json.loads(answer.stdout)) == (0, [])
-    assert lint(tmp_path / "ds.json").stdout.startswith("0 errors, 0 warnings, 0 notes (DeepSpeed ")
+    assert (answer.exit_code, json.loads(answer.stdout)["findings"]) == (0, [])
+    printed = " ".join(lint(tmp_path / "ds.json").stdout.split())
+    assert "ds.json: 0 errors, 0 warnings, 0 notes (DeepSpeed " in printed
 
 
 @pytest.mark.parametrize(

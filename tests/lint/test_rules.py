@@ -20,7 +20,7 @@ QUIET: dict[str, Any] = {
 
 
 def found(config: dict[str, Any], **setting: Any) -> set[tuple[str, str, str]]:
-    return {(f.rule, f.severity, f.key) for f in lint(config, Setting(**setting))}
+    return {(f.kind, f.severity, f.about.key) for f in lint(config, Setting(**setting))}
 
 
 def zero(**keys: Any) -> dict[str, Any]:
@@ -228,25 +228,25 @@ def test_one_gpu_sends_nothing_worth_overlapping() -> None:
 
 
 def message_of(rule: str, config: dict[str, Any], **setting: Any) -> str:
-    return next(f.message for f in lint(config, Setting(**setting)) if f.rule == rule)
+    return next(f.message for f in lint(config, Setting(**setting)) if f.kind == rule)
 
 
 def test_the_arithmetic_stands_in_the_message() -> None:
-    """By hand: 2 x 5e8 x 4 bytes; 16 x 86,567,656; 12 x 86,567,656 / 8; of 16 x 2^30."""
+    """By hand: 2 x 5e8 x 4 bytes; 16 x 86,567,656; 12 x 86,567,656 / 8; of 16 x 2^30; GiB are 2^30."""
     config = QUIET | zero(stage=2, reduce_bucket_size=5e8, offload_optimizer={"device": "cpu"})
     said = message_of("bucket-memory", config, parameters=B16)
-    assert "2 buffers of 500,000,000 elements x 4 bytes take 4.00 GB" in said
+    assert "2 buffers of 500,000,000 elements x 4 bytes take 3.73 GiB" in said
     half = config | {"torch_autocast": {}, "bf16": {"enabled": True}}
-    assert "x 2 bytes take 2.00 GB" in message_of("bucket-memory", half, parameters=B16)
+    assert "x 2 bytes take 1.86 GiB" in message_of("bucket-memory", half, parameters=B16)
     third = QUIET | zero(stage=3, reduce_bucket_size=1e9)
     assert "1 buffer of 1,000,000,000 elements x 2 bytes take" in message_of("bucket-memory", third, parameters=B16)
     third |= {"communication_data_type": "fp32"}
-    assert "x 4 bytes take 4.00 GB" in message_of("bucket-memory", third, parameters=B16)
-    assert "16 bytes x 86,567,656 parameters = 1.39 GB" in said
+    assert "x 4 bytes take 3.73 GiB" in message_of("bucket-memory", third, parameters=B16)
+    assert "16 bytes x 86,567,656 parameters = 1.29 GiB" in said
     said = message_of("offload-cannot-pay", config, parameters=B16, gpus=8)
-    assert "12 bytes x 86,567,656 parameters / 8 GPUs = 130 MB" in said
+    assert "12 bytes x 86,567,656 parameters / 8 GPUs = 124 MiB" in said
     assert "0.8 % of even a 16 GiB GPU" in said
-    assert "= 1.39 GB, 8.1 %" in message_of("stage-saves-little", config, parameters=B16)
+    assert "= 1.29 GiB, 8.1 %" in message_of("stage-saves-little", config, parameters=B16)
     power = QUIET | {"fp16": {"enabled": True, "initial_scale_power": 32, "hysteresis": 4}}
     assert "above 1.5e-05 overflow" in message_of("fp16-loss-scale", power)
     assert "some 19 steps lost" in message_of("fp16-loss-scale", power)  # 32 - 16 halvings, and 3 without

@@ -43,6 +43,7 @@ NodeMtbfOption = Annotated[
     float | None,
     typer.Option("--node-mtbf", metavar="HOURS", help="Mean time between failures of a host.  [default: a prior]"),
 ]
+VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="Print everything, not the first 25 lines.")]
 SiteOption = Annotated[
     Path | None,
     typer.Option("--site", metavar="FILE", help="Site file: [launch], [slurm] and [node] put over the study's own."),

@@ -16,6 +16,7 @@ from vitscale.cli.base import (
     SchedulerOption,
     SiteOption,
     StudyArgument,
+    VerboseOption,
     app,
 )
 from vitscale.errors import RequestError, explain
@@ -216,11 +217,13 @@ def lint(
     deepspeed: Annotated[
         str | None, typer.Option("--deepspeed", metavar="VERSION", help="Judge for this version.  [default: installed]")
     ] = None,
+    verbose: VerboseOption = False,
     json: JsonOption = False,
 ) -> None:
     """What a DeepSpeed configuration will really do. Exits with 1 where DeepSpeed refuses it or does otherwise."""
     from vitscale import lint as linter
-    from vitscale.lint.printing import findings_json, findings_text
+    from vitscale.present.data import envelope, finding_fields
+    from vitscale.present.terminal import show
     from vitscale.trial import deepspeed_config
 
     if gpus is not None and gpus < 1:
@@ -229,10 +232,11 @@ def lint(
     content = deepspeed_config.read_json(config, next_step="Give the JSON file that deepspeed.initialize gets")
     findings = linter.lint(content, setting)
     if json:
-        sys.stdout.write(findings_json(findings) + "\n")
+        judged = {"file": str(config), "deepspeed": setting.deepspeed, "parameters": setting.parameters}
+        sys.stdout.write(
+            envelope("lint", judged | {"gpus": setting.gpus, "findings": [finding_fields(one) for one in findings]})
+        )
     else:
-        console = ProgramConsole()
-        for line in findings_text(findings, setting.described(), console.width):
-            console.print(line, highlight=False, soft_wrap=True)
+        show(ProgramConsole(), linter.lint_document(str(config), findings, setting), verbose)
     if any(finding.severity == "error" for finding in findings):
         raise typer.Exit(1)

@@ -4,8 +4,7 @@ from vitscale.lint import Setting, lint
 findings = lint(config, Setting(parameters=86_567_656, gpus=8))
 """
 
-from vitscale.lint.finding import SEVERITIES, Finding, Severity
 from vitscale.lint.setting import Setting, setting_of
-from vitscale.lint.table import lint
+from vitscale.lint.table import lint, lint_document
 
-__all__ = ["SEVERITIES", "Finding", "Setting", "Severity", "lint", "setting_of"]
+__all__ = ["Setting", "lint", "lint_document", "setting_of"]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from vitscale.lint.finding import SEVERITIES, Finding
 from vitscale.lint.releases import installed_version
 from vitscale.lint.setting import Setting
 from vitscale.lint.table import lint
+from vitscale.present.document import Finding, most_severe_first
 from vitscale.trial import model_spec
 from vitscale.trial.deepspeed_config import BATCH_KEYS
 from vitscale.trial.trial import TrainSpec, Trial
@@ -18,14 +19,16 @@ _ALWAYS_SETTLED = (*BATCH_KEYS, "gradient_clipping", "timers.throughput", "steps
 _SWITCHES = {"bf16": "torch_autocast", "bf16-params": "bf16", "fp16": "fp16"}
 
 
-def findings_of(trials: Mapping[str, Trial]) -> dict[Finding, list[str]]:
-    """Each finding, most severe first, with the trials that it concerns; nothing for trials without a file."""
-    found: dict[Finding, list[str]] = {}
+def findings_of(trials: Mapping[str, Trial]) -> tuple[Finding, ...]:
+    """Each finding once, most severe first, about the trials that it concerns; none on trials without a file."""
+    concerned: dict[Finding, list[str]] = {}
     for trial_id, trial in trials.items():
         config = trial.train.deepspeed_config
         for finding in lint(config, _setting(trial)) if config is not None else ():
-            found.setdefault(finding, []).append(trial_id)
-    return dict(sorted(found.items(), key=lambda item: SEVERITIES.index(item[0].severity)))
+            concerned.setdefault(finding, []).append(trial_id)
+    return most_severe_first(
+        [replace(finding, about=replace(finding.about, trials=tuple(ids))) for finding, ids in concerned.items()]
+    )
 
 
 def _setting(trial: Trial) -> Setting:

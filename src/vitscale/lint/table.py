@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from vitscale.lint.finding import SEVERITIES, Finding
 from vitscale.lint.releases import Release
 from vitscale.lint.rules import batch, keys, memory, optimizer, overlap, parts, precision, timing, values
 from vitscale.lint.setting import Setting
 from vitscale.lint.view import View
+from vitscale.present.document import Document, Finding, Paragraph, counts_of, most_severe_first
 
 Rule = Callable[[View], Iterable[Finding]]
 
@@ -52,12 +52,16 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def lint(config: dict[str, Any], setting: Setting) -> list[Finding]:
+def lint(config: dict[str, Any], setting: Setting) -> tuple[Finding, ...]:
     """Every finding of every rule, most severe first, otherwise in the order of `RULES`.
 
     Raises:
         RequestError: `setting.deepspeed` is no version.
     """
     view = View(config, setting, Release(setting.deepspeed))
-    found = [finding for rule in RULES for finding in rule(view)]
-    return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
+    return most_severe_first([finding for rule in RULES for finding in rule(view)])
+
+
+def lint_document(file: str, findings: Sequence[Finding], setting: Setting) -> Document:
+    """How much was found in a file, judged for what, and each finding."""
+    return Document("", (Paragraph(f"{file}: {counts_of(findings)} ({setting.described()})", "strong"), *findings))

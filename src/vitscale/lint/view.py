@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from vitscale.lint.finding import in_deepspeed
 from vitscale.lint.releases import Release
 from vitscale.lint.setting import Setting
+from vitscale.present.document import About, Finding, Severity
 
 _ABSENT = object()
 _LARGEST = 1e30  # beyond every real value; what is larger no longer divides as a float
@@ -16,6 +16,20 @@ _LARGEST = 1e30  # beyond every real value; what is larger no longer divides as 
 # https://docs.pydantic.dev/latest/concepts/conversion_table/
 _TRUE = frozenset({"true", "t", "yes", "y", "on", "1"})
 _FALSE = frozenset({"false", "f", "no", "n", "off", "0"})
+
+
+def finding(rule: str, severity: Severity, key: str, message: str, fix: str, source: str) -> Finding:
+    """One finding of a rule.
+
+    Args:
+        rule: its name, such as "unknown-key".
+        severity: an error: DeepSpeed refuses the file, or does not do what the file says.
+        key: dotted, as in the file; empty where the finding concerns the whole.
+        message: what is there and what DeepSpeed does with it.
+        fix: what to do.
+        source: where that can be looked up: a file of a release of DeepSpeed, its documentation, a paper.
+    """
+    return Finding(rule, severity, message, fix, About(key=key, source=source))
 
 
 def as_switch(value: object) -> bool | None:
@@ -112,7 +126,7 @@ class View:
 
     def source(self, file: str) -> str:
         """A file of the release that the file is judged for."""
-        return in_deepspeed(file, self.release.version)
+        return f"DeepSpeed {self.release.version}, deepspeed/{file}"
 
     def _at(self, key: str) -> Any:
         found: Any = self.config

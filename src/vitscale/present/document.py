@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from vitscale.present.estimate import Estimate
-from vitscale.present.units import UNKNOWN, number
+from vitscale.present.units import UNKNOWN, counted, number
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
@@ -50,6 +50,12 @@ class Finding:
 def most_severe_first(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Findings by severity; those of one severity keep their order."""
     return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
+
+
+def counts_of(findings: Sequence[Finding]) -> str:
+    """ "1 error, 2 warnings, 0 notes"."""
+    counts = [sum(finding.severity == severity for finding in findings) for severity in SEVERITIES]
+    return ", ".join(counted(count, severity) for count, severity in zip(counts, SEVERITIES, strict=True))
 
 
 @dataclass(frozen=True)
@@ -220,3 +226,12 @@ def estimate_cell(estimate: Estimate | None, form: Callable[[float], str] = numb
 def plain(text: str) -> str:
     """`text` on one line, control characters shown and not obeyed: what a user's name carried in stays words."""
     return "".join(c if c.isprintable() else " " if c.isspace() else c.encode("unicode_escape").decode() for c in text)
+
+
+_LONGEST_KEY = 70
+
+
+def shown_key(key: str) -> str:
+    """A dotted key on one line, at most 70 characters of it."""
+    text = plain(key.replace("\n", "\\n"))
+    return text if len(text) <= _LONGEST_KEY else f"{text[: _LONGEST_KEY - 3]}..."

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.text import Text
 
 from vitscale.present.document import (
-    SEVERITIES,
     Block,
     Bullets,
     Code,
@@ -23,6 +22,7 @@ from vitscale.present.document import (
     Severity,
     Table,
     plain,
+    shown_key,
 )
 from vitscale.present.terminal_table import table_lines
 from vitscale.present.units import counted, listed
@@ -33,8 +33,7 @@ _FEWEST = 3
 """Lines of a block that is cut, at least; one that would have fewer is named instead."""
 _SEVERITY_STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 _TONES = {"": "", "strong": "bold", "quiet": "dim", "bad": "red"}
-_LONGEST_KEY = 70
-_NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=(?:[num]?s|min|h|d|%|x|of|[kMGTPE]?i?B(?:/s)?|[kMGTPE]?FLOP/s)(?![\w]))")
+_NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=[A-Za-z%])")
 _KEPT = "\N{NO-BREAK SPACE}"
 
 
@@ -206,23 +205,11 @@ def _findings(findings: Sequence[Finding], width: int, verbose: bool) -> _Part:
         lines = [Text(line) for text in texts if text for line in _wrapped(text, width, "  ", "  ")]
         if verbose and finding.about.source:
             lines += [Text(line, "dim") for line in _wrapped(f"Source: {finding.about.source}", width, "  ", "  ")]
-        shown.append([head, *lines])
+        shown.append([head, *lines, *([Text("")] if verbose and finding is not findings[-1] else [])])
     counts = [len(lines) for lines in shown]
     return _Part(
         counted(len(shown), "finding"), (*(line for lines in shown for line in lines), Text("")), tuple(counts)
     )
-
-
-def counts_of(findings: Sequence[Finding]) -> str:
-    """ "1 error, 2 warnings, 0 notes": as a summary has it; empty where there is none."""
-    counts = [sum(finding.severity == severity for finding in findings) for severity in SEVERITIES]
-    return ", ".join(counted(n, name) for n, name in zip(counts, SEVERITIES, strict=True)) if any(counts) else ""
-
-
-def shown_key(key: str) -> str:
-    """A dotted key on one line, at most 70 characters of it."""
-    text = plain(key)
-    return text if len(text) <= _LONGEST_KEY else f"{text[: _LONGEST_KEY - 3]}..."
 
 
 def _wrapped(text: str, width: int, first: str = "", following: str = "") -> list[str]:

@@ -13,9 +13,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from vitscale.analysis.curve_names import engine_name
-from vitscale.lint import Finding
 from vitscale.lint.of_trials import findings_of
-from vitscale.lint.printing import shown_key
+from vitscale.present.data import finding_fields
+from vitscale.present.document import Finding, shown_key
 from vitscale.runner.lengths import steps_of
 from vitscale.runner.outlook import NOTHING_KNOWN, Outlook
 from vitscale.runner.planning import Plan
@@ -137,14 +137,14 @@ def finding_lines(plan: Plan) -> list[str]:
     """What the user's DeepSpeed file will really do, one line for each finding; empty where no trial has a file."""
     trials = len(plan.record.trials)
     return [
-        f"{finding.severity}: {_place(finding)}{finding.message}. Fix: {finding.fix}."
-        + (f" ({len(concerned)} of {trials} trials)" if len(concerned) < trials else "")
-        for finding, concerned in findings_of(plan.record.trials).items()
+        f"{finding.severity}: {_place(finding)}{finding.message}. Fix: {finding.advice}."
+        + (f" ({len(concerned)} of {trials} trials)" if len(concerned := finding.about.trials) < trials else "")
+        for finding in findings_of(plan.record.trials)
     ]
 
 
 def _place(finding: Finding) -> str:
-    return f"{shown_key(finding.key)}: " if finding.key else ""
+    return f"{shown_key(finding.about.key)}: " if finding.about.key else ""
 
 
 def _runs(plan: Plan) -> str:
@@ -188,9 +188,7 @@ def preview_json(plan: Plan, outlook: Outlook = NOTHING_KNOWN) -> str:
         "expected": outlook.total_json(plan),
         "largest_image_sizes": outlook.largest_json(plan),
         "trials": trials,
-        "findings": [
-            finding.as_json() | {"trials": concerned} for finding, concerned in findings_of(plan.record.trials).items()
-        ],
+        "findings": [finding_fields(finding) for finding in findings_of(plan.record.trials)],
     }
     return json.dumps(content, indent=1)
 

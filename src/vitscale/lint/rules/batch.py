@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vitscale.lint.finding import Finding
-from vitscale.lint.view import View
+from vitscale.lint.view import View, finding
+from vitscale.present.document import Finding
 
 GLOBAL, MICRO, ACCUMULATION = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 _DOCS = "https://www.deepspeed.ai/docs/config-json/#batch-size-related-parameters"
@@ -71,4 +71,4 @@ def _product(micro: int | None, accumulation: int | None) -> str:
 
 def _finding(view: View, severity: str, key: str, message: str, fix: str) -> Finding:
     source = f"{_DOCS} and {view.source('runtime/config.py')} (_batch_assertion)"
-    return Finding("batch-arithmetic", "error" if severity == "error" else "note", key, message, fix, source)
+    return finding("batch-arithmetic", "error" if severity == "error" else "note", key, message, fix, source)

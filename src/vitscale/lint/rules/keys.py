@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from vitscale.errors import shown
-from vitscale.lint.finding import Finding
-from vitscale.lint.view import View
+from vitscale.lint.view import View, finding
+from vitscale.present.document import Finding
 
 _MOST = 50
 """Unknown keys that are told one by one: a file with more is no configuration."""
@@ -22,29 +22,29 @@ def release_not_in_the_table(view: View) -> Iterator[Finding]:
     source = "tools/make_deepspeed_keys.py"
     if not setting.installed:
         message = f"DeepSpeed is not installed here: the file is judged for {release.version}"
-        yield Finding("deepspeed-version", "note", "", message, "Name the version you run with --deepspeed", source)
+        yield finding("deepspeed-version", "note", "", message, "Name the version you run with --deepspeed", source)
     elif not release.exact:
         message = (
             f"The table of keys does not know DeepSpeed {shown(release.wanted)}: the file is judged for the nearest "
             f"release that it knows, {release.version}"
         )
         fix = f"Look up keys that changed after {release.version} in the release notes"
-        yield Finding("deepspeed-version", "note", "", message, fix, source)
+        yield finding("deepspeed-version", "note", "", message, fix, source)
 
 
 def unknown_and_removed_keys(view: View) -> Iterator[Finding]:
     """Every key in the file against those that the release knows in that place."""
     told = 0
     for key, name, part in _keys(view, view.config, ""):
-        for finding in _judged(view, key, name, part):
-            told += finding.rule == "unknown-key"
-            if told > _MOST and finding.rule == "unknown-key":
-                yield Finding(
+        for judged in _judged(view, key, name, part):
+            told += judged.kind == "unknown-key"
+            if told > _MOST and judged.kind == "unknown-key":
+                yield finding(
                     "unknown-key", "warning", "", f"There are more unknown keys than the {_MOST} that are told",
                     "Look whether this is a DeepSpeed configuration", view.source("runtime/config.py"),
                 )  # fmt: skip
                 return
-            yield finding
+            yield judged
 
 
 def _keys(view: View, part: dict[str, Any], place: str) -> Iterator[tuple[str, str, str]]:
@@ -64,16 +64,16 @@ def _judged(view: View, key: str, name: str, part: str) -> Iterator[Finding]:
     if fact == "refused":
         message = f"DeepSpeed {release.version} has this no more, and refuses a file that holds it"
         fix = f"Remove it, or run a release that read it ({release.read_in(key) or 'before 0.9.5'})"
-        yield Finding("removed-key", "error", key, message, fix, view.source("runtime/config.py"))
+        yield finding("removed-key", "error", key, message, fix, view.source("runtime/config.py"))
     elif fact is not None and fact.startswith("deprecated"):
         new = fact.partition(": ")[2]
         place = f"{part}.{new}"
         message, fix = f"DeepSpeed warns that this key is deprecated in favour of {new}", f"Use {place}"
         if view.has(place):
             message = f"DeepSpeed refuses this deprecated key together with {new}"
-            yield Finding("deprecated-key", "error", key, message, "Remove it", source)
+            yield finding("deprecated-key", "error", key, message, "Remove it", source)
         else:
-            yield Finding("deprecated-key", "warning", key, message, fix, source)
+            yield finding("deprecated-key", "warning", key, message, fix, source)
     elif fact is None and release.fact(part) != "open" and not (not refuses and name.lower().startswith(_COMMENTS)):
         yield _unknown(view, key, name, part, refuses=refuses, source=source)
 
@@ -87,7 +87,7 @@ def _unknown(view: View, key: str, name: str, part: str, *, refuses: bool, sourc
     )
     elsewhere = release.read_in(key)
     if elsewhere is not None:
-        return Finding(
+        return finding(
             "key-of-another-release", "error" if refuses else "warning", key,
             f"{done}: only other releases read it ({elsewhere})",
             "Remove it, or run a release that reads it", "tools/make_deepspeed_keys.py, from DeepSpeed's own releases",
@@ -103,7 +103,7 @@ def _unknown(view: View, key: str, name: str, part: str, *, refuses: bool, sourc
     else:
         fix = "Remove it"
     meant = bool(near or (places and name not in _COMMON))
-    return Finding("unknown-key", "error" if refuses or meant else "warning", key, done, fix, source)
+    return finding("unknown-key", "error" if refuses or meant else "warning", key, done, fix, source)
 
 
 _COMMON = ("enabled", "params", "dtype", "type", "device", "verbose", "debug", "mode", "name", "project")

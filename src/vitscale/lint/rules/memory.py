@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vitscale.lint.finding import Finding
 from vitscale.lint.rules.overlap import bucket_elements, good_bucket, overlaps
-from vitscale.lint.view import View
+from vitscale.lint.view import View, finding
+from vitscale.present.document import Finding
+from vitscale.present.units import size
 
 STATE_BYTES = 16
 """Bytes per parameter that training with Adam keeps: in mixed precision 2 + 2 + 12 for weights, gradients, and the
@@ -18,10 +19,6 @@ _SMALL_GPU_BYTES = 16 * 2**30
 
 _LITTLE = 0.25
 _DEVICES = ("cpu", "nvme")
-
-
-def _size(count: float) -> str:
-    return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.0f} MB"
 
 
 def _buffer_bytes(view: View) -> int:
@@ -45,11 +42,11 @@ def bucket_memory(view: View) -> Iterator[Finding]:
     buffers = 2 if stage < 3 and overlaps(view) else 1
     taken, states = buffers * bucket * _buffer_bytes(view), STATE_BYTES * parameters
     if taken > states:
-        yield Finding(
+        yield finding(
             "bucket-memory", "warning", "zero_optimization.reduce_bucket_size",
             f"{buffers} buffer{'s' * (buffers > 1)} of {bucket:,.0f} elements x {_buffer_bytes(view)} bytes take "
-            f"{_size(taken)} on each GPU, more than all states of the model (16 bytes x {parameters:,} parameters = "
-            f"{_size(states)})",
+            f"{size(taken)} on each GPU, more than all states of the model (16 bytes x {parameters:,} parameters = "
+            f"{size(states)})",
             f"Set reduce_bucket_size to about a tenth of the model: {good_bucket(parameters):,}",
             view.source("runtime/zero/stage3.py (ipg_buckets)" if stage == 3 else
                         "runtime/zero/stage_1_and_2.py (setup_buckets)"),
@@ -78,9 +75,9 @@ def offload_that_cannot_pay(view: View) -> Iterator[Finding]:
     ):  # fmt: skip
         freed = each * parameters / gpus
         if _offloads(view, part) and (part == "offload_optimizer" or stage == 3) and freed < _LITTLE * _SMALL_GPU_BYTES:
-            yield Finding(
+            yield finding(
                 "offload-cannot-pay", "warning", f"zero_optimization.{part}",
-                f"It frees {each} bytes x {parameters:,} parameters{shared} = {_size(freed)} of {what} per GPU, "
+                f"It frees {each} bytes x {parameters:,} parameters{shared} = {size(freed)} of {what} per GPU, "
                 f"{100 * freed / _SMALL_GPU_BYTES:.1f} % of even a 16 GiB GPU; for that {cost}",
                 f"Remove {part}; to save memory checkpoint activations, which need far more in a model of this size",
                 _ZERO_PAPER,
@@ -95,15 +92,15 @@ def offload_without_effect(view: View) -> Iterator[Finding]:
     source = view.source("runtime/zero/config.py")
     if stage < 3 and _offloads(view, "offload_param"):
         message = f"offload_param is for stage 3 alone: at stage {stage} the parameters stay on the GPU"
-        yield Finding("offload-without-effect", "warning", f"{zero}.offload_param", message, "Remove it", source)
+        yield finding("offload-without-effect", "warning", f"{zero}.offload_param", message, "Remove it", source)
     if stage == 0 and _offloads(view, "offload_optimizer"):
         message = "offload_optimizer is for stages 1 to 3: at stage 0 there are no partitions to offload"
         fix = "Remove it, or take stage 1 or 2"
-        yield Finding("offload-without-effect", "warning", f"{zero}.offload_optimizer", message, fix, source)
+        yield finding("offload-without-effect", "warning", f"{zero}.offload_optimizer", message, fix, source)
     ratio = view.number(f"{zero}.offload_optimizer.ratio", 1)
     if stage != 3 and ratio is not None and ratio < 1:
         message = f"DeepSpeed refuses a ratio below 1 at stage {stage}: partial offload is for stage 3"
-        yield Finding("offload-ratio", "error", f"{zero}.offload_optimizer.ratio", message, "Remove it", source)
+        yield finding("offload-ratio", "error", f"{zero}.offload_optimizer.ratio", message, "Remove it", source)
 
 
 def stage_that_saves_little(view: View) -> Iterator[Finding]:
@@ -113,9 +110,9 @@ def stage_that_saves_little(view: View) -> Iterator[Finding]:
         return
     states = STATE_BYTES * parameters
     if states < _LITTLE * _SMALL_GPU_BYTES:
-        yield Finding(
+        yield finding(
             "stage-saves-little", "note", "zero_optimization.stage",
-            f"All states of the model take 16 bytes x {parameters:,} parameters = {_size(states)}, "
+            f"All states of the model take 16 bytes x {parameters:,} parameters = {size(states)}, "
             f"{100 * states / _SMALL_GPU_BYTES:.1f} % of even a 16 GiB GPU: stage {stage} cannot save more than that",
             "Take the stage that is fastest: vitscale sweeps train.zero_stage", _ZERO_PAPER,
         )  # fmt: skip
@@ -130,7 +127,7 @@ def parameters_gathered_once(view: View) -> Iterator[Finding]:
         view.number(view.zero(f"stage3_{name}", name), 1e9) for name in ("max_live_parameters", "max_reuse_distance")
     ]
     if all(limit is not None and limit >= parameters for limit in limits):
-        yield Finding(
+        yield finding(
             "parameters-gathered-once", "note", "zero_optimization.stage3_max_live_parameters",
             f"The model's {parameters:,} parameters are below max_live_parameters and max_reuse_distance: what forward "
             "gathers stays until backward has used it. So every GPU holds the whole model in each step, and stage 3 "

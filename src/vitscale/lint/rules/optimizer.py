@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Iterator
 
 from vitscale.errors import shown
-from vitscale.lint.finding import Finding
-from vitscale.lint.view import View
+from vitscale.lint.view import View, finding
+from vitscale.present.document import Finding
 
 _TORCH_OPTIMIZERS = (
     *("ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "LBFGS", "Muon", "NAdam", "RAdam"),
@@ -33,7 +33,7 @@ def clipping_omitted(view: View) -> Iterator[Finding]:
     default = view.release.default(key)
     clips = f"clips the gradient's norm at {default}" if default else "does not clip gradients"
     history = ", ".join(f"{value} {view.release.since('defaults', key, value)}" for value in ("0.0", "1.0"))
-    yield Finding(
+    yield finding(
         "clipping-omitted", "warning", key,
         f"Nothing says how to clip: DeepSpeed {view.release.version} {clips}; the default was {history}",
         "Write it out: 1.0 clips, 0.0 does not", view.source("runtime/constants.py (GRADIENT_CLIPPING_DEFAULT)"),
@@ -44,7 +44,7 @@ def clipping_in_the_optimizer(view: View) -> Iterator[Finding]:
     """`max_grad_norm` belongs to Apex; DeepSpeed refuses it."""
     key = "optimizer.params.max_grad_norm"
     if view.has(key):
-        yield Finding(
+        yield finding(
             "clipping-in-the-optimizer", "error", key,
             "DeepSpeed refuses max_grad_norm among an optimizer's parameters",
             "Write gradient_clipping at the top level", view.source("runtime/engine.py"),
@@ -68,18 +68,18 @@ def optimizer_type(view: View) -> Iterator[Finding]:
             spelt = {n.lower(): n for n in (*_TORCH_OPTIMIZERS, *known)}
             message = f"Neither DeepSpeed nor torch.optim has {shown(name)} (of torch.optim the case counts)"
             fix = f"Write {spelt[close[0]]}" if close else f"One of {', '.join(known)}, or of torch.optim"
-        yield Finding("optimizer-type", "error", key, message, fix, source)
+        yield finding("optimizer-type", "error", key, message, fix, source)
         return
     stage = view.stage
     if not stage:
         return
     if lower in _COMPRESSED:
         message = f"{shown(name)} compresses what it sends itself, and DeepSpeed refuses it at stage {stage}"
-        yield Finding("optimizer-type", "error", key, message, "Take stage 0", source)
+        yield finding("optimizer-type", "error", key, message, "Take stage 0", source)
     elif lower not in _WITH_ZERO and not view.on("zero_allow_untested_optimizer"):
         message = f"DeepSpeed refuses {shown(name)} at stage {stage} unless told that this is meant"
         fix = '"zero_allow_untested_optimizer": true'
-        yield Finding("optimizer-type", "error", key, message, fix, view.source("runtime/zero/utils.py"))
+        yield finding("optimizer-type", "error", key, message, fix, view.source("runtime/zero/utils.py"))
 
 
 def adam_is_adamw(view: View) -> Iterator[Finding]:
@@ -87,7 +87,7 @@ def adam_is_adamw(view: View) -> Iterator[Finding]:
     name, decay = view.text("optimizer.type"), view.number("optimizer.params.weight_decay", 0)
     if name is None or name.lower() != "adam" or decay == 0 or view.has("optimizer.params.adam_w_mode"):
         return
-    yield Finding(
+    yield finding(
         "adam-is-adamw", "warning", "optimizer.type",
         "DeepSpeed computes AdamW for the name Adam: the weight decay is decoupled, not added to the gradient as in "
         "torch.optim.Adam",
@@ -104,13 +104,13 @@ def scheduler_type(view: View) -> Iterator[Finding]:
     known, source = view.release.names("schedulers"), f"{view.source('runtime/engine.py')} (_scheduler_from_config)"
     if name not in known and name not in _TORCH_SCHEDULERS:
         close = difflib.get_close_matches(name[:80], [*known, *_TORCH_SCHEDULERS], n=1)
-        yield Finding(
+        yield finding(
             "scheduler-type", "error", "scheduler.type",
             f"Neither DeepSpeed {view.release.version} nor torch.optim.lr_scheduler has {shown(name)}",
             f"Write {close[0]}" if close else f"One of {', '.join(known)}", source,
         )  # fmt: skip
     elif not view.has("scheduler.params"):
-        yield Finding(
+        yield finding(
             "scheduler-type", "error", "scheduler.params", "A scheduler without params ends in a TypeError",
             'Give its parameters, or "params": {}', source,
         )  # fmt: skip

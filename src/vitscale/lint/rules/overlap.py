@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vitscale.lint.finding import Finding
-from vitscale.lint.view import View
+from vitscale.lint.view import View, finding
+from vitscale.present.document import Finding
 
 BUCKET_ELEMENTS = 5e8
 """Default of `reduce_bucket_size` and `allgather_bucket_size`, in elements: deepspeed/runtime/zero/config.py, 0.9.5 to
@@ -41,7 +41,7 @@ def nothing_overlaps(view: View) -> Iterator[Finding]:
         return
     if stage == 0:
         asked = view.on(_OVERLAP)
-        yield Finding(
+        yield finding(
             "no-overlap", "warning", _OVERLAP if asked else "zero_optimization.stage" if view.has("zero_optimization")
             else "",
             ("overlap_comm has no effect at stage 0: the " if asked else "At stage 0 the ")
@@ -55,7 +55,7 @@ def nothing_overlaps(view: View) -> Iterator[Finding]:
         then = (
             "gradients are sent after backward has ended" if stage == 1 else "backward waits for each bucket it sends"
         )
-        yield Finding(
+        yield finding(
             "no-overlap", "warning", _OVERLAP,
             f"overlap_comm is off{default} at stage {stage}: {then}",
             "Set it to true, with a reduce_bucket_size well below the model's size",
@@ -71,7 +71,7 @@ def one_bucket(view: View) -> Iterator[Finding]:
         return
     if overlaps(view) and bucket >= parameters:
         default = "" if view.has(_BUCKET) else " (the default)"
-        yield Finding(
+        yield finding(
             "one-bucket", "warning", _BUCKET,
             f"A bucket of {bucket:,.0f} elements{default} holds all {parameters:,} gradients of the model: it is sent "
             "when backward has ended, and overlap_comm overlaps nothing",
@@ -84,7 +84,7 @@ def gradients_sent_every_micro_step(view: View) -> Iterator[Finding]:
     """From stage 2 on accumulation does not save communication."""
     steps, stage = view.number("gradient_accumulation_steps", 1), view.stage
     if stage in (2, 3) and steps is not None and steps > 1 and view.setting.gpus != 1:
-        yield Finding(
+        yield finding(
             "gradients-sent-every-micro-step", "note", "gradient_accumulation_steps",
             f"At stage {stage} all gradients are reduced in each of the {steps:g} micro-steps, at stages 0 and 1 once "
             "per step",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vitscale.lint.finding import Finding
-from vitscale.lint.view import View
+from vitscale.lint.view import View, finding
+from vitscale.present.document import Finding
 
 _OF_STAGE_3 = (
     *("sub_group_size", "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients"),
@@ -43,7 +43,7 @@ def scaling_before_reduction(view: View) -> Iterator[Finding]:
         if wrong:
             message = f"DeepSpeed refuses it at stage {view.stage} while reduce_scatter is on, as it is by default"
             fix = "Remove it: the mean is taken either way"
-            yield Finding("scaling-before-reduction", "error", key, message, fix, view.source(file))
+            yield finding("scaling-before-reduction", "error", key, message, fix, view.source(file))
 
 
 def keys_without_effect_at_this_stage(view: View) -> Iterator[Finding]:
@@ -61,7 +61,7 @@ def keys_without_effect_at_this_stage(view: View) -> Iterator[Finding]:
         idle = []
     if idle:
         several = ", ".join(idle[:4]) + (f" and {len(idle) - 4} more" if len(idle) > 4 else "")
-        yield Finding(
+        yield finding(
             "no-effect-at-this-stage", "note",
             f"zero_optimization.{idle[0]}" if len(idle) == 1 else "zero_optimization",
             f"Without effect at stage {stage}: {several}", "Remove what does nothing, or take the stage that it is for",
@@ -72,7 +72,7 @@ def keys_without_effect_at_this_stage(view: View) -> Iterator[Finding]:
 def old_form_of_zero(view: View) -> Iterator[Finding]:
     """`"zero_optimization": true`."""
     if isinstance(view.value("zero_optimization"), bool):
-        yield Finding(
+        yield finding(
             "old-form", "warning", "zero_optimization",
             f"The old form: DeepSpeed warns, and takes it for stage {view.stage}",
             f'"zero_optimization": {{"stage": {view.stage}}}',
@@ -84,4 +84,4 @@ def parts_that_need_the_program(view: View) -> Iterator[Finding]:
     """Parts that do nothing unless the model or the program asks for them."""
     for part, (message, fix, file) in _NEEDS_THE_PROGRAM.items():
         if view.part(part):
-            yield Finding("needs-the-program", "note", part, message, fix, view.source(file))
+            yield finding("needs-the-program", "note", part, message, fix, view.source(file))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vitscale.errors import shown
-from vitscale.lint.finding import Finding
-from vitscale.lint.view import View
+from vitscale.lint.view import View, finding
+from vitscale.present.document import Finding
 
 _FP16_LARGEST = 65504
 _TF32 = "https://pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices"
@@ -22,7 +22,7 @@ def no_reduced_precision(view: View) -> Iterator[Finding]:
     switch = '"torch_autocast": {"enabled": true, "dtype": "bfloat16"}'
     if view.release.fact("torch_autocast") is None:
         switch = '"bf16": {"enabled": true}'
-    yield Finding(
+    yield finding(
         "no-reduced-precision", "warning", said,
         "Nothing enables bf16, fp16 or autocast, so all runs in fp32: twice the memory of activations and twice the "
         "bytes per gradient of bf16, and PyTorch's fp32 matrix products leave the tensor cores unused (TF32 is off "
@@ -37,13 +37,13 @@ def several_precisions(view: View) -> Iterator[Finding]:
     bf16 = view.on("bf16.enabled") or view.on("bfloat16.enabled")
     fp16, autocast = view.on("fp16.enabled"), view.on("torch_autocast.enabled")
     if bf16 and fp16:
-        yield Finding(
+        yield finding(
             "several-precisions", "error", "fp16.enabled", "bf16 and fp16 are both enabled, which DeepSpeed refuses",
             "Enable one: bf16 needs no loss scale", view.source("runtime/config.py"),
         )  # fmt: skip
     elif autocast and (bf16 or fp16):
         kept = "bf16" if bf16 else "fp16"
-        yield Finding(
+        yield finding(
             "several-precisions", "warning", "torch_autocast.enabled",
             f"{kept}.enabled turns the weights into {kept} already; autocast finds little left to cast",
             f"Enable one: torch_autocast keeps fp32 weights, {kept}.enabled does not",
@@ -55,7 +55,7 @@ def bf16_is_not_autocast(view: View) -> Iterator[Finding]:
     """`bf16.enabled` is another precision than PyTorch's autocast."""
     if view.precision == "bf16" and not view.on("torch_autocast.enabled"):
         instead = ", which is torch_autocast here" if view.release.fact("torch_autocast") is not None else ""
-        yield Finding(
+        yield finding(
             "bf16-is-not-autocast", "note", "bf16.enabled",
             "bf16.enabled turns weights and gradients into bf16 (the optimizer keeps fp32 copies), so that every "
             "operation computes in bf16: norms and softmax too, which torch.autocast computes in fp32",
@@ -71,7 +71,7 @@ def loss_scale(view: View) -> Iterator[Finding]:
     fixed, power = view.number("fp16.loss_scale", 0), view.number("fp16.initial_scale_power", 16)
     hysteresis, window = view.number("fp16.hysteresis", 2), view.number("fp16.loss_scale_window", 1000)
     if fixed is not None and fixed != 0:
-        yield Finding(
+        yield finding(
             "fp16-loss-scale", "warning", "fp16.loss_scale",
             f"The loss scale is fixed at {fixed:g}: it is never lowered when gradients overflow, and never raised when "
             "they vanish",
@@ -80,7 +80,7 @@ def loss_scale(view: View) -> Iterator[Finding]:
     elif fixed == 0 and power is not None and hysteresis is not None and 15 < power < 1000:
         largest = _FP16_LARGEST / 2**power
         spared, lost = int(max(hysteresis - 1, 0)), power - 16 + max(hysteresis - 1, 0)
-        yield Finding(
+        yield finding(
             "fp16-loss-scale", "warning" if power > 16 else "note", "fp16.initial_scale_power",
             f"The scale starts at 2^{power:g}: gradients above {largest:.2g} overflow (fp16 ends at {_FP16_LARGEST}), "
             f"and each overflow skips a step of training. "
@@ -91,7 +91,7 @@ def loss_scale(view: View) -> Iterator[Finding]:
         )  # fmt: skip
     if fixed == 0 and window is not None and window < 100:
         wrong = window <= 0
-        yield Finding(
+        yield finding(
             "fp16-loss-scale", "error" if wrong else "warning", "fp16.loss_scale_window",
             f"The window is {window:g}, but must be greater than 0" if wrong else
             f"The scale doubles every {window:g} steps until it overflows: about one step in {window:g} is skipped",
@@ -99,7 +99,7 @@ def loss_scale(view: View) -> Iterator[Finding]:
         )  # fmt: skip
     floor = view.number("fp16.min_loss_scale", 1)
     if fixed == 0 and floor is not None and floor <= 0:
-        yield Finding(
+        yield finding(
             "fp16-loss-scale", "error", "fp16.min_loss_scale", f"It is {floor:g}, but must be greater than 0",
             "1 is the default", source,
         )  # fmt: skip
@@ -113,18 +113,18 @@ def communication_type(view: View) -> Iterator[Finding]:
         return
     kind = sent.lower()
     if kind not in ("fp32", "fp16", "bf16"):
-        yield Finding(
+        yield finding(
             "communication-type", "error", key, f"DeepSpeed does not know {shown(sent)}", "Write fp32, fp16 or bf16",
             view.source("runtime/config.py"),
         )  # fmt: skip
     elif kind == "fp32" and view.precision in ("bf16", "fp16"):
-        yield Finding(
+        yield finding(
             "communication-type", "note", key,
             f"Gradients are {view.precision} but travel as fp32: twice the bytes, and a sum that rounds less",
             f"Leave it out to send {view.precision}", view.source("runtime/engine.py"),
         )  # fmt: skip
     elif kind == "fp16" and view.precision in ("fp32", "bf16", "autocast"):
-        yield Finding(
+        yield finding(
             "communication-type", "warning", key,
             f"Gradients travel as fp16 without a loss scale: above {_FP16_LARGEST:,} they become infinite, below "
             "6e-8 zero",
@@ -141,12 +141,12 @@ def accumulation_type(view: View) -> Iterator[Finding]:
     kind = _TYPES.get(written.removeprefix("torch."))
     model = "fp32" if view.precision == "autocast" else view.precision
     if kind is None:
-        yield Finding(
+        yield finding(
             "accumulation-type", "error", key, f"DeepSpeed does not know {shown(written)}", "Write fp32, fp16 or bf16",
             view.source("runtime/config.py"),
         )  # fmt: skip
     elif model is not None and kind != model:
-        yield Finding(
+        yield finding(
             "accumulation-type", "error", key,
             f"At stage 0 DeepSpeed refuses to accumulate in {kind} what is computed in {model}",
             f"Take stage 1, or {model}", f"{view.source('runtime/engine.py')} (_do_optimizer_sanity_check)",
@@ -163,7 +163,7 @@ def low_precision_states(view: View) -> Iterator[Finding]:
         elif key not in masters and not view.on(masters[0]):
             missing = masters[0]
         if view.on(key) and missing:
-            yield Finding(
+            yield finding(
                 "low-precision-states", "error", key, f"DeepSpeed refuses it without {missing}",
                 f"Remove it, or set {missing}", f"{view.source('runtime/config.py')} (_do_error_check)",
             )  # fmt: skip

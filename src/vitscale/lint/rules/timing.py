@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vitscale.lint.finding import Finding
-from vitscale.lint.view import View
+from vitscale.lint.view import View, finding
+from vitscale.present.document import Finding
 
 
 def wall_clock_breakdown(view: View) -> Iterator[Finding]:
     """Timers around each phase of each micro-step, read at once."""
     if view.on("wall_clock_breakdown"):
-        yield Finding(
+        yield finding(
             "synchronising-breakdown", "warning", "wall_clock_breakdown",
             "At the end of every micro-step the host waits for the device to read its timers, so it cannot run ahead; "
             "the parts that it prints are those of the slowed step",
@@ -29,7 +29,7 @@ def throughput_timer(view: View) -> Iterator[Finding]:
         return
     can_be_off = view.release.fact(place) is not None
     given = view.has(f"{place}.enabled")
-    yield Finding(
+    yield finding(
         "synchronising-throughput-timer", "warning" if given else "note", f"{place}.enabled" if given else place,
         ("The throughput timer" if given else "The throughput timer is on by default and")
         + " synchronises the device at the start and the end of every micro-step, whether or not it prints anything",
@@ -42,7 +42,7 @@ def throughput_timer(view: View) -> Iterator[Finding]:
 def flops_profiler(view: View) -> Iterator[Finding]:
     """It switches `wall_clock_breakdown` on for the whole run, not for its one step."""
     if view.on("flops_profiler.enabled"):
-        yield Finding(
+        yield finding(
             "synchronising-flops-profiler", "warning", "flops_profiler.enabled",
             "It counts FLOPs in one step, but switches wall_clock_breakdown on for the whole run, whose timers make "
             "the host wait in every micro-step",
@@ -54,7 +54,7 @@ def flops_profiler(view: View) -> Iterator[Finding]:
 def comms_logger(view: View) -> Iterator[Finding]:
     """Every collective becomes blocking."""
     if view.on("comms_logger.enabled"):
-        yield Finding(
+        yield finding(
             "synchronising-comms-logger", "warning", "comms_logger.enabled",
             "The device is synchronised after every collective: nothing overlaps any more, and the times that it logs "
             "are those of that run alone",
@@ -65,7 +65,7 @@ def comms_logger(view: View) -> Iterator[Finding]:
 def memory_breakdown(view: View) -> Iterator[Finding]:
     """Python's garbage collector runs around every phase, and peaks are forgotten."""
     if view.on("memory_breakdown"):
-        yield Finding(
+        yield finding(
             "memory-breakdown", "warning", "memory_breakdown",
             "Around forward, backward and step rank 0 runs Python's garbage collector and resets the peak of memory "
             "use, so that no later figure of the peak holds",
@@ -77,7 +77,7 @@ def memory_breakdown(view: View) -> Iterator[Finding]:
 def autotuning(view: View) -> Iterator[Finding]:
     """A tuning run ends by itself after a few steps."""
     if view.on("autotuning.enabled"):
-        yield Finding(
+        yield finding(
             "autotuning", "warning", "autotuning.enabled",
             "Training ends after the step autotuning.end_profile_step: this is a run for the tuner, with its profiler "
             "on, not one that trains",

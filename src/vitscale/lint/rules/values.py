@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from vitscale.errors import shown
-from vitscale.lint.finding import Finding
-from vitscale.lint.view import View, as_switch
+from vitscale.lint.view import View, as_switch, finding
+from vitscale.present.document import Finding
 
 _READ_AS_THEY_ARE = {
     "train_batch_size": "int",
@@ -93,7 +93,7 @@ def _in_model(view: View, key: str, value: object, fact: str) -> Iterator[Findin
         number = _as_number(value, "int") if all(name.isdigit() for name in valid) else None
         if (str(value) if number is None else f"{number:g}") not in valid:
             message, fix = f"It is {shown(value)}, but should be one of {', '.join(valid)}", "Write one of these"
-            yield Finding("wrong-value", "error", key, message, fix, view.source("runtime/config.py"))
+            yield finding("wrong-value", "error", key, message, fix, view.source("runtime/config.py"))
         return
     kind, *limits = fact.split()
     if not _converts(value, kind):
@@ -105,7 +105,7 @@ def _in_model(view: View, key: str, value: object, fact: str) -> Iterator[Findin
         holds, words = _LIMITS[name]
         if not holds(number, float(bound)):
             message, fix = f"It is {shown(value)}, but should be {words} {bound}", f"Write a number {words} {bound}"
-            yield Finding("wrong-value", "error", key, message, fix, view.source("runtime/config.py"))
+            yield finding("wrong-value", "error", key, message, fix, view.source("runtime/config.py"))
 
 
 def _may_stand_for_a_part(part: str, value: object) -> bool:
@@ -116,7 +116,7 @@ def _may_stand_for_a_part(part: str, value: object) -> bool:
 
 def _wrong(view: View, key: str, value: object, kind: str) -> Finding:
     quoted = isinstance(value, str) and kind in ("int", "float", "bool")
-    return Finding(
+    return finding(
         "wrong-type", "error", key, f"It is {shown(value)}, but should be {_IN_WORDS[kind]}",
         f"Write {_IN_WORDS[kind]}" + (" without quotes" if quoted else ""), view.source("runtime/config.py"),
     )  # fmt: skip
@@ -167,7 +167,7 @@ def values_left_to_an_integration(view: View) -> Iterator[Finding]:
         known = [key for key in (*keys, *inner) if view.release.fact(key) is not None]
         several = ", ".join(known[:3]) + (f" and {len(known) - 3} more" if len(known) > 3 else "")
         if known:
-            yield Finding(
+            yield finding(
                 "auto-value", "note", known[0] if len(known) == 1 else "",
                 f'"auto" stands at {several}. The Hugging Face Trainer and Accelerate fill that in; without them '
                 "DeepSpeed fails on it at the top level, and takes its own default inside of parts such as "

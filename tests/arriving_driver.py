@@ -1,6 +1,6 @@
 """`python -m arriving_driver LAUNCHER HOSTFILE FOLDER`: starts arriving_ranks on two hosts, has one killed, ends all.
 
-What `vitscale run` does for a run, without training: its launchers, schedulers and lifelines are the real ones.
+What `vitscale run` does for a run, without training: its launchers, schedulers and heartbeats are the real ones.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def main(launcher: str, hostfile: Path, folder: Path) -> None:
         wait_until(lambda: len([*folder.glob("arrived-*.json")]) == WORLD.size or started.job.exit_code, "all arrive")
         last = WORLD.size - 1
         (folder / f"kill-{last}").touch()
-        wait_until(lambda: (sign := started.listener.signs().get(last)) and sign.lost, "the driver hears of the loss")
+        wait_until(
+            lambda: (status := started.heartbeats.statuses().get(last)) and status.lost, "the driver hears of the loss"
+        )
         exit_code = started.job.wait(3.0)
     finally:
         unreached = started.end()

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from vitscale.processes import launch_file
-from vitscale.processes.heartbeat import Lifeline
+from vitscale.processes.heartbeat import Heartbeat
 from vitscale.store import write_whole
 from vitscale.worker import place as placing
 
@@ -24,7 +24,7 @@ def main(folder: Path) -> None:
     placing.with_environment(launch)
     placing.die_with_parent(launch)
     place = placing.own_place(placing.now_ns(), launch)
-    lifeline = Lifeline(launch, f"rank {place.rank}")
+    heartbeat = Heartbeat(launch, f"rank {place.rank}")
     said = {
         "place": [place.rank, place.world_size, place.local_rank],
         "host": socket.gethostname(),
@@ -34,7 +34,7 @@ def main(folder: Path) -> None:
     while not (folder / f"kill-{place.rank}").exists():
         time.sleep(0.02)
     os.kill(os.getpid(), signal.SIGKILL)
-    lifeline.close()
+    heartbeat.close()
 
 
 if __name__ == "__main__":

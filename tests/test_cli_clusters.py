@@ -116,11 +116,11 @@ def test_one_host_by_default(call: Call, tmp_path: Path) -> None:
 
 
 def test_torchrun_on_two_hosts(call: Call, tmp_path: Path) -> None:
-    """An agent on each, under a keeper; the one rank of the smallest world is on the first."""
+    """An agent on each, under our host agent; the one rank of the smallest world is on the first."""
 
     def on(host: str, *agent: str) -> str:
-        keeper = ["PYTHON", "-m", "vitscale.processes.host_agent", agent[-1], "--", *agent]
-        return f"{SSH} {host} " + shlex.quote(f"cd {tmp_path} && exec {' '.join(keeper)}")
+        host_agent = ["PYTHON", "-m", "vitscale.processes.host_agent", agent[-1], "--", *agent]
+        return f"{SSH} {host} " + shlex.quote(f"cd {tmp_path} && exec {' '.join(host_agent)}")
 
     module = ("PYTHON", "-m", "torch.distributed.run")
     two = "RESULTS/runs/5192783cd618-r0-a0"

@@ -18,11 +18,11 @@ from vitscale.analysis.target_ci import (
     FEWEST_AFTER,
     FEWEST_LOOKED_AT,
     RunPlan,
-    Standing,
+    TargetStatus,
     half_width,
     looked_at,
     run_plan,
-    standing,
+    target_status,
 )
 from vitscale.analysis.trials import summarise
 from vitscale.store.records import Results, Run, StudyRecord
@@ -37,8 +37,8 @@ TRIAL = make_trial()
 THREE = [float(np.exp(k * 0.01)) for k in (-1, 0, 1)]
 
 
-def stands(runs: list[Run], target_ci: float, max_repeats: int) -> Standing:
-    return standing(summarise(TRIAL.identity(), TRIAL, runs, combine_unlike=False), target_ci, max_repeats)
+def stands(runs: list[Run], target_ci: float, max_repeats: int) -> TargetStatus:
+    return target_status(summarise(TRIAL.identity(), TRIAL, runs, combine_unlike=False), target_ci, max_repeats)
 
 
 def steady(*seconds: float) -> list[Run]:

@@ -83,7 +83,7 @@ print(child.wait())
 
 
 def test_the_caller_is_left_out(token: str) -> None:
-    """The keeper of a host's agent carries what it ends."""
+    """A host agent carries what it ends."""
     answer = subprocess.run(
         [sys.executable, "-c", ENDS_ITS_OWN],
         env=os.environ | {TOKEN_VARIABLE: token},

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from lifelines import TOKEN, held, said, write_launch
+from heartbeats import TOKEN, held, said, write_launch
 from processes import pid_in, wait_until
-from vitscale.processes.heartbeat import LOST_DRIVER_EXIT_CODE, Lifeline
-from vitscale.processes.heartbeat_server import Listener
+from vitscale.processes.heartbeat import LOST_DRIVER_EXIT_CODE, Heartbeat
+from vitscale.processes.heartbeat_server import HeartbeatServer
 
 GONE = "vitscale: the driver of this run is gone, or its host cannot be reached: ending\n"
 
@@ -108,13 +108,13 @@ def test_one_that_has_done_its_work_says_so_and_leaves_as_it_likes(tmp_path: Pat
 DRIVER = """
 import sys, time
 from pathlib import Path
-from lifelines import TOKEN
-from vitscale.processes.heartbeat_server import Listener
-listener = Listener(TOKEN, "127.0.0.1")
+from heartbeats import TOKEN
+from vitscale.processes.heartbeat_server import HeartbeatServer
+heartbeats = HeartbeatServer(TOKEN, "127.0.0.1")
 folder = Path(sys.argv[1])
-(folder / "port").write_text(f"{listener.port}\\n")
+(folder / "port").write_text(f"{heartbeats.port}\\n")
 while True:
-    if 0 in listener.signs():
+    if 0 in heartbeats.statuses():
         (folder / "heard").touch()
     time.sleep(0.01)
 """
@@ -140,14 +140,14 @@ def test_a_driver_that_is_only_stopped_keeps_it_and_one_that_is_killed_does_not(
 
 
 def test_one_of_another_run_is_not_kept(tmp_path: Path) -> None:
-    listener = Listener("of another run", "127.0.0.1")
+    heartbeats = HeartbeatServer("of another run", "127.0.0.1")
     try:
-        write_launch(tmp_path, listener.port)
+        write_launch(tmp_path, heartbeats.port)
         with held(tmp_path) as rank:
             assert rank.wait(60.0) == LOST_DRIVER_EXIT_CODE
-        assert not listener.signs()
+        assert not heartbeats.statuses()
     finally:
-        listener.close()
+        heartbeats.close()
 
 
 def test_a_driver_that_is_not_there_is_an_error_at_once(
@@ -164,22 +164,22 @@ def test_a_driver_that_is_not_there_is_an_error_at_once(
 
     monkeypatch.setattr(socket, "create_connection", counted)
     with pytest.raises(ConnectionRefusedError):
-        Lifeline(launch, "agent")
+        Heartbeat(launch, "agent")
     assert len(tried) == 1
-    with pytest.raises(ValueError, match="no lifeline"):
-        Lifeline(launch.model_copy(update={"lifeline": None}), "agent")
+    with pytest.raises(ValueError, match="no heartbeat"):
+        Heartbeat(launch.model_copy(update={"lifeline": None}), "agent")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_a_driver_for_other_hosts_is_reached_by_either_protocol(tmp_path: Path, address: str) -> None:
     if not socket.has_dualstack_ipv6():
         pytest.skip("no IPv6 here")
-    listener = Listener(TOKEN, "")
+    heartbeats = HeartbeatServer(TOKEN, "")
     try:
-        launch = write_launch(tmp_path, listener.port, lifeline=f"{address}:{listener.port}")
-        line = Lifeline(launch, "rank 0")
-        wait_until(lambda: 0 in listener.signs(), "it is heard")
+        launch = write_launch(tmp_path, heartbeats.port, lifeline=f"{address}:{heartbeats.port}")
+        line = Heartbeat(launch, "rank 0")
+        wait_until(lambda: 0 in heartbeats.statuses(), "it is heard")
         line.close()
-        assert listener.signs()[0].pid == os.getpid()
+        assert heartbeats.statuses()[0].pid == os.getpid()
     finally:
-        listener.close()
+        heartbeats.close()

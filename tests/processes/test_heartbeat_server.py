@@ -1,4 +1,4 @@
-"""The driver's end of the lifelines, called by real sockets and real processes: friendly, dying, and hostile ones."""
+"""The driver's end of the heartbeats, called by real sockets and real processes: friendly, dying, and hostile ones."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lifelines import TOKEN, held, line, write_launch
+from heartbeats import TOKEN, held, line, write_launch
 from processes import wait_until
 from vitscale.processes import heartbeat_server
-from vitscale.processes.heartbeat_server import Listener, Sign
+from vitscale.processes.heartbeat_server import HeartbeatServer, RankStatus
 
 
 @pytest.fixture
-def listener() -> Iterator[Listener]:
-    listener = Listener(TOKEN, "127.0.0.1")
-    yield listener
-    listener.close()
+def heartbeats() -> Iterator[HeartbeatServer]:
+    heartbeats = HeartbeatServer(TOKEN, "127.0.0.1")
+    yield heartbeats
+    heartbeats.close()
 
 
-def connected(listener: Listener) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", listener.port), timeout=300)
+def connected(heartbeats: HeartbeatServer) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", heartbeats.port), timeout=300)
 
 
 def hello(rank: int | str = 0, **changes: Any) -> bytes:
     return line(**({"token": TOKEN, "role": f"rank {rank}", "host": "node1", "pid": 77} | changes))
 
 
-def heard(listener: Listener, rank: int = 0) -> Sign:
-    wait_until(lambda: rank in listener.signs(), f"rank {rank} is heard")
-    return listener.signs()[rank]
+def heard(heartbeats: HeartbeatServer, rank: int = 0) -> RankStatus:
+    wait_until(lambda: rank in heartbeats.statuses(), f"rank {rank} is heard")
+    return heartbeats.statuses()[rank]
 
 
-def at_step(listener: Listener, rank: int, step: int) -> None:
-    wait_until(lambda: listener.signs()[rank].step == step, f"rank {rank} is heard of step {step}")
+def at_step(heartbeats: HeartbeatServer, rank: int, step: int) -> None:
+    wait_until(lambda: heartbeats.statuses()[rank].step == step, f"rank {rank} is heard of step {step}")
 
 
 def let_go(connection: socket.socket) -> bool:
@@ -58,57 +58,57 @@ def let_go(connection: socket.socket) -> bool:
 # --- ranks ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_last_sign_of_each_rank_is_kept(listener: Listener) -> None:
-    with connected(listener) as one, connected(listener) as two, connected(listener) as agent:
+def test_the_last_sign_of_each_rank_is_kept(heartbeats: HeartbeatServer) -> None:
+    with connected(heartbeats) as one, connected(heartbeats) as two, connected(heartbeats) as agent:
         one.sendall(hello(1) + line(step=4, phase="forward"))
         two.sendall(hello(12, host="node2", pid=78))
         agent.sendall(hello().replace(b"rank 0", b"agent"))
-        wait_until(lambda: listener.signs().get(1) and listener.signs()[1].step == 4, "step 4 is heard")
-        second = heard(listener, 12)
-        first = listener.signs()[1]
+        wait_until(lambda: heartbeats.statuses().get(1) and heartbeats.statuses()[1].step == 4, "step 4 is heard")
+        second = heard(heartbeats, 12)
+        first = heartbeats.statuses()[1]
         assert (first.host, first.pid, first.phase) == ("node1", 77, "forward")
         assert (second.host, second.pid, second.step, second.phase) == ("node2", 78, -1, "start-up")
-        assert set(listener.signs()) == {1, 12}, "an agent is no rank"
-        assert [(sign.ended_seconds, sign.lost) for sign in (first, second)] == [(None, None)] * 2
+        assert set(heartbeats.statuses()) == {1, 12}, "an agent is no rank"
+        assert [(status.ended_seconds, status.lost) for status in (first, second)] == [(None, None)] * 2
 
 
-def test_a_rank_that_leaves_is_not_lost(tmp_path: Path, listener: Listener) -> None:
-    write_launch(tmp_path, listener.port)
+def test_a_rank_that_leaves_is_not_lost(tmp_path: Path, heartbeats: HeartbeatServer) -> None:
+    write_launch(tmp_path, heartbeats.port)
     with held(tmp_path, 0) as rank, held(tmp_path, 1):
-        assert heard(listener).pid == rank.pid
-        assert heard(listener, 1).host == socket.gethostname()
+        assert heard(heartbeats).pid == rank.pid
+        assert heard(heartbeats, 1).host == socket.gethostname()
         (tmp_path / "leave-0").touch()
         rank.wait(60.0)
-        wait_until(lambda: listener.signs()[0].ended_seconds, "its last word is heard")
-        assert listener.signs()[0].lost is None
-        assert listener.signs()[1].ended_seconds is None
+        wait_until(lambda: heartbeats.statuses()[0].ended_seconds, "its last word is heard")
+        assert heartbeats.statuses()[0].lost is None
+        assert heartbeats.statuses()[1].ended_seconds is None
 
 
-def test_a_rank_that_is_killed_is_lost_at_once(tmp_path: Path, listener: Listener) -> None:
-    write_launch(tmp_path, listener.port)
+def test_a_rank_that_is_killed_is_lost_at_once(tmp_path: Path, heartbeats: HeartbeatServer) -> None:
+    write_launch(tmp_path, heartbeats.port)
     with held(tmp_path) as rank:
-        heard(listener)
+        heard(heartbeats)
         rank.kill()
-        wait_until(lambda: listener.signs()[0].lost, "the driver hears of it")
-        sign = listener.signs()[0]
-        assert (sign.lost, sign.pid) == ("ended", rank.pid)
-        assert sign.ended_seconds is not None
-        assert sign.ended_seconds >= sign.heard_seconds
+        wait_until(lambda: heartbeats.statuses()[0].lost, "the driver hears of it")
+        status = heartbeats.statuses()[0]
+        assert (status.lost, status.pid) == ("ended", rank.pid)
+        assert status.ended_seconds is not None
+        assert status.ended_seconds >= status.heard_seconds
 
 
-def test_the_last_word_of_a_rank_is_heard_though_its_end_was_noticed_first(listener: Listener) -> None:
+def test_the_last_word_of_a_rank_is_heard_though_its_end_was_noticed_first(heartbeats: HeartbeatServer) -> None:
     """The driver wants to write to it just when it has left: the word is there, and not read yet."""
-    with connected(listener) as rank:
+    with connected(heartbeats) as rank:
         rank.sendall(hello())
-        heard(listener)
-        listener._closing = True
-        listener._thread.join()
+        heard(heartbeats)
+        heartbeats._closing = True
+        heartbeats._thread.join()
         rank.sendall(line(bye=True))
         rank.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closed by a reset
-    (connection,) = listener._buffers
-    listener._tell(connection, b"\n")
-    sign = listener.signs()[0]
-    assert (sign.ended_seconds is not None, sign.lost) == (True, None)
+    (connection,) = heartbeats._buffers
+    heartbeats._tell(connection, b"\n")
+    status = heartbeats.statuses()[0]
+    assert (status.ended_seconds is not None, status.lost) == (True, None)
 
 
 @pytest.mark.parametrize(
@@ -126,25 +126,25 @@ def test_how_the_kernel_tells_a_dead_process_from_a_dead_host(number: int, how: 
     assert heartbeat_server._silent(OSError(number, "")) == (how == "silent")
 
 
-def test_every_rank_is_asked_for_its_stacks(tmp_path: Path, listener: Listener) -> None:
-    write_launch(tmp_path, listener.port)
+def test_every_rank_is_asked_for_its_stacks(tmp_path: Path, heartbeats: HeartbeatServer) -> None:
+    write_launch(tmp_path, heartbeats.port)
     with held(tmp_path, 0), held(tmp_path, 1):
-        heard(listener, 0)
-        heard(listener, 1)
-        listener.ask_for_stacks()
+        heard(heartbeats, 0)
+        heard(heartbeats, 1)
+        heartbeats.ask_for_stacks()
         wait_until(lambda: len([*tmp_path.glob("stack-rank-*.txt")]) == 2, "both stacks are written")
 
 
-def test_closing_lets_go_of_all_and_takes_nobody_in(listener: Listener) -> None:
-    with connected(listener) as known, connected(listener) as unknown:
+def test_closing_lets_go_of_all_and_takes_nobody_in(heartbeats: HeartbeatServer) -> None:
+    with connected(heartbeats) as known, connected(heartbeats) as unknown:
         known.sendall(hello())
-        heard(listener)
-        listener.close()
+        heard(heartbeats)
+        heartbeats.close()
         assert let_go(known)
         assert let_go(unknown)
     with pytest.raises(ConnectionRefusedError):
-        connected(listener)
-    assert listener.signs()[0].lost is None, "who was let go of is not lost"
+        connected(heartbeats)
+    assert heartbeats.statuses()[0].lost is None, "who was let go of is not lost"
 
 
 # --- hostile callers -----------------------------------------------------------------------------------------------
@@ -179,53 +179,55 @@ HOSTILE = (
 )
 
 
-def test_who_does_not_say_what_a_rank_says_is_let_go_of(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_does_not_say_what_a_rank_says_is_let_go_of(
+    heartbeats: HeartbeatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(heartbeat_server, "_HELLO_SECONDS", 600.0)  # it is what they say that counts
-    with connected(listener) as rank:
+    with connected(heartbeats) as rank:
         rank.sendall(hello(1))
-        heard(listener, 1)
+        heard(heartbeats, 1)
         for number, said in enumerate(HOSTILE):
-            with connected(listener) as stranger:
+            with connected(heartbeats) as stranger:
                 with contextlib.suppress(ConnectionError):
                     stranger.sendall(said)
                 assert let_go(stranger)
             rank.sendall(line(step=number))
-            at_step(listener, 1, number)
-            assert set(listener.signs()) == {1}, said[:100]
+            at_step(heartbeats, 1, number)
+            assert set(heartbeats.statuses()) == {1}, said[:100]
 
 
-def test_a_rank_that_never_ends_a_message_is_let_go_of(listener: Listener) -> None:
-    with connected(listener) as rank:
+def test_a_rank_that_never_ends_a_message_is_let_go_of(heartbeats: HeartbeatServer) -> None:
+    with connected(heartbeats) as rank:
         rank.sendall(hello())
-        heard(listener)
+        heard(heartbeats)
         with contextlib.suppress(ConnectionError):
             rank.sendall(b"x" * 1_000_000)
         assert let_go(rank)
 
 
-def test_a_second_process_that_takes_itself_for_a_rank_is_let_go_of(listener: Listener) -> None:
+def test_a_second_process_that_takes_itself_for_a_rank_is_let_go_of(heartbeats: HeartbeatServer) -> None:
     """Nothing of it, its end least of all, is told of the first."""
-    with connected(listener) as first, connected(listener) as second:
+    with connected(heartbeats) as first, connected(heartbeats) as second:
         first.sendall(hello(pid=1))
-        heard(listener)
+        heard(heartbeats)
         second.sendall(hello(pid=2) + line(step=9) + line(bye=True))
         assert let_go(second)
         first.sendall(line(step=1))
-        at_step(listener, 0, 1)
-        sign = listener.signs()[0]
-        assert (sign.pid, sign.lost, sign.ended_seconds) == (1, None, None)
+        at_step(heartbeats, 0, 1)
+        status = heartbeats.statuses()[0]
+        assert (status.pid, status.lost, status.ended_seconds) == (1, None, None)
 
 
 @pytest.mark.parametrize("role", ["rank -1", "rank 1000000", "rank 1 ", "rank one", "rank", "", "agent\n"])
-def test_a_role_that_is_no_rank_s_is_none(listener: Listener, role: str) -> None:
-    with connected(listener) as stranger, connected(listener) as rank:
+def test_a_role_that_is_no_rank_s_is_none(heartbeats: HeartbeatServer, role: str) -> None:
+    with connected(heartbeats) as stranger, connected(heartbeats) as rank:
         stranger.sendall(hello(role=role) + line(step=3) + line(bye=True))
         rank.sendall(hello(1))
-        heard(listener, 1)
+        heard(heartbeats, 1)
         stranger.close()
         rank.sendall(line(step=1))
-        at_step(listener, 1, 1)
-        assert set(listener.signs()) == {1}
+        at_step(heartbeats, 1, 1)
+        assert set(heartbeats.statuses()) == {1}
 
 
 KEYS = st.sampled_from(["step", "phase", "bye", "token"]) | st.text(max_size=5)
@@ -238,42 +240,44 @@ JSON = st.recursive(
 
 @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(JSON, min_size=1, max_size=3))
-def test_whatever_a_rank_says_its_sign_can_be_told(listener: Listener, messages: list[Any]) -> None:
+def test_whatever_a_rank_says_its_sign_can_be_told(heartbeats: HeartbeatServer, messages: list[Any]) -> None:
     """And the driver goes on to listen."""
-    rank = len(listener.signs())
-    with connected(listener) as connection:
+    rank = len(heartbeats.statuses())
+    with connected(heartbeats) as connection:
         connection.sendall(hello(rank))
-        heard(listener, rank)
+        heard(heartbeats, rank)
         with contextlib.suppress(ConnectionError):
             connection.sendall(b"".join(json.dumps(message).encode() + b"\n" for message in messages))
             connection.sendall(line(phase="the last word"))
         all_objects = all(isinstance(message, dict) for message in messages)
         if all_objects:
-            wait_until(lambda: listener.signs()[rank].phase == "the last word", "the last word is heard")
+            wait_until(lambda: heartbeats.statuses()[rank].phase == "the last word", "the last word is heard")
         else:
             assert let_go(connection)
-        sign = listener.signs()[rank]
-        assert isinstance(sign.step, int)
-        assert abs(sign.step) < 2**62
-        assert sign.phase.isprintable()
-        assert (sign.host, sign.pid) == ("node1", 77)
+        status = heartbeats.statuses()[rank]
+        assert isinstance(status.step, int)
+        assert abs(status.step) < 2**62
+        assert status.phase.isprintable()
+        assert (status.host, status.pid) == ("node1", 77)
 
 
-def test_five_hundred_that_say_nothing_keep_nobody_out(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_five_hundred_that_say_nothing_keep_nobody_out(
+    heartbeats: HeartbeatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(heartbeat_server, "_HELLO_SECONDS", 0.5)
     with contextlib.ExitStack() as callers:
-        idle = [callers.enter_context(connected(listener)) for _ in range(500)]
-        rank = callers.enter_context(connected(listener))
+        idle = [callers.enter_context(connected(heartbeats)) for _ in range(500)]
+        rank = callers.enter_context(connected(heartbeats))
         rank.sendall(hello())
-        heard(listener)
+        heard(heartbeats)
         assert all(map(let_go, idle)), "they are not kept for ever"
         rank.sendall(line(step=1))
-        at_step(listener, 0, 1)
+        at_step(heartbeats, 0, 1)
 
 
 def test_files_are_left_for_the_driver_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat_server, "_connections_allowed", lambda: 2)
-    crowded = Listener(TOKEN, "127.0.0.1")
+    crowded = HeartbeatServer(TOKEN, "127.0.0.1")
     try:
         with connected(crowded) as first, connected(crowded) as second, connected(crowded) as third:
             first.sendall(hello(0))

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from lifelines import TOKEN, write_launch
+from heartbeats import TOKEN, write_launch
 from processes import alive, pid_in, wait_until
 from vitscale.processes import launch_file
 from vitscale.processes.cleanup import carrying
 from vitscale.processes.heartbeat import LOST_DRIVER_EXIT_CODE
-from vitscale.processes.heartbeat_server import Listener
+from vitscale.processes.heartbeat_server import HeartbeatServer
 from vitscale.processes.launch_file import TOKEN_VARIABLE
 
 KEEPER = [sys.executable, "-m", "vitscale.processes.host_agent"]
@@ -39,10 +39,10 @@ time.sleep(600)
 
 
 @pytest.fixture
-def listener() -> Iterator[Listener]:
-    listener = Listener(TOKEN, "127.0.0.1")
-    yield listener
-    listener.close()
+def heartbeats() -> Iterator[HeartbeatServer]:
+    heartbeats = HeartbeatServer(TOKEN, "127.0.0.1")
+    yield heartbeats
+    heartbeats.close()
     for process in carrying(TOKEN):
         process.kill()
 
@@ -52,29 +52,29 @@ def keep(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 
 def start_agent(folder: Path) -> tuple[subprocess.Popen[bytes], list[int]]:
-    """A keeper with its agent and two generations of ranks below that; nobody reads what it says."""
+    """A host agent with its command and two generations of ranks below that; nobody reads what it says."""
     (folder / "agent").write_text(AGENT)
     argv = [*KEEPER, str(folder), "--", sys.executable, "-c", AGENT, str(folder), "0"]
-    keeper = subprocess.Popen(argv, stderr=subprocess.PIPE)
-    assert keeper.stderr is not None
-    keeper.stderr.close()
-    return keeper, [pid_in(folder / str(generation)) for generation in range(3)]
+    host_agent = subprocess.Popen(argv, stderr=subprocess.PIPE)
+    assert host_agent.stderr is not None
+    host_agent.stderr.close()
+    return host_agent, [pid_in(folder / str(generation)) for generation in range(3)]
 
 
-def test_everything_ends_when_the_driver_is_gone(tmp_path: Path, listener: Listener) -> None:
+def test_everything_ends_when_the_driver_is_gone(tmp_path: Path, heartbeats: HeartbeatServer) -> None:
     """The agent goes first, its ranks do not want to, and the other end of the remote shell is gone."""
-    write_launch(tmp_path, listener.port)
-    keeper, pids = start_agent(tmp_path)
-    listener.close()
-    assert keeper.wait(60.0) == LOST_DRIVER_EXIT_CODE
+    write_launch(tmp_path, heartbeats.port)
+    host_agent, pids = start_agent(tmp_path)
+    heartbeats.close()
+    assert host_agent.wait(60.0) == LOST_DRIVER_EXIT_CODE
     assert [alive(pid) for pid in pids] == [False] * 3
 
 
-def test_the_agent_ends_with_a_keeper_that_is_killed(tmp_path: Path, listener: Listener) -> None:
-    write_launch(tmp_path, listener.port)
-    keeper, pids = start_agent(tmp_path)
-    keeper.kill()
-    keeper.wait()
+def test_the_agent_ends_with_a_host_agent_that_is_killed(tmp_path: Path, heartbeats: HeartbeatServer) -> None:
+    write_launch(tmp_path, heartbeats.port)
+    host_agent, pids = start_agent(tmp_path)
+    host_agent.kill()
+    host_agent.wait()
     wait_until(lambda: not alive(pids[0]), "the agent is gone")
     # Those that are no children of the agent's are found by their token.
     assert subprocess.run([*KEEPER, "--end", TOKEN], timeout=300).returncode == 0
@@ -97,16 +97,18 @@ def test_other_runs_are_left_alone(tmp_path: Path) -> None:
     [("pass", 0), ("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", 137)],
 )
 def test_its_exit_code_is_the_command_s_as_a_shell_tells_it(
-    tmp_path: Path, listener: Listener, program: str, code: int
+    tmp_path: Path, heartbeats: HeartbeatServer, program: str, code: int
 ) -> None:
-    write_launch(tmp_path, listener.port)
+    write_launch(tmp_path, heartbeats.port)
     answer = keep(tmp_path, sys.executable, "-c", program)
     assert (answer.returncode, answer.stdout, answer.stderr) == (code, "", "")
-    assert not listener.signs(), "it is no rank"
+    assert not heartbeats.statuses(), "it is no rank"
 
 
-def test_the_command_gets_its_words_as_they_are_and_the_run_s_environment(tmp_path: Path, listener: Listener) -> None:
-    write_launch(tmp_path, listener.port, environment={"COLOUR": "it's $(blue)"})
+def test_the_command_gets_its_words_as_they_are_and_the_run_s_environment(
+    tmp_path: Path, heartbeats: HeartbeatServer
+) -> None:
+    write_launch(tmp_path, heartbeats.port, environment={"COLOUR": "it's $(blue)"})
     program = "import os, sys; print(sys.argv[1:], os.environ['COLOUR'], os.environ['VITSCALE_JOB'])"
     answer = keep(tmp_path, sys.executable, "-c", program, "two words", "--end", "$HOME")
     assert answer.stdout == f"['two words', '--end', '$HOME'] it's $(blue) {TOKEN}\n"
@@ -120,15 +122,15 @@ def test_a_folder_that_is_not_shared_is_said(tmp_path: Path) -> None:
     )
 
 
-def test_what_cannot_be_kept_is_one_message(tmp_path: Path, listener: Listener) -> None:
+def test_what_cannot_be_kept_is_one_message(tmp_path: Path, heartbeats: HeartbeatServer) -> None:
     (tmp_path / launch_file.NAME).write_text("{}")
     assert "launch.json cannot be read on this host: " in refused(keep(tmp_path, "true"))
-    write_launch(tmp_path, listener.port)
+    write_launch(tmp_path, heartbeats.port)
     assert refused(keep(tmp_path, "no-such-program")) == (
         "vitscale: no-such-program cannot be run: No such file or directory\n"
     )
-    write_launch(tmp_path, listener.port, lifeline=None)
-    assert "the driver at None is not reached from this host: this run has no lifeline" in refused(
+    write_launch(tmp_path, heartbeats.port, lifeline=None)
+    assert "the driver at None is not reached from this host: this run has no heartbeat" in refused(
         keep(tmp_path, "true")
     )
     write_launch(tmp_path, 1)

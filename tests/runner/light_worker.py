@@ -1,7 +1,7 @@
 """A rank without torch: everything of the product but the training, and one fault in the middle of it.
 
 As a rank: `python -m light_worker RUN_FOLDER`. As the command line, whose ranks are these: `light_worker.py cli ...`.
-As the keeper of agents on another host: `python -m light_worker keeper ...`.
+As the host agent on another host: `python -m light_worker host_agent ...`.
 Ranks step together as training does: each waits for all others at the end of a step, in its "backward". On all ends
 silence is taken for a cut link sooner than by the product.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from vitscale.processes import heartbeat, host_agent, launch_file
-from vitscale.processes.heartbeat import PROGRESS, Lifeline
+from vitscale.processes.heartbeat import PROGRESS, Heartbeat
 from vitscale.processes.launch_file import LaunchFile
 from vitscale.store import RankLog
 from vitscale.store.records import EndLine, RunHeader, StepLine
@@ -100,7 +100,7 @@ def main(run_folder: Path) -> NoReturn:
         with stacks.open("w") as file:
             faulthandler.dump_traceback(file)
 
-    line = Lifeline(launch, f"rank {own.rank}", PROGRESS, dump_stacks)
+    line = Heartbeat(launch, f"rank {own.rank}", PROGRESS, dump_stacks)
     log = RankLog(run_folder, own.rank)
     fault = FAULTS[header.trial.train.seed % len(FAULTS)]
     code = 0
@@ -126,7 +126,7 @@ def main(run_folder: Path) -> NoReturn:
 
 
 def drive(arguments: list[str]) -> None:
-    """`vitscale ARGUMENTS`, whose ranks and keepers are of this module."""
+    """`vitscale ARGUMENTS`, whose ranks and host agents are of this module."""
     from vitscale import cli
     from vitscale.runner import one_run
     from vitscale.schedulers import hostfile
@@ -134,7 +134,7 @@ def drive(arguments: list[str]) -> None:
     one_run.RANK_MODULE = "light_worker"
     hostfile._END_SECONDS = SILENCE_SECONDS
     in_folder = hostfile._in_folder
-    agent = {"vitscale.processes.host_agent": ("light_worker", "keeper")}
+    agent = {"vitscale.processes.host_agent": ("light_worker", "host_agent")}
     hostfile._in_folder = lambda argv: in_folder([word for each in argv for word in agent.get(each, (each,))])
     here = str(Path(__file__).parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
@@ -147,7 +147,7 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["cli", *arguments]:
             drive(arguments)
-        case ["keeper", *arguments]:
+        case ["host_agent", *arguments]:
             sys.exit(host_agent.main(arguments))
         case [folder]:
             main(Path(folder))

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vitscale.processes.heartbeat_server import Loss, Sign
+from vitscale.processes.heartbeat_server import Loss, RankStatus
 from vitscale.runner.classify import Ending, kernel_oom_kills, log_tail, outcome_of
 from vitscale.store.records import ErrorLine, Outcome, PhaseLine, RankRecord, StepLine
 
@@ -309,10 +309,10 @@ def test_a_detail_is_the_end_of_the_log(log: Path) -> None:
     assert outcome(log, ending(), text="x" * 100_000 + "the end").detail == "x" * 15_993 + "the end"
 
 
-SIGNS = st.dictionaries(
+STATUSES = st.dictionaries(
     st.integers(0, 5),
     st.builds(
-        Sign,
+        RankStatus,
         host=st.sampled_from(["node0", "node1"]),
         pid=st.just(77),
         heard_seconds=st.floats(0.0, 130.0),
@@ -328,7 +328,7 @@ SIGNS = st.dictionaries(
 @given(
     st.none() | st.integers(-64, 255), st.sampled_from([None, "hang", "timeout", "lost"]), st.integers(0, 2),
     st.lists(st.tuples(st.booleans(), st.booleans()), max_size=3),
-    st.sampled_from(["", REPORT, BOTH_AT_ONCE, EXIT_3]) | st.text(), SIGNS, st.sampled_from([(), ("node0",)]),
+    st.sampled_from(["", REPORT, BOTH_AT_ONCE, EXIT_3]) | st.text(), STATUSES, st.sampled_from([(), ("node0",)]),
 )  # fmt: skip
 def test_every_ending_has_exactly_one_outcome_with_its_reason(
     log: Path,
@@ -337,11 +337,11 @@ def test_every_ending_has_exactly_one_outcome_with_its_reason(
     kills: int,
     said: list[tuple[bool, bool]],
     text: str,
-    heard: dict[int, Sign],
+    heard: dict[int, RankStatus],
     unreached: tuple[str, ...],
 ) -> None:
     ranks = [rank(n, ended=ended, error=error() if failed else None) for n, (ended, failed) in enumerate(said)]
-    seen: dict[str, Any] = {"signs": heard, "unreached": unreached, "seen_seconds": 130.0}
+    seen: dict[str, Any] = {"statuses": heard, "unreached": unreached, "seen_seconds": 130.0}
     ends = ending(exit_code, stopped=stopped, limit_seconds=1.0, kernel_oom_kills=kills, **seen)
     log.write_bytes(text.encode("utf-8", errors="surrogatepass"))
     found = outcome_of(ends, ranks, 3, log)
@@ -351,24 +351,26 @@ def test_every_ending_has_exactly_one_outcome_with_its_reason(
     Outcome.model_validate_json(found.model_dump_json())
 
 
-# --- what the lifelines tell ---------------------------------------------------------------------------------------
+# --- what the heartbeats tell --------------------------------------------------------------------------------------
 
 LOST = error("gloo/transport/tcp/pair.cc: Connection closed by peer", error_type="RuntimeError")
 
 
-def sign(ended: float | None = None, lost: Loss | None = None, **changes: Any) -> Sign:
+def status(ended: float | None = None, lost: Loss | None = None, **changes: Any) -> RankStatus:
     """Of a rank last heard at 100 s."""
     fields: dict[str, Any] = {"host": "node0", "pid": 77, "heard_seconds": 100.0, "step": 4, "phase": "backward"}
-    return Sign(ended_seconds=ended, lost=lost, **(fields | changes))
+    return RankStatus(ended_seconds=ended, lost=lost, **(fields | changes))
 
 
-def signs(*each: Sign) -> dict[int, Sign]:
+def statuses(*each: RankStatus) -> dict[int, RankStatus]:
     return dict(enumerate(each))
 
 
 def test_a_rank_lost_first_is_the_cause_and_is_told_with_its_host(log: Path) -> None:
     """mpirun and srun end the others, whose loss comes later."""
-    ends = ending(signs=signs(sign(102.0, "ended"), sign(100.5, "ended", host="node1"), sign(102.1, "ended")))
+    ends = ending(
+        statuses=statuses(status(102.0, "ended"), status(100.5, "ended", host="node1"), status(102.1, "ended"))
+    )
     found = outcome(log, ends, rank(0), rank(1), rank(2), world_size=3)
     assert (found.kind, found.rank, found.host, found.transient) == ("failed", 1, "node1", False)
     assert found.reason == "rank 1 ended without a word before its work was done"
@@ -384,48 +386,48 @@ def test_a_rank_lost_first_is_the_cause_and_is_told_with_its_host(log: Path) -> 
     ],
 )
 def test_what_its_peers_record_of_a_lost_rank_follows_from_its_loss(log: Path, text: str, reason: str) -> None:
-    ends = ending(signs=signs(sign(100.6), sign(100.5, "ended", host="node1")))
+    ends = ending(statuses=statuses(status(100.6), status(100.5, "ended", host="node1")))
     found = outcome(log, ends, rank(0, error=LOST), rank(1), text=text)
     assert (found.rank, found.host, found.reason) == (1, "node1", reason)
 
 
 def test_a_lost_rank_may_have_been_out_of_memory(log: Path) -> None:
-    lost = signs(sign(), sign(100.5, "ended"))
-    assert outcome(log, ending(signs=lost, kernel_oom_kills=1), rank(0), rank(1), text=REPORT).kind == "oom"
+    lost = statuses(status(), status(100.5, "ended"))
+    assert outcome(log, ending(statuses=lost, kernel_oom_kills=1), rank(0), rank(1), text=REPORT).kind == "oom"
     slurm = (
         "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=1.0 cgroup.\n"
         "srun: error: node1: task 1: Out Of Memory\n"
     )
-    found = outcome(log, ending(signs=lost), rank(0), rank(1), text=slurm)
+    found = outcome(log, ending(statuses=lost), rank(0), rank(1), text=slurm)
     assert (found.kind, found.rank) == ("oom", 1)
 
 
 def test_an_error_recorded_before_the_loss_is_the_cause(log: Path) -> None:
     """The launcher ends the others once one has failed."""
-    ends = ending(signs=signs(sign(103.0, "ended"), sign(100.5, host="node1")))
+    ends = ending(statuses=statuses(status(103.0, "ended"), status(100.5, host="node1")))
     found = outcome(log, ends, rank(0), rank(1, error=error()))
     assert (found.rank, found.host, found.reason) == (1, "node1", "rank 1 raised ValueError: bad pixel")
 
 
 def test_an_error_recorded_long_after_the_loss_is_not(log: Path) -> None:
-    ends = ending(signs=signs(sign(104.0), sign(100.5, "ended")))
+    ends = ending(statuses=statuses(status(104.0), status(100.5, "ended")))
     assert outcome(log, ends, rank(0, error=error("no such key")), rank(1)).rank == 1
 
 
 @pytest.mark.parametrize("first", [100.500, 100.502])
 def test_a_driver_that_hears_of_all_at_once_blames_none_that_the_launcher_has_ended(log: Path, first: float) -> None:
     """Held back by a CPU quota it reads the news of a while in any order."""
-    both = signs(sign(100.501, "ended"), sign(first, "ended"))
-    found = outcome(log, ending(signs=both), rank(0), rank(1), text=REPORT)
+    both = statuses(status(100.501, "ended"), status(first, "ended"))
+    found = outcome(log, ending(statuses=both), rank(0), rank(1), text=REPORT)
     assert (found.rank, found.reason) == (1, "rank 1 was ended by SIGKILL without a word")
-    raised = signs(sign(100.501, "ended"), sign(first))
-    found = outcome(log, ending(signs=raised), rank(0), rank(1, error=error()), text=REPORT.replace("-9 ", "1 "))
+    raised = statuses(status(100.501, "ended"), status(first))
+    found = outcome(log, ending(statuses=raised), rank(0), rank(1, error=error()), text=REPORT.replace("-9 ", "1 "))
     assert (found.rank, found.reason) == (1, "rank 1 raised ValueError: bad pixel")
 
 
 def test_one_that_has_recorded_why_it_ends_is_not_lost_though_its_last_word_was(log: Path) -> None:
     """The launcher may end it between its record and its word to the driver."""
-    ends = ending(signs=signs(sign(100.5, "ended"), sign(100.6, "ended")))
+    ends = ending(statuses=statuses(status(100.5, "ended"), status(100.6, "ended")))
     found = outcome(log, ends, rank(0, error=LOST), rank(1))
     assert found.rank == 1
     found = outcome(log, ends, rank(0, ended=True), rank(1))
@@ -435,25 +437,27 @@ def test_one_that_has_recorded_why_it_ends_is_not_lost_though_its_last_word_was(
 
 
 def test_a_rank_that_never_reached_the_driver_and_failed_comes_before_those_ended_for_it(log: Path) -> None:
-    found = outcome(log, ending(signs=signs(sign(102.0, "ended"))), rank(0), text=EXIT_3.replace(" : 0 (", " : 1 ("))
+    found = outcome(
+        log, ending(statuses=statuses(status(102.0, "ended"))), rank(0), text=EXIT_3.replace(" : 0 (", " : 1 (")
+    )
     assert (found.rank, found.reason) == (1, "rank 1 ended with exit code 3 without a word")
 
 
 def test_a_host_that_falls_silent_is_the_cause_and_passing(log: Path) -> None:
-    silent = signs(sign(), sign(), sign(120.0, "silent", host="node1"), sign(120.1, "silent", host="node1"))
-    ends = ending(None, stopped="lost", limit_seconds=10.0, signs=silent)
+    silent = statuses(status(), status(), status(120.0, "silent", host="node1"), status(120.1, "silent", host="node1"))
+    ends = ending(None, stopped="lost", limit_seconds=10.0, statuses=silent)
     found = outcome(log, ends, rank(0), rank(1), rank(2), rank(3), world_size=4)
     assert (found.kind, found.rank, found.host, found.transient) == ("failed", 2, "node1", True)
     assert found.reason == "host node1 does not answer any more: it or its link is gone (rank 2, 3)"
 
 
 def test_a_host_that_does_not_answer_at_the_end_is_the_cause_unless_a_rank_had_one(log: Path) -> None:
-    there = signs(sign(100.6), sign(host="node1"))
-    ends = ending(signs=there, unreached=("node1",))
+    there = statuses(status(100.6), status(host="node1"))
+    ends = ending(statuses=there, unreached=("node1",))
     found = outcome(log, ends, rank(0, error=LOST), rank(1))
     assert (found.host, found.rank, found.transient) == ("node1", 1, True)
     assert outcome(log, ends, rank(0, error=error()), rank(1)).reason == "rank 0 raised ValueError: bad pixel"
-    well = outcome(log, ending(0, signs=there, unreached=("node1",)), rank(0, ended=True), rank(1, ended=True))
+    well = outcome(log, ending(0, statuses=there, unreached=("node1",)), rank(0, ended=True), rank(1, ended=True))
     assert well.kind == "completed"
 
 
@@ -466,19 +470,19 @@ def test_a_host_that_ssh_does_not_reach_is_named_and_passing(log: Path) -> None:
 
 def test_a_launcher_that_was_killed_is_the_cause_of_its_ranks_end(log: Path) -> None:
     """The kernel ends them with it, by SIGKILL and all at once."""
-    ends = ending(-9, signs=signs(sign(100.5, "ended"), sign(100.5, "ended")))
+    ends = ending(-9, statuses=statuses(status(100.5, "ended"), status(100.5, "ended")))
     found = outcome(log, ends, rank(0), rank(1))
     assert (found.kind, found.rank, found.reason) == ("failed", None, "the launcher was ended by SIGKILL")
-    alone = outcome(log, ending(-9, signs=signs(sign(100.5, "ended"))), rank(0), world_size=1)
+    alone = outcome(log, ending(-9, statuses=statuses(status(100.5, "ended"))), rank(0), world_size=1)
     assert (alone.rank, alone.reason) == (0, "rank 0 was ended by SIGKILL without a word")
 
 
 def test_the_driver_s_clock_decides_what_came_first(log: Path) -> None:
     """Those of hosts differ, and may be set back: rank 1 says that it failed an hour before rank 0."""
     raised = (rank(0, error=error("the cause", at=5000.0)), rank(1, error=error("the consequence", at=1400.0)))
-    assert "the cause" in outcome(log, ending(signs=signs(sign(100.1), sign(100.9))), *raised).reason
+    assert "the cause" in outcome(log, ending(statuses=statuses(status(100.1), status(100.9))), *raised).reason
     # Where the driver has heard of one alone, the clocks are all there is.
-    assert "the consequence" in outcome(log, ending(signs=signs(sign(100.1))), *raised).reason
+    assert "the consequence" in outcome(log, ending(statuses=statuses(status(100.1))), *raised).reason
 
 
 @pytest.mark.parametrize(
@@ -504,7 +508,7 @@ def test_what_may_be_gone_when_it_is_tried_again(log: Path, message: str, passin
     assert (memory.kind, memory.transient) == ("oom", False)
 
 
-def test_what_a_keeper_or_a_rank_says_that_cannot_begin_is_in_the_reason(log: Path) -> None:
+def test_what_a_host_agent_or_a_rank_says_that_cannot_begin_is_in_the_reason(log: Path) -> None:
     text = "chatter\nvitscale: the driver at 10.0.0.1:4567 is not reached from this host: timed out\nmore\n"
     found = outcome(log, ending(1), text=text)
     assert found.reason == (
@@ -522,7 +526,9 @@ def test_what_a_keeper_or_a_rank_says_that_cannot_begin_is_in_the_reason(log: Pa
 
 def test_a_rank_is_lost_and_its_launcher_does_nothing(log: Path) -> None:
     """The driver ends the run, and what the others raise then is no cause."""
-    ends = ending(None, stopped="lost", limit_seconds=10.0, signs=signs(sign(), sign(100.5, "ended", host="node1")))
+    ends = ending(
+        None, stopped="lost", limit_seconds=10.0, statuses=statuses(status(), status(100.5, "ended", host="node1"))
+    )
     found = outcome(log, ends, rank(0, error=error("interrupted")), rank(1))
     assert (found.kind, found.rank, found.host) == ("failed", 1, "node1")
 
@@ -530,18 +536,23 @@ def test_a_rank_is_lost_and_its_launcher_does_nothing(log: Path) -> None:
 # --- who the others wait for in a hang -----------------------------------------------------------------------------
 
 
-def hanging(log: Path, *each: Sign, stopped_ranks: frozenset[int] = frozenset()) -> Outcome:
+def hanging(log: Path, *each: RankStatus, stopped_ranks: frozenset[int] = frozenset()) -> Outcome:
     """The outcome of a hang that the driver saw at 130 s."""
     ends = ending(
-        None, stopped="hang", limit_seconds=30.0, signs=signs(*each), seen_seconds=130.0, stopped_ranks=stopped_ranks
+        None,
+        stopped="hang",
+        limit_seconds=30.0,
+        statuses=statuses(*each),
+        seen_seconds=130.0,
+        stopped_ranks=stopped_ranks,
     )
     return outcome(log, ends, *(rank(number) for number in range(len(each))), world_size=len(each), text="the log")
 
 
 def test_a_stopped_rank(log: Path) -> None:
     (log.parent / "stack-rank-1.txt").write_text("Thread 0x01: in recv")
-    beating = sign(heard_seconds=129.5)
-    found = hanging(log, beating, sign(phase="forward", host="node1"), beating, stopped_ranks=frozenset({1}))
+    beating = status(heard_seconds=129.5)
+    found = hanging(log, beating, status(phase="forward", host="node1"), beating, stopped_ranks=frozenset({1}))
     assert (found.kind, found.rank, found.host, found.detail) == ("hang", 1, "node1", "Thread 0x01: in recv")
     assert found.reason == (
         "no rank recorded anything for 30 s: rank 1 is stopped (SIGSTOP), in forward of step 4, "
@@ -551,7 +562,7 @@ def test_a_stopped_rank(log: Path) -> None:
 
 def test_a_starved_rank(log: Path) -> None:
     """On another host, whose processes the driver cannot look at."""
-    found = hanging(log, sign(heard_seconds=129.5), sign(host="node1"))
+    found = hanging(log, status(heard_seconds=129.5), status(host="node1"))
     assert (found.rank, found.host, found.detail) == (1, "node1", "the log")
     assert "rank 1 is stopped or starved: no sign of life for 30 s, last seen in backward of step 4" in found.reason
 
@@ -566,7 +577,7 @@ def test_a_starved_rank(log: Path) -> None:
     ],
 )
 def test_ranks_that_are_behind(log: Path, places: list[tuple[int, str]], behind: str, where: str) -> None:
-    found = hanging(log, *(sign(heard_seconds=129.5, step=step, phase=phase) for step, phase in places))
+    found = hanging(log, *(status(heard_seconds=129.5, step=step, phase=phase) for step, phase in places))
     assert found.rank == int(behind[0])
     waited_for = "them" if "," in behind else "it"
     assert found.reason == (
@@ -576,18 +587,18 @@ def test_ranks_that_are_behind(log: Path, places: list[tuple[int, str]], behind:
 
 def test_where_all_stand_alike_none_is_blamed(log: Path) -> None:
     (log.parent / "stack-rank-0.txt").write_text("Thread 0x01: in all_reduce")
-    found = hanging(log, sign(heard_seconds=129.5), sign(heard_seconds=129.4))
+    found = hanging(log, status(heard_seconds=129.5), status(heard_seconds=129.4))
     assert (found.kind, found.rank, found.host, found.detail) == ("hang", None, None, "Thread 0x01: in all_reduce")
     assert found.reason == "no rank recorded anything for 30 s (rank 0: last step 2; rank 1: last step 2)"
     # All cut off alike says nothing of any of them.
-    assert hanging(log, sign(), sign()).rank is None
+    assert hanging(log, status(), status()).rank is None
 
 
 def test_nobody_waits_for_a_rank_that_has_left(log: Path) -> None:
     """Where it was last heard of is not where it is."""
-    found = hanging(log, sign(heard_seconds=129.5, phase="optimizer"), sign(ended=100.0, phase="forward"))
+    found = hanging(log, status(heard_seconds=129.5, phase="optimizer"), status(ended=100.0, phase="forward"))
     assert (found.rank, "rank 0 stands in optimizer of step 4" in found.reason) == (0, True)
-    assert hanging(log, sign(ended=100.0), sign(ended=100.0, phase="forward")).rank is None
+    assert hanging(log, status(ended=100.0), status(ended=100.0, phase="forward")).rank is None
 
 
 # --- the log and the kernel ----------------------------------------------------------------------------------------

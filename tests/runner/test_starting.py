@@ -57,7 +57,7 @@ def test_settings_of_libraries_are_passed_on_and_secrets_are_not(
     assert written.token == started.job.token
     assert len(written.token) == 32
     assert (written.driver_pid, written.host_id) == (os.getpid(), launch_file.host_id())
-    assert written.lifeline == f"127.0.0.1:{started.listener.port}"
+    assert written.lifeline == f"127.0.0.1:{started.heartbeats.port}"
 
 
 @pytest.mark.parametrize("on", [hosts(2), (ELSEWHERE,)])

@@ -12,7 +12,7 @@ import pytest
 
 from processes import alive, pid_in
 from vitscale.processes.cleanup import carrying
-from vitscale.processes.heartbeat_server import Listener, Sign
+from vitscale.processes.heartbeat_server import HeartbeatServer, RankStatus
 from vitscale.runner import watch as watching
 from vitscale.runner.starting import Started
 from vitscale.runner.watch import StepCounter, watch
@@ -28,7 +28,7 @@ def job(folder: Path, program: str) -> Started:
     command = [sys.executable, "-c", program, str(folder)]
     token = secrets.token_hex(16)
     running = LocalJob([command], token=token, log=folder / "log.txt", cwd=folder, environment={})
-    return Started(running, Listener(token, "127.0.0.1"))
+    return Started(running, HeartbeatServer(token, "127.0.0.1"))
 
 
 # --- counting ------------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ class Job:
 class Silent:
     """A listener whom nobody calls."""
 
-    def signs(self) -> dict[int, Sign]:
+    def statuses(self) -> dict[int, RankStatus]:
         return {}
 
     def ask_for_stacks(self) -> None: ...
@@ -193,9 +193,9 @@ def test_a_step_that_is_told_over_the_line_puts_the_hang_off(tmp_path: Path, clo
     class Telling(Silent):
         asked = 0
 
-        def signs(self) -> dict[int, Sign]:
+        def statuses(self) -> dict[int, RankStatus]:
             self.asked += 1
-            return {3: Sign(host="host1", pid=1, heard_seconds=clock.now, step=min(self.asked, 40) // 15)}
+            return {3: RankStatus(host="host1", pid=1, heard_seconds=clock.now, step=min(self.asked, 40) // 15)}
 
     stuck = Job(clock, looks=10**9)
     ending = watch(Started(stuck, Telling()), tmp_path, hang_seconds=20.0, timeout_seconds=None, on_progress=print)  # type: ignore[arg-type]
@@ -207,10 +207,10 @@ def test_a_phase_of_start_up_is_passed_on_when_it_changes(tmp_path: Path, clock:
     class Starting(Silent):
         asked = 0
 
-        def signs(self) -> dict[int, Sign]:
+        def statuses(self) -> dict[int, RankStatus]:
             self.asked += 1
             phase = "start-up: engine" if self.asked < 5 else "compiling fused_adam"
-            return {0: Sign(host="host1", pid=1, heard_seconds=clock.now, phase=phase)}
+            return {0: RankStatus(host="host1", pid=1, heard_seconds=clock.now, phase=phase)}
 
     told: list[tuple[int, str]] = []
 

@@ -1,4 +1,4 @@
-"""Hosts of a hostfile: what is sent to them to the letter, and real keepers behind a program that stands for ssh."""
+"""Hosts of a hostfile: what is sent to them, and real host agents behind a program that stands for ssh."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def agent(node: int, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("folder", [FOLDER, ODD, Path("/results/new\nline")])
-def test_an_agent_runs_here_as_it_is_and_elsewhere_by_ssh_under_a_keeper(
+def test_an_agent_runs_here_as_it_is_and_elsewhere_by_ssh_under_a_host_agent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
     cwd = tmp_path / "it's home"
@@ -57,8 +57,8 @@ def test_an_agent_runs_here_as_it_is_and_elsewhere_by_ssh_under_a_keeper(
     here, there = Hostfile(hosts).commands(made, world(2, 2), hosts, folder)
     assert here == agent(0, folder)
     assert there[:-1] == [*SSH, "198.51.100.7"]
-    keeper = [PYTHON, "-m", "vitscale.processes.host_agent", str(folder), "--", *agent(1, folder)]
-    assert there[-1] == f"cd {shlex.quote(str(cwd))} && exec " + " ".join(map(shlex.quote, keeper))
+    host_agent = [PYTHON, "-m", "vitscale.processes.host_agent", str(folder), "--", *agent(1, folder)]
+    assert there[-1] == f"cd {shlex.quote(str(cwd))} && exec " + " ".join(map(shlex.quote, host_agent))
 
 
 def test_the_line_for_the_other_host_to_the_letter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ def test_srun_has_hosts_of_its_own() -> None:
     assert {scheduler.refuses(name, world(2, 2)) for name in ("torchrun", "deepspeed", "mpirun")} == {None}
 
 
-# --- real keepers --------------------------------------------------------------------------------------------------
+# --- real host agents ----------------------------------------------------------------------------------------------
 
 # Stands for ssh: hands the last word to a shell that has nothing of the driver's, in a session of its own.
 FAKE_SSH = """#!/bin/sh
@@ -181,7 +181,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Elsew
     yield made
     for started in made.started:
         end_all(started.job.token)
-        started.listener.close()
+        started.heartbeats.close()
 
 
 def test_a_rank_elsewhere_is_told_everything_and_ended_by_asking(elsewhere: Elsewhere) -> None:
@@ -189,7 +189,7 @@ def test_a_rank_elsewhere_is_told_everything_and_ended_by_asking(elsewhere: Else
     arrived = json.loads((run / "arrived-0.json").read_text())
     assert arrived["place"] == [0, 1, 0]
     assert arrived["variables"]["ARRIVING"] == 'it\'s "quoted"; $(exit)\nand more'
-    wait_until(lambda: 0 in started.listener.signs(), "it is heard of")
+    wait_until(lambda: 0 in started.heartbeats.statuses(), "it is heard of")
     assert len(carrying(started.job.token)) == 2, "ssh's process here, and the rank there"
     assert started.end() == ()
     assert not carrying(started.job.token)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lifelines import TOKEN, write_launch
+from heartbeats import TOKEN, write_launch
 from results_factory import make_trial
 from vitscale.processes import launch_file
 from vitscale.processes.launch_file import TOKEN_VARIABLE

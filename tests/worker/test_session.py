@@ -58,8 +58,8 @@ def test_what_the_host_is_asked_is_part_of_start_up_and_only_rank_0_starts_progr
     monkeypatch.setattr("vitscale.worker.session.group.join", takes(3.0, "gloo"))
     monkeypatch.setattr("vitscale.worker.session.engines.build", takes(4.0, SimpleNamespace(gradient_dtype="float32")))
     monkeypatch.setattr(session, "Training", train)
-    monkeypatch.setattr("vitscale.worker.surroundings.shutil.which", lambda program: f"/usr/bin/{program}")
-    monkeypatch.setattr("vitscale.worker.surroundings.subprocess.run", run)
+    monkeypatch.setattr("vitscale.worker.environment.shutil.which", lambda program: f"/usr/bin/{program}")
+    monkeypatch.setattr("vitscale.worker.environment.subprocess.run", run)
     with pytest.raises(Reached):
         session.train(header, Place(rank, 2, rank, None), log, 0.0)
     assert started == programs

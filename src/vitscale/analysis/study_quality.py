@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from vitscale.analysis.curve_names import trial_name
 from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.statistics import FEWEST_REPEATS
-from vitscale.analysis.target_ci import half_width, standing
+from vitscale.analysis.target_ci import half_width, target_status
 from vitscale.analysis.trials import TrialResult
 from vitscale.analysis.verdict import Verdict, count, imported, names, note, percent, warning, worst
 from vitscale.store.records import StudyRecord
@@ -48,7 +48,7 @@ def unfinished(trials: Sequence[TrialResult], study: StudyRecord) -> Iterable[Ve
     missing = sum(study.repeats - trial.runs_done for trial in lacking)
     said = [f"{missing} of {study.repeats * len(trials)} runs are still to be done"] if lacking else []
     if study.target_ci is not None and study.max_repeats is not None:
-        wanting = [t for t in trials if standing(t, study.target_ci, study.max_repeats) == "open"]
+        wanting = [t for t in trials if target_status(t, study.target_ci, study.max_repeats) == "open"]
         if more := sum(study.max_repeats - max(trial.runs_done, study.repeats) for trial in wanting):
             said.append(f"up to {more} more may follow until epoch times are known within {percent(study.target_ci)}")
             lacking += [trial for trial in wanting if trial not in lacking]
@@ -66,17 +66,17 @@ def target_ci(trials: Sequence[TrialResult], study: StudyRecord) -> Iterable[Ver
     target, most = study.target_ci, study.max_repeats
     if target is None or most is None:
         return
-    by_standing: dict[str, list[TrialResult]] = {}
+    by_status: dict[str, list[TrialResult]] = {}
     for trial in trials:
-        by_standing.setdefault(standing(trial, target, most), []).append(trial)
-    reached = by_standing.get("reached", [])
+        by_status.setdefault(target_status(trial, target, most), []).append(trial)
+    reached = by_status.get("reached", [])
     share = f"{len(reached)} of {count(trials)}"
     said = []
-    if stopped := by_standing.get("stopped", []):
+    if stopped := by_status.get("stopped", []):
         said.append(f"stopped at max_repeats = {most}: {_named(stopped)}")
-    if failed := by_standing.get("failed", []):
+    if failed := by_status.get("failed", []):
         said.append(f"no runs added, for a run failed: {_named(failed)}")
-    if untimed := by_standing.get("untimed", []):
+    if untimed := by_status.get("untimed", []):
         said.append(f"no runs added, for they tell no epoch time: {_named(untimed)}")
     if said:
         yield warning(

@@ -32,7 +32,7 @@ from vitscale.analysis.statistics import Interval, t_quantile, variance
 if TYPE_CHECKING:
     from vitscale.analysis.trials import TrialResult
 
-Standing = Literal["reached", "open", "stopped", "failed", "untimed"]
+TargetStatus = Literal["reached", "open", "stopped", "failed", "untimed"]
 """reached: it has as many runs as its first ones asked for. open: another run is wanted. stopped: not reached with as
 many runs as are allowed. failed: a run did not complete, so none is added. untimed: its runs tell no epoch time."""
 
@@ -81,7 +81,7 @@ def half_width(interval: Interval | None) -> float | None:
     return max(interval.high - interval.centre, interval.centre - interval.low) / interval.centre
 
 
-def standing(result: TrialResult, target_ci: float, max_repeats: int) -> Standing:
+def target_status(result: TrialResult, target_ci: float, max_repeats: int) -> TargetStatus:
     """How a trial stands, by those of its runs that may be combined."""
     if result.failures:
         return "failed"

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Callable
 
 from vitscale.errors import RequestError, explain
-from vitscale.lab import entering, furniture, namespaces, network, programs, quota, secure_shell, state
+from vitscale.lab import entering, host_files, namespaces, network, programs, quota, secure_shell, state
 from vitscale.lab.own_cores import hold_to_own
 from vitscale.lab.plan import Plan
 from vitscale.lab.processes import Process, pid_namespace
@@ -45,7 +45,7 @@ def build(plan: Plan, started: list[subprocess.Popen[str]]) -> State:
     switch = building.hold_switch()
     network.start_switch(switch)
     _make_quotas(plan, building.state.cgroup, names)
-    furniture.write_hosts_file(folder, known)
+    host_files.write_hosts_file(folder, known)
     if with_ssh:
         secure_shell.write_keys(folder, known)
     firsts = [building.hold_host(name) for name in names]
@@ -54,7 +54,7 @@ def build(plan: Plan, started: list[subprocess.Popen[str]]) -> State:
         own = folder / name
         own.mkdir()
         network.link(switch, first, number, plan.bandwidth_mbit)
-        furniture.furnish(first, folder, own, with_ssh=with_ssh)
+        host_files.mount_files(first, folder, own, with_ssh=with_ssh)
         if with_ssh:
             secure_shell.write_daemon_configuration(folder, own, address)
             programs.call(*entering.command(building.state, number, secure_shell.daemon_command(own)))

@@ -17,7 +17,6 @@ from typing import NoReturn
 NAMESPACES = ("ipc", "net", "uts", "mnt", "pid")
 """All but the last are entered by the command alone, so that what waits for it outside keeps no host alive."""
 
-_PR_SET_PDEATHSIG = 1
 _FORWARDED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 _BY_THE_TERMINAL = 0x80
 """`si_code` SI_KERNEL: a key that was pressed, which the command, in the same process group, has been sent too."""
@@ -44,6 +43,9 @@ def main(arguments: list[str]) -> NoReturn:
             pass
         case _:
             sys.exit("usage: enter.py PID TICKS PROCS -- COMMAND...")
+    sys.path.append(str(Path(__file__).parents[2]))  # it is run by its path, and isolated
+    from vitscale.processes.parent_death import end_with_parent
+
     folder = Path.cwd()
     try:
         inside = {name: os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name in NAMESPACES}
@@ -55,13 +57,19 @@ def main(arguments: list[str]) -> NoReturn:
         _fail("the host is gone")
     signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED | {signal.SIGCHLD})
     _set_namespace(inside.pop("pid"))
-    parent_lives, lifeline = os.pipe()
+    parent_lives, held_by_parent = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            os.close(lifeline)
+            os.close(held_by_parent)
             os.sched_setaffinity(0, cores)
-            _become(command, list(inside.values()), group, folder, parent_lives)
+            if group is not None:
+                os.write(group, b"0")
+            for namespace in inside.values():
+                _set_namespace(namespace)
+            os.chdir(folder)
+            end_with_parent(os.getppid())
+            _become(command, parent_lives)
         except OSError as error:
             _fail(str(error))
     for descriptor in (*inside.values(), *([] if group is None else [group])):
@@ -69,13 +77,7 @@ def main(arguments: list[str]) -> NoReturn:
     _leave_as(_follow(child))
 
 
-def _become(command: list[str], namespaces: list[int], group: int | None, folder: Path, parent_lives: int) -> NoReturn:
-    if group is not None:
-        os.write(group, b"0")
-    for namespace in namespaces:
-        _set_namespace(namespace)
-    os.chdir(folder)
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def _become(command: list[str], parent_lives: int) -> NoReturn:
     # A parent that died before the call sends no signal. Its id would not tell: outside the namespace all are 0.
     if select.select([parent_lives], [], [], 0)[0]:
         os._exit(_NOT_ENTERED)

@@ -155,7 +155,7 @@ def _measure(place: Where, wanted: CheckRequest, folder: Path) -> _End:
     how = "ended" if ending.stopped is None else "stopped"
     if ending.stopped in _STOPPED:
         return _End(how, _STOPPED[ending.stopped].format(limit=ending.limit_seconds or 0.0))
-    # As of a run: launchers and lifelines tell who was lost first, and how.
+    # As of a run: launchers and heartbeats tell who was lost first, and how.
     ended = [_as_of_a_run(rank) for rank in read_checked_ranks(folder, wanted.world.size)]
     outcome = outcome_of(ending, ended, wanted.world.size, folder / "log.txt")
     return _End(how, outcome.reason, outcome.rank)

@@ -1,4 +1,4 @@
-"""The lifeline of a process to the driver of its run: it ends when the driver is gone, and tells how far it has come.
+"""A process's heartbeat, sent to the driver of its run: it ends when the driver is gone, and tells how far it has come.
 
 Whatever started a process (ssh, pdsh, mpirun, srun), and whatever becomes of that, the connection says whether anybody
 still waits for its work: it ends at once where the driver's host closes it, and within `SILENCE_SECONDS` where a link
@@ -29,7 +29,7 @@ STARTING, COMPILING = "start-up: ", "compiling "
 
 @dataclass
 class Progress:
-    """Where a rank is. Written by the training thread, read by the lifeline's: each field is replaced whole."""
+    """Where a rank is. Written by the training thread, read by the heartbeat's: each field is replaced whole."""
 
     step: int = -1
     phase: str = "start-up"
@@ -45,7 +45,7 @@ def answers_within(connection: socket.socket, seconds: float) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-class Lifeline:
+class Heartbeat:
     """The process's end of the connection."""
 
     def __init__(
@@ -69,7 +69,7 @@ class Lifeline:
             OSError: the driver does not answer.
         """
         if launch.lifeline is None:
-            raise ValueError("this run has no lifeline")
+            raise ValueError("this run has no heartbeat")
         self._progress = progress
         self._dump_stacks = dump_stacks
         self._lost = lost
@@ -80,7 +80,7 @@ class Lifeline:
         answers_within(self._connection, SILENCE_SECONDS)
         self._connection.settimeout(BEAT_SECONDS)
         self._send({"token": launch.token, "role": role, "host": socket.gethostname(), "pid": os.getpid()})
-        self._thread = threading.Thread(target=self._watch, name="lifeline", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
         self._thread.start()
 
     def close(self) -> None:

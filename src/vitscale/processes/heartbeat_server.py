@@ -1,4 +1,4 @@
-"""The driver's end of the lifelines: who is there, how far each rank has come, and who has fallen silent."""
+"""The driver's end of the heartbeats: who is there, how far each rank has come, and who has fallen silent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Loss = Literal["ended", "silent"]
 
 
 @dataclass(frozen=True)
-class Sign:
+class RankStatus:
     """What was last heard of one rank."""
 
     host: str
@@ -42,8 +42,8 @@ class Sign:
     """How the connection broke without a word; None while it holds, or where the rank has left."""
 
 
-class Listener:
-    """Accepts the lifelines of one run, and keeps the last sign of each rank. Everything it hears is untrusted."""
+class HeartbeatServer:
+    """Hears the heartbeats of one run, and keeps the last status of each rank. Everything it hears is untrusted."""
 
     def __init__(self, token: str, address: str) -> None:
         """Listens on `address` (all interfaces where it is empty) from a thread of its own.
@@ -52,7 +52,7 @@ class Listener:
             OSError: the address is not this machine's.
         """
         self._token = token
-        self._signs: dict[int, Sign] = {}
+        self._statuses: dict[int, RankStatus] = {}
         self._lock = threading.Lock()
         self._stacks_wanted = False
         self._closing = False
@@ -65,13 +65,13 @@ class Listener:
         self.port: int = self._server.getsockname()[1]
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._server, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._serve, name="lifelines", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="heartbeats", daemon=True)
         self._thread.start()
 
-    def signs(self) -> Mapping[int, Sign]:
-        """The last sign of each rank that has ever been heard."""
+    def statuses(self) -> Mapping[int, RankStatus]:
+        """The last status of each rank that has ever been heard."""
         with self._lock:
-            return dict(self._signs)
+            return dict(self._statuses)
 
     def ask_for_stacks(self) -> None:
         """Asks every rank to write down where its threads stand."""
@@ -156,7 +156,7 @@ class Listener:
         rank = self._ranks[connection]
         if rank is not None:
             with self._lock:
-                self._signs[rank] = _heard(self._signs[rank], message)
+                self._statuses[rank] = _heard(self._statuses[rank], message)
         return True
 
     def _welcome(self, connection: socket.socket, message: Mapping[str, Any]) -> bool:
@@ -169,23 +169,23 @@ class Listener:
             return False
         match = _ROLE.fullmatch(role)
         rank = int(match[1]) if match else None
-        if rank is not None and rank in self._signs:
+        if rank is not None and rank in self._statuses:
             return False  # a second process that takes itself for this rank: nothing is said of the first by its end
         del self._unknown_since[connection]
         self._ranks[connection] = rank
         if rank is not None:
             with self._lock:
-                self._signs[rank] = Sign(host=host, pid=pid, heard_seconds=time.monotonic())
+                self._statuses[rank] = RankStatus(host=host, pid=pid, heard_seconds=time.monotonic())
         return True
 
     def _broken(self, connection: socket.socket, error: OSError | None) -> None:
         rank = self._ranks.get(connection)
         if rank is not None:
             with self._lock:
-                sign = self._signs[rank]
-                if sign.ended_seconds is None:
+                status = self._statuses[rank]
+                if status.ended_seconds is None:
                     how: Loss = "silent" if error is not None and _silent(error) else "ended"
-                    self._signs[rank] = replace(sign, lost=how, ended_seconds=time.monotonic())
+                    self._statuses[rank] = replace(status, lost=how, ended_seconds=time.monotonic())
         self._forget(connection)
 
     def _forget(self, connection: socket.socket) -> None:
@@ -221,12 +221,12 @@ def _silent(error: OSError) -> bool:
     return not isinstance(error, ConnectionResetError | BrokenPipeError)
 
 
-def _heard(sign: Sign, message: Mapping[str, Any]) -> Sign:
+def _heard(status: RankStatus, message: Mapping[str, Any]) -> RankStatus:
     step, phase = message.get("step"), message.get("phase")
     return replace(
-        sign,
+        status,
         heard_seconds=time.monotonic(),
-        ended_seconds=time.monotonic() if message.get("bye") is True else sign.ended_seconds,
-        step=step if isinstance(step, int) and abs(step) < 2**62 else sign.step,
-        phase=phase if isinstance(phase, str) and len(phase) < 40 and phase.isprintable() else sign.phase,
+        ended_seconds=time.monotonic() if message.get("bye") is True else status.ended_seconds,
+        step=step if isinstance(step, int) and abs(step) < 2**62 else status.step,
+        phase=phase if isinstance(phase, str) and len(phase) < 40 and phase.isprintable() else status.phase,
     )

@@ -1,7 +1,7 @@
 """`python -m vitscale.processes.host_agent FOLDER -- ARGV...`: runs ARGV here as long as the run's driver lives.
 
-The driver starts agents on other hosts through it. A remote shell leaves what it has started behind when its other end
-dies; the keeper does not: with its lifeline it ends every process of the run on this host. And
+The driver starts what runs on other hosts through it. A remote shell leaves behind what it has started when its other
+end dies; this agent does not: with its heartbeat it ends every process of the run on this host. And
 `python -m vitscale.processes.host_agent --end TOKEN` ends the run of that token here.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from vitscale.processes import launch_file
 from vitscale.processes.cleanup import end_all
-from vitscale.processes.heartbeat import Lifeline
+from vitscale.processes.heartbeat import Heartbeat
 
 _USAGE = "usage: python -m vitscale.processes.host_agent FOLDER -- COMMAND... | --end TOKEN"
 
@@ -39,13 +39,13 @@ def _keep(run_folder: Path, command: list[str]) -> int:
     if launch is None:
         sys.exit(f"vitscale: {run_folder} is not seen on this host: is the results folder shared by all hosts?")
     try:
-        lifeline = Lifeline(launch, "agent", lost=lambda: end_all(launch.token))
+        heartbeat = Heartbeat(launch, "agent", lost=lambda: end_all(launch.token))
     except (OSError, ValueError) as error:
         sys.exit(f"vitscale: the driver at {launch.lifeline} is not reached from this host: {error}")
-    # Tied to this process: SIGKILL of the keeper ends the command too.
+    # Tied to this process: SIGKILL of this agent ends the command too.
     tied = [sys.executable, "-m", "vitscale.processes.parent_death", str(os.getpid()), "--", *command]
     code = subprocess.call(tied, stdin=subprocess.DEVNULL, env=launch_file.completed_environment(launch))
-    lifeline.close()
+    heartbeat.close()
     # As a shell tells of a signal.
     return code if code >= 0 else 128 - code
 

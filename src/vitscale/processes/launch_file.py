@@ -30,7 +30,7 @@ class LaunchFile(Spec):
     """Where rank 0 listens; null where the launcher says so itself, or there is one rank without a launcher."""
     master_port: int | None = None
     lifeline: str | None = None
-    """ADDRESS:PORT of the driver: ranks end when it falls silent (`vitscale.worker.lifeline`)."""
+    """ADDRESS:PORT of the driver: ranks end when it falls silent (`vitscale.processes.heartbeat`)."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Variables of every rank."""
     mpi_discovery: bool = False

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from vitscale import store
-from vitscale.analysis.target_ci import Standing, standing
+from vitscale.analysis.target_ci import TargetStatus, target_status
 from vitscale.analysis.trials import summarise
 from vitscale.runner.one_run import Task
 from vitscale.runner.planning import Plan
@@ -31,17 +31,17 @@ class AddedRuns:
         self._todo = frozenset(todo)
         measure = plan.measure
         self._rounds = range(measure.repeats, measure.max_repeats if measure.target_ci is not None else measure.repeats)
-        self._stood: dict[str, tuple[int, Standing]] = {}
+        self._stood: dict[str, tuple[int, TargetStatus]] = {}
 
     def __iter__(self) -> Iterator[Task]:
         if self._rounds:
             for trial_id in self._plan.record.trials:
-                self._standing(trial_id)
+                self._status(trial_id)
         for repeat in self._rounds:
             for trial_id in self._order(repeat):
-                if (trial_id, repeat) not in self._outcomes and self._standing(trial_id) == "open":
+                if (trial_id, repeat) not in self._outcomes and self._status(trial_id) == "open":
                     yield Task(trial_id, repeat)
-                    self._standing(trial_id)  # at once, for `most`
+                    self._status(trial_id)  # at once, for `most`
 
     def most(self) -> int:
         """How many runs may still be added, as far as is known by now."""
@@ -64,7 +64,7 @@ class AddedRuns:
     def _own(self, trial_id: str) -> dict[int, Outcome]:
         return {repeat: outcome for (trial, repeat), outcome in self._outcomes.items() if trial == trial_id}
 
-    def _standing(self, trial_id: str) -> Standing:
+    def _status(self, trial_id: str) -> TargetStatus:
         runs = len(self._own(trial_id))
         known = self._stood.get(trial_id)
         if known is None or known[0] != runs:
@@ -72,6 +72,6 @@ class AddedRuns:
             trial = self._plan.record.trials[trial_id]
             result = summarise(trial_id, trial, found.runs, combine_unlike=False)
             target = self._plan.measure.target_ci
-            now = standing(result, target, self._plan.measure.max_repeats) if target is not None else "stopped"
+            now = target_status(result, target, self._plan.measure.max_repeats) if target is not None else "stopped"
             self._stood[trial_id] = known = (runs, now)
         return known[1]

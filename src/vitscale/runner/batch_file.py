@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from pydantic import Field
 
+from vitscale.base.locks import file_lock
 from vitscale.errors import StoreError, explain, shown
 from vitscale.runner.one_run import Task
 from vitscale.store import write_whole
@@ -89,7 +92,7 @@ def open_jobs(results: Path) -> list[JobFile]:
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunState:
     """How far a job has come with one of its runs."""
 
     folder: Path
@@ -97,7 +100,7 @@ class Standing:
     outcome: Outcome | None
 
 
-def standing_of(results: Path, task: BatchTask, retries: int) -> Standing:
+def run_state(results: Path, task: BatchTask, retries: int) -> RunState:
     """Looks at a run's tries in this job, from its first on: each transient failure is followed by another one.
 
     Raises:
@@ -108,19 +111,28 @@ def standing_of(results: Path, task: BatchTask, retries: int) -> Standing:
         try:
             outcome = Outcome.model_validate_json((folder / "outcome.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
-            return Standing(folder, None)
+            return RunState(folder, None)
         except (OSError, ValueError) as error:
             raise StoreError(f"{folder / 'outcome.json'} cannot be read: {str(error).splitlines()[0]}") from None
         if not outcome.transient:
             break
-    return Standing(folder, outcome)
+    return RunState(folder, outcome)
 
 
-def standings(results: Path, job: JobFile) -> dict[Task, Standing]:
+def run_states(results: Path, job: JobFile) -> dict[Task, RunState]:
     """How far a job has come with each of its runs."""
-    return {task.task: standing_of(results, task, job.measure.retries) for task in job.tasks}
+    return {task.task: run_state(results, task, job.measure.retries) for task in job.tasks}
 
 
 def waiting(results: Path, job: JobFile) -> set[Task]:
     """The runs of a job that have no outcome yet."""
-    return {task for task, standing in standings(results, job).items() if standing.outcome is None}
+    return {task for task, state in run_states(results, job).items() if state.outcome is None}
+
+
+def drivers_lock(
+    results: Path, name: str, element: int | None, *, patience_seconds: float
+) -> AbstractContextManager[TextIO | None]:
+    """The lock of the driver of a job, or of one element of an array: held while it lives, so that nobody settles its
+    runs beside it. None where it was not free within the time given."""
+    part = "" if element is None else f"-{element}"
+    return file_lock(results / "jobs" / f"{name}{part}.lock", patience_seconds)

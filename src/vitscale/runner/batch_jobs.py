@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vitscale.errors import VitscaleError
-from vitscale.runner.batch_file import JobFile, open_jobs, standings, waiting
+from vitscale.runner.batch_file import JobFile, open_jobs, run_states, waiting
 from vitscale.runner.batch_submitting import Batch, asked_for, new_jobs, submitted
 from vitscale.runner.batch_watching import (
     FIRST_LOOK_SECONDS,
@@ -132,10 +132,10 @@ def _watch(
         states = patiently(lambda: look(results, jobs), say)
         for job in list(jobs):
             closed = settle_ended(results, job, states).closed
-            for task, standing in standings(results, job).items():
-                if standing.outcome is not None and task in wanted:
+            for task, state in run_states(results, job).items():
+                if state.outcome is not None and task in wanted:
                     wanted.discard(task)
-                    on_outcome(task, standing.outcome)
+                    on_outcome(task, state.outcome)
             if closed:
                 jobs.remove(job)
             elif (line := line_of(job, states)) != told.get(job.name):

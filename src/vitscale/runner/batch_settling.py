@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from vitscale.runner.batch_file import BatchTask, standing_of
+from vitscale.runner.batch_file import BatchTask, run_state
 from vitscale.runner.classify import log_tail
 from vitscale.runner.one_run import header_of
 from vitscale.schedulers.slurm_causes import Cause
@@ -22,10 +22,10 @@ def write_missing_outcomes(
     The next `vitscale run` does them again. Runs of trials that the study no longer has are passed over.
     """
     for task in tasks:
-        standing = standing_of(results, task, retries)
-        if standing.outcome is not None or task.trial_id not in study.trials:
+        state = run_state(results, task, retries)
+        if state.outcome is not None or task.trial_id not in study.trials:
             continue
-        folder = standing.folder
+        folder = state.folder
         if not folder.exists():
             attempt = int(folder.name.rpartition("-a")[2])
             folder = new_run_folder(results, header_of(study, task.task, attempt, (), ()))

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from vitscale.errors import StoreError
-from vitscale.runner.batch_file import BatchTask, JobFile, standing_of, waiting
-from vitscale.runner.batch_lock import drivers_lock
+from vitscale.runner.batch_file import BatchTask, JobFile, drivers_lock, run_state, waiting
 from vitscale.runner.batch_settling import write_missing_outcomes
 from vitscale.runner.one_run import Task
 from vitscale.schedulers.slurm_causes import cause_of
@@ -127,7 +126,7 @@ def _state_of(job: JobFile, element: int | None, states: States) -> JobState | N
 def _nodes(results: Path, job: JobFile, missing: Sequence[BatchTask]) -> tuple[str, ...]:
     """The hosts of the run that was under way; empty where none was."""
     for task in missing:
-        header = standing_of(results, task, job.measure.retries).folder / "trial.json"
+        header = run_state(results, task, job.measure.retries).folder / "trial.json"
         if header.exists():
             return RunHeader.model_validate_json(header.read_text(encoding="utf-8")).hosts
     return ()

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Literal
 
 from vitscale.errors import printable
-from vitscale.processes.heartbeat_server import Sign
+from vitscale.processes.heartbeat_server import RankStatus
 from vitscale.runner import launcher_reports
+from vitscale.runner.hang import position, starved, waited_for
 from vitscale.runner.launcher_reports import Reports
-from vitscale.runner.standing import place_of, starved, waited_for
 from vitscale.store.records import ErrorLine, Outcome, OutcomeKind, RankRecord
 
 _LOG_TAIL_BYTES = 64_000
@@ -33,8 +33,8 @@ _PASSING = re.compile(
     re.IGNORECASE,
 )
 _NOT_SHARED = re.compile(r"\S{1,400} is not seen on this host: is the results folder shared by all hosts\?")
-"""What ranks and keepers say (`vitscale.worker`, `vitscale.processes.host_agent`)."""
-# What a keeper or a rank says that cannot begin: it cannot reach the driver, does not see the folder.
+"""What ranks and host agents say (`vitscale.worker`, `vitscale.processes.host_agent`)."""
+# What a host agent or a rank says that cannot begin: it cannot reach the driver, does not see the folder.
 _OWN_WORDS = re.compile(r"^vitscale: ([^\n]{1,300})", re.MULTILINE)
 _FULL_BYTES = 64 * 1024
 _AT_ONCE_SECONDS = 1.0
@@ -58,7 +58,7 @@ class Ending:
     wall_seconds: float
     seen_seconds: float = 0.0
     """`time.monotonic()` when it ended; what `signs` are to be read against."""
-    signs: Mapping[int, Sign] = field(default_factory=dict)
+    statuses: Mapping[int, RankStatus] = field(default_factory=dict)
     """What was last heard of each rank, before anything was ended from here."""
     stopped_ranks: frozenset[int] = frozenset()
     """Ranks that the kernel held stopped."""
@@ -81,7 +81,7 @@ def outcome_of(ending: Ending, ranks: Sequence[RankRecord], world_size: int, log
     """The outcome of one run.
 
     A rank that was killed, or that left early, has said nothing, and what the others then record (a lost connection)
-    follows from that: the lifelines, the launcher's own report of exit codes and the kernel's OOM counter are asked
+    follows from that: the heartbeats, the launcher's own report of exit codes and the kernel's OOM counter are asked
     first. Otherwise the exception that a rank recorded first is the cause.
     """
     missing = [rank for rank in range(world_size) if not any(r.rank == rank and r.ended for r in ranks)]
@@ -103,7 +103,7 @@ def outcome_of(ending: Ending, ranks: Sequence[RankRecord], world_size: int, log
             or _disk_full(log.parent, tail)
             or _from_outside(ending, ranks, missing, _codes(reports, ending.exit_code, world_size), tail)
         )
-    guilty = ending.signs.get(verdict.rank) if verdict.rank is not None else None
+    guilty = ending.statuses.get(verdict.rank) if verdict.rank is not None else None
     return Outcome(
         kind=verdict.kind,
         # Messages come from anywhere; a reason is shown on terminals.
@@ -125,7 +125,9 @@ def _host_gone(ending: Ending, ranks: Sequence[RankRecord], tail: str) -> _Verdi
         return None
     host = ending.unreached[0]
     # Hosts call themselves by a short name, where a hostfile may have the long one.
-    there = [rank for rank, sign in sorted(ending.signs.items()) if sign.host.split(".")[0] == host.split(".")[0]]
+    there = [
+        rank for rank, status in sorted(ending.statuses.items()) if status.host.split(".")[0] == host.split(".")[0]
+    ]
     return _silent_host(host, there, tail) if there else None
 
 
@@ -146,16 +148,16 @@ def _launcher_gone(ending: Ending, world_size: int, tail: str) -> _Verdict | Non
 def _lost_rank(
     ending: Ending, ranks: Sequence[RankRecord], world_size: int, reports: Reports, tail: str
 ) -> _Verdict | None:
-    """The rank whose lifeline broke first without a word, before any other had a cause of its own to record."""
+    """The rank whose heartbeat broke off first without a word, before any other had a cause of its own to record."""
     if ending.stopped in ("hang", "timeout"):
         return None
     told = _told(ranks)
     lost = sorted(
-        (sign.ended_seconds or 0.0, rank)
-        for rank, sign in ending.signs.items()
-        if sign.lost is not None and rank not in told
+        (status.ended_seconds or 0.0, rank)
+        for rank, status in ending.statuses.items()
+        if status.lost is not None and rank not in told
     )
-    never_heard = any(code > 0 and rank not in ending.signs for rank, code in reports.codes)
+    never_heard = any(code > 0 and rank not in ending.statuses for rank, code in reports.codes)
     if not lost or never_heard:
         return None
     codes = dict(reversed(_codes(reports, ending.exit_code, world_size)))
@@ -166,14 +168,21 @@ def _lost_rank(
     code = codes.get(rank)
     late = 0.0 if -(code or 0) in _FIRST_CAUSES else _AT_ONCE_SECONDS
     for record in ranks:
-        sign = ending.signs.get(record.rank)
+        status = ending.statuses.get(record.rank)
         own_cause = record.error is not None and not _lost_peer(record.error)
-        if own_cause and sign is not None and sign.ended_seconds is not None and sign.ended_seconds <= when + late:
+        if (
+            own_cause
+            and status is not None
+            and status.ended_seconds is not None
+            and status.ended_seconds <= when + late
+        ):
             return None
-    sign = ending.signs[rank]
-    if sign.lost == "silent":
-        there = [other for other, its in sorted(ending.signs.items()) if (its.host, its.lost) == (sign.host, "silent")]
-        return _silent_host(sign.host, there, tail)
+    status = ending.statuses[rank]
+    if status.lost == "silent":
+        there = [
+            other for other, its in sorted(ending.statuses.items()) if (its.host, its.lost) == (status.host, "silent")
+        ]
+        return _silent_host(status.host, there, tail)
     if code is not None and code < 0:
         return _by_signal(rank, -code, ending, reports, tail)
     if code is None and not reports.whole:
@@ -231,7 +240,7 @@ def _first_error(ranks: Sequence[RankRecord], ending: Ending) -> _Verdict | None
     ]
     if not errors:
         return None
-    heard = {rank: sign.ended_seconds for rank, sign in ending.signs.items() if sign.ended_seconds is not None}
+    heard = {rank: status.ended_seconds for rank, status in ending.statuses.items() if status.ended_seconds is not None}
     by_driver = all(rank in heard for _, rank in errors)
 
     def order(pair: tuple[ErrorLine, int]) -> tuple[bool, float]:
@@ -246,8 +255,8 @@ def _first_error(ranks: Sequence[RankRecord], ending: Ending) -> _Verdict | None
 
 def _ended_from_here(ending: Ending, rank: int) -> bool:
     """Whether a rank was still there when the driver ended the run: what it then raised follows from that."""
-    sign = ending.signs.get(rank)
-    return ending.stopped is not None and sign is not None and sign.ended_seconds is None
+    status = ending.statuses.get(rank)
+    return ending.stopped is not None and status is not None and status.ended_seconds is None
 
 
 def _lost_peer(error: ErrorLine) -> bool:
@@ -266,24 +275,26 @@ def _stopped(ending: Ending, ranks: Sequence[RankRecord], tail: str, folder: Pat
         last = "; ".join(f"rank {r.rank}: {_last_sign(r)}" for r in ranks[:8]) or "no rank had started"
         return _Verdict("hang", f"{nothing} ({last})", detail=_stack(folder, 0) or tail)
     rank = guilty[0]
-    sign = ending.signs[rank]
-    silent = ending.seen_seconds - sign.heard_seconds
+    status = ending.statuses[rank]
+    silent = ending.seen_seconds - status.heard_seconds
     which = f"rank {', '.join(map(str, guilty[:8]))}"
     if rank in ending.stopped_ranks:
-        what = f"{which} is stopped (SIGSTOP), in {place_of(sign)}"
-    elif rank in starved(ending.signs, ending.seen_seconds):
-        what = f"{which} is stopped or starved: no sign of life for {silent:.0f} s, last seen in {place_of(sign)}"
+        what = f"{which} is stopped (SIGSTOP), in {position(status)}"
+    elif rank in starved(ending.statuses, ending.seen_seconds):
+        what = f"{which} is stopped or starved: no sign of life for {silent:.0f} s, last seen in {position(status)}"
     else:
-        what = f"{which} stands in {place_of(sign)}"
+        what = f"{which} stands in {position(status)}"
     others = (
-        f", and the others wait for {'it' if len(guilty) == 1 else 'them'}" if len(ending.signs) > len(guilty) else ""
+        f", and the others wait for {'it' if len(guilty) == 1 else 'them'}"
+        if len(ending.statuses) > len(guilty)
+        else ""
     )
     return _Verdict("hang", f"{nothing}: {what}{others}", rank, _stack(folder, rank) or tail)
 
 
 def _guilty_of_a_hang(ending: Ending) -> list[int]:
     """Ranks that are stopped, else those that give no sign of life while others do, else those that are behind."""
-    return sorted(ending.stopped_ranks) or starved(ending.signs, ending.seen_seconds) or waited_for(ending.signs)
+    return sorted(ending.stopped_ranks) or starved(ending.statuses, ending.seen_seconds) or waited_for(ending.statuses)
 
 
 def _stack(folder: Path, rank: int) -> str:

@@ -17,7 +17,7 @@ from vitscale import sources
 from vitscale.errors import RequestError, StoreError, VitscaleError, explain, shown
 from vitscale.runner.added_runs import AddedRuns
 from vitscale.runner.one_run import run_task, skip_reason
-from vitscale.runner.planning import Plan, Report, check_folder, outstanding, standing_outcomes
+from vitscale.runner.planning import Plan, Report, check_folder, existing_outcomes, outstanding
 from vitscale.runner.progress import StudyProgress, decoding_progress
 from vitscale.runner.skipping import skip_unfit
 from vitscale.schedulers import LoginNode
@@ -116,7 +116,7 @@ def _run_outstanding(plan: Plan, results: Path, options: Options, console: Conso
         reserve.unlink()
     index = RunIndex(results)
     todo = outstanding(plan, index, retry_failed=options.retry_failed)
-    outcomes = standing_outcomes(plan, index, todo)
+    outcomes = existing_outcomes(plan, index, todo)
     todo = skip_unfit(plan.setting(results), todo, options.unfit, index, outcomes)
     added = AddedRuns(plan, results, outcomes, todo)
     done = 0

@@ -17,8 +17,7 @@ from types import FrameType
 from rich.console import Console
 
 from vitscale.errors import StoreError, VitscaleError, explain
-from vitscale.runner.batch_file import BatchTask, JobFile, read_job, standing_of
-from vitscale.runner.batch_lock import drivers_lock
+from vitscale.runner.batch_file import BatchTask, JobFile, drivers_lock, read_job, run_state
 from vitscale.runner.batch_settling import write_missing_outcomes
 from vitscale.runner.batch_watching import patiently
 from vitscale.runner.one_run import Setting, run_task, skip_reason
@@ -56,11 +55,11 @@ def _work(results: Path, name: str) -> int:
     mine = [task for task in job.tasks_of(element) if task.trial_id in study.trials]
     folder = Path(job.study_folder)
     setting = Setting(study, job.measure, job.launch, folder, results, SlurmAllocation(job.slurm, None))
-    with drivers_lock(results, name, element, patience_seconds=0.0) as alone:
-        if not alone:
+    with drivers_lock(results, name, element, patience_seconds=0.0) as lock:
+        if lock is None:
             # Slurm may start a job again while a node that it has lost still runs it.
             raise StoreError(explain("another process does the runs of this job", next_step="Wait for it, or end it"))
-        begun = [task for task in mine if standing_of(results, task, job.measure.retries).folder.exists()]
+        begun = [task for task in mine if run_state(results, task, job.measure.retries).folder.exists()]
         _give_up(setting, begun, Cause("failed", f"Slurm began job {job_id()} anew"))
         try:
             return _do(setting, job, mine)
@@ -82,7 +81,7 @@ def _do(setting: Setting, job: JobFile, tasks: Sequence[BatchTask]) -> int:
             # Without slurmctld no step could start: the runs wait for it.
             patiently(lambda: job_states([job.name]), lambda text: print(text, flush=True))
             trial = setting.record.trials[task.trial_id]
-            if standing_of(setting.results, task, job.measure.retries).outcome is not None:
+            if run_state(setting.results, task, job.measure.retries).outcome is not None:
                 continue
             outcome = skip_reason(setting, task.task, task.attempt, _outcomes_of(setting.results, task.trial_id))
             if outcome is None:

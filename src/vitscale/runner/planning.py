@@ -280,7 +280,7 @@ def outstanding(plan: Plan, index: RunIndex, *, retry_failed: bool) -> list[Task
     return [task for task in (*plan.tasks, *added) if not done(task)]
 
 
-def standing_outcomes(plan: Plan, index: RunIndex, todo: Collection[Task]) -> dict[tuple[str, int], Outcome]:
+def existing_outcomes(plan: Plan, index: RunIndex, todo: Collection[Task]) -> dict[tuple[str, int], Outcome]:
     """The outcomes that stand: of the study's trials, but for the runs that are to be done again."""
     again = frozenset(todo)
     return {

@@ -17,7 +17,7 @@ from vitscale.launchers import launcher_named
 from vitscale.launchers.base import Launch, Start
 from vitscale.machine.hosts import Host, is_this_machine
 from vitscale.processes import launch_file
-from vitscale.processes.heartbeat_server import Listener
+from vitscale.processes.heartbeat_server import HeartbeatServer
 from vitscale.processes.launch_file import LaunchFile
 from vitscale.processes.rank_variables import LIBRARY_SETTINGS
 from vitscale.schedulers import Job, Scheduler
@@ -78,7 +78,7 @@ class Started:
     """A run under way."""
 
     job: Job
-    listener: Listener
+    heartbeats: HeartbeatServer
 
     def end(self) -> tuple[str, ...]:
         """Ends all that is left, and hears no more; returns the hosts that did not answer."""
@@ -86,7 +86,7 @@ class Started:
             return self.job.end()
         finally:
             # Last: what cannot be reached ends when the line to the driver is closed.
-            self.listener.close()
+            self.heartbeats.close()
 
 
 def start_ranks(
@@ -122,7 +122,7 @@ def start_ranks(
                 said.write(f"local: ranks are started anew: {prepared.cold}\n")
     token = secrets.token_hex(16)
     remote = [host for host in ranks.hosts if not is_this_machine(host.name)]
-    listener = Listener(token, "" if remote else "127.0.0.1")
+    heartbeats = HeartbeatServer(token, "" if remote else "127.0.0.1")
     try:
         for name, text in ranks.launch.files:
             write_whole(run_folder / name, text)
@@ -133,7 +133,7 @@ def start_ranks(
             hosts=tuple(host.name for host in ranks.hosts),
             master_address=ranks.hosts[0].name if ranks.hosts else "127.0.0.1",
             master_port=ranks.port,
-            lifeline=f"{own}:{listener.port}",
+            lifeline=f"{own}:{heartbeats.port}",
             environment=settings,
             prepared_seconds=prepared.waited_seconds,
             cold=prepared.cold,
@@ -145,9 +145,9 @@ def start_ranks(
         write_whole(run_folder / launch_file.NAME, file.model_dump_json(indent=1))
         job = _job(scheduler, ranks, prepared.process, token, log, variables)
     except BaseException:
-        listener.close()
+        heartbeats.close()
         raise
-    return Started(job, listener)
+    return Started(job, heartbeats)
 
 
 def _job(

@@ -11,7 +11,7 @@ from vitscale.errors import StoreError, explain, shown
 from vitscale.runner.added_runs import AddedRuns
 from vitscale.runner.batch_jobs import Batch, live_jobs, settle, submit_and_watch
 from vitscale.runner.one_run import Task
-from vitscale.runner.planning import Plan, Report, outstanding, standing_outcomes
+from vitscale.runner.planning import Plan, Report, existing_outcomes, outstanding
 from vitscale.runner.progress import StudyProgress
 from vitscale.runner.skipping import skip_unfit
 from vitscale.store import RunIndex
@@ -47,7 +47,7 @@ def submit_outstanding(
     settle(batch, say)
     index = RunIndex(results)
     todo = outstanding(plan, index, retry_failed=retry_failed)
-    outcomes = standing_outcomes(plan, index, todo)
+    outcomes = existing_outcomes(plan, index, todo)
     todo = skip_unfit(plan.setting(results), todo, unfit, index, outcomes)
     added = AddedRuns(plan, results, outcomes, todo)
     done = 0

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from vitscale.processes.heartbeat_server import Listener
+from vitscale.processes.heartbeat_server import HeartbeatServer
 from vitscale.runner.classify import Ending, Stop, kernel_oom_kills
-from vitscale.runner.standing import is_stopped, silence_limit, start_up_phase
+from vitscale.runner.hang import is_stopped, silence_limit, start_up_phase
 from vitscale.runner.starting import Started
 
 _LOOK_SECONDS = 0.1
@@ -58,7 +58,7 @@ def watch(
     case no process of the job is left on any host that can be reached when this returns, and also when it is left by
     an exception (Ctrl-C).
     """
-    job, listener = started.job, started.listener
+    job, heartbeats = started.job, started.heartbeats
     oom_before = kernel_oom_kills()
     counter = StepCounter(folder)
     last_sign = time.monotonic()
@@ -70,28 +70,33 @@ def watch(
             now = time.monotonic()
             if changed := counter.look():
                 last_sign = now
-            signs = listener.signs()
+            statuses = heartbeats.statuses()
             # Said over the line as well: a network file system may show what ranks record a minute late.
-            if (there := {rank: (sign.step, sign.phase) for rank, sign in signs.items()}) != places:
+            if (there := {rank: (status.step, status.phase) for rank, status in statuses.items()}) != places:
                 places, last_sign, changed = there, now, True
             if changed:
-                on_progress(counter.steps, start_up_phase(signs))
-            lost = min((sign.ended_seconds for sign in signs.values() if sign.lost and sign.ended_seconds), default=now)
+                on_progress(counter.steps, start_up_phase(statuses))
+            lost = min(
+                (status.ended_seconds for status in statuses.values() if status.lost and status.ended_seconds),
+                default=now,
+            )
             if now - lost > LOST_SECONDS:
                 stopped, limit = "lost", LOST_SECONDS
                 break
-            if now - last_sign > (silence := silence_limit(signs, hang_seconds)):
+            if now - last_sign > (silence := silence_limit(statuses, hang_seconds)):
                 stopped, limit = "hang", silence
-                _stacks(listener)
+                _stacks(heartbeats)
                 break
             if timeout_seconds is not None and job.wall_seconds > timeout_seconds:
                 stopped, limit = "timeout", timeout_seconds
                 break
         exit_code = job.exit_code
         wall_seconds = job.wall_seconds
-        signs = listener.signs()
+        statuses = heartbeats.statuses()
         stopped_ranks = frozenset(
-            rank for rank, sign in signs.items() if sign.ended_seconds is None and is_stopped(sign.pid, sign.host)
+            rank
+            for rank, status in statuses.items()
+            if status.ended_seconds is None and is_stopped(status.pid, status.host)
         )
         seen_seconds = time.monotonic()
     finally:
@@ -104,13 +109,13 @@ def watch(
         started_unix_seconds=job.started_unix_seconds,
         wall_seconds=wall_seconds,
         seen_seconds=seen_seconds,
-        signs=signs,
+        statuses=statuses,
         stopped_ranks=stopped_ranks,
         unreached=unreached,
     )
 
 
-def _stacks(listener: Listener) -> None:
+def _stacks(heartbeats: HeartbeatServer) -> None:
     """Lets every rank write down where it stands; one that cannot (stopped, cut off) does not hold up the others."""
-    listener.ask_for_stacks()
+    heartbeats.ask_for_stacks()
     time.sleep(_STACK_SECONDS)

@@ -138,7 +138,7 @@ class Hostfile:
         return None
 
     def commands(self, launch: Launch, world: World, hosts: tuple[Host, ...], run_folder: Path) -> list[list[str]]:  # noqa: ARG002
-        """An agent on each host by ssh, under a keeper; on this machine without it. Other commands as they are."""
+        """Each host's by ssh, under a host agent; on this machine without it. Other commands as they are."""
         if not launch.per_host:
             return [list(command) for command in launch.commands]
         commands = []
@@ -146,8 +146,8 @@ class Hostfile:
             if is_this_machine(host.name):
                 commands.append(list(command))
             else:
-                keeper = [sys.executable, "-m", "vitscale.processes.host_agent", str(run_folder), "--", *command]
-                commands.append([*_SSH, "--", host.name, _in_folder(keeper)])
+                host_agent = [sys.executable, "-m", "vitscale.processes.host_agent", str(run_folder), "--", *command]
+                commands.append([*_SSH, "--", host.name, _in_folder(host_agent)])
         return commands
 
     def start(

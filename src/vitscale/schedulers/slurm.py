@@ -154,11 +154,11 @@ class SlurmAllocation:
         return refused_in_a_job(launcher, self._slurm)
 
     def commands(self, launch: Launch, world: World, hosts: tuple[Host, ...], run_folder: Path) -> list[list[str]]:  # noqa: ARG002
-        """srun as the launcher gives it; for an agent on each host an srun each, under a keeper; mpirun as it is."""
+        """srun as the launcher gives it; a command of each host by an srun and a host agent; mpirun as it is."""
         if launch.per_host:
-            keeper = (self.python, "-m", "vitscale.processes.host_agent", str(run_folder), "--")
+            host_agent = (self.python, "-m", "vitscale.processes.host_agent", str(run_folder), "--")
             agents = zip(hosts, launch.commands, strict=True)
-            sruns = [_on_host(host.name, run_folder.name, (*keeper, *command)) for host, command in agents]
+            sruns = [_on_host(host.name, run_folder.name, (*host_agent, *command)) for host, command in agents]
         else:
             sruns = [list(command) for command in launch.commands]
         folders = (run_folder.parents[1],)

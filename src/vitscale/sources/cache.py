@@ -7,20 +7,19 @@ of each chunk, and the next one goes on from there. Nothing in an entry is pickl
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
 import socket
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
 
+from vitscale.base.locks import file_lock
 from vitscale.errors import RequestError
 from vitscale.sources.base import ArraySplit, Dataset, Images, Labels, Summary
 from vitscale.sources.threads import in_threads
@@ -168,7 +167,7 @@ def cached(cache_root: Path, key: str, build: Build, *, verify: bool = False) ->
         return found
     try:
         cache_root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with _lock(cache_root / f"{key}.lock"):
+        with file_lock(cache_root / f"{key}.lock"):
             found = find(cache_root, key)
             if found is None:
                 return _build(cache_root, key, build)
@@ -194,13 +193,6 @@ def _open_split(folder: Path, split: str, dtype: object) -> ArraySplit:
     if labels.shape != images.shape[:1]:
         raise ValueError("as many labels as images are needed")
     return ArraySplit(images.view(np.ndarray), labels.view(np.ndarray))
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _partial(cache_root: Path, key: str) -> Path:

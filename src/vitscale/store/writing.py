@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from vitscale.base.locks import file_lock
 from vitscale.errors import StoreError, explain, shown
 from vitscale.store.records import Outcome, RunHeader, StudyRecord
 
@@ -45,19 +45,16 @@ def locked(results: Path) -> Iterator[None]:
     Raises:
         StoreError: another `vitscale run` holds it.
     """
-    with (results / "lock").open("a+", encoding="ascii", errors="replace") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read(32).strip()
+    with file_lock(results / "lock", patience_seconds=0.0) as file:
+        if file is None:
+            holder = (results / "lock").read_text(encoding="ascii", errors="replace")[:32].strip()
             who = f" (process {holder})" if holder.isdigit() else ""
             raise StoreError(
                 explain(
                     f"another `vitscale run`{who} is writing to {shown(str(results))}",
                     next_step="Wait for it, stop it with Ctrl-C, or give this study a folder of its own with -o",
                 )
-            ) from None
+            )
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from vitscale.processes import launch_file
-from vitscale.processes.heartbeat import PROGRESS, Lifeline
+from vitscale.processes.heartbeat import PROGRESS, Heartbeat
 from vitscale.processes.launch_file import LaunchFile
 from vitscale.store import RankLog
 from vitscale.store.records import EndLine, PhaseLine, RunHeader
@@ -39,7 +39,7 @@ def main(run_folder: Path, arrived_ns: int = _ARRIVED_NS) -> NoReturn:
     own = placing.own_place(arrived_ns, launch)
     header = _header(run_folder)
     _check_world(own, header)
-    lifeline = _lifeline(launch, own, run_folder)
+    heartbeat = _heartbeat(launch, own, run_folder)
     placing.pin(own, header.trial.world, header.trial.train.device)
     log = RankLog(run_folder, own.rank)
     exit_code = 0
@@ -62,8 +62,8 @@ def main(run_folder: Path, arrived_ns: int = _ARRIVED_NS) -> NoReturn:
         # On a full disk the log has no room for it either; the record has.
         with contextlib.suppress(OSError):
             traceback.print_exc()
-    if lifeline is not None:
-        lifeline.close()
+    if heartbeat is not None:
+        heartbeat.close()
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -84,7 +84,7 @@ def _check_world(own: placing.Place, header: RunHeader) -> None:
         sys.exit(f"vitscale: the launcher made this rank {own.rank} of {own.world_size}, and the trial has {size}")
 
 
-def _lifeline(launch: LaunchFile | None, own: placing.Place, run_folder: Path) -> Lifeline | None:
+def _heartbeat(launch: LaunchFile | None, own: placing.Place, run_folder: Path) -> Heartbeat | None:
     if launch is None or launch.lifeline is None:
         return None
     stacks = run_folder / f"stack-rank-{own.rank}.txt"
@@ -94,7 +94,7 @@ def _lifeline(launch: LaunchFile | None, own: placing.Place, run_folder: Path) -
             faulthandler.dump_traceback(file)
 
     try:
-        return Lifeline(launch, f"rank {own.rank}", PROGRESS, dump_stacks)
+        return Heartbeat(launch, f"rank {own.rank}", PROGRESS, dump_stacks)
     except OSError as error:
         sys.exit(f"vitscale: rank {own.rank} cannot reach the driver at {launch.lifeline}: {error}")
 

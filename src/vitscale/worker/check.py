@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from vitscale.processes import launch_file
-from vitscale.processes.heartbeat import PROGRESS, Lifeline
+from vitscale.processes.heartbeat import PROGRESS, Heartbeat
 from vitscale.processes.launch_file import LaunchFile
 from vitscale.store.check_lines import CheckLog
 from vitscale.store.check_records import CheckRequest, Stage
@@ -40,7 +40,7 @@ def main(folder: Path, arrived_ns: int = _ARRIVED_NS) -> NoReturn:
     if own.world_size != request.world.size or not 0 <= own.rank < own.world_size:
         sys.exit(f"vitscale: the launcher made this rank {own.rank} of {own.world_size}, not of {request.world.size}")
     _end_after(request.longest_seconds + _GRACE_SECONDS)
-    lifeline = _lifeline(launch, own.rank)
+    heartbeat = _heartbeat(launch, own.rank)
     host_cores = len(os.sched_getaffinity(0))
     placing.pin(own, request.world, request.device)
     exit_code = 0
@@ -55,8 +55,8 @@ def main(folder: Path, arrived_ns: int = _ARRIVED_NS) -> NoReturn:
         exit_code = 1
         with contextlib.suppress(OSError):
             traceback.print_exc()
-    if lifeline is not None:
-        lifeline.close()
+    if heartbeat is not None:
+        heartbeat.close()
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -74,11 +74,11 @@ def _end_after(seconds: float) -> None:
     timer.start()
 
 
-def _lifeline(launch: LaunchFile | None, rank: int) -> Lifeline | None:
+def _heartbeat(launch: LaunchFile | None, rank: int) -> Heartbeat | None:
     if launch is None or launch.lifeline is None:
         return None
     try:
-        return Lifeline(launch, f"rank {rank}", PROGRESS)
+        return Heartbeat(launch, f"rank {rank}", PROGRESS)
     except OSError as error:
         sys.exit(f"vitscale: rank {rank} cannot reach the driver at {launch.lifeline}: {error}")
 

@@ -20,9 +20,9 @@ from vitscale.store.check_records import CheckRequest, DiskLine, FactsLine, Reac
 from vitscale.worker import group
 from vitscale.worker.bounded import Stages
 from vitscale.worker.check_groups import sweep_groups
+from vitscale.worker.environment import environment
 from vitscale.worker.loader_rate import loader_rate
 from vitscale.worker.place import Place
-from vitscale.worker.surroundings import environment
 
 _SEEN_SECONDS = 10.0
 _CONNECT_SECONDS = 3.0

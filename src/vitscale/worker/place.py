@@ -76,7 +76,7 @@ def _tell_torch(rank: int, world_size: int, local_rank: int, launch: LaunchFile)
 def die_with_parent(launch: LaunchFile | None) -> None:
     """Asks the kernel to end this rank when its launcher dies, whatever it is doing then; the launcher is tied to the
     driver in the same way, so ranks end with their driver even when that is killed by SIGKILL. On other hosts than the
-    driver's the lifeline does it.
+    driver's the heartbeat does it.
     """
     # The launcher may have died before the call: then nobody is left to send the signal.
     end_with_parent(os.getppid())

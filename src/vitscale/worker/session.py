@@ -20,8 +20,8 @@ from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.trial import TrainSpec
 from vitscale.worker import extensions, group
 from vitscale.worker.checkpointing import measured_checkpoint
+from vitscale.worker.environment import environment
 from vitscale.worker.place import Place
-from vitscale.worker.surroundings import environment
 from vitscale.worker.training import Training
 
 

@@ -20,7 +20,7 @@ def write_hosts_file(folder: Path, hosts: Sequence[tuple[str, str]]) -> None:
     (folder / HOSTS_FILE).write_text("".join(f"{line}\n" for line in lines), encoding="ascii")
 
 
-def furnish(first: Process, folder: Path, host: Path, *, with_ssh: bool) -> None:
+def mount_files(first: Process, folder: Path, host: Path, *, with_ssh: bool) -> None:
     """Mounts them, in the host's own mount namespace alone. `folder` is the lab's, `host` the host's in it."""
     _own_run(first, folder, host)
     _mount(first, "-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/dev/shm")  # noqa: S108 - the host's own

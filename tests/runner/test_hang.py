@@ -10,16 +10,16 @@ import psutil
 import pytest
 
 from processes import wait_until
-from vitscale.processes.heartbeat_server import Sign
-from vitscale.runner.standing import is_stopped, place_of, silence_limit, start_up_phase, starved, waited_for
+from vitscale.processes.heartbeat_server import RankStatus
+from vitscale.runner.hang import is_stopped, position, silence_limit, start_up_phase, starved, waited_for
 
 
-def sign(step: int = 4, phase: str = "backward", **changes: Any) -> Sign:
+def status(step: int = 4, phase: str = "backward", **changes: Any) -> RankStatus:
     fields: dict[str, Any] = {"host": "node0", "pid": 77, "heard_seconds": 100.0, "step": step, "phase": phase}
-    return Sign(**(fields | changes))
+    return RankStatus(**(fields | changes))
 
 
-def signs(*each: Sign) -> dict[int, Sign]:
+def statuses(*each: RankStatus) -> dict[int, RankStatus]:
     return dict(enumerate(each))
 
 
@@ -38,26 +38,26 @@ def signs(*each: Sign) -> dict[int, Sign]:
     ],
 )
 def test_ranks_that_are_behind_are_waited_for(places: list[tuple[int, str]], behind: list[int]) -> None:
-    assert waited_for(signs(*(sign(step, phase) for step, phase in places))) == behind
+    assert waited_for(statuses(*(status(step, phase) for step, phase in places))) == behind
 
 
 def test_a_rank_that_has_left_waits_for_nobody_and_nobody_for_it() -> None:
-    left = sign(3, ended_seconds=90.0)
-    assert waited_for(signs(sign(4), left)) == [0]
-    assert waited_for(signs(left, left)) == []
-    assert starved(signs(sign(heard_seconds=100.0), left), 100.0) == []
+    left = status(3, ended_seconds=90.0)
+    assert waited_for(statuses(status(4), left)) == [0]
+    assert waited_for(statuses(left, left)) == []
+    assert starved(statuses(status(heard_seconds=100.0), left), 100.0) == []
 
 
 def test_a_rank_that_gives_no_sign_while_others_do_is_starved() -> None:
-    beating, silent = sign(heard_seconds=99.5), sign(heard_seconds=90.0)
-    assert starved(signs(beating, silent, beating, silent), 100.0) == [1, 3]
-    assert starved(signs(beating, beating), 100.0) == []
-    assert starved(signs(silent, silent), 100.0) == [], "the driver itself may not have listened"
+    beating, silent = status(heard_seconds=99.5), status(heard_seconds=90.0)
+    assert starved(statuses(beating, silent, beating, silent), 100.0) == [1, 3]
+    assert starved(statuses(beating, beating), 100.0) == []
+    assert starved(statuses(silent, silent), 100.0) == [], "the driver itself may not have listened"
 
 
 def test_a_place_in_words() -> None:
-    assert place_of(sign(4, "forward")) == "forward of step 4"
-    assert place_of(sign(-1, "start-up")) == "start-up"
+    assert position(status(4, "forward")) == "forward of step 4"
+    assert position(status(-1, "start-up")) == "start-up"
 
 
 def test_a_stopped_process_of_this_host_is_told_from_one_that_waits() -> None:
@@ -89,12 +89,12 @@ def test_a_stopped_process_of_this_host_is_told_from_one_that_waits() -> None:
     ],
 )
 def test_what_ranks_do_before_their_first_step(places: list[tuple[int, str]], told: str) -> None:
-    assert start_up_phase(signs(*(sign(step, phase) for step, phase in places))) == told
+    assert start_up_phase(statuses(*(status(step, phase) for step, phase in places))) == told
 
 
 def test_a_compiler_may_be_silent_for_longer_than_a_rank() -> None:
-    compiling = sign(-1, "compiling fused_adam")
-    assert silence_limit(signs(sign(), compiling), 300.0) == 1800.0
-    assert silence_limit(signs(sign(), compiling), 3600.0) == 3600.0
-    assert silence_limit(signs(sign(), sign()), 300.0) == 300.0
-    assert silence_limit(signs(sign(), sign(-1, "compiling fused_adam", ended_seconds=9.0)), 300.0) == 300.0
+    compiling = status(-1, "compiling fused_adam")
+    assert silence_limit(statuses(status(), compiling), 300.0) == 1800.0
+    assert silence_limit(statuses(status(), compiling), 3600.0) == 3600.0
+    assert silence_limit(statuses(status(), status()), 300.0) == 300.0
+    assert silence_limit(statuses(status(), status(-1, "compiling fused_adam", ended_seconds=9.0)), 300.0) == 300.0

@@ -1,4 +1,4 @@
-"""Real processes on a lifeline, for tests of both of its ends."""
+"""Real processes that send heartbeats, for tests of both of its ends."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def dump():
     with (folder / f"stack-rank-{rank}.txt").open("w") as file:
         faulthandler.dump_traceback(file)
 launch = launch_file.read(folder)
-line = heartbeat.Lifeline(launch, f"rank {rank}", heartbeat.PROGRESS, dump, lambda: (folder / f"lost-{rank}").touch())
+line = heartbeat.Heartbeat(launch, f"rank {rank}", heartbeat.PROGRESS, dump, lambda: (folder / f"lost-{rank}").touch())
 for heartbeat.PROGRESS.step in range(10**9):
     if (folder / f"leave-{rank}").exists():
         line.close()

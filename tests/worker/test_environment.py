@@ -10,7 +10,7 @@ from torch import nn
 
 from results_factory import make_trial
 from vitscale import engines
-from vitscale.worker.surroundings import _boost, _governor, _network_adapters, allocation, tf32_allowed
+from vitscale.worker.environment import _boost, _governor, _network_adapters, allocation, tf32_allowed
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from vitscale import models
-from vitscale.analysis.exposure import exposures
+from vitscale.analysis.time.exposure import exposures
 from vitscale.base.time_spans import length
 from vitscale.models import logits_of
 from vitscale.probes.explainer import Explainer

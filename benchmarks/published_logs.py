@@ -15,7 +15,7 @@ from pathlib import Path
 from between_marks import write_between
 
 from vitscale import analysis, store
-from vitscale.analysis.one_rank_logs import OneRankBounds, one_rank_bounds, ring_bytes
+from vitscale.analysis.quality.imports import OneRankBounds, one_rank_bounds, ring_bytes
 from vitscale.importers import Options, import_logs
 from vitscale.store.records import Run
 from vitscale.trial.model_spec import parameters

@@ -9,7 +9,7 @@ import numpy as np
 from peers.runs import Array, Places, places
 from simulator import Cluster, invent, play
 
-from vitscale.analysis.slow_steps import slow_steps
+from vitscale.analysis.runs.steps import slow_steps
 from vitscale.prediction.evaluating import whole_steps
 from vitscale.prediction.evidence import Evidence, Point, Series, StepParts
 from vitscale.prediction.network.links import Link, Network

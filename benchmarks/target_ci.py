@@ -21,8 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
+from vitscale.analysis.runs.target_ci import half_width, looked_at, run_plan
 from vitscale.analysis.statistics import interval
-from vitscale.analysis.target_ci import half_width, looked_at, run_plan
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 """Logarithms of run effects with mean 0 and standard deviation 1."""

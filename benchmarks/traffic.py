@@ -28,7 +28,7 @@ from engines.test_traffic_volumes import (  # noqa: E402 - the path to it stands
     through_accelerate,
     zero,
 )
-from vitscale.analysis.traffic import Traffic  # noqa: E402
+from vitscale.analysis.time.traffic import Traffic  # noqa: E402
 
 PAGE = ROOT / "docs/traffic.md"
 BEGIN, END = "<!-- benchmarks/traffic.py writes from here -->\n", "<!-- to here -->\n"

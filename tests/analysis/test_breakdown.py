@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from results_factory import NOT_TOLD_APART, explained_line, explained_run, make_rank, make_run, make_trial, steady_run
-from vitscale.analysis.breakdown import breakdown, combined
-from vitscale.analysis.runs import figures
+from vitscale.analysis.runs.figures import run_figures
+from vitscale.analysis.time.breakdown import breakdown, combined
 from vitscale.store.records import PARTS, Run
 
 FAST: dict[str, Any] = {
@@ -117,9 +117,9 @@ def test_what_an_attached_profiler_costs_is_told_apart_from_explaining_and_is_in
     assert found.overhead == pytest.approx(0.08)
     assert found.attached_overhead == pytest.approx(0.2)
     assert found.slowdown == pytest.approx(1.08 * 1.2)
-    undisturbed = figures(profiled_last(slowdown=0.08, attached=0.0))
-    assert figures(run).step_seconds == pytest.approx(undisturbed.step_seconds)
-    assert figures(run).images_per_second == pytest.approx(undisturbed.images_per_second)
+    undisturbed = run_figures(profiled_last(slowdown=0.08, attached=0.0))
+    assert run_figures(run).step_seconds == pytest.approx(undisturbed.step_seconds)
+    assert run_figures(run).images_per_second == pytest.approx(undisturbed.images_per_second)
     both = combined([found, found])
     assert both is not None
     assert both.attached_overhead == pytest.approx(0.2)

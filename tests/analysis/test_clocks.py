@@ -6,7 +6,7 @@ import pytest
 
 from results_factory import explained_run, make_rank, make_run, make_trial
 from verdict_finder import STEP
-from vitscale.analysis.clocks import clock_anomalies
+from vitscale.analysis.quality.measurement import clock_anomalies
 from vitscale.store.records import RankRecord, Run
 
 TRIAL = make_trial("ddp", 2)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from results_factory import make_environment, make_rank, make_run, make_trial
-from vitscale.analysis.compute import compute, flops_per_image
-from vitscale.analysis.runs import figures
+from vitscale.analysis.runs.compute import compute, flops_per_image
+from vitscale.analysis.runs.figures import run_figures
 from vitscale.store.records import Device, MatmulLine, Run
 from vitscale.trial.model_spec import ModelSpec, training_flops
 from vitscale.trial.trial import Trial
@@ -50,7 +50,7 @@ def test_flops_of_an_image() -> None:
 
 def test_one_gpu() -> None:
     """64 images in 0.25 s."""
-    found = compute(run := run_of(trial_of(), [H100], [700e12], [64]), figures(run))
+    found = compute(run := run_of(trial_of(), [H100], [700e12], [64]), run_figures(run))
     achieved = 64 * FLOPS / STEP_SECONDS
     assert found.achieved_flops_per_second == pytest.approx(achieved)
     assert found.matmul_flops_per_second == 700e12
@@ -64,7 +64,7 @@ def test_one_gpu() -> None:
 def test_rates_are_per_rank() -> None:
     """Two ranks, 48 and 16 images a step: 32 on average. Each rank's own share is of its own device's rate."""
     run = run_of(trial_of(2), [H100, H100], [800e12, 400e12], [48, 16])
-    found = compute(run, figures(run))
+    found = compute(run, run_figures(run))
     assert found.achieved_flops_per_second == pytest.approx(32 * FLOPS / STEP_SECONDS)
     assert found.matmul_flops_per_second == 600e12
     assert found.shares_of_matmul == {
@@ -78,19 +78,19 @@ def test_only_light_steps_count() -> None:
     slow = [line.model_copy(update={"seconds": 9.0, "window": "explained"}) for line in run.ranks[0].steps[4:6]]
     steps = (*run.ranks[0].steps[:4], *slow, *run.ranks[0].steps[6:])
     disturbed = run.model_copy(update={"ranks": (run.ranks[0].model_copy(update={"steps": steps}),)})
-    assert compute(disturbed, figures(disturbed)) == compute(run, figures(run))
+    assert compute(disturbed, run_figures(disturbed)) == compute(run, run_figures(run))
 
 
 def test_the_peak_is_that_of_the_arithmetic_that_was_measured() -> None:
     run = run_of(trial_of(precision="fp32"), [H100], [300e12], [64], dtype="tf32")
-    found = compute(run, figures(run))
+    found = compute(run, run_figures(run))
     assert found.peak is not None
     assert found.peak.dtype == "tf32"
 
 
 def test_without_a_measured_rate_there_is_still_mfu() -> None:
     run = run_of(trial_of(2, precision="bf16-params"), [H100, H100], [700e12, None], [64, 64])
-    found = compute(run, figures(run))
+    found = compute(run, run_figures(run))
     assert (found.matmul_flops_per_second, found.share_of_matmul) == (None, None)
     assert found.mfu == pytest.approx(64 * FLOPS / STEP_SECONDS / 989.4e12)
 
@@ -98,7 +98,7 @@ def test_without_a_measured_rate_there_is_still_mfu() -> None:
 def test_a_cpu_has_a_share_of_its_measured_rate_and_no_mfu() -> None:
     cpu = Device(type="cpu", name="Example CPU")
     run = run_of(trial_of(device="cpu"), [cpu], [1e12], [64])
-    found = compute(run, figures(run))
+    found = compute(run, run_figures(run))
     assert found.share_of_matmul == pytest.approx(64 * FLOPS / STEP_SECONDS / 1e12)
     assert (found.mfu, found.peak, found.reason) == (None, None, "a CPU has no published peak")
 
@@ -118,7 +118,7 @@ def test_a_cpu_has_a_share_of_its_measured_rate_and_no_mfu() -> None:
 )
 def test_a_model_whose_flops_are_unknown(model: ModelSpec, reason: str) -> None:
     run = run_of(trial_of(model=model), [H100], [700e12], [64])
-    found = compute(run, figures(run))
+    found = compute(run, run_figures(run))
     assert (found.achieved_flops_per_second, found.mfu, found.share_of_matmul) == (None, None, None)
     assert found.reason == reason
     assert found.matmul_flops_per_second == 700e12
@@ -127,7 +127,7 @@ def test_a_model_whose_flops_are_unknown(model: ModelSpec, reason: str) -> None:
 def test_ranks_on_different_devices_have_no_common_peak() -> None:
     other = Device(type="cuda", name="NVIDIA H100 PCIe")
     run = run_of(trial_of(2), [H100, other], [700e12, 500e12], [64, 64])
-    found = compute(run, figures(run))
+    found = compute(run, run_figures(run))
     assert found.mfu is None
     assert found.reason == "the ranks computed on different devices: NVIDIA H100 80GB HBM3, NVIDIA H100 PCIe"
     assert found.share_of_matmul == pytest.approx(64 * FLOPS / STEP_SECONDS / 600e12)
@@ -136,11 +136,11 @@ def test_ranks_on_different_devices_have_no_common_peak() -> None:
 def test_a_run_without_a_timed_step() -> None:
     run = run_of(trial_of(), [H100], [700e12], [64])
     short = run.model_copy(update={"ranks": (run.ranks[0].model_copy(update={"steps": run.ranks[0].steps[:2]}),)})
-    found = compute(short, figures(short))
+    found = compute(short, run_figures(short))
     assert (found.achieved_flops_per_second, found.reason) == (None, "no light step was timed")
 
 
 def test_a_run_without_environments() -> None:
     run = run_of(trial_of(), [H100], [700e12], [64])
     bare = run.model_copy(update={"ranks": (run.ranks[0].model_copy(update={"start": None}),)})
-    assert compute(bare, figures(bare)).reason == "no rank recorded its device"
+    assert compute(bare, run_figures(bare)).reason == "no rank recorded its device"

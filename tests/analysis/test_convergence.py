@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from results_factory import make_rank, make_run, make_trial
-from vitscale.analysis.convergence import (
+from vitscale.analysis.learning.convergence import (
     AccuracyPoint,
     Convergence,
     Reach,
@@ -17,10 +17,10 @@ from vitscale.analysis.convergence import (
     accuracy_at_seconds,
     common_reach,
 )
-from vitscale.analysis.convergence import convergence as convergence_of
-from vitscale.analysis.convergence import course as course_of
-from vitscale.analysis.runs import figures
-from vitscale.analysis.trials import summarise
+from vitscale.analysis.learning.convergence import convergence as convergence_of
+from vitscale.analysis.learning.convergence import course as course_of
+from vitscale.analysis.runs.figures import run_figures
+from vitscale.analysis.summaries import summarise
 from vitscale.store.records import EpochLine, Run, StepLine
 from vitscale.trial.step_schedule import StepWindow
 from vitscale.trial.trial import Trial
@@ -47,11 +47,11 @@ def run_of(
 
 
 def course(run: Run) -> tuple[AccuracyPoint, ...]:
-    return course_of(run, figures(run))
+    return course_of(run, run_figures(run))
 
 
 def convergence(runs: Sequence[Run]) -> Convergence | None:
-    return convergence_of(runs, [figures(run) for run in runs])
+    return convergence_of(runs, [run_figures(run) for run in runs])
 
 
 def of_points(*points: tuple[int, float | None, float | None]) -> Convergence:
@@ -100,7 +100,7 @@ def test_by_hand_at_two_ranks_with_a_warm_up_an_explained_and_a_light_epoch() ->
 def test_warm_up_that_goes_on_is_no_training_time() -> None:
     """Four epochs of eight steps of 1 s, but the first three steps take 10 s: the first epoch still counts as 8 s."""
     run = make_run(WITH_TARGET, [make_rank(WITH_TARGET, 0, [10.0] * 3 + [1.0] * 29, steps_in_epoch=8)])
-    assert figures(run).steady_from == 3
+    assert run_figures(run).steady_from == 3
     assert [point.seconds for point in course(run)] == [8.0, 16.0, 24.0, 32.0]
 
 

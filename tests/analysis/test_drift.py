@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from results_factory import failed_run, make_curve, make_rank, make_run, make_trial, steady_run
 from vitscale.analysis.comparisons import compare_curves
-from vitscale.analysis.drift import TOLERANCES, judged
-from vitscale.analysis.loss_differences import differences
+from vitscale.analysis.learning.drift import TOLERANCES, differences, judged
+from vitscale.analysis.quality.study import drift as drift_verdicts
 from vitscale.analysis.scaling import CurveResult, scale
-from vitscale.analysis.study_quality import drift as drift_verdicts
-from vitscale.analysis.trials import Drift, TrialResult, summarise
+from vitscale.analysis.summaries import summarise
+from vitscale.analysis.trials import Drift, TrialResult
 from vitscale.store.records import Run
 from vitscale.trial.trial import Trial
 

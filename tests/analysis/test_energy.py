@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from results_factory import make_environment, make_rank, make_run, make_trial
-from vitscale.analysis.energy import Energy, energy_per_image
+from vitscale.analysis.runs.energy import Energy, energy_per_image
 from vitscale.store.records import EnergyReading, ResourcesLine, Run
 
 IMAGES = 4 * 8

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitscale.analysis.exposure import exposures
+from vitscale.analysis.time.exposure import exposures
 from vitscale.base.time_spans import length
 from vitscale.store.records import ExplainedLine
 

@@ -7,7 +7,7 @@ import pytest
 from results_factory import make_curve, make_rank, make_results, make_run, make_trial, steady_run
 from vitscale.analysis import analyse
 from vitscale.analysis.curve_names import curve_name
-from vitscale.analysis.runs import figures
+from vitscale.analysis.runs.figures import run_figures
 from vitscale.store.records import Imported, ImportedFile, Results, Run, StudyImport
 from vitscale.trial.trial import Trial
 
@@ -35,18 +35,18 @@ def without_steps(run: Run) -> Run:
 
 def test_one_rank_of_four_is_enough_and_others_take_as_many_images() -> None:
     run = imported(steady_run(other(make_trial(gpus=4)), 0.1), ranks=(0,))
-    found = figures(run)
+    found = run_figures(run)
     assert found.step_seconds == pytest.approx(0.1)
     assert found.pace.source == "steps"
     assert found.images_per_second == pytest.approx(4 * 8 / 0.1)
     assert found.notes == ()
     own = steady_run(make_trial(gpus=4), 0.1)
-    assert figures(own.model_copy(update={"ranks": own.ranks[:1]})).step_seconds is None
+    assert run_figures(own.model_copy(update={"ranks": own.ranks[:1]})).step_seconds is None
 
 
 def test_steps_from_epochs() -> None:
     trial = other(make_trial(gpus=4, epochs=3))
-    found = figures(imported(without_steps(steady_run(trial, 0.1)), ranks=(0, 1, 2, 3)))
+    found = run_figures(imported(without_steps(steady_run(trial, 0.1)), ranks=(0, 1, 2, 3)))
     # 1,024 images on 4 x 8: 32 steps of 0.1 s.
     assert found.epoch_seconds == pytest.approx(3.2)
     assert found.step_seconds == pytest.approx(0.1)
@@ -64,7 +64,7 @@ def test_epochs_without_the_size_of_the_dataset() -> None:
         for rank in run.ranks
         if rank.model
     ]
-    found = figures(imported(run.model_copy(update={"ranks": tuple(ranks)}), ranks=(0, 1)))
+    found = run_figures(imported(run.model_copy(update={"ranks": tuple(ranks)}), ranks=(0, 1)))
     assert found.epoch_seconds == pytest.approx(6.4)
     assert found.step_seconds is None
     assert found.images_per_second is None
@@ -75,7 +75,7 @@ def test_an_epoch_that_one_rank_lacks_has_no_seconds() -> None:
     trial = other(make_trial(gpus=2, epochs=3))
     run = without_steps(steady_run(trial, 0.1))
     lacking = run.ranks[1].model_copy(update={"epochs": run.ranks[1].epochs[::2]})
-    found = figures(imported(run.model_copy(update={"ranks": (run.ranks[0], lacking)}), ranks=(0, 1)))
+    found = run_figures(imported(run.model_copy(update={"ranks": (run.ranks[0], lacking)}), ranks=(0, 1)))
     assert [epoch.seconds for epoch in found.epochs] == [pytest.approx(6.4), None, pytest.approx(6.4)]
     assert any("epoch 1: left out" in note for note in found.notes)
 
@@ -83,8 +83,8 @@ def test_an_epoch_that_one_rank_lacks_has_no_seconds() -> None:
 def test_a_loss_that_is_not_told_is_not_a_loss_that_is_not_finite() -> None:
     trial = other(make_trial())
     rank = make_rank(trial, 0, [0.1] * 20, losses=[None] * 20)
-    assert figures(imported(make_run(trial, [rank]), ranks=(0,))).loss_by_step == ()
-    assert len(figures(make_run(make_trial(), [rank])).loss_by_step) == 20
+    assert run_figures(imported(make_run(trial, [rank]), ranks=(0,))).loss_by_step == ()
+    assert len(run_figures(make_run(make_trial(), [rank])).loss_by_step) == 20
 
 
 def study(*runs: Run, **told: object) -> Results:

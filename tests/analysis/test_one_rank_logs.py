@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from results_factory import make_rank, make_run, make_trial
-from vitscale.analysis.one_rank_logs import OneRankBounds, one_rank_bounds, ring_bytes
+from vitscale.analysis.quality.imports import OneRankBounds, one_rank_bounds, ring_bytes
 from vitscale.store.records import ExplainedLine, Imported, Run
 
 TRANSFER = 0.04

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from results_factory import make_rank, make_run, make_trial
-from vitscale.analysis.pace import elapsed_by_step, step_kinds
-from vitscale.analysis.runs import figures
+from vitscale.analysis.runs.figures import run_figures
+from vitscale.analysis.runs.steps import elapsed_by_step, step_kinds
 from vitscale.store.records import Run, StepLine
 from vitscale.trial.step_schedule import StepWindow
 from vitscale.trial.trial import effective_steps
@@ -64,7 +64,7 @@ def test_stamps_that_are_late_lengthen_no_step(ranks: int, bias: float) -> None:
     found, maxima = [], []
     for seed in range(2 if ranks == 64 else 10):
         run = tied_ranks(ranks, 200, 0.01, seed)
-        found.append(figures(run).step_seconds)
+        found.append(run_figures(run).step_seconds)
         by_step = zip(*([line.seconds for line in rank.steps] for rank in run.ranks), strict=True)
         maxima.append(np.mean([max(own) for own in by_step]))
     # The last of 64 stamps of an epoch of 50 steps is late once, by 4.7 % of a step.
@@ -122,7 +122,7 @@ def test_images_per_second_times_the_epoch_are_the_images_trained_in_it(
     trial = make_trial("ddp", ranks, micro_batch=micro_batch, drop_last=drop_last, warmup_steps=0)
     model = {"train_samples": samples}
     run = make_run(trial, [make_rank(trial, k, seconds, model=model) for k in range(ranks)])
-    found = figures(run)
+    found = run_figures(run)
     whole = samples // trial.global_batch * trial.global_batch
     if drop_last and not whole:
         assert found.epoch_seconds is None
@@ -137,5 +137,5 @@ def test_images_per_second_times_the_epoch_are_the_images_trained_in_it(
 def test_a_dataset_of_unknown_size_has_a_rate_and_no_epoch() -> None:
     trial = make_trial("ddp", 2, warmup_steps=0)
     ranks = [make_rank(trial, k, [STEP] * 20, model={"train_samples": None}) for k in range(2)]
-    found = figures(make_run(trial, ranks))
+    found = run_figures(make_run(trial, ranks))
     assert (found.images_per_second, found.epoch_seconds, found.step_seconds) == (16 / STEP, None, STEP)

@@ -36,7 +36,7 @@ def test_problems_of_records_are_passed_on_with_those_of_runs() -> None:
 
 def test_every_kind_of_verdict_is_in_the_docs() -> None:
     root = Path(__file__).parents[2]
-    source = "".join(path.read_text() for path in (root / "src/vitscale/analysis").glob("*_quality.py"))
+    source = "".join(path.read_text() for path in (root / "src/vitscale/analysis/quality").glob("*.py"))
     found = set(re.findall(r'(?:warning|note|note\)|warning\))\(\s*"([a-z-]+)"', source))
     assert len(found) > 20
     page = (root / "docs/concepts.md").read_text()

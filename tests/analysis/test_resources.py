@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from results_factory import make_environment, make_rank, make_run, make_trial, steady_run
-from vitscale.analysis.resources import RankResources, resource_figures, timed_spans
-from vitscale.analysis.runs import figures
-from vitscale.analysis.trials import summarise
+from vitscale.analysis.runs.figures import run_figures
+from vitscale.analysis.runs.resources import RankResources, resource_figures, timed_spans
+from vitscale.analysis.summaries import summarise
 from vitscale.store.records import Device, EnergyReading, GpuSamples, MatmulLine, ResourcesLine, Run
 
 MIB = 2**20
@@ -74,7 +74,7 @@ def run_of(
 
 def figures_of(*runs: Run) -> Any:
     """`Any`: every test here knows what is not None."""
-    return resource_figures(runs, [figures(run) for run in runs])
+    return resource_figures(runs, [run_figures(run) for run in runs])
 
 
 # --- which epochs --------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 
 from results_factory import explained_run, make_curve, make_results, make_trial
 from vitscale.analysis import Analysis, Waterfall, analyse
-from vitscale.analysis.run_waterfall import run_breakdown, run_seconds, run_waterfalls
+from vitscale.analysis.time.run_waterfall import run_breakdown, run_seconds, run_waterfalls
 from vitscale.store.records import CheckpointLine, Run
 from vitscale.trial.trial import Trial
 

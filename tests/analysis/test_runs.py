@@ -2,16 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from results_factory import (
-    PHASE_SECONDS,
-    STARTUP_SECONDS,
-    TRAIN_SAMPLES,
-    make_rank,
-    make_run,
-    make_trial,
-    steady_run,
-)
-from vitscale.analysis.runs import figures
+from results_factory import PHASE_SECONDS, STARTUP_SECONDS, TRAIN_SAMPLES, make_rank, make_run, make_trial, steady_run
+from vitscale.analysis.runs.figures import run_figures
 
 # Two ranks, micro-batch 4, accumulation 2: a global batch of 16 images, 8 per rank. One warm-up step, then four timed.
 TWO_RANKS = make_trial("ddp", 2, micro_batch=4, grad_accum=2)
@@ -23,7 +15,7 @@ RANK_1 = [9.5, 0.25, 0.75, 0.25, 0.50]
 
 def two_rank_run(rank_0: list[float] = RANK_0, rank_1: list[float] = RANK_1, **fields: object):  # type: ignore[no-untyped-def]
     ranks = [make_rank(TWO_RANKS, rank, steps, warmup=1, **fields) for rank, steps in enumerate([rank_0, rank_1])]  # type: ignore[arg-type]
-    return figures(make_run(TWO_RANKS, ranks))
+    return run_figures(make_run(TWO_RANKS, ranks))
 
 
 def test_throughput_by_hand_at_two_ranks_with_accumulation_two() -> None:
@@ -45,12 +37,12 @@ def test_tails_are_those_of_the_slowest_rank_and_of_100_steps_or_more() -> None:
     # 100 timed steps: 80 of 0.5 s, 20 of 0.75 on one of the two ranks, and the largest of all 8 s: set aside, but here.
     late = [0.75 if k % 5 == 0 else 0.5 for k in range(99)]
     steps = [[9.0, *late, 8.0], [9.0, *[0.5] * 100]]
-    found = figures(make_run(TWO_RANKS, [make_rank(TWO_RANKS, k, own, warmup=1) for k, own in enumerate(steps)]))
+    found = run_figures(make_run(TWO_RANKS, [make_rank(TWO_RANKS, k, own, warmup=1) for k, own in enumerate(steps)]))
     assert (found.tail_steps, found.timed_steps, found.slow.set_aside) == (100, 99, (100,))
     assert found.step_seconds_p95 == 0.75
     assert found.step_seconds_p99 == pytest.approx(0.75 + 7.25 * 0.01)  # place 98.01 of 99
     steps = [own[:100] for own in steps]
-    found = figures(make_run(TWO_RANKS, [make_rank(TWO_RANKS, k, own, warmup=1) for k, own in enumerate(steps)]))
+    found = run_figures(make_run(TWO_RANKS, [make_rank(TWO_RANKS, k, own, warmup=1) for k, own in enumerate(steps)]))
     assert (found.step_seconds_p95, found.step_seconds_p99, found.tail_steps) == (None, None, 99)
 
 
@@ -58,7 +50,7 @@ def test_elapsed_epochs_are_those_free_of_warm_up_and_of_the_slowest_rank() -> N
     # Epoch 0 holds the warm-up step; epochs 1 and 2 take 2.0 and 3.0 s on the slowest rank.
     steps = [[5.0, 5.0, 1.0, 1.0, 1.5, 1.5], [5.0, 5.0, 0.5, 0.5, 1.0, 0.5]]
     ranks = [make_rank(TWO_RANKS, k, own, warmup=1, steps_in_epoch=2) for k, own in enumerate(steps)]
-    found = figures(make_run(TWO_RANKS, ranks))
+    found = run_figures(make_run(TWO_RANKS, ranks))
     assert (found.elapsed_epoch_seconds, found.elapsed_epochs) == (2.5, 2)
 
 
@@ -66,7 +58,7 @@ def test_an_epoch_with_warm_up_stays_one_when_the_warm_up_line_is_lost() -> None
     # The broken line is left out by the reader; what it was about must not slip into a measured epoch.
     trial = make_trial("ddp", 1, warmup_steps=1)
     rank = make_rank(trial, 0, [5.0, 5.0, 1.0, 1.0], warmup=1, steps_in_epoch=2)
-    found = figures(make_run(trial, [rank.model_copy(update={"steps": rank.steps[1:]})]))
+    found = run_figures(make_run(trial, [rank.model_copy(update={"steps": rank.steps[1:]})]))
     assert (found.elapsed_epoch_seconds, found.elapsed_epochs) == (2.0, 1)
 
 
@@ -81,7 +73,7 @@ def test_an_epoch_is_its_steps_whether_one_was_seen_or_not() -> None:
 def test_an_epoch_that_the_run_cut_short_has_not_elapsed() -> None:
     # Six steps of one second, four to an epoch: epoch 0 has the warm-up, epoch 1 only two of its four steps.
     trial = make_trial("ddp", 1)
-    found = figures(make_run(trial, [make_rank(trial, 0, [1.0] * 6, warmup=1, steps_in_epoch=4)]))
+    found = run_figures(make_run(trial, [make_rank(trial, 0, [1.0] * 6, warmup=1, steps_in_epoch=4)]))
     assert (found.epoch_seconds, found.elapsed_epochs) == (128.0, 0)
 
 
@@ -90,7 +82,7 @@ def test_a_last_step_that_was_not_seen_has_its_slots_share(drop_last: bool, step
     # 500 images on one rank by 8: 62 steps and 4 images, half a slot.
     trial = make_trial("ddp", 1, drop_last=drop_last)
     run = make_run(trial, [make_rank(trial, 0, [1.0] * 4, warmup=1, model={"train_samples": 500})])
-    found = figures(run)
+    found = run_figures(run)
     assert found.epoch_seconds == steps
     assert found.images_per_second == pytest.approx(images / steps)
     assert found.pace.last_step_source == (None if drop_last else "share")
@@ -101,7 +93,7 @@ def test_a_last_step_that_was_seen_counts_as_long_as_it_took() -> None:
     trial = make_trial("ddp", 1, warmup_steps=1)
     rank = make_rank(trial, 0, [9.0, *[1.0, 0.75, 1.0] * 3], warmup=1, steps_in_epoch=3, model={"train_samples": 20})
     short = tuple(line.model_copy(update={"images": 4}) if line.step % 3 == 2 else line for line in rank.steps)
-    found = figures(make_run(trial, [rank.model_copy(update={"steps": short})]))
+    found = run_figures(make_run(trial, [rank.model_copy(update={"steps": short})]))
     assert (found.pace.last_step_source, found.pace.effective_steps) == ("measured", 2.75)
     assert (found.step_seconds, found.epoch_seconds) == (1.0, 2.75)
     assert found.images_per_second == pytest.approx(20 / 2.75)
@@ -112,7 +104,7 @@ def test_the_step_that_begins_an_epoch_counts_once_in_it() -> None:
     trial = make_trial("ddp", 1, warmup_steps=4)
     steps = [1.0] * 4 + [2.0, 1.0, 1.0, 1.0] * 2 + [2.0, 1.0]
     rank = make_rank(trial, 0, steps, warmup=4, steps_in_epoch=4, model={"train_samples": 32})
-    found = figures(make_run(trial, [rank]))
+    found = run_figures(make_run(trial, [rank]))
     assert (found.step_seconds, found.epoch_seconds) == (1.25, 5.0)
     assert found.elapsed_epoch_seconds == 5.0
 
@@ -122,7 +114,7 @@ def test_an_epoch_of_one_step_is_that_step() -> None:
     rank = make_rank(
         trial, 0, [9.0, 1.0, 2.0, 1.0, 2.0], warmup=1, images=5, steps_in_epoch=1, model={"train_samples": 5}
     )
-    found = figures(make_run(trial, [rank]))
+    found = run_figures(make_run(trial, [rank]))
     assert (found.step_seconds, found.epoch_seconds) == (1.5, 1.5)
     assert found.images_per_second == pytest.approx(5 / 1.5)
 
@@ -133,7 +125,7 @@ def test_startup_is_the_sum_over_phases_of_the_slowest_rank() -> None:
         make_rank(TWO_RANKS, 0, [1.0, 1.0], phases=slow_import),
         make_rank(TWO_RANKS, 1, [1.0, 1.0], phases=dict(PHASE_SECONDS) | {"model": 1.0}),
     ]
-    found = figures(make_run(TWO_RANKS, ranks))
+    found = run_figures(make_run(TWO_RANKS, ranks))
     assert found.startup == dict(PHASE_SECONDS) | {"imports": 4.0, "model": 1.0}
     assert found.startup_seconds == STARTUP_SECONDS + 1.0 + 0.5
 
@@ -148,14 +140,14 @@ def test_a_truncated_rank_leaves_the_steps_that_all_ranks_have_and_says_so() -> 
 def test_steps_are_matched_by_number_not_by_place() -> None:
     ranks = [make_rank(TWO_RANKS, rank, steps, warmup=1) for rank, steps in enumerate([RANK_0, RANK_1])]
     ranks[1] = ranks[1].model_copy(update={"steps": (*ranks[1].steps[:2], *ranks[1].steps[3:])})  # step 2 is lost
-    found = figures(make_run(TWO_RANKS, ranks))
+    found = run_figures(make_run(TWO_RANKS, ranks))
     # 0.5 s, and after the gap 0.5 and 0.25 on either rank: 0.75.
     assert found.timed_steps == 3
     assert found.images_per_second == pytest.approx(48 / 1.25)
 
 
 def test_without_one_ranks_record_nothing_is_claimed() -> None:
-    found = figures(make_run(TWO_RANKS, [make_rank(TWO_RANKS, 0, RANK_0, warmup=1)]))
+    found = run_figures(make_run(TWO_RANKS, [make_rank(TWO_RANKS, 0, RANK_0, warmup=1)]))
     assert (found.step_seconds, found.images_per_second) == (None, None)
     assert any("no record of rank 1" in note for note in found.notes)
 
@@ -171,12 +163,12 @@ def test_loss_is_the_mean_over_ranks_and_unknown_where_one_diverged() -> None:
         make_rank(TWO_RANKS, 0, [1.0] * 3, losses=[2.0, 1.0, 0.5]),
         make_rank(TWO_RANKS, 1, [1.0] * 3, losses=[4.0, None, 1.5]),
     ]
-    assert figures(make_run(TWO_RANKS, ranks)).loss_by_step == ((0, 3.0), (1, None), (2, 1.0))
+    assert run_figures(make_run(TWO_RANKS, ranks)).loss_by_step == ((0, 3.0), (1, None), (2, 1.0))
 
 
 def test_a_loss_that_is_not_a_number_is_unknown() -> None:
     rank = make_rank(make_trial(), 0, [1.0, 1.0], losses=[float("nan"), float("inf")])
-    found = figures(make_run(make_trial(), [rank]))
+    found = run_figures(make_run(make_trial(), [rank]))
     assert found.loss_by_step == ((0, None), (1, None))
     assert found.epochs[0].train_loss is None
 
@@ -186,16 +178,16 @@ def test_memory_is_that_of_the_rank_that_needed_most() -> None:
 
 
 def test_epochs_carry_train_and_held_out_figures() -> None:
-    epochs = figures(steady_run(make_trial(epochs=3), 0.1)).epochs
+    epochs = run_figures(steady_run(make_trial(epochs=3), 0.1)).epochs
     assert [epoch.epoch for epoch in epochs] == [0, 1, 2]
     assert [epoch.train_accuracy for epoch in epochs] == pytest.approx([0.4, 0.55, 0.7])
     assert [epoch.held_out_accuracy for epoch in epochs] == pytest.approx([0.35, 0.5, 0.65])
 
 
 def test_a_record_of_absurd_times_is_no_error() -> None:
-    found = figures(make_run(make_trial(), [make_rank(make_trial(), 0, [1e300] * 4)]))
+    found = run_figures(make_run(make_trial(), [make_rank(make_trial(), 0, [1e300] * 4)]))
     assert found.images_per_second == pytest.approx(8e-300)
-    assert figures(make_run(make_trial(), [make_rank(make_trial(), 0, [0.0] * 4)])).step_seconds is None
+    assert run_figures(make_run(make_trial(), [make_rank(make_trial(), 0, [0.0] * 4)])).step_seconds is None
 
 
 # --- warm-up that is seen in the times ------------------------------------------------------------------------------
@@ -205,7 +197,7 @@ ALONE = make_trial("ddp", 1, warmup_steps=1)
 
 def test_slow_first_steps_are_counted_and_in_no_figure() -> None:
     # 1 marked, 4 slow ones, then 36 level ones: 8 images a step.
-    found = figures(make_run(ALONE, [make_rank(ALONE, 0, [9.0, 4.0, 3.0, 2.0, 2.0, *[0.5] * 36], warmup=1)]))
+    found = run_figures(make_run(ALONE, [make_rank(ALONE, 0, [9.0, 4.0, 3.0, 2.0, 2.0, *[0.5] * 36], warmup=1)]))
     assert (found.detected_warmup_steps, found.timed_steps, found.steady_from) == (4, 36, 5)
     assert found.images_per_second == pytest.approx(8 / 0.5)
     assert found.epoch_seconds == pytest.approx(TRAIN_SAMPLES / 8 * 0.5)
@@ -214,7 +206,7 @@ def test_slow_first_steps_are_counted_and_in_no_figure() -> None:
 
 
 def test_a_level_run_loses_nothing() -> None:
-    found = figures(make_run(ALONE, [make_rank(ALONE, 0, [9.0, *[0.5] * 40], warmup=1)]))
+    found = run_figures(make_run(ALONE, [make_rank(ALONE, 0, [9.0, *[0.5] * 40], warmup=1)]))
     assert (found.detected_warmup_steps, found.timed_steps, found.steady_from) == (0, 40, 1)
     assert found.trend is None
 
@@ -225,18 +217,20 @@ def test_warm_up_is_looked_for_in_what_a_step_adds_for_all_ranks() -> None:
         make_rank(TWO_RANKS, 0, [9.0, 2.0, 1.5, 2.5, *[0.5] * 30], warmup=1),
         make_rank(TWO_RANKS, 1, [9.0, 1.5, 2.5, 2.0, *[0.5] * 30], warmup=1),
     ]
-    assert figures(make_run(TWO_RANKS, ranks)).detected_warmup_steps == 3
+    assert run_figures(make_run(TWO_RANKS, ranks)).detected_warmup_steps == 3
 
 
 def test_an_epoch_with_detected_warm_up_has_not_elapsed_undisturbed() -> None:
     # Epochs of 20 steps. Without the warm-up epochs 1 and 2 (20 s each) would count, and 0 only for its marked step.
     steps = [9.0, *[1.0] * 19, *[3.0] * 5, *[1.0] * 15, *[1.0] * 20]
     marked = make_trial("ddp", 1, warmup_steps=20)
-    found = figures(make_run(marked, [make_rank(marked, 0, steps, warmup=20, steps_in_epoch=20, model=OF_20_STEPS)]))
+    found = run_figures(
+        make_run(marked, [make_rank(marked, 0, steps, warmup=20, steps_in_epoch=20, model=OF_20_STEPS)])
+    )
     assert (found.detected_warmup_steps, found.steady_from) == (4 + 1, 25)
     assert (found.epoch_seconds, found.elapsed_epoch_seconds, found.elapsed_epochs) == (20.0, 20.0, 1)
     rank = make_rank(marked, 0, steps[:40], warmup=20, steps_in_epoch=20, model=OF_20_STEPS)
-    alone = figures(make_run(marked, [rank]))
+    alone = run_figures(make_run(marked, [rank]))
     assert (alone.epoch_seconds, alone.elapsed_epochs) == (20.0, 0)
 
 
@@ -249,7 +243,7 @@ def test_neither_the_first_nor_the_last_step_of_an_epoch_is_taken_for_warm_up() 
     marked = make_trial("ddp", 1, warmup_steps=20)
     rank = make_rank(marked, 0, epoch * 3, warmup=20, steps_in_epoch=20)
     half = [line.model_copy(update={"images": 4}) if line.step % 20 == 19 else line for line in rank.steps]
-    found = figures(make_run(marked, [rank.model_copy(update={"steps": tuple(half)})]))
+    found = run_figures(make_run(marked, [rank.model_copy(update={"steps": tuple(half)})]))
     assert (found.detected_warmup_steps, found.timed_steps) == (0, 40)
     assert found.step_spread == 0.0
 
@@ -258,26 +252,26 @@ def test_the_spread_is_that_of_whole_batches() -> None:
     # Every third step beyond the first of an epoch holds half the images, in half the time.
     rank = make_rank(ALONE, 0, [9.0, 1.0, 1.0, 0.5] + [1.0, 1.0, 1.0, 0.5] * 5, warmup=1, steps_in_epoch=4)
     half = [line.model_copy(update={"images": 4}) if line.step % 4 == 3 else line for line in rank.steps]
-    assert figures(make_run(ALONE, [rank])).step_spread == pytest.approx(0.5)
-    assert figures(make_run(ALONE, [rank.model_copy(update={"steps": tuple(half)})])).step_spread == 0.0
+    assert run_figures(make_run(ALONE, [rank])).step_spread == pytest.approx(0.5)
+    assert run_figures(make_run(ALONE, [rank.model_copy(update={"steps": tuple(half)})])).step_spread == 0.0
 
 
 def test_the_very_first_step_of_a_run_may_be_warm_up() -> None:
     unmarked = make_trial("ddp", 1, warmup_steps=0)
-    found = figures(make_run(unmarked, [make_rank(unmarked, 0, [30.0, *[1.0] * 20])]))
+    found = run_figures(make_run(unmarked, [make_rank(unmarked, 0, [30.0, *[1.0] * 20])]))
     assert (found.detected_warmup_steps, found.images_per_second) == (1, 8.0)
 
 
 def test_at_least_half_of_the_light_steps_stay() -> None:
-    found = figures(make_run(ALONE, [make_rank(ALONE, 0, [9.0, *[2.0] * 30, *[1.0] * 10], warmup=1)]))
+    found = run_figures(make_run(ALONE, [make_rank(ALONE, 0, [9.0, *[2.0] * 30, *[1.0] * 10], warmup=1)]))
     assert (found.detected_warmup_steps, found.timed_steps) == (0, 40)  # the later half is level at 2.0: no warm-up
-    found = figures(make_run(ALONE, [make_rank(ALONE, 0, [9.0, *[2.0] * 24, *[1.0] * 16], warmup=1)]))
+    found = run_figures(make_run(ALONE, [make_rank(ALONE, 0, [9.0, *[2.0] * 24, *[1.0] * 16], warmup=1)]))
     assert (found.detected_warmup_steps, found.timed_steps) == (20, 20)
     assert found.trend == pytest.approx(-0.5)
 
 
 def test_the_spread_of_steps_is_their_middle_half_over_the_median() -> None:
     # 1.0, 1.1, 1.2, 1.3, 1.4 in turn: quartiles 1.1 and 1.3, median 1.2.
-    found = figures(make_run(ALONE, [make_rank(ALONE, 0, [9.0, *[1.2, 1.0, 1.4, 1.1, 1.3] * 4], warmup=1)]))
+    found = run_figures(make_run(ALONE, [make_rank(ALONE, 0, [9.0, *[1.2, 1.0, 1.4, 1.1, 1.3] * 4], warmup=1)]))
     assert found.step_spread == pytest.approx(0.2 / 1.2)
-    assert figures(make_run(ALONE, [make_rank(ALONE, 0, [9.0, *[1.0] * 4], warmup=1)])).step_spread is None
+    assert run_figures(make_run(ALONE, [make_rank(ALONE, 0, [9.0, *[1.0] * 4], warmup=1)])).step_spread is None

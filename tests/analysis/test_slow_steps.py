@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from results_factory import make_rank, make_run, make_trial
-from vitscale.analysis.pace import StepKind
-from vitscale.analysis.runs import figures
-from vitscale.analysis.slow_steps import FEWEST_STEPS, SlowSteps, slow_steps
+from vitscale.analysis.runs.figures import run_figures
+from vitscale.analysis.runs.steps import FEWEST_STEPS, SlowSteps, StepKind, slow_steps
 
 TWO_RANKS = make_trial("ddp", 2, warmup_steps=0)
 
@@ -21,7 +20,7 @@ def test_one_sleep_of_8_seconds_among_80_steps_changes_no_figure() -> None:
         steps = [[0.1] * 80, [0.1] * 80]
         steps[slow][40] += 8.0
         run = make_run(TWO_RANKS, [make_rank(TWO_RANKS, k, own) for k, own in enumerate(steps)])
-        of_run = figures(run)
+        of_run = run_figures(run)
         assert of_run.slow == SlowSteps((40,), ())
         assert of_run.timed_steps == 79
         assert of_run.images_per_second == pytest.approx(16 / 0.1)
@@ -32,7 +31,7 @@ def test_one_sleep_of_8_seconds_among_80_steps_changes_no_figure() -> None:
 def test_the_elapsed_epoch_holds_the_slow_step() -> None:
     trial = make_trial("ddp", 1, warmup_steps=0)
     rank = make_rank(trial, 0, [0.1] * 40 + [8.1] + [0.1] * 39, steps_in_epoch=80, model={"train_samples": 640})
-    of_run = figures(make_run(trial, [rank]))
+    of_run = run_figures(make_run(trial, [rank]))
     assert [of_run.epoch_seconds, of_run.elapsed_epoch_seconds] == pytest.approx([8.0, 16.0])
 
 

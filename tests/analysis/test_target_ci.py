@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from results_factory import failed_run, make_environment, make_trial, one_curve, steady_run
 from verdict_finder import kinds, of_one_trial, verdict
 from vitscale.analysis import Verdict, analyse
-from vitscale.analysis.statistics import Interval, interval
-from vitscale.analysis.target_ci import (
+from vitscale.analysis.runs.target_ci import (
     FEWEST_AFTER,
     FEWEST_LOOKED_AT,
     RunPlan,
@@ -24,7 +23,8 @@ from vitscale.analysis.target_ci import (
     run_plan,
     target_status,
 )
-from vitscale.analysis.trials import summarise
+from vitscale.analysis.statistics import Interval, interval
+from vitscale.analysis.summaries import summarise
 from vitscale.store.records import Results, Run, StudyRecord
 from vitscale.study.file import FEWEST_FOR_TARGET
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from explained_factory import WIRE, run_of
 from results_factory import make_rank, make_run, make_trial
-from vitscale.analysis.runs import figures
-from vitscale.analysis.traffic import Traffic, traffic
+from vitscale.analysis.runs.figures import run_figures
+from vitscale.analysis.time.traffic import Traffic, traffic
 from vitscale.store.records import Collective, Run, TrafficLine
 
 MILLION = 1_000_000
@@ -49,7 +49,7 @@ def run_with(by_rank: Sequence[Sequence[TrafficLine]], repeat: int = 0) -> Run:
 
 
 def told(*runs: Run) -> Traffic:
-    found = traffic(runs, [figures(run) for run in runs])
+    found = traffic(runs, [run_figures(run) for run in runs])
     assert found is not None
     return found
 
@@ -143,7 +143,7 @@ def test_ranks_that_counted_other_steps_say_nothing() -> None:
 
 def test_runs_of_before_say_nothing_at_all() -> None:
     run = run_with([[], []])
-    assert traffic([run], [figures(run)]) is None
+    assert traffic([run], [run_figures(run)]) is None
 
 
 def test_a_rank_that_is_alone_sends_nothing_and_that_is_known() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitscale.analysis.warmup import FEWEST_STEPS, NONE_SEEN, WarmUp, warm_up
+from vitscale.analysis.runs.warmup import FEWEST_STEPS, NONE_SEEN, WarmUp, warm_up
 
 times = st.lists(st.floats(min_value=0.0, max_value=1e308), max_size=60)
 

@@ -20,9 +20,9 @@ from results_factory import (
     steady_run,
 )
 from vitscale.analysis import Analysis, Waterfall, analyse
-from vitscale.analysis.breakdown import Breakdown, RankParts
 from vitscale.analysis.statistics import jackknife
-from vitscale.analysis.waterfall import FACTORS, decompose, unprofiled, waterfalls
+from vitscale.analysis.time.breakdown import Breakdown, RankParts
+from vitscale.analysis.time.waterfall import FACTORS, decompose, unprofiled, waterfalls
 from vitscale.store.records import PARTS, Device, Run
 from vitscale.trial.trial import Mode, Trial
 

@@ -15,8 +15,8 @@ import pytest
 from engines.many_engines import MODEL, MODELS, trial_of
 from forks import prepared_here
 from results_factory import make_rank, make_run
-from vitscale.analysis.runs import figures
-from vitscale.analysis.traffic import Traffic, traffic
+from vitscale.analysis.runs.figures import run_figures
+from vitscale.analysis.time.traffic import Traffic, traffic
 from vitscale.prediction.step.messages import messages
 from vitscale.store.records import RankRecord, TrafficLine
 from vitscale.trial.model_spec import parameters
@@ -344,7 +344,7 @@ def _analysed(case: Case, found: Sequence[dict[str, Any]]) -> tuple[Traffic, str
         lines = tuple(TrafficLine.model_validate(line) for line in one["lines"])
         ranks.append(make_rank(trial, rank, [0.1]).model_copy(update={"traffic": lines}))
     run = make_run(trial, ranks)
-    told = traffic([run], [figures(run)])
+    told = traffic([run], [run_figures(run)])
     assert told is not None
     return told, found[0]["gradient_dtype"]
 

@@ -13,7 +13,7 @@ import torch
 
 from driving import vitscale
 from vitscale import store
-from vitscale.analysis.breakdown import breakdown
+from vitscale.analysis.time.breakdown import breakdown
 from vitscale.store.records import Run
 
 pytestmark = [

@@ -21,9 +21,9 @@ import pytest
 
 from lab.hosts import Hosts, two_hosts
 from lab.ranks import make_trial, run_ranks
-from vitscale.analysis.breakdown import Breakdown, breakdown
-from vitscale.analysis.exposure import RankExposure, exposures
 from vitscale.analysis.statistics import ratio
+from vitscale.analysis.time.breakdown import Breakdown, breakdown
+from vitscale.analysis.time.exposure import RankExposure, exposures
 from vitscale.prediction.step.messages import messages
 from vitscale.store.records import PARTS, Run
 from vitscale.trial import model_spec
@@ -328,9 +328,9 @@ def alike(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Run], list[Run
 
 def test_identical_ranks_reach_an_efficiency_of_one(alike: tuple[list[Run], list[Run]]) -> None:
     """Weak scaling with nothing to lose: the interval of the efficiency reaches into 1 within 3 %."""
-    from vitscale.analysis.runs import figures
+    from vitscale.analysis.runs.figures import run_figures
 
-    single, double = ([figures(run).epoch_seconds or 0.0 for run in runs] for runs in alike)
+    single, double = ([run_figures(run).epoch_seconds or 0.0 for run in runs] for runs in alike)
     efficiency = ratio(single, double)
     assert efficiency.low is not None
     assert efficiency.high is not None

@@ -8,10 +8,11 @@ from __future__ import annotations
 import pytest
 
 from lab.ranks import make_trial, run_ranks
-from vitscale.analysis.breakdown import Breakdown, breakdown
-from vitscale.analysis.rank_speeds import gain, rank_speeds
-from vitscale.analysis.runs import figures
-from vitscale.analysis.trials import TrialResult, summarise
+from vitscale.analysis.runs.figures import run_figures
+from vitscale.analysis.summaries import summarise
+from vitscale.analysis.time.breakdown import Breakdown, breakdown
+from vitscale.analysis.time.rank_speeds import gain, rank_speeds
+from vitscale.analysis.trials import TrialResult
 from vitscale.store.records import Run
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.rank_batches import longest, shares
@@ -52,7 +53,7 @@ def test_shares_make_the_step_as_much_shorter_as_arithmetic_says(runs: dict[str,
     assert RUNS["by speed"] == (16, 8)
     expected = longest((MICRO_BATCH, MICRO_BATCH), SPEEDS) / longest((16, 8), SPEEDS)
     assert expected == 1.5
-    seconds = {name: figures(run).step_seconds for name, run in runs.items()}
+    seconds = {name: run_figures(run).step_seconds for name, run in runs.items()}
     assert seconds["equal"] is not None
     assert seconds["by speed"] is not None
     assert seconds["equal"] / seconds["by speed"] == pytest.approx(expected, rel=0.15)
@@ -87,6 +88,6 @@ def test_every_image_of_a_step_is_counted_once_and_none_twice(runs: dict[str, Ru
 
 
 def test_losses_are_those_of_equal_shares(runs: dict[str, Run]) -> None:
-    equal, by_speed = (dict(figures(runs[name]).loss_by_step) for name in RUNS)
+    equal, by_speed = (dict(run_figures(runs[name]).loss_by_step) for name in RUNS)
     assert equal.keys() == by_speed.keys()
     assert max(abs((equal[s] or 0) - (by_speed[s] or 1)) / (equal[s] or 1) for s in equal) < 1e-5

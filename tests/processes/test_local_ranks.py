@@ -35,7 +35,9 @@ def start(folder: Path, *ranks: str, setting: str = "", **environment: str) -> s
     (folder / "a_rank.py").write_text(RANK)
     for number, does in enumerate(ranks):
         (folder / f"do-{number}").write_text(does)
-    program = f"import sys; from vitscale.processes import local_ranks as own; {setting}\nsys.exit(own.main(sys.argv[1:]))"
+    program = (
+        f"import sys; from vitscale.processes import local_ranks as own; {setting}\nsys.exit(own.main(sys.argv[1:]))"
+    )
     return subprocess.Popen(
         [sys.executable, "-c", program, str(len(ranks)), "23456", "a_rank", str(folder)],
         cwd=folder,

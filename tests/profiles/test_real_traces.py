@@ -10,7 +10,7 @@ import pytest
 
 from kineto_traces import real_trace
 from results_factory import make_rank, make_run, make_trial
-from vitscale.analysis.breakdown import RankParts, breakdown
+from vitscale.analysis.time.breakdown import RankParts, breakdown
 from vitscale.base.time_spans import intersection, length
 from vitscale.profiles.events import Event
 from vitscale.profiles.timeline import NO_NCCL, steps_on_cuda

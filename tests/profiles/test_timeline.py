@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from results_factory import make_rank, make_run, make_trial
-from vitscale.analysis.breakdown import breakdown
+from vitscale.analysis.time.breakdown import breakdown
 from vitscale.probes.events import plain
 from vitscale.profiles.events import Event, Kind
 from vitscale.profiles.timeline import NO_NCCL, STEP, steps_on_cpu, steps_on_cuda

@@ -11,7 +11,7 @@ import pytest
 from explained_factory import NOISE_SCALE, batch_study
 from results_factory import make_curve, make_results, make_trial, one_curve, steady_run
 from vitscale.analysis import Analysis, Interval, TrialResult, analyse
-from vitscale.analysis.convergence import Convergence, TargetRun
+from vitscale.analysis.learning.convergence import Convergence, TargetRun
 from vitscale.report import accuracy_data
 from vitscale.report.accuracy_charts import accuracy_figures
 from vitscale.report.figure import Figure

@@ -14,7 +14,7 @@ from rich.console import Console
 from results_factory import make_curve, make_results, make_trial, steady_run
 from vitscale.analysis import Analysis, analyse
 from vitscale.analysis.comparisons import compare_curves
-from vitscale.analysis.drift import judged
+from vitscale.analysis.learning.drift import judged
 from vitscale.analysis.scaling import scale
 from vitscale.report import chart_data, terminal_table, to_markdown, words
 from vitscale.report.charts import figures

@@ -22,7 +22,7 @@ from results_factory import (
     rich_study,
 )
 from vitscale.analysis import Verdict, analyse
-from vitscale.analysis.verdict import Level
+from vitscale.analysis.quality.verdict import Level
 from vitscale.report import write_html
 from vitscale.report.charts import figures
 from vitscale.report.page import to_html

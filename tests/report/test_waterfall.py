@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from results_factory import explained_run, make_curve, make_results, make_trial, one_curve
 from vitscale.analysis import Analysis, Factor, Interval, Waterfall, analyse
-from vitscale.analysis.breakdown import Straggler
-from vitscale.analysis.waterfall import FACTORS
+from vitscale.analysis.time.breakdown import Straggler
+from vitscale.analysis.time.waterfall import FACTORS
 from vitscale.report import words, write_figures
 from vitscale.report.contributions import contributions, whole
 from vitscale.report.style import COMMUNICATION_COLOUR, PART_COLOURS

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from check_factory import compute, facts
-from vitscale.store.check_lines import CheckLog, read_checked_rank, read_checked_ranks
 from vitscale.store.check_records import STAGES, CheckedRank, ComputeLine, StageLine
+from vitscale.store.checks import CheckLog, read_checked_rank, read_checked_ranks
 from vitscale.store.records import EndLine
 
 

@@ -1,27 +1,16 @@
 """Analysis: records in, results out. Pure: no I/O, no charts, no torch.
 
-statistics    intervals, ratios, comparisons over runs
-warmup        which of a run's first steps were slow still
-pace          how fast a run goes, from its steps or from whole epochs
-runs          the figures of one run
-exposure      waiting and transfer told apart, in one step of all ranks
-breakdown     where the time of a step goes, per rank
-resources     processors, memory, GPUs, energy, and the share of what a device can do
-one_rank_logs waiting and transfer bounded, where one rank's log is all there is
-traffic       what an optimizer step really sends, logical and physical, and the bandwidth reached
-allocations   how much of the spread of runs lies between allocations
-target_ci     how many runs a trial needs to be known as closely as asked
-environments  whether two runs may be combined
-trials        the figures of one trial over its runs
-one_off       compilations that one run paid for all
-drift         does it compute what the others do?
+statistics    intervals, ratios, comparisons over runs, with `student_t`
+peaks         what GPUs can compute, as published
+runs/         what one run says, and which runs count together
+time/         where the time of a step goes, from exposure to the waterfall
+learning/     accuracy, the noise scale, and whether trials compute the same
+trials        one trial over its runs; `summaries` makes it
+curve_names   what curves and trials are called
 scaling       speedup and efficiency along a curve
-convergence   accuracy by images and by seconds, what a target accuracy took
-noise_scale   up to which global batch a larger one still pays
-waterfall     from ideal to measured, in factors that multiply to the efficiency
-run_waterfall the same of whole runs, with start-up, evaluation and checkpoint
 comparisons   curve against curve at equal rank count
-quality       can this be trusted? what to do?
+claims        published claims as tests
+quality/      can this be trusted? what to do?
 """
 
 from __future__ import annotations
@@ -30,13 +19,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vitscale.analysis.comparisons import CurveComparison, compare_curves
-from vitscale.analysis.drift import judged
-from vitscale.analysis.one_off import without_one_off
+from vitscale.analysis.learning.drift import judged
 from vitscale.analysis.quality import Verdict, verdicts
 from vitscale.analysis.scaling import CurveResult, Point, scale
 from vitscale.analysis.statistics import Interval
-from vitscale.analysis.trials import TrialResult, summarise
-from vitscale.analysis.waterfall import Factor, Waterfall, waterfalls
+from vitscale.analysis.summaries import summarise, without_one_off
+from vitscale.analysis.time.waterfall import Factor, Waterfall, waterfalls
+from vitscale.analysis.trials import TrialResult
 from vitscale.store.records import Results, Run, StudyRecord
 
 __all__ = [

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vitscale.analysis.environments import differences
+from vitscale.analysis.runs.environments import differences
 from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.statistics import Comparison, adjusted, compare, corrected
 from vitscale.analysis.trials import TrialResult

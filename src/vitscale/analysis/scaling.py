@@ -8,7 +8,7 @@ The baseline is the curve's smallest rank count with a completed run, N_base. Al
                    speedup    = efficiency x N / N_base                    (scaled speedup)
 
 so with N_base > 1 a speedup of 2 means twice as fast as N_base ranks, not as one rank. Strong and weak scaling:
-Amdahl (AFIPS 1967) and Gustafson (CACM 31, 1988). A trial that drifts (`vitscale.analysis.drift`) does other work: it
+Amdahl (AFIPS 1967) and Gustafson (CACM 31, 1988). A trial that drifts (`learning.drift`) does other work: it
 has its place on the curve, but no speedup, and is nobody's baseline.
 """
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitscale.analysis.curve_names import curve_name
-from vitscale.analysis.environments import differences
+from vitscale.analysis.runs.environments import differences
 from vitscale.analysis.statistics import ONE_RUN, Interval, ratio
 from vitscale.analysis.trials import TrialResult
 from vitscale.store.records import Curve

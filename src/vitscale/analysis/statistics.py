@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeVar
 
@@ -116,7 +116,7 @@ def interval(values: Sequence[float], *, looked: int = 0, fewest: int = 2) -> In
 
     Args:
         values: in the order of the runs.
-        looked: how many of the first runs decided how many there are (`vitscale.analysis.target_ci`): what they say of
+        looked: how many of the first runs decided how many there are (`analysis.runs.target_ci`): what they say of
             the spread is left out, for they were acted on because of it.
         fewest: runs below which there are no bounds.
 
@@ -244,6 +244,12 @@ def quantile(values: Sequence[float], share: float) -> float:
     below = math.floor(place)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def known_median(values: Iterable[float | None]) -> float | None:
+    """The median of those that are known; None where none is."""
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
 
 
 def t_quantile(degrees_of_freedom: float, share: float = (1 + CONFIDENCE) / 2) -> float:

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from vitscale.analysis import runs
-from vitscale.analysis.allocations import Components, allocation_of, components, groups, observations
-from vitscale.analysis.breakdown import Breakdown, breakdown, combined
-from vitscale.analysis.checkpoints import CheckpointCost, checkpoint_cost
-from vitscale.analysis.convergence import Convergence, convergence
-from vitscale.analysis.environments import Surroundings, differences, largest_like_group, surroundings
-from vitscale.analysis.pace import PaceSource
-from vitscale.analysis.resources import ResourceFigures, resource_figures
-from vitscale.analysis.runs import EpochFigures, RunFigures
-from vitscale.analysis.statistics import Interval, interval
-from vitscale.analysis.target_ci import looked_at
-from vitscale.analysis.traffic import Traffic, traffic
+from vitscale.analysis.learning.convergence import Convergence
+from vitscale.analysis.runs.allocations import Components, clusters_of, observations
+from vitscale.analysis.runs.environments import Surroundings
+from vitscale.analysis.runs.figures import CheckpointCost, EpochFigures, RunFigures
+from vitscale.analysis.runs.pace import PaceSource
+from vitscale.analysis.runs.resources import ResourceFigures
+from vitscale.analysis.statistics import Interval, known_median
+from vitscale.analysis.time.breakdown import Breakdown, combined
+from vitscale.analysis.time.traffic import Traffic
 from vitscale.store.records import OutcomeKind, Run
 from vitscale.trial.trial import Trial, samples_used
-
-NOT_RUN_YET = "not run yet"
 
 
 @dataclass(frozen=True)
@@ -40,7 +35,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Drift:
-    """Whether a trial's loss is that of a trial that must compute the same (`vitscale.analysis.drift`)."""
+    """Whether a trial's loss is that of a trial that must compute the same (`vitscale.analysis.learning.drift`)."""
 
     status: Literal["reference", "agrees", "drifts", "unknown"]
     reference: str | None = None
@@ -101,7 +96,7 @@ class TrialResult:
     """What a checkpoint takes; None where no run measured it."""
     drift: Drift = Drift("unknown", reason="not held against another trial")
     looked: int = 0
-    """By how many of the first runs it was decided how many there are (`vitscale.analysis.target_ci`)."""
+    """By how many of the first runs it was decided how many there are (`vitscale.analysis.runs.target_ci`)."""
     allocations: tuple[tuple[int, ...], ...] = ()
     """The runs of each allocation, or of the same hosts, by their place in `runs`; empty where no run is."""
     components: Components | None = None
@@ -150,7 +145,7 @@ class TrialResult:
     @property
     def clusters(self) -> tuple[tuple[int, ...], ...]:
         """The runs of each observation, by their place in `runs`."""
-        return _clusters(len(self.runs), self.allocations, self.components)
+        return clusters_of(len(self.runs), self.allocations, self.components)
 
     @property
     def epoch_costs(self) -> list[float]:
@@ -201,155 +196,10 @@ class TrialResult:
 
     def median_of(self, figure: Callable[[RunFigures], float | None]) -> float | None:
         """Median over runs of one figure, or None where no run has it."""
-        return _median([figure(run) for run in self.runs])
+        return known_median([figure(run) for run in self.runs])
 
     @property
     def model_name(self) -> str:
         """The model, as the user named it."""
         model = self.trial.model
         return model.name or model.hf or model.factory or "unknown model"
-
-
-def summarise(
-    trial_id: str, trial: Trial, all_runs: Sequence[Run], combine_unlike: bool, target_ci: float | None = None
-) -> TrialResult:
-    """Puts the runs of one trial together. Runs from unlike surroundings stay apart unless `combine_unlike`.
-
-    `target_ci`: what the study asked for, if its runs were added until epoch times are known so closely.
-    """
-    completed = [run for run in all_runs if run.outcome.kind == "completed"]
-    completed.sort(key=lambda run: run.header.repeat)
-    used = completed if combine_unlike else largest_like_group(completed)
-    around = surroundings(used[0]) if used else None
-    left_out = [
-        f"repeat {run.header.repeat}: {'; '.join(differences(around, surroundings(run)))}"
-        for run in completed
-        if run not in used
-    ]
-    figures = tuple(runs.figures(run) for run in used)
-    outcome, reason = _outcome(all_runs)
-    by_allocation = groups([allocation_of(run) for run in used])
-    spread = components([observations([f.epoch_seconds for f in figures], [[i] for i in own]) for own in by_allocation])
-    clusters = _clusters(len(used), by_allocation, spread)
-    clustered = len(clusters) < len(used)
-    looked = 0 if clustered else looked_at([f.epoch_seconds for f in figures if f.epoch_seconds], target_ci)
-
-    def over_runs(values: Sequence[float | None]) -> Interval | None:
-        known = observations(values, clusters)
-        return interval(known, looked=looked) if known else None
-
-    elapsed = observations([figure.elapsed_epoch_seconds for figure in figures], clusters)
-    sources = {figure.pace.source for figure in figures if figure.epoch_seconds is not None}
-    return TrialResult(
-        trial_id=trial_id,
-        trial=trial,
-        outcome=outcome,
-        reason=reason,
-        runs=figures,
-        records=tuple(used),
-        runs_done=len(all_runs),
-        left_out=tuple(left_out),
-        failures=tuple(
-            Failure(r.header.repeat, r.outcome.kind, r.outcome.reason, r.outcome.rank, r.outcome.detail)
-            for r in all_runs
-            if r.outcome.kind != "completed"
-        ),
-        surroundings=around,
-        step_seconds=over_runs([figure.step_seconds for figure in figures]),
-        images_per_second=over_runs([figure.images_per_second for figure in figures]),
-        epoch_seconds=over_runs([figure.epoch_seconds for figure in figures]),
-        epoch_seconds_source="epochs" if "epochs" in sources else next(iter(sources), None),
-        elapsed_epoch_seconds=interval(elapsed) if elapsed else None,
-        startup=_startup(figures),
-        startup_seconds=_median([figure.startup_seconds for figure in figures]),
-        epochs=_mean_epochs(figures),
-        loss_by_step=_mean_losses(figures),
-        peak_bytes=max((figure.peak_bytes for figure in figures if figure.peak_bytes is not None), default=None),
-        breakdown=combined(
-            [breakdown(run, own.steady_from or 0) for run, own in zip(used, figures, strict=True)], clusters
-        ),
-        resources=resource_figures(used, figures, clusters),
-        convergence=convergence(used, figures, clusters),
-        traffic=traffic(used, figures, clusters),
-        checkpoint=checkpoint_cost(used),
-        looked=looked,
-        allocations=by_allocation,
-        components=spread,
-    )
-
-
-def with_start_up(result: TrialResult, runs: tuple[RunFigures, ...]) -> TrialResult:
-    """The same with the start-up of other run figures."""
-    return replace(
-        result,
-        runs=runs,
-        startup=_startup(runs),
-        startup_seconds=_median([run.startup_seconds for run in runs]),
-    )
-
-
-def _clusters(
-    runs: int, by_allocation: tuple[tuple[int, ...], ...], spread: Components | None
-) -> tuple[tuple[int, ...], ...]:
-    """The runs of each observation."""
-    return by_allocation if spread is not None and spread.clustered else tuple((run,) for run in range(runs))
-
-
-def _outcome(all_runs: Sequence[Run]) -> tuple[OutcomeKind | None, str]:
-    """Completed as soon as one run is; else as the last run ended; None where there is none."""
-    if not all_runs:
-        return None, NOT_RUN_YET
-    in_time = sorted(all_runs, key=lambda run: run.outcome.started_unix_seconds)
-    failed = [run.outcome for run in in_time if run.outcome.kind != "completed"]
-    if len(failed) == len(all_runs):
-        return failed[-1].kind, failed[-1].reason
-    if not failed:
-        return "completed", ""
-    kinds = sorted({outcome.kind for outcome in failed})
-    return "completed", (
-        f"{len(failed)} of {len(all_runs)} repeats ended in {' and '.join(kinds)}: {failed[-1].reason}"
-    )
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
-
-
-def _startup(figures: Sequence[RunFigures]) -> dict[str, float]:
-    by_phase = {phase: _median([figure.startup.get(phase) for figure in figures]) for phase in runs.PHASES}
-    return {phase: seconds for phase, seconds in by_phase.items() if seconds is not None}
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    """None as soon as one run has no finite value: a mean of the others would hide that it diverged."""
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if values and len(known) == len(values) else None
-
-
-def _mean_epochs(figures: Sequence[RunFigures]) -> tuple[EpochFigures, ...]:
-    numbers = sorted({epoch.epoch for figure in figures for epoch in figure.epochs})
-    found = []
-    for number in numbers:
-        same = [epoch for figure in figures for epoch in figure.epochs if epoch.epoch == number]
-        found.append(
-            EpochFigures(
-                epoch=number,
-                seconds=_median([epoch.seconds for epoch in same]),
-                complete=all(epoch.complete for epoch in same),
-                train_loss=_mean([epoch.train_loss for epoch in same]),
-                train_accuracy=_mean([epoch.train_accuracy for epoch in same]),
-                held_out_loss=_mean([epoch.held_out_loss for epoch in same]),
-                held_out_accuracy=_mean([epoch.held_out_accuracy for epoch in same]),
-                mean_iou=_mean([epoch.mean_iou for epoch in same]),
-            )
-        )
-    return tuple(found)
-
-
-def _mean_losses(figures: Sequence[RunFigures]) -> tuple[tuple[int, float | None], ...]:
-    by_step: dict[int, list[float | None]] = {}
-    for figure in figures:
-        for step, loss in figure.loss_by_step:
-            by_step.setdefault(step, []).append(loss)
-    return tuple((step, _mean(by_step[step])) for step in sorted(by_step))

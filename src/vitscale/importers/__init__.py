@@ -5,13 +5,12 @@ deepspeed      DeepSpeed's own log, with wall_clock_breakdown
 trainer_state  Hugging Face's trainer_state.json
 plain_csv      a table of measured times
 links          what nccl-tests and perftest measured of a network
-guessing       which of them a file is
+importing      which of them files are, and the whole way from them to a folder
 trials, curves what was found, as trials and curves
 records        the results folder
 """
 
-from vitscale.importers.guessing import guess
-from vitscale.importers.importing import Done, import_logs
+from vitscale.importers.importing import Done, guess, import_logs
 from vitscale.importers.options import FORMATS, OF_LINKS, LinkFormat, LogFormat, Options
 
 __all__ = ["FORMATS", "OF_LINKS", "Done", "LinkFormat", "LogFormat", "Options", "guess", "import_logs"]

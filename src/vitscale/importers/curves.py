@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from vitscale.importers.findings import Setting
-from vitscale.importers.layouts import counts_hosts
+from vitscale.importers.trials import counts_hosts
 from vitscale.store.records import Curve, CurvePoint
 from vitscale.trial.trial import Mode, Trial, exact
 

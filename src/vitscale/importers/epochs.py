@@ -10,12 +10,11 @@ from typing import NamedTuple
 
 from vitscale.errors import RequestError, StoreError, explain
 from vitscale.importers import numbers
-from vitscale.importers.dataset_sizes import an_epoch
 from vitscale.importers.files import identified
 from vitscale.importers.findings import Findings, FoundRank, FoundRun, Problems, Setting, listed
-from vitscale.importers.layouts import nodes_of
 from vitscale.importers.options import Options
 from vitscale.importers.tables import OF_A_SETTING, Row, header, rows, setting_of, text_of
+from vitscale.importers.trials import an_epoch, nodes_of
 from vitscale.store.records import EpochLine, ImportedFile
 
 REQUIRED = ("gpus", "epoch_seconds")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from vitscale.errors import RequestError, explain, shown
 from vitscale.importers import numbers
-from vitscale.importers.dataset_sizes import an_epoch
 from vitscale.importers.files import identified
 from vitscale.importers.findings import Findings, FoundRank, FoundRun, Problems, Setting, listed
 from vitscale.importers.options import Options
 from vitscale.importers.tables import OF_A_SETTING, Row, header, rows, setting_of, text_of
+from vitscale.importers.trials import an_epoch
 from vitscale.store.records import EpochLine, ImportedFile, StepLine
 
 TIMES = ("step_seconds", "epoch_seconds", "images_per_second")

@@ -12,8 +12,8 @@ from vitscale.errors import RequestError, explain, shown
 from vitscale.importers import numbers
 from vitscale.importers.files import lines
 from vitscale.importers.findings import Problems, Setting
-from vitscale.importers.layouts import hold, nodes_of
 from vitscale.importers.options import MOST_GPUS, Options, precision
+from vitscale.importers.trials import hold, nodes_of
 from vitscale.trial.engine_options import ENGINES
 from vitscale.trial.model_spec import counted
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from vitscale.errors import RequestError, StoreError, explain, shown
-from vitscale.importers.dataset_sizes import an_epoch, train_samples
 from vitscale.importers.files import cannot_read, identified
 from vitscale.importers.findings import Findings, FoundRank, FoundRun, Setting
 from vitscale.importers.numbers import LONGEST_SECONDS
 from vitscale.importers.options import Options
+from vitscale.importers.trials import an_epoch, train_samples
 from vitscale.store.records import EpochLine, StepLine
 
 _LARGEST_BYTES = 256 << 20

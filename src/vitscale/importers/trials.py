@@ -1,15 +1,27 @@
-"""Makes a trial of what a log says of its run; what it does not say is assumed, and a note tells."""
+"""Makes a trial of what a log says of its run; what it does not say is assumed, and a note tells.
+
+A layout says how many hosts: "single-node", "one-gpu-per-node", "4-per-node", "2 nodes".
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
-from vitscale.importers.dataset_sizes import train_samples
 from vitscale.importers.findings import FoundRun, Setting, listed
-from vitscale.importers.layouts import per_node_of
 from vitscale.importers.options import Options, model_of, precision
 from vitscale.trial.model_spec import NAMED_MODELS
-from vitscale.trial.trial import DataSpec, Precision, TrainSpec, Trial, WindowSpec, World, world_of_hosts
+from vitscale.trial.trial import (
+    DataSpec,
+    Precision,
+    TrainSpec,
+    Trial,
+    WindowSpec,
+    World,
+    samples_used,
+    steps_per_epoch,
+    world_of_hosts,
+)
 
 UNKNOWN = "unknown"
 _ASSUMED_PRECISION: Precision = "fp32"
@@ -90,3 +102,74 @@ def notes_on(runs: Sequence[FoundRun], options: Options) -> Iterable[str]:
 
 def _unsized(run: FoundRun) -> bool:
     return any(line.images is None for rank in run.ranks for line in rank.epochs)
+
+
+# Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009): both have 50,000 training images.
+_TRAIN_SAMPLES = {"cifar10": 50_000, "cifar100": 50_000}
+
+
+def train_samples(setting: Setting, options: Options) -> int | None:
+    """Training images of the whole dataset; None where nobody says."""
+    if options.train_samples is not None:
+        return options.train_samples
+    if setting.train_samples is not None:
+        return setting.train_samples
+    return _TRAIN_SAMPLES.get("".join(c for c in (setting.dataset or "").lower() if c.isalnum()))
+
+
+def an_epoch(setting: Setting, options: Options) -> tuple[int | None, int | None]:
+    """(Optimizer steps, images of all ranks) of one epoch; None where unknown."""
+    whole = train_samples(setting, options)
+    if whole is None:
+        return None, None
+    images = samples_used(whole, setting.fraction)
+    micro_batch = setting.micro_batch or options.micro_batch
+    if micro_batch is None:
+        return None, images
+    return steps_per_epoch(images, setting.gpus, micro_batch, setting.grad_accum, drop_last=False), images
+
+
+_SINGLE = re.compile(r"(single|one|1)[ _-]?(node|host)|packed|local")
+_PER_NODE = re.compile(
+    r"(?P<count>\d{1,6}|one|two|four|eight)[ _-]?((gpus?|ranks?|tasks?|process(es)?)[ _-]?)?per[ _-]?(node|host)"
+)
+_COUNTED = re.compile(r"(?P<count>\d{1,6}|one|two|three|four|eight)[ _-]?(nodes?|hosts?)")
+_WORDS = {"one": 1, "two": 2, "three": 3, "four": 4, "eight": 8}
+
+
+def nodes_of(layout: str | None, gpus: int) -> int | None:
+    """Hosts of `gpus` ranks under a layout; None where its text does not tell.
+
+    Fewer ranks than one host takes lie on one.
+    """
+    text = (layout or "").strip().lower()
+    if not text or _SINGLE.fullmatch(text):
+        return 1
+    if text == "spread":
+        return gpus
+    if (each := per_node_of(text)) is not None:
+        return -(-gpus // each)
+    if match := _COUNTED.fullmatch(text):
+        count = _number(match["count"])
+        return count if 0 < count <= gpus and hold(gpus, count) else None
+    return None
+
+
+def per_node_of(layout: str | None) -> int | None:
+    """GPUs that a full host takes under a layout; None where its text does not tell."""
+    match = _PER_NODE.fullmatch((layout or "").strip().lower())
+    return max(1, _number(match["count"])) if match else None
+
+
+def counts_hosts(layout: str | None) -> bool:
+    """Whether it says how many hosts there are and no more: another count of them is no other layout."""
+    return layout is not None and _COUNTED.fullmatch(layout.strip().lower()) is not None
+
+
+def hold(gpus: int, nodes: int) -> bool:
+    """Whether so many hosts can have the ranks: all of them full, or all but the last."""
+    return -(-gpus // -(-gpus // nodes)) == nodes
+
+
+def _number(text: str) -> int:
+    return _WORDS[text] if text in _WORDS else int(text)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vitscale.analysis import Analysis
-from vitscale.analysis.breakdown import Breakdown
-from vitscale.analysis.rank_speeds import rank_speeds
+from vitscale.analysis.time.breakdown import Breakdown
+from vitscale.analysis.time.rank_speeds import rank_speeds
+from vitscale.analysis.time.waterfall import unprofiled
 from vitscale.analysis.trials import TrialResult
-from vitscale.analysis.waterfall import unprofiled
 from vitscale.prediction.network.links import Network
 from vitscale.store.records import COMMUNICATION, EXPOSED, PARTS
 from vitscale.trial.trial import Mode, Trial, samples_used, steps_per_epoch
@@ -48,7 +48,7 @@ class Point:
     """Of an epoch, all ranks together."""
     steps_per_epoch: int | None
     step_seconds: tuple[float, ...]
-    """Of each run: its mean whole step (`analysis.pace`)."""
+    """Of each run: its mean whole step (`analysis.runs.pace`)."""
     parts: StepParts | None = None
     sent_bytes: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """What an optimizer step was counted to send: (operation, dtype) -> bytes of the whole tensors, all calls together;

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vitscale.analysis import Analysis
-from vitscale.analysis.checkpoints import CheckpointCost
+from vitscale.analysis.runs.figures import CheckpointCost
 from vitscale.errors import RequestError, explain
 from vitscale.prediction import failures
 from vitscale.prediction.evidence import Evidence, Series

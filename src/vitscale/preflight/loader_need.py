@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitscale import store
-from vitscale.analysis.compute import flops_per_image
-from vitscale.analysis.runs import figures
+from vitscale.analysis.runs.compute import flops_per_image
+from vitscale.analysis.runs.figures import run_figures
 from vitscale.errors import StoreError
 from vitscale.store.check_records import CheckedRank, LoaderNeed
 from vitscale.trial.trial import Trial
@@ -31,7 +31,7 @@ def _of_a_run(trial: Trial, results: Path) -> LoaderNeed | None:
         alike = other.model == trial.model and all(
             getattr(other.train, name) == getattr(trial.train, name) for name in ("precision", "device", "micro_batch")
         )
-        if alike and run.outcome.kind == "completed" and (reached := figures(run).images_per_second):
+        if alike and run.outcome.kind == "completed" and (reached := run_figures(run).images_per_second):
             best = max(best, reached / other.world.size)
     if best <= 0.0:
         return None

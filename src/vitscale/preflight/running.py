@@ -21,9 +21,8 @@ from vitscale.runner.starting import start_ranks, worked_out
 from vitscale.runner.watch import watch
 from vitscale.schedulers.prepared import PreparedProcesses, Ready
 from vitscale.store import write_whole
-from vitscale.store.check_lines import read_checked_ranks
 from vitscale.store.check_records import CheckedRank, CheckRecord, CheckRequest
-from vitscale.store.checks import check_folder, write_check
+from vitscale.store.checks import check_folder, read_checked_ranks, write_check
 from vitscale.store.records import RankRecord
 
 _START_SECONDS = 180.0

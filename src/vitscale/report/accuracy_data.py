@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from vitscale.analysis import Analysis, CurveResult, Interval, TrialResult
-from vitscale.analysis.convergence import Reach, accuracy_at_images, accuracy_at_seconds, common_reach
+from vitscale.analysis.learning.convergence import Reach, accuracy_at_images, accuracy_at_seconds, common_reach
 from vitscale.report import words
 from vitscale.report.chart_data import Row
 from vitscale.report.families import families

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vitscale.analysis import Analysis, CurveResult, Interval
-from vitscale.analysis.breakdown import Breakdown, RankParts
+from vitscale.analysis.time.breakdown import Breakdown, RankParts
 from vitscale.report import words
 from vitscale.report.chart_data import Row
 from vitscale.report.families import families, kept_batch

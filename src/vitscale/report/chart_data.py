@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitscale.analysis import Analysis, CurveResult, Interval, Point, TrialResult
-from vitscale.analysis.runs import PHASES
+from vitscale.analysis.runs.figures import PHASES
 from vitscale.report import words
 from vitscale.report.tables import trial_label
 

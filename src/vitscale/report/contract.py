@@ -39,7 +39,7 @@ import json
 from typing import Any
 
 from vitscale.analysis import Analysis, CurveComparison, CurveResult, Point, TrialResult
-from vitscale.analysis.runs import EpochFigures
+from vitscale.analysis.runs.figures import EpochFigures
 from vitscale.analysis.trials import Drift
 from vitscale.prediction.outlook import Outlook
 from vitscale.report import contract_details, prediction_contract, resolutions, words

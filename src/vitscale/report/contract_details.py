@@ -6,10 +6,10 @@ from dataclasses import asdict
 from typing import Any
 
 from vitscale.analysis import Interval, TrialResult, Waterfall
-from vitscale.analysis.breakdown import Breakdown, RankParts, Straggler
-from vitscale.analysis.convergence import Convergence
-from vitscale.analysis.resources import ResourceFigures
-from vitscale.analysis.traffic import Traffic
+from vitscale.analysis.learning.convergence import Convergence
+from vitscale.analysis.runs.resources import ResourceFigures
+from vitscale.analysis.time.breakdown import Breakdown, RankParts, Straggler
+from vitscale.analysis.time.traffic import Traffic
 from vitscale.report import words
 from vitscale.report.breakdown_data import exposed_interval, part_interval
 from vitscale.store.records import COMMUNICATION

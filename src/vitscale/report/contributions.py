@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from vitscale.analysis import Factor, Waterfall
-from vitscale.analysis.run_waterfall import CHECKPOINT, EVALUATION, START_UP
-from vitscale.analysis.waterfall import STEP_ROUNDING
+from vitscale.analysis.time.run_waterfall import CHECKPOINT, EVALUATION, START_UP
+from vitscale.analysis.time.waterfall import STEP_ROUNDING
 from vitscale.store.records import COMMUNICATION
 
 _LOST_TO = {

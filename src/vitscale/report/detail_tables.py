@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from vitscale.analysis import Analysis, CurveResult, Interval, TrialResult
-from vitscale.analysis.breakdown import Straggler
-from vitscale.analysis.checkpoints import CheckpointCost
-from vitscale.analysis.convergence import Convergence, accuracy_at_images, accuracy_at_seconds
-from vitscale.analysis.resources import RankResources, ResourceFigures
+from vitscale.analysis.learning.convergence import Convergence, accuracy_at_images, accuracy_at_seconds
+from vitscale.analysis.runs.figures import CheckpointCost
+from vitscale.analysis.runs.resources import RankResources, ResourceFigures
+from vitscale.analysis.time.breakdown import Straggler
 from vitscale.report import words
 from vitscale.report.accuracy_data import images_panel, reach, reached, seconds_panel, unlike_images
 from vitscale.report.breakdown_data import PART_NAMES, exposed_interval, part_interval, parts_of, unknown_parts

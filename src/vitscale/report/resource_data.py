@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from vitscale.analysis import Analysis, CurveResult, Interval, TrialResult
-from vitscale.analysis.resources import RankResources, ResourceFigures
+from vitscale.analysis.runs.resources import RankResources, ResourceFigures
 from vitscale.report import words
 from vitscale.report.chart_data import Row
 from vitscale.trial.trial import Device

@@ -14,7 +14,7 @@ SERIES_COLOURS = (
 SERIES_SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
 # Cividis (Nunez, Anderton & Renslow, PLOS ONE 2018): lightness rises evenly, so that greyscale keeps the order.
 ORDERED_COLOURS = ("#2c4a7c", "#575d6d", "#7d7c78", "#a59c74", "#d3c164", "#fee838")
-# The parts of a step (`analysis.breakdown.PARTS`): computing is blue, communicating orange. Any two
+# The parts of a step (`store.records.PARTS`): computing is blue, communicating orange. Any two
 # neighbours in a stack differ by at least 15 in CIELAB, also as seen with protanopia, deuteranopia and tritanopia
 # (simulated after Machado, Oliveira & Fernandes, IEEE TVCG 15, 2009).
 PART_COLOURS = {

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from vitscale.analysis import Analysis, CurveResult, Interval, Point
-from vitscale.analysis.slow_steps import DEVIATIONS, ONE_IN, SLOWER_TIMES
-from vitscale.analysis.trials import NOT_RUN_YET, TrialResult
+from vitscale.analysis.runs.steps import DEVIATIONS, ONE_IN, SLOWER_TIMES
+from vitscale.analysis.summaries import NOT_RUN_YET
+from vitscale.analysis.trials import TrialResult
 from vitscale.report import words
 from vitscale.report.words import UNKNOWN, number
 from vitscale.trial.rank_batches import in_words

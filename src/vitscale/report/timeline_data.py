@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vitscale.analysis import Analysis, TrialResult
-from vitscale.analysis.timelines import explained_steps, lanes
+from vitscale.analysis.time.timelines import explained_steps, lanes
 from vitscale.base.time_spans import Interval, length
 from vitscale.report import words
 from vitscale.report.breakdown_data import LONGEST_STEP, PART_NAMES

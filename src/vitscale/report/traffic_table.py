@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vitscale.analysis import Analysis, Interval, TrialResult
-from vitscale.analysis.traffic import Sent, Traffic
+from vitscale.analysis.time.traffic import Sent, Traffic
 from vitscale.report import words
 from vitscale.report.grouped_table import Column, GroupedTable, grouped_table
 from vitscale.report.tables import Cell, interval_cell

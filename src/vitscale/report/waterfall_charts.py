@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 import altair as alt
 
 from vitscale.analysis import Analysis, Interval, Waterfall
-from vitscale.analysis.run_waterfall import CHECKPOINT, EVALUATION, START_UP
-from vitscale.analysis.waterfall import STEP_ROUNDING
+from vitscale.analysis.time.run_waterfall import CHECKPOINT, EVALUATION, START_UP
+from vitscale.analysis.time.waterfall import STEP_ROUNDING
 from vitscale.report import words
 from vitscale.report.chart_data import Row
 from vitscale.report.figure import Figure, cut_bars, finished, interval_bars

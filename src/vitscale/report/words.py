@@ -9,8 +9,8 @@ from typing import Any
 
 from vitscale.analysis import Analysis, CurveComparison, CurveResult, Interval, Waterfall
 from vitscale.analysis.comparisons import AgainstReference, against_references, pairs_tested
-from vitscale.analysis.environments import environments
-from vitscale.analysis.loss_differences import STEPS
+from vitscale.analysis.learning.drift import STEPS
+from vitscale.analysis.runs.environments import environments
 from vitscale.analysis.statistics import CONFIDENCE, ONE_RUN, ComparisonVerdict
 from vitscale.report.contributions import contributions
 from vitscale.trial.trial import Mode, World

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from vitscale import store
-from vitscale.analysis.target_ci import TargetStatus, target_status
-from vitscale.analysis.trials import summarise
+from vitscale.analysis.runs.target_ci import TargetStatus, target_status
+from vitscale.analysis.summaries import summarise
 from vitscale.runner.one_run import Task
 from vitscale.runner.planning import Plan
 from vitscale.store.records import Outcome

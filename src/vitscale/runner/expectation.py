@@ -166,7 +166,7 @@ def _run(plan: Plan, trial_id: str, points: Sequence[Point], step: Estimate, lab
 
 def _from_flops(plan: Plan, trial_ids: list[str]) -> tuple[dict[str, Expected], str] | None:
     """At a third of the rate at which a check saw this host multiply matrices; transfers and start-up not counted."""
-    from vitscale.analysis.compute import flops_per_image
+    from vitscale.analysis.runs.compute import flops_per_image
 
     largest = max((trial.world for trial in plan.record.trials.values()), key=lambda world: world.size)
     hosts = tuple(host.name for host in plan.scheduler.hosts(largest)) or (socket.gethostname(),)

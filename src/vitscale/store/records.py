@@ -44,7 +44,7 @@ PhaseName = Literal["data", "h2d", "forward", "backward", "optimizer"]
 
 EXPOSED = ("wait", "wire", "norm")
 PARTS = ("data_wait", "h2d", "forward", "backward", *EXPOSED, "optimizer", "launch_gaps", "other")
-"""Of an explained step (`vitscale.analysis.breakdown`)."""
+"""Of an explained step (`vitscale.analysis.time.breakdown`)."""
 COMMUNICATION = "communication"
 """In place of EXPOSED where these cannot be told apart."""
 NORM_MARK = "vitscale.norm"

@@ -13,8 +13,8 @@ from typing import NoReturn
 from vitscale.processes import launch_file
 from vitscale.processes.heartbeat import PROGRESS, Heartbeat
 from vitscale.processes.launch_file import LaunchFile
-from vitscale.store.check_lines import CheckLog
 from vitscale.store.check_records import CheckRequest, Stage
+from vitscale.store.checks import CheckLog
 from vitscale.store.records import EndLine
 from vitscale.worker import place as placing
 

@@ -15,8 +15,8 @@ from vitscale.probes import disk_speed, interfaces
 from vitscale.probes.compute_speed import compute_speed
 from vitscale.probes.gpu_monitor import gpu_monitor
 from vitscale.probes.matmul import measured_matmul
-from vitscale.store.check_lines import CheckLog
 from vitscale.store.check_records import CheckRequest, DiskLine, FactsLine, ReachLine, Stage
+from vitscale.store.checks import CheckLog
 from vitscale.worker import group
 from vitscale.worker.bounded import Stages
 from vitscale.worker.check_groups import sweep_groups

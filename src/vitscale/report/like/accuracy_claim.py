@@ -9,7 +9,7 @@ from typing import Any
 
 from vitscale.analysis import TrialResult
 from vitscale.analysis.claims import AccuracyDifference, accuracy_difference
-from vitscale.analysis.equal_samples import EqualSamples, equal_samples
+from vitscale.analysis.learning.convergence import EqualSamples, equal_samples
 from vitscale.analysis.statistics import NOT_AMONG_ALL, corrected
 from vitscale.report.like.points import gpus_text
 from vitscale.report.like.series import Member, Series, apart_in_micro_batch, names

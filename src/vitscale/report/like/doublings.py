@@ -8,9 +8,9 @@ from typing import Any
 
 from vitscale.analysis import Interval, TrialResult
 from vitscale.analysis.claims import MARGIN, Doubling, doubling_test
-from vitscale.analysis.environments import differences
-from vitscale.analysis.run_waterfall import run_seconds
+from vitscale.analysis.runs.environments import differences
 from vitscale.analysis.statistics import corrected, ratio
+from vitscale.analysis.time.run_waterfall import run_seconds
 from vitscale.prediction.network.collectives import OPERATIONS, LinkDraws, collective_seconds
 from vitscale.prediction.network.links import Level, Network
 from vitscale.report import words

@@ -10,7 +10,7 @@ from typing import Any
 import altair as alt
 
 from vitscale.analysis import Analysis, CurveResult
-from vitscale.analysis.run_waterfall import run_waterfalls
+from vitscale.analysis.time.run_waterfall import run_waterfalls
 from vitscale.report.breakdown_charts import breakdown_figures
 from vitscale.report.figure import Figure, finished
 from vitscale.report.like import accuracies

@@ -10,7 +10,7 @@ import altair as alt
 
 from vitscale.analysis import TrialResult
 from vitscale.analysis.claims import HostsTest, hosts_test
-from vitscale.analysis.environments import differences
+from vitscale.analysis.runs.environments import differences
 from vitscale.report import words
 from vitscale.report.chart_data import Row
 from vitscale.report.figure import Figure, colour_of, finished, shape_of

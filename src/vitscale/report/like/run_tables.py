@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vitscale.analysis import Interval, TrialResult
-from vitscale.analysis.run_waterfall import CHECKPOINT, EVALUATION, START_UP, epochs_of, run_breakdown, run_seconds
 from vitscale.analysis.statistics import interval
-from vitscale.analysis.waterfall import FACTORS, Unexplained
+from vitscale.analysis.time.run_waterfall import CHECKPOINT, EVALUATION, START_UP, epochs_of, run_breakdown, run_seconds
+from vitscale.analysis.time.waterfall import FACTORS, Unexplained
 from vitscale.report import words
 from vitscale.report.grouped_table import Group, GroupedTable, Line
 from vitscale.report.like.series import Member, Series, names

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from vitscale.analysis import Analysis, CurveResult, Interval, TrialResult
-from vitscale.analysis.environments import differences
+from vitscale.analysis.runs.environments import differences
 from vitscale.analysis.statistics import ONE_RUN, ratio
 from vitscale.published import published
 from vitscale.trial.trial import Mode

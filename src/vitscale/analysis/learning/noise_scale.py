@@ -18,7 +18,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vitscale.analysis.common_steps import common_steps
+from vitscale.analysis.runs.steps import common_steps
 from vitscale.analysis.statistics import Interval, interval
 from vitscale.store.records import GradientLine, Run
 from vitscale.trial.engine_options import norms_unknown

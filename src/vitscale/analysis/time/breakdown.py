@@ -22,13 +22,11 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from vitscale.analysis.allocations import Clusters, observations
-from vitscale.analysis.common_steps import common_steps
-from vitscale.analysis.exposure import RankExposure, exposures
-from vitscale.analysis.pace import StepKind, elapsed_by_step, step_kinds
-from vitscale.analysis.slow_steps import slow_steps
+from vitscale.analysis.runs.allocations import Clusters, observations
+from vitscale.analysis.runs.steps import StepKind, common_steps, elapsed_by_step, slow_steps, step_kinds
 from vitscale.analysis.statistics import Interval, mean_interval
-from vitscale.analysis.timelines import step_parts
+from vitscale.analysis.time.exposure import RankExposure, exposures
+from vitscale.analysis.time.timelines import step_parts
 from vitscale.base.time_spans import length
 from vitscale.store.records import COMMUNICATION, EXPOSED, PARTS, ExplainedLine, Run
 from vitscale.trial.step_schedule import StepWindow
@@ -268,7 +266,7 @@ def _common_straggler(by_run: Sequence[Breakdown | None], clusters: Clusters) ->
 
 
 def _overheads(run: Run, steady_from: int) -> tuple[float | None, float | None]:
-    """What explaining costs, and what it leaves behind, by the estimator of all times (`analysis.pace`).
+    """What explaining costs, and what it leaves behind, by the estimator of all times (`analysis.runs.pace`).
 
     Returns:
         The median over blocks of the explained steps' mean against that of the timed steps of their kind beside them,

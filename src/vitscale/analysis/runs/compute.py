@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vitscale.analysis.peaks import Peak, peak
-from vitscale.analysis.runs import RunFigures
+from vitscale.analysis.runs.figures import RunFigures
 from vitscale.errors import VitscaleError
 from vitscale.store.records import RankRecord, Run
 from vitscale.trial.model_spec import training_flops

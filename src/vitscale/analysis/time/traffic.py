@@ -21,11 +21,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from vitscale.analysis.allocations import Clusters, over_runs
-from vitscale.analysis.common_steps import common_steps
-from vitscale.analysis.exposure import exposures
-from vitscale.analysis.runs import RunFigures
+from vitscale.analysis.runs.allocations import Clusters, over_runs
+from vitscale.analysis.runs.figures import RunFigures
+from vitscale.analysis.runs.steps import common_steps
 from vitscale.analysis.statistics import Interval
+from vitscale.analysis.time.exposure import exposures
 from vitscale.store.records import Collective, Run, TrafficLine
 
 NO_GROUP = "none"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from vitscale.analysis.environments import (
+from vitscale.analysis.quality.verdict import Verdict, count, note, percent, warning
+from vitscale.analysis.runs.environments import (
     environments,
     off_their_gpus_node,
     oversubscription,
@@ -12,7 +13,6 @@ from vitscale.analysis.environments import (
 )
 from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.trials import TrialResult
-from vitscale.analysis.verdict import Verdict, count, note, percent, warning
 
 _THROTTLED = 0.01
 """Share of the time above which throttling is told: below it no step time moves by more than that."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from vitscale.analysis.timelines import explained_steps, lanes
+from vitscale.analysis.time.timelines import explained_steps, lanes
 from vitscale.analysis.trials import TrialResult
 from vitscale.base.time_spans import length
 from vitscale.store.records import Run

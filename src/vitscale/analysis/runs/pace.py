@@ -1,14 +1,5 @@
 """How fast a run goes: from its timed steps, or of an imported one from whole epochs shared out over their steps.
 
-All ranks' clocks start together, at a barrier. From there the time that has passed by the end of step k is the largest
-over ranks of the sum of their steps, and a step is what it adds to that:
-
-    T(k) = max over ranks of (d(r, 1) + ... + d(r, k))          elapsed(k) = T(k) - T(k - 1)
-
-so that any stretch of consecutive steps adds up to what passed. The largest over ranks of each step would not:
-collectives tie the ranks' pace, so that a rank which stamps late in one step is short in the next, and a sum of such
-maxima is more than passed, the more ranks the more.
-
 An epoch of K optimizer steps, of which the last one holds the images that are left, takes
 
     epoch = K_eff x step         K_eff = K - 1 + t_last / step          images/s = images trained in an epoch / epoch
@@ -25,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from vitscale.analysis.runs.steps import StepKind
 from vitscale.store.records import ModelLine, Run, StepLine
 from vitscale.trial.trial import Trial, last_step_share, samples_used, steps_per_epoch
 
@@ -32,9 +24,6 @@ PaceSource = Literal["steps", "epochs"]
 """steps: timed steps. epochs: whole epochs of an imported log that tells of no step."""
 LastStepSource = Literal["measured", "share"]
 """measured: the short last step of an epoch was timed. share: its slots' share of a whole step."""
-StepKind = Literal["whole", "first", "short"]
-"""whole: a full global batch. first: one that begins an epoch after the first, and may wait for the loader. short: the
-last of an epoch, with the images that are left."""
 
 
 @dataclass(frozen=True)
@@ -57,47 +46,6 @@ class Pace:
 
 NO_PACE = Pace()
 """Of a run that tells of neither steps nor epochs."""
-
-
-def elapsed_by_step(steps: Mapping[int, Sequence[StepLine]]) -> dict[int, float]:
-    """Seconds that each step adds to the time that passed: see the module.
-
-    Clocks start together where an epoch or an explained block begins and after such a block. After marked warm-up they
-    are taken as together, and so they are after a step that is missing in the record.
-
-    Args:
-        steps: step number to one line per rank, in rising order.
-    """
-    found: dict[int, float] = {}
-    sums: list[float] = []
-    before: StepLine | None = None
-    for step, lines in steps.items():
-        line = lines[0]
-        if (
-            before is None
-            or (before.step + 1, before.epoch, before.warmup) != (step, line.epoch, line.warmup)
-            or (before.window == "explained") != (line.window == "explained")
-        ):
-            sums = [0.0] * len(lines)
-        passed = max(sums)
-        sums = [total + own.seconds for total, own in zip(sums, lines, strict=True)]
-        found[step] = max(sums) - passed
-        before = line
-    return found
-
-
-def step_kinds(steps: Mapping[int, Sequence[StepLine]]) -> dict[int, StepKind]:
-    """What work each step holds, by its images and its place.
-
-    The run's very first step is a whole one: if it is slow, that is warm-up.
-    """
-    images = {step: sum(line.images for line in lines) for step, lines in steps.items()}
-    whole = max(images.values(), default=0)
-    by_epoch: dict[int, list[int]] = {}
-    for step, lines in steps.items():
-        by_epoch.setdefault(lines[0].epoch, []).append(step)
-    begins = {same[0] for same in list(by_epoch.values())[1:] if len(same) > 1}
-    return {step: "short" if images[step] < whole else "first" if step in begins else "whole" for step in steps}
 
 
 def of_steps(

@@ -6,7 +6,7 @@ A run of e epochs of T seconds takes
 
 where start-up is that up to the end of the first step, less a usual step, which the epochs have. Perfect scaling would
 have it take y = R_b * N_b / N (weak: R_b) of the baseline's R_b. By the logarithmic mean Divisia index, as in
-`analysis.waterfall`, with parts x of the trial and y of that ideal, and X and Y their sums,
+`analysis.time.waterfall`, with parts x of the trial and y of that ideal, and X and Y their sums,
 
     ln f = (y - x) / L(X, Y)        for start-up, evaluation and checkpoint
     ln f = ln f_epoch * L(x, y) / L(X, Y)        for each factor f_epoch of the epochs' own efficiency y / x
@@ -22,12 +22,11 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 
-from vitscale.analysis.allocations import observations
-from vitscale.analysis.runs import RunFigures
+from vitscale.analysis.runs.allocations import observations
+from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.scaling import CurveResult, Point
 from vitscale.analysis.statistics import Interval, ratio
-from vitscale.analysis.trials import TrialResult
-from vitscale.analysis.waterfall import (
+from vitscale.analysis.time.waterfall import (
     Factor,
     Unexplained,
     Waterfall,
@@ -39,6 +38,7 @@ from vitscale.analysis.waterfall import (
     waterfalls,
     with_intervals,
 )
+from vitscale.analysis.trials import TrialResult
 
 START_UP, EVALUATION, CHECKPOINT = "start-up", "evaluation", "checkpoint"
 _EPOCHS = "epochs"

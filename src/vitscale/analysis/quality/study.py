@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from vitscale.analysis.curve_names import trial_name
+from vitscale.analysis.quality.verdict import Verdict, count, imported, names, note, percent, warning, worst
+from vitscale.analysis.runs.target_ci import half_width, target_status
 from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.statistics import FEWEST_REPEATS
-from vitscale.analysis.target_ci import half_width, target_status
 from vitscale.analysis.trials import TrialResult
-from vitscale.analysis.verdict import Verdict, count, imported, names, note, percent, warning, worst
 from vitscale.store.records import StudyRecord
 from vitscale.study.batch import needless_micro_steps
 

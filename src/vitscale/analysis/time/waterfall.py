@@ -1,7 +1,7 @@
 """The waterfall: from ideal to measured, in factors that multiply to the efficiency.
 
-With T the seconds of an epoch, S its whole step and K = T / S the steps it comes to (`analysis.pace`: the short last
-one counts as long as it took), of a trial and its baseline (b), and q the images of a rank's step against the
+With T the seconds of an epoch, S its whole step and K = T / S the steps it comes to (`runs.pace`: the short last one
+counts as long as it took), of a trial and its baseline (b), and q the images of a rank's step against the
 baseline's, `analysis.scaling` gives
 
     E = step rounding * q * S_b / S        step rounding = K_b / K / q, times N_b / N in the strong modes
@@ -37,9 +37,9 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from vitscale.analysis.breakdown import COMPUTE, Straggler
 from vitscale.analysis.scaling import CurveResult, Point
 from vitscale.analysis.statistics import FEWEST_REPEATS, Interval, jackknife
+from vitscale.analysis.time.breakdown import COMPUTE, Straggler
 from vitscale.analysis.trials import TrialResult
 from vitscale.store.records import COMMUNICATION, EXPOSED, PARTS
 from vitscale.trial.trial import Mode

@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from vitscale.analysis.environments import environments
+from vitscale.analysis.runs.environments import environments
 from vitscale.analysis.statistics import FEWEST_REPEATS, Interval, interval, mean_interval
 from vitscale.analysis.student_t import f_above
 from vitscale.store.records import Run
@@ -55,6 +55,13 @@ def allocation_of(run: Run) -> str:
 def groups(places: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """The places in `places` of equal names, in the order of their first: what `allocation_of` says of each run."""
     return tuple(tuple(i for i, name in enumerate(places) if name == each) for each in dict.fromkeys(places))
+
+
+def clusters_of(
+    runs: int, by_allocation: tuple[tuple[int, ...], ...], spread: Components | None
+) -> tuple[tuple[int, ...], ...]:
+    """The runs of each observation: an allocation with its runs where allocations differ, else each run."""
+    return by_allocation if spread is not None and spread.clustered else tuple((run,) for run in range(runs))
 
 
 def components(costs: Sequence[Sequence[float]]) -> Components | None:

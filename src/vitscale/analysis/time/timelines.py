@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from vitscale.analysis.exposure import RankExposure, exposures
+from vitscale.analysis.time.exposure import RankExposure, exposures
 from vitscale.base.time_spans import Interval, complement, intersection, union
 from vitscale.store.records import COMMUNICATION, EXPOSED, ExplainedLine, Run
 

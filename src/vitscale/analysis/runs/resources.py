@@ -11,12 +11,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from vitscale.analysis.allocations import Clusters, over_runs
-from vitscale.analysis.compute import Compute, compute
-from vitscale.analysis.energy import Energy, energy_per_image
-from vitscale.analysis.environments import environments
-from vitscale.analysis.runs import RunFigures
-from vitscale.analysis.statistics import Interval
+from vitscale.analysis.runs.allocations import Clusters, over_runs
+from vitscale.analysis.runs.compute import Compute, compute
+from vitscale.analysis.runs.energy import Energy, energy_per_image
+from vitscale.analysis.runs.environments import environments
+from vitscale.analysis.runs.figures import RunFigures
+from vitscale.analysis.statistics import Interval, known_median
 from vitscale.store.records import GPU_LIMITS, GpuSamples, RankRecord, ResourcesLine, Run
 
 NOT_RECORDED = "this run recorded no use of its GPUs"
@@ -163,7 +163,7 @@ class _RunUse:
 def resource_figures(
     runs: Sequence[Run], figures: Sequence[RunFigures], clusters: Clusters = None
 ) -> ResourceFigures | None:
-    """The figures of one trial, from its completed runs and what `runs.figures` says of each; None without a run.
+    """The figures of one trial, from its completed runs and what `run_figures` says of each; None without a run.
 
     `clusters`: the runs of each observation.
     """
@@ -180,22 +180,22 @@ def resource_figures(
         cuda_allocated_bytes=_highest(rank.highest(lambda line: line.cuda_allocated_bytes) for rank in ranks),
         cuda_reserved_bytes=_highest(rank.highest(lambda line: line.cuda_reserved_bytes) for rank in ranks),
         cuda_device_bytes=_highest(rank.highest(lambda line: line.cuda_device_bytes) for rank in ranks),
-        cpu_utilisation=_median(use.mean(lambda rank: rank.cpu_utilisation) for use in used),
-        cpu_utilisation_of_quota=_median(use.of_quota for use in used),
-        cpu_throttled_share=_median(_highest(rank.throttled_share for rank in use.ranks) for use in used),
-        gpu_utilisation=_median(use.mean(lambda r: r.gpu_mean(lambda one: one.utilisation)) for use in used),
-        sm_clock_mhz=_median(use.mean(lambda r: r.gpu_mean(lambda one: one.sm_clock_mhz_median)) for use in used),
+        cpu_utilisation=known_median(use.mean(lambda rank: rank.cpu_utilisation) for use in used),
+        cpu_utilisation_of_quota=known_median(use.of_quota for use in used),
+        cpu_throttled_share=known_median(_highest(rank.throttled_share for rank in use.ranks) for use in used),
+        gpu_utilisation=known_median(use.mean(lambda r: r.gpu_mean(lambda one: one.utilisation)) for use in used),
+        sm_clock_mhz=known_median(use.mean(lambda r: r.gpu_mean(lambda one: one.sm_clock_mhz_median)) for use in used),
         sm_clock_mhz_min=min(
             (one.sm_clock_mhz_min for one in samples if one.sm_clock_mhz_min is not None), default=None
         ),
         temperature_celsius_max=_highest(one.temperature_celsius_max for one in samples),
-        power_watts=_median(use.mean(lambda r: r.gpu_mean(lambda one: one.power_watts_mean)) for use in used),
+        power_watts=known_median(use.mean(lambda r: r.gpu_mean(lambda one: one.power_watts_mean)) for use in used),
         throttle_reasons=tuple(sorted({reason for one in samples for reason in one.throttle_reasons})),
-        throttled_share=_median(
+        throttled_share=known_median(
             _highest(rank.gpu_mean(lambda one: one.throttled_share) for rank in use.ranks) for use in used
         ),
         limits=tuple(sorted({limit for one in samples for limit in one.limits or ()})),
-        limited_share=_median(
+        limited_share=known_median(
             _highest(rank.gpu_mean(lambda one: one.limited_share) for rank in use.ranks) for use in used
         ),
         power_limit_watts=tuple(
@@ -212,7 +212,7 @@ def resource_figures(
         joules_per_image=over_runs(joules, clusters),
         energy_source=next((use.energy.source for use in used if use.energy.source), None),
         energy_reason="" if any(value is not None for value in joules) else used[0].energy.reason,
-        matmul_flops_per_second=_median(use.compute.matmul_flops_per_second for use in used),
+        matmul_flops_per_second=known_median(use.compute.matmul_flops_per_second for use in used),
         achieved_flops_per_second=over_runs([use.compute.achieved_flops_per_second for use in used], clusters),
         share_of_matmul=over_runs([use.compute.share_of_matmul for use in used], clusters),
         mfu=mfu,
@@ -281,10 +281,10 @@ def _rank_resources(number: int, used: Sequence[_RunUse]) -> RankResources:
     same = [rank for use in used for rank in use.ranks if rank.rank == number]
     return RankResources(
         rank=number,
-        cpu_utilisation=_median(rank.cpu_utilisation for rank in same),
+        cpu_utilisation=known_median(rank.cpu_utilisation for rank in same),
         peak_bytes=_highest(rank.peak_bytes for rank in same),
-        gpu_utilisation=_median(rank.gpu_mean(lambda one: one.utilisation) for rank in same),
-        share_of_matmul=_median(use.compute.shares_of_matmul.get(number) for use in used),
+        gpu_utilisation=known_median(rank.gpu_mean(lambda one: one.utilisation) for rank in same),
+        share_of_matmul=known_median(use.compute.shares_of_matmul.get(number) for use in used),
         cores=same[0].cores if same else (),
         numa_nodes=same[0].numa_nodes if same else None,
     )
@@ -309,8 +309,3 @@ _Number = TypeVar("_Number", int, float)
 
 def _highest(values: Iterable[_Number | None]) -> _Number | None:
     return max((value for value in values if value is not None), default=None)
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None

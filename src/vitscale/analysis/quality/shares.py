@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Sequence
 
 from vitscale.analysis.curve_names import trial_name
-from vitscale.analysis.environments import environments
-from vitscale.analysis.rank_speeds import gain, rank_speeds
+from vitscale.analysis.quality.verdict import Verdict, count, note, percent, warning
+from vitscale.analysis.runs.environments import environments
+from vitscale.analysis.time.rank_speeds import gain, rank_speeds
 from vitscale.analysis.trials import TrialResult
-from vitscale.analysis.verdict import Verdict, count, note, percent, warning
 
 _WORTH_IT = 0.05
 """Share of the time of forward and backward from which other shares are advised."""

@@ -6,11 +6,11 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
-from vitscale.analysis.runs import FEWEST_FOR_TAILS
-from vitscale.analysis.slow_steps import ONE_IN
+from vitscale.analysis.quality.verdict import Verdict, count, imported, note, percent, those, warning, worst
+from vitscale.analysis.runs.figures import FEWEST_FOR_TAILS
+from vitscale.analysis.runs.steps import ONE_IN
 from vitscale.analysis.statistics import FEWEST_REPEATS
 from vitscale.analysis.trials import TrialResult
-from vitscale.analysis.verdict import Verdict, count, imported, note, percent, those, warning, worst
 
 _FEWEST_TIMED_STEPS = 5
 _RUNS_DIFFER = 0.05

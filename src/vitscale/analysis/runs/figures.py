@@ -1,8 +1,8 @@
 """The figures of one run, from the raw values of its ranks.
 
 All figures of time derive from the timed steps: light ones, without warm-up and without the rare slow step. Warm-up is
-what is marked so, and what follows it and is seen to be slow still (`vitscale.analysis.warmup`); which steps are slow
-says `vitscale.analysis.slow_steps`; what the others come to, `vitscale.analysis.pace`.
+what is marked so, and what follows it and is seen to be slow still (`warmup`); which steps are slow says `steps`; what
+the others come to, `pace`.
 """
 
 from __future__ import annotations
@@ -12,20 +12,10 @@ import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vitscale.analysis.pace import (
-    NO_PACE,
-    Pace,
-    cost,
-    elapsed_by_step,
-    of_an_epoch,
-    of_epochs,
-    of_steps,
-    step_kinds,
-    whole_epochs_alone,
-)
-from vitscale.analysis.slow_steps import SlowSteps, slow_steps
+from vitscale.analysis.runs.pace import NO_PACE, Pace, cost, of_an_epoch, of_epochs, of_steps, whole_epochs_alone
+from vitscale.analysis.runs.steps import SlowSteps, elapsed_by_step, slow_steps, step_kinds
+from vitscale.analysis.runs.warmup import WarmUp, warm_up
 from vitscale.analysis.statistics import quantile
-from vitscale.analysis.warmup import WarmUp, warm_up
 from vitscale.store.records import ModelLine, PhaseLine, RankRecord, Run, StepLine
 from vitscale.trial.trial import Trial
 
@@ -101,7 +91,7 @@ class RunFigures:
     compiled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Phase to what was compiled in it, as the ranks say; older records do not tell."""
     one_off: Mapping[str, float] = field(default_factory=dict)
-    """Phase to the seconds taken off it, for they were paid once: see `vitscale.analysis.one_off`."""
+    """Phase to the seconds taken off it, for they were paid once: see `vitscale.analysis.summaries`."""
 
     @property
     def step_seconds(self) -> float | None:
@@ -124,7 +114,7 @@ class RunFigures:
         return sum(self.startup.values()) if self.startup and self.one_off.keys() <= self.startup.keys() else None
 
 
-def figures(run: Run) -> RunFigures:
+def run_figures(run: Run) -> RunFigures:
     """Works out the figures of one run from its record.
 
     Of an imported run only the ranks that its files tell of are needed.
@@ -315,3 +305,31 @@ def _mean(values: Sequence[float | None]) -> float | None:
     """The mean, or None as soon as one value is unknown or not finite."""
     known = [value for value in map(_finite, values) if value is not None]
     return statistics.fmean(known) if values and len(known) == len(values) else None
+
+
+@dataclass(frozen=True)
+class CheckpointCost:
+    """Medians over runs."""
+
+    save_seconds: float
+    """Until the last rank has its files on the disk."""
+    load_seconds: float
+    """Until the last rank has restored all; what it reads may still be in the host's memory."""
+    bytes: float
+    """Of all files together."""
+
+
+def checkpoint_cost(runs: Sequence[Run]) -> CheckpointCost | None:
+    """The cost of a checkpoint; None where no run measured it (`measure.checkpoint`)."""
+    measured = [
+        [rank.checkpoint for rank in run.ranks if rank.checkpoint is not None]
+        for run in runs
+        if any(rank.checkpoint is not None for rank in run.ranks)
+    ]
+    if not measured:
+        return None
+    return CheckpointCost(
+        save_seconds=statistics.median(max(line.save_seconds for line in lines) for lines in measured),
+        load_seconds=statistics.median(max(line.load_seconds for line in lines) for lines in measured),
+        bytes=statistics.median(max(line.bytes for line in lines) for lines in measured),
+    )

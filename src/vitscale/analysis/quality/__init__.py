@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vitscale.analysis import (
-    import_quality,
-    measurement_quality,
-    place_quality,
-    run_quality,
-    share_quality,
-    study_quality,
-)
+from vitscale.analysis.quality import imports as import_quality
+from vitscale.analysis.quality import measurement as measurement_quality
+from vitscale.analysis.quality import placement as place_quality
+from vitscale.analysis.quality import runs as run_quality
+from vitscale.analysis.quality import shares as share_quality
+from vitscale.analysis.quality import study as study_quality
+from vitscale.analysis.quality.verdict import Verdict
 from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.trials import TrialResult
-from vitscale.analysis.verdict import Verdict
 from vitscale.store.records import StudyRecord
 
 __all__ = ["Verdict", "verdicts"]

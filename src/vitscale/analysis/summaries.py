@@ -1,0 +1,218 @@
+"""Makes a trial's result of its runs, and keeps one-off compilations out of all start-up figures.
+
+DeepSpeed compiles an extension (fused_adam, cpu_adam) where a machine has none of it yet: minutes in the first run of
+an engine, and never again. `torch.compile` keeps what it compiled in the first step on disk, for the runs of a trial
+that follow. A rank says so (`PhaseLine.compiled`). An older record does not; but the phase is beyond that of the other
+runs that do the same by more than any run differs.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from vitscale.analysis.learning.convergence import convergence
+from vitscale.analysis.runs.allocations import allocation_of, clusters_of, components, groups, observations
+from vitscale.analysis.runs.environments import differences, largest_like_group, surroundings
+from vitscale.analysis.runs.figures import PHASES, EpochFigures, RunFigures, checkpoint_cost, run_figures
+from vitscale.analysis.runs.resources import resource_figures
+from vitscale.analysis.runs.target_ci import looked_at
+from vitscale.analysis.statistics import Interval, interval, known_median
+from vitscale.analysis.time.breakdown import breakdown, combined
+from vitscale.analysis.time.traffic import traffic
+from vitscale.analysis.trials import Failure, TrialResult
+from vitscale.store.records import OutcomeKind, Run
+from vitscale.trial.trial import OF_THE_WRAPPER, Trial
+
+NOT_RUN_YET = "not run yet"
+
+_MAY_COMPILE = ("engine", "first_step")
+_TIMES, _SECONDS_MORE = 5.0, 20.0
+"""A phase is one with a compilation where it is beyond the others' median by both."""
+
+
+def summarise(
+    trial_id: str, trial: Trial, all_runs: Sequence[Run], combine_unlike: bool, target_ci: float | None = None
+) -> TrialResult:
+    """Puts the runs of one trial together. Runs from unlike surroundings stay apart unless `combine_unlike`.
+
+    `target_ci`: what the study asked for, if its runs were added until epoch times are known so closely.
+    """
+    completed = [run for run in all_runs if run.outcome.kind == "completed"]
+    completed.sort(key=lambda run: run.header.repeat)
+    used = completed if combine_unlike else largest_like_group(completed)
+    around = surroundings(used[0]) if used else None
+    left_out = [
+        f"repeat {run.header.repeat}: {'; '.join(differences(around, surroundings(run)))}"
+        for run in completed
+        if run not in used
+    ]
+    figures = tuple(run_figures(run) for run in used)
+    outcome, reason = _outcome(all_runs)
+    by_allocation = groups([allocation_of(run) for run in used])
+    spread = components([observations([f.epoch_seconds for f in figures], [[i] for i in own]) for own in by_allocation])
+    clusters = clusters_of(len(used), by_allocation, spread)
+    clustered = len(clusters) < len(used)
+    looked = 0 if clustered else looked_at([f.epoch_seconds for f in figures if f.epoch_seconds], target_ci)
+
+    def over_runs(values: Sequence[float | None]) -> Interval | None:
+        known = observations(values, clusters)
+        return interval(known, looked=looked) if known else None
+
+    elapsed = observations([figure.elapsed_epoch_seconds for figure in figures], clusters)
+    sources = {figure.pace.source for figure in figures if figure.epoch_seconds is not None}
+    return TrialResult(
+        trial_id=trial_id,
+        trial=trial,
+        outcome=outcome,
+        reason=reason,
+        runs=figures,
+        records=tuple(used),
+        runs_done=len(all_runs),
+        left_out=tuple(left_out),
+        failures=tuple(
+            Failure(r.header.repeat, r.outcome.kind, r.outcome.reason, r.outcome.rank, r.outcome.detail)
+            for r in all_runs
+            if r.outcome.kind != "completed"
+        ),
+        surroundings=around,
+        step_seconds=over_runs([figure.step_seconds for figure in figures]),
+        images_per_second=over_runs([figure.images_per_second for figure in figures]),
+        epoch_seconds=over_runs([figure.epoch_seconds for figure in figures]),
+        epoch_seconds_source="epochs" if "epochs" in sources else next(iter(sources), None),
+        elapsed_epoch_seconds=interval(elapsed) if elapsed else None,
+        startup=_startup(figures),
+        startup_seconds=known_median([figure.startup_seconds for figure in figures]),
+        epochs=_mean_epochs(figures),
+        loss_by_step=_mean_losses(figures),
+        peak_bytes=max((figure.peak_bytes for figure in figures if figure.peak_bytes is not None), default=None),
+        breakdown=combined(
+            [breakdown(run, own.steady_from or 0) for run, own in zip(used, figures, strict=True)], clusters
+        ),
+        resources=resource_figures(used, figures, clusters),
+        convergence=convergence(used, figures, clusters),
+        traffic=traffic(used, figures, clusters),
+        checkpoint=checkpoint_cost(used),
+        looked=looked,
+        allocations=by_allocation,
+        components=spread,
+    )
+
+
+def without_one_off(trials: Mapping[str, TrialResult]) -> dict[str, TrialResult]:
+    """The same trials; in runs that compiled, that phase is the others' median, and the rest is told apart.
+
+    Where a run is said to have compiled and no other tells of the phase without, it is left out: unavailable.
+    """
+    groups: dict[tuple[Any, ...], list[tuple[str, int, RunFigures]]] = {}
+    for trial_id, result in trials.items():
+        for n, run in enumerate(result.runs):
+            for phase in _MAY_COMPILE:
+                if phase in run.startup:
+                    groups.setdefault((phase, *_kind(phase, result)), []).append((trial_id, n, run))
+    mended: dict[str, dict[int, RunFigures]] = {}
+    for (phase, *_), members in groups.items():
+        for trial_id, n, run in members:
+            rest = [other.startup[phase] for _, _, other in members if other is not run and phase not in other.compiled]
+            usual = statistics.median(rest) if rest else None
+            may_have = phase == "engine" or trials[trial_id].trial.train.compile
+            if phase in run.compiled or (may_have and usual is not None and _far_beyond(run.startup[phase], usual)):
+                own = mended.setdefault(trial_id, {})
+                own[n] = _without(own.get(n, run), phase, usual)
+    return {
+        trial_id: with_start_up(result, tuple(mended[trial_id].get(n, run) for n, run in enumerate(result.runs)))
+        if trial_id in mended
+        else result
+        for trial_id, result in trials.items()
+    }
+
+
+def _far_beyond(seconds: float, usual: float) -> bool:
+    return seconds > _TIMES * usual and seconds > usual + _SECONDS_MORE
+
+
+def _without(run: RunFigures, phase: str, usual: float | None) -> RunFigures:
+    """`usual`: seconds of the phase in other runs; None where there are none."""
+    rest = {name: seconds for name, seconds in run.startup.items() if name != phase}
+    seconds = run.startup[phase]
+    if usual is None:
+        return replace(run, startup=rest, one_off={**run.one_off, phase: seconds})
+    one_off = {**run.one_off, phase: max(0.0, seconds - usual)}
+    return replace(run, startup=rest | {phase: min(usual, seconds)}, one_off=one_off)
+
+
+def _kind(phase: str, result: TrialResult) -> tuple[Any, ...]:
+    """Of runs that do the same in this phase: build the same engine in the same way, or train the same first step."""
+    trial = result.trial
+    if phase == "first_step":
+        return (result.trial_id,)
+    # As text: a DeepSpeed file is a dict, which is no key.
+    wrapper = trial.train.model_dump_json(include=set(OF_THE_WRAPPER))
+    return (trial.launcher, trial.train.device, trial.train.optimizer, trial.model.model_dump_json(), wrapper)
+
+
+def with_start_up(result: TrialResult, runs: tuple[RunFigures, ...]) -> TrialResult:
+    """The same with the start-up of other run figures."""
+    return replace(
+        result,
+        runs=runs,
+        startup=_startup(runs),
+        startup_seconds=known_median([run.startup_seconds for run in runs]),
+    )
+
+
+def _outcome(all_runs: Sequence[Run]) -> tuple[OutcomeKind | None, str]:
+    """Completed as soon as one run is; else as the last run ended; None where there is none."""
+    if not all_runs:
+        return None, NOT_RUN_YET
+    in_time = sorted(all_runs, key=lambda run: run.outcome.started_unix_seconds)
+    failed = [run.outcome for run in in_time if run.outcome.kind != "completed"]
+    if len(failed) == len(all_runs):
+        return failed[-1].kind, failed[-1].reason
+    if not failed:
+        return "completed", ""
+    kinds = sorted({outcome.kind for outcome in failed})
+    return "completed", (
+        f"{len(failed)} of {len(all_runs)} repeats ended in {' and '.join(kinds)}: {failed[-1].reason}"
+    )
+
+
+def _startup(figures: Sequence[RunFigures]) -> dict[str, float]:
+    by_phase = {phase: known_median([figure.startup.get(phase) for figure in figures]) for phase in PHASES}
+    return {phase: seconds for phase, seconds in by_phase.items() if seconds is not None}
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """None as soon as one run has no finite value: a mean of the others would hide that it diverged."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if values and len(known) == len(values) else None
+
+
+def _mean_epochs(figures: Sequence[RunFigures]) -> tuple[EpochFigures, ...]:
+    numbers = sorted({epoch.epoch for figure in figures for epoch in figure.epochs})
+    found = []
+    for number in numbers:
+        same = [epoch for figure in figures for epoch in figure.epochs if epoch.epoch == number]
+        found.append(
+            EpochFigures(
+                epoch=number,
+                seconds=known_median([epoch.seconds for epoch in same]),
+                complete=all(epoch.complete for epoch in same),
+                train_loss=_mean([epoch.train_loss for epoch in same]),
+                train_accuracy=_mean([epoch.train_accuracy for epoch in same]),
+                held_out_loss=_mean([epoch.held_out_loss for epoch in same]),
+                held_out_accuracy=_mean([epoch.held_out_accuracy for epoch in same]),
+                mean_iou=_mean([epoch.mean_iou for epoch in same]),
+            )
+        )
+    return tuple(found)
+
+
+def _mean_losses(figures: Sequence[RunFigures]) -> tuple[tuple[int, float | None], ...]:
+    by_step: dict[int, list[float | None]] = {}
+    for figure in figures:
+        for step, loss in figure.loss_by_step:
+            by_step.setdefault(step, []).append(loss)
+    return tuple((step, _mean(by_step[step])) for step in sorted(by_step))

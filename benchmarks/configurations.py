@@ -20,10 +20,12 @@ from pathlib import Path
 from between_marks import write_between
 from simulated_study import simulated_study
 
-from vitscale.advice.advising import advise
+from vitscale.advice.pipeline import advise
 from vitscale.advice.request import NoiseScale, Request
-from vitscale.prediction.evaluating import ROUGH, Candidate, Evaluated, evaluate_all
+from vitscale.prediction.configurations import Candidate, Evaluated
+from vitscale.prediction.evaluating import ROUGH
 from vitscale.prediction.fitting import DRAWS, fit
+from vitscale.prediction.workloads import evaluate_all
 
 MARK = "configurations"
 WANTED = 10_000

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from vitscale.prediction.answering import interval_score
 from vitscale.prediction.results import CONFIDENCE
-from vitscale.prediction.scoring import interval_score
 
 Array = NDArray[np.float64]
 OURS = "vitscale"

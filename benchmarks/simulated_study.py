@@ -10,8 +10,8 @@ from peers.runs import Array, Places, places
 from simulator import Cluster, invent, play
 
 from vitscale.analysis.runs.steps import slow_steps
-from vitscale.prediction.evaluating import whole_steps
 from vitscale.prediction.evidence import Evidence, Point, Series, StepParts
+from vitscale.prediction.layouts import whole_steps
 from vitscale.prediction.network.links import Link, Network
 from vitscale.trial.model_spec import ModelSpec, resolve
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World

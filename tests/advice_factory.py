@@ -19,10 +19,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from evidence_factory import UNKNOWN, make_point
-from vitscale.advice.advising import Advice, advise
-from vitscale.advice.landscape import Forecaster
+from vitscale.advice.forecast_table import Forecaster
+from vitscale.advice.pipeline import Advice, advise
 from vitscale.advice.request import NoiseScale, Request
-from vitscale.prediction.evaluating import Candidate, Estimates, Evaluated
+from vitscale.prediction.configurations import Candidate, Estimates, Evaluated
 from vitscale.prediction.evidence import Evidence, Point, Series
 from vitscale.prediction.step.model import Array
 from vitscale.trial.trial import Mode

@@ -10,8 +10,7 @@ from results_factory import make_curve, make_results, make_trial, one_curve, ste
 from vitscale.analysis import Analysis, analyse
 from vitscale.prediction.evidence import Evidence, Point, Series
 from vitscale.prediction.network.links import Link, Network
-from vitscale.prediction.outlook import Outlook
-from vitscale.prediction.results import Assumption, Estimate, Label, Prediction, Score
+from vitscale.prediction.results import Assumption, Estimate, Forecast, Label, Prediction, Score
 from vitscale.store.records import Results
 from vitscale.trial.model_spec import resolve
 from vitscale.trial.trial import Mode, World
@@ -126,12 +125,12 @@ def series_of(analysis: Analysis, name: str = "ddp") -> Series:
 
 def make_outlook(
     analysis: Analysis, predictions: Sequence[Prediction] | None = None, scores: Sequence[Score] = ()
-) -> Outlook:
+) -> Forecast:
     """Of a study's first curve: 1, 2 and 4 ranks interpolated, 8 and 16 beyond."""
     if predictions is None:
         predictions = [make_prediction(gpus, "interpolated") for gpus in (1, 2, 4)]
         predictions += [make_prediction(8), make_prediction(16, "prior-driven")]
-    return Outlook(Evidence((series_of(analysis),), make_network()), tuple(predictions), tuple(scores))
+    return Forecast(Evidence((series_of(analysis),), make_network()), tuple(predictions), tuple(scores))
 
 
 def resolved_study(step_seconds: Mapping[int, Sequence[float]], mode: Mode = "strong-micro") -> Results:

@@ -17,8 +17,8 @@ from prediction_factory import resolved_study
 from results_factory import write_results
 from study_factory import EIGHT_CORES, summary
 from vitscale import analysis, cli, runner, store
-from vitscale.advice.advised import advised_from
-from vitscale.advice.advising import noise_of
+from vitscale.advice.comparable_series import noise_of
+from vitscale.advice.pipeline import advised_from
 from vitscale.analysis.statistics import Interval
 from vitscale.prediction.network.links import Network
 from vitscale.prediction.sources import evidence_of

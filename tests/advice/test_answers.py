@@ -10,16 +10,17 @@ from hypothesis import strategies as st
 
 from advice_factory import ASKED, COUNTS, NO_NOISE, advised, evidence, forecaster, step_seconds
 from evidence_factory import UNKNOWN, make_evidence, make_point
-from vitscale.advice import landscape
-from vitscale.advice.advising import Advice, advise
+from vitscale.advice import forecast_table
 from vitscale.advice.option import Option
+from vitscale.advice.pipeline import Advice, advise
 from vitscale.advice.request import NoiseScale, Request
 from vitscale.errors import RequestError
-from vitscale.prediction.evaluating import ROUGH, Candidate, Evaluated, evaluate_all
+from vitscale.prediction.configurations import Candidate, Evaluated
+from vitscale.prediction.evaluating import ROUGH
 from vitscale.prediction.evidence import Evidence, Point, Series
-from vitscale.prediction.failures import time_to_finish
-from vitscale.prediction.finishing import interruptions
+from vitscale.prediction.finishing import interruptions, time_to_finish
 from vitscale.prediction.fitting import DRAWS, fit
+from vitscale.prediction.workloads import evaluate_all
 
 
 def answer(advice: Advice, kind: str) -> Option:
@@ -67,8 +68,8 @@ def test_the_cheapest_under_a_deadline_is_judged_by_the_interval(
     found = advised(replace(ASKED, deadline_seconds=deadline)).answers[0]
 
     assert (found.kind, found.option.gpus, found.option.verdict) == ("cheapest", ranks, "meets")
-    assert (None if found.bolder is None else found.bolder.gpus) == bolder
-    assert found.bolder is None or found.bolder.verdict == "probably"
+    assert (None if found.riskier is None else found.riskier.gpus) == bolder
+    assert found.riskier is None or found.riskier.verdict == "probably"
 
 
 @pytest.mark.parametrize("price", [None, 2.5])
@@ -93,8 +94,8 @@ def test_most_ranks_above_an_efficiency() -> None:
 
     assert (sure.kind, sure.option.gpus, sure.option.verdict) == ("most", 4, "meets")
     assert (perhaps.option.gpus, perhaps.option.verdict) == (2, "meets")
-    assert perhaps.bolder is not None
-    assert (perhaps.bolder.gpus, perhaps.bolder.verdict) == (4, "probably")
+    assert perhaps.riskier is not None
+    assert (perhaps.riskier.gpus, perhaps.riskier.verdict) == (4, "probably")
 
 
 def test_most_ranks_are_no_more_than_pay() -> None:
@@ -143,8 +144,8 @@ def test_an_engine_that_nobody_measured_is_no_answer_but_a_hint() -> None:
     found = advice.answers[0]
 
     assert (found.option.candidate.engine, found.option.gpus) == ("ddp", 4)
-    assert found.bolder is not None
-    assert (found.bolder.candidate.engine, found.bolder.measured_engine) == ("fsdp2", False)
+    assert found.riskier is not None
+    assert (found.riskier.candidate.engine, found.riskier.measured_engine) == ("fsdp2", False)
     assert {option.candidate.engine for option in advice.front} == {"ddp"}
 
 
@@ -239,7 +240,7 @@ def test_what_roughly_looks_hopeless_would_not_have_been_an_answer(monkeypatch: 
         return advise(measured, asked, NO_NOISE, forecast)
 
     screened = advice(ROUGH)
-    monkeypatch.setattr(landscape, "_CLEARLY", 1e9)
+    monkeypatch.setattr(forecast_table, "_CLEARLY", 1e9)
     whole = advice(DRAWS)
     assert screened.answers == whole.answers
     assert screened.front == whole.front

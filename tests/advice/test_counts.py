@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from evidence_factory import make_point
-from vitscale.advice.counts import counts
+from vitscale.advice.candidates import rank_counts
 from vitscale.errors import RequestError
 from vitscale.prediction.evidence import Point, Series
 from vitscale.prediction.layouts import ranks_per_node
@@ -23,7 +23,7 @@ def looked_at(
     nodes_of: int | None = None,
 ) -> tuple[tuple[int, int], ...]:
     series = Series("ddp", "strong-micro", {}, tuple(points))
-    return counts([series], gpus=gpus, max_gpus=max_gpus, ranks_per_node=nodes_of)
+    return rank_counts([series], gpus=gpus, max_gpus=max_gpus, ranks_per_node=nodes_of)
 
 
 def test_powers_of_two_whole_hosts_and_what_was_measured_up_to_eight_times_as_many() -> None:

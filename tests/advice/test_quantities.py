@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitscale.advice.quantities import duration, figures, positive, seconds_of
+from vitscale.advice.quantities import duration, figures
+from vitscale.cli.option_values import positive, seconds_of
 from vitscale.errors import RequestError
 
 

@@ -10,12 +10,11 @@ import pytest
 from advice_factory import ASKED, EPOCHS, advised, forecaster
 from study_factory import gpus, summary
 from vitscale import runner
-from vitscale.advice.advising import Advice
-from vitscale.advice.launch_line import launch_lines
-from vitscale.advice.study_text import advised_trial, study_text
+from vitscale.advice.pipeline import Advice
+from vitscale.advice.study_text import advised_trial, launch_lines, study_text
 from vitscale.errors import RequestError
 from vitscale.machine.hardware import Machine
-from vitscale.prediction.evaluating import Candidate
+from vitscale.prediction.configurations import Candidate
 from vitscale.trial.trial import Trial
 
 ONE_HOST = Machine(cores=64, cpu_quota_cores=None, gpus=gpus(20), cpu_has_fast_bf16=False)

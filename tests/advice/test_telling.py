@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from advice_factory import ASKED, advised, evidence, forecaster
-from vitscale.advice.advising import Advice, advise
 from vitscale.advice.as_json import advice_json
-from vitscale.advice.narrowing import Measurement
+from vitscale.advice.next_measurement import Measurement
+from vitscale.advice.pipeline import Advice, advise
 from vitscale.advice.printing import advice_text
 from vitscale.advice.request import NoiseScale
 from vitscale.errors import RequestError

@@ -10,14 +10,17 @@ import pytest
 
 from evidence_factory import MEASURED, UNKNOWN, make_evidence, make_point
 from vitscale.errors import RequestError
-from vitscale.prediction.evaluating import ROUGH, Candidate, evaluate_all, spread_by_part
+from vitscale.prediction.configurations import Candidate
+from vitscale.prediction.evaluating import ROUGH
 from vitscale.prediction.evidence import Evidence, Series, StepParts
 from vitscale.prediction.fitting import DRAWS, fit
 from vitscale.prediction.gpu_types import gpu_type
 from vitscale.prediction.instances import Instance
-from vitscale.prediction.network.names import declared_link
+from vitscale.prediction.network.links import declared_link
 from vitscale.prediction.predicting import Question, predict
+from vitscale.prediction.variance import spread_by_part
 from vitscale.prediction.variants import variant
+from vitscale.prediction.workloads import evaluate_all
 
 PARTS = StepParts(0.19, 0.125, 0.01, 0.0, 0.0, 0.0, 0.0)
 POINTS = tuple(make_point(n, (s, s * 1.01), parts=PARTS) for n, s in ((1, 0.2), (2, 0.202), (4, 0.204)))

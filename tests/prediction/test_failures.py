@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitscale.prediction.failures import NODE_MTBF_SECONDS, assumption, best_interval, time_to_finish
+from vitscale.prediction.finishing import NODE_MTBF_SECONDS, assumed_failures, best_interval, time_to_finish
 
 HOUR, DAY = 3600.0, 86_400.0
 
@@ -116,9 +116,9 @@ def test_never_less_than_the_work_and_more_hosts_fail_more(
 
 
 def test_it_says_what_it_takes_for_granted() -> None:
-    told = assumption(2048)
+    told = assumed_failures(2048)
     assert told.part == "failures of hosts"
     assert "a host fails every 160 days" in told.taken
     assert "one of 2,048 hosts fails every 1.88 hours" in told.taken
-    assert "the host fails every 160 days" in assumption(1).taken
+    assert "the host fails every 160 days" in assumed_failures(1).taken
     assert NODE_MTBF_SECONDS == 160 * DAY

@@ -9,8 +9,7 @@ from prediction_factory import estimate, make_outlook, make_prediction, study
 from vitscale.analysis import Analysis
 from vitscale.analysis.runs.figures import CheckpointCost
 from vitscale.errors import RequestError
-from vitscale.prediction.failures import NODE_MTBF_SECONDS, time_to_finish
-from vitscale.prediction.finishing import Finish, Horizon, finish, horizon
+from vitscale.prediction.finishing import NODE_MTBF_SECONDS, Finish, Horizon, finish, horizon, time_to_finish
 from vitscale.prediction.results import Prediction
 from vitscale.trial.model_spec import resolve
 

@@ -16,7 +16,7 @@ from evidence_factory import make_evidence, make_point
 from vitscale.prediction.evidence import Point
 from vitscale.prediction.fitting import fit
 from vitscale.prediction.network.checked import network_of
-from vitscale.prediction.network.names import declared_link
+from vitscale.prediction.network.links import declared_link
 from vitscale.prediction.predicting import Question, predict
 from vitscale.trial.model_spec import ModelSpec
 

@@ -14,8 +14,7 @@ from evidence_factory import IMAGES, MEASURED, UNKNOWN, make_evidence, make_poin
 from vitscale.errors import RequestError
 from vitscale.prediction.evidence import Evidence, Point, Series, StepParts
 from vitscale.prediction.fitting import fit
-from vitscale.prediction.network.links import Network
-from vitscale.prediction.network.names import declared_link
+from vitscale.prediction.network.links import Network, declared_link
 from vitscale.prediction.predicting import Question, predict
 from vitscale.prediction.results import Estimate, Prediction
 from vitscale.trial.model_spec import ModelSpec, resolve

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from evidence_factory import UNKNOWN, make_evidence, make_point
-from vitscale.prediction.scoring import constant_seconds_per_step, interval_score, score
+from vitscale.prediction.answering import constant_seconds_per_step, interval_score, score
 
 
 def test_the_interval_score_is_the_width_and_twenty_times_what_lies_outside() -> None:

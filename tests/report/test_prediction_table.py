@@ -7,14 +7,14 @@ import pytest
 from rich.console import Console
 
 from prediction_factory import estimate, make_outlook, make_prediction, make_score, study
-from vitscale.prediction.outlook import Outlook
+from vitscale.prediction.results import Forecast
 from vitscale.report.markdown import to_markdown
 from vitscale.report.prediction_table import Foretold, prediction_tables
 from vitscale.report.prediction_terminal import prediction_text
 from vitscale.report.terminal import terminal_table
 
 
-def printed(outlook: Outlook, finish: str | None = None, width: int = 80) -> str:
+def printed(outlook: Forecast, finish: str | None = None, width: int = 80) -> str:
     out = io.StringIO()
     Console(file=out, width=width).print(prediction_text(outlook, finish), highlight=False)
     return out.getvalue()
@@ -136,7 +136,7 @@ def test_the_report_on_a_terminal_says_how_good_predictions_are() -> None:
     analysis = study()
     outlook = make_outlook(analysis, scores=[make_score()])
 
-    def said(shown: Outlook) -> str:
+    def said(shown: Forecast) -> str:
         out = io.StringIO()
         Console(file=out, width=200).print(terminal_table(analysis, shown))
         return out.getvalue()

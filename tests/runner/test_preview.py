@@ -212,7 +212,7 @@ def test_what_will_not_fit_is_marked_and_in_no_sum_when_skipped(tmp_path: Path, 
     found = planned(tmp_path, {"sweep": {"train.micro_batch": [8, 1024]}, "scaling": {"gpus": [1]}})
     forecasts = {name: fit.forecast_bytes or 0 for name, fit in memory_fits(found).items()}
     small, large = sorted(forecasts, key=lambda name: forecasts[name])
-    # Beside tensors a rank on CPU takes half a GB in the middle (`prediction.memory.chance`).
+    # Beside tensors a rank on CPU takes half a GB in the middle (`prediction.memory.forecast`).
     fits = memory_fits(found, 500_000_000 + (forecasts[small] + forecasts[large]) // 2)
     expected = expectations(found, results)
 

@@ -20,7 +20,7 @@ from vitscale.runner.command_list import command_list
 from vitscale.runner.memory_fit import memory_fits, unfit
 
 BESIDE_TENSORS = 500_000_000
-"""Bytes that a rank on CPU takes beside its tensors, in the middle (`prediction.memory.chance`)."""
+"""Bytes that a rank on CPU takes beside its tensors, in the middle (`prediction.memory.forecast`)."""
 REASON = "will not fit in memory: because the test says so"
 
 

@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-from vitscale.advice.judging import Limits, best, front, grades, option_at, overshoot
-from vitscale.advice.landscape import Landscape, Mask
+from vitscale.advice.forecast_table import ForecastTable, Mask
+from vitscale.advice.limits import Limits, best, front, grades, option_at, overshoot
 from vitscale.advice.option import Option
 from vitscale.advice.request import Request
 from vitscale.prediction.step.model import Array
@@ -23,7 +23,7 @@ class Answer:
 
     kind: Kind
     option: Option
-    bolder: Option | None = None
+    riskier: Option | None = None
     """A better one, of which it is less sure that it meets the limits, or whose engine nobody measured."""
     at_the_end: bool = False
     """Of the knee: it lies at the largest count looked at, so that the real one may lie beyond."""
@@ -33,7 +33,7 @@ class Answer:
 class Choosing:
     """What all answers are chosen by."""
 
-    view: Landscape
+    view: ForecastTable
     asked: Request
     found: Limits
     seconds: Array
@@ -65,7 +65,7 @@ class Choosing:
         return option_at(self.view, self.asked, self.found, place)
 
 
-def measured_first(view: Landscape, mask: Mask) -> Mask:
+def measured_first(view: ForecastTable, mask: Mask) -> Mask:
     """Those whose engine was measured; all, where there is none."""
     measured: Mask = mask & view.measured
     return measured if measured.any() else mask
@@ -118,12 +118,12 @@ def _within_limits(choosing: Choosing, kind: Kind) -> Answer | None:
         return None
     # The best that only probably meets the limits; without doubt about those, the best engine that nobody measured.
     others = [place for place in (places[2], places[1]) if place is not None and place != chosen]
-    bolder = next((place for place in others if _gains(choosing, kind, place, chosen)), None)
-    return Answer(kind, choosing.option(chosen), None if bolder is None else choosing.option(bolder))
+    riskier = next((place for place in others if _gains(choosing, kind, place, chosen)), None)
+    return Answer(kind, choosing.option(chosen), None if riskier is None else choosing.option(riskier))
 
 
 _WORTH_TELLING = 0.05
-"""By so much a bolder answer must be better."""
+"""By so much a riskier answer must be better."""
 
 
 def _gains(choosing: Choosing, kind: Kind, other: int, chosen: int) -> bool:

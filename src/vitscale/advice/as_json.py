@@ -6,8 +6,8 @@ import json
 import math
 from typing import Any
 
-from vitscale.advice.advising import Advice
 from vitscale.advice.option import Option, Range
+from vitscale.advice.pipeline import Advice
 
 
 def advice_json(advice: Advice, study: str | None) -> str:
@@ -39,7 +39,7 @@ def advice_json(advice: Advice, study: str | None) -> str:
             {
                 "question": answer.kind,
                 **_option(answer.option),
-                "bolder": None if answer.bolder is None else _option(answer.bolder),
+                "bolder": None if answer.riskier is None else _option(answer.riskier),
                 "at_the_end": answer.at_the_end,
             }
             for answer in advice.answers

@@ -2,20 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from vitscale.errors import RequestError, explain
+from vitscale.prediction.evidence import Series
+from vitscale.prediction.layouts import MOST_RANKS, equal_hosts, host_size
+
+if TYPE_CHECKING:
+    from vitscale.prediction.instances import Instance  # with all importers
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from vitscale.advice.counts import counts_of
-from vitscale.advice.family import Family, measured_micro_batches
-from vitscale.errors import RequestError, explain
-from vitscale.prediction.evaluating import Candidate
+from vitscale.advice.comparable_series import ComparableSeries, measured_micro_batches
+from vitscale.prediction.configurations import Candidate
 from vitscale.prediction.step.messages import messages
 from vitscale.trial import engine_options
 from vitscale.trial.trial import OF_THE_WRAPPER, TrainSpec
 
 if TYPE_CHECKING:
     from vitscale.prediction.instances import Instance  # with all importers
+
+
+BEYOND = 8
+"""How many times the largest measured count is looked at, where the user does not say."""
+_HOSTS_ONE_BY_ONE = 16
+"""Up to so many hosts every count of hosts is looked at; beyond, four to each doubling."""
+
+
+def rank_counts(
+    series: Sequence[Series], *, gpus: tuple[int, ...] | None, max_gpus: int | None, ranks_per_node: int | None
+) -> tuple[tuple[int, int], ...]:
+    """(ranks, ranks on each host) in rising order of ranks.
+
+    Without `gpus`: powers of two, what was measured, and whole hosts, up to `max_gpus`.
+
+    Args:
+        series: the measured ones.
+        gpus: exactly these.
+        max_gpus: none beyond it. None: eight times the largest measured one.
+        ranks_per_node: of a full host. None: as `layouts.host_size` has it, and a count of `gpus` that does not fill
+            such hosts lies on smaller, equal ones.
+
+    Raises:
+        RequestError: a count of `gpus` does not fill its hosts, or no count is left.
+    """
+    points = [point for one in series for point in one.points]
+    per_node = ranks_per_node or host_size(points)[0]
+    measured = {point.gpus for point in points}
+    if gpus is not None:
+        uneven = [count for count in gpus if count > per_node and count % per_node]
+        if uneven and ranks_per_node is not None:
+            raise RequestError(
+                explain(
+                    f"{uneven[0]} ranks do not fill hosts of {per_node}",
+                    valid=[f"multiples of {per_node}, or fewer than that"],
+                    next_step="Say how many ranks a host has with --nodes-of",
+                )
+            )
+        wanted = set(gpus)
+    else:
+        most = min(MOST_RANKS, BEYOND * max(measured) if max_gpus is None else max_gpus)
+        wanted = {2**power for power in range(most.bit_length())} | measured
+        wanted |= {per_node * hosts for hosts in _hosts(most // per_node)}
+        wanted = {count for count in wanted if count <= most and (count <= per_node or count % per_node == 0)}
+    if max_gpus is not None:
+        wanted = {count for count in wanted if count <= max_gpus}
+    if not wanted:
+        raise RequestError(explain("no rank count is left", next_step="Raise --max-gpus, or leave --gpus out"))
+    return tuple((count, equal_hosts(count, per_node)) for count in sorted(wanted))
+
+
+def counts_of(instance: Instance, series: Sequence[Series], max_gpus: int | None) -> tuple[int, ...]:
+    """Ranks on whole instances, up to `max_gpus`, else eight times the largest measured count; at least one."""
+    largest = max(point.gpus for one in series for point in one.points)
+    most = max(instance.gpus, min(MOST_RANKS, BEYOND * largest if max_gpus is None else max_gpus))
+    hosts = _hosts(most // instance.gpus)
+    return tuple(sorted(n * instance.gpus for n in hosts if n & (n - 1) == 0 or instance.gpus > 1))
+
+
+def _hosts(most: int) -> set[int]:
+    found = set(range(1, min(most, _HOSTS_ONE_BY_ONE) + 1))
+    quarters = (4, 5, 6, 7)
+    return found | {
+        hosts for power in range(2, most.bit_length()) for four in quarters if (hosts := four * 2**power) <= most
+    }
+
 
 _ENGINES = (("ddp", 0), ("fsdp2", 0), ("deepspeed", 0), ("deepspeed", 1), ("deepspeed", 2), ("deepspeed", 3))
 """Looked at though nobody measured them; accelerate stands for one of them, Megatron-Core needs more to be set up."""
@@ -49,22 +122,24 @@ class Candidates:
         )
 
 
-def candidates(family: Family, counts: tuple[tuple[int, int], ...], *, hosts_given: bool = False) -> Candidates:
+def candidates(
+    comparable: ComparableSeries, counts: tuple[tuple[int, int], ...], *, hosts_given: bool = False
+) -> Candidates:
     """Every combination of engine, stage, micro-batch, accumulation, checkpointing and rank count, and all that was
     measured on so many ranks.
 
     Args:
-        family: the series to advise about.
+        comparable: the series to advise about.
         counts: (ranks, ranks on each host).
         hosts_given: whether ranks may lie on no other hosts than these; else they may as they were measured.
     """
-    engines, refused = _engines(family)
-    ladder = _micro_batches(family)
+    engines, refused = _engines(comparable)
+    ladder = _micro_batches(comparable)
     found: list[Candidate] = []
     keeps: list[bool] = []
     indivisible = []
     for gpus, per_node in counts:
-        own = shares_of_batch(family, gpus)
+        own = shares_of_batch(comparable, gpus)
         if not own:
             indivisible.append(gpus)
         batches = {batch: True for share in own for batch in _kept(share, ladder)}
@@ -81,7 +156,7 @@ def candidates(family: Family, counts: tuple[tuple[int, int], ...], *, hosts_giv
     places = dict(counts)
     measured = {
         replace(one, activation_checkpointing=checkpointing)
-        for one in family.measured
+        for one in comparable.measured
         if one.gpus in places and not (hosts_given and one.ranks_per_node != min(one.gpus, places[one.gpus]))
         for checkpointing in (False, True)
     }
@@ -92,27 +167,29 @@ def candidates(family: Family, counts: tuple[tuple[int, int], ...], *, hosts_giv
     return Candidates(tuple(found), tuple(keeps), refused, tuple(indivisible))
 
 
-def rented(family: Family, instances: Sequence[Instance], max_gpus: int | None) -> Candidates:
+def rented(comparable: ComparableSeries, instances: Sequence[Instance], max_gpus: int | None) -> Candidates:
     """The same on whole instances, with the engines that were measured and the study's own batches alone.
 
     Raises:
         RequestError: none of them trains in the study's precision.
     """
-    ladder = _micro_batches(family)
+    ladder = _micro_batches(comparable)
     refused = {}
     for gpu in dict.fromkeys(instance.gpu for instance in instances):
         try:
-            gpu.flops_per_second(family.trial.train.precision)
+            gpu.flops_per_second(comparable.trial.train.precision)
         except RequestError as error:
             refused[gpu.name] = str(error)
     found = [
         Candidate(gpus, instance.gpus, engine, stage, *batch, checkpointing, instance)
         for instance in instances
         if instance.gpu.name not in refused
-        for gpus in counts_of(instance, family.members, max_gpus)
-        for engine, stage in sorted(family.engines)
+        for gpus in counts_of(instance, comparable.members, max_gpus)
+        for engine, stage in sorted(comparable.engines)
         if engine != "none" or gpus == 1
-        for batch in dict.fromkeys(b for share in sorted(shares_of_batch(family, gpus)) for b in _kept(share, ladder))
+        for batch in dict.fromkeys(
+            b for share in sorted(shares_of_batch(comparable, gpus)) for b in _kept(share, ladder)
+        )
         for checkpointing in (False, True)
     ]
     if not found:
@@ -120,30 +197,30 @@ def rented(family: Family, instances: Sequence[Instance], max_gpus: int | None) 
     return Candidates(tuple(found), (True,) * len(found), refused)
 
 
-def shares_of_batch(family: Family, gpus: int) -> frozenset[int]:
+def shares_of_batch(comparable: ComparableSeries, gpus: int) -> frozenset[int]:
     """Images per rank and optimizer step as the study's batch policy has them with each batch that it was measured
     with; none where no batch divides."""
-    trials = [series.points[-1].trial for series in family.of_the_policy]
-    if family.reference.mode == "strong-global":
+    trials = [series.points[-1].trial for series in comparable.of_the_policy]
+    if comparable.reference.mode == "strong-global":
         return frozenset(trial.global_batch // gpus for trial in trials if trial.global_batch % gpus == 0)
     return frozenset(trial.train.micro_batch * trial.train.grad_accum for trial in trials)
 
 
-def _engines(family: Family) -> tuple[list[tuple[str, int]], dict[str, str]]:
+def _engines(comparable: ComparableSeries) -> tuple[list[tuple[str, int]], dict[str, str]]:
     """Measured ones first."""
-    kept: list[tuple[str, int]] = sorted(family.engines)
+    kept: list[tuple[str, int]] = sorted(comparable.engines)
     refused = {}
     for engine, stage in _ENGINES:
-        if (engine, stage) in family.engines or family.trial.train.optimizer == "deepspeed_config":
+        if (engine, stage) in comparable.engines or comparable.trial.train.optimizer == "deepspeed_config":
             continue  # the optimizer of the user's own DeepSpeed file is nobody else's
         name = f"{engine} ZeRO-{stage}" if stage else engine
-        train = with_engine(family.trial.train, engine, stage)
+        train = with_engine(comparable.trial.train, engine, stage)
         try:
             engine_options.check(train)
         except RequestError as error:
             refused[name] = str(error)
             continue
-        if messages(family.trial.model_copy(update={"train": train})) is None:
+        if messages(comparable.trial.model_copy(update={"train": train})) is None:
             refused[name] = "no run used it, and what it sends for this model is unavailable"
         else:
             kept.append((engine, stage))
@@ -158,9 +235,9 @@ def with_engine(train: TrainSpec, engine: str, zero_stage: int) -> TrainSpec:
     return train.model_copy(update=defaults | {"engine": engine, "zero_stage": zero_stage})
 
 
-def _micro_batches(family: Family) -> tuple[int, ...]:
+def _micro_batches(comparable: ComparableSeries) -> tuple[int, ...]:
     """Those that were measured, and powers of two times them."""
-    measured = measured_micro_batches(family.members)
+    measured = measured_micro_batches(comparable.members)
     least, most = min(measured), max(measured)
     found = set(measured)
     found |= {least >> power for power in range(1, _SMALLER + 1) if least % (1 << power) == 0}

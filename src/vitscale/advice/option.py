@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from vitscale.prediction.results import Assumption, Label
 
 if TYPE_CHECKING:
-    from vitscale.prediction.evaluating import Candidate
+    from vitscale.prediction.configurations import Candidate
 
 Verdict = Literal["meets", "probably", "misses"]
 """meets: the far end of the 90 % interval of a future run is within the limit, so that about 19 of 20 runs are.

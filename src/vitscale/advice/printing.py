@@ -10,12 +10,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from vitscale.advice import words
-from vitscale.advice.advising import Advice
-from vitscale.advice.narrowing import Measurement
+from vitscale.advice.next_measurement import Measurement
 from vitscale.advice.option import Option, Verdict
+from vitscale.advice.pipeline import Advice
 from vitscale.advice.quantities import duration, figures
 from vitscale.errors import printable
-from vitscale.prediction.evaluating import Candidate
+from vitscale.prediction.configurations import Candidate
 from vitscale.prediction.results import Label
 
 _MOST_ROWS = 12

@@ -1,9 +1,11 @@
-"""An option as a study file that `vitscale plan` and `vitscale run` take."""
+"""An option as a study file that `vitscale plan` and `vitscale run` take, and the command that starts its ranks."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
+from pathlib import Path
 from typing import Any
 
 from vitscale.advice.candidates import with_engine
@@ -11,6 +13,8 @@ from vitscale.advice.option import Option
 from vitscale.advice.quantities import duration, figures
 from vitscale.advice.request import Work
 from vitscale.errors import RequestError, explain
+from vitscale.launchers import Start, launcher_named
+from vitscale.machine.hosts import Host
 from vitscale.study.sections import TrainSection
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, World
 
@@ -111,3 +115,24 @@ def _toml(value: Any) -> str:
     """A TOML value: JSON's are TOML's too, but for what must be escaped in a string."""
     text = json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
     return text.replace("\x7f", "\\u007f")
+
+
+_FOLDER = Path("RESULTS/runs/TRIAL")
+_PORT = 29_500
+_SHOWN = 2
+"""Commands of the first hosts; the others' differ in the host's number alone."""
+
+
+def launch_lines(trial: Trial) -> list[str]:
+    """What `vitscale run` would start, one line for each of the first hosts; else one line that says why not."""
+    world = trial.world
+    hosts = tuple(Host(f"HOST{n}", world.ranks_per_node) for n in range(1, world.nodes + 1)) if world.nodes > 1 else ()
+    try:
+        launcher = launcher_named(trial.launcher, world, hosts)
+        launch = launcher.launch(world, Start(("python", "-m", "vitscale.worker", str(_FOLDER)), _FOLDER, hosts, _PORT))
+    except RequestError as error:
+        return [f"unavailable: {error}"]
+    lines = [shlex.join(command) for command in launch.commands[:_SHOWN]]
+    if (more := len(launch.commands) - _SHOWN) > 0:
+        lines.append(f"... and {more} more, one on each host")
+    return lines

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vitscale.advice.advising import Advice
 from vitscale.advice.answers import Answer
 from vitscale.advice.option import Option, Range
+from vitscale.advice.pipeline import Advice
 from vitscale.advice.quantities import duration, figures
 
 _QUESTIONS = {"fastest": "fastest", "cheapest": "cheapest", "most": "most ranks", "knee": "knee of the curve"}
@@ -183,8 +183,8 @@ def _about(answer: Answer) -> Iterator[str]:
         yield f"{name}: prior-driven. A part that decides it rests on no measurement."
     if option.label == "does not fit":
         yield f"{name}: the model does not fit what was measured. `vitscale predict` names the points."
-    if answer.bolder is not None:
-        other = answer.bolder
+    if answer.riskier is not None:
+        other = answer.riskier
         why = "" if other.measured_engine else ", an engine that was not measured"
         sure = "" if other.verdict == "meets" else ", which only probably meets the limits"
         yield (

@@ -74,9 +74,8 @@ def advise(
     json: JsonOption = False,
 ) -> None:
     """What to rent: fastest, cheapest, most ranks, the knee. Exits with 1 where nothing meets the limits."""
-    from vitscale.advice.quantities import positive, seconds_of
     from vitscale.advice.request import Request
-    from vitscale.prediction.asked_counts import rank_counts, size_bytes
+    from vitscale.cli.option_values import positive, rank_counts, seconds_of, size_bytes
     from vitscale.prediction.finishing import Horizon
     from vitscale.prediction.instances import read_instances
 
@@ -121,11 +120,10 @@ def _answer(
 ) -> bool:
     """Whether anything meets the limits; prints, draws and writes what was asked for."""
     from vitscale import analysis, store
-    from vitscale.advice.advised import advised_from
     from vitscale.advice.as_json import advice_json
-    from vitscale.advice.launch_line import launch_lines
+    from vitscale.advice.pipeline import advised_from
     from vitscale.advice.printing import advice_text
-    from vitscale.advice.study_text import advised_trial, study_text
+    from vitscale.advice.study_text import advised_trial, launch_lines, study_text
     from vitscale.prediction.sources import evidence_of
 
     records = store.load(results)

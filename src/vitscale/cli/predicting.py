@@ -76,22 +76,23 @@ def predict(
 ) -> None:
     """Time, efficiency, memory and cost on rank counts that nobody has measured, with intervals."""
     from vitscale import analysis, store
-    from vitscale.prediction import answering, asked_changes, asked_counts, finishing, sources
+    from vitscale.cli import option_values
+    from vitscale.prediction import answering, finishing, questions, sources
     from vitscale.report.prediction_contract import prediction_json
     from vitscale.report.prediction_finish import finish_fields, finish_text
     from vitscale.report.prediction_terminal import prediction_text
 
-    counts = asked_counts.rank_counts(gpus)
-    memory = None if gpu_memory is None else asked_counts.size_bytes(gpu_memory, "--gpu-memory")
+    counts = option_values.rank_counts(gpus)
+    memory = None if gpu_memory is None else option_values.size_bytes(gpu_memory, "--gpu-memory")
     horizon = finishing.horizon(epochs, checkpoint_seconds, node_mtbf)
     loaded = store.load(results)
     found = analysis.analyse(loaded)
     evidence = sources.evidence_of(results, loaded, found, declared=network, check=check)
-    changes = asked_changes.Changes(
+    changes = questions.Changes(
         model, image_size, engine, zero_stage, precision, micro_batch, grad_accum, device, parameters
     )
-    evidence, changes = asked_changes.told(evidence, changes)
-    asked = asked_changes.questions(
+    evidence, changes = questions.told(evidence, changes)
+    asked = questions.questions(
         evidence,
         counts,
         changes,

@@ -145,7 +145,7 @@ def run(
 def _outlook(
     planned: Plan, predict_from: Path | None, price: float | None, gpu_memory: str | None, *, skip_unfit: bool
 ) -> Outlook:
-    from vitscale.advice.quantities import positive
+    from vitscale.cli.option_values import positive
     from vitscale.runner.expectation import expectations
     from vitscale.runner.memory_fit import memory_fits, unfit
     from vitscale.runner.outlook import Outlook
@@ -163,7 +163,7 @@ def _unfit(planned: Plan, gpu_memory: str | None) -> dict[str, str]:
 
 
 def _bytes(gpu_memory: str | None) -> int | None:
-    from vitscale.prediction.asked_counts import size_bytes
+    from vitscale.cli.option_values import size_bytes
 
     return None if gpu_memory is None else size_bytes(gpu_memory, "--gpu-memory")
 

@@ -9,8 +9,7 @@ from vitscale.errors import RequestError, explain, printable, shown
 from vitscale.importers import numbers, tables
 from vitscale.importers.findings import Problems, listed
 from vitscale.prediction.gpu_types import GpuType, gpu_type
-from vitscale.prediction.network.links import Link
-from vitscale.prediction.network.names import declared_link
+from vitscale.prediction.network.links import Link, declared_link
 
 _COLUMNS = {
     "instance": "instancetype", "gpu": "acceleratorname", "count": "acceleratorcount", "price": "price",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from vitscale.prediction.evidence import Point
 from vitscale.prediction.fitting import FittedSeries
@@ -21,7 +21,7 @@ def label(asked: Variant, place: Place, assumptions: Sequence[Assumption]) -> La
     points = asked.fitted.points
     if asked.fitted.misfits:
         return "does not fit"
-    decisive = {_INSIDE, _ACROSS} | ({HOST_SIZE} if place.trial.world.nodes > 1 else set())
+    decisive = {INSIDE, ACROSS} | ({HOST_SIZE} if place.trial.world.nodes > 1 else set())
     if asked.guessed or any(one.part in decisive for one in assumptions):
         return "prior-driven"
     measured = [point.gpus for point in points]
@@ -31,8 +31,8 @@ def label(asked: Variant, place: Place, assumptions: Sequence[Assumption]) -> La
     return "extrapolated"
 
 
-_MODEL, _FIT = "the model", "the fit"
-_INSIDE, _ACROSS = "network inside a host", "network between hosts"
+MODEL, FIT = "the model", "the fit"
+INSIDE, ACROSS = "network inside a host", "network between hosts"
 HOST_SIZE = "ranks on a host"
 """Where it is assumed, so is which transfers cross hosts."""
 FURTHER_HOSTS = "further hosts"
@@ -79,13 +79,13 @@ def _of_the_fit(fitted: FittedSeries) -> Iterator[Assumption]:
             for one in fitted.misfits
         )
         yield Assumption(
-            _MODEL,
+            MODEL,
             f"it does not fit what was measured ({points}); intervals are wide enough to hold that",
             "look at these runs with `vitscale report`; measure them again, or split what differs into two studies",
         )
     if fitted.widening > 1:
         yield Assumption(
-            _FIT,
+            FIT,
             f"intervals are {fitted.widening:.2g} times as wide, for they rest on {fitted.effective_draws:.0f} draws",
             "one rank count more, or measure.repeats = 3",
         )
@@ -102,35 +102,6 @@ def _what_is_sent(asked: Variant) -> Assumption:
     return Assumption("what is sent", taken, told)
 
 
-OPENED_BY: Mapping[str, tuple[str, ...]] = {
-    _ACROSS: ("network between hosts",),
-    _INSIDE: ("network inside hosts",),
-    "network inside its hosts": ("network inside hosts",),
-    "what is sent": ("overlap", "network between hosts"),
-    "job-to-job variation": ("job-to-job",),
-    "the mixture of devices": ("stragglers",),
-    "compute of another model": ("compute",),
-    "another precision": ("compute",),
-    "another GPU": ("compute",),
-    "activation checkpointing": ("compute",),
-    "an engine that was not measured": ("overlap",),
-    FURTHER_HOSTS: (FURTHER_HOSTS,),
-    HOST_SIZE: (HOST_SIZE,),
-}
-"""An assumption (up to a bracket) -> what it leaves open (`evaluating.variance_by_part`)."""
-
-
-def widest_first(found: Sequence[Assumption], variance: Mapping[str, float]) -> tuple[Assumption, ...]:
-    """Assumptions by the variance of a step's logarithm that they leave open."""
-
-    def opened(one: Assumption) -> float:
-        if one.part in (_MODEL, _FIT):  # all others are small beside it
-            return math.inf
-        return sum(variance.get(part, 0.0) for part in OPENED_BY.get(one.part.partition(" (")[0], ()))
-
-    return tuple(sorted(found, key=opened, reverse=True))
-
-
 def types_are_known(fitted: FittedSeries) -> bool:
     """Whether all that was measured ran on one type of GPU, by name: what further hosts have can then be alike."""
     points = fitted.points
@@ -144,11 +115,11 @@ def _network(asked: Variant, place: Place) -> list[Assumption]:
     if world.nodes > 1 and (unused or network.across.source == "assumed") and not _spanning(points):
         measurement = "`vitscale check` on two hosts (--hostfile), or --network NAME"
         measurement = f"{_what_is_sent(asked).measurement}, and --network NAME" if unused else measurement
-        found.append(Assumption(_ACROSS, _taken(network.across, asked), measurement))
+        found.append(Assumption(ACROSS, _taken(network.across, asked), measurement))
     if world.ranks_per_node > 1 and (unused or network.inside.source == "assumed") and not _sharing(points):
         found.append(
             Assumption(
-                _INSIDE, _taken(network.inside, asked), "`vitscale check` on one host, or a run on two ranks of it"
+                INSIDE, _taken(network.inside, asked), "`vitscale check` on one host, or a run on two ranks of it"
             )
         )
     return found

@@ -6,10 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from vitscale.errors import RequestError, explain
 from vitscale.prediction.evidence import Point, Series
 from vitscale.trial.trial import Trial, effective_steps, exact, steps_per_epoch, world_of_hosts
 
+Array = NDArray[np.float64]
 MOST_RANKS = 100_000
 _USUAL_HOST = 8
 """Ranks of a host where all that was measured lay on one, and nobody said how many it takes."""
@@ -124,3 +128,12 @@ def _share_of(series: Series, template: Trial, gpus: int) -> dict[str, int]:
     most = max(point.trial.train.micro_batch for point in series.points)
     micro_batch = next(b for b in range(min(most, share), 0, -1) if share % b == 0)
     return {"micro_batch": micro_batch, "grad_accum": share // micro_batch}
+
+
+def whole_steps(images: Array, per_step: Array, micro_batch: Array, drop_last: bool) -> Array:
+    """`trial.effective_steps` of many configurations; NaN where not one step is full under `drop_last`."""
+    full = np.floor(images / per_step)
+    if drop_last:
+        return np.asarray(np.where(full > 0, full, np.nan))
+    share = np.ceil(micro_batch * (images - full * per_step) / per_step) / micro_batch
+    return np.asarray(np.where(full > 0, full + share, 1.0 + 0.0 * images))

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 
 from vitscale.errors import RequestError, explain, unknown
-from vitscale.prediction.evaluating import Candidate, Evaluated, evaluate, variance_by_part
+from vitscale.prediction.configurations import Candidate, Evaluated
+from vitscale.prediction.evaluating import evaluate
 from vitscale.prediction.fitting import Fitted, FittedSeries
-from vitscale.prediction.labels import assumptions, widest_first
+from vitscale.prediction.labels import assumptions
 from vitscale.prediction.layouts import Place, place
 from vitscale.prediction.results import Assumption, Estimate, Prediction
 from vitscale.prediction.start_up import launcher_of, start_up
+from vitscale.prediction.variance import variance_by_part, widest_first
 from vitscale.prediction.variants import Variant, differing, variant
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from vitscale.prediction.evidence import Evidence
 from vitscale.trial.trial import Mode, Trial
 
 CONFIDENCE = 0.90
@@ -120,3 +121,16 @@ class Score:
     baseline_error: float
     """The same error of constant seconds per step x rounded steps."""
     baseline_interval_score: float
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """An answer with all it rests on: what is said of rank counts nobody has measured, and how well that did."""
+
+    evidence: Evidence
+    predictions: tuple[Prediction, ...]
+    """Series by series, in rising order of ranks."""
+    scores: tuple[Score, ...]
+    """Of the series that allow one: predicted from the smaller counts and compared with the larger."""
+    left_out: tuple[str, ...] = ()
+    """What was asked and cannot be, and why."""

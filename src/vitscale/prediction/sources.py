@@ -10,7 +10,7 @@ from vitscale.analysis import Analysis
 from vitscale.errors import RequestError, explain, shown
 from vitscale.prediction.evidence import Evidence, gather
 from vitscale.prediction.network.checked import network_of
-from vitscale.prediction.network.names import declared_link
+from vitscale.prediction.network.links import declared_link
 from vitscale.store import checks
 from vitscale.store.check_records import CheckRecord
 from vitscale.store.records import Results

@@ -9,11 +9,11 @@ from pathlib import Path
 import altair as alt
 
 from vitscale.advice import words as advised
-from vitscale.advice.advising import Advice
 from vitscale.advice.option import Option
+from vitscale.advice.pipeline import Advice
 from vitscale.advice.quantities import duration
 from vitscale.errors import RequestError, explain, shown, unknown
-from vitscale.prediction.evaluating import Candidate
+from vitscale.prediction.configurations import Candidate
 from vitscale.report import words
 from vitscale.report.chart_data import Row
 from vitscale.report.drawing import vega_lite_version

@@ -7,7 +7,7 @@ the ideal, and in the charts of predictions.
 from __future__ import annotations
 
 from vitscale.analysis import Analysis
-from vitscale.prediction.outlook import Outlook
+from vitscale.prediction.results import Forecast
 from vitscale.report.accuracy_charts import accuracy_figures
 from vitscale.report.breakdown_charts import breakdown_figures
 from vitscale.report.chart_data import QUANTITIES
@@ -21,7 +21,7 @@ from vitscale.report.training_charts import startup_figure, training_figures
 from vitscale.report.waterfall_charts import waterfall_figure
 
 
-def figures(analysis: Analysis, outlook: Outlook | None = None) -> list[Figure]:
+def figures(analysis: Analysis, outlook: Forecast | None = None) -> list[Figure]:
     """All charts that have data, by batch policy; then what is predicted, and the start-up last."""
     found: list[Figure] = []
     measured = [c for c in analysis.curves if any(analysis.trials[point.trial_id].runs for point in c.points)]

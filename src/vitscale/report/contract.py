@@ -41,7 +41,7 @@ from typing import Any
 from vitscale.analysis import Analysis, CurveComparison, CurveResult, Point, TrialResult
 from vitscale.analysis.runs.figures import EpochFigures
 from vitscale.analysis.trials import Drift
-from vitscale.prediction.outlook import Outlook
+from vitscale.prediction.results import Forecast
 from vitscale.report import contract_details, prediction_contract, resolutions, words
 from vitscale.report.contract_details import interval_fields
 from vitscale.report.words import finite
@@ -51,7 +51,7 @@ from vitscale.trial.trial import Trial
 VERSION = 7
 
 
-def to_json(analysis: Analysis, outlook: Outlook | None = None) -> str:
+def to_json(analysis: Analysis, outlook: Forecast | None = None) -> str:
     """The whole analysis as strict JSON, one object per trial."""
     content = {
         "version": VERSION,

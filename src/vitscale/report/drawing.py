@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from vitscale.analysis import Analysis
 from vitscale.errors import unknown
-from vitscale.prediction.outlook import Outlook
+from vitscale.prediction.results import Forecast
 from vitscale.report.style import LIGHT
 from vitscale.store import write_whole
 
@@ -27,7 +27,7 @@ def vega_lite_version() -> str:
 
 
 def write_figures(
-    analysis: Analysis, folder: Path, formats: Collection[str], outlook: Outlook | None = None
+    analysis: Analysis, folder: Path, formats: Collection[str], outlook: Forecast | None = None
 ) -> list[Path]:
     """Draws every chart that has data into `folder` in each of `formats` (png, svg, pdf).
 

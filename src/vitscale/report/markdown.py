@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from vitscale.analysis import Analysis
-from vitscale.prediction.outlook import Outlook
+from vitscale.prediction.results import Forecast
 from vitscale.report import prediction_words, words
 from vitscale.report.comparison_tables import ComparisonTable, comparison_tables
 from vitscale.report.grouped_table import GroupedTable
@@ -18,7 +18,7 @@ def _remarks(analysis: Analysis) -> list[str]:
     return [words.equality(analysis), words.multiplicity(analysis), words.scope(analysis)]
 
 
-def to_markdown(analysis: Analysis, outlook: Outlook | None = None) -> str:
+def to_markdown(analysis: Analysis, outlook: Forecast | None = None) -> str:
     """The report as Markdown: findings, verdicts, a table per batch policy, waterfalls, predictions, failed trials,
     problems.
     """
@@ -80,7 +80,7 @@ def _waterfalls(analysis: Analysis) -> list[str]:
     return [*found, *words.unexplained(analysis), *filter(None, [words.explaining_cost(analysis)])]
 
 
-def _predictions(outlook: Outlook) -> list[str]:
+def _predictions(outlook: Forecast) -> list[str]:
     """How good such predictions are where it is known, a table per series, what they rest on."""
     lines = [prediction_words.INTERVALS_MEANING, ""]
     lines += _bullets(map(_md, prediction_words.scores(outlook)))

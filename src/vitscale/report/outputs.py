@@ -8,14 +8,14 @@ from pathlib import Path
 
 from vitscale.analysis import Analysis
 from vitscale.errors import RequestError, explain, shown, unknown
-from vitscale.prediction.outlook import Outlook
+from vitscale.prediction.results import Forecast
 from vitscale.report.contract import to_csv, to_json
 from vitscale.report.drawing import FIGURE_FORMATS, write_figures
 from vitscale.report.markdown import to_markdown
 from vitscale.report.page import to_html
 from vitscale.store import write_whole
 
-_TEXTS: dict[str, tuple[str, Callable[[Analysis, Outlook | None], str]]] = {
+_TEXTS: dict[str, tuple[str, Callable[[Analysis, Forecast | None], str]]] = {
     "html": ("report.html", to_html),
     "csv": ("trials.csv", lambda analysis, _outlook: to_csv(analysis)),
     "md": ("report.md", to_markdown),
@@ -31,7 +31,7 @@ def write(
     results: Path,
     formats: Sequence[str],
     output: Path | None,
-    outlook: Outlook | None = None,
+    outlook: Forecast | None = None,
 ) -> list[Path]:
     """Writes the report in each of `formats`.
 
@@ -67,7 +67,7 @@ def write(
 
 
 def _write(
-    analysis: Analysis, results: Path, formats: Sequence[str], output: Path | None, outlook: Outlook | None
+    analysis: Analysis, results: Path, formats: Sequence[str], output: Path | None, outlook: Forecast | None
 ) -> list[Path]:
     written = []
     folder_asked = output is not None and (len(formats) > 1 or formats[0] in FIGURE_FORMATS or output.is_dir())

@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from vitscale.analysis import Analysis
-from vitscale.prediction.outlook import Outlook
+from vitscale.prediction.results import Forecast
 from vitscale.report import detail_tables, prediction_words, style, words
 from vitscale.report.comparison_tables import comparison_tables
 from vitscale.report.drawing import vega_lite_version
@@ -31,7 +31,7 @@ _HERE = Path(__file__).parent
 _LONGEST_DETAIL = 20_000
 
 
-def write_html(analysis: Analysis, path: Path, outlook: Outlook | None = None) -> None:
+def write_html(analysis: Analysis, path: Path, outlook: Forecast | None = None) -> None:
     """Writes the page whole.
 
     Raises:
@@ -40,7 +40,7 @@ def write_html(analysis: Analysis, path: Path, outlook: Outlook | None = None) -
     write_whole(path, to_html(analysis, outlook))
 
 
-def to_html(analysis: Analysis, outlook: Outlook | None = None) -> str:
+def to_html(analysis: Analysis, outlook: Forecast | None = None) -> str:
     """The page as text; with a section on what is predicted, where something is."""
     from vitscale.report.charts import figures  # altair takes half a second to import
 
@@ -170,7 +170,7 @@ def _accuracy(analysis: Analysis, figures: list[Figure]) -> dict[str, Any] | Non
     return {"figures": figures, "tables": tables} if figures or tables else None
 
 
-def _prediction(outlook: Outlook | None, figures: list[Figure]) -> dict[str, Any] | None:
+def _prediction(outlook: Forecast | None, figures: list[Figure]) -> dict[str, Any] | None:
     if outlook is None:
         return None
     tables = prediction_tables(outlook)

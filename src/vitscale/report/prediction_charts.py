@@ -7,8 +7,7 @@ import textwrap
 import altair as alt
 
 from vitscale.analysis import Analysis
-from vitscale.prediction.outlook import Outlook
-from vitscale.prediction.results import Prediction
+from vitscale.prediction.results import Forecast, Prediction
 from vitscale.report import prediction_data, prediction_words, words
 from vitscale.report.chart_data import Row
 from vitscale.report.figure import Figure, finished
@@ -37,7 +36,7 @@ _FURTHEST = 30
 """How far beyond the outermost point a band or a bound may reach, as a factor, before the axis cuts it."""
 
 
-def prediction_figures(analysis: Analysis, outlook: Outlook) -> list[Figure]:
+def prediction_figures(analysis: Analysis, outlook: Forecast) -> list[Figure]:
     """One figure per series that has a measured point, by batch policy."""
     found: list[Figure] = []
     by_series: dict[tuple[str, Mode], list[Prediction]] = {}

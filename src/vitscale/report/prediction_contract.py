@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from vitscale.prediction.outlook import Outlook
-from vitscale.prediction.results import Estimate, Prediction, Score
+from vitscale.prediction.results import Estimate, Forecast, Prediction, Score
 from vitscale.report import prediction_words
 from vitscale.report.words import finite
 from vitscale.trial.trial import Mode
@@ -16,7 +15,7 @@ from vitscale.trial.trial import Mode
 Object = dict[str, Any]
 
 
-def prediction_json(outlook: Outlook, more: Sequence[Object] | None = None) -> str:
+def prediction_json(outlook: Forecast, more: Sequence[Object] | None = None) -> str:
     """A list with an object for each series and rank count.
 
     Args:
@@ -29,7 +28,7 @@ def prediction_json(outlook: Outlook, more: Sequence[Object] | None = None) -> s
     return json.dumps(finite(objects), indent=1, allow_nan=False) + "\n"
 
 
-def scores(outlook: Outlook) -> list[Object]:
+def scores(outlook: Forecast) -> list[Object]:
     """How well such predictions did where it is known."""
     modes = {series.name: series.mode for series in outlook.evidence.series}
     return [_score(one, modes.get(one.series)) for one in outlook.scores]

@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from vitscale.prediction.outlook import Outlook
-from vitscale.prediction.results import Estimate, Label, Prediction
+from vitscale.prediction.results import Estimate, Forecast, Label, Prediction
 from vitscale.report import prediction_words, words
 from vitscale.report.words import DASH, UNKNOWN, number
 from vitscale.trial.trial import Mode
@@ -64,7 +63,7 @@ class SeriesTable:
         return (*(f"{one.heading} ({one.unit})" if one.unit else one.heading for one in self.columns), "label")
 
 
-def prediction_tables(outlook: Outlook) -> tuple[SeriesTable, ...]:
+def prediction_tables(outlook: Forecast) -> tuple[SeriesTable, ...]:
     """One table for each series, in the order of the predictions."""
     series = dict.fromkeys((one.series, one.mode) for one in outlook.predictions)
     tables = [_table([one for one in outlook.predictions if (one.series, one.mode) == key], outlook) for key in series]
@@ -79,7 +78,7 @@ def shared_notes(tables: Sequence[SeriesTable]) -> tuple[str, ...]:
     return tuple(note for note in tables[0].all_notes if all(note in table.all_notes for table in tables))
 
 
-def _table(found: Sequence[Prediction], outlook: Outlook) -> SeriesTable:
+def _table(found: Sequence[Prediction], outlook: Forecast) -> SeriesTable:
     first = found[0]
     known = next((one for one in outlook.evidence.series if one.name == first.series), None)
     title = prediction_words.title(first.series, first.mode)

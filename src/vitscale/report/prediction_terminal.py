@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from vitscale.prediction.outlook import Outlook
+from vitscale.prediction.results import Forecast
 from vitscale.report import prediction_words, words
 from vitscale.report.prediction_table import Column, SeriesTable, prediction_tables, shared_notes
 
@@ -31,7 +31,7 @@ _HEADINGS = {
 _LABEL_STYLES = {"interpolated": "green", "extrapolated": "", "prior-driven": "yellow", "does not fit": "red"}
 
 
-def prediction_text(outlook: Outlook, finish: RenderableType | None = None) -> RenderableType:
+def prediction_text(outlook: Forecast, finish: RenderableType | None = None) -> RenderableType:
     """Two tables for each series and what they rest on; then how well such predictions did where it is known.
 
     Args:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from vitscale.prediction.evidence import Evidence, Series
-from vitscale.prediction.outlook import Outlook
-from vitscale.prediction.results import Assumption, Label, Prediction, Score
+from vitscale.prediction.results import Assumption, Forecast, Label, Prediction, Score
 from vitscale.report.words import number, percent, share
 from vitscale.trial.trial import Mode
 
@@ -141,7 +140,7 @@ def _counted(gpus: Sequence[int]) -> str:
     return listed(parts)
 
 
-def scores(outlook: Outlook) -> tuple[str, ...]:
+def scores(outlook: Forecast) -> tuple[str, ...]:
     """All of them as sentences; of three or more first what they come to."""
     modes = {series.name: series.mode for series in outlook.evidence.series}
     single = tuple(score(one, modes.get(one.series)) for one in outlook.scores)

@@ -10,7 +10,7 @@ from vitscale.analysis import Analysis, CurveResult, TrialResult
 from vitscale.analysis.curve_names import curve_name
 from vitscale.analysis.runs.compute import flops_per_image
 from vitscale.prediction import forecast_bytes, unavailable
-from vitscale.prediction.memory.chance import LEFT_OUT
+from vitscale.prediction.memory.forecast import LEFT_OUT
 from vitscale.report import words
 from vitscale.report.contract_details import interval_fields
 from vitscale.report.grouped_table import Group, GroupedTable, Line
@@ -30,7 +30,7 @@ class AtSize:
     """Of one rank's tensors at their peak, by arithmetic."""
     forecast_bytes: int | None
     """What the measured peak comes to by it: of a GPU the tensors; of a CPU, where all that is resident counts, also
-    what a rank takes beside them in the middle (`prediction.memory.chance`)."""
+    what a rank takes beside them in the middle (`prediction.memory.forecast`)."""
     by_flops_seconds: float | None
     """A step's, from the next smaller image that was measured, times the FLOPs."""
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vitscale.analysis import Analysis
-from vitscale.prediction.outlook import Outlook
+from vitscale.prediction.results import Forecast
 from vitscale.report import prediction_words, words
 from vitscale.report.tables import ModeTable, Row, failure_lines, mode_tables
 
@@ -22,7 +22,7 @@ _COLUMNS = ("ranks", "runs", "step", "epoch", "images/s", "speedup", "efficiency
 _WITH_BOUNDS = ("speedup",)
 
 
-def terminal_table(analysis: Analysis, outlook: Outlook | None = None) -> RenderableType:
+def terminal_table(analysis: Analysis, outlook: Forecast | None = None) -> RenderableType:
     """One table per batch policy with its baselines in absolute time; then findings, how well larger rank counts are
     predicted, failures, what to mind.
     """

@@ -95,9 +95,11 @@ def _from_results(plan: Plan, results: Path, *, needed: bool) -> tuple[dict[str,
     if not needed and not (results / "study.json").is_file():
         return {}, ""
     from vitscale import analysis, store
-    from vitscale.prediction.evaluating import Candidate, measured_like, measured_step
+    from vitscale.prediction.configurations import Candidate
+    from vitscale.prediction.evaluating import measured_step
     from vitscale.prediction.fitting import fit
     from vitscale.prediction.sources import evidence_of
+    from vitscale.prediction.workloads import measured_like
 
     try:
         records = store.load(results)
@@ -130,15 +132,17 @@ def _from_results(plan: Plan, results: Path, *, needed: bool) -> tuple[dict[str,
 
 
 def _nearest(series: Sequence[Series], trial: Trial) -> Series | None:
-    from vitscale.advice.family import Family
-    from vitscale.prediction.evaluating import Candidate, workload
+    from vitscale.advice.comparable_series import ComparableSeries
+    from vitscale.prediction.configurations import Candidate
+    from vitscale.prediction.workloads import workload
 
     alike = [one for one in series if workload(one.points[-1].trial) == workload(trial)]
-    return Family(alike[0], tuple(alike)).nearest(Candidate.of(trial)) if alike else None
+    return ComparableSeries(alike[0], tuple(alike)).nearest(Candidate.of(trial)) if alike else None
 
 
 def _predicted(plan: Plan, fitted: Fitted, series: str, members: list[str]) -> dict[str, tuple[Estimate, str] | str]:
-    from vitscale.prediction.evaluating import Candidate, evaluate_all
+    from vitscale.prediction.configurations import Candidate
+    from vitscale.prediction.workloads import evaluate_all
 
     try:
         found = evaluate_all(fitted, series, [Candidate.of(plan.record.trials[trial_id]) for trial_id in members])

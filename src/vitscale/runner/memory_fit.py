@@ -133,7 +133,7 @@ def _fit(trial: Trial, capacity: int | None) -> MemoryFit:
         return MemoryFit(forecast, capacity, None)
     if 2 * forecast + _ROOM_FOR_ALL_ELSE < capacity:
         return MemoryFit(forecast, capacity, 0.0)
-    from vitscale.prediction.memory.chance import oom_chance  # numpy: only where there is something to compare
+    from vitscale.prediction.memory.forecast import oom_chance
 
     return MemoryFit(forecast, capacity, float(oom_chance(forecast, capacity, trial.train.device)))
 

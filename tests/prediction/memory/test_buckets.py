@@ -7,7 +7,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitscale.prediction.memory.buckets import EMBEDDING, FC1, FC2, HEAD, OUT, QKV, Flush, flushes
+from vitscale.prediction.memory.moments import EMBEDDING, FC1, FC2, HEAD, OUT, QKV, Flush, flushes
 from vitscale.trial.model_spec import ModelSpec, ParameterShapes, parameter_shapes, resolve
 
 TINY = ModelSpec(name="vit-ti16", image_size=4, patch_size=2, hidden_size=4, heads=2, layers=2, mlp_size=6)

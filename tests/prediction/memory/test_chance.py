@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitscale.prediction.memory.chance import FORECAST_SPREAD, LEFT_OUT, oom_chance
+from vitscale.prediction.memory.forecast import FORECAST_SPREAD, LEFT_OUT, oom_chance
 
 GB = 1e9
 DEVICES = st.sampled_from(["cpu", "cuda"])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitscale.errors import RequestError
-from vitscale.prediction.network.names import VALID, declared_link
+from vitscale.prediction.network.links import VALID, declared_link
 
 REACHED = 0.5
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitscale.prediction.step.message import Message
-from vitscale.prediction.step.overlap import exposed_seconds
+from vitscale.prediction.step.message import Message, exposed_seconds
 
 ONE = np.ones((1, 1))
 

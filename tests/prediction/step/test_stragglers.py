@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from vitscale.prediction.step.stragglers import expected_slowest, mixed_factor, straggler_factor
+from vitscale.prediction.step.model import expected_slowest
 
 
 @pytest.mark.parametrize(
@@ -37,28 +37,5 @@ def test_the_mean_step_of_ranks_that_wait_for_one_another(ranks: int) -> None:
     of_jobs = 1 + devices * random.standard_normal((2000, 1, ranks))
     steps = of_jobs + jitter * random.standard_normal((2000, 5, ranks))
     late = (steps.max(axis=2) - steps.mean(axis=2)).mean()
-    factor = float(straggler_factor(np.array(float(ranks)), jitter, devices))
-    assert factor - 1 == pytest.approx(late, rel=0.07)  # the formula itself is 4.5 % high for two
-
-
-def test_one_rank_waits_for_nobody() -> None:
-    assert straggler_factor(np.array([1.0]), 0.5, 0.5).tolist() == [1.0]
-
-
-@given(st.integers(1, 10**6), st.integers(1, 10**6), st.floats(0, 1), st.floats(0, 1))
-def test_more_ranks_wait_longer(one: int, other: int, jitter: float, devices: float) -> None:
-    few, many = sorted((float(one), float(other)))
-    short, long = straggler_factor(np.array([few, many]), jitter, devices)
-    assert 1 <= short <= long <= 1 + 5.2 * (jitter + devices)
-
-
-def test_mixed_devices_by_hand() -> None:
-    """Three at full speed, one at half: equal shares take twice as long; balanced ones 4 / 3.5."""
-    assert mixed_factor([1.0, 1.0, 1.0, 0.5]) == pytest.approx((2.0, 8 / 7))
-    assert mixed_factor([3.0, 3.0]) == (1.0, 1.0)
-
-
-@given(st.lists(st.floats(0.01, 100.0), min_size=1, max_size=30))
-def test_balanced_shares_are_never_worse(speeds: list[float]) -> None:
-    equal, balanced = mixed_factor(speeds)
-    assert 1 - 1e-12 <= balanced <= equal * (1 + 1e-12)
+    found = math.hypot(jitter, devices) * float(expected_slowest(np.array(float(ranks))))
+    assert found == pytest.approx(late, rel=0.07)  # the formula itself is 4.5 % high for two

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from vitscale.prediction.memory.holding import Holding, Parts, added, communicated_bytes, shard, weight_bytes
-from vitscale.prediction.memory.zero_settings import zero_settings
+from vitscale.prediction.memory.zero import zero_settings
 from vitscale.trial.model_counts import Module
 from vitscale.trial.trial import Trial
 

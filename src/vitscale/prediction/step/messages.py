@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from vitscale.prediction.memory.zero_settings import modelled
+from vitscale.prediction.memory.zero import modelled
 from vitscale.prediction.step.message import Message
 from vitscale.prediction.step.replicated import ddp, megatron
 from vitscale.prediction.step.sharded import fsdp2

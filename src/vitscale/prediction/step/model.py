@@ -22,16 +22,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitscale.prediction.network.collectives import LinkDraws, collective_seconds
 from vitscale.prediction.network.links import Level, Network
+from vitscale.prediction.step.message import exposed_seconds
 from vitscale.prediction.step.messages import Message
-from vitscale.prediction.step.overlap import exposed_seconds
-from vitscale.prediction.step.stragglers import expected_slowest
 
 Array = NDArray[np.float64]
 Draws = Mapping[str, Array]
@@ -39,6 +39,23 @@ Draws = Mapping[str, Array]
 ALIKE_ACROSS = 0.5
 """Power of the transfer share inside hosts that the one between hosts goes by: who sends much here sends much there."""
 _MOST_LEFT_OUT = 3.0
+
+
+def expected_slowest(ranks: Array) -> Array:
+    """Expected largest of N independent standard normals: `Phi^-1((N - 0.375) / (N + 0.25))`; 0 at one rank.
+
+    Blom, "Statistical Estimates and Transformed Beta-Variables" (1958). Within 0.03 of the exact value (Harter,
+    Biometrika 48, 1961, table 1) from 2 to a million ranks.
+    """
+    counts, places = np.unique(np.asarray(ranks, dtype=np.float64), return_inverse=True)
+    return np.array([_of_count(float(count)) for count in counts])[places].reshape(np.shape(ranks))
+
+
+@lru_cache(maxsize=100_000)
+def _of_count(ranks: float) -> float:
+    return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) if ranks > 1 else 0.0
+
+
 _SLOWER_OF_TWO = float(expected_slowest(np.array([2.0]))[0])
 
 

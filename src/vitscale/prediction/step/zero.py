@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from vitscale.prediction.memory.holding import communicated_bytes, sizes, weight_bytes
-from vitscale.prediction.memory.zero_settings import ZeroSettings, zero_settings
+from vitscale.prediction.memory.zero import ZeroSettings, zero_settings
 from vitscale.prediction.step.gradients import Filled, Tensor, flushed_before_full, of_backward, tensors
 from vitscale.prediction.step.message import Message, Phase
 from vitscale.trial.model_spec import ParameterShapes

@@ -7,12 +7,12 @@ import pytest
 
 from advice_factory import ASKED, advised, evidence
 from evidence_factory import MEASURED, UNKNOWN
-from vitscale.advice.narrowing import CHECKED_SPREAD, measurements
+from vitscale.advice.next_measurement import CHECKED_SPREAD, measurements
 from vitscale.advice.option import Option, Range
-from vitscale.prediction.evaluating import spread_by_part
 from vitscale.prediction.fitting import fit
 from vitscale.prediction.gpu_types import gpu_type
 from vitscale.prediction.instances import Instance
+from vitscale.prediction.variance import spread_by_part
 from vitscale.prediction.variants import variant
 
 SHARES = {

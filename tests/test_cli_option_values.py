@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vitscale.cli.option_values import rank_counts, size_bytes
 from vitscale.errors import RequestError
-from vitscale.prediction.asked_counts import MOST_RANKS, rank_counts, size_bytes
+from vitscale.prediction.layouts import MOST_RANKS
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,21 @@
-"""Rank counts and memory sizes as a user writes them: "16,32,1024", "1-8", "80GB"."""
+"""Values of options as a user writes them: "16,32,1024", "1-8", "80GB", "1.5d"."""
 
 from __future__ import annotations
 
+import math
 import re
 
 from vitscale.errors import RequestError, explain, shown
 
-MOST_RANKS = 100_000
+_MOST_RANKS = 100_000
 MOST_COUNTS = 1000
 """In one question."""
 
 _COUNT = re.compile(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?")
 _SIZE = re.compile(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([KMGT]i?)B\s*", re.IGNORECASE)
 _EXAMPLE = 'Write "16,32,1024" or "1-8"'
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?|\.\d{1,9})([smhd])")
 
 
 def rank_counts(text: str, option: str = "--gpus") -> tuple[int, ...]:
@@ -29,8 +32,8 @@ def rank_counts(text: str, option: str = "--gpus") -> tuple[int, ...]:
         first = int(match[1])
         last = int(match[2]) if match[2] is not None else first
         for count in (first, last):
-            if not 1 <= count <= MOST_RANKS:
-                raise RequestError(explain(f"{option}: {count} ranks cannot be", valid=[f"1 to {MOST_RANKS:,}"]))
+            if not 1 <= count <= _MOST_RANKS:
+                raise RequestError(explain(f"{option}: {count} ranks cannot be", valid=[f"1 to {_MOST_RANKS:,}"]))
         if last < first:
             raise RequestError(
                 explain(f"{option}: {shown(part.strip())} runs backwards", next_step=f'Write "{last}-{first}"')
@@ -58,3 +61,34 @@ def size_bytes(text: str, option: str) -> int:
     if size < 1:
         raise RequestError(explain(f"{option}: {shown(text)} is nothing", next_step='Write "80GB" or "75.5GiB"'))
     return size
+
+
+def seconds_of(text: str, option: str) -> float:
+    """The seconds of "90s", "30m", "2h" or "1.5d".
+
+    Args:
+        text: as the user gave it.
+        option: which option it was given to, for the message.
+
+    Raises:
+        RequestError: it is no duration, or none that is longer than nothing.
+    """
+    found = _DURATION.fullmatch(text.strip())
+    seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
+    if seconds <= 0.0:
+        raise RequestError(
+            explain(f"{option}: {shown(text)} is no duration", next_step='Write "90s", "30m", "2h" or "1.5d"')
+        )
+    return seconds
+
+
+def positive(value: float | None, option: str, most: float = math.inf) -> float | None:
+    """`value`, where it is a number above 0 and at most `most`, or not given.
+
+    Raises:
+        RequestError: it is neither.
+    """
+    if value is not None and not (0 < value <= most and math.isfinite(value)):
+        upper = "" if math.isinf(most) else f" and at most {most:g}"
+        raise RequestError(explain(f"{option}: {value:g} cannot be", valid=[f"numbers above 0{upper}"]))
+    return value

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from vitscale.advice.landscape import Landscape, Mask
+from vitscale.advice.forecast_table import ForecastTable, Mask
 from vitscale.advice.option import VERDICTS, Option, Range, Verdict
 from vitscale.advice.request import Request
 from vitscale.prediction.step.model import Array
@@ -17,7 +17,7 @@ Limits = Mapping[str, tuple[Array, Array]]
 limit, more misses it. Efficiency is turned round: least allowed / expected."""
 
 
-def limits(view: Landscape, asked: Request) -> Limits:
+def limits(view: ForecastTable, asked: Request) -> Limits:
     """Every limit that was given, over all candidates."""
     found: dict[str, tuple[Array, Array]] = {}
     value, _, far = view.time
@@ -49,7 +49,7 @@ def overshoot(found: Limits, count: int) -> Array:
     return largest
 
 
-def option_at(view: Landscape, asked: Request, found: Limits, place: int) -> Option:
+def option_at(view: ForecastTable, asked: Request, found: Limits, place: int) -> Option:
     """One candidate, taken out of the arrays."""
 
     def known(values: Array) -> float | None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from vitscale.advice.request import NoiseScale, Request, Work
+from vitscale.analysis import Analysis
 from vitscale.errors import RequestError, explain, unknown
-from vitscale.prediction.evaluating import Candidate, workload
+from vitscale.prediction.configurations import Candidate
 from vitscale.prediction.evidence import Evidence, Series
+from vitscale.prediction.workloads import workload
 from vitscale.trial.trial import Trial
 
 
 @dataclass(frozen=True)
-class Family:
+class ComparableSeries:
     """A series, and others that train the same model on the same data."""
 
     reference: Series
@@ -52,8 +56,8 @@ class Family:
         )
 
 
-def family(evidence: Evidence, name: str | None) -> Family:
-    """The series called `name`, or the best measured one; and its kin.
+def comparable_series(evidence: Evidence, name: str | None) -> ComparableSeries:
+    """The series called `name`, or the best measured one; and those that are comparable.
 
     Best: the one with most rank counts, of these strong-micro before strong-global before weak, then with most runs.
 
@@ -70,13 +74,13 @@ def family(evidence: Evidence, name: str | None) -> Family:
     by_name = {series.name: series for series in evidence.series}
     if name is not None and name not in by_name:
         raise unknown("series", name, by_name, next_step="Name one of them with --series")
-    reference = by_name[name] if name is not None else max(evidence.series, key=_standing)
+    reference = by_name[name] if name is not None else max(evidence.series, key=_merit)
     work = workload(reference.points[-1].trial)
-    kin = [one for one in evidence.series if one is not reference and workload(one.points[-1].trial) == work]
-    return Family(reference, (reference, *sorted(kin, key=lambda one: one.mode != reference.mode)))
+    comparable = [one for one in evidence.series if one is not reference and workload(one.points[-1].trial) == work]
+    return ComparableSeries(reference, (reference, *sorted(comparable, key=lambda one: one.mode != reference.mode)))
 
 
-def _standing(series: Series) -> tuple[int, int, int]:
+def _merit(series: Series) -> tuple[int, int, int]:
     policies = ("weak", "strong-global", "strong-micro")
     runs = sum(len(point.step_seconds) for point in series.points)
     return (len(series.points), policies.index(series.mode), runs)
@@ -94,3 +98,45 @@ def _apart(series: Series, micro_batch: int) -> float:
 def measured_micro_batches(members: Sequence[Series]) -> frozenset[int]:
     """Of all points of some series."""
     return frozenset(point.trial.train.micro_batch for series in members for point in series.points)
+
+
+def work_of(comparable: ComparableSeries, asked: Request) -> Work:
+    """What is to be done: the dataset as the study's largest trial uses it, for as many epochs as asked.
+
+    Raises:
+        RequestError: the results do not say how many images or epochs.
+    """
+    points = comparable.reference.points
+    known = [point.images for point in points if point.images is not None]
+    images = asked.images or max(known, default=None)
+    if images is None:
+        raise RequestError(
+            explain("these results do not say how many images an epoch has", next_step="Give them with --images")
+        )
+    epochs = asked.epochs or comparable.trial.train.epochs
+    if epochs is None:
+        raise RequestError(
+            explain(
+                "the study measured some steps and does not say for how many epochs to train",
+                next_step="Give --epochs",
+            )
+        )
+    return Work(images, epochs, comparable.trial.train.drop_last)
+
+
+def noise_of(analysis: Analysis, evidence: Evidence, name: str | None) -> NoiseScale:
+    """The median over the trials of comparable series whose gradient noise scale is known; else why it is not.
+
+    Raises:
+        RequestError: there is no such series.
+    """
+    members = comparable_series(evidence, name).members
+    ids = [point.trial_id for series in members for point in series.points]
+    found = [result.convergence for trial_id in ids if (result := analysis.trials.get(trial_id)) is not None]
+    known = [one.noise_scale_images.centre for one in found if one is not None and one.noise_scale_images is not None]
+    if known:
+        return NoiseScale(statistics.median(known), min(known), max(known))
+    # The reference comes first, its points in rising order: its largest trial could have measured it best.
+    largest = analysis.trials.get(members[0].points[-1].trial_id)
+    why = largest.convergence.noise_reason if largest is not None and largest.convergence is not None else ""
+    return NoiseScale.unknown(why or "no trial measured it")

@@ -1,28 +1,34 @@
-"""From a fitted results folder and a user's limits to advice."""
+"""From a results folder and a user's limits to advice: every candidate looked at, and what to measure next."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from vitscale.advice.answers import Answer, Choosing, answers, closest, each_alone, measured_first
-from vitscale.advice.candidates import candidates, rented
-from vitscale.advice.counts import counts
-from vitscale.advice.family import Family, family
-from vitscale.advice.judging import best, front, limits
-from vitscale.advice.landscape import MOST_OOM_CHANCE, Forecaster, Landscape, landscape
-from vitscale.advice.narrowing import Measurement
+from vitscale.advice.candidates import candidates, rank_counts, rented
+from vitscale.advice.comparable_series import comparable_series, noise_of, work_of
+from vitscale.advice.forecast_table import MOST_OOM_CHANCE, Forecaster, ForecastTable, forecast_table
+from vitscale.advice.limits import best, front, limits
+from vitscale.advice.next_measurement import Measurement, measurements
 from vitscale.advice.option import Option
 from vitscale.advice.request import NoiseScale, Request, Work
 from vitscale.analysis import Analysis
-from vitscale.errors import RequestError, explain
+from vitscale.prediction.configurations import Candidate, Evaluated
+from vitscale.prediction.evaluating import ROUGH
 from vitscale.prediction.evidence import Evidence
-from vitscale.prediction.finishing import Interruptions
+from vitscale.prediction.finishing import Interruptions, checkpoint_of, interruptions
+from vitscale.prediction.fitting import DRAWS, FittedSeries, fit
+from vitscale.prediction.labels import assumptions
+from vitscale.prediction.layouts import Place, host_size
 from vitscale.prediction.results import Assumption
-from vitscale.trial.trial import Trial
+from vitscale.prediction.variance import spread_by_part
+from vitscale.prediction.variants import Variant, variant
+from vitscale.prediction.workloads import evaluate_all
+from vitscale.trial.trial import Trial, World
 
 
 @dataclass(frozen=True)
@@ -105,17 +111,17 @@ def advise(
     Raises:
         RequestError: what is asked cannot be answered from these results: no such series, no epochs, uneven counts.
     """
-    kin = family(evidence, asked.series)
-    work = work_of(kin, asked)
-    places = counts(
-        kin.members, gpus=asked.gpus, max_gpus=asked.max_gpus, ranks_per_node=asked.ranks_per_node
+    comparable = comparable_series(evidence, asked.series)
+    work = work_of(comparable, asked)
+    counts = rank_counts(
+        comparable.members, gpus=asked.gpus, max_gpus=asked.max_gpus, ranks_per_node=asked.ranks_per_node
     )  # fmt: skip
-    found = candidates(kin, places, hosts_given=asked.ranks_per_node is not None)
+    found = candidates(comparable, counts, hosts_given=asked.ranks_per_node is not None)
     if asked.instances:
-        other = rented(kin, asked.instances, asked.max_gpus)
+        other = rented(comparable, asked.instances, asked.max_gpus)
         found = found.beside(other) if asked.price_per_gpu_hour is not None else other
-    batches = tuple(sorted({point.trial.global_batch for one in kin.of_the_policy for point in one.points}))
-    view = landscape(kin, found, forecaster, work, noise, batches[0], interrupted, asked.price_per_gpu_hour)
+    batches = tuple(sorted({point.trial.global_batch for one in comparable.of_the_policy for point in one.points}))
+    view = forecast_table(comparable, found, forecaster, work, noise, batches[0], interrupted, asked.price_per_gpu_hour)
     to_same_loss = asked.any_batch and noise.images is not None
     choosing = Choosing(view, asked, limits(view, asked), view.same_loss_seconds if to_same_loss else view.seconds)
     answered = answers(choosing)
@@ -125,10 +131,10 @@ def advise(
     return Advice(
         asked=asked,
         work=work,
-        reference=kin.reference.name,
+        reference=comparable.reference.name,
         origins=tuple(dict.fromkeys(option.series for option in told)),
-        trial=kin.trial,
-        trials={series.name: series.points[-1].trial for series in kin.members},
+        trial=comparable.trial,
+        trials={series.name: series.points[-1].trial for series in comparable.members},
         study_batches=batches,
         noise=noise,
         answers=answered,
@@ -149,48 +155,6 @@ def advise(
         memory_known=view.memory_known,
         interruptions_known=all(option.series in (interrupted or {}) for option in told),
     )
-
-
-def work_of(kin: Family, asked: Request) -> Work:
-    """What is to be done: the dataset as the study's largest trial uses it, for as many epochs as asked.
-
-    Raises:
-        RequestError: the results do not say how many images or epochs.
-    """
-    points = kin.reference.points
-    known = [point.images for point in points if point.images is not None]
-    images = asked.images or max(known, default=None)
-    if images is None:
-        raise RequestError(
-            explain("these results do not say how many images an epoch has", next_step="Give them with --images")
-        )
-    epochs = asked.epochs or kin.trial.train.epochs
-    if epochs is None:
-        raise RequestError(
-            explain(
-                "the study measured some steps and does not say for how many epochs to train",
-                next_step="Give --epochs",
-            )
-        )
-    return Work(images, epochs, kin.trial.train.drop_last)
-
-
-def noise_of(analysis: Analysis, evidence: Evidence, name: str | None) -> NoiseScale:
-    """The median over the trials of a series and its kin whose gradient noise scale is known; else why it is not.
-
-    Raises:
-        RequestError: there is no such series.
-    """
-    members = family(evidence, name).members
-    ids = [point.trial_id for series in members for point in series.points]
-    found = [result.convergence for trial_id in ids if (result := analysis.trials.get(trial_id)) is not None]
-    known = [one.noise_scale_images.centre for one in found if one is not None and one.noise_scale_images is not None]
-    if known:
-        return NoiseScale(statistics.median(known), min(known), max(known))
-    # The reference comes first, its points in rising order: its largest trial could have measured it best.
-    largest = analysis.trials.get(members[0].points[-1].trial_id)
-    why = largest.convergence.noise_reason if largest is not None and largest.convergence is not None else ""
-    return NoiseScale.unknown(why or "no trial measured it")
 
 
 def _by_count(choosing: Choosing) -> tuple[Option, ...]:
@@ -226,7 +190,7 @@ def _large_batch(choosing: Choosing) -> Option | None:
     return choosing.option(fastest)
 
 
-def _dropped(view: Landscape, choosing: Choosing) -> dict[str, int]:
+def _dropped(view: ForecastTable, choosing: Choosing) -> dict[str, int]:
     """Of those that would have been looked at, by reason."""
     asked = ~view.needless & (view.keeps_batch | choosing.asked.any_batch)
     counted = {
@@ -234,3 +198,90 @@ def _dropped(view: Landscape, choosing: Choosing) -> dict[str, int]:
         "its time cannot be predicted": ~view.known,
     }
     return {why: count for why, mask in counted.items() if (count := int((mask & asked).sum()))}
+
+
+def advised_from(evidence: Evidence, analysis: Analysis, asked: Request) -> Advice:
+    """The advice, with what its first answer assumes and what would narrow it.
+
+    Raises:
+        RequestError: what is asked cannot be answered from these results.
+    """
+    noise = noise_of(analysis, evidence, asked.series)
+    fitted = fit(evidence)
+
+    hosts_assumed = asked.ranks_per_node is None
+
+    def forecaster(series: str, candidates: Sequence[Candidate], rough: bool) -> Evaluated:
+        own = fitted.series[series]
+        return evaluate_all(
+            fitted,
+            series,
+            candidates,
+            hosts_assumed=hosts_assumed and host_size(own.points)[1],
+            memory_capacity_bytes=asked.memory_capacity_bytes,
+            with_memory=rough,  # of all, so that it need not be asked again
+            draws=ROUGH if rough else DRAWS,
+        )
+
+    found = {
+        own.name: interruptions(
+            own.points[-1].trial,
+            checkpoint_of(own, analysis),
+            checkpoint_seconds=asked.checkpoint_seconds,
+            node_mtbf_seconds=asked.node_mtbf_seconds,
+        )
+        for own in evidence.series
+    }
+    interrupted = {name: one for name, one in found.items() if one is not None}
+    advice = advise(evidence, asked, noise, forecaster, interrupted)
+    option = advice.chosen
+    if option is None:
+        return advice
+    own = fitted.series[option.series]
+    changed = _as_run(own, option)
+    shares = spread_by_part(changed, option.candidate)
+    return replace(
+        advice,
+        measurements=measurements(option, own.series, evidence.network, shares),
+        assumptions=(
+            *_assumptions(changed, option, advice),
+            *((starts,) if (starts := option.startup_assumed) else ()),
+            *_of_failures(interrupted.get(option.series), option),
+        ),
+    )
+
+
+_WORTH_TELLING = 0.01
+"""Of the time: what failures and checkpoints must take for their assumptions to be told."""
+
+
+def _of_failures(between: Interruptions | None, option: Option) -> tuple[Assumption, ...]:
+    startup = 0.0 if option.startup is None else option.startup.value
+    if between is None or between.wall(option.training.value, option.nodes, startup).lost_share < _WORTH_TELLING:
+        return ()
+    return between.assumed(option.nodes)
+
+
+def _as_run(fitted: FittedSeries, option: Option) -> Variant:
+    candidate = option.candidate
+    changes: dict[str, Any] = {
+        "engine": candidate.engine,
+        "zero_stage": candidate.zero_stage,
+        "activation_checkpointing": candidate.activation_checkpointing,
+    }
+    if candidate.instance is not None:
+        changes["gpu"] = candidate.instance.gpu
+        changes |= {} if candidate.instance.network is None else {"network": candidate.instance.network}
+    return variant(fitted, changes)
+
+
+def _assumptions(changed: Variant, option: Option, advice: Advice) -> tuple[Assumption, ...]:
+    """Of the option as it would be run; none where it was."""
+    if option.label == "measured":
+        return ()
+    candidate, points = option.candidate, changed.fitted.points
+    world = World(nodes=option.nodes, ranks_per_node=candidate.ranks_per_node, threads_per_rank=1)
+    beyond = candidate.gpus > max(point.gpus for point in points) and candidate.instance is None
+    assumed_hosts = advice.asked.ranks_per_node is None and host_size(points)[1] and beyond
+    there = Place(changed.trial.model_copy(update={"world": world}), None, None, assumed_hosts)
+    return assumptions(changed, there)

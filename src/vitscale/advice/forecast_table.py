@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitscale.advice.candidates import Candidates, with_engine
-from vitscale.advice.family import Family
+from vitscale.advice.comparable_series import ComparableSeries
 from vitscale.advice.request import NoiseScale, Work
-from vitscale.prediction.evaluating import Candidate, Evaluated, gathered, whole_steps
+from vitscale.prediction.configurations import Candidate, Evaluated, gathered
 from vitscale.prediction.finishing import Interruptions, with_start_up
+from vitscale.prediction.layouts import whole_steps
 from vitscale.prediction.results import Label
 from vitscale.prediction.start_up import StartUp, launcher_of, start_up
 from vitscale.prediction.step.model import Array
@@ -27,7 +28,7 @@ MOST_OOM_CHANCE = 0.05
 
 
 @dataclass(frozen=True)
-class Landscape:
+class ForecastTable:
     """One place per candidate. NaN is unavailable."""
 
     candidates: tuple[Candidate, ...]
@@ -72,8 +73,8 @@ class Landscape:
         return expected
 
 
-def landscape(
-    family: Family,
+def forecast_table(
+    comparable: ComparableSeries,
     found: Candidates,
     forecaster: Forecaster,
     work: Work,
@@ -81,12 +82,12 @@ def landscape(
     study_batch: int,
     interrupted: Mapping[str, Interruptions] | None = None,
     price_per_gpu_hour: float | None = None,
-) -> Landscape:
+) -> ForecastTable:
     """Works out every candidate from the measured series nearest to it: all roughly, and with all draws those that no
     other one of their engine and rank count clearly beats.
 
     Args:
-        family: of the series asked for.
+        comparable: of the series asked for.
         found: the candidates.
         forecaster: what they are expected to take.
         work: what is to be done.
@@ -96,7 +97,7 @@ def landscape(
         price_per_gpu_hour: of what is no instance with a price of its own.
     """
     every = found.found
-    nearest = {_origin(one): family.nearest(one).name for one in {_origin(one): one for one in every}.values()}
+    nearest = {_origin(one): comparable.nearest(one).name for one in {_origin(one): one for one in every}.values()}
     series = [nearest[_origin(one)] for one in every]
 
     def forecast(wanted: Sequence[int], rough: bool) -> Evaluated:
@@ -116,8 +117,8 @@ def landscape(
     to_same_loss = images_to_same_loss(batch, study_batch, noise)
     known = np.isfinite(steps * roughly.step.value)
     fits = ~(roughly.oom_chance > MOST_OOM_CHANCE)
-    needless = _needless(every, roughly.oom_chance, family.trial.train.activation_checkpointing)
-    measured = np.array([(one.engine, one.zero_stage) in family.engines for one in every], dtype=bool)
+    needless = _needless(every, roughly.oom_chance, comparable.trial.train.activation_checkpointing)
+    measured = np.array([(one.engine, one.zero_stage) in comparable.engines for one in every], dtype=bool)
     contends = _contends(
         known & fits & ~needless,
         np.where(measured, _CLEARLY, 1.0),  # of the others the best is a hint, and no answer
@@ -134,7 +135,7 @@ def landscape(
         whole[..., places] = values
         return whole
 
-    startups = _start_ups(family, [every[n] for n in places])
+    startups = _start_ups(comparable, [every[n] for n in places])
     ends = np.stack([exactly.step.value, exactly.step.future_low, exactly.step.future_high]) * steps[places]
     training = np.full((3, len(places)), np.nan)
     seconds = training.copy()
@@ -152,10 +153,10 @@ def landscape(
         labels[n] = label
     of_place: dict[int, StartUp | None] = dict(zip(map(int, places), startups, strict=True))
     started = np.array([starts.seconds.value if starts else 0.0 for starts in startups])
-    return Landscape(
+    return ForecastTable(
         candidates=every,
         series=tuple(
-            family.measured[one].name if one in family.measured else name
+            comparable.measured[one].name if one in comparable.measured else name
             for one, name in zip(every, series, strict=True)
         ),
         labels=tuple(labels),
@@ -216,9 +217,9 @@ def _contends(usable: Mask, times: Array, kinds: Sequence[Hashable], *costs: Arr
     return found
 
 
-def _start_ups(family: Family, every: Sequence[Candidate]) -> tuple[StartUp | None, ...]:
-    """Of each candidate, from all runs of the family; those with batches nobody measured share one."""
-    points = [point for series in family.members for point in series.points]
+def _start_ups(comparable: ComparableSeries, every: Sequence[Candidate]) -> tuple[StartUp | None, ...]:
+    """Of each candidate, from all runs of the comparable; those with batches nobody measured share one."""
+    points = [point for series in comparable.members for point in series.points]
     batches = {(point.trial.train.micro_batch, point.trial.train.grad_accum) for point in points}
     known: dict[Candidate, StartUp | None] = {}
     found = []
@@ -227,7 +228,7 @@ def _start_ups(family: Family, every: Sequence[Candidate]) -> tuple[StartUp | No
         one = replace(one, instance=None)
         key = replace(one, micro_batch=0, grad_accum=0) if batch not in batches else one
         if key not in known:
-            own = family.nearest(one).points
+            own = comparable.nearest(one).points
             trial = own[-1].trial
             per_node = min(one.gpus, one.ranks_per_node)
             world = World(

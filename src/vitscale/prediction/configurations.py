@@ -1,0 +1,113 @@
+"""A configuration of a workload, and what is expected of many of them, as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vitscale.prediction.results import Estimate, Label
+from vitscale.prediction.step.model import Array
+from vitscale.trial.rank_batches import largest_micro_batch
+from vitscale.trial.trial import Trial
+
+if TYPE_CHECKING:
+    from vitscale.prediction.instances import Instance  # with all importers
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One configuration. Its other fields are the series' own."""
+
+    gpus: int
+    ranks_per_node: int
+    engine: str
+    zero_stage: int
+    micro_batch: int
+    grad_accum: int
+    activation_checkpointing: bool = False
+    instance: Instance | None = None
+    """What it is rented as; None: hosts like the measured ones."""
+
+    @staticmethod
+    def of(trial: Trial) -> Candidate:
+        """A trial's own; of unequal micro-batches the largest."""
+        train, world = trial.train, trial.world
+        return Candidate(
+            world.size, world.ranks_per_node, train.engine, train.zero_stage, largest_micro_batch(train),
+            train.grad_accum, train.activation_checkpointing,
+        )  # fmt: skip
+
+    @property
+    def alone(self) -> Candidate:
+        """The same on one rank."""
+        return replace(self, gpus=1, ranks_per_node=1)
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """`results.Estimate` of many configurations: an array for each of its numbers."""
+
+    value: Array
+    low: Array
+    high: Array
+    future_low: Array
+    future_high: Array
+
+    def at(self, n: int) -> Estimate:
+        """Of one configuration."""
+        return Estimate(*(float(getattr(self, one.name)[n]) for one in fields(self)))
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What is expected of configurations, an array's place for each; NaN is unavailable."""
+
+    candidates: tuple[Candidate, ...]
+    step: Estimates
+    """Seconds."""
+    speed: Estimates
+    """Seconds of the base's step over those of the configuration's own."""
+    parts: dict[str, Estimates]
+    """Seconds of compute (with the optimizer), wait, wire and norm; empty unless they were asked for."""
+    images: Array
+    """Of an epoch."""
+    effective_steps: Array
+    """Whole steps that an epoch comes to."""
+    memory_bytes: Array
+    oom_chance: Array
+    labels: tuple[Label, ...]
+
+
+def joined(pieces: Sequence[Estimates]) -> Estimates:
+    """Pieces one after the other as one."""
+    columns = ([getattr(one, field.name) for one in pieces] for field in fields(Estimates))
+    return Estimates(*(np.concatenate([np.empty(0), *column]) for column in columns))
+
+
+def gathered(pieces: Sequence[tuple[list[int], Evaluated]]) -> Evaluated:
+    """Pieces as one: (places of its configurations in the whole, a piece). Parts are left out."""
+    order = np.argsort(np.array([n for members, _ in pieces for n in members], dtype=int))
+
+    def column(of: Callable[[Evaluated], Array]) -> Array:
+        return np.concatenate([np.empty(0), *(of(piece) for _, piece in pieces)])[order]
+
+    def estimates(of: Callable[[Evaluated], Estimates]) -> Estimates:
+        whole = joined([of(piece) for _, piece in pieces])
+        return Estimates(*(getattr(whole, one.name)[order] for one in fields(whole)))
+
+    candidates = [one for _, piece in pieces for one in piece.candidates]
+    labels = [label for _, piece in pieces for label in piece.labels]
+    return Evaluated(
+        candidates=tuple(candidates[n] for n in order),
+        step=estimates(lambda one: one.step),
+        speed=estimates(lambda one: one.speed),
+        parts={},
+        images=column(lambda one: one.images),
+        effective_steps=column(lambda one: one.effective_steps),
+        memory_bytes=column(lambda one: one.memory_bytes),
+        oom_chance=column(lambda one: one.oom_chance),
+        labels=tuple(labels[n] for n in order),
+    )

@@ -1,0 +1,107 @@
+"""Trials that train the same: what the runs of one say of another, and configurations answered from the nearest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vitscale.errors import unknown
+from vitscale.prediction.configurations import Candidate, Evaluated, gathered
+from vitscale.prediction.evaluating import evaluate
+from vitscale.prediction.evidence import Point, Series
+from vitscale.prediction.fitting import DRAWS, Fitted, FittedSeries
+from vitscale.prediction.gpu_types import GpuType
+from vitscale.prediction.network.links import Link
+from vitscale.prediction.variants import Variant, variant
+from vitscale.trial.rank_batches import largest_micro_batch
+from vitscale.trial.trial import HOW_FOUND, OF_THE_WRAPPER, Trial
+
+
+def evaluate_all(
+    fitted: Fitted,
+    series: str,
+    candidates: Sequence[Candidate],
+    *,
+    with_memory: bool = True,
+    hosts_assumed: bool = False,
+    memory_capacity_bytes: int | None = None,
+    draws: int = DRAWS,
+) -> Evaluated:
+    """Configurations of any engine, worked out from one series or another of the same workload that measured theirs.
+
+    What was measured is answered from its own runs.
+
+    Raises:
+        RequestError: there is no such series, or an engine refuses the series' options.
+    """
+    if series not in fitted.series:
+        raise unknown("series", series, fitted.series)
+    base = fitted.series[series]
+    by_kind: dict[tuple[str, int, bool, GpuType | None, Link | None], list[int]] = {}
+    for n, one in enumerate(candidates):
+        gpu, network = (None, None) if one.instance is None else (one.instance.gpu, one.instance.network)
+        kind = (one.engine, one.zero_stage, one.activation_checkpointing, gpu, network)
+        by_kind.setdefault(kind, []).append(n)
+    pieces: list[tuple[list[int], Evaluated]] = []
+    for (engine, zero_stage, checkpointing, gpu, network), members in by_kind.items():
+        changes = {"engine": engine, "zero_stage": zero_stage, "activation_checkpointing": checkpointing}
+        hosts = {name: value for name, value in (("gpu", gpu), ("network", network)) if value is not None}
+        asked, points = _variant_of(fitted, base, changes, hosts)
+        batches = frozenset(largest_micro_batch(point.trial.train) for point in points)
+        found = evaluate(
+            asked,
+            [candidates[n] for n in members],
+            with_memory=with_memory,
+            measured=points,
+            micro_batches=batches,
+            hosts_assumed=hosts_assumed,
+            memory_capacity_bytes=memory_capacity_bytes,
+            draws=draws,
+        )
+        pieces.append((members, found))
+    return gathered(pieces)
+
+
+def _variant_of(
+    fitted: Fitted, base: FittedSeries, changes: Mapping[str, Any], hosts: Mapping[str, Any]
+) -> tuple[Variant, tuple[Point, ...]]:
+    """(from the series that was measured with the wrapper, where one of the same workload was, else by arithmetic; all
+    points of that workload that were measured with it). `hosts`: what is to differ of the hosts."""
+    work, own = workload(base.points[-1].trial), base.series
+    ranked = sorted(fitted.evidence.series, key=lambda one: (one.name != own.name, one.mode != own.mode))
+    alike = [
+        one for one in ranked
+        if workload(trial := one.points[-1].trial) == work
+        and all(getattr(trial.train, name) == value for name, value in changes.items())
+    ]  # fmt: skip
+    if not alike:
+        return variant(base, {**changes, **hosts}), ()
+    asked = variant(fitted.series[alike[0].name], hosts)
+    return asked, measured_like(alike, asked.trial)
+
+
+def measured_like(series: Sequence[Series], trial: Trial) -> tuple[Point, ...]:
+    """Points of the same workload that differ from a trial in world and batch alone."""
+    same = (workload(trial), _of_a_step(trial))
+    points = (point for one in series for point in one.points if not point.trial.train.micro_batches)
+    return tuple(point for point in points if (workload(point.trial), _of_a_step(point.trial)) == same)
+
+
+def _of_a_step(trial: Trial) -> dict[str, object]:
+    """What of the training, beside its batches, decides how long a step takes."""
+    return trial.train.model_dump(include={*OF_THE_WRAPPER, *_OF_A_STEP, "activation_checkpointing"})
+
+
+_OF_A_STEP = ("precision", "device", "optimizer", "gradient_clipping", "compile")
+"""Fields of `TrainSpec` that decide how long a step takes, beside those in which candidates differ."""
+
+
+def workload(trial: Trial) -> tuple[object, ...]:
+    """What must be alike for one trial's step to say something of another's; wrapper and batch may differ."""
+    return (
+        trial.model,
+        trial.data.model_dump(exclude={"fraction", *HOW_FOUND}),
+        *(getattr(trial.train, name) for name in _OF_A_STEP),
+        trial.world.threads_per_rank,
+        trial.origin,
+    )

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 
 from check_factory import WORK, record, request
-from vitscale.preflight.as_json import check_json
 from vitscale.preflight.fit import fits
 from vitscale.preflight.judging import judged
-from vitscale.preflight.printing import check_text
+from vitscale.preflight.printing import check_document, check_fields
+from vitscale.present.data import envelope
+from vitscale.present.terminal import lines
 from vitscale.store.check_records import GROUPS, OPERATIONS, STAGES, CheckedRank, FactsLine, StageLine
 from vitscale.trial.trial import World
 
@@ -117,8 +116,8 @@ def test_any_record(found: list[CheckedRank], world: int, ending: str, log: str)
     wanted = request(world=World(nodes=world, ranks_per_node=1, threads_per_rank=1))
     whole = record(*found, request=wanted, ending=ending, log=log, fits=fits(found))
     verdicts = judged(whole)
-    json.loads(check_json(whole, verdicts, Path("stored.json")), parse_constant=lambda name: 1 / 0)
-    console = Console(width=80, record=True, file=io.StringIO())
-    for part in check_text(whole, verdicts, Path("stored.json")):
-        console.print(part, highlight=False)
-    assert "\x1b" not in console.export_text(styles=False)
+    fields = check_fields(whole, verdicts, Path("stored.json"))
+    json.loads(envelope("check", fields), parse_constant=lambda name: 1 / 0)
+    document = check_document(whole, verdicts, Path("stored.json"))
+    assert len(lines(document)) <= 25
+    assert not any("\x1b" in line.plain for line in lines(document, verbose=True))

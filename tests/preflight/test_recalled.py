@@ -7,7 +7,7 @@ import pytest
 
 from check_factory import checked, facts, record
 from study_factory import EIGHT_CORES, summary, write_study
-from vitscale.preflight.recalled import pace_warnings
+from vitscale.preflight import pace_warnings
 from vitscale.runner import Plan, plan
 from vitscale.store.check_records import CheckRecord
 from vitscale.store.checks import check_folder, write_check

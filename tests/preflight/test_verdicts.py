@@ -9,7 +9,7 @@ import pytest
 from check_factory import checked, compute, facts, interface, record, request, sweep, trial
 from vitscale.preflight.fit import fits
 from vitscale.preflight.judging import RULES, judged
-from vitscale.preflight.verdict import SEVERITIES, Verdict
+from vitscale.present.document import SEVERITIES, Finding
 from vitscale.store.check_records import (
     STAGES,
     CheckedRank,
@@ -31,7 +31,7 @@ def kinds(whole: CheckRecord) -> set[str]:
     return {verdict.kind for verdict in judged(whole)}
 
 
-def only(whole: CheckRecord, kind: str) -> Verdict:
+def only(whole: CheckRecord, kind: str) -> Finding:
     (found,) = (verdict for verdict in judged(whole) if verdict.kind == kind)
     return found
 
@@ -63,14 +63,14 @@ def test_an_unreachable_host_is_named_and_the_others_are_still_judged() -> None:
         HostAnswer(name="node9", address="10.0.0.9", seconds=None, reason="no answer to ssh within 30 s"),
     )
     found = only(record(checked(0, pace=100.0), checked(1, pace=31.0), hosts=answers), "host-unreachable")
-    assert (found.severity, found.hosts) == ("error", ("node9",))
+    assert (found.severity, found.about.hosts) == ("error", ("node9",))
     assert "node9 does not answer: no answer to ssh within 30 s" in found.message
     assert "slow-rank" in kinds(record(checked(0), checked(1, pace=31.0), hosts=answers))
 
 
 def test_a_host_that_does_not_see_the_folder_is_told() -> None:
     answer = HostAnswer(name="node1", address="10.0.0.1", seconds=0.1, sees_folder=False)
-    assert only(record(checked(0), hosts=(answer,)), "folder-not-shared").hosts == ("node1",)
+    assert only(record(checked(0), hosts=(answer,)), "folder-not-shared").about.hosts == ("node1",)
 
 
 def test_a_rank_that_never_came_and_one_that_stopped_are_told_apart() -> None:
@@ -78,10 +78,10 @@ def test_a_rank_that_never_came_and_one_that_stopped_are_told_apart() -> None:
     whole = record(
         checked(0, 3), stopped, request=request(3), ending="stopped", ending_reason="rank 1 was lost", log="bye"
     )
-    assert only(whole, "rank-missing").ranks == (2,)
+    assert only(whole, "rank-missing").about.ranks == (2,)
     assert "last words: bye" in only(whole, "rank-missing").message
     found = only(whole, "rank-stopped")
-    assert (found.ranks, found.hosts) == ((1,), ("host1",))
+    assert (found.about.ranks, found.about.hosts) == ((1,), ("host1",))
     assert found.message == (
         "rank 1 was lost; rank 1 (host1) did not come to the end; the last finished stage of rank 1: join"
     )
@@ -95,7 +95,7 @@ def test_where_nothing_was_started_that_is_all_that_is_said_of_ranks() -> None:
 def test_ranks_that_do_not_reach_rank_0() -> None:
     reach = ReachLine(address="host0", port=29500, seconds=None, reason="TimeoutError: timed out")
     found = only(two(reach=reach), "rank-0-not-reached")
-    assert found.ranks == (1,)
+    assert found.about.ranks == (1,)
     assert "rank 1 (host1) cannot reach rank 0 at host0:29500 by TCP: TimeoutError" in found.message
     assert kinds(two(reach=ReachLine(address="host0", port=29500, seconds=0.1))) == set()
 
@@ -129,13 +129,13 @@ def test_a_variable_that_names_no_interface_of_a_host() -> None:
     there = (LO, interface("enp1s0", "10.0.0.2/24"))
     whole = record(checked(0, settings=settings), checked(1, settings=settings, interfaces=there))
     found = only(whole, "interface-missing")
-    assert (found.severity, found.hosts) == ("error", ("host1",))
+    assert (found.severity, found.about.hosts) == ("error", ("host1",))
     assert "GLOO_SOCKET_IFNAME = 'eth0'" in found.message
 
 
 def test_debians_own_name_at_127_0_1_1() -> None:
     found = only(two(hostname_addresses=("127.0.1.1",)), "loopback-chosen")
-    assert (found.severity, found.hosts) == ("error", ("host1",))
+    assert (found.severity, found.about.hosts) == ("error", ("host1",))
     assert "127.0.1.1" in found.message
     assert 'launch.interface = "eth0"' in found.advice
     assert "loopback-chosen" not in kinds(record(checked(0, 1, hostname_addresses=("127.0.1.1",))))
@@ -178,7 +178,7 @@ def test_the_slow_rank_in_the_words_of_the_issue() -> None:
     ranks = [checked(n, 4) for n in range(3)]
     slow = checked(3, 4, pace=31.0, name="GTX 1070")
     found = only(record(*ranks, slow), "slow-rank")
-    assert found.ranks == (3,)
+    assert found.about.ranks == (3,)
     assert found.message == (
         "rank 3 (GTX 1070, host3) computes at 0.31 of the others: with equal shares the job runs at its pace. "
         "Its matrix-multiply rate is 0.31 of the others' too: the device is slower"
@@ -198,7 +198,7 @@ def test_a_rank_that_was_disturbed_for_a_while_is_not_a_slow_one(best: float, to
 
 def test_slow_ranks_that_are_alike_are_told_together() -> None:
     ranks = [checked(n, 4, pace=100.0 if n < 2 else 50.0) for n in range(4)]
-    assert only(record(*ranks), "slow-rank").ranks == (2, 3)
+    assert only(record(*ranks), "slow-rank").about.ranks == (2, 3)
 
 
 def test_why_a_rank_is_slow() -> None:
@@ -243,7 +243,7 @@ def test_gpus_of_one_type_at_unlike_clocks() -> None:
         )  # fmt: skip
         return compute(100.0, gpu=gpu, gpu_reason=None)
 
-    assert only(record(checked(0, compute=at(1400)), checked(1, compute=at(1200))), "clocks-differ").ranks == (1,)
+    assert only(record(checked(0, compute=at(1400)), checked(1, compute=at(1200))), "clocks-differ").about.ranks == (1,)
     assert "clocks-differ" not in kinds(record(checked(0, compute=at(1400)), checked(1, compute=at(1300))))
 
 
@@ -269,7 +269,7 @@ def test_a_power_limit_is_told_where_it_is_below_the_default_or_was_reached() ->
         (None, 700.0),
     ]
     found = [v for v in judged(record(*(limited(n, *each) for n, each in enumerate(told)))) if v.kind == "power-limit"]
-    assert [(verdict.severity, verdict.ranks, verdict.message) for verdict in found] == [
+    assert [(verdict.severity, verdict.about.ranks, verdict.message) for verdict in found] == [
         ("note", (0, 1), "the GPUs of ranks 0 and 1 (host0 and host1) have a power limit of 400 W, below the default "
                          "of 700 W"),
         ("note", (2,), "the GPU of rank 2 (host2) has a power limit of 700 W, which was reached"),
@@ -293,7 +293,7 @@ def test_cores_for_threads_and_for_the_loader() -> None:
     crowded = [checked(n, host="host0", host_cores=7) for n in (0, 1)]
     assert "2 x 4 threads on 7 cores" in only(record(*crowded, request=request(world=world)), "too-few-cores").message
     with_workers = record(*ranks, request=request(world=world, trial=trial(workers=2)))
-    assert only(with_workers, "loader-shares-cores").hosts == ("host0",)
+    assert only(with_workers, "loader-shares-cores").about.hosts == ("host0",)
 
 
 # --- data and disk -------------------------------------------------------------------------------------------------

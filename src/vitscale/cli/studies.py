@@ -99,7 +99,7 @@ def run(
 ) -> None:
     """Run what is not done yet. The same command again resumes."""
     from vitscale import analysis, report, runner, store
-    from vitscale.preflight.recalled import pace_warnings
+    from vitscale.preflight import pace_warnings
     from vitscale.runner.command_list import command_list
     from vitscale.runner.preview import finding_lines
     from vitscale.study.site import overlay
@@ -184,26 +184,26 @@ def check(
     hostfile: HostfileOption = None,
     scheduler: SchedulerOption = None,
     site: SiteOption = None,
+    verbose: VerboseOption = False,
     json: JsonOption = False,
 ) -> None:
     """Preflight: this machine, a hostfile's hosts or an allocation. Exits with 1 where training would not start."""
     from vitscale import preflight
-    from vitscale.preflight.as_json import check_json
-    from vitscale.preflight.printing import check_text
+    from vitscale.preflight.printing import check_document, check_fields
+    from vitscale.present.data import envelope
+    from vitscale.present.terminal import show
     from vitscale.study.site import overlay
 
     place = preflight.where(study, overlay(site, launcher=launcher, scheduler=scheduler, hostfile=hostfile))
     wanted = preflight.request(place, ranks_per_node=ranks_per_node, quick=quick)
-    console = ProgramConsole(stderr=json)
     say = ProgramConsole(stderr=True)
     record, path = preflight.run_check(place, wanted, output, lambda line: say.print(line, highlight=False))
-    verdicts = preflight.judged(record)
+    findings = preflight.judged(record)
     if json:
-        sys.stdout.write(check_json(record, verdicts, path) + "\n")
+        sys.stdout.write(envelope("check", check_fields(record, findings, path)))
     else:
-        for part in check_text(record, verdicts, path, console.width):
-            console.print(part, highlight=False, soft_wrap=isinstance(part, str))
-    if any(verdict.severity == "error" for verdict in verdicts):
+        show(ProgramConsole(), check_document(record, findings, path), verbose)
+    if any(finding.severity == "error" for finding in findings):
         raise typer.Exit(1)
 
 

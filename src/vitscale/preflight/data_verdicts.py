@@ -5,8 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 
-from vitscale.preflight.quantities import seconds, size, three_digits
-from vitscale.preflight.verdict import Verdict, hosts_of, listed, ranks_named
+from vitscale.preflight.verdict import finding, hosts_of, ranks_named
+from vitscale.present.document import Finding
+from vitscale.present.units import listed, number, seconds, size
 from vitscale.store.check_records import CheckRecord
 
 _USUAL_SHARE = 0.3
@@ -17,7 +18,7 @@ _SLOW_RECORD_SECONDS = 0.1
 _LATE_SECONDS = 2.0
 
 
-def slow_loader(record: CheckRecord) -> Iterable[Verdict]:
+def slow_loader(record: CheckRecord) -> Iterable[Finding]:
     """A loader slower than the model."""
     rates = [rank.loader.images_per_second for rank in record.ranks if rank.loader is not None]
     need = record.loader_need
@@ -25,21 +26,21 @@ def slow_loader(record: CheckRecord) -> Iterable[Verdict]:
         return
     certain = need.source == "run" or min(rates) < _USUAL_SHARE * need.images_per_second
     workers = record.request.trial.data.workers if record.request.trial is not None else 0
-    yield Verdict(
+    yield finding(
         "loader-slow",
         "warning" if certain else "note",
-        f"the loader alone gives a rank {three_digits(min(rates))} images/s, and the model "
-        f"{'takes' if need.source == 'run' else 'may take up to'} {three_digits(need.images_per_second)} "
+        f"the loader alone gives a rank {number(min(rates))} images/s, and the model "
+        f"{'takes' if need.source == 'run' else 'may take up to'} {number(need.images_per_second)} "
         f"({need.described})" + (": training waits for data" if certain else ""),
         f"Set data.workers higher (it is {workers})" + ("" if certain else " if training shows data wait"),
     )
 
 
-def full_disk(record: CheckRecord) -> Iterable[Verdict]:
+def full_disk(record: CheckRecord) -> Iterable[Finding]:
     """Little room, or none."""
     free = [rank.disk.free_bytes for rank in record.ranks if rank.disk is not None]
     if free and min(free) < _LITTLE_ROOM:
-        yield Verdict(
+        yield finding(
             "little-room" if min(free) >= _NO_ROOM else "disk-full",
             "warning" if min(free) >= _NO_ROOM else "error",
             f"the disk of the results has {size(min(free))} left",
@@ -47,11 +48,11 @@ def full_disk(record: CheckRecord) -> Iterable[Verdict]:
         )
 
 
-def slow_disk(record: CheckRecord) -> Iterable[Verdict]:
+def slow_disk(record: CheckRecord) -> Iterable[Finding]:
     """Records that take long to be safe."""
     times = [statistics.median(rank.disk.record_seconds) for rank in record.ranks if rank.disk is not None]
     if times and max(times) > _SLOW_RECORD_SECONDS:
-        yield Verdict(
+        yield finding(
             "slow-disk",
             "note",
             f"a record takes up to {seconds(max(times))} to be safe on the disk of the results",
@@ -59,11 +60,11 @@ def slow_disk(record: CheckRecord) -> Iterable[Verdict]:
         )
 
 
-def unshared_folder(record: CheckRecord) -> Iterable[Verdict]:
+def unshared_folder(record: CheckRecord) -> Iterable[Finding]:
     """Hosts that do not see what another writes, or see it late."""
     blind = [r for r in record.ranks if r.disk and r.disk.seen_seconds is None and "not seen" in r.disk.seen_reason]
     if blind:
-        yield Verdict(
+        yield finding(
             "folder-not-shared",
             "error",
             f"{ranks_named([rank.rank for rank in blind])} ({listed(hosts_of(blind))}) did not see a file that rank 0 "
@@ -75,7 +76,7 @@ def unshared_folder(record: CheckRecord) -> Iterable[Verdict]:
     late = [rank for rank in record.ranks if rank.disk and (rank.disk.seen_seconds or 0.0) > _LATE_SECONDS]
     if late:
         longest = max(rank.disk.seen_seconds or 0.0 for rank in late if rank.disk)
-        yield Verdict(
+        yield finding(
             "late-folder",
             "note",
             f"a file that rank 0 wrote was seen on {listed(hosts_of(late))} only after {seconds(longest)}: the file "

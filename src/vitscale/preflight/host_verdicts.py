@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from vitscale.preflight.verdict import Verdict, hosts_of, listed
+from vitscale.preflight.verdict import finding, hosts_of
+from vitscale.present.document import Finding
+from vitscale.present.units import listed
 from vitscale.store.check_records import CheckedRank, CheckRecord
 
 _NEAR = 1.05
 """A quota is no number of cores; so much more may be asked of it."""
 
 
-def versions_differ(record: CheckRecord) -> Iterable[Verdict]:
+def versions_differ(record: CheckRecord) -> Iterable[Finding]:
     """Libraries of another version on some hosts."""
     found: dict[str, dict[str, list[CheckedRank]]] = {}
     for rank in record.ranks:
@@ -25,7 +27,7 @@ def versions_differ(record: CheckRecord) -> Iterable[Verdict]:
             usual = max(by_version, key=lambda version: len(by_version[version]))
             odd = [f"{v} on {listed(hosts_of(ranks))}" for v, ranks in by_version.items() if v != usual]
             each.append(f"{name} {usual}, but {listed(odd)}")
-        yield Verdict(
+        yield finding(
             "versions-differ",
             "warning",
             f"not all hosts have the same versions: {'; '.join(each[:8])}",
@@ -33,7 +35,7 @@ def versions_differ(record: CheckRecord) -> Iterable[Verdict]:
         )
 
 
-def drivers_differ(record: CheckRecord) -> Iterable[Verdict]:
+def drivers_differ(record: CheckRecord) -> Iterable[Finding]:
     """GPU drivers of other versions on some hosts."""
     found: dict[str, list[CheckedRank]] = {}
     for rank in record.ranks:
@@ -41,7 +43,7 @@ def drivers_differ(record: CheckRecord) -> Iterable[Verdict]:
             found.setdefault(rank.facts.environment.device.driver, []).append(rank)
     if len(found) > 1:
         each = [f"{driver} on {listed(hosts_of(ranks))}" for driver, ranks in found.items()]
-        yield Verdict(
+        yield finding(
             "drivers-differ",
             "warning",
             f"not all hosts have the same GPU driver: {listed(each)}",
@@ -49,7 +51,7 @@ def drivers_differ(record: CheckRecord) -> Iterable[Verdict]:
         )
 
 
-def too_few_cores(record: CheckRecord) -> Iterable[Verdict]:
+def too_few_cores(record: CheckRecord) -> Iterable[Finding]:
     """More threads on a host than it has cores, or than its quota grants; loader threads counted apart."""
     threads = record.request.world.threads_per_rank
     workers = record.request.trial.data.workers if record.request.trial is not None else 0
@@ -71,7 +73,7 @@ def too_few_cores(record: CheckRecord) -> Iterable[Verdict]:
         elif workers and len(ranks) * (threads + workers) > _NEAR * room:
             crowded_by_workers[host] = f"{len(ranks)} x ({threads} threads + {workers} loader threads) on {has}"
     if crowded:
-        yield Verdict(
+        yield finding(
             "too-few-cores",
             "warning",
             f"ranks share cores on {listed([*crowded])}: {next(iter(crowded.values()))}",
@@ -79,7 +81,7 @@ def too_few_cores(record: CheckRecord) -> Iterable[Verdict]:
             hosts=tuple(crowded),
         )
     if crowded_by_workers:
-        yield Verdict(
+        yield finding(
             "loader-shares-cores",
             "warning",
             f"loader threads share cores with the ranks on {listed([*crowded_by_workers])}: "

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from vitscale.preflight import interfaces
-from vitscale.preflight.quantities import rate
-from vitscale.preflight.verdict import Verdict, listed
+from vitscale.preflight.verdict import finding
+from vitscale.present.document import Finding
+from vitscale.present.units import listed, rate
 from vitscale.store.check_records import CheckRecord, FactsLine
 
 _SLOWER = 0.5
@@ -24,7 +25,7 @@ def facts_by_host(record: CheckRecord) -> dict[str, FactsLine]:
     return found
 
 
-def interface_choices(record: CheckRecord) -> Iterable[Verdict]:
+def interface_choices(record: CheckRecord) -> Iterable[Finding]:
     """The traps of NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, where there are several hosts."""
     hosts = facts_by_host(record)
     if len(hosts) < 2:
@@ -38,11 +39,11 @@ def interface_choices(record: CheckRecord) -> Iterable[Verdict]:
     yield from _unused_infiniband(hosts, choices)
 
 
-def _lacking(choices: Mapping[str, interfaces.Choice]) -> Iterable[Verdict]:
+def _lacking(choices: Mapping[str, interfaces.Choice]) -> Iterable[Finding]:
     lacking = [host for host, choice in choices.items() if choice.setting is not None and not choice.names]
     if lacking:
         choice = choices[lacking[0]]
-        yield Verdict(
+        yield finding(
             "interface-missing",
             "error",
             f"{choice.variable} = '{choice.setting}' names no working interface of {listed(lacking)}",
@@ -52,7 +53,7 @@ def _lacking(choices: Mapping[str, interfaces.Choice]) -> Iterable[Verdict]:
         )
 
 
-def _loopback(hosts: Mapping[str, FactsLine], choices: Mapping[str, interfaces.Choice]) -> Iterable[Verdict]:
+def _loopback(hosts: Mapping[str, FactsLine], choices: Mapping[str, interfaces.Choice]) -> Iterable[Finding]:
     alone = [host for host, choice in choices.items() if choice.names == ("lo",)]
     if not alone:
         return
@@ -64,7 +65,7 @@ def _loopback(hosts: Mapping[str, FactsLine], choices: Mapping[str, interfaces.C
     else:
         why, how = "it is what is set, or all there is", "Set"
     candidate = _candidate(hosts[alone[0]])
-    yield Verdict(
+    yield finding(
         "loopback-chosen",
         "error",
         f"{listed(alone)} would be reached at a loopback address, which leads every other host to itself: {why}",
@@ -73,11 +74,11 @@ def _loopback(hosts: Mapping[str, FactsLine], choices: Mapping[str, interfaces.C
     )
 
 
-def _virtual(choices: Mapping[str, interfaces.Choice]) -> Iterable[Verdict]:
+def _virtual(choices: Mapping[str, interfaces.Choice]) -> Iterable[Finding]:
     wrong = {host: c.names[0] for host, c in choices.items() if c.names and c.names[0].startswith(interfaces.VIRTUAL)}
     if wrong:
         host, name = next(iter(wrong.items()))
-        yield Verdict(
+        yield finding(
             "virtual-interface",
             "warning",
             f"{choices[host].variable}: {listed([*wrong])} would talk over {name}, which leads to containers or "
@@ -87,7 +88,7 @@ def _virtual(choices: Mapping[str, interfaces.Choice]) -> Iterable[Verdict]:
         )
 
 
-def _same_address(hosts: Mapping[str, FactsLine], choices: Mapping[str, interfaces.Choice]) -> Iterable[Verdict]:
+def _same_address(hosts: Mapping[str, FactsLine], choices: Mapping[str, interfaces.Choice]) -> Iterable[Finding]:
     owners: dict[str, list[str]] = {}
     for host, choice in choices.items():
         for one in interfaces.named(hosts[host], choice.names[:1]):
@@ -96,7 +97,7 @@ def _same_address(hosts: Mapping[str, FactsLine], choices: Mapping[str, interfac
                     owners.setdefault(address, []).append(host)
     for address, several in owners.items():
         if len(several) > 1:
-            yield Verdict(
+            yield finding(
                 "same-address",
                 "error",
                 f"{listed(several)} all have the address {address} on the interface that is taken "
@@ -106,7 +107,7 @@ def _same_address(hosts: Mapping[str, FactsLine], choices: Mapping[str, interfac
             )
 
 
-def _slower(hosts: Mapping[str, FactsLine], choices: Mapping[str, interfaces.Choice]) -> Iterable[Verdict]:
+def _slower(hosts: Mapping[str, FactsLine], choices: Mapping[str, interfaces.Choice]) -> Iterable[Finding]:
     slower = {}
     for host, choice in choices.items():
         taken = [one.speed_mbit for one in interfaces.named(hosts[host], choice.names) if one.speed_mbit is not None]
@@ -123,7 +124,7 @@ def _slower(hosts: Mapping[str, FactsLine], choices: Mapping[str, interfaces.Cho
             )
     if slower:
         host, how = next(iter(slower.items()))
-        yield Verdict(
+        yield finding(
             "slower-interface",
             "warning",
             f"{listed([*slower])}: {how}",
@@ -132,7 +133,7 @@ def _slower(hosts: Mapping[str, FactsLine], choices: Mapping[str, interfaces.Cho
         )
 
 
-def _unused_infiniband(hosts: Mapping[str, FactsLine], choices: Mapping[str, interfaces.Choice]) -> Iterable[Verdict]:
+def _unused_infiniband(hosts: Mapping[str, FactsLine], choices: Mapping[str, interfaces.Choice]) -> Iterable[Finding]:
     active = [host for host, facts in hosts.items() if any(port.active for port in facts.infiniband)]
     unused = []
     for host in active:
@@ -144,7 +145,7 @@ def _unused_infiniband(hosts: Mapping[str, FactsLine], choices: Mapping[str, int
     if unused:
         port = next(port for port in hosts[unused[0]].infiniband if port.active)
         nccl = hosts[unused[0]].environment.backend == "nccl"
-        yield Verdict(
+        yield finding(
             "infiniband-unused",
             "warning",
             f"{listed(unused)}: InfiniBand is there ({port.name}, {port.rate}) and "
@@ -154,7 +155,7 @@ def _unused_infiniband(hosts: Mapping[str, FactsLine], choices: Mapping[str, int
         )
 
 
-def slow_link(record: CheckRecord) -> Iterable[Verdict]:
+def slow_link(record: CheckRecord) -> Iterable[Finding]:
     """All-reduce across nodes, far below the speed of the interface it goes over."""
     hosts = facts_by_host(record)
     speeds = []
@@ -168,7 +169,7 @@ def slow_link(record: CheckRecord) -> Iterable[Verdict]:
             possible = min(speeds) * 1e6 / 8
             if fit.bandwidth_bytes_per_second < _LINK_SHARE * possible:
                 reached = fit.bandwidth_bytes_per_second / possible
-                yield Verdict(
+                yield finding(
                     "slow-link",
                     "warning",
                     f"all-reduce across nodes reaches {rate(fit.bandwidth_bytes_per_second, 'B/s')}, {reached:.2f} of "

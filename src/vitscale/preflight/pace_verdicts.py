@@ -6,7 +6,9 @@ import statistics
 from collections.abc import Iterable, Mapping
 
 from vitscale.preflight.speeds import against_others, rank_speeds, rates
-from vitscale.preflight.verdict import Verdict, hosts_of, listed, ranks_named
+from vitscale.preflight.verdict import finding, hosts_of, ranks_named
+from vitscale.present.document import Finding
+from vitscale.present.units import listed
 from vitscale.store.check_records import CheckedRank, CheckRecord
 
 _SLOW = 0.9
@@ -17,7 +19,7 @@ _THROTTLED = 0.01
 _MOST_SPEEDS = 64
 
 
-def slow_ranks(record: CheckRecord) -> Iterable[Verdict]:
+def slow_ranks(record: CheckRecord) -> Iterable[Finding]:
     """Ranks well below the pace of the others, in every repeat; those alike are told together."""
     found = rates(record.ranks)
     relative = against_others(found)
@@ -34,7 +36,7 @@ def slow_ranks(record: CheckRecord) -> Iterable[Verdict]:
         numbers = [rank.rank for rank in slow]
         verb = "computes" if len(slow) == 1 else "compute"
         whose = "its" if len(slow) == 1 else "their"
-        yield Verdict(
+        yield finding(
             "slow-rank",
             "warning",
             f"{ranks_named(numbers)} ({device}, {listed(hosts_of(slow))}) {verb} at {at} of the others: with equal "
@@ -78,7 +80,7 @@ def _share_advice(record: CheckRecord, slow: list[int]) -> str:
     return f"{without}: in [train] rank_speeds = [{', '.join(map(str, speeds))}]"
 
 
-def mixed_devices(record: CheckRecord) -> Iterable[Verdict]:
+def mixed_devices(record: CheckRecord) -> Iterable[Finding]:
     """Ranks on unlike devices."""
     by_device: dict[str, list[CheckedRank]] = {}
     for rank in record.ranks:
@@ -86,7 +88,7 @@ def mixed_devices(record: CheckRecord) -> Iterable[Verdict]:
             by_device.setdefault(_device(rank), []).append(rank)
     if len(by_device) > 1:
         each = listed([f"{name} ({ranks_named([r.rank for r in ranks])})" for name, ranks in by_device.items()])
-        yield Verdict(
+        yield finding(
             "mixed-devices",
             "warning",
             f"the ranks compute on unlike devices: {each}; the slowest type sets the pace of every step, and the least "
@@ -95,7 +97,7 @@ def mixed_devices(record: CheckRecord) -> Iterable[Verdict]:
         )
 
 
-def throttled(record: CheckRecord) -> Iterable[Verdict]:
+def throttled(record: CheckRecord) -> Iterable[Finding]:
     """Clocks slowed by a GPU, and ranks held back by the CPU controller, while they computed."""
     hot = {
         rank.rank: rank
@@ -107,7 +109,7 @@ def throttled(record: CheckRecord) -> Iterable[Verdict]:
         reasons = [
             reason for r in hot.values() if r.compute and r.compute.gpu for reason in r.compute.gpu.throttle_reasons
         ]
-        yield Verdict(
+        yield finding(
             "gpu-throttled",
             "warning",
             f"the GPU of {ranks_named([*hot])} ({listed(hosts_of(hot.values()))}) slows its clocks: "
@@ -119,7 +121,7 @@ def throttled(record: CheckRecord) -> Iterable[Verdict]:
     held = {r.rank: r for r in record.ranks if r.compute and (r.compute.cpu_throttled_share or 0.0) > _THROTTLED}
     if held:
         most = max(rank.compute.cpu_throttled_share or 0.0 for rank in held.values() if rank.compute)
-        yield Verdict(
+        yield finding(
             "cpu-throttled",
             "warning",
             f"the CPU quota holds back {ranks_named([*held])} ({listed(hosts_of(held.values()))}), by up to "
@@ -130,7 +132,7 @@ def throttled(record: CheckRecord) -> Iterable[Verdict]:
         )
 
 
-def power_limits(record: CheckRecord) -> Iterable[Verdict]:
+def power_limits(record: CheckRecord) -> Iterable[Finding]:
     """GPUs whose power limit is below their default, or held their clocks while they computed."""
     limits: dict[str, list[CheckedRank]] = {}
     for rank in record.ranks:
@@ -144,7 +146,7 @@ def power_limits(record: CheckRecord) -> Iterable[Verdict]:
             limits.setdefault(f"a power limit{of}, which was reached", []).append(rank)
     for said, ranks in limits.items():
         numbers = [rank.rank for rank in ranks]
-        yield Verdict(
+        yield finding(
             "power-limit",
             "note",
             f"the GPU{'s' if len(numbers) > 1 else ''} of {ranks_named(numbers)} ({listed(hosts_of(ranks))}) "
@@ -155,7 +157,7 @@ def power_limits(record: CheckRecord) -> Iterable[Verdict]:
         )
 
 
-def unsteady(record: CheckRecord) -> Iterable[Verdict]:
+def unsteady(record: CheckRecord) -> Iterable[Finding]:
     """Ranks whose pace changes from one repeat to the next."""
     worst = {}
     for rank in record.ranks:
@@ -164,7 +166,7 @@ def unsteady(record: CheckRecord) -> Iterable[Verdict]:
             if spread > _UNSTEADY:
                 worst[rank.rank] = spread
     if worst:
-        yield Verdict(
+        yield finding(
             "unsteady",
             "note",
             f"the pace of {ranks_named([*worst])} varies by up to {100 * max(worst.values()):.0f} % from one repeat to "
@@ -174,7 +176,7 @@ def unsteady(record: CheckRecord) -> Iterable[Verdict]:
         )
 
 
-def clocks_differ(record: CheckRecord) -> Iterable[Verdict]:
+def clocks_differ(record: CheckRecord) -> Iterable[Finding]:
     """GPUs of one type at unlike clocks under the same work."""
     clocks: dict[str, dict[int, float]] = {}
     for rank in record.ranks:
@@ -186,7 +188,7 @@ def clocks_differ(record: CheckRecord) -> Iterable[Verdict]:
         highest = max(by_rank.values())
         low = [rank for rank, clock in by_rank.items() if clock < _SLOW * highest]
         if low:
-            yield Verdict(
+            yield finding(
                 "clocks-differ",
                 "warning",
                 f"{device}: {ranks_named(low)} at {min(by_rank.values()):,.0f} MHz, others at {highest:,.0f} MHz under "

@@ -1,79 +1,88 @@
-"""A check in words for a terminal of 80 columns."""
+"""What a check says: what is wrong, what was measured, and the same as data."""
 
 from __future__ import annotations
 
 import statistics
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from rich.console import RenderableType
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
-
-from vitscale.errors import printable
-from vitscale.preflight.quantities import UNAVAILABLE, rate, seconds, size, three_digits
-from vitscale.preflight.speeds import rates
-from vitscale.preflight.verdict import SEVERITIES, Verdict, host_of
+from vitscale.preflight.speeds import against_others, rank_speeds, rates
+from vitscale.preflight.verdict import host_of
+from vitscale.present.data import finding_fields
+from vitscale.present.document import (
+    Bullets,
+    Cell,
+    Column,
+    Document,
+    Finding,
+    Group,
+    Paragraph,
+    Table,
+    counts_of,
+)
+from vitscale.present.units import UNAVAILABLE, UNKNOWN, counted, number, rate, seconds, size
 from vitscale.store.check_records import GROUPS, OPERATIONS, CheckedRank, CheckRecord
 
-_STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 _MOST_RANKS = 64
-_UNKNOWN = "-"
 _AT_ONCE_SECONDS = 0.02
 
 
-def check_text(record: CheckRecord, verdicts: Sequence[Verdict], path: Path, width: int = 80) -> list[RenderableType]:
-    """What was measured, then the verdicts, the most severe first."""
-    parts: list[RenderableType] = [_heading(record), ""]
-    if record.ranks:
-        parts += [_ranks(record), ""]
+def check_fields(record: CheckRecord, findings: Sequence[Finding], path: Path) -> dict[str, Any]:
+    """Everything as data, the raw values included."""
+    speeds = rank_speeds(record)
+    return {
+        "stored": str(path),
+        "verdicts": [finding_fields(finding) for finding in findings],
+        "rank_speeds": list(speeds) if speeds is not None else None,
+        "pace_against_others": {str(rank): pace for rank, pace in against_others(rates(record.ranks)).items()},
+        "check": record.model_dump(mode="json"),
+    }
+
+
+def check_document(record: CheckRecord, findings: Sequence[Finding], path: Path) -> Document:
+    """What is wrong, the most severe first, then what was measured."""
+    tables = [*([_ranks(record)] if record.ranks else [])]
     if any(rank.collectives for rank in record.ranks):
-        parts += [_collectives(record), ""]
-    parts += [Text(_wrapped(line, width, indent="")) for line in (*_loader(record), *_disk(record))]
-    for verdict in verdicts:
-        parts += [Text(""), _verdict(verdict, width)]
-    return [*parts, Text(""), Text(_counts(verdicts)), Text(f"Stored: {path}")]
+        tables.append(_collectives(record))
+    blocks = (*findings, *tables, Bullets((*_loader(record), *_disk(record))))
+    return Document("", (Paragraph(f"{_heading(record)}: {counts_of(findings)}", "strong"), *blocks), (f"Stored: {path}",))
 
 
-def _heading(record: CheckRecord) -> Text:
+def _heading(record: CheckRecord) -> str:
     world = record.request.world
     backend = next((r.facts.environment.backend for r in record.ranks if r.facts), None) or UNAVAILABLE
-    hosts = f"{world.nodes} host{'s' if world.nodes > 1 else ''}, {world.size} rank{'s' if world.size > 1 else ''}"
-    return Text(printable(f"{hosts}; {backend} on {record.request.device}; started by {record.launcher}"))
+    where = f"{counted(world.nodes, 'host')}, {counted(world.size, 'rank')}"
+    return f"{where}; {backend} on {record.request.device}; started by {record.launcher}"
 
 
 def _ranks(record: CheckRecord) -> Table:
     """One line per rank. Memory is the device's; pace is that of the fixed compute over the fastest rank's."""
-    found = rates(record.ranks)
-    fastest = max(found.values(), default=0.0)
-    table = Table(box=None, pad_edge=False)
-    for name in ("rank", "cores", "memory", "matmul", "pace"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("host", overflow="fold")
-    table.add_column("device", overflow="ellipsis", no_wrap=True)
+    pace = rates(record.ranks)
+    fastest = max(pace.values(), default=0.0)
+    columns = [*map(Column, ("rank", "cores", "memory", "matmul", "pace")), Column("host", words=True)]
+    rows = []
     for rank in record.ranks[:_MOST_RANKS]:
-        facts = rank.facts
-        memory = facts.environment.device.memory_bytes if facts else None
-        table.add_row(
+        environment = rank.facts.environment if rank.facts else None
+        texts = (
             str(rank.rank),
             _cores(rank, record),
-            size(memory) if memory is not None else _UNKNOWN,
-            rate(rank.matmul.flops_per_second, "FLOP/s") if rank.matmul else _UNKNOWN,
-            f"{found[rank.rank] / fastest:.2f}" if rank.rank in found else _UNKNOWN,
-            escape(printable(host_of(rank) or UNAVAILABLE)),
-            escape(printable(facts.environment.device.name if facts else UNAVAILABLE)),
+            size(environment.device.memory_bytes if environment else None),
+            rate(rank.matmul.flops_per_second if rank.matmul else None, "FLOP/s"),
+            f"{pace[rank.rank] / fastest:.2f}" if rank.rank in pace else UNKNOWN,
+            host_of(rank) or UNAVAILABLE,
+            environment.device.name if environment else UNAVAILABLE,
         )
-    if len(record.ranks) > _MOST_RANKS:
-        table.add_row("...", "", "", "", "", f"{len(record.ranks) - _MOST_RANKS} more", "")
-    return table
+        rows.append(tuple(map(Cell, texts)))
+    more = len(record.ranks) - _MOST_RANKS
+    notes = (f"{more} more ranks: --json has them.",) if more > 0 else ()
+    return Table((*columns, Column("device", words=True)), (Group("", tuple(rows)),), notes)
 
 
 def _cores(rank: CheckedRank, record: CheckRecord) -> str:
     """What the rank's host has for each of its ranks: cores, or its quota where that is less."""
     if rank.facts is None:
-        return _UNKNOWN
+        return UNKNOWN
     quota = rank.facts.environment.cpu_quota_cores
     sharing = sum(host_of(other) == host_of(rank) for other in record.ranks)
     room = min(rank.facts.host_cores, quota if quota is not None else rank.facts.host_cores) / sharing
@@ -81,72 +90,50 @@ def _cores(rank: CheckedRank, record: CheckRecord) -> str:
 
 
 def _collectives(record: CheckRecord) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("collectives")
-    table.add_column("operation")
-    for name in ("ranks", "latency", "bandwidth", "largest", "took"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for group in GROUPS:
-        for operation in OPERATIONS:
-            fit = next((f for f in record.fits if (f.group, f.operation) == (group, operation)), None)
-            if fit is None:
-                if any(
-                    line.group == group and line.operation == operation for r in record.ranks for line in r.collectives
-                ):
-                    table.add_row(group, operation.replace("_", "-"), *([_UNKNOWN] * 5))
-                continue
-            table.add_row(
-                group,
-                operation.replace("_", "-"),
+    """One line per group and operation. A latency that the fit takes for 0 is below what was measured: unknown."""
+    columns = (
+        Column("collectives", words=True),
+        Column("operation", words=True),
+        *map(Column, ("ranks", "latency", "bandwidth", "largest", "took")),
+    )
+    measured = {(line.group, line.operation) for rank in record.ranks for line in rank.collectives}
+    rows = []
+    for group, operation in ((group, operation) for group in GROUPS for operation in OPERATIONS):
+        fit = next((f for f in record.fits if (f.group, f.operation) == (group, operation)), None)
+        if fit is None and (group, operation) not in measured:
+            continue
+        figures = [UNKNOWN] * 5
+        if fit is not None:
+            figures = [
                 str(fit.ranks),
-                seconds(fit.latency_seconds),
+                seconds(fit.latency_seconds or None),
                 rate(fit.bandwidth_bytes_per_second, "B/s"),
                 size(fit.largest_size_bytes),
                 seconds(fit.largest_seconds),
-            )
-    return table
+            ]
+        rows.append(tuple(map(Cell, (group, operation.replace("_", "-"), *figures))))
+    return Table(columns, (Group("", tuple(rows)),))
 
 
 def _loader(record: CheckRecord) -> list[str]:
-    found = [rank.loader for rank in record.ranks if rank.loader is not None]
+    loaders = [rank.loader for rank in record.ranks if rank.loader is not None]
     if record.request.trial is None:
         return []
-    if not found:
+    if not loaders:
         return [f"loader: {UNAVAILABLE}"]
-    slowest = min(line.images_per_second for line in found)
+    slowest = min(line.images_per_second for line in loaders)
     need = record.loader_need
-    needed = f"{three_digits(need.images_per_second)} images/s ({need.source})" if need else UNAVAILABLE
-    return [f"loader: {three_digits(slowest)} images/s per rank, {found[0].workers} workers; needed: {needed}"]
+    needed = f"{number(need.images_per_second)} images/s ({need.source})" if need else UNAVAILABLE
+    return [f"loader: {number(slowest)} images/s per rank, {counted(loaders[0].workers, 'worker')}; needed: {needed}"]
 
 
 def _disk(record: CheckRecord) -> list[str]:
-    found = [rank.disk for rank in record.ranks if rank.disk is not None]
-    if not found:
+    disks = [rank.disk for rank in record.ranks if rank.disk is not None]
+    if not disks:
         return [f"disk: {UNAVAILABLE}"]
-    safe = max(statistics.median(disk.record_seconds) for disk in found)
+    safe = max(statistics.median(disk.record_seconds) for disk in disks)
     seen = [r.disk.seen_seconds for r in record.ranks if r.rank != 0 and r.disk and r.disk.seen_seconds is not None]
     when = f"within {seconds(max(seen))}" if max(seen, default=0.0) > _AT_ONCE_SECONDS else "at once"
     shared = f"; other ranks see a new file {when}" if seen else ""
-    return [
-        f"disk: {size(min(disk.free_bytes for disk in found))} free; a record is safe after {seconds(safe)}{shared}"
-    ]
-
-
-def _verdict(verdict: Verdict, width: int) -> Text:
-    text = Text(verdict.severity, _STYLES[verdict.severity])
-    text.append(f"  {verdict.kind}\n", "bold")
-    text.append(_wrapped(f"{verdict.message}.", width) + "\n", "")
-    text.append(_wrapped(f"Next: {verdict.advice}.", width), "")
-    return text
-
-
-def _wrapped(line: str, width: int, indent: str = "  ") -> str:
-    wrapper = textwrap.TextWrapper(max(width, 40), initial_indent=indent, subsequent_indent="  ")
-    wrapper.break_long_words = wrapper.break_on_hyphens = False
-    return wrapper.fill(printable(line).replace("\n", "\\n"))
-
-
-def _counts(verdicts: Sequence[Verdict]) -> str:
-    counts = [sum(verdict.severity == severity for verdict in verdicts) for severity in SEVERITIES]
-    named = [f"{count} {name}{'s' * (count != 1)}" for count, name in zip(counts, SEVERITIES, strict=True)]
-    return ", ".join(named) if any(counts) else "Nothing to complain of."
+    free = size(min(disk.free_bytes for disk in disks))
+    return [f"disk: {free} free; a record is safe after {seconds(safe)}{shared}"]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from vitscale.preflight.verdict import Severity, Verdict, host_of, hosts_of, listed, ranks_named
+from vitscale.preflight.verdict import finding, host_of, hosts_of, ranks_named
+from vitscale.present.document import Finding, Severity
+from vitscale.present.units import listed
 from vitscale.store.check_records import STAGES, CheckRecord, Stage
 
 _MEETING: dict[Stage, str] = {
@@ -16,11 +18,11 @@ _SEVERITIES: dict[Stage, Severity] = {"matmul": "warning", "compute": "warning",
 """Of a stage that failed; an error where it is not here."""
 
 
-def unreachable_hosts(record: CheckRecord) -> Iterable[Verdict]:
+def unreachable_hosts(record: CheckRecord) -> Iterable[Finding]:
     """Hosts that did not answer, and hosts that do not see the folder."""
     for host in record.hosts:
         if host.seconds is None:
-            yield Verdict(
+            yield finding(
                 "host-unreachable",
                 "error",
                 f"host {host.name} does not answer: {host.reason}. The others were checked without it",
@@ -28,7 +30,7 @@ def unreachable_hosts(record: CheckRecord) -> Iterable[Verdict]:
                 hosts=(host.name,),
             )
         elif host.sees_folder is False:
-            yield Verdict(
+            yield finding(
                 "folder-not-shared",
                 "error",
                 f"host {host.name} does not see the results folder under the same path: no rank can start there. "
@@ -38,13 +40,13 @@ def unreachable_hosts(record: CheckRecord) -> Iterable[Verdict]:
             )
 
 
-def missing_ranks(record: CheckRecord) -> Iterable[Verdict]:
+def missing_ranks(record: CheckRecord) -> Iterable[Finding]:
     """Ranks that never told where they run, and ranks that did not come to their end."""
     there = {rank.rank: rank for rank in record.ranks}
     silent = [n for n in range(record.request.world.size) if n not in there or not (there[n].facts or there[n].stages)]
     if silent and record.ending != "not started":
         log = [line.strip() for line in record.log.splitlines() if line.strip()]
-        yield Verdict(
+        yield finding(
             "rank-missing",
             "error",
             f"{ranks_named(silent)} did not start" + (f"; last words: {log[-1][:200]}" if log else ""),
@@ -56,7 +58,7 @@ def missing_ranks(record: CheckRecord) -> Iterable[Verdict]:
         first = next((rank for rank in stopped if rank.rank == record.guilty_rank), stopped[0])
         last = first.stages[-1].name if first.stages else "none"
         how = f"{record.ending_reason}; " if record.ending_reason else ""
-        yield Verdict(
+        yield finding(
             "rank-stopped",
             "error",
             f"{how}{ranks_named([rank.rank for rank in stopped])} ({listed(hosts_of(stopped))}) did not come to the "
@@ -66,16 +68,16 @@ def missing_ranks(record: CheckRecord) -> Iterable[Verdict]:
             hosts_of(stopped),
         )
     if record.ending == "not started":
-        yield Verdict(
+        yield finding(
             "not-started", "error", f"no rank was started: {record.ending_reason}", "Mend the hosts, and check again"
         )
 
 
-def rank_0_not_reached(record: CheckRecord) -> Iterable[Verdict]:
+def rank_0_not_reached(record: CheckRecord) -> Iterable[Finding]:
     """Ranks without a TCP connection to where ranks meet."""
     cut_off = [rank for rank in record.ranks if rank.reach is not None and rank.reach.seconds is None]
     if cut_off and (reach := cut_off[0].reach) is not None:
-        yield Verdict(
+        yield finding(
             "rank-0-not-reached",
             "error",
             f"{ranks_named([rank.rank for rank in cut_off])} ({listed(hosts_of(cut_off))}) cannot reach rank 0 at "
@@ -86,7 +88,7 @@ def rank_0_not_reached(record: CheckRecord) -> Iterable[Verdict]:
         )
 
 
-def failed_stages(record: CheckRecord) -> Iterable[Verdict]:
+def failed_stages(record: CheckRecord) -> Iterable[Finding]:
     """Stages that some ranks did not do, each told once, with the ranks that hung before those that failed."""
     for stage in STAGES:
         ends = [(rank, line) for rank in record.ranks for line in rank.stages if line.name == stage]
@@ -101,7 +103,7 @@ def failed_stages(record: CheckRecord) -> Iterable[Verdict]:
         if failed:
             numbers = [rank.rank for rank, _ in failed]
             parts.append(f"{ranks_named(numbers)} failed ({host_of(failed[0][0])}: {failed[0][1].reason[:300]})")
-        yield Verdict(
+        yield finding(
             "stage-failed",
             _SEVERITIES.get(stage, "error"),
             f"{stage}: {'; '.join(parts)}" + (f"; {_MEETING[stage]}" if stage in _MEETING else ""),
@@ -113,11 +115,11 @@ def failed_stages(record: CheckRecord) -> Iterable[Verdict]:
         )
 
 
-def broken_lines(record: CheckRecord) -> Iterable[Verdict]:
+def broken_lines(record: CheckRecord) -> Iterable[Finding]:
     """Lines of ranks that could not be read."""
     broken = [line for rank in record.ranks for line in rank.broken]
     if broken:
-        yield Verdict(
+        yield finding(
             "broken-lines",
             "warning",
             f"{len(broken)} line{'s' if len(broken) != 1 else ''} of ranks cannot be read: left out ({broken[0]})",

@@ -53,9 +53,9 @@ def most_severe_first(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 
 def counts_of(findings: Sequence[Finding]) -> str:
-    """ "1 error, 2 warnings, 0 notes"."""
-    counts = [sum(finding.severity == severity for finding in findings) for severity in SEVERITIES]
-    return ", ".join(counted(count, severity) for count, severity in zip(counts, SEVERITIES, strict=True))
+    """ "1 error, 2 notes"; "nothing to complain of"."""
+    counts = {severity: sum(finding.severity == severity for finding in findings) for severity in SEVERITIES}
+    return ", ".join(counted(n, severity) for severity, n in counts.items() if n) or "nothing to complain of"
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from rich.console import Console
 from driving import vitscale
 from study_factory import EIGHT_CORES, summary, toml, write_study
 from vitscale.lint.of_trials import findings_of
+from vitscale.present.terminal import show
 from vitscale.runner.planning import Plan, plan
-from vitscale.runner.preview import finding_lines, preview_json, preview_table
+from vitscale.runner.preview import finding_lines, plan_document, plan_fields
 
 APPENDIX_B = json.loads((Path(__file__).parent / "appendix_b.json").read_text())
 OF_THE_FILE = {"micro_batch_per_gpu", "pin_memory", "wall_clock_breakdown", "fp16.enabled", "pipeline"}
@@ -63,7 +64,7 @@ def test_trials_without_a_file_have_no_findings(tmp_path: Path) -> None:
     found = plan(write_study(tmp_path), EIGHT_CORES, lambda _: summary())
     assert findings_of(found.record.trials) == ()
     assert finding_lines(found) == []
-    assert json.loads(preview_json(found))["findings"] == []
+    assert plan_fields(found)["findings"] == []
 
 
 def test_a_finding_of_several_trials_is_told_once(tmp_path: Path) -> None:
@@ -74,7 +75,7 @@ def test_a_finding_of_several_trials_is_told_once(tmp_path: Path) -> None:
     assert unknown.startswith("error: micro_batch_per_gpu: DeepSpeed ")
     (overlap,) = [line for line in lines if "all-reduced after backward" in line]
     assert overlap.endswith("(1 of 2 trials)")  # one rank sends nothing
-    told = {(f["kind"], f["key"]): f for f in json.loads(preview_json(found))["findings"]}
+    told = {(f["kind"], f["key"]): f for f in plan_fields(found)["findings"]}
     assert set(told["unknown-key", "micro_batch_per_gpu"]) == {
         "kind", "severity", "key", "message", "advice", "source", "trials", "ranks", "hosts",
     }  # fmt: skip
@@ -82,14 +83,13 @@ def test_a_finding_of_several_trials_is_told_once(tmp_path: Path) -> None:
     assert len(told["no-overlap", "zero_optimization.stage"]["trials"]) == 1
 
 
-def test_the_table_of_a_plan_ends_with_them_and_takes_no_markup(tmp_path: Path) -> None:
+def test_a_plan_tells_them_before_its_commands_and_takes_no_markup(tmp_path: Path) -> None:
     found = planned(tmp_path, {"[red]x[/red]": 1, "\x1b[2J": 1})
     console = Console(width=80, force_terminal=True)
     with console.capture() as captured:
-        for part in preview_table(found):
-            console.print(part, highlight=False, soft_wrap=isinstance(part, str))
+        show(console, plan_document(found), verbose=True)
     printed = captured.get()
-    assert printed.index("Commands:") < printed.index("The DeepSpeed file") < printed.index("[red]x[/red]: DeepSpeed")
+    assert printed.index("[red]x[/red]") < printed.index("Commands")
     assert "\\x1b[2J" in printed
     assert "\x1b[2J" not in printed
 
@@ -108,5 +108,5 @@ def test_run_prints_them_before_it_starts(tmp_path: Path) -> None:
     assert answer.stdout == ""
     assert "error: micro_batch_per_gpu: DeepSpeed" in answer.stderr
     answer = vitscale("plan", tmp_path / "study.toml")
-    assert "error: micro_batch_per_gpu: DeepSpeed" in answer.stdout
+    assert "error  unknown-key  micro_batch_per_gpu" in answer.stdout
     assert answer.returncode == 0

@@ -1,22 +1,20 @@
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from results_factory import make_curve, make_results, make_trial, steady_run, write_results
 from study_factory import EIGHT_CORES, write_study
 from vitscale.errors import StoreError
+from vitscale.present.terminal import lines
 from vitscale.runner import Plan, expectation, plan
 from vitscale.runner.expectation import Expectations, expectations
 from vitscale.runner.memory_fit import memory_fits, unfit
-from vitscale.runner.outlook import Outlook
-from vitscale.runner.preview import _batch, preview_json, preview_table
+from vitscale.runner.plan_estimate import PlanEstimate
+from vitscale.runner.preview import _batch, plan_document, plan_fields
 from vitscale.trial.model_spec import resolve
 from vitscale.trial.trial import Trial
 
@@ -61,12 +59,8 @@ def planned(tmp_path: Path, changes: Mapping[str, dict[str, Any]] | None = None)
     return plan(write_study(tmp_path, {**LIKE_THE_RESULTS, **(changes or {})}), EIGHT_CORES)
 
 
-def printed(found: Plan, outlook: Outlook, width: int = 120) -> str:
-    out = io.StringIO()
-    console = Console(file=out, width=width)
-    for part in preview_table(found, outlook):
-        console.print(part, highlight=False, soft_wrap=isinstance(part, str))
-    return out.getvalue()
+def printed(found: Plan, estimate: PlanEstimate, width: int = 120) -> str:
+    return "\n".join(line.plain for line in lines(plan_document(found, estimate), width, verbose=True))
 
 
 def test_times_come_from_results_of_the_same_work(tmp_path: Path, results: Path) -> None:
@@ -92,7 +86,7 @@ def test_start_up_that_was_not_measured_under_a_launcher_is_said_to_be_left_out(
     for changes, said in (({}, False), (under_mpi, True)):
         found = planned(tmp_path, changes)
         expected = expectations(found, results)
-        told = printed(found, Outlook(expected=expected))
+        told = printed(found, PlanEstimate(expected=expected))
         assert ("not in it: start-up under mpirun, where none was measured" in told) is said
         one = next(expected.by_trial[name] for name, trial in found.record.trials.items() if trial.world.size == 1)
         assert one.seconds is not None
@@ -112,7 +106,7 @@ def test_the_sum_is_of_all_runs_and_the_cost_of_all_ranks(tmp_path: Path, result
     known = {ranks: one.value for ranks, one in own.items() if one is not None}
     assert seconds.value == pytest.approx(2 * sum(known.values()))
     assert hours.value == pytest.approx(2 * sum(ranks * value for ranks, value in known.items()) / 3600)
-    content = json.loads(preview_json(found, Outlook(expected=expected)))
+    content = plan_fields(found, PlanEstimate(expected=expected))
     assert content["expected"]["cost"] == pytest.approx(3 * hours.value)
     [first, *_] = content["trials"]
     assert first["cost"] == pytest.approx(3 * first["gpu_hours"])
@@ -121,25 +115,26 @@ def test_the_sum_is_of_all_runs_and_the_cost_of_all_ranks(tmp_path: Path, result
 
 def test_the_table_fits_80_columns_and_says_what_times_rest_on(tmp_path: Path, results: Path) -> None:
     found = planned(tmp_path)
-    text = printed(found, Outlook(memory_fits(found, 4 * 10**9), expectations(found, results, 3.0)), 80)
+    text = printed(found, PlanEstimate(memory_fits(found, 4 * 10**9), expectations(found, results, 3.0)), 80)
 
-    assert "a rank has 4.0 GB: all trials fit" in text
+    assert "a rank has 3.73 GiB: all trials fit" in text
     assert "predicted from" in text
     assert "2 measured, 1 extrapolated" in text
-    table = text[text.index("trial ") : text.index("memory:")]
-    assert table.splitlines()[0].split()[-4:] == ["memory", "time", "GPU-h", "cost"]
-    assert len(table.splitlines()) == 4
-    assert "fits" not in table
+    table = text[text.index("engine ") : text.index("  in all trials:")].splitlines()
+    assert table[0].split()[-5:] == ["memory", "time", "GPU-h", "cost", "trial"]
+    assert len(table) == 2 + 3
+    assert max(map(len, table)) <= 80
+    assert "fits" not in table[0]
 
 
 def test_without_results_and_checks_times_are_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.chdir(tmp_path)
     found = planned(tmp_path)
-    outlook = Outlook(memory_fits(found), expectations(found, None))
+    estimate = PlanEstimate(memory_fits(found), expectations(found, None))
 
-    text = printed(found, outlook, 200)
-    content = json.loads(preview_json(found, outlook))
+    text = printed(found, estimate, 200)
+    content = plan_fields(found, estimate)
 
     assert "expected time: unavailable: no results to predict from" in text
     assert "GPU-h" not in text.replace("GPU-hours", "")
@@ -198,12 +193,11 @@ def test_a_check_gives_the_order_of_magnitude(tmp_path: Path, monkeypatch: pytes
     assert one.value == pytest.approx(3 * one.low)
     assert one.high == pytest.approx(9 * one.low)
     assert one.value == pytest.approx(2 * two.value)
-    text = printed(found, Outlook(expected=expected), 200)
+    text = printed(found, PlanEstimate(expected=expected), 200)
     how = "order of magnitude from FLOPs at a third of the matrix-multiply rate of vitscale check, 2023-11-14"
-    assert f"{how}, start-up and transfers left out" in text
+    assert f"{how}, start-up and transfers left out" in " ".join(text.split())
     assert (
-        "start-up and transfers left out"
-        in json.loads(preview_json(found, Outlook(expected=expected)))["expected"]["origin"]
+        "start-up and transfers left out" in plan_fields(found, PlanEstimate(expected=expected))["expected"]["origin"]
     )
     assert "~" in text
 
@@ -216,13 +210,13 @@ def test_what_will_not_fit_is_marked_and_in_no_sum_when_skipped(tmp_path: Path, 
     fits = memory_fits(found, 500_000_000 + (forecasts[small] + forecasts[large]) // 2)
     expected = expectations(found, results)
 
-    marked = Outlook(fits, expected)
-    skipping = Outlook(fits, expected, frozenset(unfit(fits)))
+    marked = PlanEstimate(fits, expected)
+    skipping = PlanEstimate(fits, expected, frozenset(unfit(fits)))
 
     text = printed(found, marked)
     assert "1 of 2 trials will not fit (--skip-unfit leaves them out)" in text
-    assert " no " in next(line for line in text.splitlines() if line.startswith(large))
-    assert " yes " in next(line for line in text.splitlines() if line.startswith(small))
+    assert " no " in next(line for line in text.splitlines() if line.endswith(large))
+    assert " yes " in next(line for line in text.splitlines() if line.endswith(small))
     whole, less = expected.total(found), expected.total(found, skipping.skipped)
     assert whole is not None
     assert less is not None
@@ -230,7 +224,7 @@ def test_what_will_not_fit_is_marked_and_in_no_sum_when_skipped(tmp_path: Path, 
     assert own is not None
     assert whole[0].value - less[0].value == pytest.approx(2 * own.value)
     assert "not in it: 2 runs that are skipped" in printed(found, skipping)
-    content = {one["trial"]: one for one in json.loads(preview_json(found, marked))["trials"]}
+    content = {one["trial"]: one for one in plan_fields(found, marked)["trials"]}
     assert (content[large]["fits"], content[small]["fits"]) == (False, True)
     assert content[large]["oom_chance"] > 0.5
 
@@ -244,8 +238,8 @@ def test_the_largest_image_that_fits_is_told_with_and_without_checkpointing(tmp_
         return planned(tmp_path, {**changes, "train": LIKE_THE_RESULTS["train"] | train})
 
     found = study(32, 256)
-    outlook = Outlook(memory_fits(found, 4 * 10**9))
-    (told,) = json.loads(preview_json(found, outlook))["largest_image_sizes"]
+    estimate = PlanEstimate(memory_fits(found, 4 * 10**9))
+    (told,) = plan_fields(found, estimate)["largest_image_sizes"]
     assert sorted(told["trials"]) == sorted(found.record.trials)
     kept, again = told["largest_image_size"], told["largest_image_size_with_activation_checkpointing"]
     assert kept < again
@@ -257,27 +251,26 @@ def test_the_largest_image_that_fits_is_told_with_and_without_checkpointing(tmp_
         }
         assert fits == {size: True, size + 16: False}
     line = f"largest image_size that fits, ddp on 1 rank, micro-batch 64: {kept:,}; with activation checkpointing"
-    assert f"{line} {again:,}" in printed(found, outlook, 200)
+    assert f"{line} {again:,}" in printed(found, estimate, 200)
 
 
 def test_a_study_of_one_size_that_fits_is_not_told_of_others(tmp_path: Path) -> None:
     found = planned(tmp_path)
-    assert "largest image_size" not in printed(found, Outlook(memory_fits(found, 4 * 10**9)))
+    assert "largest image_size" not in printed(found, PlanEstimate(memory_fits(found, 4 * 10**9)))
 
 
 def test_what_is_varied_of_images_and_activations_stands_in_columns(tmp_path: Path) -> None:
     sweep = {"model.image_size": [32, 64], "train.activation_checkpointing": [False, True]}
-    text = printed(planned(tmp_path, {"sweep": sweep, "scaling": {"gpus": [1]}}), Outlook(), 200)
-    heading = next(line for line in text.splitlines() if line.startswith("trial "))
-    assert heading.split()[:5] == ["trial", "engine", "image", "activations", "ranks"]
-    kinds = [
-        line.split("ddp", 1)[1].split("  ")[:6] for line in text.splitlines() if " ddp " in line and "vit" not in line
-    ]
+    text = printed(planned(tmp_path, {"sweep": sweep, "scaling": {"gpus": [1]}}), PlanEstimate(), 200)
+    heading = next(line for line in text.splitlines() if line.startswith("engine "))
+    assert heading.split()[:4] == ["engine", "image", "activations", "ranks"]
+    kinds = [line.split("ddp", 1)[1].split("  ")[:6] for line in text.splitlines() if line.startswith("ddp ")]
     assert [[word.strip() for word in kind if word.strip()][:2] for kind in kinds] == [
         ["32", "kept"], ["32", "computed again"], ["64", "kept"], ["64", "computed again"],
     ]  # fmt: skip
     # 12 patches of 16 pixels more, each with a position of 192.
-    counts = text.splitlines()[1].removeprefix("vit-ti16: ").removesuffix(" parameters").split(" or ")
+    told = next(line for line in text.splitlines() if line.startswith("- vit-ti16: "))
+    counts = told.removeprefix("- vit-ti16: ").removesuffix(" parameters").split(" or ")
     few, many = (int(count.replace(",", "")) for count in counts)
     assert many - few == 12 * 192
-    assert "image" not in printed(planned(tmp_path), Outlook(), 200).split("Commands")[0]
+    assert "image" not in printed(planned(tmp_path), PlanEstimate(), 200).split("Commands")[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +14,12 @@ from driving import tree
 from scripted_ranks import FAILS, Scripted
 from study_factory import EIGHT_CORES, write_study
 from vitscale import analysis, launchers, store
+from vitscale.present.document import Paragraph
 from vitscale.runner import Options, Plan, Report, plan
 from vitscale.runner import run as drive
 from vitscale.runner.added_runs import AddedRuns
 from vitscale.runner.driver import Interrupted
-from vitscale.runner.preview import preview_json, preview_table
+from vitscale.runner.preview import plan_document, plan_fields
 
 # Within 50 %, so a logarithm of 0.405: of three that agree, three more runs will do. Of 1, 1.5 and 1 the standard
 # deviation is 0.234, at most 2.117 times that; 4.303 x 0.4955 / sqrt(6) = 0.87. With one more 1: 1.7276 x 0.2027, for
@@ -185,16 +185,17 @@ def test_the_order_of_a_round_is_random_and_the_same_again(make: Make) -> None:
 
 def test_the_plan_says_what_may_be_added(make: Make) -> None:
     study = make(NEVER, NEVER)
-    assert preview_table(study.plan)[0] == (
-        "example: 2 trials, 6 runs, and up to 12 more until each epoch time is known within 50 % (measure.target_ci)"
+    assert plan_document(study.plan).blocks[0] == Paragraph(
+        "example: 2 trials, 6 runs, and up to 12 more until each epoch time is known within 50 % (measure.target_ci)",
+        "strong",
     )
-    content = json.loads(preview_json(study.plan))
+    content = plan_fields(study.plan)
     assert (content["runs"], content["most_runs"], content["target_ci"]) == (6, 18, 0.5)
 
 
 def test_without_a_target_the_plan_says_nothing_of_it(tmp_path: Path) -> None:
     found = plan(write_study(tmp_path), EIGHT_CORES)
-    assert preview_table(found)[0] == "example: 2 trials, 6 runs"
-    content = json.loads(preview_json(found))
+    assert plan_document(found).blocks[0] == Paragraph("example: 2 trials, 6 runs", "strong")
+    content = plan_fields(found)
     assert (content["runs"], content["most_runs"], content["target_ci"]) == (6, 6, None)
     assert (found.record.target_ci, found.record.max_repeats) == (None, None)

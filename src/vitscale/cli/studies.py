@@ -23,7 +23,7 @@ from vitscale.errors import RequestError, explain
 
 if TYPE_CHECKING:
     from vitscale.runner import Plan
-    from vitscale.runner.outlook import Outlook
+    from vitscale.runner.plan_estimate import PlanEstimate
 
 MemoryOption = Annotated[
     str | None,
@@ -52,12 +52,15 @@ def plan(
     hostfile: HostfileOption = None,
     scheduler: SchedulerOption = None,
     site: SiteOption = None,
+    verbose: VerboseOption = False,
     json: JsonOption = False,
 ) -> None:
     """What would run: trials, memory, time and cost, exact commands. Starts nothing and writes nothing."""
     from vitscale import runner
+    from vitscale.present.data import envelope
+    from vitscale.present.terminal import show
     from vitscale.runner.command_list import command_list
-    from vitscale.runner.preview import preview_json, preview_table
+    from vitscale.runner.preview import plan_document, plan_fields
     from vitscale.study.site import overlay
 
     over = overlay(site, launcher=launcher, scheduler=scheduler, hostfile=hostfile)
@@ -66,12 +69,11 @@ def plan(
         skipped = _unfit(planned, gpu_memory) if skip_unfit else {}
         sys.stdout.write(command_list(planned, None, unfit=skipped))
         return
-    outlook = _outlook(planned, predict_from, price, gpu_memory, skip_unfit=skip_unfit)
+    estimate = _estimate(planned, predict_from, price, gpu_memory, skip_unfit=skip_unfit)
     if json:
-        sys.stdout.write(preview_json(planned, outlook) + "\n")
+        sys.stdout.write(envelope("plan", plan_fields(planned, estimate)))
     else:
-        for part in preview_table(planned, outlook):
-            ProgramConsole().print(part, highlight=False, soft_wrap=isinstance(part, str))
+        show(ProgramConsole(), plan_document(planned, estimate), verbose)
 
 
 @app.command()
@@ -142,18 +144,20 @@ def run(
         raise typer.Exit(1)
 
 
-def _outlook(
+def _estimate(
     planned: Plan, predict_from: Path | None, price: float | None, gpu_memory: str | None, *, skip_unfit: bool
-) -> Outlook:
+) -> PlanEstimate:
+    from vitscale import runner
     from vitscale.cli.option_values import positive
     from vitscale.runner.expectation import expectations
     from vitscale.runner.memory_fit import memory_fits, unfit
-    from vitscale.runner.outlook import Outlook
+    from vitscale.runner.plan_estimate import PlanEstimate
 
     per_hour = positive(price, "--price")
     fits = memory_fits(planned, _bytes(gpu_memory))
     skipped = frozenset(unfit(fits)) if skip_unfit else frozenset()
-    return Outlook(fits, expectations(planned, predict_from, per_hour), skipped)
+    done = runner.done_before(planned, Path("results") / planned.record.name)
+    return PlanEstimate(fits, expectations(planned, predict_from, per_hour), skipped, done)
 
 
 def _unfit(planned: Plan, gpu_memory: str | None) -> dict[str, str]:

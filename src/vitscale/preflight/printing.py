@@ -11,6 +11,7 @@ from vitscale.preflight.speeds import against_others, rank_speeds, rates
 from vitscale.preflight.verdict import host_of
 from vitscale.present.data import finding_fields
 from vitscale.present.document import (
+    Block,
     Bullets,
     Cell,
     Column,
@@ -42,11 +43,12 @@ def check_fields(record: CheckRecord, findings: Sequence[Finding], path: Path) -
 
 def check_document(record: CheckRecord, findings: Sequence[Finding], path: Path) -> Document:
     """What is wrong, the most severe first, then what was measured."""
-    tables = [*([_ranks(record)] if record.ranks else [])]
+    tables = [_ranks(record)] if record.ranks else []
     if any(rank.collectives for rank in record.ranks):
         tables.append(_collectives(record))
-    blocks = (*findings, *tables, Bullets((*_loader(record), *_disk(record))))
-    return Document("", (Paragraph(f"{_heading(record)}: {counts_of(findings)}", "strong"), *blocks), (f"Stored: {path}",))
+    blocks: tuple[Block, ...] = (*findings, *tables, Bullets((*_loader(record), *_disk(record))))
+    heading = Paragraph(f"{_heading(record)}: {counts_of(findings)}", "strong")
+    return Document("", (heading, *blocks), (f"Stored: {path}",))
 
 
 def _heading(record: CheckRecord) -> str:

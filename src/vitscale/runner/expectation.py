@@ -51,15 +51,19 @@ class Expectations:
     """What they rest on."""
     price_per_gpu_hour: float | None = None
 
-    def total(self, plan: Plan, without: Collection[str] = ()) -> tuple[Range, int, Range] | None:
+    def total(
+        self, plan: Plan, without: Collection[str] = (), done: Collection[tuple[str, int]] = ()
+    ) -> tuple[Range, int, Range] | None:
         """(seconds of all runs one after another, how many runs those are, GPU-hours); None where none is known.
+
+        Trials `without` and runs (trial, repeat) that are `done` are left out.
 
         The ends of the intervals are added up too, as if all runs were slow or fast together.
         """
         seconds, hours, runs = [0.0] * 3, [0.0] * 3, 0
         for task in plan.tasks:
             own = self.by_trial[task.trial_id].seconds
-            if own is None or task.trial_id in without:
+            if own is None or task.trial_id in without or (task.trial_id, task.repeat) in done:
                 continue
             runs += 1
             ranks = plan.record.trials[task.trial_id].world.size

@@ -280,6 +280,14 @@ def outstanding(plan: Plan, index: RunIndex, *, retry_failed: bool) -> list[Task
     return [task for task in (*plan.tasks, *added) if not done(task)]
 
 
+def done_before(plan: Plan, results: Path) -> frozenset[tuple[str, int]]:
+    """The runs, by trial and repeat, that `vitscale run` would not do again; none of another study's folder."""
+    if _begun(results, plan.record.name) is None:
+        return frozenset()
+    left = {(task.trial_id, task.repeat) for task in outstanding(plan, RunIndex(results), retry_failed=False)}
+    return frozenset((task.trial_id, task.repeat) for task in plan.tasks) - left
+
+
 def existing_outcomes(plan: Plan, index: RunIndex, todo: Collection[Task]) -> dict[tuple[str, int], Outcome]:
     """The outcomes that stand: of the study's trials, but for the runs that are to be done again."""
     again = frozenset(todo)

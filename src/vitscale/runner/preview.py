@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
-
-from rich.console import RenderableType
-from rich.markup import escape
-from rich.table import Table
+from typing import Any
 
 from vitscale.analysis.curve_names import engine_name
 from vitscale.lint.of_trials import findings_of
 from vitscale.present.data import finding_fields
-from vitscale.present.document import Finding, shown_key
+from vitscale.present.document import (
+    Bullets,
+    Cell,
+    Code,
+    Column,
+    Document,
+    Finding,
+    Group,
+    Paragraph,
+    Section,
+    Table,
+    shown_key,
+)
+from vitscale.present.units import counted
 from vitscale.runner.lengths import steps_of
-from vitscale.runner.outlook import NOTHING_KNOWN, Outlook
+from vitscale.runner.plan_estimate import NOTHING_KNOWN, PlanEstimate, buckets_note
 from vitscale.runner.planning import Plan
 from vitscale.runner.starting import worked_out
 from vitscale.trial import model_spec
@@ -27,79 +35,57 @@ from vitscale.trial.trial import TrainSpec, Trial
 _PLACEHOLDER = Path("RESULTS/runs/TRIAL")
 
 
-def preview_table(plan: Plan, outlook: Outlook = NOTHING_KNOWN) -> list[RenderableType]:
-    """A table of the trials that fits a terminal of 80 columns, what they take, and the commands that start them."""
+def plan_document(plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN) -> Document:
+    """How much is to be run and what it takes, what its DeepSpeed file will do, the trials, and what starts them."""
+    trials = plan.record.trials
     models: dict[str, list[str]] = {}
-    for trial in plan.record.trials.values():
+    for trial in trials.values():
         count = model_spec.parameters(trial.model)
         told = models.setdefault(_model_of(trial), [])
-        told += [one for one in ["unavailable number of" if count is None else f"{count:,}"] if one not in told]
-    lines: list[RenderableType] = [
-        escape(f"{plan.record.name}: {len(plan.record.trials)} trials, {_runs(plan)}"),
-        *(escape(f"{name}: {' or '.join(counts)} parameters") for name, counts in models.items()),
-    ]
+        told += [text for text in ["unavailable number of" if count is None else f"{count:,}"] if text not in told]
     rows = {
-        trial_id: _row(plan, trial_id, trial) | outlook.cells(trial_id, trial)
-        for trial_id, trial in plan.record.trials.items()
+        trial_id: {"model": _model_of(trial)} | _row(plan, trial_id, trial) | estimate.cells(trial_id, trial)
+        for trial_id, trial in trials.items()
     }
-    for name in _SAID_WHERE_VARIED:
-        if _all_alike(rows.values(), name):
-            for row in rows.values():
-                del row[name]
-    same = {
-        name: row[name] for row in list(rows.values())[:1] for name in _SAID_ONCE if _all_alike(rows.values(), name)
-    }
-    if same:
-        lines.append(escape("in all trials: " + ", ".join(f"{name} {value}" for name, value in same.items())))
-    columns = [name for name in _COLUMNS if name not in same and name in next(iter(rows.values()), {})]
-    # Times and costs leave room for one space between columns.
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0) if "time" in columns else (0, 1))
-    table.add_column("trial", no_wrap=True)
-    if len(models) > 1:
-        table.add_column("model", overflow="fold")
-    for name in columns:
-        table.add_column(name, justify=_COLUMNS[name], overflow="fold", no_wrap=name in ("memory", "time"))
-    for trial_id, trial in plan.record.trials.items():
-        named = [escape(_model_of(trial))] if len(models) > 1 else []
-        table.add_row(trial_id, *named, *(escape(rows[trial_id][name]) for name in columns))
-    commands = sorted({shlex.join(each) for trial in plan.record.trials.values() for each in commands_of(plan, trial)})
-    findings = [escape(line) for line in finding_lines(plan)]
-    about_the_file = ["", "The DeepSpeed file (vitscale lint tells the sources):", *findings] if findings else []
-    return [
-        *lines,
-        "",
-        table,
+    values = {name: {row[name] for row in rows.values()} for name in next(iter(rows.values()), {})}
+    alike = {name: each.pop() for name, each in values.items() if name in _SAID_ONCE and len(each) == 1}
+    constant = {*alike, *(name for name in _SAID_WHERE_VARIED if len(values.get(name, ())) == 1)}
+    columns = [column for column in _COLUMNS if column.name in values and column.name not in constant]
+    cells = [[Cell(row[c.name]) for c in columns] for row in rows.values()]
+    same = "in all trials: " + ", ".join(f"{name} {value}" for name, value in alike.items())
+    notes = (
+        *([same] if alike else []),
         "memory: forecast peak of one rank's tensors; libraries and fragmentation come on top",
-        *(escape(line) for line in outlook.lines(plan)),
+        *filter(None, [buckets_note(trials)]),
+    )
+    heading = f"{plan.record.name}: {counted(len(trials), 'trial')}, {_runs(plan, estimate)}"
+    counts = [f"{name}: {' or '.join(told)} parameters" for name, told in models.items()]
+    commands = sorted({shlex.join(each) for trial in trials.values() for each in commands_of(plan, trial)})
+    return Document(
         "",
-        "Commands:",
-        *(escape(f"  {command}") for command in commands),
-        *about_the_file,
-    ]
+        (
+            Paragraph(heading, "strong"),
+            Bullets((*estimate.lines(plan), *counts)),
+            *(_in_a_study(plan, finding) for finding in findings_of(trials)),
+            Table(tuple(columns), (Group("", tuple(map(tuple, cells))),), notes),
+            Section("Commands", (Code(tuple(commands)),)),
+        ),
+    )
 
 
-_COLUMNS: dict[str, Literal["left", "right"]] = {
-    "engine": "left",
-    "precision": "left",
-    "image": "right",
-    "activations": "left",
-    "ranks": "right",
-    "hosts": "right",
-    "threads": "right",
-    "batch": "right",
-    "data": "right",
-    "per epoch": "right",
-    "steps": "right",
-    "memory": "right",
-    "fits": "left",
-    "time": "right",
-    "GPU-h": "right",
-    "cost": "right",
-}
-_SAID_WHERE_VARIED = ("image", "activations")
+_COLUMNS = (
+    *(Column(name, words=True) for name in ("model", "engine", "precision")),
+    Column("image"),
+    Column("activations", words=True),
+    *map(Column, ("ranks", "hosts", "threads", "batch", "data", "per epoch", "steps", "memory")),
+    Column("fits", words=True),
+    *map(Column, ("time", "GPU-h", "cost")),
+    Column("trial", words=True, narrow=None),
+)
+_SAID_WHERE_VARIED = ("model", "image", "activations")
 """Columns that are nowhere where all trials have the same in them."""
 _SAID_ONCE = ("precision", "hosts", "threads", "data", "per epoch", "steps")
-"""Columns that are one line above the table where all trials have the same in them."""
+"""Columns that are one line below the table where all trials have the same in them."""
 
 
 def _row(plan: Plan, trial_id: str, trial: Trial) -> dict[str, str]:
@@ -107,6 +93,7 @@ def _row(plan: Plan, trial_id: str, trial: Trial) -> dict[str, str]:
     epoch, steps = steps_of(plan, trial_id, trial)
     train = trial.train
     return {
+        "trial": trial_id,
         "engine": engine_name(train),
         "precision": train.precision,
         "image": str(trial.model.image_size),
@@ -129,38 +116,42 @@ def _batch(train: TrainSpec) -> str:
     return f"({at_once}) x{train.grad_accum}" if train.micro_batches else f"{at_once} x{train.grad_accum}"
 
 
-def _all_alike(rows: Iterable[dict[str, str]], name: str) -> bool:
-    return len({row[name] for row in rows}) == 1
-
-
 def finding_lines(plan: Plan) -> list[str]:
     """What the user's DeepSpeed file will really do, one line for each finding; empty where no trial has a file."""
-    trials = len(plan.record.trials)
-    return [
-        f"{finding.severity}: {_place(finding)}{finding.message}. Fix: {finding.advice}."
-        + (f" ({len(concerned)} of {trials} trials)" if len(concerned := finding.about.trials) < trials else "")
-        for finding in findings_of(plan.record.trials)
-    ]
+    told = []
+    for finding in findings_of(plan.record.trials):
+        where = f"{shown_key(finding.about.key)}: " if finding.about.key else ""
+        told.append(f"{finding.severity}: {where}{finding.message}. Fix: {finding.advice}.{_whose(plan, finding)}")
+    return told
 
 
-def _place(finding: Finding) -> str:
-    return f"{shown_key(finding.about.key)}: " if finding.about.key else ""
+def _in_a_study(plan: Plan, finding: Finding) -> Finding:
+    """The finding with the number of trials that it concerns, where those are not all."""
+    return replace(finding, message=f"{finding.message}{_whose(plan, finding)}")
 
 
-def _runs(plan: Plan) -> str:
+def _whose(plan: Plan, finding: Finding) -> str:
+    concerned, trials = len(finding.about.trials), len(plan.record.trials)
+    return f" ({concerned} of {trials} trials)" if concerned < trials else ""
+
+
+def _runs(plan: Plan, estimate: PlanEstimate) -> str:
+    runs = counted(len(plan.tasks), "run")
+    if estimate.done:
+        runs = f"{len(plan.tasks) - len(estimate.done)} of {runs} to do"
     if plan.measure.target_ci is None:
-        return f"{len(plan.tasks)} runs"
+        return runs
     more = plan.most_runs - len(plan.tasks)
     target = f"{100 * plan.measure.target_ci:.3g} % (measure.target_ci)"
-    return f"{len(plan.tasks)} runs, and up to {more} more until each epoch time is known within {target}"
+    return f"{runs}, and up to {more} more until each epoch time is known within {target}"
 
 
 def _model_of(trial: Trial) -> str:
     return trial.model.name or trial.model.hf or trial.model.factory or "model"
 
 
-def preview_json(plan: Plan, outlook: Outlook = NOTHING_KNOWN) -> str:
-    """The same as JSON: one object per trial."""
+def plan_fields(plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN) -> dict[str, Any]:
+    """The same as data: one object per trial."""
     trials = []
     for trial_id, trial in plan.record.trials.items():
         epoch, steps = steps_of(plan, trial_id, trial)
@@ -173,24 +164,23 @@ def preview_json(plan: Plan, outlook: Outlook = NOTHING_KNOWN) -> str:
                 "steps": steps,
                 "global_batch": trial.global_batch,
                 "parameters": model_spec.parameters(trial.model),
-                **outlook.as_json(trial_id, trial),
+                **estimate.as_json(trial_id, trial),
                 "nodes": trial.world.nodes,
                 "commands": commands_of(plan, trial),
                 "resolved": trial.model_dump(mode="json"),
             }
         )
-    content = {
-        "version": 2,
+    return {
         "study": plan.record.name,
         "runs": len(plan.tasks),
+        "runs_to_do": len(plan.tasks) - len(estimate.done),
         "most_runs": plan.most_runs,
         "target_ci": plan.measure.target_ci,
-        "expected": outlook.total_json(plan),
-        "largest_image_sizes": outlook.largest_json(plan),
+        "expected": estimate.total_json(plan),
+        "largest_image_sizes": estimate.largest_json(plan),
         "trials": trials,
         "findings": [finding_fields(finding) for finding in findings_of(plan.record.trials)],
     }
-    return json.dumps(content, indent=1)
 
 
 def commands_of(plan: Plan, trial: Trial, run_folder: Path = _PLACEHOLDER) -> list[list[str]]:

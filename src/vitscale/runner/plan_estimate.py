@@ -6,41 +6,41 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich import filesize
-
 from vitscale.advice.option import Range
-from vitscale.advice.quantities import duration, figures
 from vitscale.analysis.curve_names import trial_name
 from vitscale.prediction import forecast_bytes, unavailable
+from vitscale.prediction.memory.forecast import forecast
+from vitscale.present import units
+from vitscale.present.units import UNKNOWN, number
 from vitscale.runner.expectation import ROUGHLY, Expectations, Expected
 from vitscale.runner.memory_fit import MemoryFit, largest_images
 from vitscale.runner.planning import Plan
 from vitscale.trial.trial import Trial
 
-_DASH = "-"
 _MOST_LARGEST = 6
 """Configurations whose largest image is told."""
 
 
 @dataclass(frozen=True)
-class Outlook:
+class PlanEstimate:
     """By trial. Nothing is told of a trial that is not in `fits` or `expected` but its forecast of memory."""
 
     fits: Mapping[str, MemoryFit] = field(default_factory=dict)
     expected: Expectations | None = None
     skipped: frozenset[str] = frozenset()
     """Trials that will not be run, and are in no sum."""
+    done: frozenset[tuple[str, int]] = frozenset()
+    """Runs, by trial and repeat, that have an outcome already, and are in no sum."""
 
     def cells(self, trial_id: str, trial: Trial) -> dict[str, str]:
         """Columns of the table, where any trial has something in them."""
         fit = self.fits.get(trial_id)
-        forecast = forecast_bytes(trial) if fit is None else fit.forecast_bytes
         # A dash where it cannot be known before the model is built.
-        found = {"memory": _DASH if forecast is None else filesize.decimal(forecast)}
+        found = {"memory": units.size(forecast_bytes(trial) if fit is None else fit.forecast_bytes)}
         if any(one.unfit or one.unsure for one in self.fits.values()):
             known = fit is not None and fit.oom_chance is not None
             found["fits"] = (
-                _DASH if fit is None or not known else "no" if fit.unfit else "maybe" if fit.unsure else "yes"
+                UNKNOWN if fit is None or not known else "no" if fit.unfit else "maybe" if fit.unsure else "yes"
             )
         if self.expected is None or all(one.seconds is None for one in self.expected.by_trial.values()):
             return found
@@ -48,15 +48,15 @@ class Outlook:
         about = "~" if own.known_by == ROUGHLY else ""
         price = self.expected.price_per_gpu_hour
         hours = None if own.seconds is None else own.seconds.value * trial.world.size / 3600
-        found["time"] = _DASH if own.seconds is None else about + duration(own.seconds.value)
-        found["GPU-h"] = _DASH if hours is None else about + figures(hours)
+        found["time"] = UNKNOWN if own.seconds is None else about + units.seconds(own.seconds.value)
+        found["GPU-h"] = UNKNOWN if hours is None else about + number(hours)
         if price is not None:
-            found["cost"] = _DASH if hours is None else about + figures(hours * price)
+            found["cost"] = UNKNOWN if hours is None else about + units.money(hours * price)
         return found
 
     def lines(self, plan: Plan) -> list[str]:
-        """Below the table."""
-        return [*self._memory_lines(), *_unavailable(plan), *self._largest_lines(plan), *self._time_lines(plan)]
+        """What all runs together take, and whether their memory suffices: the most wanted first."""
+        return [*self._time_lines(plan), *self._memory_lines(), *self._largest_lines(plan), *_unavailable(plan)]
 
     def _largest_lines(self, plan: Plan) -> list[str]:
         found = largest_images(plan.record.trials, self.fits)
@@ -84,7 +84,7 @@ class Outlook:
         known = sorted(size for size in capacities if size is not None)
         if not known:
             return []
-        sizes = " or ".join(filesize.decimal(size) for size in known)
+        sizes = " or ".join(map(units.size, known))
         unfit = sum(fit.unfit for fit in self.fits.values())
         unsure = sum(fit.unsure for fit in self.fits.values())
         unknown = sum(fit.oom_chance is None for fit in self.fits.values())
@@ -99,19 +99,22 @@ class Outlook:
     def _time_lines(self, plan: Plan) -> list[str]:
         if self.expected is None:
             return []
-        whole = self.expected.total(plan, self.skipped)
+        whole = self.expected.total(plan, self.skipped, self.done)
         reasons = [own.reason for own in self.expected.by_trial.values() if own.seconds is None]
+        if whole is None and len(self.done) == len(plan.tasks):
+            return []
         if whole is None:
             return [f"expected time: unavailable: {reasons[0]}"] if reasons else []
         seconds, runs, hours = whole
         price = self.expected.price_per_gpu_hour
-        cost = "" if price is None else f", cost {_between(hours.times(price), figures)}"
+        cost = "" if price is None else f", cost {_between(hours.times(price), units.money)}"
         line = (
-            f"expected: {runs} runs one after another {_between(seconds, duration)}, "
-            f"{_between(hours, figures)} GPU-hours{cost}; {self.expected.origin} ({self._known_by()})"
+            f"expected: {units.counted(runs, 'run')} one after another {_between(seconds, units.seconds)}, "
+            f"{_between(hours, number)} GPU-hours{cost}; {self.expected.origin} ({self._known_by()})"
         )
-        skipped = sum(task.trial_id in self.skipped for task in plan.tasks)
-        unknown = len(plan.tasks) - runs - skipped
+        left = [task for task in plan.tasks if (task.trial_id, task.repeat) not in self.done]
+        skipped = sum(task.trial_id in self.skipped for task in left)
+        unknown = len(left) - runs - skipped
         launchers = sorted({own.without_start_up for own in self._own()} - {""})
         return [
             line,
@@ -149,8 +152,8 @@ class Outlook:
         )
 
     def total_json(self, plan: Plan) -> dict[str, Any] | None:
-        """Of all runs; null where nothing is known of any."""
-        whole = None if self.expected is None else self.expected.total(plan, self.skipped)
+        """Of all runs that are to be done; null where nothing is known of any."""
+        whole = None if self.expected is None else self.expected.total(plan, self.skipped, self.done)
         if whole is None or self.expected is None:
             return None
         seconds, runs, hours = whole
@@ -166,13 +169,25 @@ class Outlook:
         return None if hours is None or price is None else hours.times(price)
 
 
-NOTHING_KNOWN = Outlook()
+NOTHING_KNOWN = PlanEstimate()
 
 
 def _unavailable(plan: Plan) -> list[str]:
     reasons = [why for trial in plan.record.trials.values() if (why := unavailable(trial))]
     whose = f"of {len(reasons)} of {len(plan.record.trials)} trials"
     return [f"memory {whose}: unavailable: {'; '.join(dict.fromkeys(reasons))}"] if reasons else []
+
+
+def buckets_note(trials: Mapping[str, Trial]) -> str:
+    """Why DeepSpeed's ZeRO takes much memory for a small model, where it is buckets; empty where it is not."""
+    most = 0
+    for trial in trials.values():
+        parts = found.parts if (found := forecast(trial)) is not None else {}
+        buckets = parts.get("buckets", 0)
+        if trial.train.wrapper == "deepspeed" and trial.train.bucket_mib is None and 2 * buckets > sum(parts.values()):
+            most = max(most, buckets)
+    size = units.size(most)
+    return f"up to {size} of it are DeepSpeed's buckets at their default size: set train.bucket_mib" if most else ""
 
 
 def _pixels(size: int | None) -> str:

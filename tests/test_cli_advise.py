@@ -19,9 +19,9 @@ from study_factory import EIGHT_CORES, summary
 from vitscale import analysis, cli, runner, store
 from vitscale.advice.comparable_series import noise_of
 from vitscale.advice.pipeline import advised_from
-from vitscale.analysis.statistics import Interval
 from vitscale.prediction.network.links import Network
 from vitscale.prediction.sources import evidence_of
+from vitscale.present.estimate import Estimate
 from vitscale.report import advice_charts
 
 Answer = tuple[int, str, str]
@@ -209,7 +209,7 @@ def test_the_noise_scale_is_the_median_over_the_series_trials(results: Path) -> 
     trials = {}
     for place, (trial_id, result) in enumerate(found.trials.items()):
         assert result.convergence is not None
-        scale = Interval((300.0, 500.0, 100.0)[place], None, None)
+        scale = Estimate((300.0, 500.0, 100.0)[place], None, None)
         trials[trial_id] = replace(result, convergence=replace(result.convergence, noise_scale_images=scale))
 
     noise = noise_of(replace(found, trials=trials), known, None)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from results_factory import explained_run, make_curve, make_results, make_trial, steady_run
-from vitscale.analysis import Verdict, analyse
+from vitscale.analysis import analyse
+from vitscale.present.document import Finding
 from vitscale.store.records import Results, Run
 from vitscale.trial.trial import Trial
 
@@ -17,12 +18,12 @@ STEP = {"forward": 0.3, "backward": 0.6, "optimizer": 0.1}
 
 def kinds(results: Results) -> list[str]:
     """Of all verdicts, in order."""
-    return [one.kind for one in analyse(results).verdicts]
+    return [one.kind for one in analyse(results).findings]
 
 
-def verdict(results: Results, kind: str) -> Verdict:
+def verdict(results: Results, kind: str) -> Finding:
     """The one verdict of a kind."""
-    found = [one for one in analyse(results).verdicts if one.kind == kind]
+    found = [one for one in analyse(results).findings if one.kind == kind]
     assert len(found) == 1, kinds(results)
     return found[0]
 

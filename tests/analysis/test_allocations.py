@@ -69,7 +69,7 @@ def test_where_allocations_differ_each_counts_once() -> None:
     alone = study([1.0, 1.01, 1.2, 1.21, 1.1, 1.11]).trials[trial.trial_id]
     assert trial.epoch_seconds is not None
     assert alone.epoch_seconds is not None
-    assert trial.epoch_seconds.centre == pytest.approx(alone.epoch_seconds.centre)
+    assert trial.epoch_seconds.value == pytest.approx(alone.epoch_seconds.value)
     assert (trial.epoch_seconds.high or 0) > (alone.epoch_seconds.high or math.inf)
 
 
@@ -99,7 +99,7 @@ def test_what_explains_a_trial_counts_allocations_as_its_times_do() -> None:
     forward = found.breakdown.over_runs(lambda one: one.rank(0).parts["forward"])
     assert forward is not None
     assert (forward.low, forward.high) == pytest.approx((of_forward.low, of_forward.high))
-    assert found.breakdown.typical.parts["forward"] == pytest.approx(of_forward.centre)
+    assert found.breakdown.typical.parts["forward"] == pytest.approx(of_forward.value)
     joules = interval([(1.0 * 1.01 * 1.02) ** (1 / 3), math.sqrt(1.2 * 1.21), math.sqrt(1.1 * 1.11)])
     assert found.resources is not None
     assert found.resources.joules_per_image is not None

@@ -165,7 +165,7 @@ def test_a_trial_carries_its_convergence() -> None:
     found = summarise("t", WITH_TARGET, [run_of([0.4, 0.6])], combine_unlike=False).convergence
     assert found is not None
     assert found.images_to_target is not None
-    assert found.images_to_target.centre == 64
+    assert found.images_to_target.value == 64
 
 
 def test_points_are_means_of_accuracy_and_of_seconds() -> None:
@@ -222,8 +222,8 @@ def test_a_run_that_missed_the_target_bounds_what_it_takes_and_is_not_dropped() 
     assert reached is not None
     assert reached.images_to_target is not None
     assert reached.seconds_to_target is not None
-    assert reached.images_to_target.centre == pytest.approx((64 * 96) ** 0.5)
-    assert reached.seconds_to_target.centre == pytest.approx(24**0.5)
+    assert reached.images_to_target.value == pytest.approx((64 * 96) ** 0.5)
+    assert reached.seconds_to_target.value == pytest.approx(24**0.5)
     assert (reached.images_to_target_at_least, reached.seconds_to_target_at_least) == (None, None)
 
 

@@ -333,10 +333,10 @@ def test_a_trial_that_drifts_is_nobodys_baseline() -> None:
 def test_the_verdict_names_the_engine_the_difference_and_the_tolerance() -> None:
     _, results = drifting_study("deepspeed-2")
     (found,) = drift_verdicts(list(results.values()))
-    assert (found.kind, found.level) == ("drift", "warning")
+    assert (found.kind, found.severity) == ("drift", "warning")
     assert "deepspeed ZeRO-0 on 2 ranks: its loss differs by 1 % from that of ddp on 2 ranks at step" in found.message
     assert "(rounding: up to 1e-05)" in found.message
-    assert [results[trial].trial.train.engine for trial in found.trials] == ["deepspeed"]
+    assert [results[trial].trial.train.engine for trial in found.about.trials] == ["deepspeed"]
     assert list(drift_verdicts(list(drifting_study("nobody")[1].values()))) == []
 
 
@@ -344,6 +344,6 @@ def test_what_cannot_be_told_is_a_note_and_trials_on_their_own_are_none() -> Non
     plain, ddp, alone = make_trial("none", micro_batch=16), make_trial("ddp", 2), make_trial("ddp", 4)
     found = judge((plain, [run_of(plain)]), (ddp, [run_of(ddp, growing(3.0))]), (alone, [run_of(alone)]))
     (note,) = drift_verdicts(found)
-    assert (note.kind, note.level, note.trials) == ("drift-unknown", "note", (ddp.identity(),))
+    assert (note.kind, note.severity, note.about.trials) == ("drift-unknown", "note", (ddp.identity(),))
     unjudged = [dataclasses.replace(result, drift=Drift("unknown")) for result in found]
     assert list(drift_verdicts(unjudged)) == []

@@ -26,9 +26,9 @@ def test_a_drift_is_found_named_and_left_out() -> None:
     found = study()
     (drifting,) = [trial for trial in found.trials.values() if trial.drifts]
     assert (drifting.trial.train.engine, drifting.trial.world.size) == ("deepspeed", 2)
-    (verdict,) = [verdict for verdict in found.verdicts if verdict.kind == "drift"]
-    assert verdict.trials == (drifting.trial_id,)
-    assert found.verdicts[0] is verdict
+    (verdict,) = [verdict for verdict in found.findings if verdict.kind == "drift"]
+    assert verdict.about.trials == (drifting.trial_id,)
+    assert found.findings[0] is verdict
     assert not [one for one in found.comparisons if drifting.trial_id in (one.first_trial, one.second_trial)]
     (waterfall,) = [one for one in found.waterfalls if one.trial_id == drifting.trial_id]
     assert waterfall.reason == "its loss drifts: it does other work than the baseline"

@@ -99,7 +99,7 @@ def test_verdicts_ask_for_nothing_that_a_log_cannot_tell() -> None:
     for gpus in (2, 4):
         trial = other(make_trial(gpus=gpus))
         runs.append(imported(without_steps(steady_run(trial, 0.1)), ranks=tuple(range(gpus))))
-    found = {one.kind: one for one in analyse(study(*runs)).verdicts}
+    found = {one.kind: one for one in analyse(study(*runs)).findings}
     assert set(found) == {"too-few-repeats", "baseline-missing", "imported", "steps-from-epochs"}
     assert "fp32 is assumed" in found["imported"].message
     assert "a.log" in found["imported"].message
@@ -110,7 +110,7 @@ def test_verdicts_ask_for_nothing_that_a_log_cannot_tell() -> None:
 def test_some_ranks_are_told_unless_the_times_are_the_runs_own() -> None:
     run = steady_run(other(make_trial(gpus=2)), 0.1)
     for whole in (True, False):
-        kinds = [one.kind for one in analyse(study(imported(run, ranks=(0,), of_the_run=whole))).verdicts]
+        kinds = [one.kind for one in analyse(study(imported(run, ranks=(0,), of_the_run=whole))).findings]
         assert ("some-ranks" in kinds) is not whole
 
 

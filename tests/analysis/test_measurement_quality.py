@@ -19,7 +19,7 @@ def test_clocks_that_disagree_are_told_with_what_was_seen() -> None:
     epochs = [line.model_copy(update={"seconds": line.seconds * 1.5}) for line in rank.epochs]
     runs[1] = runs[1].model_copy(update={"ranks": (rank.model_copy(update={"epochs": tuple(epochs)}),)})
     found = verdict(of_one_trial(trial, *runs), "clock-anomaly")
-    assert found.level == "warning"
+    assert found.severity == "warning"
     assert found.message == (
         "clock anomaly in 1 trial: the steps of epoch 0 on rank 0 add up to 33.3 % less than the epoch took "
         f"({trial.identity()})"
@@ -32,14 +32,14 @@ def test_a_profile_that_was_not_asked_for_is_a_note() -> None:
     trial = trial.model_copy(update={"window": trial.window.model_copy(update={"explain": False})})
     runs = [steady_run(trial, seconds, repeat) for repeat, seconds in enumerate(THREE)]
     found = verdict(of_one_trial(trial, *runs), "profile-missing")
-    assert found.level == "note"
+    assert found.severity == "note"
     assert "1 trial ran with measure.explain = false" in found.message
     assert "Set measure.explain = true" in found.advice
 
 
 def test_a_run_too_short_to_be_explained_is_a_note() -> None:
     found = verdict(three_repeats(), "profile-missing")
-    assert found.level == "note"
+    assert found.severity == "note"
     assert "no step of 1 trial was explained on all ranks" in found.message
     assert "Train longer" in found.advice
 
@@ -51,7 +51,7 @@ def test_what_explaining_costs_is_told_above_a_tenth(slowdown: float, told: bool
     assert "profile-missing" not in kinds(results)
     if told:
         found = verdict(results, "explaining-costs")
-        assert found.level == "note"
+        assert found.severity == "note"
         assert "take more than 10 % longer than the timed ones beside them (up to 25 %" in found.message
         assert "compute parts are blown up" in found.advice
 
@@ -77,7 +77,7 @@ def test_a_profiler_that_stays_attached_is_told_above_5_percent(slower: float, t
     assert ("profiler-stays-attached" in kinds(results)) is told
     if told:
         found = verdict(results, "profiler-stays-attached")
-        assert found.level == "note"
+        assert found.severity == "note"
         assert "more than 5 % longer than those before it started (up to 15 %" in found.message
         assert "all of their steps come before the profiler" in found.advice
 
@@ -104,15 +104,15 @@ def test_what_is_in_no_part_is_told_above_3_percent_of_any_rank(other: float, to
     assert ("unaccounted-time" in kinds(results)) is told
     if told:
         found = verdict(results, "unaccounted-time")
-        assert found.level == "note"
-        assert f'("other": 4.8 % in {found.trials[0]})' in found.message
+        assert found.severity == "note"
+        assert f'("other": 4.8 % in {found.about.trials[0]})' in found.message
         assert "measure.traces" in found.advice
 
 
 def test_explaining_that_costs_half_a_step_is_a_warning() -> None:
-    assert verdict(explained_study(STEP, slowdown=0.45), "explaining-costs").level == "note"
-    assert verdict(explained_study(STEP, slowdown=2.64), "explaining-costs").level == "warning"
+    assert verdict(explained_study(STEP, slowdown=0.45), "explaining-costs").severity == "note"
+    assert verdict(explained_study(STEP, slowdown=2.64), "explaining-costs").severity == "warning"
 
 
 def test_a_fifth_of_a_step_in_no_part_is_a_warning() -> None:
-    assert verdict(explained_study(STEP, STEP | {"other": 0.4}), "unaccounted-time").level == "warning"
+    assert verdict(explained_study(STEP, STEP | {"other": 0.4}), "unaccounted-time").severity == "warning"

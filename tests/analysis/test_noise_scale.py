@@ -75,7 +75,7 @@ def test_a_known_noise_scale_is_found_again(gradient: float, noise: float, ranks
     found, reason = noise_scale([drawn_run(ranks, small_images, 20_000, gradient, noise, seed=1)])
     assert reason == ""
     assert found is not None
-    assert found.centre == pytest.approx(noise / gradient, rel=0.05)
+    assert found.value == pytest.approx(noise / gradient, rel=0.05)
 
 
 def test_a_known_noise_scale_is_found_again_from_unequal_shares() -> None:
@@ -97,7 +97,7 @@ def test_a_known_noise_scale_is_found_again_from_unequal_shares() -> None:
     found, reason = noise_scale([run_of(ranks, make_trial("ddp", 3))])
     assert reason == ""
     assert found is not None
-    assert found.centre == pytest.approx(noise, rel=0.05)
+    assert found.value == pytest.approx(noise, rel=0.05)
 
 
 def test_the_estimate_has_no_bias_from_dividing_by_a_noisy_number() -> None:
@@ -113,7 +113,7 @@ def test_the_estimate_has_no_bias_from_dividing_by_a_noisy_number() -> None:
     assert abs(sum(ratios) / len(ratios) - 500) > 250
     found, _ = noise_scale([run])
     assert found is not None
-    assert found.centre == pytest.approx(500, rel=0.05)
+    assert found.value == pytest.approx(500, rel=0.05)
 
 
 def test_by_hand() -> None:
@@ -123,7 +123,7 @@ def test_by_hand() -> None:
     ranks = [[line(step, both[rank]) for step, both in enumerate(norms)] for rank in range(2)]
     found, _ = noise_scale([run_of(ranks)])
     assert found is not None
-    assert found.centre == pytest.approx((32 + 96) / (2 + 2))
+    assert found.value == pytest.approx((32 + 96) / (2 + 2))
     assert (found.low, found.high, found.note) == (None, None, ONE_RUN)
 
 
@@ -139,11 +139,11 @@ def test_units_and_the_order_of_ranks_do_not_matter(norms: list[tuple[float, flo
     ]
     found, _ = noise_scale([run_of(uneven)])
     assert found is not None
-    assert found.centre > 0
+    assert found.value > 0
     for same in (scaled, uneven[::-1]):
         other, _ = noise_scale([run_of(same)])
         assert other is not None
-        assert other.centre == pytest.approx(found.centre, rel=1e-6)
+        assert other.value == pytest.approx(found.value, rel=1e-6)
 
 
 def test_runs_of_different_seeds_give_an_interval() -> None:
@@ -152,7 +152,7 @@ def test_runs_of_different_seeds_give_an_interval() -> None:
     found, reason = noise_scale(runs)
     assert reason == ""
     assert found is not None
-    assert found.centre == pytest.approx(32)  # the geometric mean
+    assert found.value == pytest.approx(32)  # the geometric mean
     assert found.low is not None
     assert found.high is not None
     assert found.low < 32 < found.high
@@ -162,7 +162,7 @@ def test_runs_of_one_seed_are_one_observation() -> None:
     """They see the same gradients: an interval over them would have no width, and say nothing."""
     found, _ = noise_scale([steady(1.0, 0.75, repeat=r) for r in range(3)])
     assert found is not None
-    assert found.centre == pytest.approx(16)
+    assert found.value == pytest.approx(16)
     assert (found.low, found.high, found.note) == (None, None, ONE_SEED)
 
 
@@ -247,4 +247,4 @@ def test_steps_without_norms_are_skipped() -> None:
     lines = [line(step, (1.0, 0.75)) for step in range(FEWEST_STEPS)]
     found, _ = noise_scale([run_of([[*lines, padded], [*lines, padded]])])
     assert found is not None
-    assert found.centre == pytest.approx(16)
+    assert found.value == pytest.approx(16)

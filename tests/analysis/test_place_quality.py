@@ -58,7 +58,7 @@ def test_unlike_points_are_named() -> None:
     runs = [steady_run(trials[0], 0.1), steady_run(trials[1], 0.1, environments=other)]
     found = verdict(make_results([(make_curve(trials), trials)], runs, repeats=1), "unlike-runs")
     assert "2 ranks: device: Example CPU against Other CPU" in found.message
-    assert found.trials == (trials[1].identity(),)
+    assert found.about.trials == (trials[1].identity(),)
 
 
 def sending(results: Results, dtype: str) -> Results:
@@ -80,9 +80,9 @@ def test_an_engine_that_names_another_dtype_than_the_one_that_travels(asked: str
     trial = make_trial("deepspeed", 2, gradient_dtype=asked)
     results = make_results([(make_curve([trial]), [trial])], [steady_run(trial, 0.1)])
     found = verdict(sending(results, "bfloat16"), "gradient-dtype-sent")
-    assert found.level == level
+    assert found.severity == level
     assert "in 1 trial they travel as bfloat16 where deepspeed names float32" in found.message
-    assert found.trials == (trial.identity(),)
+    assert found.about.trials == (trial.identity(),)
     assert "gradient-dtype-sent" not in kinds(sending(results, "float32"))
     assert "gradient-dtype-sent" not in kinds(results)  # nothing was counted
 
@@ -255,7 +255,7 @@ def test_a_cpu_quota_that_holds_ranks_back_is_told_with_how_long() -> None:
     found = verdict(with_use(cpu_throttled_seconds=1.5), "throttled")
     assert found.message == "throttled: the CPU quota held back 1 trial (up to 15 % of the time)"
     assert "larger quota" in found.advice
-    assert len(found.trials) == 1
+    assert len(found.about.trials) == 1
 
 
 def test_gpus_that_slow_their_clocks_are_told_with_the_reason() -> None:
@@ -281,7 +281,7 @@ def test_a_power_cap_is_a_note_with_limit_and_clock_and_no_throttling(old: bool)
     samples = samples.model_copy(update={"sm_clock_mhz_median": 1400.0, "sm_clock_mhz_min": 1300.0} | capped)
     found = with_use(gpu=samples)
     said = verdict(found, "power-limit")
-    assert (said.level, said.message) == (
+    assert (said.severity, said.message) == (
         "note", "GPUs ran at their power limit in 1 trial, median clock 1,400 to 1,400 MHz",
     )  # fmt: skip
     assert "throttled" not in kinds(found)
@@ -307,7 +307,7 @@ def study_over_hosts(nodes: list[int]) -> Results:
 def test_a_curve_over_the_edge_of_a_host_is_told() -> None:
     found = verdict(study_over_hosts([1, 1, 2]), "across-hosts")
     assert "up to 2 ranks lie on one host, from 4 on they lie on several" in found.message
-    assert found.level == "note"
+    assert found.severity == "note"
 
 
 @pytest.mark.parametrize("nodes", [[1, 1, 1], [1, 2, 4]])

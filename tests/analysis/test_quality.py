@@ -19,9 +19,9 @@ def test_a_study_with_nothing_wrong_has_no_verdict() -> None:
 
 
 def test_every_verdict_says_what_to_do_and_warnings_come_first() -> None:
-    found = analyse(one_curve({2: [0.001], 4: [0.001, 0.001]}, repeats=3)).verdicts
+    found = analyse(one_curve({2: [0.001], 4: [0.001, 0.001]}, repeats=3)).findings
     assert all(one.advice for one in found)
-    levels = [one.level for one in found]
+    levels = [one.severity for one in found]
     assert levels == sorted(levels, key=lambda level: level != "warning")
     assert {"warning", "note"} <= set(levels)
 

@@ -230,7 +230,7 @@ def test_figures_over_runs_are_medians_energy_a_geometric_mean_and_memory_the_hi
     assert found.by_rank == (RankResources(0, pytest.approx(0.4), 9, None, None, (0,)),)  # type: ignore[arg-type]
     assert found.peak_rss_bytes == 9
     assert found.joules_per_image is not None
-    assert found.joules_per_image.centre == pytest.approx(math.sqrt(32 * 96) / 32)
+    assert found.joules_per_image.value == pytest.approx(math.sqrt(32 * 96) / 32)
     assert found.joules_per_image.low is None  # of two runs that know it
     assert (found.energy_source, found.energy_reason) == ("NVML", "")
 

@@ -14,14 +14,14 @@ def test_startup_dominates_and_says_how_much() -> None:
     # 3 epochs of 128 steps of 10 ms: 3.83 s without the first step, against 6 s of start-up.
     found = verdict(one_curve({1: [0.01]}), "startup-dominates")
     assert "6.0 s of start-up against 3.8 s of training (61%" in found.message
-    assert found.level == "note"
+    assert found.severity == "note"
 
 
 def test_loss_not_finite() -> None:
     trial = make_trial()
     run = make_run(trial, [make_rank(trial, 0, [0.1] * 6, losses=[1.0, 2.0, None, None, None, None])])
     found = verdict(make_results([(make_curve([trial]), [trial])], [run]), "loss-not-finite")
-    assert found.trials == (trial.identity(),)
+    assert found.about.trials == (trial.identity(),)
 
 
 def test_few_steps() -> None:
@@ -36,9 +36,9 @@ def test_few_steps() -> None:
 def test_runs_that_differ_by_more_than_5_percent_are_unstable() -> None:
     # Logarithms -d, 0, d have the standard deviation d.
     found = verdict(one_curve({2: [math.exp(-0.06), 1.0, math.exp(0.06)]}), "unstable")
-    assert found.level == "warning"
+    assert found.severity == "warning"
     assert "the epoch times of 1 trial differ from run to run by more than 5 %" in found.message
-    assert f"(standard deviation; 6 % in {found.trials[0]})" in found.message
+    assert f"(standard deviation; 6 % in {found.about.trials[0]})" in found.message
     assert "measure.target_ci" in found.advice
 
 
@@ -57,7 +57,7 @@ def run_of(*steps: float, repeats: int = 3) -> Results:
 def test_steps_whose_middle_half_is_wide_are_unstable() -> None:
     # 0.8, 0.9, 1.0, 1.1, 1.2 in turn: quartiles 0.9 and 1.1; at 1.3 times the distance 26 %.
     found = verdict(run_of(*[1.0, 0.74, 1.26, 0.87, 1.13] * 8), "unstable")
-    assert found.level == "note"
+    assert found.severity == "note"
     assert "in 1 trial the middle half of a run's steps spans more than 20 % of the median (26 %" in found.message
     assert "p95" in found.advice
     assert "unstable" not in kinds(run_of(*[1.0, 0.82, 1.18, 0.91, 1.09] * 8))
@@ -68,7 +68,7 @@ def test_steps_whose_middle_half_is_wide_are_unstable() -> None:
 
 def test_steps_that_go_on_falling_are_still_warming_up() -> None:
     found = verdict(run_of(*(1.0 - 0.2 * k / 99 for k in range(100))), "still-warming-up")
-    assert found.level == "warning"
+    assert found.severity == "warning"
     assert found.message.startswith("still warming up: in 1 trial step times go on falling through the run (by up to 1")
     assert "measure.warmup_steps" in found.advice
 
@@ -76,7 +76,7 @@ def test_steps_that_go_on_falling_are_still_warming_up() -> None:
 def test_steps_that_go_on_rising_are_slowing_down() -> None:
     results = run_of(*(0.8 + 0.2 * k / 99 for k in range(100)))
     found = verdict(results, "slowing-down")
-    assert found.level == "warning"
+    assert found.severity == "warning"
     assert "in 1 trial step times rise through the run (by up to 1" in found.message
     assert "still-warming-up" not in kinds(results)
 
@@ -84,15 +84,15 @@ def test_steps_that_go_on_rising_are_slowing_down() -> None:
 def test_rare_slow_steps_are_told_above_2_percent_of_the_time() -> None:
     # 79 steps of 0.1 s and one of 8.1: half the time.
     found = verdict(run_of(*[0.1] * 79, 8.1), "slow-steps")
-    assert found.level == "note"
-    assert f"(51 % in 3 of 240 steps of {found.trials[0]})" in found.message
+    assert found.severity == "note"
+    assert f"(51 % in 3 of 240 steps of {found.about.trials[0]})" in found.message
     # 0.16 of 8.06 s.
     assert "slow-steps" not in kinds(run_of(*[0.1] * 79, 0.16))
 
 
 def test_slow_steps_that_come_often_stay_and_are_told() -> None:
     found = verdict(run_of(*[0.1] * 78, 8.1, 8.1), "slow-steps")
-    assert found.level == "warning"
+    assert found.severity == "warning"
     assert "more often than one in 100 and stay in every figure (68 % of the time in 6 steps" in found.message
 
 
@@ -107,7 +107,7 @@ def test_a_run_of_a_few_seconds_on_a_gpu_measures_boost_clocks() -> None:
 def test_warm_up_beyond_the_marked_one_is_told_with_what_to_set() -> None:
     results = run_of(*[2.0] * 4, *[1.0] * 40)
     found = verdict(results, "long-warm-up")
-    assert found.level == "note"
+    assert found.severity == "note"
     assert "left out of every figure (up to 4 of a run" in found.message
     assert found.advice == "Set measure.warmup_steps = 5 to mark them from the beginning (now 1)."
     assert "still-warming-up" not in kinds(results)
@@ -131,8 +131,8 @@ def test_warm_up_of_fewer_than_half_of_the_runs_is_chance() -> None:
 def test_waiting_for_data_for_more_than_a_tenth_of_a_step_is_data_bound() -> None:
     # 0.25 of 1.25 s.
     found = verdict(explained_study(STEP | {"data_wait": 0.25}), "data-bound")
-    assert found.level == "warning"
-    assert f"(20 % in {found.trials[0]}, with data.workers = 0)" in found.message
+    assert found.severity == "warning"
+    assert f"(20 % in {found.about.trials[0]}, with data.workers = 0)" in found.message
     assert "Set data.workers = 2 or more" in found.advice
     found = verdict(explained_study(STEP | {"data_wait": 0.25}, workers=4), "data-bound")
     assert "Set data.workers = 8 or more" in found.advice
@@ -157,4 +157,4 @@ def test_waiting_for_data_for_less_is_not() -> None:
 
 def test_steps_that_spread_by_half_are_a_warning() -> None:
     # Quartiles 0.1 and 0.2 around a median of 0.1: a spread of 100 %.
-    assert verdict(run_of(*[0.1, 0.1, 0.2] * 8), "unstable").level == "warning"
+    assert verdict(run_of(*[0.1, 0.1, 0.2] * 8), "unstable").severity == "warning"

@@ -29,7 +29,7 @@ def only_curve(results: Results) -> CurveResult:
 
 def centres(curve: CurveResult, figure: str) -> list[float | None]:
     found = [getattr(point, figure) for point in curve.points]
-    return [None if interval is None else round(interval.centre, 9) for interval in found]
+    return [None if interval is None else round(interval.value, 9) for interval in found]
 
 
 def test_strong_speedup_and_efficiency() -> None:
@@ -69,7 +69,7 @@ def test_intervals_carry_both_uncertainties(mode: Mode, times: float) -> None:
     truth = ratio(base, point).times(times * steps)
     found = curve.points[1].speedup
     assert found is not None
-    assert (found.centre, found.low, found.high) == pytest.approx((truth.centre, truth.low, truth.high))
+    assert (found.value, found.low, found.high) == pytest.approx((truth.value, truth.low, truth.high))
     efficiency = curve.points[1].efficiency
     assert efficiency is not None
     assert (efficiency.low, efficiency.high) == pytest.approx((found.low / 2, found.high / 2))  # type: ignore[operator]  # not None: above
@@ -168,7 +168,7 @@ def test_unequal_shares_have_the_plain_run_and_a_name(counts: tuple[int, ...]) -
     # Images of all ranks, however they are shared out.
     per_second = found.trials[trials[-1].identity()].images_per_second
     assert per_second is not None
-    assert per_second.centre == pytest.approx(1024 / (43 * 0.1))
+    assert per_second.value == pytest.approx(1024 / (43 * 0.1))
 
 
 # --- curve against curve -------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def test_repeats_from_unlike_machines_are_not_combined() -> None:
     results = make_results([(make_curve([trial]), [trial])], runs)
     (found,) = analyse(results).trials.values()
     assert found.step_seconds is not None
-    assert found.step_seconds.centre == pytest.approx(0.1)
+    assert found.step_seconds.value == pytest.approx(0.1)
     assert found.left_out == ("repeat 2: device: Example CPU against Other CPU",)
     (combined,) = analyse(results, combine_unlike=True).trials.values()
     assert len(combined.runs) == 3

@@ -69,13 +69,13 @@ def test_the_gain_is_in_the_time_of_the_slowest_rank() -> None:
 
 def test_mixed_hardware_is_told_with_the_shares_to_use() -> None:
     found = verdict(explained(on_cards()), "mixed-hardware")
-    assert found.level == "warning"
+    assert found.severity == "warning"
     assert found.message.startswith(BY_NAME)
     assert "rank 2 computes at 0.25 of the fastest, and 3 ranks do the work of 2.25 like that one" in found.message
     assert found.advice.startswith(
         "Set rank_speeds = [1.0, 1.0, 0.25] under [train]: forward and backward of a step then take 66 % less time"
     )
-    assert len(found.trials) == 1
+    assert len(found.about.trials) == 1
 
 
 def test_unlike_quotas_are_told_too() -> None:
@@ -108,7 +108,7 @@ def test_like_ranks_are_not_told_of() -> None:
 def test_unequal_shares_that_suit_are_a_note_and_the_types_are_named() -> None:
     results = explained(on_cards(), shares=(11, 11, 2))
     found = verdict(results, "unequal-shares")
-    assert found.level == "note"
+    assert found.severity == "note"
     assert found.message.startswith(
         "unequal shares in 1 trial: ddp on 3 ranks, shares 2 x 11 + 2 (GTX 1070 and RTX 3090)"
     )
@@ -119,5 +119,5 @@ def test_unequal_shares_that_suit_are_a_note_and_the_types_are_named() -> None:
 
 def test_unequal_shares_that_do_not_suit_are_a_warning_with_those_that_would() -> None:
     found = verdict(explained(None, shares=(15, 8, 1)), "unequal-shares")
-    assert found.level == "warning"
+    assert found.severity == "warning"
     assert "Set rank_speeds = [1.0, 1.0, 0.25]" in found.advice

@@ -14,7 +14,6 @@ from scipy import stats as scipy_stats
 from vitscale.analysis.statistics import (
     ONE_RUN,
     TOO_FEW,
-    Interval,
     adjusted,
     compare,
     holm,
@@ -24,6 +23,7 @@ from vitscale.analysis.statistics import (
     quantile,
     ratio,
 )
+from vitscale.present.estimate import Estimate
 
 costs = st.floats(min_value=1e-3, max_value=1e6, allow_nan=False)
 repeats = st.lists(costs, min_size=1, max_size=12)
@@ -35,7 +35,7 @@ T_TABLE = {1: 12.706, 2: 4.3027, 4: 2.7764}
 
 def test_one_run_has_no_interval() -> None:
     found = interval([1.5])
-    assert (found.centre, found.low, found.high, found.note) == (1.5, None, None, ONE_RUN)
+    assert (found.value, found.low, found.high, found.note) == (1.5, None, None, ONE_RUN)
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])
@@ -45,7 +45,7 @@ def test_few_runs_use_student_t_on_logarithms(count: int) -> None:
     deviation = math.sqrt(sum((x - mean) ** 2 for x in logs) / (count - 1))
     half = T_TABLE[count - 1] * deviation / math.sqrt(count)
     found = interval([math.exp(x) for x in logs])
-    assert found.centre == pytest.approx(math.exp(mean))
+    assert found.value == pytest.approx(math.exp(mean))
     assert found.low == pytest.approx(math.exp(mean - half), rel=1e-4)
     assert found.high == pytest.approx(math.exp(mean + half), rel=1e-4)
     assert found.note == (TOO_FEW if count == 2 else "")
@@ -53,16 +53,16 @@ def test_few_runs_use_student_t_on_logarithms(count: int) -> None:
 
 @given(several, several)
 def test_a_ratio_is_that_of_the_two_centres_that_are_shown(above: list[float], below: list[float]) -> None:
-    assert ratio(above, below).centre == pytest.approx(interval(above).centre / interval(below).centre)
+    assert ratio(above, below).value == pytest.approx(interval(above).value / interval(below).value)
 
 
 @given(several)
 def test_the_centre_of_rates_is_the_images_over_the_centre_of_the_seconds(seconds: list[float]) -> None:
     rates = interval([1437 / value for value in seconds])
-    assert rates.centre * interval(seconds).centre == pytest.approx(1437)
+    assert rates.value * interval(seconds).value == pytest.approx(1437)
     turned = interval(seconds).into(1437)
     if rates.low and turned.low:
-        assert (turned.centre, turned.low) == pytest.approx((rates.centre, rates.low))
+        assert (turned.value, turned.low) == pytest.approx((rates.value, rates.low))
 
 
 def test_runs_that_decided_how_many_there_are_are_left_out_of_the_spread_by_hand() -> None:
@@ -73,8 +73,8 @@ def test_runs_that_decided_how_many_there_are_are_left_out_of_the_spread_by_hand
     found = interval([math.exp(log) for log in logs], looked=3)
     half = 3.18245 * math.sqrt(0.248571 / 4 / 7)
     assert found.high is not None
-    assert math.log(found.centre) == pytest.approx(1.5 / 7)
-    assert math.log(found.high / found.centre) == pytest.approx(half, rel=1e-5)
+    assert math.log(found.value) == pytest.approx(1.5 / 7)
+    assert math.log(found.high / found.value) == pytest.approx(half, rel=1e-5)
     assert ratio([math.exp(log) for log in logs], [1.0] * 3, (3, 0)).high == pytest.approx(found.high)
 
 
@@ -108,7 +108,7 @@ def test_ratio_is_welch_on_logarithms() -> None:
     # t(0.975; 1.6842) = 5.188, between the table's 12.706 (1) and 4.303 (2): found by bisection of its integral.
     freedom = 16 / 9.5
     found = ratio([1.0, math.exp(0.2)], [1.0, math.exp(0.1), math.exp(0.2)])
-    assert found.centre == pytest.approx(1.0)
+    assert found.value == pytest.approx(1.0)
     assert found.high is not None
     assert found.low == pytest.approx(1 / found.high)
     quantile_used = math.log(found.high) / math.sqrt(4 / 300)
@@ -156,13 +156,13 @@ def test_the_interval_holds_its_centre(values: list[float]) -> None:
     found = interval(values)
     assert found.low is not None
     assert found.high is not None
-    assert found.low * (1 - 1e-9) <= found.centre <= found.high * (1 + 1e-9)
+    assert found.low * (1 - 1e-9) <= found.value <= found.high * (1 + 1e-9)
 
 
 @given(repeats, st.floats(min_value=0.01, max_value=100))
 def test_the_interval_scales_with_the_unit(values: list[float], factor: float) -> None:
     ours, scaled = interval(values).times(factor), interval([value * factor for value in values])
-    assert scaled.centre == pytest.approx(ours.centre)
+    assert scaled.value == pytest.approx(ours.value)
     if ours.low is not None:
         assert (scaled.low, scaled.high) == pytest.approx((ours.low, ours.high), rel=1e-6)
 
@@ -170,7 +170,7 @@ def test_the_interval_scales_with_the_unit(values: list[float], factor: float) -
 @given(several, several)
 def test_a_ratio_turned_over_is_the_reciprocal(above: list[float], below: list[float]) -> None:
     one, other = ratio(above, below), ratio(below, above)
-    assert one.centre * other.centre == pytest.approx(1.0)
+    assert one.value * other.value == pytest.approx(1.0)
     # Two-run intervals can be wider than a float: then their ends are 0 and infinity, and have no product.
     if one.low and one.high and other.high and math.isfinite(one.high) and math.isfinite(other.high):
         assert one.low * other.high == pytest.approx(1.0, rel=1e-6)
@@ -267,7 +267,7 @@ def effects(seed: int, sigma: float, runs: int, draws: int = DRAWS) -> list[list
     return drawn
 
 
-def share_that_holds(truth: float, found: Iterable[Interval]) -> float:
+def share_that_holds(truth: float, found: Iterable[Estimate]) -> float:
     return float(
         np.mean([one.low <= truth <= one.high for one in found if one.low is not None and one.high is not None])
     )

@@ -13,13 +13,13 @@ def test_too_few_repeats() -> None:
     assert "1 trial with one run (no interval)" in found.message
     assert "1 trial with 2 runs" in found.message
     assert "repeats = 3" in found.advice
-    assert len(found.trials) == 2
+    assert len(found.about.trials) == 2
 
 
 def test_unfinished_counts_the_runs_that_are_missing() -> None:
     found = verdict(one_curve({1: THREE, 2: THREE[:1], 4: []}, repeats=3), "unfinished")
     assert "5 of 9 runs" in found.message
-    assert len(found.trials) == 2
+    assert len(found.about.trials) == 2
 
 
 def test_baseline_missing_where_nothing_completed() -> None:
@@ -48,7 +48,7 @@ def test_epoch_times_of_two_kinds_on_one_curve() -> None:
         }
     )
     results = make_results([(make_curve(trials), trials)], [steady_run(trials[0], 0.1), alone])
-    assert verdict(results, "mixed-epoch-times").level == "note"
+    assert verdict(results, "mixed-epoch-times").severity == "note"
 
 
 def test_a_share_that_divides_into_single_images_is_no_cost_of_scaling() -> None:
@@ -60,7 +60,7 @@ def test_a_share_that_divides_into_single_images_is_no_cost_of_scaling() -> None
     all_trials = [*trials, allowed]
     results = make_results([(curve, all_trials)], [steady_run(trial, 0.1) for trial in all_trials])
     found = verdict(results, "badly-divided-batch")
-    assert found.level == "note"
+    assert found.severity == "note"
     assert "4 ranks take 37 x 1 of 37 images a rank, where 3 micro-steps would hold them" in found.message
     assert "3 ranks" not in found.message
 
@@ -74,13 +74,13 @@ def test_images_that_drop_last_leaves_out_are_told_and_comparisons_stay_per_imag
         return make_results([(make_curve(trials), trials)], runs)
 
     found = verdict(study(1, 8), "images-left-out")
-    assert found.level == "warning"
+    assert found.severity == "warning"
     assert "an epoch of 2 trials lacks more than 0.5 % of the images (up to 11 %" in found.message
     assert "up to 2 %" in verdict(study(1), "images-left-out").message
-    assert verdict(study(1), "images-left-out").level == "note"
+    assert verdict(study(1), "images-left-out").severity == "note"
     for whole in (study(1, 8, samples=TRAIN_SAMPLES), study(1, 8, drop_last=False), study(1, samples=32 * 210 + 1)):
         assert "images-left-out" not in kinds(whole)
     # Steps as long on 8 ranks as on one train 8 times the images in them, whatever an epoch leaves out.
     speedup = analyse(study(1, 8)).curves[0].points[1].speedup
     assert speedup is not None
-    assert speedup.centre == pytest.approx(8.0)
+    assert speedup.value == pytest.approx(8.0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from results_factory import failed_run, make_environment, make_trial, one_curve, steady_run
 from verdict_finder import kinds, of_one_trial, verdict
-from vitscale.analysis import Verdict, analyse
+from vitscale.analysis import analyse
 from vitscale.analysis.runs.target_ci import (
     FEWEST_AFTER,
     FEWEST_LOOKED_AT,
@@ -23,8 +23,10 @@ from vitscale.analysis.runs.target_ci import (
     run_plan,
     target_status,
 )
-from vitscale.analysis.statistics import Interval, interval
+from vitscale.analysis.statistics import interval
 from vitscale.analysis.summaries import summarise
+from vitscale.present.document import Finding
+from vitscale.present.estimate import Estimate
 from vitscale.store.records import Results, Run, StudyRecord
 from vitscale.study.file import FEWEST_FOR_TARGET
 
@@ -46,9 +48,9 @@ def steady(*seconds: float) -> list[Run]:
 
 
 def test_the_half_width_is_that_of_the_longer_side() -> None:
-    assert half_width(Interval(10.0, 9.0, 12.0)) == pytest.approx(0.2)
-    assert half_width(Interval(10.0, 7.0, 12.0)) == pytest.approx(0.3)
-    assert half_width(Interval(10.0, None, None)) is None
+    assert half_width(Estimate(10.0, 9.0, 12.0)) == pytest.approx(0.2)
+    assert half_width(Estimate(10.0, 7.0, 12.0)) == pytest.approx(0.3)
+    assert half_width(Estimate(10.0, None, None)) is None
     assert half_width(None) is None
 
 
@@ -136,14 +138,14 @@ def test_which_trials_reached_it_and_which_stopped_at_the_limit() -> None:
     assert missed.message == (
         f"target_ci missed: 2 of 3 trials reached 2 %; stopped at max_repeats = 8: {two} (within 8.5 %)"
     )
-    assert (missed.level, missed.trials) == ("warning", (two,))
+    assert (missed.severity, missed.about.trials) == ("warning", (two,))
     assert "Raise measure.max_repeats" in missed.advice
     # Logarithms 0 five times and 0.09531 twice, three of the former looked at: 0.012977 / 4 / 7, t 3.18245: 7.1 %.
     assert reached.message == (
         "target_ci reached: 2 of 3 trials have the runs that their first ones asked for to be known within 2 %, 6 to 7 "
         f"runs: {one} (within 0 %), {four} (within 7.1 %); wider all the same: {four} (within 7.1 %)"
     )
-    assert (reached.level, reached.trials) == ("note", (one, four))
+    assert (reached.severity, reached.about.trials) == ("note", (one, four))
     assert "may come out wider than was asked" in reached.advice
     assert "unfinished" not in kinds(results)
 
@@ -155,7 +157,7 @@ def test_a_trial_with_failed_runs_missed_it_and_is_not_unfinished() -> None:
     assert "unfinished" not in kinds(results)
 
 
-def unfinished(results: Results) -> Verdict:
+def unfinished(results: Results) -> Finding:
     return verdict(results, "unfinished")
 
 
@@ -163,7 +165,7 @@ def test_what_may_still_be_added_is_unfinished() -> None:
     # Both have all of their three runs; the second may get seven more, after which it stops.
     results = asked(one_curve({1: [1.0] * 6, 2: [1.0, 1.2, 1.1]}, repeats=3), 0.02, 10)
     assert unfinished(results).message == ("unfinished: up to 7 more may follow until epoch times are known within 2 %")
-    assert unfinished(results).trials == (results.study.curves[0].points[1].trial_id,)
+    assert unfinished(results).about.trials == (results.study.curves[0].points[1].trial_id,)
     # One run is missing of the first, which then may get seven more too.
     results = asked(one_curve({1: [1.0] * 2, 2: [1.0, 1.2, 1.1, 1.3]}, repeats=3), 0.02, 10)
     assert unfinished(results).message == (

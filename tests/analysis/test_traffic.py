@@ -166,9 +166,9 @@ def test_the_bandwidth_is_the_wires_bytes_over_its_seconds() -> None:
     run = run.model_copy(update={"ranks": tuple(r.model_copy(update={"traffic": lines}) for r in run.ranks)})
     found = told(run)
     assert found.wire_seconds is not None
-    assert found.wire_seconds.centre == pytest.approx(WIRE)
+    assert found.wire_seconds.value == pytest.approx(WIRE)
     assert found.bytes_per_second is not None
-    assert found.bytes_per_second.centre == pytest.approx(4e6 / WIRE)
+    assert found.bytes_per_second.value == pytest.approx(4e6 / WIRE)
     assert found.bytes_per_second.low is None
 
 

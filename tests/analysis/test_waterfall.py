@@ -412,10 +412,10 @@ def test_factors_multiply_to_the_efficiency_and_points_add_up_to_what_is_lost(
     (found,) = analysis.waterfalls
     efficiency = analysis.curves[0].points[1].efficiency
     assert efficiency is not None
-    assert found.efficiency == efficiency.centre
+    assert found.efficiency == efficiency.value
     assert found.interval == efficiency
-    assert math.prod(factor.factor for factor in found.factors) == pytest.approx(efficiency.centre, rel=1e-9)
-    assert sum(factor.points for factor in found.factors) == pytest.approx(1 - efficiency.centre, abs=1e-9)
+    assert math.prod(factor.factor for factor in found.factors) == pytest.approx(efficiency.value, rel=1e-9)
+    assert sum(factor.points for factor in found.factors) == pytest.approx(1 - efficiency.value, abs=1e-9)
     # Points are the logarithm's share: a factor below 1 costs, above 1 gains.
     assert all(factor.points * (1 - factor.factor) >= 0 for factor in found.factors)
 
@@ -532,10 +532,10 @@ def test_parts_have_students_interval_over_runs() -> None:
     # 28.5, 30 and 31.5 ms: standard deviation 1.5 ms, t 4.30265: 4.30265 x 1.5 / sqrt(3) = 3.72621 ms.
     forward = base.breakdown.over_runs(lambda one: one.rank(0).parts["forward"])
     assert forward is not None
-    assert (forward.centre, forward.low, forward.high) == pytest.approx((0.03, 0.02627379, 0.03372621), rel=1e-6)
+    assert (forward.value, forward.low, forward.high) == pytest.approx((0.03, 0.02627379, 0.03372621), rel=1e-6)
     nothing = base.breakdown.over_runs(lambda one: one.rank(0).parts["wire"])
     assert nothing is not None
-    assert (nothing.centre, nothing.low, nothing.high) == (0.0, 0.0, 0.0)
+    assert (nothing.value, nothing.low, nothing.high) == (0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(("repeats", "seed"), [(3, 31), (5, 32), (8, 33)])

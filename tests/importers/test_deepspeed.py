@@ -22,21 +22,21 @@ def only(found: Analysis) -> TrialResult:
 def test_a_step_lasts_from_line_to_line(tmp_path: Path) -> None:
     trial = only(imported(tmp_path, [deepspeed_log(tmp_path / "a.log", steady(0, 30, period=0.5))], "deepspeed"))
     assert trial.step_seconds is not None
-    assert trial.step_seconds.centre == pytest.approx(0.5, abs=1e-9)
+    assert trial.step_seconds.value == pytest.approx(0.5, abs=1e-9)
     assert trial.trial.world.size == 2
     assert trial.trial.train.engine == "deepspeed"
     assert trial.trial.train.precision == "fp32"
     assert trial.trial.train.zero_stage == 0
     # 2 ranks x 8 images, of which one rank alone is in the log.
     assert trial.images_per_second is not None
-    assert trial.images_per_second.centre == pytest.approx(16 / 0.5)
+    assert trial.images_per_second.value == pytest.approx(16 / 0.5)
 
 
 def test_without_times_of_day_a_step_is_the_sum_of_its_timers(tmp_path: Path) -> None:
     lines = [timers(0, 0, 0.1, 0.3, 0.04, 0.05, stamped=False) for _ in range(30)]
     trial = only(imported(tmp_path, [deepspeed_log(tmp_path / "a.log", lines)], "deepspeed"))
     assert trial.step_seconds is not None
-    assert trial.step_seconds.centre == pytest.approx(0.49)
+    assert trial.step_seconds.value == pytest.approx(0.49)
 
 
 def test_older_names_and_prefixes(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_older_names_and_prefixes(tmp_path: Path) -> None:
     path = deepspeed_log(tmp_path / "a.log", [line.format(rank) for _ in range(20) for rank in (0, 1)])
     trial = only(imported(tmp_path, [path], "deepspeed"))
     assert trial.step_seconds is not None
-    assert trial.step_seconds.centre == pytest.approx(0.49)
+    assert trial.step_seconds.value == pytest.approx(0.49)
     assert [rank.rank for rank in trial.records[0].ranks] == [0, 1]
 
 
@@ -105,7 +105,7 @@ def test_accumulation_one_global_line_is_one_step(tmp_path: Path) -> None:
     assert trial.trial.train.grad_accum == 2
     assert trial.trial.global_batch == 32
     assert trial.step_seconds is not None
-    assert trial.step_seconds.centre == pytest.approx(1.0)
+    assert trial.step_seconds.value == pytest.approx(1.0)
     names = [name for name, _, _ in trial.records[0].ranks[0].explained[5].phases]
     assert names == ["forward", "backward", "forward", "backward", "optimizer"]
     assert trial.breakdown is not None
@@ -120,7 +120,7 @@ def test_a_pause_is_kept_and_is_in_no_figure(tmp_path: Path) -> None:
     assert len(steps) == 40
     assert [step.step for step in steps if step.window == "settling"] == [20]
     assert trial.images_per_second is not None
-    assert trial.images_per_second.centre == pytest.approx(32.0)
+    assert trial.images_per_second.value == pytest.approx(32.0)
 
 
 def test_interleaved_coloured_and_cut_off_lines(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_logs_of_two_sizes_are_one_curve(tmp_path: Path) -> None:
     (curve,) = found.curves
     assert [point.gpus for point in curve.points] == [2, 4]
     assert curve.points[1].efficiency is not None
-    assert curve.points[1].efficiency.centre == pytest.approx(0.5 / 0.6)  # 1,000 and 500 steps
+    assert curve.points[1].efficiency.value == pytest.approx(0.5 / 0.6)  # 1,000 and 500 steps
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_without_a_micro_batch_steps_stand_and_rates_are_unknown(tmp_path: Path)
     found = imported(tmp_path, [path], "deepspeed", train_samples=1000)
     trial = only(found)
     assert trial.step_seconds is not None
-    assert trial.step_seconds.centre == pytest.approx(0.5)
+    assert trial.step_seconds.value == pytest.approx(0.5)
     assert trial.images_per_second is None
     assert trial.epoch_seconds is None
     assert found.study.imported is not None

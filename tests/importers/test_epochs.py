@@ -20,9 +20,9 @@ def test_an_epoch_is_the_slowest_rank_and_a_run_the_median_epoch(tmp_path: Path)
     assert trial.epoch_costs == [125.0]
     # 50,000 images on 2 x 64: 390 steps, and one of 80 images: 40 of each rank's 64.
     assert trial.step_seconds is not None
-    assert trial.step_seconds.centre == pytest.approx(125.0 / (390 + 40 / 64))
+    assert trial.step_seconds.value == pytest.approx(125.0 / (390 + 40 / 64))
     assert trial.images_per_second is not None
-    assert trial.images_per_second.centre == pytest.approx(50_000 / 125.0)
+    assert trial.images_per_second.value == pytest.approx(50_000 / 125.0)
     assert trial.runs[0].pace.source == "epochs"
     assert trial.epochs[1].train_loss == pytest.approx(1.0)
     assert trial.epochs[1].train_accuracy == pytest.approx(0.2)
@@ -33,7 +33,7 @@ def test_speedup_and_efficiency_follow(tmp_path: Path) -> None:
     found = imported(tmp_path, [epoch_table(tmp_path / "epochs.csv", rows)], "epochs")
     (curve,) = found.curves
     assert curve.mode == "strong-micro"
-    efficiencies = [point.efficiency.centre for point in curve.points if point.efficiency]
+    efficiencies = [point.efficiency.value for point in curve.points if point.efficiency]
     assert efficiencies == pytest.approx([1.0, 400 / 220 / 2, 400 / 125 / 4])
 
 
@@ -84,7 +84,7 @@ def test_one_cluster_with_two_types_of_gpu_is_two_curves(tmp_path: Path) -> None
         rows += [*epoch_rows(1, [[seconds]], gpu=gpu), *epoch_rows(2, [[seconds / 2] * 2], gpu=gpu)]
     found = imported(tmp_path, [epoch_table(tmp_path / "epochs.csv", rows)], "epochs")
     assert [curve.name for curve in found.curves] == ["Tesla T4", "A100"]
-    speedups = [curve.points[1].speedup.centre for curve in found.curves if curve.points[1].speedup]
+    speedups = [curve.points[1].speedup.value for curve in found.curves if curve.points[1].speedup]
     assert speedups == pytest.approx([2.0, 2.0])
 
 
@@ -114,7 +114,7 @@ def test_missing_epochs_and_missing_ranks_are_named(tmp_path: Path) -> None:
     assert trial.epoch_costs == [9.7]
     assert any("epochs are missing" in problem and "(epoch 2)" in problem for problem in found.problems)
     assert any("ranks are missing" in problem and "(rank 1)" in problem for problem in found.problems)
-    assert "some-ranks" in {verdict.kind for verdict in found.verdicts}
+    assert "some-ranks" in {verdict.kind for verdict in found.findings}
 
 
 def test_broken_duplicate_and_cut_off_lines_are_counted_and_named(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def test_steps_become_epochs_where_the_dataset_is_known(tmp_path: Path) -> None:
     path = table(tmp_path, "gpus,step_seconds,micro_batch\n1,0.20,8\n2,0.25,8\n4,0.25,8\n")
     found = imported(tmp_path, [path], "csv", train_samples=3200)
     (curve,) = found.curves
-    assert [point.efficiency.centre for point in curve.points if point.efficiency] == pytest.approx([1.0, 0.8, 0.8])
+    assert [point.efficiency.value for point in curve.points if point.efficiency] == pytest.approx([1.0, 0.8, 0.8])
 
 
 def test_rates_and_epochs(tmp_path: Path) -> None:
@@ -31,13 +31,13 @@ def test_rates_and_epochs(tmp_path: Path) -> None:
     by_name = {curve.name: found.trials[curve.points[0].trial_id] for curve in found.curves}
     rates, epochs = by_name["rates"], by_name["epochs"]
     assert rates.step_seconds is not None
-    assert rates.step_seconds.centre == pytest.approx(32 / 160)
+    assert rates.step_seconds.value == pytest.approx(32 / 160)
     assert rates.images_per_second is not None
-    assert rates.images_per_second.centre == pytest.approx(160)
+    assert rates.images_per_second.value == pytest.approx(160)
     assert epochs.epoch_costs == [99.0]
     assert epochs.step_seconds is not None
-    assert epochs.step_seconds.centre == pytest.approx(99 / 100)
-    assert "some-ranks" not in {verdict.kind for verdict in found.verdicts}
+    assert epochs.step_seconds.value == pytest.approx(99 / 100)
+    assert "some-ranks" not in {verdict.kind for verdict in found.findings}
 
 
 def test_rows_of_one_run_are_its_steps_and_others_are_repeats(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_no_column_of_times(tmp_path: Path) -> None:
 
 def test_without_a_micro_batch_a_rate_stands_and_a_step_is_of_an_image(tmp_path: Path) -> None:
     found = imported(tmp_path, [table(tmp_path, "gpus,images_per_second\n1,100\n2,180\n")], "csv")
-    rates = [trial.images_per_second.centre for trial in found.trials.values() if trial.images_per_second]
+    rates = [trial.images_per_second.value for trial in found.trials.values() if trial.images_per_second]
     assert rates == pytest.approx([100.0, 180.0])
     timed = imported(tmp_path / "steps", [table(tmp_path, "gpus,step_seconds\n1,0.5\n")], "csv", train_samples=100)
     ((_, trial),) = timed.trials.items()

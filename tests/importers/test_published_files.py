@@ -59,7 +59,7 @@ def test_the_logs_steps(tmp_path: Path, name: str, gpus: int) -> None:
     assert trial.trial.train.micro_batch == 64
     assert len(trial.records[0].ranks[0].steps) == len(sums)
     assert trial.step_seconds is not None
-    assert trial.step_seconds.centre == pytest.approx(statistics.median(sums), rel=0.01)
+    assert trial.step_seconds.value == pytest.approx(statistics.median(sums), rel=0.01)
     assert trial.breakdown is not None
     assert not trial.breakdown.wait_known
     assert trial.breakdown.typical.exposed_seconds == pytest.approx({2: 0.0972, 4: 0.1146}[gpus], rel=0.01)

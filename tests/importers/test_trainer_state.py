@@ -48,9 +48,9 @@ def test_steps_epochs_and_losses(tmp_path: Path) -> None:
     assert trial.trial.train.grad_accum == 2
     assert trial.epoch_costs == pytest.approx([50.0])
     assert trial.step_seconds is not None
-    assert trial.step_seconds.centre == pytest.approx(0.5)
+    assert trial.step_seconds.value == pytest.approx(0.5)
     assert trial.images_per_second is not None
-    assert trial.images_per_second.centre == pytest.approx(6400 / 50)
+    assert trial.images_per_second.value == pytest.approx(6400 / 50)
     assert [epoch.held_out_accuracy for epoch in trial.epochs] == pytest.approx([0.2, 0.4, 0.6])
     assert trial.epochs[0].train_loss == 1.5
 
@@ -61,7 +61,7 @@ def test_less_than_an_epoch_is_a_mean_step(tmp_path: Path) -> None:
     found = imported(tmp_path, [path], "trainer-state", gpus=4)
     ((_, trial),) = found.trials.items()
     assert trial.step_seconds is not None
-    assert trial.step_seconds.centre == pytest.approx(0.5)
+    assert trial.step_seconds.value == pytest.approx(0.5)
 
 
 def test_the_gpus_must_be_told(tmp_path: Path) -> None:

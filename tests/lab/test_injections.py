@@ -336,7 +336,7 @@ def test_identical_ranks_reach_an_efficiency_of_one(alike: tuple[list[Run], list
     assert efficiency.high is not None
     assert efficiency.low <= 1.03
     assert efficiency.high >= 0.97
-    assert efficiency.centre == pytest.approx(1.0, abs=0.15)
+    assert efficiency.value == pytest.approx(1.0, abs=0.15)
 
 
 def test_light_steps_add_up_to_the_epochs_wall_time(alike: tuple[list[Run], list[Run]]) -> None:

@@ -97,7 +97,7 @@ def test_the_noise_scale_is_marked_where_it_is_near_and_told_where_it_is_far() -
     assert "gradient noise scale of ddp: 100 images, the median of its trials" in near.text
     far = changed(
         analysis,
-        lambda trial, found: dataclasses.replace(found, noise_scale_images=Interval(1e6, None, None, "")),
+        lambda trial, found: dataclasses.replace(found, noise_scale_images=Interval(1e6)),
     )
     told = figures(far)["accuracy-by-batch"]
     assert "dotted" not in told.spec["title"]["subtitle"]
@@ -114,9 +114,9 @@ def with_target(analysis: Analysis) -> Analysis:
     def change(trial: TrialResult, found: Convergence) -> Convergence:
         reached = TargetRun(0, 0, 2, 2048, 10.0)
         missed = TargetRun(1, 1, None, None, None)
-        seconds = Interval(20.0 / trial.trial.world.size, 5.0, 25.0, "")
+        seconds = Interval(20.0 / trial.trial.world.size, 5.0, 25.0)
         return dataclasses.replace(
-            found, target_accuracy=0.5, target_runs=(reached, missed), images_to_target=Interval(2048, None, None, ""),
+            found, target_accuracy=0.5, target_runs=(reached, missed), images_to_target=Interval(2048),
             seconds_to_target=seconds,
         )  # fmt: skip
 

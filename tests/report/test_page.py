@@ -21,8 +21,8 @@ from results_factory import (
     one_curve,
     rich_study,
 )
-from vitscale.analysis import Verdict, analyse
-from vitscale.analysis.quality.verdict import Level
+from vitscale.analysis import analyse
+from vitscale.present.document import Finding, Severity
 from vitscale.report import write_html
 from vitscale.report.charts import figures
 from vitscale.report.page import to_html
@@ -148,16 +148,16 @@ def test_whether_to_trust_it_comes_before_the_findings() -> None:
     assert text.index("Can this be trusted?") < text.index("Findings") < text.index("Strong scaling, micro-batch")
 
 
-def verdicts(*levels: Level) -> tuple[Verdict, ...]:
-    return tuple(Verdict("kind", level, f"message {place}", f"advice {place}") for place, level in enumerate(levels))
+def verdicts(*levels: Severity) -> tuple[Finding, ...]:
+    return tuple(Finding("kind", level, f"message {place}", f"advice {place}") for place, level in enumerate(levels))
 
 
 @pytest.mark.parametrize(("notes", "folded"), [(3, False), (4, True)])
 def test_warnings_are_open_and_more_than_three_notes_are_folded(notes: int, folded: bool) -> None:
-    warning: Level = "warning"
-    note: Level = "note"
+    warning: Severity = "warning"
+    note: Severity = "note"
     levels = [warning] * 5 + [note] * notes
-    analysis = dataclasses.replace(analyse(one_curve({1: [0.1]})), verdicts=verdicts(*levels))
+    analysis = dataclasses.replace(analyse(one_curve({1: [0.1]})), findings=verdicts(*levels))
     section = to_html(analysis).partition('id="trust"')[2].partition("</section>")[0]
     hidden = "".join(re.findall(r"<details.*?</details>", section, re.DOTALL))
     assert not [place for place in range(5) if f"message {place}." in hidden]
@@ -167,7 +167,7 @@ def test_warnings_are_open_and_more_than_three_notes_are_folded(notes: int, fold
 
 
 def test_a_page_without_verdicts_has_no_section_for_them() -> None:
-    analysis = dataclasses.replace(analyse(one_curve({1: [0.1]})), verdicts=())
+    analysis = dataclasses.replace(analyse(one_curve({1: [0.1]})), findings=())
     assert "Can this be trusted?" not in to_html(analysis)
 
 

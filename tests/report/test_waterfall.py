@@ -155,9 +155,9 @@ def test_gained_under_drop_last_says_what_it_leaves_out() -> None:
     ("interval", "said"),
     [
         (Interval(0.71, 0.69, 0.73), "reach 71 % of ideal"),
-        (Interval(0.71, None, None, "one run: no interval"), "measured at 71 % of ideal (one run: too few to tell)"),
+        (Interval(0.71, note="one run: no interval"), "measured at 71 % of ideal (one run: too few to tell)"),
         (
-            Interval(0.71, 0.70, 0.72, "too few repeats"),
+            Interval(0.71, 0.70, 0.72, note="too few repeats"),
             "measured at 71 % of ideal (95 % interval 0.70 to 0.72, too few repeats)",
         ),
         (Interval(0.71, 0.62, 0.80), "reach 71 % of ideal (95 % interval 0.62 to 0.80)"),

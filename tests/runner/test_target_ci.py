@@ -14,7 +14,7 @@ from driving import tree
 from scripted_ranks import FAILS, Scripted
 from study_factory import EIGHT_CORES, write_study
 from vitscale import analysis, launchers, store
-from vitscale.present.document import Paragraph
+from vitscale.present.document import Finding, Paragraph
 from vitscale.runner import Options, Plan, Report, plan
 from vitscale.runner import run as drive
 from vitscale.runner.added_runs import AddedRuns
@@ -68,8 +68,8 @@ class Study:
         """Which run of how many, as the runs of the last call were announced."""
         return [line.partition(":")[0] for line in self.said.getvalue().splitlines() if line.startswith("run ")]
 
-    def verdict(self, kind: str) -> analysis.Verdict:
-        (found,) = (v for v in analysis.analyse(store.load(self.results)).verdicts if v.kind == kind)
+    def verdict(self, kind: str) -> Finding:
+        (found,) = (v for v in analysis.analyse(store.load(self.results)).findings if v.kind == kind)
         return found
 
 
@@ -92,10 +92,10 @@ def test_runs_are_added_until_the_target_or_the_limit_and_never_where_one_failed
     assert [repeat for _, repeat in added] == [3, 3, 3, 4, 4, 4, 5, 5, 5, 6, 6, 7, 7, 8]
 
     one, four, never, failing = study.trials
-    assert study.verdict("target-ci-reached").trials == (one, four)
+    assert study.verdict("target-ci-reached").about.trials == (one, four)
     assert "6 to 8 runs" in study.verdict("target-ci-reached").message
     missed = study.verdict("target-ci-missed")
-    assert missed.trials == (never, failing)
+    assert missed.about.trials == (never, failing)
     assert f"stopped at max_repeats = 9: {never} (within 56 %)" in missed.message
     assert f"no runs added, for a run failed: {failing}" in missed.message
 

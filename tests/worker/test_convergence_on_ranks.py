@@ -155,7 +155,7 @@ def test_every_engine_gives_the_same_noise_scale(results: Mapping[str, Results])
     for where, run in by_engine(results).items():
         found, reason = noise_scale([run])
         assert found is not None, (where, reason)
-        scales[where] = found.centre
+        scales[where] = found.value
     reference = scales["none", 0]
     assert scales == {where: pytest.approx(reference, rel=1e-2) for where in scales}
 

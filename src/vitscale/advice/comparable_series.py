@@ -133,7 +133,7 @@ def noise_of(analysis: Analysis, evidence: Evidence, name: str | None) -> NoiseS
     members = comparable_series(evidence, name).members
     ids = [point.trial_id for series in members for point in series.points]
     found = [result.convergence for trial_id in ids if (result := analysis.trials.get(trial_id)) is not None]
-    known = [one.noise_scale_images.centre for one in found if one is not None and one.noise_scale_images is not None]
+    known = [one.noise_scale_images.value for one in found if one is not None and one.noise_scale_images is not None]
     if known:
         return NoiseScale(statistics.median(known), min(known), max(known))
     # The reference comes first, its points in rising order: its largest trial could have measured it best.

@@ -20,12 +20,13 @@ from dataclasses import dataclass
 
 from vitscale.analysis.comparisons import CurveComparison, compare_curves
 from vitscale.analysis.learning.drift import judged
-from vitscale.analysis.quality import Verdict, verdicts
+from vitscale.analysis.quality import findings
 from vitscale.analysis.scaling import CurveResult, Point, scale
-from vitscale.analysis.statistics import Interval
 from vitscale.analysis.summaries import summarise, without_one_off
 from vitscale.analysis.time.waterfall import Factor, Waterfall, waterfalls
 from vitscale.analysis.trials import TrialResult
+from vitscale.present.document import Finding
+from vitscale.present.estimate import Estimate as Interval  # the name that the report uses still
 from vitscale.store.records import Results, Run, StudyRecord
 
 __all__ = [
@@ -36,7 +37,6 @@ __all__ = [
     "Interval",
     "Point",
     "TrialResult",
-    "Verdict",
     "Waterfall",
     "analyse",
 ]
@@ -51,7 +51,7 @@ class Analysis:
     """By identity, in the order of the curves; each trial once."""
     curves: tuple[CurveResult, ...]
     comparisons: tuple[CurveComparison, ...]
-    verdicts: tuple[Verdict, ...]
+    findings: tuple[Finding, ...]
     problems: tuple[str, ...]
     """What of the records could not be used, and why."""
     waterfalls: tuple[Waterfall, ...] = ()
@@ -71,7 +71,7 @@ def analyse(results: Results, *, combine_unlike: bool = False) -> Analysis:
     Args:
         results: the records.
         combine_unlike: combine runs although they ran on unlike devices or under other library versions. Without it
-            they stay apart, and a verdict says so.
+            they stay apart, and a finding says so.
     """
     study = results.study
     runs: dict[str, list[Run]] = {}
@@ -95,7 +95,7 @@ def analyse(results: Results, *, combine_unlike: bool = False) -> Analysis:
         trials=trials,
         curves=curves,
         comparisons=compare_curves(curves, trials, combine_unlike),
-        verdicts=verdicts(list(trials.values()), curves, study),
+        findings=findings(list(trials.values()), curves, study),
         problems=(*results.problems, *notes),
         waterfalls=tuple(one for curve in curves for one in waterfalls(curve, trials)),
     )

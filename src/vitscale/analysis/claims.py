@@ -20,7 +20,6 @@ from vitscale.analysis.statistics import (
     CONFIDENCE,
     FEWEST_REPEATS,
     Comparison,
-    Interval,
     compare,
     ratio,
     t_quantile,
@@ -28,6 +27,7 @@ from vitscale.analysis.statistics import (
     welch_p,
 )
 from vitscale.analysis.student_t import t_below
+from vitscale.present.estimate import Estimate
 
 MARGIN = 0.05
 """Epoch times within this factor count as equal: a whole run, done again, varies by as much."""
@@ -48,7 +48,7 @@ class CountRatio:
     """Epoch seconds over several hosts, as a multiple of those in one host, at one GPU count."""
 
     gpus: int
-    ratio: Interval
+    ratio: Estimate
     """With an interval where both sides have repeated runs."""
     one_host_runs: int
     several_hosts_runs: int
@@ -59,7 +59,7 @@ class HostsTest:
     """One host against several over all GPU counts. `ratio` above 1: several hosts are slower."""
 
     counts: tuple[CountRatio, ...]
-    ratio: Interval
+    ratio: Estimate
     """Geometric mean over the counts; its 95 % interval is Student's t on the logarithms, a count being the unit."""
     scatter: float | None
     """Standard deviation of the counts' ratios, as a factor less 1."""
@@ -102,15 +102,15 @@ class Doubling:
     refuted where it lies above."""
     left: float | None
     """What would be gained if a step took what it takes on N GPUs and all of the transfer on top, with no overlap."""
-    beyond: Interval | None
+    beyond: Estimate | None
     """A step on twice the GPUs against that: above 1 something else than transfers slows it. None, as `left`, where the
     transfer is not known."""
     transfers: Literal["do not explain it", "are enough", "not decided"] | None
 
     @property
-    def interval(self) -> Interval:
+    def interval(self) -> Estimate:
         """Of the gain."""
-        return Interval(self.gain.ratio, self.gain.low, self.gain.high)
+        return Estimate(self.gain.ratio, self.gain.low, self.gain.high)
 
 
 def doubling_test(
@@ -128,7 +128,7 @@ def doubling_test(
         looked: of each side as for `statistics.interval`.
     """
     gain = compare(epochs[1], epochs[0], (looked[1], looked[0]))
-    whole = Interval(gain.ratio, gain.low, gain.high, "" if gain.p is not None else "too few runs")
+    whole = Estimate(gain.ratio, gain.low, gain.high, note="" if gain.p is not None else "too few runs")
     side = whole.side_of(1 + MARGIN)
     hardly: Literal["confirmed", "refuted", "not decided"] = (
         "confirmed" if side == "below" else "refuted" if side == "above" else "not decided"
@@ -142,7 +142,7 @@ def doubling_test(
     return Doubling(
         gain,
         hardly,
-        gain.ratio * beyond.centre,
+        gain.ratio * beyond.value,
         beyond,
         "do not explain it" if told == "above" else "are enough" if told == "below" else "not decided",
     )
@@ -177,7 +177,7 @@ def hosts_test(
     freedom, spread = len(logs) - 1, statistics.stdev(logs)
     error = spread / math.sqrt(len(logs))
     half = t_quantile(freedom) * error
-    whole = Interval(_exp(mean), _exp(mean - half), _exp(mean + half))
+    whole = Estimate(_exp(mean), _exp(mean - half), _exp(mean + half))
     p_value = _equivalence(mean, error, freedom, math.log1p(margin))
     verdict = _verdict(whole, p_value) if len(logs) >= FEWEST_REPEATS else "too few to tell"
     return HostsTest(counts, whole, _exp(spread) - 1, margin, p_value, _cannot_exclude(whole), verdict)
@@ -225,21 +225,21 @@ def _equivalence(mean: float, error: float, freedom: int, bound: float) -> float
     return max(t_below(freedom, -(mean + bound) / error), t_below(freedom, -(bound - mean) / error))
 
 
-def _verdict(whole: Interval, p_value: float) -> HostsVerdict:
+def _verdict(whole: Estimate, p_value: float) -> HostsVerdict:
     shown = whole.low is not None and whole.high is not None and not whole.low <= 1 <= whole.high
     if shown:
         return "different, but within the margin" if p_value < LEVEL else "different"
     return "equivalent" if p_value < LEVEL else "no difference shown"
 
 
-def _of_one(alone: Interval) -> HostsVerdict:
+def _of_one(alone: Estimate) -> HostsVerdict:
     """Of a single count: what its repeated runs say, if it has any."""
     if alone.low is None or alone.high is None or alone.note:
         return "too few to tell"
     return "no difference shown" if alone.low <= 1 <= alone.high else "different"
 
 
-def _cannot_exclude(whole: Interval) -> float | None:
+def _cannot_exclude(whole: Estimate) -> float | None:
     if whole.low is None or whole.high is None:
         return None
     return max(abs(whole.low - 1), abs(whole.high - 1))

@@ -132,7 +132,7 @@ def _reference(members: Mapping[str, CurveResult], trials: Mapping[str, TrialRes
         options = len(_WRAPPER_FIELDS & labels.keys())
         ddp = labels.get("train.engine") == "ddp"
         epoch = trials[trial_id].epoch_seconds
-        return not ddp, options if ddp else 0, epoch.centre if epoch else 0.0
+        return not ddp, options if ddp else 0, epoch.value if epoch else 0.0
 
     return min(members, key=distance)
 

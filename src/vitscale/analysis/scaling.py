@@ -20,8 +20,9 @@ from typing import Any
 
 from vitscale.analysis.curve_names import curve_name
 from vitscale.analysis.runs.environments import differences
-from vitscale.analysis.statistics import ONE_RUN, Interval, ratio
+from vitscale.analysis.statistics import ONE_RUN, ratio
 from vitscale.analysis.trials import TrialResult
+from vitscale.present.estimate import Estimate
 from vitscale.store.records import Curve
 from vitscale.trial.trial import HOW_FOUND, OF_THE_WRAPPER, Mode, Trial, exact
 
@@ -34,11 +35,11 @@ class Point:
 
     gpus: int
     trial_id: str
-    speedup: Interval | None = None
-    efficiency: Interval | None = None
-    speedup_over_plain: Interval | None = None
+    speedup: Estimate | None = None
+    efficiency: Estimate | None = None
+    speedup_over_plain: Estimate | None = None
     """Against the run on one rank without a distributed wrapper (engine = "none"), where the study has it."""
-    efficiency_over_plain: Interval | None = None
+    efficiency_over_plain: Estimate | None = None
 
 
 @dataclass(frozen=True)
@@ -91,11 +92,11 @@ def scale(curve: Curve, trials: Mapping[str, TrialResult], combine_unlike: bool)
 
 def _against(
     reference: TrialResult, result: TrialResult, mode: Mode, times_the_ranks: float
-) -> tuple[Interval, Interval]:
+) -> tuple[Estimate, Estimate]:
     """Speedup and efficiency of `result` on `times_the_ranks` as many ranks as `reference`."""
     if reference.trial_id == result.trial_id:
         by_definition = 1.0 if len(result.comparable_costs) > 1 else None
-        same = Interval(1.0, by_definition, by_definition, "" if by_definition else ONE_RUN)
+        same = Estimate(1.0, by_definition, by_definition, note="" if by_definition else ONE_RUN)
         return same, same
     times_as_fast = ratio(reference.comparable_costs, result.comparable_costs, (reference.looked, result.looked))
     if mode == "weak":

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeVar
 
 from vitscale.analysis import student_t
+from vitscale.present.estimate import Estimate
 
 CONFIDENCE = 0.95
 FEWEST_REPEATS = 3
@@ -34,43 +35,6 @@ ComparisonVerdict = Literal[
 ]
 NOT_AMONG_ALL: Literal["not significant among all comparisons"] = "not significant among all comparisons"
 _DIRECTIONS = ("faster", "slower", "higher", "lower")
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A figure and its 95 % interval; `low` and `high` are None where there is no interval, and `note` says why.
-
-    With bounds, a note says why they decide nothing still.
-    """
-
-    centre: float
-    low: float | None
-    high: float | None
-    note: str = ""
-
-    def times(self, factor: float) -> Interval:
-        """The same figure in another unit: all three numbers multiplied by a positive exact `factor`."""
-        return Interval(
-            self.centre * factor,
-            None if self.low is None else self.low * factor,
-            None if self.high is None else self.high * factor,
-            self.note,
-        )
-
-    def into(self, whole: float) -> Interval:
-        """`whole` divided by this figure, such as bytes by seconds. Both positive; the ends change places."""
-        return Interval(
-            whole / self.centre,
-            None if self.high is None else whole / self.high,
-            None if not self.low else whole / self.low,
-            self.note,
-        )
-
-    def side_of(self, value: float) -> Literal["above", "below"] | None:
-        """On which side of `value` the whole interval lies; None where it holds it, or where runs are too few."""
-        if self.low is None or self.high is None or self.note:
-            return None
-        return "above" if self.low > value else "below" if self.high < value else None
 
 
 @dataclass(frozen=True)
@@ -109,7 +73,7 @@ class _Mean:
     runs: int
 
 
-def interval(values: Sequence[float], *, looked: int = 0, fewest: int = 2) -> Interval:
+def interval(values: Sequence[float], *, looked: int = 0, fewest: int = 2) -> Estimate:
     """The geometric mean of one positive value per run and its 95 % interval: Student's t on the logarithms.
 
     Times are bounded below and skewed to the right, which logarithms are less.
@@ -125,12 +89,12 @@ def interval(values: Sequence[float], *, looked: int = 0, fewest: int = 2) -> In
     """
     mean = _mean_log(values, looked)
     if mean.runs < max(2, fewest):
-        return Interval(values[0] if mean.runs == 1 else _exp(mean.value), None, None, _note(mean.runs))
+        return Estimate(values[0] if mean.runs == 1 else _exp(mean.value), note=_note(mean.runs))
     half = t_quantile(mean.freedom) * math.sqrt(mean.squared_error)
-    return Interval(_exp(mean.value), _exp(mean.value - half), _exp(mean.value + half), _note(mean.runs))
+    return Estimate(_exp(mean.value), _exp(mean.value - half), _exp(mean.value + half), note=_note(mean.runs))
 
 
-def mean_interval(values: Sequence[float], *, least: float = 0.0, most: float = math.inf) -> Interval:
+def mean_interval(values: Sequence[float], *, least: float = 0.0, most: float = math.inf) -> Estimate:
     """The arithmetic mean of one value per run and its 95 % interval: Student's t on the values themselves.
 
     For what may be 0 in a run, such as a part of a step. None from fewer than 3 runs.
@@ -147,12 +111,12 @@ def mean_interval(values: Sequence[float], *, least: float = 0.0, most: float = 
         raise ValueError("no values: a figure needs at least one run")
     mean = statistics.fmean(values)
     if len(values) < FEWEST_REPEATS:
-        return Interval(mean, None, None, _note(len(values)))
+        return Estimate(mean, note=_note(len(values)))
     half = t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    return Interval(mean, max(least, mean - half), min(most, mean + half))
+    return Estimate(mean, max(least, mean - half), min(most, mean + half))
 
 
-def jackknife(centre: float, without: Sequence[Sequence[float]]) -> Interval:
+def jackknife(centre: float, without: Sequence[Sequence[float]]) -> Estimate:
     """The 95 % interval of a figure worked out from the runs of one side or several together.
 
     The variance that each side brings is the jackknife's, (n-1)/n times the squared deviations of the figure with one
@@ -164,13 +128,13 @@ def jackknife(centre: float, without: Sequence[Sequence[float]]) -> Interval:
     """
     fewest = min(len(side) for side in without)
     if fewest < FEWEST_REPEATS:
-        return Interval(centre, None, None, _note(fewest))
+        return Estimate(centre, note=_note(fewest))
     parts = [((len(side) - 1) * statistics.pvariance(side), len(side) - 1) for side in without]
     half = welch_half(parts)
-    return Interval(centre, centre - half, centre + half)
+    return Estimate(centre, centre - half, centre + half)
 
 
-def ratio(numerators: Sequence[float], denominators: Sequence[float], looked: tuple[int, int] = (0, 0)) -> Interval:
+def ratio(numerators: Sequence[float], denominators: Sequence[float], looked: tuple[int, int] = (0, 0)) -> Estimate:
     """Ratio of two costs, each with one positive value per run, and its 95 % interval.
 
     The ratio of the geometric means, with Welch's t on the logarithms: the uncertainty of both sides is in it. No
@@ -188,9 +152,9 @@ def ratio(numerators: Sequence[float], denominators: Sequence[float], looked: tu
     difference = above.value - below.value
     fewest = min(above.runs, below.runs)
     if fewest == 1:
-        return Interval(_exp(difference), None, None, ONE_RUN)
+        return Estimate(_exp(difference), note=ONE_RUN)
     half = welch_half([(side.squared_error, side.freedom) for side in (above, below)])
-    return Interval(_exp(difference), _exp(difference - half), _exp(difference + half), _note(fewest))
+    return Estimate(_exp(difference), _exp(difference - half), _exp(difference + half), note=_note(fewest))
 
 
 def compare(seconds: Sequence[float], other_seconds: Sequence[float], looked: tuple[int, int] = (0, 0)) -> Comparison:
@@ -200,7 +164,7 @@ def compare(seconds: Sequence[float], other_seconds: Sequence[float], looked: tu
     `looked`: of each side as for `interval`.
     """
     times_as_fast = ratio(other_seconds, seconds, (looked[1], looked[0]))
-    ends = times_as_fast.centre, times_as_fast.low, times_as_fast.high
+    ends = times_as_fast.value, times_as_fast.low, times_as_fast.high
     if times_as_fast.note:
         return Comparison(*ends, "too few repeats to tell")
     side = times_as_fast.side_of(1.0)

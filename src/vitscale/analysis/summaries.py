@@ -19,10 +19,11 @@ from vitscale.analysis.runs.environments import differences, largest_like_group,
 from vitscale.analysis.runs.figures import PHASES, EpochFigures, RunFigures, checkpoint_cost, run_figures
 from vitscale.analysis.runs.resources import resource_figures
 from vitscale.analysis.runs.target_ci import looked_at
-from vitscale.analysis.statistics import Interval, interval, known_median
+from vitscale.analysis.statistics import interval, known_median
 from vitscale.analysis.time.breakdown import breakdown, combined
 from vitscale.analysis.time.traffic import traffic
 from vitscale.analysis.trials import Failure, TrialResult
+from vitscale.present.estimate import Estimate
 from vitscale.store.records import OutcomeKind, Run
 from vitscale.trial.trial import OF_THE_WRAPPER, Trial
 
@@ -57,7 +58,7 @@ def summarise(
     clustered = len(clusters) < len(used)
     looked = 0 if clustered else looked_at([f.epoch_seconds for f in figures if f.epoch_seconds], target_ci)
 
-    def over_runs(values: Sequence[float | None]) -> Interval | None:
+    def over_runs(values: Sequence[float | None]) -> Estimate | None:
         known = observations(values, clusters)
         return interval(known, looked=looked) if known else None
 

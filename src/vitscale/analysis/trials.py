@@ -14,9 +14,10 @@ from vitscale.analysis.runs.environments import Surroundings
 from vitscale.analysis.runs.figures import CheckpointCost, EpochFigures, RunFigures
 from vitscale.analysis.runs.pace import PaceSource
 from vitscale.analysis.runs.resources import ResourceFigures
-from vitscale.analysis.statistics import Interval, known_median
+from vitscale.analysis.statistics import known_median
 from vitscale.analysis.time.breakdown import Breakdown, combined
 from vitscale.analysis.time.traffic import Traffic
+from vitscale.present.estimate import Estimate
 from vitscale.store.records import OutcomeKind, Run
 from vitscale.trial.trial import Trial, samples_used
 
@@ -69,12 +70,12 @@ class TrialResult:
     """Why completed runs were not combined with the others."""
     failures: tuple[Failure, ...]
     surroundings: Surroundings | None
-    step_seconds: Interval | None
-    images_per_second: Interval | None
+    step_seconds: Estimate | None
+    images_per_second: Estimate | None
     """Times `epoch_seconds` it is the images trained in an epoch, where the size of the dataset is known."""
-    epoch_seconds: Interval | None
+    epoch_seconds: Estimate | None
     epoch_seconds_source: PaceSource | None
-    elapsed_epoch_seconds: Interval | None
+    elapsed_epoch_seconds: Estimate | None
     """From barrier to barrier, slow steps included: of each run its median epoch of light steps alone."""
     startup: Mapping[str, float]
     """Phase to seconds, median over runs."""

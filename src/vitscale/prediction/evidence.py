@@ -145,7 +145,7 @@ def _point(result: TrialResult) -> Point:
         devices=tuple(device.name for device in devices),
         rank_speeds=rank_speeds(result) if result.breakdown else None,
         step_spread=statistics.median(spreads) / _QUARTILES_APART if spreads else None,
-        joules_per_image=joules.centre if joules else None,
+        joules_per_image=joules.value if joules else None,
         startup_seconds=tuple(run.startup_seconds for run in result.runs if run.startup_seconds),
         memory_capacity_bytes=min(capacities) if capacities else None,
         backend=backend if backend in ("nccl", "gloo") else ("nccl" if train.device == "cuda" else "gloo"),

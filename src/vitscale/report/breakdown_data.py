@@ -155,7 +155,9 @@ def exposed_interval(breakdown: Breakdown) -> Interval | None:
     found = breakdown.over_runs(lambda one: _exposed_share(one.rank(rank)), most=1.0)
     if share is None:
         return None
-    return Interval(share, found.low if found else None, found.high if found else None, found.note if found else "")
+    return Interval(
+        share, found.low if found else None, found.high if found else None, note=found.note if found else ""
+    )
 
 
 def part_interval(breakdown: Breakdown, rank: int, part: str | None) -> Interval | None:

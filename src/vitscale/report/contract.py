@@ -68,12 +68,12 @@ def to_json(analysis: Analysis, outlook: Forecast | None = None) -> str:
         "verdicts": [
             {
                 "kind": verdict.kind,
-                "level": verdict.level,
+                "level": verdict.severity,
                 "message": verdict.message,
                 "advice": verdict.advice,
-                "trials": list(verdict.trials),
+                "trials": list(verdict.about.trials),
             }
-            for verdict in analysis.verdicts
+            for verdict in analysis.findings
         ],
         "problems": list(analysis.problems),
         "predictions": [prediction_contract.prediction(one) for one in (outlook.predictions if outlook else ())],

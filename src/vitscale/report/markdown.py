@@ -24,9 +24,9 @@ def to_markdown(analysis: Analysis, outlook: Forecast | None = None) -> str:
     """
     lines = [f"# {_md(analysis.study.name)}", ""]
     lines += _bullets(_md(text) for text in (*words.headlines(analysis), *filter(None, _remarks(analysis))))
-    if analysis.verdicts:
+    if analysis.findings:
         lines += ["## Can this be trusted?", ""]
-        lines += _bullets(f"**{_md(v.kind)}**: {_md(v.message)}. {_md(v.advice)}" for v in analysis.verdicts)
+        lines += _bullets(f"**{_md(v.kind)}**: {_md(v.message)}. {_md(v.advice)}" for v in analysis.findings)
     for table in mode_tables(analysis):
         lines += [f"## {words.MODE_TITLES[table.mode]}", "", words.MODE_MEANINGS[table.mode], ""]
         lines += _bullets(_md(text) for text in table.baselines)

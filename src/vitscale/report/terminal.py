@@ -36,7 +36,9 @@ def terminal_table(analysis: Analysis, outlook: Forecast | None = None) -> Rende
         parts.append(Padding(_lines(prediction_words.scores(outlook)), (0, 0, 1, 0)))
     if failures := failure_lines(analysis):
         parts.append(Padding(_lines(failures, "red"), (0, 0, 1, 0)))
-    parts += [Text(f"! {words.plain(v.message)}", "yellow" if v.level == "warning" else "") for v in analysis.verdicts]
+    parts += [
+        Text(f"! {words.plain(v.message)}", "yellow" if v.severity == "warning" else "") for v in analysis.findings
+    ]
     return Group(*parts)
 
 

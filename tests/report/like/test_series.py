@@ -124,7 +124,7 @@ def test_published_measurements_of_unlike_hosts_are_known_though_their_devices_h
     published = {1: 712.92, 2: 916.4}
     timed = {
         identity: dataclasses.replace(
-            trial, epoch_seconds=dataclasses.replace(trial.epoch_seconds, centre=published[trial.trial.world.size])
+            trial, epoch_seconds=dataclasses.replace(trial.epoch_seconds, value=published[trial.trial.world.size])
         )
         for identity, trial in analysis.trials.items()
         if trial.epoch_seconds is not None

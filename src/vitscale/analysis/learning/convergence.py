@@ -17,7 +17,8 @@ from vitscale.analysis.learning.noise_scale import noise_scale, seed_of
 from vitscale.analysis.runs.allocations import Clusters, observations
 from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.runs.pace import whole_epochs_alone
-from vitscale.analysis.statistics import Interval, interval
+from vitscale.analysis.statistics import interval
+from vitscale.present.estimate import Estimate
 from vitscale.store.records import EpochLine, Run
 
 
@@ -58,15 +59,15 @@ class TargetRun:
 class Convergence:
     """Of one trial, over its runs."""
 
-    noise_scale_images: Interval | None
+    noise_scale_images: Estimate | None
     """The simple gradient noise scale, B_noise."""
     noise_reason: str
     """Why it is None; empty where it is not."""
     target_accuracy: float | None
     target_runs: tuple[TargetRun, ...]
     """Every run, by repeat; empty where there is no target."""
-    images_to_target: Interval | None
-    seconds_to_target: Interval | None
+    images_to_target: Estimate | None
+    seconds_to_target: Estimate | None
     """Both None where a run did not reach it: those that did were the quickest."""
     points: tuple[AccuracyPoint, ...]
     """Means over all runs, as far as every run went."""
@@ -189,7 +190,7 @@ def _to_target(
     took: Callable[[TargetRun], float | None],
     trained: Callable[[TargetRun], float | None],
     clusters: Clusters,
-) -> tuple[Interval | None, float | None]:
+) -> tuple[Estimate | None, float | None]:
     """What the target took over all runs; or, where some did not reach it, None and a lower bound of the centre."""
     if not runs:
         return None, None
@@ -197,7 +198,7 @@ def _to_target(
         return _interval([took(run) for run in runs], clusters), None
     counted = [took(run) if run.epochs is not None else trained(run) for run in runs]
     bound = _interval(counted, clusters) if None not in counted else None
-    return None, bound.centre if bound else None
+    return None, bound.value if bound else None
 
 
 def _mean_point(same: Sequence[AccuracyPoint]) -> AccuracyPoint:
@@ -212,7 +213,7 @@ def _mean_point(same: Sequence[AccuracyPoint]) -> AccuracyPoint:
     )
 
 
-def _interval(values: Sequence[float | None], clusters: Clusters) -> Interval | None:
+def _interval(values: Sequence[float | None], clusters: Clusters) -> Estimate | None:
     known = observations([value or None for value in values], clusters)
     return interval(known) if known else None
 

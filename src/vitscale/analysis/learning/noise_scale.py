@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vitscale.analysis.runs.steps import common_steps
-from vitscale.analysis.statistics import Interval, interval
+from vitscale.analysis.statistics import interval
+from vitscale.present.estimate import Estimate
 from vitscale.store.records import GradientLine, Run
 from vitscale.trial.engine_options import norms_unknown
 from vitscale.trial.step_schedule import has_two_batch_sizes
@@ -40,7 +41,7 @@ class _Estimate:
     drowned: bool = False
 
 
-def noise_scale(runs: Sequence[Run]) -> tuple[Interval | None, str]:
+def noise_scale(runs: Sequence[Run]) -> tuple[Estimate | None, str]:
     """B_noise in images over the runs of one trial; or None, with the reason.
 
     Runs of one seed see the same gradients, so they count as one observation. Where noise drowns the gradient in any
@@ -64,7 +65,7 @@ def noise_scale(runs: Sequence[Run]) -> tuple[Interval | None, str]:
         return None, found[0].reason
     figures = [statistics.median(same) for same in by_seed.values()]
     if len(figures) == 1 and sum(map(len, by_seed.values())) > 1:
-        return Interval(figures[0], None, None, ONE_SEED), ""
+        return Estimate(figures[0], None, None, note=ONE_SEED), ""
     return interval(figures), ""
 
 

@@ -1,4 +1,4 @@
-"""Can this be trusted? All verdicts on a study, each with what to do about it."""
+"""Can this be trusted? All findings on a study, each with what to do about it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from vitscale.analysis.quality import placement as place_quality
 from vitscale.analysis.quality import runs as run_quality
 from vitscale.analysis.quality import shares as share_quality
 from vitscale.analysis.quality import study as study_quality
-from vitscale.analysis.quality.verdict import Verdict
 from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.trials import TrialResult
+from vitscale.present.document import Finding, most_severe_first
 from vitscale.store.records import StudyRecord
 
-__all__ = ["Verdict", "verdicts"]
 
-
-def verdicts(trials: Sequence[TrialResult], curves: Sequence[CurveResult], study: StudyRecord) -> tuple[Verdict, ...]:
-    """All verdicts on a study, warnings first."""
+def findings(trials: Sequence[TrialResult], curves: Sequence[CurveResult], study: StudyRecord) -> tuple[Finding, ...]:
+    """All findings on a study, warnings first."""
     measured = [trial for trial in trials if trial.runs]
     found = [
         *study_quality.drift(measured),
@@ -59,4 +57,4 @@ def verdicts(trials: Sequence[TrialResult], curves: Sequence[CurveResult], study
         *import_quality.steps_from_epochs(measured),
         *import_quality.some_ranks(measured),
     ]
-    return tuple(sorted(found, key=lambda verdict: verdict.level != "warning"))
+    return most_severe_first(found)

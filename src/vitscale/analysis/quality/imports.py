@@ -21,15 +21,16 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from vitscale.analysis.quality.verdict import Verdict, count, note
+from vitscale.analysis.quality.wording import count, note
 from vitscale.analysis.trials import TrialResult
 from vitscale.base.time_spans import length, union
+from vitscale.present.document import Finding
 from vitscale.store.records import ExplainedLine, Run, StudyRecord
 
 _MOST_FILES = 3
 
 
-def imported_results(study: StudyRecord) -> Iterable[Verdict]:
+def imported_results(study: StudyRecord) -> Iterable[Finding]:
     """Which files the results are, and what had to be assumed."""
     if study.imported is None:
         return
@@ -43,7 +44,7 @@ def imported_results(study: StudyRecord) -> Iterable[Verdict]:
     )
 
 
-def steps_from_epochs(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+def steps_from_epochs(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Trials whose step times are shares of an epoch."""
     found = [trial for trial in measured if any(run.pace.source == "epochs" and run.step_seconds for run in trial.runs)]
     if found:
@@ -56,7 +57,7 @@ def steps_from_epochs(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
         )
 
 
-def some_ranks(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+def some_ranks(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Trials of which the files tell some ranks alone."""
     partly = [trial for trial in measured if any(_partly(run) for run in trial.records)]
     if partly:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from vitscale.analysis.quality.verdict import Verdict, count, note, percent, those, warning, worst
+from vitscale.analysis.quality.wording import count, note, percent, those, warning, worst
 from vitscale.analysis.trials import TrialResult
+from vitscale.present.document import Finding
 from vitscale.store.records import EpochLine, RankRecord, Run, StepLine
 
 _OVERHEAD = 0.1
@@ -16,7 +17,7 @@ _OTHER = 0.03
 _OTHER_MISLEADS = 0.2
 
 
-def clocks(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+def clocks(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Runs whose times contradict one another."""
     odd = {trial.trial_id: how for trial in measured for run in trial.records if (how := clock_anomalies(run))}
     if odd:
@@ -30,7 +31,7 @@ def clocks(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
         )
 
 
-def synchronised(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+def synchronised(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Runs in which something waited for the device inside each step."""
     waiting = those(measured, lambda trial: any(run.model and run.model.synchronised_timing for run in trial.runs))
     if waiting:
@@ -42,7 +43,7 @@ def synchronised(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
         )
 
 
-def no_profile(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+def no_profile(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Trials that do not say where the time of a step goes."""
     own = [trial for trial in measured if trial.trial.origin is None]  # what a log does not tell, no option brings
     off = those(own, lambda trial: trial.breakdown is None and not trial.trial.window.explain)
@@ -80,7 +81,7 @@ def _why_blind(trial: TrialResult) -> str:
     return next(iter(trial.breakdown.reasons.values()), "its record is empty") if trial.breakdown else ""
 
 
-def costly_profile(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+def costly_profile(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Trials whose explained steps take more than 10 % longer than the timed ones beside them."""
     slowed = worst(measured, lambda trial: trial.breakdown.overhead if trial.breakdown else None, _OVERHEAD)
     if slowed:
@@ -94,7 +95,7 @@ def costly_profile(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
         )
 
 
-def attached_profiler(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+def attached_profiler(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Trials on GPUs whose timed steps take more than 5 % longer once the profiler has run."""
     slowed = worst(measured, lambda trial: trial.breakdown.attached_overhead if trial.breakdown else None, _ATTACHED)
     if slowed:
@@ -116,7 +117,7 @@ def _blown_up(slowed: Sequence[TrialResult]) -> str:
     return where[devices.pop()] if len(devices) == 1 else "compute parts on CPUs and launch gaps on GPUs are blown up"
 
 
-def unaccounted(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+def unaccounted(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Trials of whose step more than 3 % is in no part."""
     unclear = worst(measured, _other, _OTHER)
     if unclear:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from vitscale.analysis.quality.verdict import Verdict, count, note, percent, warning
+from vitscale.analysis.quality.wording import count, note, percent, warning
 from vitscale.analysis.runs.environments import (
     environments,
     off_their_gpus_node,
@@ -13,12 +13,13 @@ from vitscale.analysis.runs.environments import (
 )
 from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.trials import TrialResult
+from vitscale.present.document import Finding
 
 _THROTTLED = 0.01
 """Share of the time above which throttling is told: below it no step time moves by more than that."""
 
 
-def unlike_repeats(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+def unlike_repeats(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Trials some of whose runs may not be combined with the others."""
     apart = [trial for trial in measured if trial.left_out]
     if apart:
@@ -31,7 +32,7 @@ def unlike_repeats(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
         )
 
 
-def across_hosts(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> Iterable[Verdict]:
+def across_hosts(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> Iterable[Finding]:
     """Curves that begin inside one host and go on over several: two networks under one line."""
     nodes = {trial.trial_id: trial.trial.world.nodes for trial in trials}
     for curve in curves:
@@ -48,7 +49,7 @@ def across_hosts(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -
             )
 
 
-def unlike_points(curves: Sequence[CurveResult]) -> Iterable[Verdict]:
+def unlike_points(curves: Sequence[CurveResult]) -> Iterable[Finding]:
     """Points that may not be held against their baseline."""
     for curve in curves:
         if curve.unlike:
@@ -61,7 +62,7 @@ def unlike_points(curves: Sequence[CurveResult]) -> Iterable[Verdict]:
             )
 
 
-def oversubscribed(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+def oversubscribed(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Ranks that shared cores or a GPU."""
     shared = {trial.trial_id: how for trial in measured for run in trial.records if (how := oversubscription(run))}
     if shared:
@@ -74,7 +75,7 @@ def oversubscribed(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
         )
 
 
-def ill_placed(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+def ill_placed(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Ranks that shared physical cores, lay far from their GPU, or left GPUs idle."""
     shared = {trial.trial_id: how for trial in measured for run in trial.records if (how := shared_physical_cores(run))}
     if shared:
@@ -109,7 +110,7 @@ def ill_placed(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
         )
 
 
-def throttled(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+def throttled(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Clocks held back by a GPU, or ranks held back by the CPU controller, for more than 1 % of the time."""
     hot = {}
     for trial in measured:
@@ -158,7 +159,7 @@ def throttled(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
         )
 
 
-def gradient_dtypes(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+def gradient_dtypes(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Trials that do not move the same number of bytes, and engines that name another dtype than travels."""
     by_dtype: dict[str, list[str]] = {}
     otherwise: list[tuple[TrialResult, str]] = []
@@ -188,7 +189,7 @@ def gradient_dtypes(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
         )
 
 
-def surroundings_changed(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+def surroundings_changed(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Host, settings or revision that changed in the course of the study."""
     around = [trial.surroundings for trial in measured if trial.surroundings]
     changed = []

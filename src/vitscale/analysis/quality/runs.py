@@ -6,11 +6,12 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
-from vitscale.analysis.quality.verdict import Verdict, count, imported, note, percent, those, warning, worst
+from vitscale.analysis.quality.wording import count, imported, note, percent, those, warning, worst
 from vitscale.analysis.runs.figures import FEWEST_FOR_TAILS
 from vitscale.analysis.runs.steps import ONE_IN
 from vitscale.analysis.statistics import FEWEST_REPEATS
 from vitscale.analysis.trials import TrialResult
+from vitscale.present.document import Finding
 
 _FEWEST_TIMED_STEPS = 5
 _RUNS_DIFFER = 0.05
@@ -22,7 +23,7 @@ _LEAST_SECONDS = 10.0
 _DATA_BOUND = 0.1
 
 
-def unstable(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+def unstable(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Runs whose epoch times have a standard deviation above 5 %, and steps whose middle half spans more than 20 %."""
     if runs := worst(measured, _spread_of_runs, _RUNS_DIFFER):
         yield warning(
@@ -44,7 +45,7 @@ def unstable(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
         )
 
 
-def slow_steps(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+def slow_steps(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Slow steps that take more than 2 % of the time: those that were set aside, and those that come too often."""
     if aside := worst(measured, lambda trial: trial.slow_share, _SLOW_SHARE):
         trial = aside.trial
@@ -76,7 +77,7 @@ def _spread_of_runs(trial: TrialResult) -> float | None:
     return statistics.stdev(math.log(seconds) for seconds in trial.epoch_costs)
 
 
-def warming_up(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+def warming_up(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Trials of which at least half the runs were slow beyond the marked warm-up, or never came to rest."""
     slowing = [trial for trial in measured if _half(trial, [(run.trend or 0.0) > 0 for run in trial.runs])]
     if slowing:
@@ -124,7 +125,7 @@ def _half(trial: TrialResult, seen: Sequence[bool]) -> bool:
     return any(seen) and 2 * sum(seen) >= len(trial.runs)
 
 
-def few_steps(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+def few_steps(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Runs with too few steps for a typical one."""
     # What is imported may be means of many steps, or epochs: how few they rest on is not known.
     own = [trial for trial in measured if trial.trial.origin is None]
@@ -139,7 +140,7 @@ def few_steps(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
         )
 
 
-def short_runs(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+def short_runs(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Runs on a GPU that are over before its clocks have come down from their boost."""
     own = [trial for trial in measured if trial.trial.origin is None and trial.trial.train.device == "cuda"]
     short = {
@@ -157,7 +158,7 @@ def short_runs(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
         )
 
 
-def diverged(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+def diverged(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Runs whose loss was not finite."""
     lost = those(measured, lambda trial: any(loss is None for _, loss in trial.loss_by_step))
     if lost:
@@ -169,7 +170,7 @@ def diverged(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
         )
 
 
-def data_bound(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+def data_bound(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Trials that wait for data for more than 10 % of a step."""
     hungry = worst(measured, _data_wait, _DATA_BOUND)
     if hungry:
@@ -208,7 +209,7 @@ def _data_wait(trial: TrialResult) -> float | None:
     return waits / typical.seconds if waits is not None and typical.seconds > 0 else None
 
 
-def one_off_compilation(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+def one_off_compilation(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Runs that compiled what later ones find: they say so, or took far longer in that phase than all others."""
     held = [(seconds, phase, run, t) for t in measured for run in t.runs for phase, seconds in run.one_off.items()]
     if held := [one for one in held if one[0] > 0]:
@@ -228,7 +229,7 @@ def one_off_compilation(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
         )
 
 
-def startup_dominates(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+def startup_dominates(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Trials whose start-up takes longer than their training."""
     heavy: list[tuple[float, float, TrialResult]] = []
     for trial in measured:

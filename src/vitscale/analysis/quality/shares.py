@@ -6,16 +6,17 @@ import math
 from collections.abc import Iterable, Sequence
 
 from vitscale.analysis.curve_names import trial_name
-from vitscale.analysis.quality.verdict import Verdict, count, note, percent, warning
+from vitscale.analysis.quality.wording import count, note, percent, warning
 from vitscale.analysis.runs.environments import environments
 from vitscale.analysis.time.rank_speeds import gain, rank_speeds
 from vitscale.analysis.trials import TrialResult
+from vitscale.present.document import Finding
 
 _WORTH_IT = 0.05
 """Share of the time of forward and backward from which other shares are advised."""
 
 
-def mixed_hardware(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+def mixed_hardware(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Trials whose ranks are of unlike type or quota and take equally many images; with the shares that suit them."""
     mixed = [trial for trial in measured if trial.trial.train.micro_batches is None and _unlike(trial)]
     if not mixed:
@@ -38,7 +39,7 @@ def mixed_hardware(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
     )
 
 
-def unequal_shares(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+def unequal_shares(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Trials whose ranks take unequal shares of the images, and whether these suit them."""
     unequal = [trial for trial in measured if trial.trial.train.micro_batches is not None]
     if not unequal:

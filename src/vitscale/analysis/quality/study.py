@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from vitscale.analysis.curve_names import trial_name
-from vitscale.analysis.quality.verdict import Verdict, count, imported, names, note, percent, warning, worst
+from vitscale.analysis.quality.wording import count, imported, names, note, percent, warning, worst
 from vitscale.analysis.runs.target_ci import half_width, target_status
 from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.statistics import FEWEST_REPEATS
 from vitscale.analysis.trials import TrialResult
+from vitscale.present.document import Finding
 from vitscale.store.records import StudyRecord
 from vitscale.study.batch import needless_micro_steps
 
@@ -18,7 +19,7 @@ _LEFT_OUT, _LEFT_OUT_MISLEADS = 0.005, 0.03
 """Share of an epoch's images; above the second, an epoch is markedly less work than its name says."""
 
 
-def few_repeats(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+def few_repeats(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Trials of one run or two."""
     one = [trial.trial_id for trial in measured if len(trial.runs) == 1]
     two = [trial.trial_id for trial in measured if 1 < len(trial.runs) < FEWEST_REPEATS]
@@ -42,7 +43,7 @@ def _more_runs(measured: Sequence[TrialResult]) -> str:
     )
 
 
-def unfinished(trials: Sequence[TrialResult], study: StudyRecord) -> Iterable[Verdict]:
+def unfinished(trials: Sequence[TrialResult], study: StudyRecord) -> Iterable[Finding]:
     """Runs that every trial is to have, and those that `measure.target_ci` may still ask for."""
     lacking = [trial for trial in trials if trial.runs_done < study.repeats]
     missing = sum(study.repeats - trial.runs_done for trial in lacking)
@@ -61,7 +62,7 @@ def unfinished(trials: Sequence[TrialResult], study: StudyRecord) -> Iterable[Ve
         )
 
 
-def target_ci(trials: Sequence[TrialResult], study: StudyRecord) -> Iterable[Verdict]:
+def target_ci(trials: Sequence[TrialResult], study: StudyRecord) -> Iterable[Finding]:
     """Which trials are known as closely as the study asked, and which stopped before."""
     target, most = study.target_ci, study.max_repeats
     if target is None or most is None:
@@ -112,7 +113,7 @@ def _named(trials: Sequence[TrialResult]) -> str:
     return ", ".join(each) + (f" and {len(trials) - _MOST_NAMED} more" if len(trials) > _MOST_NAMED else "")
 
 
-def baselines(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> Iterable[Verdict]:
+def baselines(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> Iterable[Finding]:
     """Curves without a baseline, or with one of more than one rank. Of those that drift `drift` tells."""
     drifting = {trial.trial_id for trial in trials if trial.drifts}
     unmeasured = [curve for curve in curves if not any(point.trial_id in drifting for point in curve.points)]
@@ -137,7 +138,7 @@ def baselines(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> I
         )
 
 
-def drift(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+def drift(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Trials that compute something else than those they are compared with; and those of which nobody can tell."""
     if drifting := [trial for trial in measured if trial.drifts]:
         each = [
@@ -174,7 +175,7 @@ def _difference(share: float | None) -> str:
     return percent(share) if share >= 1e-3 else f"{share:.1e}"
 
 
-def badly_divided(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> Iterable[Verdict]:
+def badly_divided(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> Iterable[Finding]:
     """Points of a constant global batch whose share of it has no divisor near the micro-batch of the others."""
     spec = {trial.trial_id: trial.trial.train for trial in trials}
     for curve in curves:
@@ -191,7 +192,7 @@ def badly_divided(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) 
             )
 
 
-def images_left_out(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
+def images_left_out(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Trials whose epochs lack more than 0.5 % of the images, for `drop_last` leaves them out."""
     lacking = worst(measured, lambda trial: trial.images_left_out, _LEFT_OUT)
     if lacking:
@@ -205,7 +206,7 @@ def images_left_out(measured: Sequence[TrialResult]) -> Iterable[Verdict]:
         )
 
 
-def mixed_epochs(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> Iterable[Verdict]:
+def mixed_epochs(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> Iterable[Finding]:
     """Imported curves of which some epoch times come from steps and some from whole epochs."""
     source = {trial.trial_id: trial.epoch_seconds_source for trial in trials}
     for curve in curves:

@@ -16,8 +16,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from vitscale.analysis.runs.environments import environments
-from vitscale.analysis.statistics import FEWEST_REPEATS, Interval, interval, mean_interval
+from vitscale.analysis.statistics import FEWEST_REPEATS, interval, mean_interval
 from vitscale.analysis.student_t import f_above
+from vitscale.present.estimate import Estimate
 from vitscale.store.records import Run
 
 _POOLED_ABOVE = 0.25
@@ -100,7 +101,7 @@ def observations(
     return [some[0] if len(some) == 1 else mean(some) for some in known if some]
 
 
-def over_runs(values: Sequence[float | None], clusters: Clusters) -> Interval | None:
+def over_runs(values: Sequence[float | None], clusters: Clusters) -> Estimate | None:
     """The figure of a trial from one value per run, none negative; None where no run has it.
 
     As `statistics.interval` of one value per cluster, and where a run has 0 as `mean_interval`; no bounds from fewer

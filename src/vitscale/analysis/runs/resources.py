@@ -16,7 +16,8 @@ from vitscale.analysis.runs.compute import Compute, compute
 from vitscale.analysis.runs.energy import Energy, energy_per_image
 from vitscale.analysis.runs.environments import environments
 from vitscale.analysis.runs.figures import RunFigures
-from vitscale.analysis.statistics import Interval, known_median
+from vitscale.analysis.statistics import known_median
+from vitscale.present.estimate import Estimate
 from vitscale.store.records import GPU_LIMITS, GpuSamples, RankRecord, ResourcesLine, Run
 
 NOT_RECORDED = "this run recorded no use of its GPUs"
@@ -79,16 +80,16 @@ class ResourceFigures:
     """Of the GPUs, those that differ."""
     gpu_reason: str
     """Why the figures of GPUs are None; empty where they are known."""
-    joules_per_image: Interval | None
+    joules_per_image: Estimate | None
     energy_source: str | None
     energy_reason: str
     """Why the energy is None; empty where it is known."""
     matmul_flops_per_second: float | None
     """Measured on these devices, mean over ranks."""
-    achieved_flops_per_second: Interval | None
+    achieved_flops_per_second: Estimate | None
     """Per rank, by the run's images/s."""
-    share_of_matmul: Interval | None
-    mfu: Interval | None
+    share_of_matmul: Estimate | None
+    mfu: Estimate | None
     peak_name: str | None
     mfu_reason: str
     """Why MFU is None; empty where it is known."""

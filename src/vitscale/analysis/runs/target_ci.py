@@ -27,7 +27,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from vitscale.analysis.statistics import Interval, t_quantile, variance
+from vitscale.analysis.statistics import t_quantile, variance
+from vitscale.present.estimate import Estimate
 
 if TYPE_CHECKING:
     from vitscale.analysis.trials import TrialResult
@@ -74,11 +75,11 @@ def looked_at(costs: Sequence[float], target_ci: float | None) -> int:
     return plan.looked if plan is not None and len(costs) >= plan.runs else 0
 
 
-def half_width(interval: Interval | None) -> float | None:
+def half_width(interval: Estimate | None) -> float | None:
     """How far the 95 % interval reaches from its centre, as a share of it; of its two sides the longer one."""
     if interval is None or interval.low is None or interval.high is None:
         return None
-    return max(interval.high - interval.centre, interval.centre - interval.low) / interval.centre
+    return max(interval.high - interval.value, interval.value - interval.low) / interval.value
 
 
 def target_status(result: TrialResult, target_ci: float, max_repeats: int) -> TargetStatus:

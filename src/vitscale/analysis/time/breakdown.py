@@ -24,10 +24,11 @@ from dataclasses import dataclass
 
 from vitscale.analysis.runs.allocations import Clusters, observations
 from vitscale.analysis.runs.steps import StepKind, common_steps, elapsed_by_step, slow_steps, step_kinds
-from vitscale.analysis.statistics import Interval, mean_interval
+from vitscale.analysis.statistics import mean_interval
 from vitscale.analysis.time.exposure import RankExposure, exposures
 from vitscale.analysis.time.timelines import step_parts
 from vitscale.base.time_spans import length
+from vitscale.present.estimate import Estimate
 from vitscale.store.records import COMMUNICATION, EXPOSED, PARTS, ExplainedLine, Run
 from vitscale.trial.step_schedule import StepWindow
 
@@ -64,7 +65,7 @@ class Straggler:
     """In which it was the one."""
     slower_by: float | None
     """How much longer its own work takes than the median of the others': 0.21 is 21 %."""
-    interval: Interval | None = None
+    interval: Estimate | None = None
     """Of `share_of_steps`, over runs; None in a single run."""
 
 
@@ -95,7 +96,7 @@ class Breakdown:
         """Explained steps / light steps, where that is above 1: what the profiler costs and what it leaves behind."""
         return max(1.0, (1 + (self.overhead or 0.0)) * (1 + (self.attached_overhead or 0.0)))
 
-    def over_runs(self, figure: Callable[[Breakdown], float | None], most: float = math.inf) -> Interval | None:
+    def over_runs(self, figure: Callable[[Breakdown], float | None], most: float = math.inf) -> Estimate | None:
         """A figure's mean over the observations that have it, with its 95 % interval from 3; None where none has it.
 
         Args:
@@ -262,7 +263,7 @@ def _common_straggler(by_run: Sequence[Breakdown | None], clusters: Clusters) ->
         for one in by_run
     ]
     share = mean_interval(observations(of_runs, clusters, statistics.fmean), most=1.0)
-    return Straggler(rank, share.centre, statistics.median(slower) if slower else None, share)
+    return Straggler(rank, share.value, statistics.median(slower) if slower else None, share)
 
 
 def _overheads(run: Run, steady_from: int) -> tuple[float | None, float | None]:

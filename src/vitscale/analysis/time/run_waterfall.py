@@ -25,7 +25,7 @@ from dataclasses import replace
 from vitscale.analysis.runs.allocations import observations
 from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.scaling import CurveResult, Point
-from vitscale.analysis.statistics import Interval, ratio
+from vitscale.analysis.statistics import ratio
 from vitscale.analysis.time.waterfall import (
     Factor,
     Unexplained,
@@ -39,6 +39,7 @@ from vitscale.analysis.time.waterfall import (
     with_intervals,
 )
 from vitscale.analysis.trials import TrialResult
+from vitscale.present.estimate import Estimate
 
 START_UP, EVALUATION, CHECKPOINT = "start-up", "evaluation", "checkpoint"
 _EPOCHS = "epochs"
@@ -132,8 +133,8 @@ def _of_run(one: Waterfall, curve: CurveResult, point: Point, trials: Mapping[st
         return replace(one, efficiency=None, interval=None, factors=(), reason=str(why))
     efficiency = math.prod(factor.factor for factor in factors)
     whole = ratio(run_seconds(reference), run_seconds(trial), (reference.looked, trial.looked))
-    around = whole.times(efficiency / whole.centre)
-    return replace(one, efficiency=efficiency, interval=Interval(efficiency, around.low, around.high, around.note),
+    around = whole.times(efficiency / whole.value)
+    return replace(one, efficiency=efficiency, interval=Estimate(efficiency, around.low, around.high, note=around.note),
                    factors=factors)  # fmt: skip
 
 

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from vitscale.analysis.runs.allocations import Clusters, over_runs
 from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.runs.steps import common_steps
-from vitscale.analysis.statistics import Interval
 from vitscale.analysis.time.exposure import exposures
+from vitscale.present.estimate import Estimate
 from vitscale.store.records import Collective, Run, TrafficLine
 
 NO_GROUP = "none"
@@ -81,7 +81,7 @@ class Traffic:
     """In the order of the first call of each; empty where nothing is sent, or where it is unknown: see `reason`."""
     logical_bytes: int | None
     physical_bytes: float | None
-    wire_seconds: Interval | None
+    wire_seconds: Estimate | None
     """Of an explained step, exposed or not; None where wait and wire cannot be told apart or no step was explained."""
     reason: str
     """Why bytes are None; empty where all are known."""
@@ -92,9 +92,9 @@ class Traffic:
         return sum(one.calls for one in self.sent) if self.sent or not self.reason else None
 
     @property
-    def bytes_per_second(self) -> Interval | None:
+    def bytes_per_second(self) -> Estimate | None:
         """The bandwidth reached: physical bytes of a rank over the seconds of transfer."""
-        if not self.physical_bytes or self.wire_seconds is None or self.wire_seconds.centre <= 0:
+        if not self.physical_bytes or self.wire_seconds is None or self.wire_seconds.value <= 0:
             return None
         return self.wire_seconds.into(self.physical_bytes)
 
@@ -200,7 +200,7 @@ def _sent(backend: str, collectives: Iterable[Collective]) -> tuple[Sent, ...]:
     return tuple(found)
 
 
-def _wire_seconds(runs: Sequence[Run], figures: Sequence[RunFigures], clusters: Clusters) -> Interval | None:
+def _wire_seconds(runs: Sequence[Run], figures: Sequence[RunFigures], clusters: Clusters) -> Estimate | None:
     """Seconds of transfer in an explained step, over runs: the mean over steps of the median over ranks."""
     means: list[float | None] = []
     for run, own in zip(runs, figures, strict=True):

@@ -38,9 +38,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from vitscale.analysis.scaling import CurveResult, Point
-from vitscale.analysis.statistics import FEWEST_REPEATS, Interval, jackknife
+from vitscale.analysis.statistics import FEWEST_REPEATS, jackknife
 from vitscale.analysis.time.breakdown import COMPUTE, Straggler
 from vitscale.analysis.trials import TrialResult
+from vitscale.present.estimate import Estimate
 from vitscale.store.records import COMMUNICATION, EXPOSED, PARTS
 from vitscale.trial.trial import Mode
 
@@ -79,7 +80,7 @@ class Factor:
     """All factors multiply to the efficiency; above 1 it helps."""
     points: float
     """What it takes from the efficiency: 0.17 is 17 points of 100 lost, below zero is a gain."""
-    interval: Interval | None = None
+    interval: Estimate | None = None
     """Of the points, over the runs of the trial and of its baseline; None where it cannot be told."""
 
 
@@ -99,7 +100,7 @@ class Waterfall:
     reason: str
     straggler: Straggler | None
     """Of the trial."""
-    interval: Interval | None = None
+    interval: Estimate | None = None
     """Of the efficiency."""
     work_per_rank: float | None = None
     """Images of a rank's optimizer step, in the mean of the ranks, against the baseline's."""
@@ -147,7 +148,7 @@ def _waterfall(curve: CurveResult, point: Point, trials: Mapping[str, TrialResul
         trial_id=point.trial_id,
         baseline_trial=base.trial_id if base else None,
         baseline_gpus=base.gpus if base else None,
-        efficiency=point.efficiency.centre if point.efficiency else None,
+        efficiency=point.efficiency.value if point.efficiency else None,
         factors=factors,
         reason=reason,
         straggler=trial.breakdown.straggler if trial.breakdown else None,

@@ -191,7 +191,7 @@ def _compared(one: Series) -> Series:
             members.append(replace(member, why_not="; ".join(between)))
         elif member.trial.trial_id == base.trial.trial_id:
             exact = 1.0 if len(costs) > 1 else None
-            members.append(replace(member, against_base=Interval(1.0, exact, exact, "" if exact else ONE_RUN)))
+            members.append(replace(member, against_base=Interval(1.0, exact, exact, note="" if exact else ONE_RUN)))
         else:
             members.append(
                 replace(

@@ -1,15 +1,13 @@
-"""One verdict on figures, with what to do about it; and the words that verdicts share."""
+"""How findings on figures are made, and the words that they share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.trials import TrialResult
-
-Level = Literal["warning", "note"]
+from vitscale.present.document import About, Finding
 
 
 class _Named(Protocol):
@@ -17,28 +15,14 @@ class _Named(Protocol):
     def trial_id(self) -> str: ...
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """One thing a reader must know before believing the figures."""
-
-    kind: str
-    """A fixed name: too-few-repeats, baseline-missing, ..."""
-    level: Level
-    """warning: figures may mislead; note: figures stand, but know this."""
-    message: str
-    advice: str
-    trials: tuple[str, ...] = ()
-    """The trials it is about; empty: the whole study."""
-
-
-def warning(kind: str, message: str, advice: str, trials: Iterable[_Named | str] = ()) -> Verdict:
+def warning(kind: str, message: str, advice: str, trials: Iterable[_Named | str] = ()) -> Finding:
     """Figures may mislead. `trials`: those it is about, points of a curve too, or their identities."""
-    return Verdict(kind, "warning", message, advice, _ids(trials))
+    return Finding(kind, "warning", message, advice, About(trials=_ids(trials)))
 
 
-def note(kind: str, message: str, advice: str, trials: Iterable[_Named | str] = ()) -> Verdict:
+def note(kind: str, message: str, advice: str, trials: Iterable[_Named | str] = ()) -> Finding:
     """Figures stand, but know this."""
-    return Verdict(kind, "note", message, advice, _ids(trials))
+    return Finding(kind, "note", message, advice, About(trials=_ids(trials)))
 
 
 def _ids(trials: Iterable[_Named | str]) -> tuple[str, ...]:

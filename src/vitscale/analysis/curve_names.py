@@ -5,47 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from vitscale.study.sections import fact_of_label
+from vitscale.trial.facts import Fact
 from vitscale.trial.rank_batches import in_words
-from vitscale.trial.trial import TrainSpec, Trial
+from vitscale.trial.trial import NORMS, OFFLOADED, TrainSpec, Trial
 
 _WRAPPERS = {"ddp": "DDP", "fsdp2": "FSDP2", "deepspeed": "DeepSpeed"}
 _OF_THE_NAME = ("train.engine", "train.accelerate_backend", "train.zero_stage")
 """Fields that the engine's name holds."""
-_SWITCHES = {
-    "train.compile": ("compile", "no compile"),
-    "train.overlap_comm": ("overlap", "no overlap"),
-    "train.activation_checkpointing": ("activation checkpointing", "no activation checkpointing"),
-    "train.master_weights": ("fp32 master weights", "no master weights"),
-    "train.reshard_after_forward": ("reshard", "no reshard"),
-    "train.gradient_as_bucket_view": ("bucket view", "no bucket view"),
-    "train.static_graph": ("static graph", "no static graph"),
-    "train.drop_last": ("drop last", "keep last"),
-    "data.augment": ("augment", "no augment"),
-}
-_WORDS = {
-    "train.offload": {
-        "none": "no offload",
-        "optimizer": "optimizer offloaded",
-        "parameters": "parameters offloaded",
-    },
-    "train.batch_norm": {"local": "local norm", "synchronised": "synchronised norm"},
-    "layout": {"one-gpu-per-node": "one GPU per node", "single-node": "one node", "": "layout not told"},
-}
+_LAYOUTS = {"one-gpu-per-node": "one GPU per node", "single-node": "one node", "": "layout not told"}
 _BATCHES = {"train.micro_batch": "micro-batch", "train.global_batch": "global batch"}
-_LOCAL_NORM = _WORDS["train.batch_norm"]["local"]
-_PATTERNS = {
-    "data.source": "from {}",
-    "data.channels": "{} channels",
-    "train.bucket_mib": "{} MiB buckets",
-    "train.gather_bucket_mib": "{} MiB gather buckets",
-    "train.gradient_dtype": "{} gradients",
-    "scaling.gpus_per_node": "{} to a host",
-    "scaling.fraction_per_gpu": "{:g} of the data per GPU",
-}
-_SAID_BY_THE_VALUE = (
-    *("model.name", "data.name", "train.precision", "train.optimizer"),
-    *("series", "cluster", "device", "layout"),
+_LOCAL_NORM = NORMS["local"]
+_OF_AN_IMPORT: Mapping[str, Fact] = {"layout": Fact(short=_LAYOUTS)} | dict.fromkeys(
+    ("series", "cluster", "device"), Fact(short="{}")
 )
+"""Labels of imports that are no fields of a study."""
 
 
 def curve_name(labels: Mapping[str, Any], trial: Trial | None) -> str:
@@ -107,7 +81,7 @@ def _norms_locally(trial: Trial) -> bool:
 def engine_name(train: TrainSpec) -> str:
     """What distributes training, with what decides most about it: "deepspeed ZeRO-2, optimizer offloaded"."""
     zero = f"ZeRO-{train.zero_stage}" if train.wrapper == "deepspeed" else ""
-    offload = f", {_WORDS['train.offload'][train.offload]}" if train.offload != "none" else ""
+    offload = f", {OFFLOADED[train.offload]}" if train.offload != "none" else ""
     return _engine(train.engine, train.accelerate_backend, zero) + offload
 
 
@@ -129,10 +103,13 @@ def _swept(field: str, value: Any, ambiguous: bool) -> str:
     if field == "train.rank_speeds" and isinstance(value, (list, tuple)):
         alike = "equal shares" if len(set(map(str, value))) == 1 else "shares"
         return f"{alike} {in_words(value, ' : ')}"
-    if field in _SWITCHES and isinstance(value, bool):
-        return _SWITCHES[field][0 if value else 1]
-    if (text := _WORDS.get(field, {}).get(str(value))) is not None:
-        return text
-    if field in _PATTERNS:
-        return _PATTERNS[field].format(value)
-    return str(value) if field in _SAID_BY_THE_VALUE else f"{field.rpartition('.')[2]} {value}"
+    short = (_OF_AN_IMPORT.get(field) or fact_of_label(field)).short
+    if isinstance(short, tuple):
+        return short[0 if value else 1] if isinstance(value, bool) else _plainly(field, value)
+    if isinstance(short, str):
+        return short.format(value) if short else _plainly(field, value)
+    return short.get(str(value)) or (str(value) if field == "layout" else _plainly(field, value))
+
+
+def _plainly(field: str, value: Any) -> str:
+    return f"{field.rpartition('.')[2]} {value}"

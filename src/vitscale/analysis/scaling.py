@@ -24,9 +24,7 @@ from vitscale.analysis.statistics import ONE_RUN, ratio
 from vitscale.analysis.trials import TrialResult
 from vitscale.present.estimate import Estimate
 from vitscale.store.records import Curve
-from vitscale.trial.trial import HOW_FOUND, OF_THE_WRAPPER, Mode, Trial, exact
-
-_OF_THE_BATCH = {"micro_batch", "grad_accum", "micro_batches"}
+from vitscale.trial.trial import HOW_FOUND, OF_THE_BATCH, OF_THE_WRAPPER, Mode, Trial, exact
 
 
 @dataclass(frozen=True)
@@ -134,7 +132,7 @@ def _rest(trial: Trial) -> tuple[Any, ...]:
     return (
         trial.model,
         trial.data.model_dump(exclude={"fraction", *HOW_FOUND}),
-        trial.train.model_dump(exclude={*OF_THE_WRAPPER, *_OF_THE_BATCH}),
+        trial.train.model_dump(exclude={*OF_THE_WRAPPER, *OF_THE_BATCH}),
         trial.window,
         trial.world.threads_per_rank,
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from vitscale.trial.trial import Spec
+from vitscale.trial.facts import Spec
 
 NAME = "launch.json"
 TOKEN_VARIABLE = "VITSCALE_JOB"  # noqa: S105 - names processes, protects nothing

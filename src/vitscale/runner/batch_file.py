@@ -16,7 +16,7 @@ from vitscale.runner.one_run import Task
 from vitscale.store import write_whole
 from vitscale.store.records import Outcome
 from vitscale.study.sections import LaunchSection, MeasureSection, SlurmSection
-from vitscale.trial.trial import Spec
+from vitscale.trial.facts import Spec
 
 _NAME = re.compile(r"vitscale-[0-9]+x[0-9]+-[0-9a-f]{8}")
 

@@ -19,10 +19,20 @@ from vitscale.study import segmentation, user_model
 from vitscale.study.batch import batch_of, fraction_of, micro_batches_of, needless_micro_steps
 from vitscale.study.file import StudyFile
 from vitscale.study.resolve import device_of, precision_of, threads_of, with_deepspeed_config, world_of
-from vitscale.study.sections import AUTO, Study
+from vitscale.study.sections import AUTO, Study, TrainSection
 from vitscale.trial import deepspeed_config, engine_options, model_spec
+from vitscale.trial.facts import fact_of
 from vitscale.trial.model_spec import ModelSpec
-from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World, samples_used, steps_per_epoch
+from vitscale.trial.trial import (
+    DataSpec,
+    TrainFields,
+    TrainSpec,
+    Trial,
+    WindowSpec,
+    World,
+    samples_used,
+    steps_per_epoch,
+)
 
 
 @dataclass(frozen=True)
@@ -146,17 +156,18 @@ def _refuse_idle_fields(file: StudyFile) -> None:
 def _refuse_idle_values(study: Study, by_hand: frozenset[str]) -> None:
     """A value set by hand that another one leaves nothing to do."""
     idle = None
-    if "train.momentum" in by_hand and study.train.optimizer != "sgd":
-        idle = ("train.momentum", f"train.optimizer = {shown(study.train.optimizer)}", 'set optimizer = "sgd"')
-    elif "train.learning_rate_base_batch" in by_hand and study.train.learning_rate_scaling == "none":
-        idle = (
-            "train.learning_rate_base_batch",
-            "train.learning_rate_scaling = 'none'",
-            'set learning_rate_scaling = "linear" or "sqrt"',
-        )
-    elif "train.onebit_freeze_steps" in by_hand and not study.train.optimizer.startswith("onebit"):
-        idle = ("train.onebit_freeze_steps", f"train.optimizer = {shown(study.train.optimizer)}", "use onebit-adam")
-    elif study.scaling.mode == "weak" and study.scaling.fraction_per_gpu is not None and "data.fraction" in by_hand:
+    for name in TrainSection.model_fields:
+        field, values = fact_of(TrainSection, name).needs or ("", ())
+        if f"train.{name}" in by_hand and values and (value := getattr(study.train, field)) not in values:
+            valid = " or ".join(f'"{valid}"' for valid in values)
+            idle = (f"train.{name}", f"train.{field} = {shown(value)}", f"set {field} = {valid}")
+            break
+    if (
+        idle is None
+        and study.scaling.mode == "weak"
+        and study.scaling.fraction_per_gpu is not None
+        and "data.fraction" in by_hand
+    ):
         idle = ("data.fraction", "scaling.mode = 'weak' with scaling.fraction_per_gpu", "leave one of the two out")
     if idle is not None:
         field, where, otherwise = idle
@@ -179,8 +190,7 @@ def _settled(
     device = device_of(study, machine)
     precision = precision_of(study, device, machine)
     threads = threads_of(study, device, machine, most_per_node)
-    resolved = {"precision", "device", "micro_batch", "grad_accum", "global_batch", "rank_speeds", "batch_norm"}
-    kept = study.train.model_dump(exclude=resolved)
+    kept = {field: getattr(study.train, field) for field in TrainFields.model_fields}
     kept |= {"precision": precision, "device": device, "deepspeed_config": config}
     by_task = "synchronised" if study.model.task == "segmentation" else "local"
     kept["batch_norm"] = study.train.batch_norm or by_task
@@ -192,11 +202,12 @@ def _settled(
     for gpus in ranks:
         micro_batch, grad_accum = batch_of(study.scaling.mode, study.train, gpus, min(study.scaling.gpus))
         if config is not None:
-            sizes = (gpus * micro_batch * grad_accum, micro_batch, grad_accum)
-            values = dict(zip(deepspeed_config.BATCH_KEYS, sizes, strict=True))
+            batch = (gpus * micro_batch * grad_accum, micro_batch, grad_accum)
+            values = dict(zip(deepspeed_config.BATCH_KEYS, batch, strict=True))
             deepspeed_config.check_batch(config, study.scaling.mode, values)
         shares = micro_batches_of(study.train, gpus, micro_batch)
-        train = TrainSpec(**kept, micro_batch=micro_batch, grad_accum=grad_accum, micro_batches=shares)
+        sizes = {"micro_batch": micro_batch, "grad_accum": grad_accum, "micro_batches": shares}
+        train = TrainSpec(**kept | sizes)
         engine_options.check(train)
         if study.measure.checkpoint:
             engine_options.check_checkpoint(train)

@@ -11,24 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from vitscale.base.pydantic_errors import wrong_value
 from vitscale.base.text_file import has_long_keys, read_text
 from vitscale.errors import RequestError, explain, nearest, shown
-from vitscale.study.sections import (
-    LaunchSection,
-    MeasureSection,
-    NodeSection,
-    ScalingSection,
-    SlurmSection,
-    Study,
-    TrainSection,
-)
+from vitscale.study.sections import SECTIONS, Study
 from vitscale.study.site import Overlay
 from vitscale.study.sweep import Choice, choices, swept_fields
-from vitscale.trial.model_spec import ModelSpec
-from vitscale.trial.trial import DataSpec, Mode
+from vitscale.trial.trial import Mode
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -151,18 +142,6 @@ class StudyFile:
         return RequestError(explain(f"{shown(str(self.path))}: {what}", valid=valid or [], next_step=next_step))
 
 
-_SECTIONS: dict[str, type[BaseModel]] = {
-    "model": ModelSpec,
-    "data": DataSpec,
-    "train": TrainSection,
-    "scaling": ScalingSection,
-    "launch": LaunchSection,
-    "slurm": SlurmSection,
-    "node": NodeSection,
-    "measure": MeasureSection,
-}
-
-
 def _overlaid(raw: dict[str, Any], overlay: Overlay) -> dict[str, Any]:
     for name, section in overlay.items():
         _check_by_itself(name, section)
@@ -181,7 +160,7 @@ def _check_by_itself(name: str, section: Mapping[str, Any]) -> None:
         RequestError: of a section that has unknown keys or wrong values.
     """
     try:
-        _SECTIONS[name].model_validate(dict(section), strict=True)
+        SECTIONS[name].model_validate(dict(section), strict=True)
     except ValidationError as error:
         problems = [problem for problem in error.errors(include_url=False) if problem["type"] != "missing"]
         for problem in problems:
@@ -243,8 +222,8 @@ def _message(problem: ErrorDetails, listed: set[str]) -> str:
     *outer, last = (str(part) for part in problem["loc"])
     section = outer[0] if outer else ""
     if problem["type"] == "extra_forbidden":
-        valid = sorted(_SECTIONS[section].model_fields if section else Study.model_fields)
-        homes = [f"[{name}]" for name, model in _SECTIONS.items() if last in model.model_fields]
+        valid = sorted(SECTIONS[section].model_fields if section else Study.model_fields)
+        homes = [f"[{name}]" for name, model in SECTIONS.items() if last in model.model_fields]
         message = explain(
             f"unknown key {shown(last)} {f'in [{section}]' if section else 'at the top level'}",
             valid=[] if section in listed else valid,

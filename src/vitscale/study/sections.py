@@ -6,25 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from vitscale.trial.facts import Fact, Spec, fact_of
 from vitscale.trial.model_spec import ModelSpec
-from vitscale.trial.trial import (
-    AccelerateBackend,
-    Accuracy,
-    BatchCount,
-    BatchNormScope,
-    BucketMib,
-    DataSpec,
-    EpochCount,
-    GradientDtype,
-    LearningRateScaling,
-    Mode,
-    Offload,
-    Seed,
-    Spec,
-    StepCount,
-    WarmupCount,
-    ZeroStage,
-)
+from vitscale.trial.trial import BatchCount, BatchNormScope, DataSpec, Mode, Seed, StepCount, TrainFields, WarmupCount
 
 RankCounts = Annotated[
     tuple[Annotated[int, Field(ge=1, le=1_000_000)], ...],
@@ -39,12 +23,13 @@ RankSpeeds = Annotated[
 ]
 
 
+VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$")]
 WithoutNul = Annotated[str, Field(pattern=r"^[^\x00]*$")]
 """Text that can be a variable's value or a word of a command."""
 
 
-class TrainSection(Spec):
-    """[train]: the fields of `trial.TrainSpec`, with "auto" where the machine or the data decide."""
+class TrainSection(TrainFields):
+    """[train]: with "auto" where the machine or the data decide."""
 
     engine: str = "ddp"
     precision: Literal["fp32", "bf16", "bf16-params", "fp16", "auto"] = "auto"
@@ -54,50 +39,26 @@ class TrainSection(Spec):
     micro_batch: BatchCount | None = None
     global_batch: int | None = Field(default=None, ge=1, le=1_000_000_000)
     """Of strong-global; by default that of the smallest world."""
-    grad_accum: BatchCount = 1
-    epochs: EpochCount | None = None
     optimizer: Literal["adamw", "sgd", "lamb", "onebit-adam", "onebit-lamb"] = "adamw"
-    learning_rate: float = Field(default=1e-3, gt=0.0)
-    learning_rate_scaling: LearningRateScaling = "none"
-    learning_rate_base_batch: BatchCount = 256
-    learning_rate_warmup_steps: WarmupCount = 0
-    weight_decay: float = Field(default=0.05, ge=0.0)
-    momentum: float = Field(default=0.9, ge=0.0, lt=1.0)
-    onebit_freeze_steps: WarmupCount = 100
-    gradient_clipping: float = Field(default=0.0, ge=0.0)
-    accelerate_backend: AccelerateBackend | None = None
-    zero_stage: ZeroStage = 0
-    offload: Offload = "none"
-    overlap_comm: bool | None = None
-    bucket_mib: BucketMib | None = None
-    gather_bucket_mib: BucketMib | None = None
-    gradient_dtype: GradientDtype | None = None
-    master_weights: bool = False
-    reshard_after_forward: bool | None = None
-    gradient_as_bucket_view: bool = False
-    static_graph: bool = False
-    activation_checkpointing: bool = False
-    compile: bool = False
     batch_norm: BatchNormScope | None = None
     """By default synchronised in segmentation, and local in classification."""
     deepspeed_config: str | None = None
-    drop_last: bool = False
-    target_accuracy: Accuracy | None = None
     rank_speeds: RankSpeeds | None = None
     """Relative speeds of the ranks, in rank order, as `vitscale check` measures them: each rank's share of the
     images of a micro-step follows its speed, so that all take equally long. By default all are equal."""
-    seed: Seed = 0
 
 
 class ScalingSection(Spec):
     """[scaling]: the batch policy and the rank counts."""
 
     mode: Mode = "strong-micro"
-    gpus: RankCounts = (1,)
+    gpus: Annotated[RankCounts, Fact(swept=False)] = (1,)
     """Ranks in all; on CPU too."""
-    fraction_per_gpu: float | None = Field(default=None, gt=0.0, le=1.0)
+    fraction_per_gpu: Annotated[float | None, Fact(swept=False, short="{:g} of the data per GPU")] = Field(
+        default=None, gt=0.0, le=1.0
+    )
     """Of weak: share of the training images per rank; by default `data.fraction / max(gpus)`."""
-    gpus_per_node: int | None = Field(default=None, ge=1, le=4096)
+    gpus_per_node: Annotated[int | None, Fact(short="{} to a host")] = Field(default=None, ge=1, le=4096)
     """Ranks on one host. N ranks take N / gpus_per_node hosts, fewer ranks than that one; by default as many as a host
     has. Sweep it to compare the same rank count packed (8) and spread (1)."""
 
@@ -110,21 +71,21 @@ class LaunchSection(Spec):
 
     launcher: str = AUTO
     """auto: the one that the results were begun with; of new results `local` on this machine, `torchrun` elsewhere."""
-    scheduler: Literal["auto", "local", "hostfile", "slurm"] = "auto"
+    scheduler: Annotated[Literal["auto", "local", "hostfile", "slurm"], Fact(swept=False)] = "auto"
     """Where it runs. auto: `hostfile` where one is given, `slurm` inside an allocation, else this machine."""
-    hostfile: str | None = None
+    hostfile: Annotated[str | None, Fact(swept=False)] = None
     """Hosts and how many ranks each takes: `NAME slots=4`, as DeepSpeed and Open MPI read them."""
-    interface: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,30}$")
-    """Network interface that ranks talk over (`NCCL_SOCKET_IFNAME`, `GLOO_SOCKET_IFNAME`, Open MPI's TCP)."""
-    environment: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$")], WithoutNul] = Field(
-        default_factory=dict
+    interface: Annotated[str | None, Fact(swept=False)] = Field(
+        default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,30}$"
     )
+    """Network interface that ranks talk over (`NCCL_SOCKET_IFNAME`, `GLOO_SOCKET_IFNAME`, Open MPI's TCP)."""
+    environment: Annotated[dict[VariableName, WithoutNul], Fact(swept=False)] = Field(default_factory=dict)
     """Variables set in every rank."""
-    mpi_discovery: bool = False
+    mpi_discovery: Annotated[bool, Fact(swept=False)] = False
     """mpirun with DeepSpeed: let DeepSpeed find the ranks itself, through mpi4py."""
     threads_per_rank: int | None = Field(default=None, ge=1, le=4096)
     """Equal along a curve; by default the machine's cores / max(gpus)."""
-    oversubscribe: bool = False
+    oversubscribe: Annotated[bool, Fact(swept=False)] = False
     """Allow more threads or ranks than there are cores or GPUs."""
 
 
@@ -208,3 +169,21 @@ class Study(Spec):
     node: NodeSection | None = None
     measure: MeasureSection = MeasureSection()
     sweep: dict[str, list[Any]] = Field(default_factory=dict)
+
+
+SECTIONS: dict[str, type[Spec]] = {
+    "model": ModelSpec,
+    "data": DataSpec,
+    "train": TrainSection,
+    "scaling": ScalingSection,
+    "launch": LaunchSection,
+    "slurm": SlurmSection,
+    "node": NodeSection,
+    "measure": MeasureSection,
+}
+
+
+def fact_of_label(field: str) -> Fact:
+    """The facts of a dotted field ("train.compile"); of what is no field of a study those of a field without any."""
+    section, _, key = field.partition(".")
+    return fact_of(SECTIONS[section], key) if section in SECTIONS else Fact()

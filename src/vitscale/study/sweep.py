@@ -5,33 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel
-
 from vitscale.errors import RequestError, explain, nearest, shown
-from vitscale.study.sections import LaunchSection, ScalingSection, TrainSection
-from vitscale.trial.model_spec import ModelSpec
-from vitscale.trial.trial import HOW_FOUND, DataSpec
+from vitscale.study.sections import SECTIONS
+from vitscale.trial.facts import fields_where
 
 Choice = dict[str, Any]
 """Dotted fields and the values they take together."""
 
 
-_SECTIONS: dict[str, type[BaseModel]] = {
-    "data": DataSpec,
-    "launch": LaunchSection,
-    "model": ModelSpec,
-    "scaling": ScalingSection,
-    "train": TrainSection,
-}
-_PLACE = ("scheduler", "hostfile", "interface", "environment", "mpi_discovery", "oversubscribe")
-_FIXED = (
-    {f"data.{key}" for key in HOW_FOUND}
-    | {f"launch.{key}" for key in _PLACE}
-    | {"scaling.gpus", "scaling.fraction_per_gpu"}
+_SECTIONS = ("data", "launch", "model", "scaling", "train")
+SWEEPABLE = sorted(
+    f"{section}.{key}"
+    for section in _SECTIONS
+    for key in fields_where(SECTIONS[section], lambda fact: fact.swept and fact.role != "found")
 )
-"""What lies along a curve, and what leaves a trial the same: where images are found, where and how it may run."""
-SWEEPABLE = sorted({f"{section}.{key}" for section, kind in _SECTIONS.items() for key in kind.model_fields} - _FIXED)
-"""The dotted fields that [sweep] may vary."""
+"""The dotted fields that [sweep] may vary: not those along a curve, nor where images are found and where it may run."""
 
 
 def choices(sweep: Mapping[str, Sequence[Any]]) -> list[list[Choice]]:

@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from vitscale.errors import RequestError, VitscaleError, explain, shown, unknown
 from vitscale.trial import model_counts
+from vitscale.trial.facts import Fact, Spec
 from vitscale.trial.hf_config import hf_shape
 from vitscale.trial.model_counts import Block, DecoderShape, Module, SwinShape
 
@@ -29,18 +30,16 @@ Depths = Annotated[
 ]
 
 
-class ModelSpec(BaseModel):
+class ModelSpec(Spec):
     """A named ViT or Swin V2, a Hugging Face configuration, or the user's own factory.
 
     None of the three: an imported log does not say which model it was, and every count of it is None but that of its
     parameters where its user told them.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-    task: Task = "classification"
+    task: Annotated[Task, Fact(since=7)] = "classification"
     """A label for each image, or for each pixel. Named models of segmentation have UperNet's head."""
-    name: str | None = None
+    name: Annotated[str | None, Fact(short="{}")] = None
     """One of `NAMED_MODELS`."""
     hf: str | None = None
     """Folder or hub name of a configuration for the task; weights start random unless `weights` names some."""
@@ -50,7 +49,7 @@ class ModelSpec(BaseModel):
     patch_size: int | None = Field(default=None, ge=1, le=1024)
     num_classes: int | None = Field(default=None, ge=1, le=10_000_000)
     """Null takes the dataset's count."""
-    channels: int = Field(default=3, ge=1, le=4096)
+    channels: Annotated[int, Fact(since=7)] = Field(default=3, ge=1, le=4096)
     """Of an image: always the dataset's."""
     hidden_size: int | None = Field(default=None, ge=1, le=65_536)
     """Of Swin that of its first stage, as `heads`; each further stage has twice as much and as many."""
@@ -59,18 +58,18 @@ class ModelSpec(BaseModel):
     heads: int | None = Field(default=None, ge=1, le=1024)
     mlp_size: int | None = Field(default=None, ge=1, le=1_000_000)
     """Width inside a ViT's MLP; null takes 4 x hidden_size, as all named models have it."""
-    depths: Depths | None = None
+    depths: Annotated[Depths | None, Fact(since=7)] = None
     """Of Swin: blocks of each stage."""
-    window_size: int | None = Field(default=None, ge=1, le=1024)
+    window_size: Annotated[int | None, Fact(since=7)] = Field(default=None, ge=1, le=1024)
     """Of Swin: tokens along a window's side."""
-    decoder_size: int | None = Field(default=None, ge=1, le=65_536)
+    decoder_size: Annotated[int | None, Fact(since=7)] = Field(default=None, ge=1, le=65_536)
     """Channels inside the segmentation head of a named model; null takes 512. The auxiliary head has half of them."""
-    auxiliary_weight: float | None = Field(default=None, ge=0.0, le=100.0, allow_inf_nan=False)
+    auxiliary_weight: Annotated[float | None, Fact(since=7)] = Field(default=None, ge=0.0, le=100.0)
     """Of the auxiliary head's loss in segmentation; 0 leaves the head out. Null: 0.4, or as the configuration says."""
-    weights: str | None = None
+    weights: Annotated[str | None, Fact(since=7)] = None
     """Folder or hub name of a pretrained model, whose weights are taken wherever names and shapes are alike."""
 
-    parameter_count: int | None = Field(default=None, ge=1, le=10**14)
+    parameter_count: Annotated[int | None, Fact(since=8)] = Field(default=None, ge=1, le=10**14)
     """Of an imported log's model that nothing else describes."""
 
     @property

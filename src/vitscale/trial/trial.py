@@ -12,17 +12,10 @@ import math
 from fractions import Fraction
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-    model_validator,
-)
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 from pydantic_core import PydanticCustomError
 
+from vitscale.trial.facts import Fact, Spec, fields_where
 from vitscale.trial.model_spec import ModelSpec
 
 Mode = Literal["strong-micro", "strong-global", "weak"]
@@ -69,73 +62,8 @@ Classes = Annotated[
 Columns = Annotated[tuple[str, str], _or_says("the names of the images' and of the classes' column")]
 
 ADE20K_CLASSES = 150
-
-HOW_FOUND = ("root", "download", "verify", "md5", "skip_broken")
-"""Fields of `DataSpec` that say how the images are found, and change nothing in what is computed from them."""
-
-_ADDED_LATER: dict[str, dict[str, Any]] = {
-    "data": {"hf": None, "columns": None, "source": None, "channels": 3, "dtype": "uint8", "evaluation": "whole"},
-    "model": {
-        "task": "classification",
-        "channels": 3,
-        "depths": None,
-        "window_size": None,
-        "decoder_size": None,
-        "auxiliary_weight": None,
-        "weights": None,
-        "parameter_count": None,
-    },
-    "train": {
-        "bucket_mib": None,
-        "target_accuracy": None,
-        "accelerate_backend": None,
-        "learning_rate_scaling": "none",
-        "learning_rate_base_batch": 256,
-        "learning_rate_warmup_steps": 0,
-        "onebit_freeze_steps": 100,
-        "offload": "none",
-        "overlap_comm": None,
-        "gather_bucket_mib": None,
-        "gradient_dtype": None,
-        "master_weights": False,
-        "reshard_after_forward": None,
-        "gradient_as_bucket_view": False,
-        "static_graph": False,
-        "activation_checkpointing": False,
-        "compile": False,
-        "micro_batches": None,
-        "batch_norm": "local",
-    },
-    "window": {"explain": True, "traces": False, "checkpoint": False},
-    "world": {"ranks": None},
-}
-"""Fields that came after the first results were written. At these values they leave a trial's identity as it was."""
-
-OF_THE_WRAPPER = frozenset(
-    {
-        "engine",
-        "accelerate_backend",
-        "zero_stage",
-        "deepspeed_config",
-        "offload",
-        "overlap_comm",
-        "bucket_mib",
-        "gather_bucket_mib",
-        "gradient_dtype",
-        "master_weights",
-        "reshard_after_forward",
-        "gradient_as_bucket_view",
-        "static_graph",
-    }
-)
-"""Fields of `TrainSpec` that say how training is distributed. Whatever they are, the same is computed; only the dtype
-in which gradients travel may round it."""
-
-
-class Spec(BaseModel):
-    """Base of everything a user may write down: immutable, and no unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
+OFFLOADED = {"none": "no offload", "optimizer": "optimizer offloaded", "parameters": "parameters offloaded"}
+NORMS = {"local": "local norm", "synchronised": "synchronised norm"}
 
 
 class DataSpec(Spec):
@@ -145,15 +73,15 @@ class DataSpec(Spec):
     content.
     """
 
-    name: str
-    hf: str | None = Field(default=None, min_length=1, max_length=4096)
+    name: Annotated[str, Fact(short="{}")]
+    hf: Annotated[str | None, Fact(since=7)] = Field(default=None, min_length=1, max_length=4096)
     """A dataset of Hugging Face's library: a folder on disk, or a name of the hub ("NAME", "NAME:CONFIGURATION")."""
-    columns: Columns | None = None
+    columns: Annotated[Columns | None, Fact(since=7)] = None
     """Of `hf`: the columns of images and labels, where it has several."""
-    root: str | None = None
-    download: bool = False
-    verify: bool = True
-    md5: str | None = None
+    root: Annotated[str | None, Fact(role="found")] = None
+    download: Annotated[bool, Fact(role="found")] = False
+    verify: Annotated[bool, Fact(role="found")] = True
+    md5: Annotated[str | None, Fact(role="found")] = None
     fraction: float = Field(default=1.0, gt=0.0, le=1.0)
     """Share of the training images used."""
     held_out: float = Field(default=0.2, gt=0.0, lt=1.0)
@@ -166,18 +94,18 @@ class DataSpec(Spec):
     source_size: int = Field(default=32, ge=4, le=8192)
     """Side in pixels at which synthetic images are made and those of files are stored; of scenes the longer side at
     most."""
-    channels: int = Field(default=3, ge=1, le=4096)
+    channels: Annotated[int, Fact(since=7, short="{} channels")] = Field(default=3, ge=1, le=4096)
     """Of synthetic images and of those from files; pictures are grey (1) or in colour (3)."""
-    dtype: PixelType = "uint8"
+    dtype: Annotated[PixelType, Fact(since=7)] = "uint8"
     """In which files are stored decoded. Arrays of fewer bits are widened, of more refused."""
-    source: PixelSource | None = None
+    source: Annotated[PixelSource | None, Fact(since=7, short="from {}")] = None
     """Where files' pixels come from: decoded anew each time, from the decoded cache, or from a copy of it in each
     rank's memory. Null: the cache where it fits, else memory, else files."""
-    skip_broken: int = Field(default=0, ge=0, le=10_000_000)
+    skip_broken: Annotated[int, Fact(since=7, role="found")] = Field(default=0, ge=0, le=10_000_000)
     """Broken files that are left out, at most; with more, and always at 0, they are named and nothing starts."""
-    augment: bool = True
+    augment: Annotated[bool, Fact(short=("augment", "no augment"))] = True
     """Random shift and horizontal flip of training images, on the device."""
-    evaluation: SceneEvaluation = "whole"
+    evaluation: Annotated[SceneEvaluation, Fact(since=7)] = "whole"
     """Of scenes: each whole image in one forward, or windows of `model.image_size` that slide over it by two thirds."""
     workers: int = Field(default=0, ge=0, le=256)
     """Threads per rank that prepare batches ahead; 0 prepares them between steps."""
@@ -192,77 +120,133 @@ class DataSpec(Spec):
         return implied | ({"classes": ADE20K_CLASSES} if values.get("name") == "ade20k" else {}) | values
 
 
-class TrainSpec(Spec):
-    """How it is trained. Applied alike by every engine."""
+HOW_FOUND = fields_where(DataSpec, lambda fact: fact.role == "found")
+"""Fields of `DataSpec` that say how the images are found, and change nothing in what is computed from them."""
 
-    engine: str
-    precision: Precision
-    device: Device
-    micro_batch: BatchCount
+
+class TrainFields(Spec):
+    """How a trial is trained, applied alike by every engine; and a study's [train], which may leave some of it open."""
+
+    engine: Annotated[str, Fact(role="wrapper")]
+    precision: Annotated[str, Fact(step_seconds=True, short="{}")]
+    device: Annotated[str, Fact(step_seconds=True)]
+    micro_batch: Annotated[BatchCount | None, Fact(role="batch")]
     """Images per rank per micro-step."""
-    grad_accum: BatchCount = 1
+    grad_accum: Annotated[BatchCount, Fact(role="batch")] = 1
     """Micro-steps per optimizer step."""
-    epochs: EpochCount | None = None
-    optimizer: Literal["adamw", "sgd", "lamb", "onebit-adam", "onebit-lamb", "deepspeed_config"] = "adamw"
-    """deepspeed_config: the one that the user's own file describes."""
-    learning_rate: float = Field(default=1e-3, gt=0.0)
+    epochs: Annotated[EpochCount | None, Fact(role="duration")] = None
+    optimizer: Annotated[str, Fact(step_seconds=True, short="{}")] = "adamw"
+    learning_rate: Annotated[float, Fact(role="rate")] = Field(default=1e-3, gt=0.0)
     """After warm-up, at a global batch of `learning_rate_base_batch` where `learning_rate_scaling` is not none."""
-    learning_rate_scaling: LearningRateScaling = "none"
+    learning_rate_scaling: Annotated[LearningRateScaling, Fact(since=3, role="rate")] = "none"
     """How the learning rate follows the global batch: times the ratio to the base batch, or its square root."""
-    learning_rate_base_batch: BatchCount = 256
-    learning_rate_warmup_steps: WarmupCount = 0
+    learning_rate_base_batch: Annotated[
+        BatchCount, Fact(since=3, role="rate", needs=("learning_rate_scaling", ("linear", "sqrt")))
+    ] = 256
+    learning_rate_warmup_steps: Annotated[WarmupCount, Fact(since=3)] = 0
     """Optimizer steps over which the learning rate rises linearly from 1/n of itself; constant afterwards."""
     weight_decay: float = Field(default=0.05, ge=0.0)
-    momentum: float = Field(default=0.9, ge=0.0, lt=1.0)
+    momentum: Annotated[float, Fact(needs=("optimizer", ("sgd",)))] = Field(default=0.9, ge=0.0, lt=1.0)
     """Of SGD."""
-    onebit_freeze_steps: WarmupCount = 100
+    onebit_freeze_steps: Annotated[WarmupCount, Fact(since=3, needs=("optimizer", ("onebit-adam", "onebit-lamb")))] = (
+        100
+    )
     """Of DeepSpeed's 1-bit optimizers: first steps whose gradients travel uncompressed."""
-    gradient_clipping: float = Field(default=0.0, ge=0.0)
+    gradient_clipping: Annotated[float, Fact(step_seconds=True)] = Field(default=0.0, ge=0.0)
     """Largest global L2 norm of the gradient; 0 does not clip."""
-    accelerate_backend: AccelerateBackend | None = None
+    accelerate_backend: Annotated[AccelerateBackend | None, Fact(since=3, role="wrapper")] = None
     """What Accelerate wraps the model in; null for every other engine."""
-    zero_stage: ZeroStage = 0
-    """DeepSpeed only."""
-    offload: Offload = "none"
+    zero_stage: Annotated[ZeroStage, Fact(role="wrapper", taken_by=("deepspeed",))] = 0
+    offload: Annotated[Offload, Fact(since=3, role="wrapper", taken_by=("deepspeed", "fsdp2"), short=OFFLOADED)] = (
+        "none"
+    )
     """What lies in the host's memory instead of the device's: nothing, the optimizer's states, or the weights too."""
-    overlap_comm: bool | None = None
-    """DeepSpeed and Megatron: exchange gradients while backward goes on. Null: the engine's own default."""
-    bucket_mib: BucketMib | None = None
+    overlap_comm: Annotated[
+        bool | None,
+        Fact(since=3, role="wrapper", taken_by=("deepspeed", "megatron"), short=("overlap", "no overlap")),
+    ] = None
+    """Exchange gradients while backward goes on. Null: the engine's own default."""
+    bucket_mib: Annotated[
+        BucketMib | None,
+        Fact(since=2, role="wrapper", taken_by=("ddp", "deepspeed", "megatron"), short="{} MiB buckets"),
+    ] = None
     """Size of the buckets in which gradients travel, in the dtype in which they do. Null: the engine's own; for DDP 25
     MiB after a first one of 1 MiB, for DeepSpeed 5e8 elements."""
-    gather_bucket_mib: BucketMib | None = None
-    """DeepSpeed only: size of the buckets in which weights are gathered (stages 1 and 2) or fetched ahead (stage 3)."""
-    gradient_dtype: GradientDtype | None = None
+    gather_bucket_mib: Annotated[
+        BucketMib | None, Fact(since=3, role="wrapper", taken_by=("deepspeed",), short="{} MiB gather buckets")
+    ] = None
+    """Size of the buckets in which weights are gathered (stages 1 and 2) or fetched ahead (stage 3)."""
+    gradient_dtype: Annotated[
+        GradientDtype | None,
+        Fact(since=3, role="wrapper", taken_by=("ddp", "fsdp2", "deepspeed", "megatron"), short="{} gradients"),
+    ] = None
     """The dtype in which gradients travel. Null: the engine's own."""
-    master_weights: bool = False
-    """FSDP2 with `bf16-params`: shards and optimizer states are fp32, and weights are cast to bf16 to be gathered."""
-    reshard_after_forward: bool | None = None
-    """FSDP2 only: free the gathered weights of a block after forward, and gather them again in backward. Null: true."""
-    gradient_as_bucket_view: bool = False
-    """DDP only: gradients are views into the buckets instead of copies."""
-    static_graph: bool = False
-    """DDP only: the graph of the first step is that of all."""
-    activation_checkpointing: bool = False
+    master_weights: Annotated[
+        bool,
+        Fact(since=6, role="wrapper", taken_by=("fsdp2",), short=("fp32 master weights", "no master weights")),
+    ] = False
+    """With `bf16-params`: shards and optimizer states are fp32, and weights are cast to bf16 to be gathered."""
+    reshard_after_forward: Annotated[
+        bool | None, Fact(since=3, role="wrapper", taken_by=("fsdp2",), short=("reshard", "no reshard"))
+    ] = None
+    """Free the gathered weights of a block after forward, and gather them again in backward. Null: true."""
+    gradient_as_bucket_view: Annotated[
+        bool, Fact(since=3, role="wrapper", taken_by=("ddp",), short=("bucket view", "no bucket view"))
+    ] = False
+    """Gradients are views into the buckets instead of copies."""
+    static_graph: Annotated[
+        bool, Fact(since=3, role="wrapper", taken_by=("ddp",), short=("static graph", "no static graph"))
+    ] = False
+    """The graph of the first step is that of all."""
+    activation_checkpointing: Annotated[
+        bool,
+        Fact(
+            since=3,
+            role="execution",
+            step_seconds=True,
+            short=("activation checkpointing", "no activation checkpointing"),
+        ),
+    ] = False
     """Keep only each block's input for backward and compute the rest of the block again."""
-    compile: bool = False
+    compile: Annotated[bool, Fact(since=3, role="execution", step_seconds=True, short=("compile", "no compile"))] = (
+        False
+    )
     """Compile each block by torch.compile."""
-    batch_norm: BatchNormScope = "local"
+    batch_norm: Annotated[BatchNormScope | None, Fact(since=7, short=NORMS)] = None
     """Whose images a batch norm in training is over: the rank's own, or those of all ranks, exchanged in each norm."""
-    deepspeed_config: dict[str, Any] | None = None
-    """The user's own DeepSpeed configuration, as read; null where there is none."""
-    drop_last: bool = False
-    micro_batches: tuple[BatchCount, ...] | None = None
-    """Images per micro-step of each rank, where ranks are of unlike speed; they add up to ranks x `micro_batch`. Null:
-    `micro_batch` on every rank."""
-    target_accuracy: Accuracy | None = None
+    deepspeed_config: Annotated[Any, Fact(role="wrapper", taken_by=("deepspeed",))] = None
+    drop_last: Annotated[bool, Fact(short=("drop last", "keep last"))] = False
+    target_accuracy: Annotated[Accuracy | None, Fact(since=2, role="duration")] = None
     """Training ends after the first epoch whose held-out accuracy reaches it; `epochs` is then the limit."""
     seed: Seed = 0
     """Of weights, order and augmentation. With `target_accuracy` repeat r uses `seed + r`."""
+
+
+class TrainSpec(TrainFields):
+    """How it is trained, with nothing left open."""
+
+    precision: Precision
+    device: Device
+    micro_batch: BatchCount
+    optimizer: Literal["adamw", "sgd", "lamb", "onebit-adam", "onebit-lamb", "deepspeed_config"] = "adamw"
+    """deepspeed_config: the one that the user's own file describes."""
+    batch_norm: BatchNormScope = "local"
+    deepspeed_config: dict[str, Any] | None = None
+    """The user's own DeepSpeed configuration, as read; null where there is none."""
+    micro_batches: Annotated[tuple[BatchCount, ...] | None, Fact(since=4, role="batch")] = None
+    """Images per micro-step of each rank, where ranks are of unlike speed; they add up to ranks x `micro_batch`. Null:
+    `micro_batch` on every rank."""
 
     @property
     def wrapper(self) -> str:
         """What wraps the model in the end: the engine, or what Accelerate stands for."""
         return self.accelerate_backend or self.engine
+
+
+OF_THE_WRAPPER = frozenset(fields_where(TrainSpec, lambda fact: fact.role == "wrapper"))
+"""Fields of `TrainSpec` that say how training is distributed. Whatever they are, the same is computed; only the dtype
+in which gradients travel may round it."""
+OF_THE_BATCH = frozenset(fields_where(TrainSpec, lambda fact: fact.role == "batch"))
 
 
 class WindowSpec(Spec):
@@ -274,11 +258,11 @@ class WindowSpec(Spec):
     """First optimizer steps, kept in the record but marked and left out of every figure."""
     evaluate: bool = True
     """Measure held-out loss and accuracy after each epoch, outside every timing window."""
-    explain: bool = True
+    explain: Annotated[bool, Fact(since=2)] = True
     """Between light steps explain some: see `vitscale.trial.step_schedule`."""
-    traces: bool = False
+    traces: Annotated[bool, Fact(since=2)] = False
     """Keep the profiler's trace of each explained block in the run's folder."""
-    checkpoint: bool = False
+    checkpoint: Annotated[bool, Fact(since=3)] = False
     """After training save a checkpoint, restore it, and record what both took."""
 
 
@@ -289,7 +273,7 @@ class World(Spec):
     ranks_per_node: int = Field(ge=1)
     """Of a full node."""
     threads_per_rank: int = Field(ge=1)
-    ranks: int | None = Field(default=None, ge=1)
+    ranks: Annotated[int | None, Fact(since=8)] = Field(default=None, ge=1)
     """In all, where the last node has fewer than the others. Null: every node is full."""
 
     @model_validator(mode="after")
@@ -365,10 +349,9 @@ class Trial(Spec):
         content = self.model_dump(mode="json")
         for key in HOW_FOUND:
             del content["data"][key]
-        for section, added in _ADDED_LATER.items():
-            for key, value in added.items():
-                if content[section][key] == value:
-                    del content[section][key]
+        for section, key, default in _ADDED_LATER:
+            if content[section][key] == default:
+                del content[section][key]
         if self.origin is None:  # came with imports; trials of vitscale's own stay as they were
             del content["origin"]
         if self.model_digest is not None:
@@ -379,6 +362,20 @@ class Trial(Spec):
             content["model"].pop("weights", None)
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+_ADDED_LATER = [
+    (section, key, kind.model_fields[key].default)
+    for section, kind in (
+        ("model", ModelSpec),
+        ("data", DataSpec),
+        ("train", TrainSpec),
+        ("window", WindowSpec),
+        ("world", World),
+    )
+    for key in fields_where(kind, lambda fact: fact.since > 1 and fact.role != "found")
+]
+"""(Section, field, default): what came after the first results were written."""
 
 
 def samples_used(dataset_samples: int, fraction: float) -> int:

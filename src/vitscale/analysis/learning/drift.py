@@ -16,8 +16,9 @@ from typing import Any
 
 from vitscale.analysis.curve_names import trial_name
 from vitscale.analysis.trials import Drift, TrialResult
+from vitscale.trial.facts import fields_where
 from vitscale.trial.rank_batches import micro_batches
-from vitscale.trial.trial import HOW_FOUND, OF_THE_WRAPPER, Trial
+from vitscale.trial.trial import HOW_FOUND, TrainSpec, Trial
 
 STEPS = 20
 """Optimizer steps from the beginning that are compared: later ones amplify rounding."""
@@ -109,10 +110,7 @@ _BEYOND_THOSE_THAT_AGREE = 30.0
 _WIDEST = 0.01
 """Beyond it a tolerance says nothing: the study's own repeats differ too much."""
 _MOST_CANDIDATES = 16
-_NO_MATTER = OF_THE_WRAPPER | {
-    "micro_batch", "micro_batches", "grad_accum", "activation_checkpointing", "compile", "epochs", "target_accuracy",
-    "learning_rate", "learning_rate_scaling", "learning_rate_base_batch",
-}  # fmt: skip
+_NO_MATTER = set(fields_where(TrainSpec, lambda fact: fact.role))
 """Fields of `TrainSpec` that leave the loss of the first steps as it is, or are put in as what they come to."""
 _OF_THE_FILE = ("scheduler", "curriculum_learning", "progressive_layer_drop", "compression_training", "data_efficiency")
 """Sections of a user's own DeepSpeed file that change what is trained."""
@@ -152,7 +150,7 @@ def _computation(result: TrialResult) -> str:
         "digest": [trial.model_digest, trial.weights_digest],
         "data": trial.data.model_dump(mode="json", exclude={*HOW_FOUND, "workers", "source"}),
         "fingerprint": result.records[0].header.dataset_fingerprint,
-        "train": train.model_dump(mode="json", exclude=set(_NO_MATTER)),
+        "train": train.model_dump(mode="json", exclude=_NO_MATTER),
         "global_batch": trial.global_batch,
         "learning_rate": trial.peak_learning_rate,
         "normalised": _normalised(trial),

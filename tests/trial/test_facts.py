@@ -1,0 +1,115 @@
+"""A field of [train] says its facts where it is declared, and nowhere else."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import vitscale
+from vitscale.study.sections import TrainSection
+from vitscale.study.sweep import SWEEPABLE
+from vitscale.trial.engine_options import ENGINES
+from vitscale.trial.facts import fact_of, fields_where
+from vitscale.trial.trial import OF_THE_WRAPPER, TrainFields, TrainSpec
+
+OF_ONE = {"global_batch", "rank_speeds", "micro_batches"}
+"""Fields that only a study or only a trial has: the one says what the other comes to."""
+
+
+def test_a_study_and_a_trial_have_the_same_fields() -> None:
+    assert TrainSection.model_fields.keys() ^ TrainSpec.model_fields.keys() == OF_ONE
+    assert TrainFields.model_fields.keys() == TrainSpec.model_fields.keys() & TrainSection.model_fields.keys()
+
+
+@pytest.mark.parametrize("field", TrainFields.model_fields)
+def test_facts_hold_together(field: str) -> None:
+    fact = fact_of(TrainSpec, field)
+    assert fact == fact_of(TrainSection, field), "what narrows a field's type keeps its facts"
+    assert set(fact.taken_by) <= set(ENGINES)
+    assert fact.role == "wrapper" or not fact.taken_by
+    assert f"train.{field}" in SWEEPABLE
+    if fact.since > 1:
+        assert not TrainSpec.model_fields[field].is_required(), "older trials lack it"
+    if fact.needs is not None:
+        other, values = fact.needs
+        for value in values:
+            TrainSection.model_validate({other: value}, strict=True)
+    if isinstance(fact.short, str):
+        assert not fact.short or "{" in fact.short
+
+
+def test_the_wrapper_s_fields_are_all_but_the_engine_s_own_taken_by_someone() -> None:
+    assert OF_THE_WRAPPER - set(fields_where(TrainSpec, lambda fact: fact.taken_by)) == {"engine", "accelerate_backend"}
+
+
+NEW = """    dry_gather: Annotated[
+        bool, Fact(since=9, role="wrapper", taken_by=("fsdp2",), short=("dry gather", "wet gather"))
+    ] = False
+    boost: Annotated[float, Fact(since=9, needs=("optimizer", ("sgd",)))] = Field(default=0.5, ge=0.0)
+"""
+BEFORE = '    seed: Seed = 0\n    """Of weights, order and augmentation.'
+PROGRAM = """
+import json, sys
+from pathlib import Path
+from study_factory import expanded
+from vitscale.advice.study_text import _train
+from vitscale.analysis.curve_names import curve_name
+from vitscale.errors import RequestError
+
+folder = Path(sys.argv[1])
+
+def refused(train):
+    try:
+        expanded(folder, {"train": train})
+    except RequestError as error:
+        return str(error)
+
+def only(changes):
+    (trial,) = expanded(folder, {"scaling": {"gpus": [2]}, **changes}).trials.values()
+    return trial
+
+swept = expanded(folder, {"train": {"engine": "fsdp2"}, "sweep": {"train.dry_gather": [True, False]}})
+dry = only({"train": {"engine": "fsdp2", "dry_gather": True}})
+print(json.dumps({
+    "names": [curve_name(curve.labels, swept.trials[curve.points[-1].trial_id]) for curve in swept.curves],
+    "trials": len(swept.trials),
+    "value": dry.train.dry_gather,
+    "default": only({}).identity(),
+    "text": _train(dry.train)["dry_gather"],
+    "of_ddp": refused({"dry_gather": True}),
+    "idle": refused({"boost": 0.7}),
+    "wrong": refused({"boost": -1.0}),
+    "boosted": only({"train": {"boost": 0.7, "optimizer": "sgd"}}).train.boost,
+}))
+"""
+
+
+def test_a_new_field_is_one_declaration(tmp_path: Path) -> None:
+    """Two more fields, in one file: they are validated, swept, named, refused where idle, written into studies and
+    left out of the identity of trials that do without."""
+    package = tmp_path / "src" / "vitscale"
+    shutil.copytree(Path(vitscale.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    declared = (package / "trial" / "trial.py").read_text()
+    assert declared.count(BEFORE) == 1
+    (package / "trial" / "trial.py").write_text(declared.replace(BEFORE, NEW + BEFORE))
+
+    def answers(source: Path, program: str) -> str:
+        environment = os.environ | {"PYTHONPATH": f"{source}:{Path(__file__).parents[1]}"}
+        command = [sys.executable, "-c", program, str(tmp_path)]
+        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+
+    said = json.loads(answers(package.parent, PROGRAM))
+    without = "from study_factory import *\nimport sys\nprint(*expanded(Path(sys.argv[1]), {'scaling': {'gpus': [2]}}).trials)"
+    assert said["names"] == ["fsdp2, dry gather", "fsdp2, wet gather"]
+    assert (said["trials"], said["value"], said["text"], said["boosted"]) == (4, True, True, 0.7)
+    assert said["default"] == answers(Path(vitscale.__file__).parents[1], without).strip()
+    assert "train.dry_gather = True has no meaning under train.engine = 'ddp'" in said["of_ddp"]
+    assert "train.boost has no meaning under train.optimizer = 'adamw'" in said["idle"]
+    assert 'set optimizer = "sgd"' in said["idle"]
+    assert "train.boost is -1.0" in said["wrong"]

@@ -11,11 +11,12 @@ from study_factory import EIGHT_CORES, summary, write_study
 from vitscale.errors import RequestError, StoreError
 from vitscale.machine.hardware import Machine
 from vitscale.runner.one_run import Task
-from vitscale.runner.planning import Plan, check_folder, installed_versions, outstanding, plan
+from vitscale.runner.planning import Plan, check_folder, outstanding, plan
 from vitscale.sources import Summary
 from vitscale.store import RunIndex, new_run_folder, write_outcome
 from vitscale.store import write_study as write_study_record
 from vitscale.store.records import Outcome, OutcomeKind, StudyRecord
+from vitscale.trial.engines import installed_versions
 from vitscale.trial.trial import DataSpec
 
 

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 import vitscale
+from study_factory import expanded
+from vitscale.base.plugins import referred
 from vitscale.study.sections import TrainSection
 from vitscale.study.sweep import SWEEPABLE
-from vitscale.trial.engine_options import ENGINES
+from vitscale.trial.engines import ENGINES
 from vitscale.trial.facts import fact_of, fields_where
 from vitscale.trial.trial import OF_THE_WRAPPER, TrainFields, TrainSpec
 
@@ -98,18 +100,28 @@ def test_a_new_field_is_one_declaration(tmp_path: Path) -> None:
     declared = (package / "trial" / "trial.py").read_text()
     assert declared.count(BEFORE) == 1
     (package / "trial" / "trial.py").write_text(declared.replace(BEFORE, NEW + BEFORE))
-
-    def answers(source: Path, program: str) -> str:
-        environment = os.environ | {"PYTHONPATH": f"{source}:{Path(__file__).parents[1]}"}
-        command = [sys.executable, "-c", program, str(tmp_path)]
-        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
-
-    said = json.loads(answers(package.parent, PROGRAM))
-    without = "from study_factory import *\nimport sys\nprint(*expanded(Path(sys.argv[1]), {'scaling': {'gpus': [2]}}).trials)"
+    environment = os.environ | {"PYTHONPATH": f"{package.parent}:{Path(__file__).parents[1]}"}
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+    said = json.loads(subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout)
+    before = expanded(tmp_path, {"scaling": {"gpus": [2]}}).trials
     assert said["names"] == ["fsdp2, dry gather", "fsdp2, wet gather"]
     assert (said["trials"], said["value"], said["text"], said["boosted"]) == (4, True, True, 0.7)
-    assert said["default"] == answers(Path(vitscale.__file__).parents[1], without).strip()
+    assert [said["default"]] == list(before)
     assert "train.dry_gather = True has no meaning under train.engine = 'ddp'" in said["of_ddp"]
     assert "train.boost has no meaning under train.optimizer = 'adamw'" in said["idle"]
     assert 'set optimizer = "sgd"' in said["idle"]
     assert "train.boost is -1.0" in said["wrong"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_an_engine_s_row_refers_to_is_there(engine: str) -> None:
+    facts = ENGINES[engine]
+    for reference in filter(None, (facts.engine, facts.messages, facts.memory)):
+        assert callable(referred(reference))
+    for option in facts.options:
+        assert engine not in fact_of(TrainSpec, option).taken_by, "said at one end"
+    for (field, value), refusal in facts.cannot.items():
+        TrainSpec.model_validate(
+            {"engine": engine, "precision": "fp32", "device": "cpu", "micro_batch": 1, field: value}
+        )
+        assert refusal.next_step

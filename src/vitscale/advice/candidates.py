@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from vitscale.advice.comparable_series import ComparableSeries, measured_micro_batches
 from vitscale.prediction.configurations import Candidate
 from vitscale.prediction.step.messages import messages
-from vitscale.trial import engine_options
+from vitscale.trial.engines import ENGINES, check
 from vitscale.trial.trial import OF_THE_WRAPPER, TrainSpec
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _hosts(most: int) -> set[int]:
     }
 
 
-_ENGINES = (("ddp", 0), ("fsdp2", 0), ("deepspeed", 0), ("deepspeed", 1), ("deepspeed", 2), ("deepspeed", 3))
+_ENGINES = [(name, stage) for name, facts in ENGINES.items() for stage in facts.advised]
 """Looked at though nobody measured them; accelerate stands for one of them, Megatron-Core needs more to be set up."""
 _SMALLER, _LARGER = 4, 3
 """Powers of two by which micro-batches go below the smallest measured one, and beyond the largest."""
@@ -216,7 +216,7 @@ def _engines(comparable: ComparableSeries) -> tuple[list[tuple[str, int]], dict[
         name = f"{engine} ZeRO-{stage}" if stage else engine
         train = with_engine(comparable.trial.train, engine, stage)
         try:
-            engine_options.check(train)
+            check(train)
         except RequestError as error:
             refused[name] = str(error)
             continue

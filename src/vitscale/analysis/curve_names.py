@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitscale.study.sections import fact_of_label
+from vitscale.trial.engines import of_engine
 from vitscale.trial.facts import Fact
 from vitscale.trial.rank_batches import in_words
 from vitscale.trial.trial import NORMS, OFFLOADED, TrainSpec, Trial
 
-_WRAPPERS = {"ddp": "DDP", "fsdp2": "FSDP2", "deepspeed": "DeepSpeed"}
 _OF_THE_NAME = ("train.engine", "train.accelerate_backend", "train.zero_stage")
 """Fields that the engine's name holds."""
 _LAYOUTS = {"one-gpu-per-node": "one GPU per node", "single-node": "one node", "": "layout not told"}
@@ -89,9 +89,9 @@ def _engine(engine: Any, backend: Any, zero: str) -> str:
     if engine in (None, "unknown"):
         return "unknown engine"
     if engine == "none":
-        return "plain (no wrapper)"
+        return of_engine(engine).title
     if engine == "accelerate" and backend is not None:
-        inside = _WRAPPERS.get(str(backend), str(backend))
+        inside = of_engine(str(backend)).title or str(backend)
         return f"accelerate ({f'{inside} {zero}' if zero else inside})"
     return f"{engine} {zero}" if zero else str(engine)
 

@@ -1,63 +1,23 @@
-"""Engines: what makes training distributed. One file each; the table below is the whole list."""
+"""Engines: what makes training distributed. One file each; `trial.engines.ENGINES` is the whole list."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 
 import torch
 from torch import nn
 
+from vitscale.base.plugins import referred
 from vitscale.engines.base import Engine
 from vitscale.models.batch_norm import over_real_images
+from vitscale.trial.engines import known
 from vitscale.trial.trial import TrainSpec, Trial
 
 
-def _plain() -> type[Engine]:
-    from vitscale.engines.plain import PlainEngine
-
-    return PlainEngine
-
-
-def _ddp() -> type[Engine]:
-    from vitscale.engines.ddp import DdpEngine
-
-    return DdpEngine
-
-
-def _fsdp2() -> type[Engine]:
-    from vitscale.engines.fsdp2 import Fsdp2Engine
-
-    return Fsdp2Engine
-
-
-def _deepspeed() -> type[Engine]:
-    from vitscale.engines.deepspeed import DeepSpeedEngine
-
-    return DeepSpeedEngine
-
-
-def _accelerate() -> type[Engine]:
-    from vitscale.engines.accelerate import AccelerateEngine
-
-    return AccelerateEngine
-
-
-def _megatron() -> type[Engine]:
-    from vitscale.engines.megatron import MegatronEngine
-
-    return MegatronEngine
-
-
-ENGINES: dict[str, Callable[[], type[Engine]]] = {
-    "none": _plain,
-    "ddp": _ddp,
-    "fsdp2": _fsdp2,
-    "deepspeed": _deepspeed,
-    "accelerate": _accelerate,
-    "megatron": _megatron,
-}
-"""Each loads its file when named, and no other: DeepSpeed takes seconds to import."""
+def _named(engine: str) -> type[Engine]:
+    """Its file is loaded now, and no other: DeepSpeed takes seconds to import."""
+    kind: type[Engine] = referred(known(engine).engine)
+    return kind
 
 
 def preload(train: TrainSpec) -> None:
@@ -66,7 +26,7 @@ def preload(train: TrainSpec) -> None:
     Of torch too: the first optimizer and the first DDP module load its compiler, used or not (`torch._disable_dynamo`).
     """
     importlib.import_module("torch._dynamo")
-    ENGINES[train.engine]().preload(train)
+    _named(train.engine).preload(train)
 
 
 def build(model: nn.Module, trial: Trial, device: torch.device) -> Engine:
@@ -81,7 +41,7 @@ def build(model: nn.Module, trial: Trial, device: torch.device) -> Engine:
     # a library takes it for one size of micro-batch and not for another, losses differ by 1e-4 at the first step.
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
-    return ENGINES[trial.train.engine]()(model, trial, device)
+    return _named(trial.train.engine)(model, trial, device)
 
 
-__all__ = ["ENGINES", "Engine", "build", "preload"]
+__all__ = ["Engine", "build", "preload"]

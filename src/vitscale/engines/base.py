@@ -82,7 +82,7 @@ class Engine(ABC):
     def step_with_norm(self) -> float:
         """As `step`; returns the squared L2 norm of the gradient that the optimizer gets: exchanged, not yet clipped.
 
-        Not for engines of which `engine_options.norms_unknown` has a reason, nor for steps that are timed: it waits for
+        Not for engines of which `trial.engines.norms_unknown` has a reason, nor for steps that are timed: it waits for
         the device. Not finite where the gradient is not.
         """
         norm = squared_norm(parameter.grad for parameter in self.module.parameters())

@@ -14,7 +14,7 @@ from vitscale.importers.files import lines
 from vitscale.importers.findings import Problems, Setting
 from vitscale.importers.options import MOST_GPUS, Options, precision
 from vitscale.importers.trials import hold, nodes_of
-from vitscale.trial.engine_options import ENGINES
+from vitscale.trial.engines import ENGINES
 from vitscale.trial.model_spec import counted
 
 OF_A_SETTING = (

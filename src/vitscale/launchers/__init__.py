@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vitscale.errors import RequestError, explain, unknown
-from vitscale.launchers import third_party
+from vitscale.base.plugins import known
+from vitscale.errors import RequestError, explain
 from vitscale.launchers.base import Launch, Launcher, Start
 from vitscale.launchers.deepspeed import DeepSpeed
 from vitscale.launchers.in_process import InProcess
@@ -32,10 +32,9 @@ def find_launcher(name: str) -> Launcher:
     Raises:
         RequestError: there is none, or the package that offers it is broken.
     """
-    launcher = LAUNCHERS.get(name) or _OLD.get(name) or third_party.load(name)
-    if launcher is None:
-        raise unknown("launcher", name, {*LAUNCHERS, *third_party.names()})
-    return launcher
+    if name in _OLD:
+        return _OLD[name]
+    return known("launcher", name, LAUNCHERS, "launch", "unavailable", "unfit")
 
 
 def launcher_named(name: str, world: World, hosts: tuple[Host, ...] = ()) -> Launcher:

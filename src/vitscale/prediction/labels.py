@@ -12,7 +12,7 @@ from vitscale.prediction.network.links import Link
 from vitscale.prediction.parameters import job_scale
 from vitscale.prediction.results import Assumption, Label
 from vitscale.prediction.variants import Variant
-from vitscale.trial.engine_options import ENGINES
+from vitscale.trial.engines import ENGINES
 from vitscale.trial.model_spec import parameters
 
 

@@ -13,7 +13,7 @@ from vitscale.prediction.evidence import Evidence, Point, Series
 from vitscale.prediction.gpu_types import gpu_type
 from vitscale.prediction.predicting import Question
 from vitscale.prediction.variants import differing
-from vitscale.trial.engine_options import ENGINES
+from vitscale.trial.engines import ENGINES
 from vitscale.trial.model_spec import NAMED_MODELS, ModelSpec, counted, resolve
 from vitscale.trial.trial import Precision
 

@@ -18,8 +18,7 @@ from vitscale.prediction.results import Assumption
 from vitscale.prediction.sampling import spread_out_normals
 from vitscale.prediction.step.messages import messages, norm_messages
 from vitscale.prediction.step.model import Draws, StepModel
-from vitscale.prediction.step.of_series import shards_optimizer
-from vitscale.trial import engine_options, model_spec
+from vitscale.trial import engines, model_spec
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.trial import TrainSpec, Trial
 
@@ -89,8 +88,8 @@ def variant(fitted: FittedSeries, changes: Mapping[str, Any]) -> Variant:
     trial = base.model_copy(update={"train": train, "model": spec})
     if not changes:
         return Variant(fitted, trial, fitted.model, fitted.draws, (), False, None)
-    if train.engine in engine_options.ENGINES or train.engine != base.train.engine:  # not an import of unknown engine
-        engine_options.check(train)
+    if train.engine in engines.ENGINES or train.engine != base.train.engine:  # not an import of unknown engine
+        engines.check(train)
     return _Changed(fitted, base, trial, changes.get("gpu"), changes.get("network")).variant()
 
 
@@ -200,7 +199,11 @@ class _Changed:
         backend = self.fitted.model.backend
         norms = norm_messages(self.trial) or ()
         self.model = replace(
-            self.model, messages=sent, norms=norms, shards_optimizer=shards_optimizer(train), backend=backend
+            self.model,
+            messages=sent,
+            norms=norms,
+            shards_optimizer=engines.of_engine(train.wrapper).shards(train),
+            backend=backend,
         )
         if _wrapping(self.base.train) != _wrapping(train):
             self.draws["overlap"] = _SPREAD_OF_ENGINES * self.rng.standard_normal((DRAWS, 1))

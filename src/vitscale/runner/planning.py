@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 
 from vitscale import sources
@@ -22,12 +21,11 @@ from vitscale.study.expand import Expansion, expand
 from vitscale.study.file import StudyFile
 from vitscale.study.sections import AUTO, LaunchSection, MeasureSection, SlurmSection
 from vitscale.study.site import Overlay
-from vitscale.trial.engine_options import ENGINE_PACKAGES
+from vitscale.trial.engines import installed_versions
 from vitscale.trial.trial import DataSpec, Trial
 
 _ANY_FOLDER = Path("/RESULTS/runs/TRIAL")
 """Stands for a run's folder where only the form of a command matters."""
-_VERSIONED = ("vitscale", "torch", "deepspeed", "transformers", "numpy", *ENGINE_PACKAGES)
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,7 @@ def plan(
         max_repeats=measure.max_repeats if measure.target_ci is not None else None,
         curves=expansion.curves,
         trials=expansion.trials,
-        versions=installed_versions(),
+        versions=installed_versions({trial.train.engine for trial in expansion.trials.values()}),
         dataset_fingerprints=expansion.fingerprints,
     )
     return Plan(path.parent.absolute(), record, expansion, measure, launch, file.study.slurm, scheduler, tuple(tasks))
@@ -167,17 +165,6 @@ def _check_discovery(launch: LaunchSection, trial: Trial) -> None:
                 next_step="Remove it, or use launcher = 'mpirun' with engine = 'deepspeed'",
             )
         )
-
-
-def installed_versions() -> dict[str, str | None]:
-    """Versions of the libraries that decide a result, without importing them."""
-    versions: dict[str, str | None] = {}
-    for name in _VERSIONED:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = None
-    return versions
 
 
 def check_folder(results: Path, record: StudyRecord, *, allow_version_change: bool) -> None:

@@ -23,6 +23,7 @@ from typing import Any, Self
 
 from vitscale.processes.launch_file import TOKEN_VARIABLE
 from vitscale.processes.rank_variables import ALL_NAMES
+from vitscale.trial.engines import ENGINES
 from vitscale.trial.trial import Trial
 
 _PLACEHOLDER = "-" * 32
@@ -32,8 +33,6 @@ _IMPORTS_SECONDS = 600.0
 _ANSWER_SECONDS = 30.0
 _ONE_BLAS_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 """OpenBLAS starts its threads when it is loaded; ranks set their own number."""
-_TORCH_ALONE = ("none", "ddp", "fsdp2")
-"""Engines that import nothing but torch, and the same of it."""
 _CODE = (".py", ".so", ".pth", ".dist-info", ".egg-info")
 """How names end in a folder of packages that tell what can be imported, and in which version."""
 
@@ -253,7 +252,8 @@ def _libraries(trial: Trial | None) -> tuple[object, ...]:
     if trial is None:
         return ()
     train = trial.train
-    engine = "torch" if train.engine in _TORCH_ALONE else train.engine
+    torch_alone = train.engine in ENGINES and not ENGINES[train.engine].packages
+    engine = "torch" if torch_alone else train.engine
     wrapper = train.wrapper if engine != "torch" else ""
     return engine, wrapper, wrapper == "deepspeed" and train.zero_stage > 0, train.device, trial.model.hf is not None
 

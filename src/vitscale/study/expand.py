@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vitscale.base.text_file import beside, read_text
-from vitscale.errors import RequestError, explain, shown, unknown
+from vitscale.errors import RequestError, explain, shown
 from vitscale.machine.hardware import Machine
 from vitscale.sources import Summary
 from vitscale.store.records import Curve, CurvePoint
@@ -20,7 +20,7 @@ from vitscale.study.batch import batch_of, fraction_of, micro_batches_of, needle
 from vitscale.study.file import StudyFile
 from vitscale.study.resolve import device_of, precision_of, threads_of, with_deepspeed_config, world_of
 from vitscale.study.sections import AUTO, Study, TrainSection
-from vitscale.trial import deepspeed_config, engine_options, model_spec
+from vitscale.trial import deepspeed_config, engines, model_spec
 from vitscale.trial.facts import fact_of
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.trial import (
@@ -208,9 +208,9 @@ def _settled(
         shares = micro_batches_of(study.train, gpus, micro_batch)
         sizes = {"micro_batch": micro_batch, "grad_accum": grad_accum, "micro_batches": shares}
         train = TrainSpec(**kept | sizes)
-        engine_options.check(train)
+        engines.check(train)
         if study.measure.checkpoint:
-            engine_options.check_checkpoint(train)
+            engines.check_checkpoint(train)
         worlds.append((train, world_of(gpus, study.scaling.gpus_per_node or slots, threads), fraction_of(study, gpus)))
     data = _located(path, study.data)
     model = user_model.located(path, study.model)
@@ -232,8 +232,7 @@ def _located(path: Path, data: DataSpec) -> DataSpec:
 
 def _rank_counts(study: Study) -> list[int]:
     gpus = sorted(set(study.scaling.gpus))
-    if study.train.engine not in engine_options.ENGINES:
-        raise unknown("engine", study.train.engine, engine_options.ENGINES, next_step="Correct train.engine")
+    engines.known(study.train.engine)
     if study.train.engine != "none":
         return gpus
     if 1 not in gpus:

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from vitscale.trial.engine_options import norms_unknown
+from vitscale.trial.engines import norms_unknown
 from vitscale.trial.trial import Trial
 
 StepWindow = Literal["light", "explained", "settling", "gradients", "attached"]

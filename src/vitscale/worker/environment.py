@@ -8,7 +8,6 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -19,23 +18,20 @@ from vitscale.machine.hardware import cpu_quota_cores
 from vitscale.probes.interfaces import infiniband_ports
 from vitscale.processes.rank_variables import LIBRARY_SETTINGS
 from vitscale.store.records import Device, Environment, GpuSettings
-from vitscale.trial.engine_options import ENGINE_PACKAGES
+from vitscale.trial.engines import installed_versions
 
 _SETTINGS = (*LIBRARY_SETTINGS, "HF_HUB_OFFLINE")
 _CPUS = Path("/sys/devices/system/cpu")
 _ADAPTERS = Path("/sys/class/infiniband")
 _ALLOCATIONS = {"SLURM_JOB_ID": "slurm", "PBS_JOBID": "pbs", "LSB_JOBID": "lsf"}
-VERSIONED = ("vitscale", "torch", "deepspeed", "transformers", "numpy", *ENGINE_PACKAGES)
 
 
-def environment(device: torch.device, backend: str | None, *, with_revision: bool = True) -> Environment:
-    """Host, device, cores, versions and settings of this process; the git revision costs two processes."""
-    versions: dict[str, str | None] = {"python": platform.python_version()}
-    for name in VERSIONED:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = None
+def environment(
+    device: torch.device, backend: str | None, *, with_revision: bool = True, engines: tuple[str, ...] = ()
+) -> Environment:
+    """Host, device, cores, versions and settings of this process; the git revision costs two processes.
+    `engines`: those in use."""
+    versions = {"python": platform.python_version(), **installed_versions(engines)}
     if device.type == "cuda":
         versions["cuda"] = torch.version.cuda
         versions["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())

@@ -75,7 +75,7 @@ def train(
             trial=header.trial_id,
             rank=place.rank,
             world_size=place.world_size,
-            environment=environment(device, backend, with_revision=place.rank == 0),
+            environment=environment(device, backend, with_revision=place.rank == 0, engines=(trial.train.engine,)),
         )
     )
     laps.end("engine", compiled)

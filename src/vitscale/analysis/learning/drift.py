@@ -16,6 +16,7 @@ from typing import Any
 
 from vitscale.analysis.curve_names import trial_name
 from vitscale.analysis.trials import Drift, TrialResult
+from vitscale.trial.engines import of_engine
 from vitscale.trial.facts import fields_where
 from vitscale.trial.rank_batches import micro_batches
 from vitscale.trial.trial import HOW_FOUND, TrainSpec, Trial
@@ -157,7 +158,7 @@ def _computation(result: TrialResult) -> str:
         "seed_by_repeat": train.target_accuracy is not None,
         # These keep weights in fp32 beside 16-bit ones; others do not.
         "fp32_weights": train.precision not in ("bf16-params", "fp16")
-        or train.wrapper in ("deepspeed", "megatron")
+        or of_engine(train.wrapper).keeps_fp32_weights
         or train.master_weights,
         "file": {section: file[section] for section in sections if section in file},
     }

@@ -22,7 +22,7 @@ from vitscale.analysis.runs.steps import common_steps
 from vitscale.analysis.statistics import interval
 from vitscale.present.estimate import Estimate
 from vitscale.store.records import GradientLine, Run
-from vitscale.trial.engine_options import norms_unknown
+from vitscale.trial.engines import norms_unknown
 from vitscale.trial.step_schedule import has_two_batch_sizes
 
 FEWEST_STEPS = 4

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING, NamedTuple, overload
 
+from vitscale.base.plugins import referred
 from vitscale.machine.hardware import multiplies_in_tiles
 from vitscale.prediction.memory.activations import AUTOCAST, Activations, activations
-from vitscale.prediction.memory.holding import STATE_BYTES, Holding, Parts, sizes
+from vitscale.prediction.memory.holding import STATE_BYTES, Holding, Parts
 from vitscale.prediction.memory.in_parts import moments_in_parts, pieces
 from vitscale.prediction.memory.moments import all_totals, moments
-from vitscale.prediction.memory.replicated import ddp, plain
-from vitscale.prediction.memory.sharded import fsdp2
-from vitscale.prediction.memory.zero import deepspeed, modelled, zero_settings
+from vitscale.prediction.memory.zero import modelled, zero_settings
+from vitscale.trial.engines import of_engine
 from vitscale.trial.model_spec import ParameterShapes, VitShape, parameter_shapes, recorded_shapes, vit_shape
 from vitscale.trial.trial import Device, Trial
 
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-
-_REPLICATED = {"none": plain, "ddp": ddp}
-_SHARDED = {"fsdp2": fsdp2, "deepspeed": deepspeed}
 
 NOT_COVERED: Mapping[str, str] = {
     "libraries": "a CUDA context, kernels, workspaces of cuBLAS or oneDNN; NCCL's or gloo's buffers; Python itself",
@@ -97,7 +94,7 @@ def unavailable(trial: Trial) -> str:
     what a DeepSpeed file of the user's own may ask for beyond bucket sizes (`zero_settings.modelled`).
     """
     train = trial.train
-    if train.wrapper not in (*_REPLICATED, *_SHARDED):
+    if not of_engine(train.wrapper).memory:
         return f"what {train.wrapper} holds is not modelled"
     if train.optimizer not in STATE_BYTES:
         return f"the states of {train.optimizer} are not modelled"
@@ -138,9 +135,7 @@ def _held(trial: Trial) -> tuple[Holding, ParameterShapes]:
     shapes = parameter_shapes(trial.model)
     if shapes is None:
         raise ValueError("ask `unavailable` first")
-    replicated = _REPLICATED.get(trial.train.wrapper)
-    holding = replicated(trial, sizes(shapes).all) if replicated else _SHARDED[trial.train.wrapper](trial, shapes)
-    return holding, shapes
+    return referred(of_engine(trial.train.wrapper).memory)(trial, shapes), shapes
 
 
 def _in_parts(trial: Trial, holding: Holding) -> list[tuple[str, Parts]]:

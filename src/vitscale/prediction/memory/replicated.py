@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from vitscale.prediction.memory.holding import STATE_BYTES, Holding, added, weight_bytes
+from vitscale.prediction.memory.holding import STATE_BYTES, Holding, added, sizes, weight_bytes
+from vitscale.trial.model_spec import ParameterShapes
 from vitscale.trial.trial import Trial
 
 
-def plain(trial: Trial, elements: int) -> Holding:
+def plain(trial: Trial, shapes: ParameterShapes) -> Holding:
     """Weights, gradients and the optimizer's states in one dtype: ZeRO (arXiv 1910.02054), section 3.1, without the
-    masters that mixed precision keeps there; autocast's fp32 weights are their own. `elements`: the parameters."""
-    train = trial.train
+    masters that mixed precision keeps there; autocast's fp32 weights are their own."""
+    train, elements = trial.train, sizes(shapes).all
     each = weight_bytes(train)
     states = STATE_BYTES[train.optimizer] // 4 * each
     gradients = elements * each
@@ -23,15 +24,15 @@ def plain(trial: Trial, elements: int) -> Holding:
     )
 
 
-def ddp(trial: Trial, elements: int) -> Holding:
+def ddp(trial: Trial, shapes: ParameterShapes) -> Holding:
     """Plain training and, whatever the rank count, one more copy of the gradients: the buckets they travel in.
 
     Buckets are allocated at construction, once more in the order of the first backward, and stay (torch/nn/parallel/
     distributed.py, reducer.cpp); `gradient_as_bucket_view` makes the gradients views of them.
     """
     train = trial.train
-    alone = plain(trial, elements)
-    gradients = elements * weight_bytes(train)
+    alone = plain(trial, shapes)
+    gradients = sizes(shapes).all * weight_bytes(train)
     views = train.gradient_as_bucket_view
     return Holding(
         steady=added(alone.steady, {"buckets": gradients}),

@@ -85,7 +85,7 @@ def _stage_0(trial: Trial, shapes: ParameterShapes) -> Holding:
     ones at once for its step (`step` in runtime/fp16/unfused_optimizer.py, which serves torch's optimizers).
     """
     train, count = trial.train, sizes(shapes)
-    alone = plain(trial, count.all)
+    alone = plain(trial, shapes)
     each = weight_bytes(train)
     flattened = min(count.all, _FLATTENED_AT_MOST)
     cast = flattened * communicated_bytes(train) if communicated_bytes(train) != each else 0

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from vitscale.base.plugins import referred
 from vitscale.prediction.memory.zero import modelled
 from vitscale.prediction.step.message import Message
-from vitscale.prediction.step.replicated import ddp, megatron
-from vitscale.prediction.step.sharded import fsdp2
-from vitscale.prediction.step.zero import deepspeed
 from vitscale.trial import model_counts
+from vitscale.trial.engines import of_engine
 from vitscale.trial.model_counts import Module
 from vitscale.trial.model_spec import ParameterShapes, batch_norms, recorded_shapes
 from vitscale.trial.trial import TrainSpec, Trial
 
 __all__ = ["Message", "messages", "norm_messages", "rescaled"]
 
-_SENT: Mapping[str, Callable[[Trial, ParameterShapes], tuple[Message, ...]]] = {
-    "none": lambda *_: (),
-    "ddp": ddp,
-    "fsdp2": fsdp2,
-    "deepspeed": deepspeed,
-    "megatron": megatron,
-}
 _NORM_BYTES = 8
 """Of each number that norms exchange: float64."""
 _KNOWN_OPTIMIZERS = ("adamw", "lamb", "sgd")
@@ -43,17 +35,18 @@ def messages(trial: Trial) -> tuple[Message, ...] | None:
     could count, or whose largest list of like modules is the decoder's (FSDP2 wraps that);
     an optimizer that exchanges something of its own; a DeepSpeed file that asks for other exchanges.
     """
-    train = trial.train
+    train, sent = trial.train, of_engine(trial.train.wrapper).messages
     shapes = recorded_shapes(trial.model)
     if shapes is None and trial.model.parameter_count:
         shapes = _evenly(trial.model.parameter_count)
-    if shapes is None or train.wrapper not in _SENT or train.optimizer not in _KNOWN_OPTIMIZERS:
+    if shapes is None or not sent or train.optimizer not in _KNOWN_OPTIMIZERS:
         return None
     if train.wrapper == "fsdp2" and shapes.wrapped_in_decoder:
         return None
     if train.wrapper == "deepspeed" and not (modelled(_without_offload(train)) and _plain_exchange(train)):
         return None
-    return _SENT[train.wrapper](trial, shapes)
+    made: tuple[Message, ...] = referred(sent)(trial, shapes)
+    return made
 
 
 _PIECE, _MOST_PIECES = 2**18, 480

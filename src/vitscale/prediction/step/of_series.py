@@ -11,8 +11,8 @@ from vitscale.prediction.evidence import Evidence, Point, Series
 from vitscale.prediction.step.message import Message
 from vitscale.prediction.step.messages import messages, norm_messages, rescaled
 from vitscale.prediction.step.model import Loading, StepModel, Worlds
+from vitscale.trial import engines
 from vitscale.trial.rank_batches import largest_micro_batch
-from vitscale.trial.trial import TrainSpec
 
 _BACKWARD_SHARE = 2 / 3
 """Of compute, where it was not timed: backward has twice the matrix products of forward."""
@@ -83,11 +83,6 @@ def worlds_of(points: Sequence[Point]) -> Worlds:
     )
 
 
-def shards_optimizer(train: TrainSpec) -> bool:
-    """Whether each rank updates its own part of the parameters alone."""
-    return train.wrapper in ("fsdp2", "megatron") or (train.wrapper == "deepspeed" and train.zero_stage >= 1)
-
-
 def model_of(points: Sequence[Point], evidence: Evidence) -> StepModel:
     """The model of the points' step: the engine's messages by arithmetic, with the bytes that were counted."""
     largest = points[-1]
@@ -104,7 +99,7 @@ def model_of(points: Sequence[Point], evidence: Evidence) -> StepModel:
         messages=sent,
         norms=norms,
         backend=largest.backend,
-        shards_optimizer=shards_optimizer(largest.trial.train),
+        shards_optimizer=engines.of_engine(largest.trial.train.wrapper).shards(largest.trial.train),
         backward_share=min(0.95, statistics.median(shares)) if shares else _BACKWARD_SHARE,
         reference_micro_batch=largest_micro_batch(points[0].trial.train),
         network=evidence.network,

@@ -16,6 +16,11 @@ _LEAST_ELEMENTS, _ELEMENTS_PER_RANK = 40_000_000, 1_000_000
 _SCALAR_BYTES = 4
 
 
+def plain(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:  # noqa: ARG001 - one signature for all
+    """Without a wrapper nothing is sent."""
+    return ()
+
+
 def ddp(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
     """DDP (Li et al., arXiv 2006.15704, section 3.2): an all-reduce per bucket while backward goes on.
 

@@ -1,45 +1,20 @@
-"""Which engine takes which option, precision and optimizer, and why not: held against a study at its start."""
+"""Engines as a study, an analysis and a prediction see them: one row each. What trains is in `vitscale.engines`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from vitscale.errors import RequestError, explain, shown, unknown
+from vitscale.base import plugins
+from vitscale.errors import RequestError, explain, shown
+from vitscale.trial.facts import fact_of
 from vitscale.trial.rank_batches import in_words
 from vitscale.trial.trial import Device, Precision, TrainSpec, Trial
-
-ENGINES = ("none", "ddp", "fsdp2", "deepspeed", "accelerate", "megatron")
-"""What makes training distributed; `vitscale.engines` holds one file for each."""
-
-ENGINE_PACKAGES = ("accelerate", "megatron-core", "pytorch-optimizer")
-"""Distributions that decide a result beside torch and DeepSpeed: their versions are recorded."""
-
-_TAKEN_BY: dict[str, tuple[str, ...]] = {
-    "zero_stage": ("deepspeed",),
-    "deepspeed_config": ("deepspeed",),
-    "offload": ("deepspeed", "fsdp2"),
-    "overlap_comm": ("deepspeed", "megatron"),
-    "bucket_mib": ("ddp", "deepspeed", "megatron"),
-    "gather_bucket_mib": ("deepspeed",),
-    "gradient_dtype": ("ddp", "fsdp2", "deepspeed", "megatron"),
-    "master_weights": ("fsdp2",),
-    "reshard_after_forward": ("fsdp2",),
-    "gradient_as_bucket_view": ("ddp",),
-    "static_graph": ("ddp",),
-}
-"""The options that only some wrappers have. `accelerate` has those of what it stands for."""
-
-_FROM_STAGE_1 = ("offload", "overlap_comm", "bucket_mib", "gather_bucket_mib")
-"""Of DeepSpeed. At stage 0 it exchanges whole gradients after backward, in buckets of a fixed 5e8 elements
-(`allreduce_gradients` in deepspeed/runtime/engine.py, 0.19)."""
-
-_ONE_BIT = ("onebit-adam", "onebit-lamb")
-_COMPRESSING = ("onebitadam", "onebitlamb", "zerooneadam")
-"""Optimizers of a DeepSpeed file, in lower case, that exchange something of their own instead of gradients."""
 
 
 class Refusal(NamedTuple):
@@ -50,14 +25,57 @@ class Refusal(NamedTuple):
     next_step: str
 
 
+@dataclass(frozen=True)
+class EngineFacts:
+    """All that is said of an engine outside the ranks. References are "module:name", and imported when they are asked
+    for; what is left out is not known, or not so."""
+
+    engine: str
+    """Reference to the class that trains: a `vitscale.engines.base.Engine`."""
+    title: str = ""
+    """Its name where Accelerate stands before it."""
+    packages: tuple[str, ...] = ()
+    """Distributions beyond torch that decide its results; their versions are recorded."""
+    options: tuple[str, ...] = ()
+    """Fields of [train] that it takes, beyond those that name it themselves (`Fact.taken_by`)."""
+    cannot: Mapping[tuple[str, str], Refusal] = field(default_factory=dict)
+    """(Field of [train], value) -> why it is refused."""
+    refusals: Callable[[TrainSpec], Iterator[Refusal]] = lambda _: iter(())
+    """What else cannot be."""
+    unavailable: Callable[[Device], str | None] = lambda _: None
+    """Why it cannot run here at all."""
+    shards: Callable[[TrainSpec], bool] = lambda _: False
+    """Whether each rank updates a part of the parameters alone: shards or flat groups, not the model's own tensors."""
+    keeps_fp32_weights: bool = False
+    """Beside weights of 16 bits."""
+    norms_unknown: Callable[[TrainSpec], str | None] = lambda _: None
+    """Why gradients have no norms that can be told."""
+    checkpoint_unknown: str | None = None
+    """Why no checkpoint can be saved and restored."""
+    messages: str = ""
+    """Reference to what an optimizer step sends: `(trial, shapes) -> tuple[Message, ...]` of `prediction.step`."""
+    memory: str = ""
+    """Reference to what a rank holds: `(trial, shapes) -> Holding` of `prediction.memory`."""
+    advised: tuple[int, ...] = ()
+    """ZeRO stages with which `vitscale advise` considers it where no run used it; (0,) of an engine without."""
+
+
+_FROM_STAGE_1 = ("offload", "overlap_comm", "bucket_mib", "gather_bucket_mib")
+"""Of DeepSpeed. At stage 0 it exchanges whole gradients after backward, in buckets of a fixed 5e8 elements
+(`allreduce_gradients` in deepspeed/runtime/engine.py, 0.19)."""
+
+_ONE_BIT = ("onebit-adam", "onebit-lamb")
+_COMPRESSING = ("onebitadam", "onebitlamb", "zerooneadam")
+"""Optimizers of a DeepSpeed file, in lower case, that exchange something of their own instead of gradients."""
+
+
 def check(train: TrainSpec) -> None:
     """Holds what is to be trained against what its engine can do, on the trial's device.
 
     Raises:
         RequestError: it cannot, or an option is set that it does not have; with the reason and the next step.
     """
-    if train.engine not in ENGINES:
-        raise unknown("engine", train.engine, ENGINES, next_step="Correct train.engine")
+    known(train.engine)
     for refusal in _refusals(train):
         raise RequestError(explain(refusal.what, next_step=refusal.next_step))
 
@@ -68,10 +86,8 @@ def check_checkpoint(train: TrainSpec) -> None:
     Raises:
         RequestError: it cannot, with the reason.
     """
-    reason = None
-    if train.wrapper == "megatron":
-        reason = "Megatron-Core keeps its states in shards of its own form"
-    elif train.optimizer in _ONE_BIT:
+    reason = of_engine(train.wrapper).checkpoint_unknown
+    if train.optimizer in _ONE_BIT:
         reason = f"{train.optimizer} keeps what it has not sent yet where it cannot be read"
     elif train.optimizer == "deepspeed_config":
         reason = "the optimizer is that of the DeepSpeed file, whose states may be of any form"
@@ -81,26 +97,6 @@ def check_checkpoint(train: TrainSpec) -> None:
         )
 
 
-def unavailable(engine: str, device: Device) -> str | None:
-    """Why an engine cannot run here at all; None where it can."""
-    if engine == "megatron":
-        if device == "cpu":
-            return (
-                "Megatron-Core needs a CUDA GPU: it allocates its gradient buffers on the current CUDA device and "
-                "takes CUDA tensors alone for weights"
-            )
-        return _missing("megatron-core", "pip install 'vitscale[megatron]'")
-    return None
-
-
-def _missing(distribution: str, remedy: str) -> str | None:
-    try:
-        metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return f"{distribution} is not installed ({remedy})"
-    return None
-
-
 def norms_unknown(trial: Trial) -> str | None:
     """Why the norms of a micro-batch's and of a step's gradient cannot be told; None where they can."""
     train = trial.train
@@ -108,38 +104,18 @@ def norms_unknown(trial: Trial) -> str | None:
         return "gradients are means over pixels, of which not every image has as many"
     if train.precision == "fp16":
         return "fp16 scales the gradients by a factor that changes as training goes on"
-    if train.wrapper == "fsdp2":
-        # FSDP2 hands autograd weights of its own, so that no hook sees the gradient of one micro-batch.
-        return "FSDP2 scatters gradients before a rank's own can be seen whole"
-    if train.wrapper == "megatron":
-        return "Megatron-Core scatters gradients into buffers of its own"
-    if train.wrapper != "deepspeed":
-        return None
-    if train.engine == "accelerate":
-        return "Accelerate takes DeepSpeed's optimizer step, and with it the gradients, inside its backward"
-    config = train.deepspeed_config or {}
-    optimizer, zero = config.get("optimizer"), config.get("zero_optimization")
-    kind = str(optimizer.get("type")).lower() if isinstance(optimizer, dict) else ""
-    if train.optimizer in _ONE_BIT or kind in _COMPRESSING:
-        return "the optimizer exchanges no gradients once it compresses"
-    if kind == "muon" and train.zero_stage > 0:
-        return "under Muon DeepSpeed takes the norm of the update, not of the gradient"
-    if isinstance(zero, dict) and zero.get("compute_grad_norm") is False and train.zero_stage > 0:
-        return "the DeepSpeed file sets compute_grad_norm to false"
-    return None
+    return of_engine(train.wrapper).norms_unknown(train)
 
 
 def _refusals(train: TrainSpec) -> Iterator[Refusal]:
     """The reasons in the order in which to mend them."""
-    if reason := unavailable(train.engine, train.device):
+    if reason := of_engine(train.engine).unavailable(train.device):
         yield Refusal(f"train.engine = {shown(train.engine)} cannot run here: {reason}", "Use another engine")
     yield from _idle_options(train)
     yield from _precisions(train)
     yield from _optimizers(train)
-    yield from _deepspeed(train)
+    yield from of_engine(train.wrapper).refusals(train)
     yield from _fixed_micro_batch(train)
-    yield from _ddp(train)
-    yield from _fsdp2(train)
 
 
 def _idle_options(train: TrainSpec) -> Iterator[Refusal]:
@@ -149,9 +125,9 @@ def _idle_options(train: TrainSpec) -> Iterator[Refusal]:
             f"train.accelerate_backend has no meaning under train.engine = {shown(train.engine)}",
             "Remove it, or set engine = 'accelerate'",
         )
-    for option, wrappers in _TAKEN_BY.items():
-        value = getattr(train, option)
-        if value != TrainSpec.model_fields[option].default and train.wrapper not in wrappers:
+    for option, declared in TrainSpec.model_fields.items():
+        value, wrappers = getattr(train, option), takers(option)
+        if wrappers and value != declared.default and not takes(train.wrapper, option):
             said = "" if option == "deepspeed_config" else f" = {shown(value)}"
             yield Refusal(
                 f"train.{option}{said} has no meaning under {_engine(train)}",
@@ -165,37 +141,23 @@ def _precisions(train: TrainSpec) -> Iterator[Refusal]:
             "fp16 training needs a GPU, and this trial computes on the CPU",
             "Use train.precision = 'bf16' or 'fp32' (take fp16 out of a DeepSpeed file), or a machine with a GPU",
         )
-    if train.precision == "fp16" and train.wrapper == "megatron":
-        yield Refusal(
-            "train.engine = 'megatron' keeps fp16 weights where every other engine computes in fp16 over fp32 weights",
-            "Use train.precision = 'bf16', 'bf16-params' or 'fp32'",
-        )
+    for (name, value), refusal in of_engine(train.wrapper).cannot.items():
+        if getattr(train, name) == value:
+            yield refusal
 
 
 def _optimizers(train: TrainSpec) -> Iterator[Refusal]:
     optimizer = train.optimizer
-    if optimizer == "lamb" and _shards(train):
+    if optimizer == "lamb" and of_engine(train.wrapper).shards(train):
         yield Refusal(
             f"train.optimizer = 'lamb' divides by the norm of each whole weight tensor, and {_engine(train)} hands the "
             "optimizer flat pieces of them: it would train something else",
             "Use zero_stage = 0, ddp or none for LAMB, or adamw or sgd here",
         )
-    if optimizer == "sgd" and train.wrapper == "megatron":
-        yield Refusal(
-            "train.engine = 'megatron' shards the states of Adam alone (DistributedOptimizer of Megatron-Core 0.16)",
-            "Use train.optimizer = 'adamw'",
-        )
     if optimizer in _ONE_BIT and (reason := _one_bit_unavailable(train)):
         yield Refusal(
             f"train.optimizer = {shown(optimizer)} cannot be used: {reason}", "Use adamw, sgd or lamb, or what it needs"
         )
-
-
-def _shards(train: TrainSpec) -> bool:
-    """Whether the optimizer sees shards or flattened groups instead of the model's own tensors."""
-    if train.wrapper == "deepspeed":
-        return train.zero_stage > 0
-    return train.wrapper in ("fsdp2", "megatron")
 
 
 def _one_bit_unavailable(train: TrainSpec) -> str | None:
@@ -224,8 +186,6 @@ def _missing_module(module: str, why: str) -> str | None:
 
 
 def _deepspeed(train: TrainSpec) -> Iterator[Refusal]:
-    if train.wrapper != "deepspeed":
-        return
     stage = train.zero_stage
     if stage == 0:
         for option in _FROM_STAGE_1:
@@ -260,8 +220,6 @@ def _fixed_micro_batch(train: TrainSpec) -> Iterator[Refusal]:
 
 
 def _ddp(train: TrainSpec) -> Iterator[Refusal]:
-    if train.wrapper != "ddp":
-        return
     if train.static_graph and train.grad_accum > 1:
         yield Refusal(
             f"train.static_graph does not go with train.grad_accum = {train.grad_accum}: a first micro-step without "
@@ -286,8 +244,6 @@ def _two_byte_weights(precision: Precision) -> bool:
 
 
 def _fsdp2(train: TrainSpec) -> Iterator[Refusal]:
-    if train.wrapper != "fsdp2":
-        return
     if train.engine == "accelerate" and train.device == "cpu":
         yield Refusal(
             "train.accelerate_backend = 'fsdp2' cannot run here: on CPU Accelerate drops its FSDP plugin without a "
@@ -329,3 +285,146 @@ def _engine(train: TrainSpec) -> str:
     if train.engine == "deepspeed":
         return f"train.engine = 'deepspeed' with zero_stage = {train.zero_stage}"
     return f"train.engine = {shown(train.engine)}"
+
+
+def _deepspeed_norms_unknown(train: TrainSpec) -> str | None:
+    if train.engine == "accelerate":
+        return "Accelerate takes DeepSpeed's optimizer step, and with it the gradients, inside its backward"
+    config = train.deepspeed_config or {}
+    optimizer, zero = config.get("optimizer"), config.get("zero_optimization")
+    kind = str(optimizer.get("type")).lower() if isinstance(optimizer, dict) else ""
+    if train.optimizer in _ONE_BIT or kind in _COMPRESSING:
+        return "the optimizer exchanges no gradients once it compresses"
+    if kind == "muon" and train.zero_stage > 0:
+        return "under Muon DeepSpeed takes the norm of the update, not of the gradient"
+    if isinstance(zero, dict) and zero.get("compute_grad_norm") is False and train.zero_stage > 0:
+        return "the DeepSpeed file sets compute_grad_norm to false"
+    return None
+
+
+def _megatron_unavailable(device: Device) -> str | None:
+    if device == "cpu":
+        return (
+            "Megatron-Core needs a CUDA GPU: it allocates its gradient buffers on the current CUDA device and "
+            "takes CUDA tensors alone for weights"
+        )
+    return _missing("megatron-core", "pip install 'vitscale[megatron]'")
+
+
+def _missing(distribution: str, remedy: str) -> str | None:
+    try:
+        metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return f"{distribution} is not installed ({remedy})"
+    return None
+
+
+_STEP, _MEMORY = "vitscale.prediction.step", "vitscale.prediction.memory"
+
+ENGINES: Mapping[str, EngineFacts] = {
+    "none": EngineFacts(
+        engine="vitscale.engines.plain:PlainEngine",
+        title="plain (no wrapper)",
+        messages=f"{_STEP}.replicated:plain",
+        memory=f"{_MEMORY}.replicated:plain",
+    ),
+    "ddp": EngineFacts(
+        engine="vitscale.engines.ddp:DdpEngine",
+        title="DDP",
+        refusals=_ddp,
+        messages=f"{_STEP}.replicated:ddp",
+        memory=f"{_MEMORY}.replicated:ddp",
+        advised=(0,),
+    ),
+    "fsdp2": EngineFacts(
+        engine="vitscale.engines.fsdp2:Fsdp2Engine",
+        title="FSDP2",
+        refusals=_fsdp2,
+        shards=lambda _: True,
+        # FSDP2 hands autograd weights of its own, so that no hook sees the gradient of one micro-batch.
+        norms_unknown=lambda _: "FSDP2 scatters gradients before a rank's own can be seen whole",
+        messages=f"{_STEP}.sharded:fsdp2",
+        memory=f"{_MEMORY}.sharded:fsdp2",
+        advised=(0,),
+    ),
+    "deepspeed": EngineFacts(
+        engine="vitscale.engines.deepspeed:DeepSpeedEngine",
+        title="DeepSpeed",
+        packages=("deepspeed",),
+        refusals=_deepspeed,
+        shards=lambda train: train.zero_stage > 0,
+        keeps_fp32_weights=True,
+        norms_unknown=_deepspeed_norms_unknown,
+        messages=f"{_STEP}.zero:deepspeed",
+        memory=f"{_MEMORY}.zero:deepspeed",
+        advised=(0, 1, 2, 3),
+    ),
+    "accelerate": EngineFacts(engine="vitscale.engines.accelerate:AccelerateEngine", packages=("accelerate",)),
+    "megatron": EngineFacts(
+        engine="vitscale.engines.megatron:MegatronEngine",
+        packages=("megatron-core",),
+        cannot={
+            ("precision", "fp16"): Refusal(
+                "train.engine = 'megatron' keeps fp16 weights where every other engine computes in fp16 over fp32 "
+                "weights",
+                "Use train.precision = 'bf16', 'bf16-params' or 'fp32'",
+            ),
+            ("optimizer", "sgd"): Refusal(
+                "train.engine = 'megatron' shards the states of Adam alone (DistributedOptimizer of Megatron-Core "
+                "0.16)",
+                "Use train.optimizer = 'adamw'",
+            ),
+        },
+        unavailable=_megatron_unavailable,
+        shards=lambda _: True,
+        keeps_fp32_weights=True,
+        norms_unknown=lambda _: "Megatron-Core scatters gradients into buffers of its own",
+        checkpoint_unknown="Megatron-Core keeps its states in shards of its own form",
+        messages=f"{_STEP}.replicated:megatron",
+    ),
+}
+"""The engines of vitscale; others come by entry points (`vitscale.engines`), each an `EngineFacts`."""
+_NOTHING_KNOWN = EngineFacts(engine="")
+
+
+def known(engine: str) -> EngineFacts:
+    """The facts of an engine that is to train.
+
+    Raises:
+        RequestError: nobody has it, or the package that does is broken.
+    """
+    return plugins.known("engine", engine, ENGINES, of=EngineFacts, next_step="Correct train.engine")
+
+
+@lru_cache
+def of_engine(engine: str) -> EngineFacts:
+    """The facts of an engine that results name; none where it is unknown here, as that of an imported log may be."""
+    try:
+        return known(engine)
+    except RequestError:
+        return _NOTHING_KNOWN
+
+
+def takers(option: str) -> tuple[str, ...]:
+    """The engines of vitscale that take an option of [train]; none for what all of them take."""
+    named = fact_of(TrainSpec, option).taken_by
+    return named + tuple(name for name, facts in ENGINES.items() if option in facts.options)
+
+
+def takes(engine: str, option: str) -> bool:
+    """Whether an engine, which stands for itself, takes an option that not all of them take."""
+    return engine in takers(option) or option in of_engine(engine).options
+
+
+def installed_versions(engines: Iterable[str] = ()) -> dict[str, str | None]:
+    """The versions of the distributions that decide a result, of every engine of vitscale and of those that are named;
+    nothing is imported. None: not installed."""
+    of_engines = [package for name in (*ENGINES, *engines) for package in of_engine(name).packages]
+    always = ("vitscale", "torch", "deepspeed", "transformers", "numpy")
+    versions: dict[str, str | None] = {}
+    for name in (*always, *of_engines, "pytorch-optimizer"):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = None
+    return versions

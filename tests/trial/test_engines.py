@@ -10,8 +10,8 @@ import pytest
 from results_factory import make_trial
 from study_factory import EIGHT_CORES, expanded
 from vitscale.errors import RequestError
-from vitscale.trial import engine_options
-from vitscale.trial.engine_options import norms_unknown
+from vitscale.trial import engines
+from vitscale.trial.engines import norms_unknown
 from vitscale.trial.step_schedule import windows
 from vitscale.trial.trial import TrainSpec
 
@@ -24,7 +24,7 @@ def train(engine: str, **changes: Any) -> TrainSpec:
 
 def refusal(engine: str, **changes: Any) -> str:
     with pytest.raises(RequestError) as caught:
-        engine_options.check(train(engine, **changes))
+        engines.check(train(engine, **changes))
     return str(caught.value)
 
 
@@ -33,7 +33,7 @@ def refusal(engine: str, **changes: Any) -> str:
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_what_every_engine_can_do_on_cpu(engine: str, precision: str, optimizer: str) -> None:
     options = {"activation_checkpointing": True, "compile": True, "gradient_clipping": 1.0, "grad_accum": 3}
-    engine_options.check(train(engine, precision=precision, optimizer=optimizer, **options))
+    engines.check(train(engine, precision=precision, optimizer=optimizer, **options))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_what_every_engine_can_do_on_cpu(engine: str, precision: str, optimizer:
     ],
 )
 def test_an_option_goes_with_the_engines_that_have_it(engine: str, changes: dict[str, Any]) -> None:
-    engine_options.check(train(engine, **changes))
+    engines.check(train(engine, **changes))
 
 
 @pytest.mark.parametrize(
@@ -136,9 +136,9 @@ def test_one_bit_optimizers_need_cupy_where_deepspeed_has_them(
         "deepspeed": SimpleNamespace(submodule_search_locations=[str(tmp_path)]),
         "cupy": object() if cupy else None,
     }
-    monkeypatch.setattr(engine_options, "find_spec", found.__getitem__)
+    monkeypatch.setattr(engines, "find_spec", found.__getitem__)
     if cupy:
-        engine_options.check(train("deepspeed", optimizer="onebit-adam", device="cuda"))
+        engines.check(train("deepspeed", optimizer="onebit-adam", device="cuda"))
     else:
         assert "cupy is not installed" in refusal("deepspeed", optimizer="onebit-adam", device="cuda")
 
@@ -150,8 +150,8 @@ def test_megatron_asks_for_its_package_where_there_is_a_gpu() -> None:
 
 
 def test_megatron_has_adam_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_options, "_missing", lambda *_: None)
-    engine_options.check(train("megatron", device="cuda", overlap_comm=True, bucket_mib=8))
+    monkeypatch.setattr(engines, "_missing", lambda *_: None)
+    engines.check(train("megatron", device="cuda", overlap_comm=True, bucket_mib=8))
     assert "shards the states of Adam alone" in refusal("megatron", device="cuda", optimizer="sgd")
     assert "keeps fp16 weights" in refusal("megatron", device="cuda", precision="fp16")
 
@@ -171,7 +171,7 @@ def test_a_study_is_held_against_its_engine_before_anything_starts(tmp_path: Pat
 )
 def test_what_cannot_be_saved_is_refused_before_it_is_trained(engine: str, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(RequestError, match=said):
-        engine_options.check_checkpoint(train(engine, **changes))
+        engines.check_checkpoint(train(engine, **changes))
 
 
 def test_a_checkpoint_is_asked_for_by_the_study(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_accelerate_stands_for_ddp_unless_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2", "deepspeed", "accelerate"])
 def test_every_engine_takes_unequal_shares(engine: str) -> None:
-    engine_options.check(train(engine, micro_batches=(11, 5), grad_accum=3, compile=True, optimizer="sgd"))
+    engines.check(train(engine, micro_batches=(11, 5), grad_accum=3, compile=True, optimizer="sgd"))
 
 
 def test_a_deepspeed_file_that_says_what_every_gpu_takes_is_refused_where_they_take_unequal_shares() -> None:
@@ -200,11 +200,11 @@ def test_a_deepspeed_file_that_says_what_every_gpu_takes_is_refused_where_they_t
         'train_micro_batch_size_per_gpu = 8 for all of them. Remove that key from the file (or set it to "auto"), or '
         "leave rank_speeds out."
     )
-    engine_options.check(train("deepspeed", deepspeed_config=fixed))
-    engine_options.check(train("deepspeed", micro_batches=(11, 5), deepspeed_config=left_open))
+    engines.check(train("deepspeed", deepspeed_config=fixed))
+    engines.check(train("deepspeed", micro_batches=(11, 5), deepspeed_config=left_open))
     # What it says of all ranks together stays true.
     together = {"train_batch_size": 16, "gradient_accumulation_steps": 1}
-    engine_options.check(train("deepspeed", micro_batches=(11, 5), deepspeed_config=together))
+    engines.check(train("deepspeed", micro_batches=(11, 5), deepspeed_config=together))
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,42 @@ def test_a_host_writing_to_another_is_the_link_but_for_what_a_collective_reaches
     assert across.described == "perftest in ib-0.txt: rdma over 2 hosts"
 
 
+def perftest_json(test: str = "RDMA_Write_BW_Test", average: float = 97.6, **results: object) -> str:
+    """Line by line as perftest's `--out_json` writes it, of 65,536 bytes: 12.2e9 / 65,536 messages a second."""
+    rows = {"MsgSize": 65536, "n_iterations": 5000, "BW_peak": average, "BW_average": average, "MsgRate": 0.186157}
+    return json.dumps({"test_info": {"test": test, "Dual_port": "OFF"}, "results": rows | results}, indent=0)
+
+
+@pytest.mark.parametrize(
+    ("test", "average", "both"),
+    [("RDMA_Write_BW_Test", 97.6, 1), ("Send_BW_Test", 12.2e9 / 2**20, 1),
+     ("RDMA_Read_Bidirectional_Post_List_BW_Test", 195.2, 2)],
+)  # fmt: skip
+def test_perftests_json_says_the_same_in_either_unit(tmp_path: Path, test: str, average: float, both: int) -> None:
+    text = perftest_json(test, average, MsgRate=round(both * 12.2e9 / 65536 / 1e6, 6))
+    _, across = of_check(tmp_path, text, name="ib", log_format="perftest")
+    assert across.bandwidth_bytes_per_second == pytest.approx(0.88 * 12.2e9, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (perftest_json("RDMA_Write_Latency_Test"), "its test is 'RDMA_Write_Latency_Test'"),
+        (perftest_json(MsgRate="much"), "tells no bandwidth"),
+        (perftest_json(MsgRate=0.0), "tells no bandwidth"),
+        (perftest_json(MsgSize=None), "tells no bandwidth"),
+        (perftest_json().replace("MsgRate", "Rate"), "it has no 'MsgRate'"),
+        (perftest_json()[:-3], "no whole JSON report of perftest"),
+        ('{"test_info": 4, "results": {}}', "its test is ''"),
+    ],
+)
+def test_a_perftest_report_without_a_bandwidth_is_refused(tmp_path: Path, text: str, why: str) -> None:
+    path = tmp_path / "perftest_out.json"
+    path.write_text(text)
+    with pytest.raises(VitscaleError, match=why):
+        import_links([path], "perftest", tmp_path / "results")
+
+
 WHOLE = header(2, 1) + table("all_reduce", 2, 35e-6, 12e9)
 
 

@@ -1,8 +1,8 @@
-"""Reads what others' tools measured of a network: nccl-tests (text and JSON), and perftest's bandwidths (text).
+"""Reads what others' tools measured of a network: nccl-tests and perftest's bandwidths, each as text or JSON.
 
 The forms are those that the programs print: `writeResultHeader`, `writeBenchmarkLineBody` and `writeDeviceReport` in
 src/util.cu of nccl-tests 2.17 and its older columns; `RESULT_FMT` and `REPORT_FMT` in src/perftest_parameters.h of
-perftest 6, whose "MB/sec" are MiB too.
+perftest 6, whose "MB/sec" are MiB too; `write_test_info_to_file` and `REPORT_FMT_JSON` there of `--out_json`.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ _USUAL_TIME = 5
 """The column of the out-of-place time in a table without a header."""
 _LARGEST_JSON = 64 << 20
 _PERFTEST = re.compile(r"^\s*(RDMA_Write|RDMA_Read|Send)\b.*\bBW Test\b")
+_PERFTEST_JSON = re.compile(r'"test"\s*:\s*"(RDMA_Write|RDMA_Read|Send)_(Bidirectional_)?(Post_List_)?BW_Test"')
 _UNITS = {"Gb/sec": 1e9 / 8, "MB/sec": 2.0**20, "MiB/sec": 2.0**20}
 _LARGEST_SIZE = 2**59
 
@@ -56,7 +57,7 @@ def guessed(text: str) -> LinkFormat | None:
     line = _LABELLED.sub("", text)
     if line.startswith(("# nThread", "# Using devices", "# nccl-tests", "# Collective test")) or _RANK.match(line):
         return "nccl-tests"
-    return "perftest" if _PERFTEST.match(line) else None
+    return "perftest" if _PERFTEST.match(line) or _PERFTEST_JSON.search(line) else None
 
 
 def read_nccl_tests(paths: Sequence[Path]) -> tuple[list[MeasuredLink], list[str]]:
@@ -70,7 +71,7 @@ def read_nccl_tests(paths: Sequence[Path]) -> tuple[list[MeasuredLink], list[str
     problems: list[str] = []
     for path in paths:
         told = Problems(path.name)
-        document = _json(path)
+        document = _json(path, "nccl-tests", list)
         found += _of_text(path, told) if document is None else [_of_json(path, document, told)]
         problems += told.told()
     return [one for one in found if one.seconds], problems
@@ -158,8 +159,8 @@ def _of_first_group(path: Path, hosts: Mapping[tuple[int, int], str]) -> tuple[s
     return tuple(own)
 
 
-def _json(path: Path) -> Mapping[str, Any] | None:
-    """The document of `-J FILE`; None where the file is none."""
+def _json(path: Path, program: str, results: type) -> Mapping[str, Any] | None:
+    """The document of `-J FILE` or `--out_json`, its results of that type; None where the file is none."""
     for _, text, _ in lines(path):
         if not text.lstrip().startswith("{"):
             return None
@@ -168,11 +169,11 @@ def _json(path: Path) -> Mapping[str, Any] | None:
         if path.stat().st_size > _LARGEST_JSON:
             raise ValueError(f"it is larger than {_LARGEST_JSON >> 20} MiB")
         content = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(content, dict) or not isinstance(content.get("results"), list):
+        if not isinstance(content, dict) or not isinstance(content.get("results"), results):
             raise ValueError("it holds no results")
     except (OSError, RecursionError, ValueError) as error:
         raise RequestError(
-            explain(f"{shown(path.name)} is no whole JSON report of nccl-tests: {str(error)[:100]}")
+            explain(f"{shown(path.name)} is no whole JSON report of {program}: {str(error)[:100]}")
         ) from None
     return content
 
@@ -206,12 +207,16 @@ def read_perftest(paths: Sequence[Path]) -> tuple[list[MeasuredLink], list[str]]
     """What ib_write_bw, ib_read_bw or ib_send_bw measured between two hosts, and what could not be used.
 
     Raises:
+        RequestError: a JSON report is broken, or of another test.
         StoreError: a file cannot be read.
     """
     found: list[MeasuredLink] = []
     problems: list[str] = []
     for path in paths:
         told, file = Problems(path.name), identified(path)
+        if (document := _json(path, "perftest", dict)) is not None:
+            found.append(_of_perftest_json(path, document, file))
+            continue
         directions, unit, column = 1, 0.0, 0
         for number, raw, whole in lines(path):
             text = _LABELLED.sub("", raw)
@@ -234,3 +239,25 @@ def read_perftest(paths: Sequence[Path]) -> tuple[list[MeasuredLink], list[str]]
                     told.line(number, str(error), "broken" if whole else "cut-off")
         problems += told.told()
     return [one for one in found if one.seconds], problems
+
+
+def _of_perftest_json(path: Path, document: Mapping[str, Any], file: ImportedFile) -> MeasuredLink:
+    """Of its one size, by messages per second: the report does not tell whether its bandwidths are in MiB or in Gb."""
+    about, results = document.get("test_info"), document["results"]
+    test = str(about.get("test"))[:100] if isinstance(about, dict) else ""
+    match = _PERFTEST_JSON.fullmatch(f'"test":"{test}"')
+    try:
+        if match is None:
+            raise ValueError(f"its test is {shown(test)}, none of RDMA_Write_BW_Test, RDMA_Read_BW_Test, Send_BW_Test")
+        size = numbers.whole(str(results["MsgSize"]), 1, _LARGEST_SIZE)
+        per_second = 1e6 * numbers.seconds(str(results["MsgRate"]))
+    except (KeyError, ValueError) as error:
+        why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise RequestError(
+            explain(
+                f"{shown(path.name)} tells no bandwidth: {why}",
+                next_step="Give what ib_write_bw printed, or its --out_json report",
+            )
+        ) from None
+    directions = 2 if match[2] else 1
+    return MeasuredLink("rdma", ("client", "server"), file, {size: [directions / per_second]})

@@ -259,3 +259,24 @@ def test_instances_need_a_gpu_that_was_measured(advise: Callable[..., Answer], r
 
     assert code == 2
     assert "another GPU cannot be told from these results: 'Example CPU' is no GPU known here" in " ".join(err.split())
+
+
+def test_parameters_of_an_imported_model_open_other_engines(advise: Callable[..., Answer], tmp_path: Path) -> None:
+    table, folder = tmp_path / "steps.csv", tmp_path / "imported"
+    rows = [f"{gpus},1,{step},0.1,16,ddp" for gpus in (1, 2, 4) for step in range(12)]
+    table.write_text("\n".join(["gpus,nodes,step,step_seconds,micro_batch,engine", *rows]) + "\n")
+    assert advise(table, "-o", str(folder), "--train-samples", "1024", verb="import")[0] == 0
+
+    def refused(*told: str) -> set[str]:
+        code, out, _ = advise(folder, "--gpus", "8", "--epochs", "3", "--json", *told)
+        assert code == 0
+        return set(json.loads(out)["refused"])
+
+    assert "fsdp2" in refused()
+    assert "fsdp2" not in refused("--parameters", "110M")
+
+
+def test_parameters_of_a_known_model_are_refused(advise: Callable[..., Answer], results: Path) -> None:
+    code, _, err = advise(results, "--parameters", "110M")
+    assert code == 2
+    assert "the model is known" in err

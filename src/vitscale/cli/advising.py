@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitscale.cli.base import CheckpointOption, JsonOption, NodeMtbfOption, ProgramConsole, ResultsArgument, app
+from vitscale.cli.base import (
+    CheckpointOption,
+    JsonOption,
+    NodeMtbfOption,
+    ParametersOption,
+    ProgramConsole,
+    ResultsArgument,
+    app,
+)
 from vitscale.errors import RequestError, explain, shown
 
 if TYPE_CHECKING:
@@ -53,6 +61,7 @@ def advise(
         int | None, typer.Option("--images", metavar="N", help="Of an epoch, where the results do not say.")
     ] = None,
     series: Annotated[str | None, typer.Option("--series", metavar="NAME", help="Which curve to advise from.")] = None,
+    parameters: ParametersOption = None,
     gpu_memory: Annotated[
         str | None, typer.Option("--gpu-memory", metavar="SIZE", help="Of one device: 80GB.  [default: as recorded]")
     ] = None,
@@ -110,13 +119,19 @@ def advise(
         from vitscale.report.advice_charts import check_format
 
         check_format(chart)
-    met = _answer(results, asked, network, chart, output, json)
+    met = _answer(results, asked, network, parameters, chart, output, json)
     if not met:
         raise typer.Exit(1)
 
 
 def _answer(
-    results: Path, asked: Request, network: str | None, chart: Path | None, output: Path | None, json: bool
+    results: Path,
+    asked: Request,
+    network: str | None,
+    parameters: str | None,
+    chart: Path | None,
+    output: Path | None,
+    json: bool,
 ) -> bool:
     """Whether anything meets the limits; prints, draws and writes what was asked for."""
     from vitscale import analysis, store
@@ -124,11 +139,13 @@ def _answer(
     from vitscale.advice.pipeline import advised_from
     from vitscale.advice.printing import advice_text
     from vitscale.advice.study_text import advised_trial, launch_lines, study_text
+    from vitscale.prediction.questions import Changes, told
     from vitscale.prediction.sources import evidence_of
 
     records = store.load(results)
     found = analysis.analyse(records)
-    advice = advised_from(evidence_of(results, records, found, declared=network), found, asked)
+    evidence, _ = told(evidence_of(results, records, found, declared=network), Changes(parameters=parameters))
+    advice = advised_from(evidence, found, asked)
     option = advice.chosen
     study, launch = None, []
     if option is not None:

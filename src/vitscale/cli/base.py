@@ -35,6 +35,9 @@ app = typer.Typer(
 StudyArgument = Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.", show_default=False)]
 ResultsArgument = Annotated[Path, typer.Argument(metavar="RESULTS", help="A results folder.", show_default=False)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+ParametersOption = Annotated[
+    str | None, typer.Option("--parameters", metavar="N", help="Of an imported model that has no name here: 110M.")
+]
 CheckpointOption = Annotated[
     float | None,
     typer.Option("--checkpoint-seconds", metavar="SECONDS", help="To save one checkpoint.  [default: as recorded]"),

@@ -8,7 +8,15 @@ from typing import Annotated
 
 import typer
 
-from vitscale.cli.base import CheckpointOption, JsonOption, NodeMtbfOption, ProgramConsole, ResultsArgument, app
+from vitscale.cli.base import (
+    CheckpointOption,
+    JsonOption,
+    NodeMtbfOption,
+    ParametersOption,
+    ProgramConsole,
+    ResultsArgument,
+    app,
+)
 
 
 @app.command()
@@ -42,9 +50,7 @@ def predict(
     image_size: Annotated[
         int | None, typer.Option("--image-size", metavar="PIXELS", help="Another image size.")
     ] = None,
-    parameters: Annotated[
-        str | None, typer.Option("--parameters", metavar="N", help="Of an imported model that has no name here: 110M.")
-    ] = None,
+    parameters: ParametersOption = None,
     engine: Annotated[str | None, typer.Option("--engine", metavar="NAME", help="Another engine.")] = None,
     zero_stage: Annotated[
         int | None, typer.Option("--zero-stage", metavar="STAGE", help="Another ZeRO stage: 0 to 3.")

@@ -90,7 +90,7 @@ def test_the_json_contract(quickstart: Path) -> None:
     answer = vitscale("report", "results", "--format", "json", cwd=quickstart)
     assert answer.returncode == 0
     content = json.loads(answer.stdout, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert content["version"] == 7
+    assert content["version"] == 8
     trials = content["trials"]
     assert len(trials) == len({trial["trial"] for trial in trials}) == 10
     for trial in trials:

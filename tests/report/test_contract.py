@@ -88,10 +88,10 @@ def _segmenting(run: Run) -> Run:
 def test_the_whole_contract_is_there() -> None:
     content = strict(to_json(analyse(rich_study())))
     assert list(content) == [
-        "version", "study", "trials", "curves", "waterfalls", "resolutions", "comparisons", "verdicts", "problems",
-        "predictions", "prediction_scores",
+        "vitscale", "version", "study", "trials", "curves", "waterfalls", "resolutions", "comparisons", "verdicts",
+        "problems", "predictions", "prediction_scores",
     ]  # fmt: skip
-    assert content["version"] == 7
+    assert content["version"] == 8
     for trial in content["trials"]:
         assert set(CONTRACT) <= set(trial)
         assert list(trial) == list(content["trials"][0])

@@ -34,7 +34,7 @@ def test_md_and_json_go_to_standard_output(
 def test_one_text_goes_to_the_file_that_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "new" / "mine.json"
     assert write(SMALL, tmp_path, ["json"], target) == [target]
-    assert json.loads(target.read_text(encoding="utf-8"))["version"] == 7
+    assert json.loads(target.read_text(encoding="utf-8"))["version"] == 8
     assert capsys.readouterr().out == ""
 
 

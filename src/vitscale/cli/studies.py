@@ -121,7 +121,7 @@ def run(
     done = runner.run(planned, results, options, console)
     found = analysis.analyse(store.load(results))
     if json:
-        sys.stdout.write(report.to_json(found))
+        sys.stdout.write(report.to_json(found, verb="run"))
     else:
         console.print(report.terminal_table(found))
         if not done.done_now:

@@ -29,32 +29,30 @@ Versions of the JSON:
      classification. `held_out_accuracy` is that of pixels there. `resolutions`: time and memory by image size, beside
      what arithmetic says (empty where the size does not vary). Of the parts of a step `norm`, of predictions
      `norm_seconds`: the transfers of synchronised norms, which are not in `wire`. Nothing of version 6 has changed.
+  8  one envelope: `vitscale` names the verb. Of a verdict `severity` (was `level`), `ranks`, `hosts`, `key`, `source`.
+     Nothing else of version 7 has changed.
 
 Unknown is null (an empty cell in CSV), never 0 and never NaN. Times are seconds, sizes bytes, shares in [0, 1].
 """
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from typing import Any, Literal
 
 from vitscale.analysis import Analysis, CurveComparison, CurveResult, Point, TrialResult
 from vitscale.analysis.runs.figures import EpochFigures
 from vitscale.analysis.trials import Drift
 from vitscale.prediction.results import Forecast
+from vitscale.present.data import envelope, finding_fields, finite
 from vitscale.report import contract_details, prediction_contract, resolutions, words
 from vitscale.report.contract_details import interval_fields
-from vitscale.report.words import finite
 from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import Trial
 
-VERSION = 7
 
-
-def to_json(analysis: Analysis, outlook: Forecast | None = None) -> str:
-    """The whole analysis as strict JSON, one object per trial."""
+def to_json(analysis: Analysis, outlook: Forecast | None = None, verb: Literal["report", "run"] = "report") -> str:
+    """The whole analysis as strict JSON, one object per trial, in the envelope of the verb that tells it."""
     content = {
-        "version": VERSION,
         "study": {
             "name": analysis.study.name,
             "repeats": analysis.study.repeats,
@@ -65,21 +63,12 @@ def to_json(analysis: Analysis, outlook: Forecast | None = None) -> str:
         "waterfalls": [contract_details.waterfall(one) for one in analysis.waterfalls],
         "resolutions": resolutions.as_json(analysis),
         "comparisons": [_comparison(one) for one in analysis.comparisons],
-        "verdicts": [
-            {
-                "kind": verdict.kind,
-                "level": verdict.severity,
-                "message": verdict.message,
-                "advice": verdict.advice,
-                "trials": list(verdict.about.trials),
-            }
-            for verdict in analysis.findings
-        ],
+        "verdicts": [finding_fields(finding) for finding in analysis.findings],
         "problems": list(analysis.problems),
         "predictions": [prediction_contract.prediction(one) for one in (outlook.predictions if outlook else ())],
         "prediction_scores": prediction_contract.scores(outlook) if outlook else [],
     }
-    return json.dumps(finite(content), indent=1, allow_nan=False) + "\n"
+    return envelope(verb, content)
 
 
 def to_csv(analysis: Analysis) -> str:

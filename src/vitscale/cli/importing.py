@@ -48,19 +48,19 @@ def import_(
     json: JsonOption = False,
 ) -> None:
     """Others' logs as results: DeepSpeed's, Hugging Face's, tables of epochs or of steps. Then report and predict."""
+    from vitscale.base import plugins
     from vitscale.cli import imported
     from vitscale.importers import FORMATS, OF_LINKS, Options, guess, import_logs
 
-    every = (*FORMATS, *OF_LINKS)
-    taken = guess(logs) if log_format == "auto" else next((one for one in every if one == log_format), None)
-    if taken is None:
-        raise unknown("format", log_format, ("auto", *every))
+    taken = guess(logs) if log_format == "auto" else log_format
+    if taken not in (*FORMATS, *OF_LINKS) and plugins.target("importer", taken) is None:
+        raise unknown("format", log_format, ("auto", *FORMATS, *OF_LINKS, *plugins.names("importer")))
     options = Options(
         model, image_size, engine, zero_stage, precision, micro_batch, train_samples, gpus, name, parameters
     )
     results = output or Path("results") / (name or logs[0].stem)
-    if taken == "nccl-tests" or taken == "perftest":
-        _import_links(logs, taken, results, json)
+    if (of_links := next((known for known in OF_LINKS if known == taken), None)) is not None:
+        _import_links(logs, of_links, results, json)
         return
     done = import_logs(logs, taken, options, results)
     if json:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from vitscale.base.plugins import known
 from vitscale.errors import RequestError, StoreError, explain, printable, shown
 from vitscale.importers import deepspeed, epochs, links, plain_csv, trainer_state
 from vitscale.importers.curves import curves_of
@@ -21,7 +22,7 @@ from vitscale.importers.trials import micro_batch_of, notes_on, train_samples, t
 from vitscale.store.records import Curve, StudyImport, StudyRecord
 from vitscale.trial.trial import Trial
 
-_READERS: dict[LogFormat, Callable[[Sequence[Path], Options], Findings]] = {
+_READERS: Mapping[str, Callable[[Sequence[Path], Options], Findings]] = {
     "epochs": epochs.read,
     "deepspeed": deepspeed.read,
     "trainer-state": trainer_state.read,
@@ -40,7 +41,7 @@ class Done:
     """False: it was there already."""
 
 
-def import_logs(paths: Sequence[Path], log_format: LogFormat, options: Options, results: Path) -> Done:
+def import_logs(paths: Sequence[Path], log_format: str, options: Options, results: Path) -> Done:
     """Reads files of one format and writes what they hold as a results folder. The same again finds it done.
 
     Args:
@@ -56,7 +57,7 @@ def import_logs(paths: Sequence[Path], log_format: LogFormat, options: Options, 
     check(options)
     if not 1 <= len(paths) <= _MOST_FILES:
         raise RequestError(explain(f"{len(paths)} files are given", valid=[f"1 to {_MOST_FILES:,}"]))
-    found = _READERS[log_format](paths, options)
+    found = known("importer", log_format, _READERS, "__call__")(paths, options)
     if not found.runs:
         why = f": {'; '.join(found.problems)}" if found.problems else ""
         raise StoreError(
@@ -91,7 +92,7 @@ def _named_for(paths: Sequence[Path]) -> str:
 
 
 def _study(
-    paths: Sequence[Path], log_format: LogFormat, options: Options, found: Findings, runs: Sequence[TrialRun]
+    paths: Sequence[Path], log_format: str, options: Options, found: Findings, runs: Sequence[TrialRun]
 ) -> StudyRecord:
     trials: dict[str, tuple[Setting, Trial]] = {}
     for one in runs:

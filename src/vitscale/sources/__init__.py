@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitscale.errors import unknown
+from vitscale.base.plugins import known
 from vitscale.sources.ade20k import list_ade20k
 from vitscale.sources.base import ChannelStatistics, Dataset, Progress, Source, Split, Summary
 from vitscale.sources.cifar import Cifar
@@ -91,6 +91,4 @@ def _statistics(split: Split) -> ChannelStatistics:
 
 
 def _source(spec: DataSpec) -> Source:
-    if spec.name not in SOURCES:
-        raise unknown("dataset", spec.name, SOURCES)
-    return SOURCES[spec.name]
+    return known("dataset", spec.name, SOURCES, "check", "load")

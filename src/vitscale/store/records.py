@@ -19,6 +19,7 @@ Format history (`FORMAT`):
      formats. ExplainedLine.norms, empty in older formats.
   8  of imports: World.ranks, where the last host has fewer than others, and ModelSpec.parameter_count. Null in older
      formats.
+  9  of other packages: the line probe, and WindowSpec.probes. Empty in older formats.
 
 A reader accepts its own format and older ones; a newer one is refused by name.
 """
@@ -33,7 +34,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from vitscale.trial.step_schedule import StepWindow
 from vitscale.trial.trial import Mode, Trial
 
-FORMAT = 8
+FORMAT = 9
 
 OutcomeKind = Literal["completed", "oom", "timeout", "hang", "failed", "skipped"]
 Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
@@ -376,6 +377,16 @@ class EpochLine(Record):
     """On making pixels of what was read; 0 where they are stored decoded."""
 
 
+class ProbeLine(Record):
+    """What a probe of another package measured in an epoch."""
+
+    kind: Literal["probe"] = "probe"
+    probe: str
+    epoch: Count
+    values: dict[str, Finite]
+    """By names of its own, which should end in their unit."""
+
+
 class ErrorLine(Record):
     """The exception that ended a rank."""
 
@@ -406,6 +417,7 @@ Line = Annotated[
     | TrafficLine
     | CheckpointLine
     | EpochLine
+    | ProbeLine
     | ErrorLine
     | EndLine,
     Field(discriminator="kind"),
@@ -428,6 +440,7 @@ class RankRecord(Record):
     gradients: tuple[GradientLine, ...] = ()
     traffic: tuple[TrafficLine, ...] = ()
     checkpoint: CheckpointLine | None = None
+    probes: tuple[ProbeLine, ...] = ()
     error: ErrorLine | None
     ended: bool
     broken: tuple[str, ...]

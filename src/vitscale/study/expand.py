@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vitscale.base import plugins
 from vitscale.base.text_file import beside, read_text
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, explain, shown, unknown
 from vitscale.machine.hardware import Machine
 from vitscale.sources import Summary
 from vitscale.store.records import Curve, CurvePoint
@@ -187,6 +188,9 @@ def _settled(
     _refuse_idle_values(study, by_hand)
     study, config = with_deepspeed_config(path, study, by_hand)
     _check_length_is_said(study)
+    for probe in study.measure.probes:
+        if plugins.target("probe", probe) is None:
+            raise unknown("probe", probe, plugins.names("probe"), next_step="Correct measure.probes")
     device = device_of(study, machine)
     precision = precision_of(study, device, machine)
     threads = threads_of(study, device, machine, most_per_node)
@@ -255,7 +259,6 @@ def _trial(
     launcher: str,
 ) -> Trial:
     study = point.study
-    measure = study.measure
     trial = Trial(
         model=model_spec.resolve(point.model, len(summary.classes), summary.image_shape[2]),
         model_digest=digests[0],
@@ -263,14 +266,7 @@ def _trial(
         data=point.data.model_copy(update={"fraction": fraction}),
         train=train,
         world=world,
-        window=WindowSpec(
-            steps=measure.steps,
-            warmup_steps=measure.warmup_steps,
-            evaluate=measure.evaluate,
-            explain=measure.explain,
-            traces=measure.traces,
-            checkpoint=measure.checkpoint,
-        ),
+        window=WindowSpec(**{field: getattr(study.measure, field) for field in WindowSpec.model_fields}),
         launcher=launcher if study.launch.launcher == AUTO else study.launch.launcher,
     )
     _check_length(trial, summary)

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from vitscale.trial.facts import Fact, Spec, fact_of
 from vitscale.trial.model_spec import ModelSpec
-from vitscale.trial.trial import BatchCount, BatchNormScope, DataSpec, Mode, Seed, StepCount, TrainFields, WarmupCount
+from vitscale.trial.trial import FROM_LIST, BatchCount, BatchNormScope, DataSpec, Mode, Seed, TrainFields, WindowSpec
 
 RankCounts = Annotated[
     tuple[Annotated[int, Field(ge=1, le=1_000_000)], ...],
     Field(min_length=1, max_length=1000),
-    BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value),
+    FROM_LIST,
 ]
 
 RankSpeeds = Annotated[
     tuple[Annotated[float, Field(gt=0.0, le=1000.0)], ...],
     Field(min_length=1, max_length=100_000),
-    BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value),
+    FROM_LIST,
 ]
 
 
@@ -130,7 +130,7 @@ class NodeSection(Spec):
     """Whether its processor or its GPUs are faster in bf16 than in fp32."""
 
 
-class MeasureSection(Spec):
+class MeasureSection(WindowSpec):
     """[measure]: how long, how often, and when to give up."""
 
     repeats: int = Field(default=3, ge=1, le=1000)
@@ -138,15 +138,6 @@ class MeasureSection(Spec):
     """Whole runs are added to a trial until the 95 % interval of its epoch time lies within this share of it."""
     max_repeats: int = Field(default=10, ge=1, le=1000)
     """Of `target_ci`: runs of a trial at most."""
-    steps: StepCount | None = None
-    warmup_steps: WarmupCount = 3
-    evaluate: bool = True
-    explain: bool = True
-    """Say where the time of a step goes: a few steps are profiled, apart from those that are timed."""
-    traces: bool = False
-    """Keep the profiler's traces of explained steps, for Perfetto or chrome://tracing."""
-    checkpoint: bool = False
-    """After training save a checkpoint, restore it, and record what both took."""
     hang_seconds: float = Field(default=300.0, gt=0.0)
     """A run in which no rank records anything for so long is ended as `hang`."""
     timeout_seconds: float | None = Field(default=None, gt=0.0)

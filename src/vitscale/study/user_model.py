@@ -9,9 +9,10 @@ import sys
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+from vitscale.base.plugins import target
 from vitscale.base.text_file import beside, read_text
 from vitscale.errors import RequestError, explain, shown
-from vitscale.trial.model_spec import ModelSpec
+from vitscale.trial.model_spec import NAMED_MODELS, ModelSpec
 
 _WEIGHTS = "model.safetensors"
 """As the hub has them; several files only above 5 GB, which no named model comes to."""
@@ -19,7 +20,9 @@ _WEIGHTS = "model.safetensors"
 
 def located(study_path: Path, model: ModelSpec) -> ModelSpec:
     """`hf` and `weights` as absolute paths where they name folders beside the study file, else as they are: names on
-    the hub."""
+    the hub. A name that an installed package offers becomes the factory that it stands for."""
+    if model.name is not None and model.name not in NAMED_MODELS and (factory := target("model", model.name)):
+        model = model.model_copy(update={"name": None, "factory": factory})
     found = {key: _located(study_path, value) for key in ("hf", "weights") if (value := getattr(model, key))}
     return model.model_copy(update=found) if found else model
 

@@ -15,6 +15,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field
 
+from vitscale.base.plugins import names
 from vitscale.errors import RequestError, VitscaleError, explain, shown, unknown
 from vitscale.trial import model_counts
 from vitscale.trial.facts import Fact, Spec
@@ -195,7 +196,7 @@ def _segmentation(spec: ModelSpec) -> dict[str, object]:
 def _named_shape(spec: ModelSpec) -> dict[str, object]:
     shape = NAMED_MODELS.get(spec.name or "")
     if shape is None:
-        raise unknown("model", spec.name, NAMED_MODELS)
+        raise unknown("model", spec.name, {*NAMED_MODELS, *names("model")})
     own = SWIN_FIELDS if shape.depths else VIT_FIELDS
     for key in SHAPE_FIELDS:
         if key not in own and getattr(spec, key) is not None:

@@ -12,7 +12,14 @@ import math
 from fractions import Fraction
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from vitscale.trial.facts import Fact, Spec, fields_where
@@ -53,6 +60,8 @@ def _or_says(expected: str) -> WrapValidator:
     return WrapValidator(validate)
 
 
+FROM_LIST = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
+"""Of tuples: TOML and JSON have lists."""
 Classes = Annotated[
     Annotated[int, Field(ge=2, le=100_000)]
     | Annotated[str, Field(min_length=1)]
@@ -264,6 +273,8 @@ class WindowSpec(Spec):
     """Keep the profiler's trace of each explained block in the run's folder."""
     checkpoint: Annotated[bool, Fact(since=3)] = False
     """After training save a checkpoint, restore it, and record what both took."""
+    probes: Annotated[tuple[str, ...], Fact(since=9), Field(max_length=100), FROM_LIST] = ()
+    """Of other packages, by name: what they measure in each epoch is recorded beside the rest."""
 
 
 class World(Spec):
@@ -365,7 +376,7 @@ class Trial(Spec):
 
 
 _ADDED_LATER = [
-    (section, key, kind.model_fields[key].default)
+    (section, key, json.loads(json.dumps(kind.model_fields[key].default)))
     for section, kind in (
         ("model", ModelSpec),
         ("data", DataSpec),
@@ -375,7 +386,7 @@ _ADDED_LATER = [
     )
     for key in fields_where(kind, lambda fact: fact.since > 1 and fact.role != "found")
 ]
-"""(Section, field, default): what came after the first results were written."""
+"""(Section, field, default in JSON): what came after the first results were written."""
 
 
 def samples_used(dataset_samples: int, fraction: float) -> int:

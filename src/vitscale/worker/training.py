@@ -11,8 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vitscale.base.plugins import known
 from vitscale.datasets import Batches, means
 from vitscale.engines import Engine
+from vitscale.probes import Probe
 from vitscale.probes.explainer import Explainer
 from vitscale.probes.gradient_norms import MicroBatchNorms, gradient_line
 from vitscale.probes.resources import ResourceProbe
@@ -20,7 +22,7 @@ from vitscale.probes.step_clock import StepClock, step_clock
 from vitscale.processes.launch_file import boot_id
 from vitscale.sources import Dataset
 from vitscale.store import RankLog
-from vitscale.store.records import EpochLine, PhaseLine, ResourcesLine, StepLine
+from vitscale.store.records import EpochLine, PhaseLine, ProbeLine, ResourcesLine, StepLine
 from vitscale.trial.step_schedule import StepWindow, timed_stretch, windows
 from vitscale.trial.trial import Trial
 from vitscale.worker.counted_steps import counted_traffic
@@ -66,6 +68,7 @@ class Training:
         self.explainer = Explainer(device, place.world_size, traces)
         # Containers of one machine have hostnames of their own, and its counters of energy in common.
         self.resources = ResourceProbe(device, place.local_rank, boot_id() or socket.gethostname())
+        self.probes: dict[str, Probe] = {name: known("probe", name, {}, "begin", "end") for name in trial.window.probes}
         self.held_out_accuracy: float | None = None
 
     def run(self) -> None:
@@ -101,6 +104,8 @@ class Training:
         with self.passes.batches(order) as batches:
             self._finish_device_work()
             self.resources.begin_epoch()
+            for probe in self.probes.values():
+                probe.begin(self.device)
             if stretch.start == self.step:
                 # Before the barrier: what a driver takes to answer one rank must not let the others wait in a step.
                 self.resources.begin()
@@ -119,6 +124,8 @@ class Training:
             self._finish_device_work()
             seconds = time.perf_counter() - started
             resources = self.resources.with_memory(used or self.resources.end(epoch, stretch))
+            for name, probe in self.probes.items():
+                self.log.write(ProbeLine(probe=name, epoch=epoch, values=dict(probe.end())))
         self._record(self.clock.drain())
         loss, accuracy = means(total(sums))
         evaluates = time.perf_counter()

@@ -17,7 +17,7 @@ from between_marks import write_between
 from vitscale import analysis, store
 from vitscale.analysis.quality.imports import OneRankBounds, one_rank_bounds, ring_bytes
 from vitscale.importers import Options, import_logs
-from vitscale.store.records import Run
+from vitscale.store.results import Run
 from vitscale.trial.model_spec import parameters
 
 _ROOT = Path(__file__).parents[1]

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from results_factory import make_environment, make_results, make_trial, steady_run
-from vitscale.store.records import Curve, CurvePoint, Device, Results, Run
+from vitscale.store.records import Device
+from vitscale.store.results import Curve, CurvePoint, Results, Run
 from vitscale.trial.trial import Mode, Trial, World
 
 Cells = Mapping[int, Sequence[float]]

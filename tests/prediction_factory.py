@@ -11,7 +11,7 @@ from vitscale.analysis import Analysis, analyse
 from vitscale.prediction.evidence import Evidence, Point, Series
 from vitscale.prediction.network.links import Link, Network
 from vitscale.prediction.results import Assumption, Estimate, Forecast, Label, Prediction, Score
-from vitscale.store.records import Results
+from vitscale.store.results import Results
 from vitscale.trial.model_spec import resolve
 from vitscale.trial.trial import Mode, World
 

@@ -11,27 +11,20 @@ from typing import Any
 
 from vitscale import store
 from vitscale.store.records import (
-    Curve,
-    CurvePoint,
     Device,
     EndLine,
     Environment,
     EpochLine,
     ErrorLine,
     ExplainedLine,
-    Line,
     ModelLine,
-    Outcome,
-    OutcomeKind,
     PhaseLine,
+    RankLine,
     RankRecord,
-    Results,
-    Run,
-    RunHeader,
     StartLine,
     StepLine,
-    StudyRecord,
 )
+from vitscale.store.results import Curve, CurvePoint, Outcome, OutcomeKind, Results, Run, RunHeader, StudyRecord
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.rank_batches import micro_batches
 from vitscale.trial.step_schedule import windows
@@ -425,7 +418,7 @@ def write_results(results: Results, folder: Path) -> None:
         run_folder = store.new_run_folder(folder, run.header)
         for rank in run.ranks:
             log = store.RankLog(run_folder, rank.rank)
-            lines: list[Line | None] = [rank.start, *rank.phases, rank.model, *rank.steps, *rank.explained]
+            lines: list[RankLine | None] = [rank.start, *rank.phases, rank.model, *rank.steps, *rank.explained]
             lines += [*rank.epochs, *rank.resources, *rank.gradients, *rank.traffic, rank.matmul]
             lines += [rank.checkpoint, rank.error]
             for line in lines:

@@ -7,7 +7,7 @@ from typing import Any
 from results_factory import explained_run, make_curve, make_results, make_trial, steady_run
 from vitscale.analysis import analyse
 from vitscale.present.document import Finding
-from vitscale.store.records import Results, Run
+from vitscale.store.results import Results, Run
 from vitscale.trial.trial import Trial
 
 THREE = [0.1, 0.101, 0.099]

@@ -18,7 +18,8 @@ from vitscale.analysis import Analysis, analyse
 from vitscale.analysis.runs.allocations import components, groups, observations
 from vitscale.analysis.statistics import interval, mean_interval
 from vitscale.report import words
-from vitscale.store.records import ResourcesLine, Run
+from vitscale.store.records import ResourcesLine
+from vitscale.store.results import Run
 
 ONE = make_trial(gpus=1)
 

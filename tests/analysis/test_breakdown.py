@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from results_factory import NOT_TOLD_APART, explained_line, explained_run, make_rank, make_run, make_trial, steady_run
 from vitscale.analysis.runs.figures import run_figures
 from vitscale.analysis.time.breakdown import breakdown, combined
-from vitscale.store.records import PARTS, Run
+from vitscale.store.records import PARTS
+from vitscale.store.results import Run
 
 FAST: dict[str, Any] = {
     "data_wait": 0.01,

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from results_factory import make_rank, make_run, make_trial
 from vitscale.analysis.runs.figures import CheckpointCost, checkpoint_cost
-from vitscale.store.records import CheckpointLine, Run
+from vitscale.store.records import CheckpointLine
+from vitscale.store.results import Run
 
 
 def run(*saved: float | None) -> Run:

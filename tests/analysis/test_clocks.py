@@ -7,7 +7,8 @@ import pytest
 from results_factory import explained_run, make_rank, make_run, make_trial
 from verdict_finder import STEP
 from vitscale.analysis.quality.measurement import clock_anomalies
-from vitscale.store.records import RankRecord, Run
+from vitscale.store.records import RankRecord
+from vitscale.store.results import Run
 
 TRIAL = make_trial("ddp", 2)
 

@@ -9,7 +9,8 @@ import pytest
 from results_factory import make_environment, make_rank, make_run, make_trial
 from vitscale.analysis.runs.compute import compute, flops_per_image
 from vitscale.analysis.runs.figures import run_figures
-from vitscale.store.records import Device, MatmulLine, Run
+from vitscale.store.records import Device, MatmulLine
+from vitscale.store.results import Run
 from vitscale.trial.model_spec import ModelSpec, training_flops
 from vitscale.trial.trial import Trial
 

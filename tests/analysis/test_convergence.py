@@ -21,7 +21,8 @@ from vitscale.analysis.learning.convergence import convergence as convergence_of
 from vitscale.analysis.learning.convergence import course as course_of
 from vitscale.analysis.runs.figures import run_figures
 from vitscale.analysis.summaries import summarise
-from vitscale.store.records import EpochLine, Run, StepLine
+from vitscale.store.records import EpochLine, StepLine
+from vitscale.store.results import Run
 from vitscale.trial.step_schedule import StepWindow
 from vitscale.trial.trial import Trial
 

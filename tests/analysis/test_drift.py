@@ -18,7 +18,7 @@ from vitscale.analysis.quality.study import drift as drift_verdicts
 from vitscale.analysis.scaling import CurveResult, scale
 from vitscale.analysis.summaries import summarise
 from vitscale.analysis.trials import Drift, TrialResult
-from vitscale.store.records import Run
+from vitscale.store.results import Run
 from vitscale.trial.trial import Trial
 
 LOSSES = [2.3 / (1 + 0.02 * step) for step in range(30)]

@@ -8,7 +8,8 @@ import pytest
 
 from results_factory import make_environment, make_rank, make_run, make_trial
 from vitscale.analysis.runs.energy import Energy, energy_per_image
-from vitscale.store.records import EnergyReading, ResourcesLine, Run
+from vitscale.store.records import EnergyReading, ResourcesLine
+from vitscale.store.results import Run
 
 IMAGES = 4 * 8
 """Of each rank and epoch: four steps of eight."""

@@ -8,7 +8,8 @@ import pytest
 
 from results_factory import make_trial, steady_run
 from vitscale.analysis.learning.convergence import equal_samples
-from vitscale.store.records import EpochLine, Run
+from vitscale.store.records import EpochLine
+from vitscale.store.results import Run
 
 
 def run_of(course: Sequence[tuple[int | None, float | None]], split: str = "held_out_accuracy", repeat: int = 0) -> Run:

@@ -8,7 +8,7 @@ from results_factory import make_curve, make_rank, make_results, make_run, make_
 from vitscale.analysis import analyse
 from vitscale.analysis.curve_names import curve_name
 from vitscale.analysis.runs.figures import run_figures
-from vitscale.store.records import Imported, ImportedFile, Results, Run, StudyImport
+from vitscale.store.results import Imported, ImportedFile, Results, Run, StudyImport
 from vitscale.trial.trial import Trial
 
 FILE = ImportedFile(name="a.log", sha256="0" * 64)

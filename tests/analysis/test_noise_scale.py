@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from results_factory import make_rank, make_run, make_trial
 from vitscale.analysis.learning.noise_scale import FEWEST_STEPS, ONE_SEED, noise_scale, seed_of
 from vitscale.analysis.statistics import ONE_RUN
-from vitscale.store.records import GradientLine, Run
+from vitscale.store.records import GradientLine
+from vitscale.store.results import Run
 from vitscale.trial.trial import Trial
 
 TWO_RANKS = make_trial("ddp", 2, micro_batch=16)

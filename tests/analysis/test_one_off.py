@@ -5,7 +5,8 @@ from typing import Any
 from results_factory import make_curve, make_results, make_trial, steady_run
 from verdict_finder import verdict
 from vitscale.analysis import TrialResult, analyse
-from vitscale.store.records import RankRecord, Results, Run
+from vitscale.store.records import RankRecord
+from vitscale.store.results import Results, Run
 
 
 def with_phase(run: Run, phase: str, seconds: float, *compiled: str) -> Run:

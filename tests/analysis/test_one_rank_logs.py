@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from results_factory import make_rank, make_run, make_trial
 from vitscale.analysis.quality.imports import OneRankBounds, one_rank_bounds, ring_bytes
-from vitscale.store.records import ExplainedLine, Imported, Run
+from vitscale.store.records import ExplainedLine
+from vitscale.store.results import Imported, Run
 
 TRANSFER = 0.04
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from results_factory import make_rank, make_run, make_trial
 from vitscale.analysis.runs.figures import run_figures
 from vitscale.analysis.runs.steps import elapsed_by_step, step_kinds
-from vitscale.store.records import Run, StepLine
+from vitscale.store.records import StepLine
+from vitscale.store.results import Run
 from vitscale.trial.step_schedule import StepWindow
 from vitscale.trial.trial import effective_steps
 

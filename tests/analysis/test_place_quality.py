@@ -7,7 +7,8 @@ import pytest
 from results_factory import make_curve, make_environment, make_results, make_trial, steady_run
 from verdict_finder import THREE, kinds, three_repeats, verdict
 from vitscale.analysis.runs.environments import allocation, differences, surroundings
-from vitscale.store.records import Collective, Device, GpuSamples, GpuSettings, ResourcesLine, Results, TrafficLine
+from vitscale.store.records import Collective, Device, GpuSamples, GpuSettings, ResourcesLine, TrafficLine
+from vitscale.store.results import Results
 from vitscale.trial.trial import Trial, World
 
 

@@ -12,7 +12,8 @@ from results_factory import make_environment, make_rank, make_run, make_trial, s
 from vitscale.analysis.runs.figures import run_figures
 from vitscale.analysis.runs.resources import RankResources, resource_figures, timed_spans
 from vitscale.analysis.summaries import summarise
-from vitscale.store.records import Device, EnergyReading, GpuSamples, MatmulLine, ResourcesLine, Run
+from vitscale.store.records import Device, EnergyReading, GpuSamples, MatmulLine, ResourcesLine
+from vitscale.store.results import Run
 
 MIB = 2**20
 STEPS = 4

@@ -7,7 +7,7 @@ import pytest
 from results_factory import make_curve, make_rank, make_results, make_run, make_trial, one_curve
 from verdict_finder import STEP, explained_study, kinds, of_one_trial, verdict
 from vitscale.analysis import analyse
-from vitscale.store.records import Results
+from vitscale.store.results import Results
 
 
 def test_startup_dominates_and_says_how_much() -> None:

@@ -9,7 +9,8 @@ import pytest
 from results_factory import explained_run, make_curve, make_results, make_trial
 from vitscale.analysis import Analysis, Waterfall, analyse
 from vitscale.analysis.time.run_waterfall import run_breakdown, run_seconds, run_waterfalls
-from vitscale.store.records import CheckpointLine, Run
+from vitscale.store.records import CheckpointLine
+from vitscale.store.results import Run
 from vitscale.trial.trial import Trial
 
 ONE_RANK = {"data_wait": 0.002, "forward": 0.03, "backward": 0.05, "optimizer": 0.006, "other": 0.002}

@@ -16,7 +16,8 @@ from results_factory import (
 )
 from vitscale.analysis import Analysis, CurveResult, analyse
 from vitscale.analysis.statistics import ratio
-from vitscale.store.records import Device, Results
+from vitscale.store.records import Device
+from vitscale.store.results import Results
 from vitscale.trial.trial import Mode
 
 # An epoch of 1,024 images at micro-batch 8 has 128 steps on one rank, 64 on two, 32 on four.

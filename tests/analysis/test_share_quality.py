@@ -12,7 +12,8 @@ from verdict_finder import THREE, kinds, of_one_trial, three_repeats, verdict
 from vitscale.analysis import analyse
 from vitscale.analysis.time.rank_speeds import gain, rank_speeds
 from vitscale.analysis.trials import TrialResult
-from vitscale.store.records import Device, Environment, Results
+from vitscale.store.records import Device, Environment
+from vitscale.store.results import Results
 from vitscale.trial.rank_batches import micro_batches
 
 SECONDS_PER_IMAGE = (0.01, 0.01, 0.04)

@@ -5,7 +5,7 @@ import pytest
 from results_factory import TRAIN_SAMPLES, failed_run, make_curve, make_results, make_trial, one_curve, steady_run
 from verdict_finder import THREE, kinds, verdict
 from vitscale.analysis import analyse
-from vitscale.store.records import Imported, Results
+from vitscale.store.results import Imported, Results
 
 
 def test_too_few_repeats() -> None:

@@ -27,7 +27,7 @@ from vitscale.analysis.statistics import interval
 from vitscale.analysis.summaries import summarise
 from vitscale.present.document import Finding
 from vitscale.present.estimate import Estimate
-from vitscale.store.records import Results, Run, StudyRecord
+from vitscale.store.results import Results, Run, StudyRecord
 from vitscale.study.file import FEWEST_FOR_TARGET
 
 EPOCHS = Path(__file__).resolve().parents[3] / "shared" / "paper" / "epochs.csv"

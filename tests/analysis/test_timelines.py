@@ -12,7 +12,8 @@ from results_factory import explained_line, make_rank, make_run, make_trial
 from vitscale.analysis.time.breakdown import breakdown
 from vitscale.analysis.time.timelines import explained_steps, lanes
 from vitscale.base.time_spans import Interval, intersection, length
-from vitscale.store.records import COMMUNICATION, PARTS, ExplainedLine, PhaseName, Run
+from vitscale.store.records import COMMUNICATION, PARTS, ExplainedLine, PhaseName
+from vitscale.store.results import Run
 
 
 def run_of(*lines: list[ExplainedLine], gpus: int | None = None) -> Run:

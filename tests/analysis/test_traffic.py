@@ -12,7 +12,8 @@ from explained_factory import WIRE, run_of
 from results_factory import make_rank, make_run, make_trial
 from vitscale.analysis.runs.figures import run_figures
 from vitscale.analysis.time.traffic import Traffic, traffic
-from vitscale.store.records import Collective, Run, TrafficLine
+from vitscale.store.records import Collective, TrafficLine
+from vitscale.store.results import Run
 
 MILLION = 1_000_000
 

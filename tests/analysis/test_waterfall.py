@@ -23,7 +23,8 @@ from vitscale.analysis import Analysis, Waterfall, analyse
 from vitscale.analysis.statistics import jackknife
 from vitscale.analysis.time.breakdown import Breakdown, RankParts
 from vitscale.analysis.time.waterfall import FACTORS, decompose, unprofiled, waterfalls
-from vitscale.store.records import PARTS, Device, Run
+from vitscale.store.records import PARTS, Device
+from vitscale.store.results import Run
 from vitscale.trial.trial import Mode, Trial
 
 # An epoch of 1,024 images at micro-batch 8 has 128 steps on one rank, 64 on two, 43 on three (42.67 before rounding).

@@ -14,7 +14,7 @@ import torch
 from driving import vitscale
 from vitscale import store
 from vitscale.analysis.time.breakdown import breakdown
-from vitscale.store.records import Run
+from vitscale.store.results import Run
 
 pytestmark = [
     pytest.mark.gpu,

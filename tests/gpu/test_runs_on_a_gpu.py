@@ -9,7 +9,7 @@ import torch
 
 from driving import vitscale
 from vitscale import store
-from vitscale.store.records import Results
+from vitscale.store.results import Results
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,7 +11,7 @@ from typing import Any
 from forks import prepared_here
 from lab.hosts import INTERFACE, Hosts
 from vitscale import sources, store
-from vitscale.store.records import Outcome, Run, RunHeader
+from vitscale.store.results import Outcome, Run, RunHeader
 from vitscale.trial.model_spec import ModelSpec, resolve
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 

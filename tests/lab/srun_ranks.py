@@ -31,7 +31,8 @@ def install(folder: Path) -> Path:
 def rank(folder: Path, run_folder: Path) -> None:
     """Writes one line per step; each names its run, so that a mixture would show."""
     from vitscale.store import RankLog
-    from vitscale.store.records import EndLine, RunHeader, StepLine
+    from vitscale.store.records import EndLine, StepLine
+    from vitscale.store.results import RunHeader
 
     number = int(os.environ["SLURM_PROCID"])
     header = RunHeader.model_validate_json((run_folder / "trial.json").read_text())

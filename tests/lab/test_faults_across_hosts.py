@@ -25,7 +25,7 @@ from vitscale import store
 from vitscale.lab import laboratory
 from vitscale.lab.laboratory import Laboratory
 from vitscale.processes import launch_file
-from vitscale.store.records import Outcome, Run
+from vitscale.store.results import Outcome, Run
 
 WORKER = Path(__file__).parents[1] / "runner" / "light_worker.py"
 STUDY = """

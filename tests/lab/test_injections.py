@@ -25,7 +25,8 @@ from vitscale.analysis.statistics import ratio
 from vitscale.analysis.time.breakdown import Breakdown, breakdown
 from vitscale.analysis.time.exposure import RankExposure, exposures
 from vitscale.prediction.step.messages import messages
-from vitscale.store.records import PARTS, Run
+from vitscale.store.records import PARTS
+from vitscale.store.results import Run
 from vitscale.trial import model_spec
 from vitscale.trial.model_spec import ModelSpec
 

@@ -13,7 +13,7 @@ from vitscale.analysis.summaries import summarise
 from vitscale.analysis.time.breakdown import Breakdown, breakdown
 from vitscale.analysis.time.rank_speeds import gain, rank_speeds
 from vitscale.analysis.trials import TrialResult
-from vitscale.store.records import Run
+from vitscale.store.results import Run
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.rank_batches import longest, shares
 

@@ -9,7 +9,8 @@ from explained_factory import BACKWARD, DATA_WAIT, FORWARD, OPTIMIZER, OTHER, SL
 from results_factory import TRAIN_SAMPLES, failed_run, make_curve, make_results, make_trial, one_curve, steady_run
 from vitscale.analysis import analyse
 from vitscale.prediction.evidence import Point, gather
-from vitscale.store.records import Collective, Results, Run, TrafficLine
+from vitscale.store.records import Collective, TrafficLine
+from vitscale.store.results import Results, Run
 from vitscale.trial.trial import Trial
 
 

@@ -11,7 +11,8 @@ from vitscale.analysis.time.breakdown import breakdown
 from vitscale.probes.events import plain
 from vitscale.profiles.events import Event, Kind
 from vitscale.profiles.timeline import NO_NCCL, STEP, steps_on_cpu, steps_on_cuda
-from vitscale.store.records import COMMUNICATION, NORM_MARK, PARTS, Run
+from vitscale.store.records import COMMUNICATION, NORM_MARK, PARTS
+from vitscale.store.results import Run
 
 MS = 1_000_000
 

@@ -16,7 +16,8 @@ from vitscale.report.breakdown_charts import breakdown_figures
 from vitscale.report.breakdown_data import PART_NAMES
 from vitscale.report.figure import Figure
 from vitscale.report.style import COMMUNICATION_COLOUR, PART_COLOURS
-from vitscale.store.records import PARTS, Results
+from vitscale.store.records import PARTS
+from vitscale.store.results import Results
 
 MILLISECONDS = words.Unit(1000.0, "ms")
 

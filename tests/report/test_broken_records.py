@@ -18,7 +18,8 @@ from vitscale.report.accuracy_charts import accuracy_figures
 from vitscale.report.breakdown_charts import breakdown_figures
 from vitscale.report.resource_charts import resource_figures
 from vitscale.report.timeline_charts import timeline_figures
-from vitscale.store.records import ExplainedLine, ResourcesLine, Run
+from vitscale.store.records import ExplainedLine, ResourcesLine
+from vitscale.store.results import Run
 
 TRIAL = make_trial("ddp", 2, micro_batch=16)
 SOUND = run_of(TRIAL)

@@ -16,7 +16,7 @@ from vitscale.report import chart_data, write_figures
 from vitscale.report.charts import figures
 from vitscale.report.figure import Figure
 from vitscale.report.style import SERIES_COLOURS, SERIES_SHAPES
-from vitscale.store.records import Results
+from vitscale.store.results import Results
 
 
 def names(results: Results) -> set[str]:

@@ -26,7 +26,7 @@ from vitscale import store
 from vitscale.analysis import analyse
 from vitscale.report import to_csv, to_json
 from vitscale.report.tables import batch_text, trial_label
-from vitscale.store.records import Results, Run
+from vitscale.store.results import Results, Run
 
 EXPLAINED = [
     "exposed_share", "data_wait_share", "explaining_overhead", "mfu", "share_of_matmul", "joules_per_image",

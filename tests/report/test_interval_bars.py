@@ -21,7 +21,7 @@ from vitscale.report.resource_charts import resource_figures
 from vitscale.report.resource_data import RESOURCES
 from vitscale.report.scaling_charts import scaling_figure
 from vitscale.report.waterfall_charts import waterfall_figure
-from vitscale.store.records import Run
+from vitscale.store.results import Run
 
 FACTORS = [0.96, 1.0, 1.04]
 

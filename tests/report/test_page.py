@@ -26,7 +26,8 @@ from vitscale.present.document import Finding, Severity
 from vitscale.report import write_html
 from vitscale.report.charts import figures
 from vitscale.report.page import to_html
-from vitscale.store.records import Device, EnergyReading, ResourcesLine, Results, Run
+from vitscale.store.records import Device, EnergyReading, ResourcesLine
+from vitscale.store.results import Results, Run
 
 MARKER = "vitscaleattack"
 HOSTILE = (

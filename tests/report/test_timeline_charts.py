@@ -12,7 +12,8 @@ from vitscale.analysis import analyse
 from vitscale.report import timeline_data
 from vitscale.report.timeline_charts import timeline_figures
 from vitscale.report.timeline_data import timelines
-from vitscale.store.records import ExplainedLine, RankRecord, Results, Run
+from vitscale.store.records import ExplainedLine, RankRecord
+from vitscale.store.results import Results, Run
 
 
 def test_the_lanes_of_two_ranks_by_hand() -> None:

@@ -16,7 +16,8 @@ from vitscale.analysis import analyse
 from vitscale.report import to_csv, to_json
 from vitscale.report.page import to_html
 from vitscale.report.traffic_table import NOTHING, traffic_table
-from vitscale.store.records import Collective, Results, TrafficLine
+from vitscale.store.records import Collective, TrafficLine
+from vitscale.store.results import Results
 
 MILLION = 1_000_000
 

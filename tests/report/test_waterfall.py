@@ -19,7 +19,8 @@ from vitscale.report import words, write_figures
 from vitscale.report.contributions import contributions, whole
 from vitscale.report.style import COMMUNICATION_COLOUR, PART_COLOURS
 from vitscale.report.waterfall_charts import waterfall_figure
-from vitscale.store.records import PARTS, Results
+from vitscale.store.records import PARTS
+from vitscale.store.results import Results
 
 SURE = Interval(0.71, 0.70, 0.72)
 

@@ -12,7 +12,7 @@ from lab.slurm_cluster import SlurmCluster
 from lab.srun_ranks import install
 from processes import wait_until
 from vitscale import store
-from vitscale.store.records import Outcome
+from vitscale.store.results import Outcome
 
 _STUDY = """
 name = "batch"

@@ -14,7 +14,8 @@ from vitscale.launchers.base import Launch, Start
 from vitscale.machine.hosts import Host
 from vitscale.processes import launch_file
 from vitscale.store import RankLog
-from vitscale.store.records import EndLine, RunHeader, StepLine
+from vitscale.store.records import EndLine, StepLine
+from vitscale.store.results import RunHeader
 from vitscale.trial.trial import World
 from vitscale.worker.place import die_with_parent
 

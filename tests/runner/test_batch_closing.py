@@ -7,7 +7,7 @@ from pathlib import Path
 from vitscale.runner.batch_file import BatchTask, JobFile, read_job
 from vitscale.runner.batch_jobs import Batch, submit_and_watch
 from vitscale.store import write_outcome
-from vitscale.store.records import Outcome
+from vitscale.store.results import Outcome
 from vitscale.study.sections import LaunchSection, MeasureSection, SlurmSection
 
 

@@ -13,7 +13,7 @@ import pytest
 from driving import processes_naming
 from lab.slurm_cluster import SlurmCluster, slurm_cluster
 from vitscale import store
-from vitscale.store.records import Run
+from vitscale.store.results import Run
 
 pytestmark = pytest.mark.ranks
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from vitscale.processes.heartbeat_server import Loss, RankStatus
 from vitscale.runner.classify import Ending, kernel_oom_kills, log_tail, outcome_of
-from vitscale.store.records import ErrorLine, Outcome, PhaseLine, RankRecord, StepLine
+from vitscale.store.records import ErrorLine, PhaseLine, RankRecord, StepLine
+from vitscale.store.results import Outcome
 
 # What torchrun (torch 2.13) printed when rank 1 of two was killed by SIGKILL, and when a rank's program ended with 3.
 REPORT = """\

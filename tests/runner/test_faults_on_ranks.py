@@ -12,7 +12,7 @@ import pytest
 
 from driving import processes_naming, vitscale
 from vitscale import store
-from vitscale.store.records import Outcome
+from vitscale.store.results import Outcome
 
 pytestmark = pytest.mark.ranks
 

@@ -26,7 +26,7 @@ from vitscale.runner.one_run import Task, run_task
 from vitscale.runner.starting import Started
 from vitscale.runner.watch import watch
 from vitscale.schedulers import Hostfile
-from vitscale.store.records import Outcome, RunHeader
+from vitscale.store.results import Outcome, RunHeader
 
 WELL, PASSING, LASTING, INTERRUPTED = "well", "passing", "lasting", "interrupted"
 SAID = "RuntimeError: [Errno 98] Address already in use"

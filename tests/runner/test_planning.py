@@ -15,7 +15,7 @@ from vitscale.runner.planning import Plan, check_folder, outstanding, plan
 from vitscale.sources import Summary
 from vitscale.store import RunIndex, new_run_folder, write_outcome
 from vitscale.store import write_study as write_study_record
-from vitscale.store.records import Outcome, OutcomeKind, StudyRecord
+from vitscale.store.results import Outcome, OutcomeKind, StudyRecord
 from vitscale.trial.engines import installed_versions
 from vitscale.trial.trial import DataSpec
 

@@ -20,7 +20,7 @@ def test_a_ranks_lines_come_back_and_are_there_when_write_returns(tmp_path: Path
     log.write(facts(3, 4))
     log.write(compute(1.0, 2.0))
     log.write(StageLine(name="facts", ending="done", seconds=1.0))
-    found = read_checked_rank(tmp_path / "rank-3.jsonl", 3)
+    found = read_checked_rank(tmp_path / "rank-3.jsonl")
     assert found == CheckedRank(
         rank=3,
         facts=facts(3, 4),
@@ -28,7 +28,7 @@ def test_a_ranks_lines_come_back_and_are_there_when_write_returns(tmp_path: Path
         stages=(StageLine(name="facts", ending="done", seconds=1.0),),
     )
     log.write(EndLine())
-    assert read_checked_rank(tmp_path / "rank-3.jsonl", 3).ended
+    assert read_checked_rank(tmp_path / "rank-3.jsonl").ended
     with pytest.raises(FileExistsError):
         CheckLog(tmp_path, 3)
 
@@ -38,7 +38,7 @@ def test_broken_lines_are_named_and_the_others_kept(tmp_path: Path) -> None:
     huge = good.replace("[1.0]", "[1e400]")
     lines = [good, "{", good.replace("compute", "unheard-of"), huge, '{"kind":"end"}', good]
     (tmp_path / "rank-0.jsonl").write_text("\n".join(lines))
-    found = read_checked_rank(tmp_path / "rank-0.jsonl", 0)
+    found = read_checked_rank(tmp_path / "rank-0.jsonl")
     assert isinstance(found.compute, ComputeLine)
     assert found.ended
     assert [line.split(":")[1] for line in found.broken] == ["2", "3", "4", "6"]
@@ -72,4 +72,4 @@ JSON = st.recursive(
 )
 def test_any_lines_can_be_read(tmp_path: Path, lines: list[bytes]) -> None:
     (tmp_path / "rank-0.jsonl").write_bytes(b"\n".join(lines))
-    read_checked_rank(tmp_path / "rank-0.jsonl", 0)
+    read_checked_rank(tmp_path / "rank-0.jsonl")

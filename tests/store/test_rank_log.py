@@ -22,14 +22,14 @@ from vitscale.store.records import (
     Environment,
     EpochLine,
     ErrorLine,
-    Line,
     ModelLine,
-    Outcome,
     PhaseLine,
+    RankLine,
     RankRecord,
     StartLine,
     StepLine,
 )
+from vitscale.store.results import Outcome
 
 
 def step(number: int, loss: float | None = 0.5) -> StepLine:
@@ -277,13 +277,13 @@ ERROR = st.builds(
 LINES = st.lists(START | PHASE | MODEL | STEP | EPOCH | ERROR | st.builds(EndLine), max_size=8)
 
 
-def of(kind: type[Any], lines: list[Line]) -> list[Any]:
+def of(kind: type[Any], lines: list[RankLine]) -> list[Any]:
     return [line for line in lines if isinstance(line, kind)]
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(LINES)
-def test_every_kind_of_line_is_read_back_as_it_was_written(tmp_path: Path, lines: list[Line]) -> None:
+def test_every_kind_of_line_is_read_back_as_it_was_written(tmp_path: Path, lines: list[RankLine]) -> None:
     log = RankLog(tmp_path, 5)
     for line in lines:
         log.write(line)

@@ -15,7 +15,7 @@ import pytest
 from results_factory import make_run, make_trial, one_curve
 from vitscale.errors import StoreError
 from vitscale.store import locked, new_run_folder, read_study, write_outcome, write_study, write_whole
-from vitscale.store.records import Outcome, RunHeader
+from vitscale.store.results import Outcome, RunHeader
 
 
 def names(folder: Path) -> list[str]:

@@ -26,7 +26,7 @@ def test_a_rank_that_waits_in_vain_still_measures_the_rest(tmp_path: Path) -> No
     command = [sys.executable, "-m", "vitscale.worker.check", str(tmp_path)]
     answer = subprocess.run(command, env=os.environ | given, capture_output=True, text=True, timeout=120, check=False)
     assert answer.returncode == 0, answer.stderr
-    found = read_checked_rank(tmp_path / "rank-1.jsonl", 1)
+    found = read_checked_rank(tmp_path / "rank-1.jsonl")
     assert found.ended
     endings = {stage.name: stage.ending for stage in found.stages}
     assert endings == {

@@ -12,7 +12,7 @@ from driving import TINY_MODEL, vitscale
 from vitscale import store
 from vitscale.analysis import Analysis, analyse
 from vitscale.analysis.learning.noise_scale import noise_scale
-from vitscale.store.records import Results, Run
+from vitscale.store.results import Results, Run
 from vitscale.trial.step_schedule import GRADIENT_STEPS
 
 pytestmark = pytest.mark.ranks

@@ -16,7 +16,7 @@ from results_factory import make_trial
 from vitscale.processes import launch_file
 from vitscale.processes.launch_file import TOKEN_VARIABLE
 from vitscale.processes.rank_variables import ALL_NAMES
-from vitscale.store.records import RunHeader
+from vitscale.store.results import RunHeader
 from vitscale.worker.place import Place, now_ns, own_place
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "torch", "MASTER_PORT": "1"}

@@ -11,7 +11,7 @@ import pytest
 from driving import vitscale
 from image_files import blocks, write_scene
 from vitscale import store
-from vitscale.store.records import Results
+from vitscale.store.results import Results
 
 pytestmark = pytest.mark.ranks
 

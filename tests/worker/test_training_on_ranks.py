@@ -10,7 +10,7 @@ import pytest
 from driving import TINY_MODEL, vitscale
 from vitscale import store
 from vitscale.analysis import analyse
-from vitscale.store.records import Results, Run
+from vitscale.store.results import Results, Run
 
 pytestmark = pytest.mark.ranks
 

@@ -27,7 +27,7 @@ from vitscale.analysis.time.waterfall import Factor, Waterfall, waterfalls
 from vitscale.analysis.trials import TrialResult
 from vitscale.present.document import Finding
 from vitscale.present.estimate import Estimate as Interval  # the name that the report uses still
-from vitscale.store.records import Results, Run, StudyRecord
+from vitscale.store.results import Results, Run, StudyRecord
 
 __all__ = [
     "Analysis",

@@ -23,7 +23,7 @@ from vitscale.analysis.runs.environments import differences
 from vitscale.analysis.statistics import ONE_RUN, ratio
 from vitscale.analysis.trials import TrialResult
 from vitscale.present.estimate import Estimate
-from vitscale.store.records import Curve
+from vitscale.store.results import Curve
 from vitscale.trial.trial import HOW_FOUND, OF_THE_BATCH, OF_THE_WRAPPER, Mode, Trial, exact
 
 

@@ -24,7 +24,7 @@ from vitscale.analysis.time.breakdown import breakdown, combined
 from vitscale.analysis.time.traffic import traffic
 from vitscale.analysis.trials import Failure, TrialResult
 from vitscale.present.estimate import Estimate
-from vitscale.store.records import OutcomeKind, Run
+from vitscale.store.results import OutcomeKind, Run
 from vitscale.trial.trial import OF_THE_WRAPPER, Trial
 
 NOT_RUN_YET = "not run yet"

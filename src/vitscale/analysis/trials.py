@@ -18,7 +18,7 @@ from vitscale.analysis.statistics import known_median
 from vitscale.analysis.time.breakdown import Breakdown, combined
 from vitscale.analysis.time.traffic import Traffic
 from vitscale.present.estimate import Estimate
-from vitscale.store.records import OutcomeKind, Run
+from vitscale.store.results import OutcomeKind, Run
 from vitscale.trial.trial import Trial, samples_used
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from vitscale.analysis.curve_names import curve_name
 from vitscale.importers import Done
-from vitscale.store.records import Curve
+from vitscale.store.results import Curve
 
 
 def table(done: Done) -> Table:

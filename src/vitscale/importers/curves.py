@@ -9,7 +9,7 @@ from typing import Any
 
 from vitscale.importers.findings import Setting
 from vitscale.importers.trials import counts_hosts
-from vitscale.store.records import Curve, CurvePoint
+from vitscale.store.results import Curve, CurvePoint
 from vitscale.trial.trial import Mode, Trial, exact
 
 

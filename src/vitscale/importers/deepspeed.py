@@ -14,7 +14,7 @@ from vitscale.importers.deepspeed_steps import ONE_RANK, WARMUP_STEPS, RankTimes
 from vitscale.importers.files import identified, lines
 from vitscale.importers.findings import Findings, FoundRank, FoundRun, Problems, Setting, listed
 from vitscale.importers.options import Options
-from vitscale.store.records import ImportedFile
+from vitscale.store.results import ImportedFile
 
 _UNKNOWN_GPU = "unknown GPU"
 _RANK_IN_NAME = re.compile(r"rank[-_.]?(\d{1,6})(?!\d)", re.IGNORECASE)

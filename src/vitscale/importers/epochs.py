@@ -15,7 +15,8 @@ from vitscale.importers.findings import Findings, FoundRank, FoundRun, Problems,
 from vitscale.importers.options import Options
 from vitscale.importers.tables import OF_A_SETTING, Row, header, rows, setting_of, text_of
 from vitscale.importers.trials import an_epoch, nodes_of
-from vitscale.store.records import EpochLine, ImportedFile
+from vitscale.store.records import EpochLine
+from vitscale.store.results import ImportedFile
 
 REQUIRED = ("gpus", "epoch_seconds")
 _KNOWN = (*OF_A_SETTING, "run", "epoch", "rank", "epoch_seconds", "loss", "accuracy")

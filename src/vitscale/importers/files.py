@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vitscale.errors import StoreError, explain, printable, shown
-from vitscale.store.records import ImportedFile
+from vitscale.store.results import ImportedFile
 
 LONGEST_LINE = 64 * 1024
 """Of a longer one the rest is passed over."""

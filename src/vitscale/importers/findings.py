@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from vitscale.errors import printable
-from vitscale.store.records import EpochLine, ExplainedLine, ImportedFile, StepLine
+from vitscale.store.records import EpochLine, ExplainedLine, StepLine
+from vitscale.store.results import ImportedFile
 from vitscale.trial.trial import Precision
 
 MOST_NAMED = 5

@@ -19,7 +19,7 @@ from vitscale.importers.findings import Findings, Setting
 from vitscale.importers.options import FORMATS, OF_LINKS, LinkFormat, LogFormat, Options, check
 from vitscale.importers.records import TrialRun, fingerprint, write
 from vitscale.importers.trials import micro_batch_of, notes_on, train_samples, trial_of
-from vitscale.store.records import Curve, StudyImport, StudyRecord
+from vitscale.store.results import Curve, StudyImport, StudyRecord
 from vitscale.trial.trial import Trial
 
 _READERS: Mapping[str, Callable[[Sequence[Path], Options], Findings]] = {

@@ -20,7 +20,7 @@ from vitscale.importers.files import identified, lines
 from vitscale.importers.findings import Problems
 from vitscale.importers.options import LinkFormat
 from vitscale.store.check_records import Operation
-from vitscale.store.records import ImportedFile
+from vitscale.store.results import ImportedFile
 
 _TESTS: Mapping[str, Operation] = {
     "all_reduce_perf": "all_reduce", "all_gather_perf": "all_gather", "reduce_scatter_perf": "reduce_scatter",

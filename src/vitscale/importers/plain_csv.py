@@ -13,7 +13,8 @@ from vitscale.importers.findings import Findings, FoundRank, FoundRun, Problems,
 from vitscale.importers.options import Options
 from vitscale.importers.tables import OF_A_SETTING, Row, header, rows, setting_of, text_of
 from vitscale.importers.trials import an_epoch
-from vitscale.store.records import EpochLine, ImportedFile, StepLine
+from vitscale.store.records import EpochLine, StepLine
+from vitscale.store.results import ImportedFile
 
 TIMES = ("step_seconds", "epoch_seconds", "images_per_second")
 _KNOWN = (*OF_A_SETTING, "run", *TIMES)

@@ -11,19 +11,8 @@ from pathlib import Path
 from vitscale.errors import StoreError, explain, shown
 from vitscale.importers.findings import FoundRank, FoundRun
 from vitscale.store import read_study
-from vitscale.store.records import (
-    FORMAT,
-    Device,
-    EndLine,
-    Environment,
-    Imported,
-    Line,
-    ModelLine,
-    Outcome,
-    RunHeader,
-    StartLine,
-    StudyRecord,
-)
+from vitscale.store.records import FORMAT, Device, EndLine, Environment, ModelLine, RankLine, StartLine
+from vitscale.store.results import Imported, Outcome, RunHeader, StudyRecord
 from vitscale.trial.model_spec import parameters
 from vitscale.trial.trial import Trial
 
@@ -128,7 +117,7 @@ def _write_run(folder: Path, one: TrialRun, study: StudyRecord) -> None:
     (folder / "outcome.json").write_text(outcome.model_dump_json(indent=1), encoding="utf-8")
 
 
-def _lines(one: TrialRun, rank: FoundRank) -> Iterable[Line]:
+def _lines(one: TrialRun, rank: FoundRank) -> Iterable[RankLine]:
     if rank.device is not None:
         yield StartLine(
             format=FORMAT,

@@ -13,7 +13,7 @@ from vitscale.prediction.network.checked import network_of
 from vitscale.prediction.network.links import declared_link
 from vitscale.store import checks
 from vitscale.store.check_records import CheckRecord
-from vitscale.store.records import Results
+from vitscale.store.results import Results
 from vitscale.trial import model_spec
 from vitscale.trial.model_spec import ModelSpec
 

@@ -12,7 +12,7 @@ from vitscale.report import words
 from vitscale.report.breakdown_data import LONGEST_STEP, PART_NAMES
 from vitscale.report.chart_data import Row
 from vitscale.report.tables import trial_label
-from vitscale.store.records import Run
+from vitscale.store.results import Run
 
 _MOST_TIMELINES = 12
 _MOST_RECTANGLES = 3000

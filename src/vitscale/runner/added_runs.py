@@ -11,7 +11,7 @@ from vitscale.analysis.runs.target_ci import TargetStatus, target_status
 from vitscale.analysis.summaries import summarise
 from vitscale.runner.one_run import Task
 from vitscale.runner.planning import Plan
-from vitscale.store.records import Outcome
+from vitscale.store.results import Outcome
 
 
 class AddedRuns:

@@ -14,7 +14,7 @@ from vitscale.base.locks import file_lock
 from vitscale.errors import StoreError, explain, shown
 from vitscale.runner.one_run import Task
 from vitscale.store import write_whole
-from vitscale.store.records import Outcome
+from vitscale.store.results import Outcome
 from vitscale.study.sections import LaunchSection, MeasureSection, SlurmSection
 from vitscale.trial.facts import Spec
 

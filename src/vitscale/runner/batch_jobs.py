@@ -25,7 +25,7 @@ from vitscale.runner.one_run import Task
 from vitscale.schedulers.slurm_commands import SlurmError, SlurmMissingError, job_states
 from vitscale.schedulers.slurm_script import batch_script
 from vitscale.store import RunIndex
-from vitscale.store.records import Outcome
+from vitscale.store.results import Outcome
 
 
 class Detached(VitscaleError):

@@ -11,7 +11,7 @@ from vitscale.runner.classify import log_tail
 from vitscale.runner.one_run import header_of
 from vitscale.schedulers.slurm_causes import Cause
 from vitscale.store import new_run_folder, write_outcome
-from vitscale.store.records import Outcome, StudyRecord
+from vitscale.store.results import Outcome, StudyRecord
 
 
 def write_missing_outcomes(

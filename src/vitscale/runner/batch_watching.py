@@ -14,7 +14,7 @@ from vitscale.runner.one_run import Task
 from vitscale.schedulers.slurm_causes import cause_of
 from vitscale.schedulers.slurm_commands import JobState, SlurmSilentError, job_states
 from vitscale.store import read_study
-from vitscale.store.records import RunHeader
+from vitscale.store.results import RunHeader
 
 FIRST_LOOK_SECONDS = 0.5
 LATEST_LOOK_SECONDS = 30.0

@@ -15,7 +15,8 @@ from vitscale.processes.heartbeat_server import RankStatus
 from vitscale.runner import launcher_reports
 from vitscale.runner.hang import position, starved, waited_for
 from vitscale.runner.launcher_reports import Reports
-from vitscale.store.records import ErrorLine, Outcome, OutcomeKind, RankRecord
+from vitscale.store.records import ErrorLine, RankRecord
+from vitscale.store.results import Outcome, OutcomeKind
 
 _LOG_TAIL_BYTES = 64_000
 _DETAIL_CHARACTERS = 16_000

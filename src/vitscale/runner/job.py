@@ -26,7 +26,7 @@ from vitscale.schedulers.slurm import SlurmAllocation
 from vitscale.schedulers.slurm_causes import Cause, cause_of
 from vitscale.schedulers.slurm_commands import job_states
 from vitscale.store import RunIndex, read_study
-from vitscale.store.records import Outcome
+from vitscale.store.results import Outcome
 
 
 def main(arguments: Sequence[str]) -> int:

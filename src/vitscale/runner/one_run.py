@@ -15,7 +15,7 @@ from vitscale.runner.watch import watch
 from vitscale.schedulers import Scheduler
 from vitscale.schedulers.prepared import PreparedProcesses, Ready
 from vitscale.store import new_run_folder, read_ranks, write_outcome
-from vitscale.store.records import Outcome, RunHeader, StudyRecord
+from vitscale.store.results import Outcome, RunHeader, StudyRecord
 from vitscale.study.sections import LaunchSection, MeasureSection
 
 RANK_MODULE = "vitscale.worker"

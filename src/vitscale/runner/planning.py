@@ -16,7 +16,7 @@ from vitscale.runner.starting import worked_out
 from vitscale.schedulers import Scheduler, scheduler_for
 from vitscale.schedulers.prepared import PreparedProcesses
 from vitscale.store import RunIndex, read_study
-from vitscale.store.records import Outcome, StudyRecord
+from vitscale.store.results import Outcome, StudyRecord
 from vitscale.study.expand import Expansion, expand
 from vitscale.study.file import StudyFile
 from vitscale.study.sections import AUTO, LaunchSection, MeasureSection, SlurmSection

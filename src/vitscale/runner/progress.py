@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from vitscale.analysis.curve_names import engine_name
 from vitscale.processes.heartbeat import COMPILING
-from vitscale.store.records import Outcome
+from vitscale.store.results import Outcome
 from vitscale.trial.rank_batches import in_words
 from vitscale.trial.trial import Trial
 

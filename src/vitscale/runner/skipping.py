@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from vitscale.runner.one_run import Setting, Task, header_of
 from vitscale.store import RunIndex, new_run_folder, write_outcome
-from vitscale.store.records import Outcome
+from vitscale.store.results import Outcome
 
 
 def skip_unfit(

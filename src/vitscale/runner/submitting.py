@@ -15,7 +15,7 @@ from vitscale.runner.planning import Plan, Report, existing_outcomes, outstandin
 from vitscale.runner.progress import StudyProgress
 from vitscale.runner.skipping import skip_unfit
 from vitscale.store import RunIndex
-from vitscale.store.records import Outcome
+from vitscale.store.results import Outcome
 
 
 def batch_of(plan: Plan, results: Path) -> Batch:

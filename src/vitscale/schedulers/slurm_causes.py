@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from vitscale.schedulers.slurm_commands import SlurmError, ask, job_fields
 from vitscale.schedulers.slurm_script import WARNING_SECONDS, seconds_of
-from vitscale.store.records import OutcomeKind
+from vitscale.store.results import OutcomeKind
 
 _SPAN = re.compile(r"(\d+-)?\d{1,4}(:\d{2}){0,2}")
 _EARLY_SECONDS = 60

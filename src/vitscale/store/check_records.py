@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, get_args
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
-from vitscale.store.records import EndLine, Environment, GpuSamples, MatmulLine, Record
+from vitscale.store.records import EndLine, Environment, GpuSamples, IfThere, MatmulLine, RankLine, RankLines, Record
 from vitscale.trial.trial import Device, Precision, Trial, World
 
 FORMAT = 2
@@ -97,7 +97,7 @@ class InfinibandPort(Record):
     """As the kernel says it: "100 Gb/sec (4X EDR)"."""
 
 
-class StageLine(Record):
+class StageLine(RankLine):
     """A stage of a rank ended."""
 
     kind: Literal["stage"] = "stage"
@@ -108,7 +108,7 @@ class StageLine(Record):
     """Empty where it is done."""
 
 
-class FactsLine(Record):
+class FactsLine(RankLine):
     """Where a rank runs, before it talks to any other."""
 
     kind: Literal["facts"] = "facts"
@@ -127,7 +127,7 @@ class FactsLine(Record):
     infiniband: tuple[InfinibandPort, ...]
 
 
-class ReachLine(Record):
+class ReachLine(RankLine):
     """Whether this rank reaches rank 0 over TCP, at the address and port that ranks meet at."""
 
     kind: Literal["reach"] = "reach"
@@ -139,7 +139,7 @@ class ReachLine(Record):
     """Why none did."""
 
 
-class CollectiveLine(Record):
+class CollectiveLine(RankLine):
     """One collective at one size, as one rank timed it."""
 
     kind: Literal["collective"] = "collective"
@@ -155,7 +155,7 @@ class CollectiveLine(Record):
     """Of one call, for each repeat."""
 
 
-class ComputeLine(Record):
+class ComputeLine(RankLine):
     """A fixed piece of training done again and again on all ranks at once: whose pace is the slow one."""
 
     kind: Literal["compute"] = "compute"
@@ -172,7 +172,7 @@ class ComputeLine(Record):
     """Why `gpu` is null."""
 
 
-class LoaderLine(Record):
+class LoaderLine(RankLine):
     """The data loader of a study, alone: no model takes its batches."""
 
     kind: Literal["loader"] = "loader"
@@ -181,7 +181,7 @@ class LoaderLine(Record):
     batch: Count
 
 
-class DiskLine(Record):
+class DiskLine(RankLine):
     """The disk that holds the results, as one rank sees it."""
 
     kind: Literal["disk"] = "disk"
@@ -195,14 +195,7 @@ class DiskLine(Record):
     """Why `seen_seconds` is null."""
 
 
-CheckLine = Annotated[
-    StageLine | FactsLine | ReachLine | CollectiveLine | MatmulLine | ComputeLine | LoaderLine | DiskLine | EndLine,
-    Field(discriminator="kind"),
-]
-LINE: TypeAdapter[CheckLine] = TypeAdapter(CheckLine)
-
-
-class CheckedRank(Record):
+class CheckedRank(RankLines):
     """All that one rank measured; what is null or missing it did not come to."""
 
     rank: Count
@@ -214,7 +207,7 @@ class CheckedRank(Record):
     loader: LoaderLine | None = None
     disk: DiskLine | None = None
     stages: tuple[StageLine, ...] = ()
-    ended: bool = False
+    ended: Annotated[bool, IfThere(EndLine)] = False
     broken: tuple[str, ...] = ()
     """Lines that could not be read, and why."""
 

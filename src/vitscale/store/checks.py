@@ -11,24 +11,12 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from vitscale.errors import StoreError, explain, printable, shown
-from vitscale.store.check_records import (
-    FORMAT,
-    LINE,
-    CheckedRank,
-    CheckLine,
-    CheckRecord,
-    CollectiveLine,
-    ComputeLine,
-    DiskLine,
-    FactsLine,
-    LoaderLine,
-    ReachLine,
-    StageLine,
-)
-from vitscale.store.records import EndLine, MatmulLine, Record
+from vitscale.errors import StoreError, explain, shown
+from vitscale.store.check_records import FORMAT, CheckedRank, CheckRecord
+from vitscale.store.rank_log import first_reason, rank_files, read_lines
+from vitscale.store.records import RankLine
 from vitscale.store.writing import write_whole
 
 _CHECK_FILE = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}\.json")
@@ -128,11 +116,8 @@ def latest(results: Path | None, hosts: tuple[str, ...] | None = None) -> CheckR
     return None
 
 
-_RANK_FILE = re.compile(r"rank-(\d{1,6})\.jsonl")
 _LARGEST_NUMBER = 1e100
 """Sums and products of such numbers do not overflow."""
-
-Kind = TypeVar("Kind", bound=Record)
 
 
 class CheckLog:
@@ -143,7 +128,7 @@ class CheckLog:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
         self._file = os.open(folder / f"rank-{rank}.jsonl", flags, 0o644)
 
-    def write(self, line: CheckLine) -> None:
+    def write(self, line: RankLine) -> None:
         """Appends one line whole.
 
         Raises:
@@ -157,44 +142,12 @@ class CheckLog:
 
 def read_checked_ranks(folder: Path, world_size: int) -> tuple[CheckedRank, ...]:
     """What all ranks of a check have written so far, by rank; lines that cannot be read are named in `broken`."""
-    found = []
-    for path in folder.iterdir():
-        match = _RANK_FILE.fullmatch(path.name)
-        if match is not None and int(match[1]) < world_size:
-            found.append(read_checked_rank(path, int(match[1])))
-    return tuple(sorted(found, key=lambda checked: checked.rank))
+    return tuple(read_checked_rank(path) for rank, path in rank_files(folder).items() if rank < world_size)
 
 
-def read_checked_rank(path: Path, rank: int) -> CheckedRank:
+def read_checked_rank(path: Path) -> CheckedRank:
     """One rank's lines. A line that is broken, or cut off, is named and left out."""
-    lines: list[CheckLine] = []
-    broken: list[str] = []
-    with path.open("rb") as file:
-        for number, raw in enumerate(file, start=1):
-            try:
-                if not raw.endswith(b"\n"):
-                    raise ValueError("cut off")
-                refuse_wild_numbers(json.loads(raw))
-                lines.append(LINE.validate_json(raw))
-            except (RecursionError, ValueError) as error:
-                broken.append(f"{path.name}:{number}: {first_reason(error)}")
-
-    def last_of(kind: type[Kind]) -> Kind | None:
-        return next((line for line in reversed(lines) if isinstance(line, kind)), None)
-
-    return CheckedRank(
-        rank=rank,
-        facts=last_of(FactsLine),
-        reach=last_of(ReachLine),
-        collectives=tuple(line for line in lines if isinstance(line, CollectiveLine)),
-        matmul=last_of(MatmulLine),
-        compute=last_of(ComputeLine),
-        loader=last_of(LoaderLine),
-        disk=last_of(DiskLine),
-        stages=tuple(line for line in lines if isinstance(line, StageLine)),
-        ended=last_of(EndLine) is not None,
-        broken=tuple(broken),
-    )
+    return read_lines(path, CheckedRank, lambda raw, _: refuse_wild_numbers(json.loads(raw)))
 
 
 def refuse_wild_numbers(content: Any) -> Any:
@@ -211,9 +164,3 @@ def refuse_wild_numbers(content: Any) -> Any:
         ):
             raise ValueError(f"no number of vitscale's: {shown(value)}")
     return content
-
-
-def first_reason(error: BaseException) -> str:
-    """What is wrong, on one line of at most 200 characters."""
-    text = printable(str(error)).splitlines()
-    return (" ".join(text[:3]) or type(error).__name__)[:200]

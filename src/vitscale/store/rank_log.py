@@ -1,16 +1,26 @@
-"""One rank's record, appended line by line by a thread of its own so that training never waits for the disk."""
+"""rank-K.jsonl: appended line by line by a thread of rank K's own so that training never waits for the disk, and read
+whatever else is there."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import queue
+import re
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
-from vitscale.store.records import ErrorLine, Line
+from pydantic import ValidationError
+
+from vitscale.errors import printable
+from vitscale.store.records import ErrorLine, RankLine, RankLines
 
 _FLUSH_SECONDS = 0.2
+_RANK_FILE = re.compile(r"rank-(\d{1,6})\.jsonl")
+
+Lines = TypeVar("Lines", bound=RankLines)
 
 
 class RankLog:
@@ -24,7 +34,7 @@ class RankLog:
     def __init__(self, run_folder: Path, rank: int) -> None:
         self.path = run_folder / f"rank-{rank}.jsonl"
         self.failure: Exception | None = None
-        self._queue: queue.SimpleQueue[Line | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[RankLine | None] = queue.SimpleQueue()
         self._ending = threading.Event()
         self._reserve = run_folder / f".rank-{rank}.reserve"
         # O_EXCL: a second rank that takes itself for rank K is a broken launch, and must not mix its lines in.
@@ -32,7 +42,7 @@ class RankLog:
         self._thread = threading.Thread(target=self._drain, name="rank-log", daemon=True)
         self._thread.start()
 
-    def write(self, line: Line) -> None:
+    def write(self, line: RankLine) -> None:
         """Queues one line; returns at once."""
         self._queue.put(line)
 
@@ -103,3 +113,44 @@ class RankLog:
 
 def _writable(text: str) -> str:
     return text.encode("utf-8", errors="backslashreplace").decode()
+
+
+def rank_files(folder: Path) -> dict[int, Path]:
+    """Rank to its file, in the order of ranks."""
+    found = {int(match[1]): path for path in folder.iterdir() if (match := _RANK_FILE.fullmatch(path.name))}
+    return dict(sorted(found.items()))
+
+
+def read_lines(path: Path, record: type[Lines], refuse: Callable[[bytes, RankLine], object]) -> Lines:
+    """One rank's lines. A line that is broken, or cut off by a crash, is named in `broken` and left out.
+
+    Args:
+        path: the rank's file, whose name has its number.
+        record: the table of the kinds of lines.
+        refuse: raises ValueError for a line, as text and as parsed, that holds what this program never writes.
+    """
+    lines: list[RankLine] = []
+    broken: list[str] = []
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, start=1):
+            if raw.endswith(b"\n") and not raw.strip():
+                continue  # ends a line that a full disk had cut off
+            try:
+                if not raw.endswith(b"\n"):
+                    raise ValueError("cut off")
+                line = record.parse(raw)
+                refuse(raw, line)
+                lines.append(line)
+            except (RecursionError, ValueError) as error:
+                broken.append(f"{path.name}:{number}: {first_reason(error)}")
+    match = _RANK_FILE.fullmatch(path.name)
+    return record.of(lines, rank=int(match[1]) if match else 0, broken=tuple(broken))
+
+
+def first_reason(error: BaseException) -> str:
+    """What is wrong with a line or a file, on one line of at most 300 characters."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "content"
+        return printable(f"{where[:80]}: {first['msg']}")[:300]
+    return printable(str(error)).splitlines()[0][:200] if str(error) else type(error).__name__

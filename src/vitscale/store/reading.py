@@ -8,41 +8,16 @@ import re
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from vitscale.errors import StoreError, explain, printable, shown
-from vitscale.store.records import (
-    FORMAT,
-    LINE,
-    CheckpointLine,
-    EndLine,
-    EpochLine,
-    ErrorLine,
-    ExplainedLine,
-    GradientLine,
-    Line,
-    MatmulLine,
-    ModelLine,
-    Outcome,
-    PhaseLine,
-    ProbeLine,
-    RankRecord,
-    Record,
-    ResourcesLine,
-    Results,
-    Run,
-    RunHeader,
-    StartLine,
-    StepLine,
-    StudyRecord,
-    TrafficLine,
-)
+from vitscale.errors import StoreError, explain, shown
+from vitscale.store.rank_log import first_reason, rank_files, read_lines
+from vitscale.store.records import FORMAT, RankLine, RankRecord
+from vitscale.store.results import Outcome, Results, Run, RunHeader, StudyRecord
 
 _RUN_FOLDER = re.compile(r"(?P<trial>[0-9a-f]{12})-r(?P<repeat>\d{1,6})-a(?P<attempt>\d{1,6})")
-_RANK_FILE = re.compile(r"rank-(\d{1,6})\.jsonl")
 
 Model = TypeVar("Model", bound=BaseModel)
-Kind = TypeVar("Kind", bound=Record)
 
 
 def _read_json(path: Path, model: type[Model]) -> Model:
@@ -58,15 +33,7 @@ def _read_json(path: Path, model: type[Model]) -> Model:
             )
         return model.model_validate_json(text)
     except (OSError, RecursionError, ValueError) as error:  # ValueError: not UTF-8, not JSON, not the model
-        raise StoreError(f"{path} cannot be read: {_first_line(error)}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    if isinstance(error, ValidationError):
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or "content"
-        return printable(f"{place[:80]}: {first['msg']}")
-    return printable(str(error)).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise StoreError(f"{path} cannot be read: {first_reason(error)}") from error
 
 
 def read_study(results: Path) -> StudyRecord | None:
@@ -85,58 +52,22 @@ def read_study(results: Path) -> StudyRecord | None:
 
 def read_rank(path: Path) -> RankRecord:
     """Reads one rank's lines. A line that is broken, or cut off by a crash, is named and left out."""
-    lines: list[Line] = []
-    broken: list[str] = []
-    with path.open("rb") as file:
-        for number, raw in enumerate(file, start=1):
-            if not raw.endswith(b"\n"):
-                broken.append(f"{path.parent.name}/{path.name}:{number}: cut off")
-                break
-            if not raw.strip():
-                continue  # ends a line that a full disk had cut off
-            try:
-                lines.append(_finite(LINE.validate_json(raw)))
-            except ValueError as error:
-                broken.append(f"{path.parent.name}/{path.name}:{number}: {_first_line(error)}")
-
-    def last_of(kind: type[Kind]) -> Kind | None:
-        return next((line for line in reversed(lines) if isinstance(line, kind)), None)
-
-    match = _RANK_FILE.fullmatch(path.name)
-    return RankRecord(
-        rank=int(match[1]) if match else 0,
-        start=last_of(StartLine),
-        model=last_of(ModelLine),
-        phases=tuple(line for line in lines if isinstance(line, PhaseLine)),
-        steps=tuple(line for line in lines if isinstance(line, StepLine)),
-        epochs=tuple(line for line in lines if isinstance(line, EpochLine)),
-        explained=tuple(line for line in lines if isinstance(line, ExplainedLine)),
-        resources=tuple(line for line in lines if isinstance(line, ResourcesLine)),
-        matmul=last_of(MatmulLine),
-        gradients=tuple(line for line in lines if isinstance(line, GradientLine)),
-        traffic=tuple(line for line in lines if isinstance(line, TrafficLine)),
-        checkpoint=last_of(CheckpointLine),
-        probes=tuple(line for line in lines if isinstance(line, ProbeLine)),
-        error=last_of(ErrorLine),
-        ended=last_of(EndLine) is not None,
-        broken=tuple(broken),
-    )
+    record = read_lines(path, RankRecord, lambda _, line: _refuse_wild_numbers(line))
+    return record.model_copy(update={"broken": tuple(f"{path.parent.name}/{line}" for line in record.broken)})
 
 
-def _finite(line: Line) -> Line:
+def _refuse_wild_numbers(line: RankLine) -> None:
     """Refuses what this program never writes: NaN and infinity, which are no JSON, and integers beyond 64 bits."""
     for key, value in line:
         if (isinstance(value, float) and not math.isfinite(value)) or (
             isinstance(value, int) and value.bit_length() > 63
         ):
             raise ValueError(f"{key}: {shown(value)} is no number of vitscale's")
-    return line
 
 
 def read_ranks(folder: Path) -> tuple[RankRecord, ...]:
     """The records of all ranks of one run, by rank."""
-    files = [path for path in folder.iterdir() if _RANK_FILE.fullmatch(path.name)]
-    return tuple(sorted((read_rank(path) for path in files), key=lambda record: record.rank))
+    return tuple(map(read_rank, rank_files(folder).values()))
 
 
 class RunIndex:

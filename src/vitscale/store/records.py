@@ -1,4 +1,6 @@
-"""What a run leaves behind: raw values per step and rank, the environment, one outcome.
+"""What the ranks of a run leave behind: raw values per step and rank, and the environment.
+
+What the driver writes around them stands in `store.results`, under the same format.
 
 Format history (`FORMAT`):
   1  first version: per-rank JSON lines (start, phase, step, epoch, error, end), outcome.json, trial.json, study.json.
@@ -26,17 +28,17 @@ A reader accepts its own format and older ones; a newer one is refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from vitscale.trial.step_schedule import StepWindow
-from vitscale.trial.trial import Mode, Trial
 
 FORMAT = 9
 
-OutcomeKind = Literal["completed", "oom", "timeout", "hang", "failed", "skipped"]
 Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -58,6 +60,70 @@ class Record(BaseModel):
     """Base of everything stored. Unknown keys are refused: a record is read as it was meant, or not at all."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class RankLine(Record):
+    """One line in a rank's file."""
+
+    kind: str
+
+
+@dataclass(frozen=True)
+class IfThere:
+    """Annotates a bool of `RankLines`: whether there is a line of a kind."""
+
+    kind: type[RankLine]
+
+
+class RankLines(Record):
+    """All that one rank wrote, sorted by kind.
+
+    The fields are the table of the kinds: a tuple of a kind takes all of its lines in order, a kind or None the last
+    one, and a bool annotated with `IfThere` tells whether there is one.
+    """
+
+    @classmethod
+    def parse(cls, line: bytes) -> RankLine:
+        """One line of the kinds of this table.
+
+        Raises:
+            ValidationError: it is none of them.
+        """
+        return _parser(cls).validate_json(line)
+
+    @classmethod
+    def of(cls, lines: Iterable[RankLine], **known: Any) -> Self:
+        """The record of `lines`, with the fields that they do not tell."""
+        by_kind: dict[type[RankLine], list[RankLine]] = {}
+        for line in lines:
+            by_kind.setdefault(type(line), []).append(line)
+        for name, (kind, takes) in _line_table(cls).items():
+            known[name] = takes(by_kind.get(kind, []))
+        return cls(**known)
+
+
+@cache
+def _line_table(record: type[RankLines]) -> Mapping[str, tuple[type[RankLine], Callable[[list[RankLine]], object]]]:
+    """Field to the kind of line it holds, and how it takes them."""
+    table: dict[str, tuple[type[RankLine], Callable[[list[RankLine]], object]]] = {}
+    for name, field in record.model_fields.items():
+        for kind in get_args(field.annotation):
+            if isinstance(kind, type) and issubclass(kind, RankLine):
+                table[name] = kind, tuple if get_origin(field.annotation) is tuple else _last
+        for mark in field.metadata:
+            if isinstance(mark, IfThere):
+                table[name] = mark.kind, bool
+    return table
+
+
+def _last(lines: list[RankLine]) -> RankLine | None:
+    return lines[-1] if lines else None
+
+
+@cache
+def _parser(record: type[RankLines]) -> TypeAdapter[RankLine]:
+    union: Any = Union[tuple(kind for kind, _ in _line_table(record).values())]  # noqa: UP007 - of a table
+    return TypeAdapter(Annotated[union, Field(discriminator="kind")])
 
 
 class GpuSettings(Record):
@@ -129,7 +195,7 @@ class Environment(Record):
     """The batch system's job around the rank ("slurm 4711"): runs of one allocation share its hosts. Null outside."""
 
 
-class StartLine(Record):
+class StartLine(RankLine):
     """First line of a rank's file."""
 
     kind: Literal["start"] = "start"
@@ -140,7 +206,7 @@ class StartLine(Record):
     environment: Environment
 
 
-class PhaseLine(Record):
+class PhaseLine(RankLine):
     """One part of the start-up, in the order it happened.
 
     `prepare`: what the driver waited for a prepared process to be ready, in the first run that it serves. It belongs to
@@ -154,7 +220,7 @@ class PhaseLine(Record):
     """What this phase compiled, or waited for another rank to compile: extensions, blocks. Later runs find it."""
 
 
-class ModelLine(Record):
+class ModelLine(RankLine):
     """What was really built, for models whose counts arithmetic cannot know; and how gradients travel."""
 
     kind: Literal["model"] = "model"
@@ -167,7 +233,7 @@ class ModelLine(Record):
     held_out_samples: int | None
 
 
-class StepLine(Record):
+class StepLine(RankLine):
     """One optimizer step as one rank saw it: from the end of the step before to its own end."""
 
     kind: Literal["step"] = "step"
@@ -182,7 +248,7 @@ class StepLine(Record):
     window: StepWindow = "light"
 
 
-class ExplainedLine(Record):
+class ExplainedLine(RankLine):
     """Where the time of one explained step went, on one rank: raw intervals, from which the parts are worked out later.
 
     All times are seconds from the step's beginning, in the rank's own clock.
@@ -250,7 +316,7 @@ class GpuSamples(Record):
     limited_share: Finite | None = None
 
 
-class ResourcesLine(Record):
+class ResourcesLine(RankLine):
     """What one rank used in the longest stretch of timed steps of an epoch. Null: not available.
 
     Where an epoch has no timed steps, and in formats before 6: in all its steps. Memory is that of the whole epoch.
@@ -280,7 +346,7 @@ class ResourcesLine(Record):
     energy: EnergyReading | None = None
 
 
-class MatmulLine(Record):
+class MatmulLine(RankLine):
     """The matrix-multiply rate of this rank's own device, measured after training in the trial's arithmetic."""
 
     kind: Literal["matmul"] = "matmul"
@@ -290,7 +356,7 @@ class MatmulLine(Record):
     flops_per_second: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
-class GradientLine(Record):
+class GradientLine(RankLine):
     """Squared norms of the gradient at two batch sizes in one step, for the gradient noise scale.
 
     Both norms are there, or neither is and `reason` says why.
@@ -323,7 +389,7 @@ class Collective(Record):
     output_elements: Count
 
 
-class TrafficLine(Record):
+class TrafficLine(RankLine):
     """All collectives of one optimizer step as one rank called them, in their order. Counted without synchronising."""
 
     kind: Literal["traffic"] = "traffic"
@@ -335,7 +401,7 @@ class TrafficLine(Record):
     reason: str | None = None
 
 
-class CheckpointLine(Record):
+class CheckpointLine(RankLine):
     """What saving a checkpoint and restoring it took, on one rank, with all ranks taking part."""
 
     kind: Literal["checkpoint"] = "checkpoint"
@@ -345,7 +411,7 @@ class CheckpointLine(Record):
     """Of all files of the checkpoint, whichever rank wrote them."""
 
 
-class EpochLine(Record):
+class EpochLine(RankLine):
     """One epoch, with figures reduced over all ranks. The barrier that ends it is inside `seconds`."""
 
     kind: Literal["epoch"] = "epoch"
@@ -377,7 +443,7 @@ class EpochLine(Record):
     """On making pixels of what was read; 0 where they are stored decoded."""
 
 
-class ProbeLine(Record):
+class ProbeLine(RankLine):
     """What a probe of another package measured in an epoch."""
 
     kind: Literal["probe"] = "probe"
@@ -387,7 +453,7 @@ class ProbeLine(Record):
     """By names of its own, which should end in their unit."""
 
 
-class ErrorLine(Record):
+class ErrorLine(RankLine):
     """The exception that ended a rank."""
 
     kind: Literal["error"] = "error"
@@ -399,33 +465,13 @@ class ErrorLine(Record):
     unix_seconds: Finite
 
 
-class EndLine(Record):
+class EndLine(RankLine):
     """Last line of a rank that did all its work."""
 
     kind: Literal["end"] = "end"
 
 
-Line = Annotated[
-    StartLine
-    | PhaseLine
-    | ModelLine
-    | StepLine
-    | ExplainedLine
-    | ResourcesLine
-    | MatmulLine
-    | GradientLine
-    | TrafficLine
-    | CheckpointLine
-    | EpochLine
-    | ProbeLine
-    | ErrorLine
-    | EndLine,
-    Field(discriminator="kind"),
-]
-LINE: TypeAdapter[Line] = TypeAdapter(Line)
-
-
-class RankRecord(Record):
+class RankRecord(RankLines):
     """All that one rank wrote, line by line in order; `broken` names the lines that could not be read."""
 
     rank: int
@@ -442,137 +488,5 @@ class RankRecord(Record):
     checkpoint: CheckpointLine | None = None
     probes: tuple[ProbeLine, ...] = ()
     error: ErrorLine | None
-    ended: bool
+    ended: Annotated[bool, IfThere(EndLine)]
     broken: tuple[str, ...]
-
-
-class Outcome(Record):
-    """How a run ended: exactly one per run, written last and by the driver alone."""
-
-    format: int = FORMAT
-    kind: OutcomeKind
-    reason: str
-    """One sentence; empty only where the run completed."""
-    detail: str = ""
-    """The guilty rank's traceback or the end of the log."""
-    rank: int | None = None
-    """The rank that failed first, where that is known."""
-    external: bool = False
-    """The cause lies outside the trial (disk full, cancelled): the run is done again by the next `vitscale run`."""
-    host: str | None = None
-    """The host of that rank, or the host itself that failed."""
-    transient: bool = False
-    """The cause may be gone by now (a port in use, a host that did not answer): tried again `measure.retries` times."""
-    started_unix_seconds: Finite
-    wall_seconds: Seconds
-
-
-class ImportedFile(Record):
-    """One file that was imported."""
-
-    name: str
-    """Without its folder."""
-    sha256: str
-
-
-class Imported(Record):
-    """Where an imported run comes from."""
-
-    log_format: str
-    """epochs, deepspeed, trainer-state or csv."""
-    files: tuple[ImportedFile, ...]
-    ranks: tuple[Count, ...]
-    """Those of which the files tell; not all of the world where they are one rank's log."""
-    of_the_run: bool = False
-    """The times are the run's own, not those of one rank; they stand under rank 0."""
-
-
-class StudyImport(Record):
-    """How a folder of imported results came about: the same import again finds it done."""
-
-    log_format: str
-    files: tuple[ImportedFile, ...]
-    options: dict[str, str]
-    """Of the command line, those that were given."""
-    notes: tuple[str, ...]
-    """What was assumed, because the files do not tell."""
-    problems: tuple[str, ...]
-    """What of the files could not be used."""
-
-
-class RunHeader(Record):
-    """trial.json in a run's folder: what this run was to do."""
-
-    format: int = FORMAT
-    trial_id: str
-    repeat: Count
-    attempt: Count
-    trial: Trial
-    command: tuple[str, ...]
-    """The first, where one is started for each host; launch.json has all."""
-    hosts: tuple[str, ...] = ()
-    """The hosts it was given, in order of their ranks; empty where it ran on the driver's own."""
-    dataset_fingerprint: str
-    seed: int | None = None
-    """The seed of this run; null in format 1, where it was the trial's."""
-    imported: Imported | None = None
-    """Null: vitscale ran it."""
-
-
-class Run(Record):
-    """One execution of a trial, read back whole."""
-
-    header: RunHeader
-    outcome: Outcome
-    ranks: tuple[RankRecord, ...]
-
-    @property
-    def ranks_needed(self) -> Sequence[int]:
-        """The ranks whose records a figure of the whole run takes: all; of an imported run those its files tell of."""
-        imported = self.header.imported
-        return range(self.header.trial.world.size) if imported is None else imported.ranks
-
-
-class CurvePoint(Record):
-    """One trial's place on a curve."""
-
-    gpus: int
-    trial_id: str
-
-
-class Curve(Record):
-    """Trials that differ in rank count alone, under one batch policy."""
-
-    mode: Mode
-    labels: dict[str, Any]
-    """The swept fields and their values, in the study's order."""
-    points: tuple[CurvePoint, ...]
-
-
-class StudyRecord(Record):
-    """study.json: what the results folder holds."""
-
-    format: int = FORMAT
-    name: str
-    text: str
-    """The study file as it was read."""
-    repeats: int
-    target_ci: float | None = None
-    """Share of an epoch time within which its 95 % interval was to lie; null: as many runs as `repeats`, no more."""
-    max_repeats: int | None = None
-    """Runs of a trial at most; null without `target_ci`."""
-    curves: tuple[Curve, ...]
-    trials: dict[str, Trial]
-    versions: dict[str, str | None]
-    dataset_fingerprints: dict[str, str]
-    """Trial identity to the fingerprint of the data it reads."""
-    imported: StudyImport | None = None
-    """Null: a study of vitscale's own."""
-
-
-class Results(Record):
-    """A results folder read back: finished runs of this study, and what was left out and why."""
-
-    study: StudyRecord
-    runs: tuple[Run, ...]
-    problems: tuple[str, ...]

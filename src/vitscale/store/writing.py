@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vitscale.base.locks import file_lock
 from vitscale.errors import StoreError, explain, shown
-from vitscale.store.records import Outcome, RunHeader, StudyRecord
+from vitscale.store.results import Outcome, RunHeader, StudyRecord
 
 _OUTCOME_BYTES = 256 * 1024
 _LAST_WORD_BYTES = 64 * 1024

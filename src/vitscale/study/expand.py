@@ -15,7 +15,7 @@ from vitscale.base.text_file import beside, read_text
 from vitscale.errors import RequestError, explain, shown, unknown
 from vitscale.machine.hardware import Machine
 from vitscale.sources import Summary
-from vitscale.store.records import Curve, CurvePoint
+from vitscale.store.results import Curve, CurvePoint
 from vitscale.study import segmentation, user_model
 from vitscale.study.batch import batch_of, fraction_of, micro_batches_of, needless_micro_steps
 from vitscale.study.file import StudyFile

@@ -15,7 +15,8 @@ from vitscale.processes import launch_file
 from vitscale.processes.heartbeat import PROGRESS, Heartbeat
 from vitscale.processes.launch_file import LaunchFile
 from vitscale.store import RankLog
-from vitscale.store.records import EndLine, PhaseLine, RunHeader
+from vitscale.store.records import EndLine, PhaseLine
+from vitscale.store.results import RunHeader
 from vitscale.worker import place as placing
 from vitscale.worker.failure import error_line
 

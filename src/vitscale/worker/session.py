@@ -14,7 +14,8 @@ from vitscale import engines, models, sources
 from vitscale.probes.matmul import measured_matmul
 from vitscale.processes.heartbeat import PROGRESS, STARTING
 from vitscale.store import RankLog
-from vitscale.store.records import FORMAT, ModelLine, PhaseLine, RunHeader, StartLine
+from vitscale.store.records import FORMAT, ModelLine, PhaseLine, StartLine
+from vitscale.store.results import RunHeader
 from vitscale.trial.deepspeed_config import synchronised
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.trial import TrainSpec

@@ -15,7 +15,7 @@ from vitscale.report import like
 from vitscale.report.like.accuracy_claim import accuracy_tests
 from vitscale.report.like.hosts import host_pairs, hosts_sentence
 from vitscale.report.like.series import all_series
-from vitscale.store.records import Results, Run
+from vitscale.store.results import Results, Run
 
 
 def findings(analysis: Analysis) -> list[str]:

@@ -16,7 +16,7 @@ from vitscale.analysis import analyse
 from vitscale.report.like import Material
 from vitscale.report.like.figures import Drawn, draw_all, draw_one
 from vitscale.report.like.paper import FIGURES, PAPER
-from vitscale.store.records import Results
+from vitscale.store.results import Results
 
 CELLS = {1: [0.8], 2: [0.8]}
 

@@ -19,7 +19,7 @@ from vitscale.analysis import Analysis, analyse
 from vitscale.cli import app
 from vitscale.errors import RequestError
 from vitscale.report import like
-from vitscale.store.records import Results
+from vitscale.store.results import Results
 
 MARKER = "vitscaleattack"
 HOSTILE = (

@@ -12,7 +12,7 @@ from vitscale.report.like.paper import FIGURES
 from vitscale.report.like.selection import Lack, Selection, select, steps_for
 from vitscale.report.like.series import all_series
 from vitscale.report.like.study import StudyFigure
-from vitscale.store.records import Results
+from vitscale.store.results import Results
 from vitscale.study.sections import ScalingSection
 
 BY_NUMBER = {figure.number: figure for figure in FIGURES}

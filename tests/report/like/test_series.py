@@ -10,7 +10,7 @@ from like_paper_factory import paper_curve, paper_study, whole_study
 from results_factory import rich_study
 from vitscale.analysis import analyse
 from vitscale.report.like.series import Series, all_series, names
-from vitscale.store.records import Results
+from vitscale.store.results import Results
 
 
 def series(results: Results) -> list[Series]:

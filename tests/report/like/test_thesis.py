@@ -23,7 +23,8 @@ from vitscale.prediction.network.links import Link, Network
 from vitscale.report import like
 from vitscale.report.like.doublings import transfer_of
 from vitscale.report.like.figures import draw_one
-from vitscale.store.records import CheckpointLine, Collective, Results, TrafficLine
+from vitscale.store.records import CheckpointLine, Collective, TrafficLine
+from vitscale.store.results import Results
 from vitscale.trial.trial import World
 
 THESIS = like.study_named("thesis")

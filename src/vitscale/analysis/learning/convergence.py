@@ -19,7 +19,8 @@ from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.runs.pace import whole_epochs_alone
 from vitscale.analysis.statistics import interval
 from vitscale.present.estimate import Estimate
-from vitscale.store.records import EpochLine, Run
+from vitscale.store.records import EpochLine
+from vitscale.store.results import Run
 
 
 @dataclass(frozen=True)

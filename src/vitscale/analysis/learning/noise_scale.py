@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from vitscale.analysis.runs.steps import common_steps
 from vitscale.analysis.statistics import interval
 from vitscale.present.estimate import Estimate
-from vitscale.store.records import GradientLine, Run
+from vitscale.store.records import GradientLine
+from vitscale.store.results import Run
 from vitscale.trial.engines import norms_unknown
 from vitscale.trial.step_schedule import has_two_batch_sizes
 

@@ -13,7 +13,7 @@ from vitscale.analysis.quality import study as study_quality
 from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.trials import TrialResult
 from vitscale.present.document import Finding, most_severe_first
-from vitscale.store.records import StudyRecord
+from vitscale.store.results import StudyRecord
 
 
 def findings(trials: Sequence[TrialResult], curves: Sequence[CurveResult], study: StudyRecord) -> tuple[Finding, ...]:

@@ -25,7 +25,8 @@ from vitscale.analysis.quality.wording import count, note
 from vitscale.analysis.trials import TrialResult
 from vitscale.base.time_spans import length, union
 from vitscale.present.document import Finding
-from vitscale.store.records import ExplainedLine, Run, StudyRecord
+from vitscale.store.records import ExplainedLine
+from vitscale.store.results import Run, StudyRecord
 
 _MOST_FILES = 3
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from vitscale.analysis.quality.wording import count, note, percent, those, warning, worst
 from vitscale.analysis.trials import TrialResult
 from vitscale.present.document import Finding
-from vitscale.store.records import EpochLine, RankRecord, Run, StepLine
+from vitscale.store.records import EpochLine, RankRecord, StepLine
+from vitscale.store.results import Run
 
 _OVERHEAD = 0.1
 _OVERHEAD_MISLEADS = 0.5

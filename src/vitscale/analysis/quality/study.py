@@ -11,7 +11,7 @@ from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.statistics import FEWEST_REPEATS
 from vitscale.analysis.trials import TrialResult
 from vitscale.present.document import Finding
-from vitscale.store.records import StudyRecord
+from vitscale.store.results import StudyRecord
 from vitscale.study.batch import needless_micro_steps
 
 _MOST_NAMED = 4

@@ -19,7 +19,7 @@ from vitscale.analysis.runs.environments import environments
 from vitscale.analysis.statistics import FEWEST_REPEATS, interval, mean_interval
 from vitscale.analysis.student_t import f_above
 from vitscale.present.estimate import Estimate
-from vitscale.store.records import Run
+from vitscale.store.results import Run
 
 _POOLED_ABOVE = 0.25
 """P-value of the F test above which runs of different allocations count as alike. Far above 5 %: with a few runs each

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from vitscale.analysis.peaks import Peak, peak
 from vitscale.analysis.runs.figures import RunFigures
 from vitscale.errors import VitscaleError
-from vitscale.store.records import RankRecord, Run
+from vitscale.store.records import RankRecord
+from vitscale.store.results import Run
 from vitscale.trial.model_spec import training_flops
 from vitscale.trial.trial import Precision, Trial
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vitscale.store.records import EnergyReading, Run
+from vitscale.store.records import EnergyReading
+from vitscale.store.results import Run
 
 NOT_RECORDED = "this run recorded no energy"
 SHORTEST_SECONDS = 10.0

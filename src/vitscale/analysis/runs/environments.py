@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vitscale.store.records import Environment, Run
+from vitscale.store.records import Environment
+from vitscale.store.results import Run
 
 _TRANSPORT_SETTINGS = ("NCCL_", "GLOO_", "TORCH_NCCL_")
 _MUST_AGREE = ("NCCL_", "GLOO_")

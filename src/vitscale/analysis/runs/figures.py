@@ -16,7 +16,8 @@ from vitscale.analysis.runs.pace import NO_PACE, Pace, cost, of_an_epoch, of_epo
 from vitscale.analysis.runs.steps import SlowSteps, elapsed_by_step, slow_steps, step_kinds
 from vitscale.analysis.runs.warmup import WarmUp, warm_up
 from vitscale.analysis.statistics import quantile
-from vitscale.store.records import ModelLine, PhaseLine, RankRecord, Run, StepLine
+from vitscale.store.records import ModelLine, PhaseLine, RankRecord, StepLine
+from vitscale.store.results import Run
 from vitscale.trial.trial import Trial
 
 PHASES: tuple[str, ...] = ("launch", "imports", "data", "model", "engine", "first_step")

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vitscale.analysis.runs.steps import StepKind
-from vitscale.store.records import ModelLine, Run, StepLine
+from vitscale.store.records import ModelLine, StepLine
+from vitscale.store.results import Run
 from vitscale.trial.trial import Trial, last_step_share, samples_used, steps_per_epoch
 
 PaceSource = Literal["steps", "epochs"]

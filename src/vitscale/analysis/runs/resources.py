@@ -18,7 +18,8 @@ from vitscale.analysis.runs.environments import environments
 from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.statistics import known_median
 from vitscale.present.estimate import Estimate
-from vitscale.store.records import GPU_LIMITS, GpuSamples, RankRecord, ResourcesLine, Run
+from vitscale.store.records import GPU_LIMITS, GpuSamples, RankRecord, ResourcesLine
+from vitscale.store.results import Run
 
 NOT_RECORDED = "this run recorded no use of its GPUs"
 

@@ -22,7 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
-from vitscale.store.records import RankRecord, Run, StepLine
+from vitscale.store.records import RankRecord, StepLine
+from vitscale.store.results import Run
 
 StepKind = Literal["whole", "first", "short"]
 """whole: a full global batch. first: one that begins an epoch after the first, and may wait for the loader. short: the

@@ -29,7 +29,8 @@ from vitscale.analysis.time.exposure import RankExposure, exposures
 from vitscale.analysis.time.timelines import step_parts
 from vitscale.base.time_spans import length
 from vitscale.present.estimate import Estimate
-from vitscale.store.records import COMMUNICATION, EXPOSED, PARTS, ExplainedLine, Run
+from vitscale.store.records import COMMUNICATION, EXPOSED, PARTS, ExplainedLine
+from vitscale.store.results import Run
 from vitscale.trial.step_schedule import StepWindow
 
 COMPUTE = ("h2d", "forward", "backward")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from vitscale.analysis.time.timelines import explained_steps, lanes
 from vitscale.analysis.trials import TrialResult
 from vitscale.base.time_spans import length
-from vitscale.store.records import Run
+from vitscale.store.results import Run
 from vitscale.trial.rank_batches import longest, micro_batches, shares
 
 _COMPUTING = ("forward", "backward")

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from vitscale.analysis.time.exposure import RankExposure, exposures
 from vitscale.base.time_spans import Interval, complement, intersection, union
-from vitscale.store.records import COMMUNICATION, EXPOSED, ExplainedLine, Run
+from vitscale.store.records import COMMUNICATION, EXPOSED, ExplainedLine
+from vitscale.store.results import Run
 
 _PART_OF_PHASE = {"forward": "forward", "backward": "backward", "optimizer": "optimizer", "data": "data_wait"}
 

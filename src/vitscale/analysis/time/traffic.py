@@ -26,7 +26,8 @@ from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.runs.steps import common_steps
 from vitscale.analysis.time.exposure import exposures
 from vitscale.present.estimate import Estimate
-from vitscale.store.records import Collective, Run, TrafficLine
+from vitscale.store.records import Collective, TrafficLine
+from vitscale.store.results import Run
 
 NO_GROUP = "none"
 """The backend of a rank that is alone."""

@@ -1,0 +1,143 @@
+"""What the driver leaves behind: the study, each run's header and outcome; and the whole folder as it is read back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from vitscale.store.records import FORMAT, Count, Finite, RankRecord, Record, Seconds
+from vitscale.trial.trial import Mode, Trial
+
+OutcomeKind = Literal["completed", "oom", "timeout", "hang", "failed", "skipped"]
+
+
+class Outcome(Record):
+    """How a run ended: exactly one per run, written last and by the driver alone."""
+
+    format: int = FORMAT
+    kind: OutcomeKind
+    reason: str
+    """One sentence; empty only where the run completed."""
+    detail: str = ""
+    """The guilty rank's traceback or the end of the log."""
+    rank: int | None = None
+    """The rank that failed first, where that is known."""
+    external: bool = False
+    """The cause lies outside the trial (disk full, cancelled): the run is done again by the next `vitscale run`."""
+    host: str | None = None
+    """The host of that rank, or the host itself that failed."""
+    transient: bool = False
+    """The cause may be gone by now (a port in use, a host that did not answer): tried again `measure.retries` times."""
+    started_unix_seconds: Finite
+    wall_seconds: Seconds
+
+
+class ImportedFile(Record):
+    """One file that was imported."""
+
+    name: str
+    """Without its folder."""
+    sha256: str
+
+
+class Imported(Record):
+    """Where an imported run comes from."""
+
+    log_format: str
+    """epochs, deepspeed, trainer-state or csv."""
+    files: tuple[ImportedFile, ...]
+    ranks: tuple[Count, ...]
+    """Those of which the files tell; not all of the world where they are one rank's log."""
+    of_the_run: bool = False
+    """The times are the run's own, not those of one rank; they stand under rank 0."""
+
+
+class StudyImport(Record):
+    """How a folder of imported results came about: the same import again finds it done."""
+
+    log_format: str
+    files: tuple[ImportedFile, ...]
+    options: dict[str, str]
+    """Of the command line, those that were given."""
+    notes: tuple[str, ...]
+    """What was assumed, because the files do not tell."""
+    problems: tuple[str, ...]
+    """What of the files could not be used."""
+
+
+class RunHeader(Record):
+    """trial.json in a run's folder: what this run was to do."""
+
+    format: int = FORMAT
+    trial_id: str
+    repeat: Count
+    attempt: Count
+    trial: Trial
+    command: tuple[str, ...]
+    """The first, where one is started for each host; launch.json has all."""
+    hosts: tuple[str, ...] = ()
+    """The hosts it was given, in order of their ranks; empty where it ran on the driver's own."""
+    dataset_fingerprint: str
+    seed: int | None = None
+    """The seed of this run; null in format 1, where it was the trial's."""
+    imported: Imported | None = None
+    """Null: vitscale ran it."""
+
+
+class Run(Record):
+    """One execution of a trial, read back whole."""
+
+    header: RunHeader
+    outcome: Outcome
+    ranks: tuple[RankRecord, ...]
+
+    @property
+    def ranks_needed(self) -> Sequence[int]:
+        """The ranks whose records a figure of the whole run takes: all; of an imported run those its files tell of."""
+        imported = self.header.imported
+        return range(self.header.trial.world.size) if imported is None else imported.ranks
+
+
+class CurvePoint(Record):
+    """One trial's place on a curve."""
+
+    gpus: int
+    trial_id: str
+
+
+class Curve(Record):
+    """Trials that differ in rank count alone, under one batch policy."""
+
+    mode: Mode
+    labels: dict[str, Any]
+    """The swept fields and their values, in the study's order."""
+    points: tuple[CurvePoint, ...]
+
+
+class StudyRecord(Record):
+    """study.json: what the results folder holds."""
+
+    format: int = FORMAT
+    name: str
+    text: str
+    """The study file as it was read."""
+    repeats: int
+    target_ci: float | None = None
+    """Share of an epoch time within which its 95 % interval was to lie; null: as many runs as `repeats`, no more."""
+    max_repeats: int | None = None
+    """Runs of a trial at most; null without `target_ci`."""
+    curves: tuple[Curve, ...]
+    trials: dict[str, Trial]
+    versions: dict[str, str | None]
+    dataset_fingerprints: dict[str, str]
+    """Trial identity to the fingerprint of the data it reads."""
+    imported: StudyImport | None = None
+    """Null: a study of vitscale's own."""
+
+
+class Results(Record):
+    """A results folder read back: finished runs of this study, and what was left out and why."""
+
+    study: StudyRecord
+    runs: tuple[Run, ...]
+    problems: tuple[str, ...]

@@ -3,10 +3,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from vitscale.advice.quantities import duration, figures
 from vitscale.cli.option_values import positive, seconds_of
 from vitscale.errors import RequestError
 
@@ -38,23 +35,3 @@ def test_an_efficiency_is_at_most_one() -> None:
     assert positive(None, "--min-efficiency", most=1.0) is None
     with pytest.raises(RequestError, match="at most 1"):
         positive(1.01, "--min-efficiency", most=1.0)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [
-        (0.0123, "0.0123 s"),
-        (31, "31.0 s"),
-        (90, "1.50 min"),
-        (9000, "2.50 h"),
-        (100_000, "27.8 h"),
-        (259_200, "3.00 d"),
-    ],
-)
-def test_durations_as_a_reader_wants_them(seconds: float, shown: str) -> None:
-    assert duration(seconds) == shown
-
-
-@given(st.floats(1e-6, 1e9))
-def test_figures_are_within_half_a_per_cent(value: float) -> None:
-    assert float(figures(value).replace(",", "")) == pytest.approx(value, rel=0.0051)

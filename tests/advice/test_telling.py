@@ -1,42 +1,41 @@
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from advice_factory import ASKED, advised, evidence, forecaster
-from vitscale.advice.as_json import advice_json
+from vitscale.advice.as_json import advice_fields
 from vitscale.advice.next_measurement import Measurement
 from vitscale.advice.pipeline import Advice, advise
-from vitscale.advice.printing import advice_text
+from vitscale.advice.printing import advice_document
 from vitscale.advice.request import NoiseScale
 from vitscale.errors import RequestError
+from vitscale.present.data import envelope
+from vitscale.present.terminal import lines
+from vitscale.present.units import DASH
 from vitscale.report.advice_charts import advice_figure, check_format, write_advice_chart
 
 CHECK = Measurement("vitscale check --hostfile HOSTS", "network between hosts", 16.0, 2.0, 1.25)
 
 
 def printed(advice: Advice, width: int = 80) -> str:
-    out = io.StringIO()
-    console = Console(file=out, width=width)
-    for part in advice_text(advice, ["torchrun ..."], None):
-        console.print(part, highlight=False, soft_wrap=isinstance(part, str))
-    return out.getvalue()
+    return "\n".join(line.plain for line in lines(advice_document(advice, ["torchrun ..."], None), width, verbose=True))
 
 
 def test_an_answer_says_its_interval_its_verdict_and_what_it_rests_on() -> None:
     text = printed(advised(replace(ASKED, deadline_seconds=2000.0)))
 
-    assert "Cheapest within the limits: 10 ranks, ddp, batch 64 = 640" in text
-    assert "time       31.7 min (30.1 min to 33.2 min)   deadline met: yes" in text
-    assert "GPU-hours  5.28 (5.01 to 5.54)" in text
-    assert "known by   extrapolated, from ddp" in text
-    assert "Knee of the curve: the same as the cheapest within the limits." in text
-    assert "cost" not in text.split("\n\n")[1]
+    rows = [" ".join(line.split()) for line in text.splitlines()]
+    assert f"cheapest ddp 10 64 = 640\u2020 31.7 min (30.1{DASH}33.2) 5.28 0.53 yes" in rows
+    assert "knee of the curve the same as the cheapest" in rows
+    full = text.partition("The answers in full\n")[2].split("\n\n")[0]
+    assert "deadline: yes" in full
+    assert f"5.28 (5.01{DASH}5.54)" in full
+    assert [word in full for word in ("extrapolated,", "from ddp")] == [True, True]
+    assert "cost" not in full
 
 
 def test_the_headline_names_the_series_that_the_answers_are_from() -> None:
@@ -46,7 +45,7 @@ def test_the_headline_names_the_series_that_the_answers_are_from() -> None:
 
 
 def test_the_unknown_is_unavailable_with_its_reason() -> None:
-    text = printed(advised())
+    text = " ".join(printed(advised()).split())
 
     assert "Time to the same loss: unavailable. The gradient noise scale is unknown: not measured." in text
     assert "Memory: unavailable" in text
@@ -68,9 +67,7 @@ def test_a_table_line_fits_a_terminal_of_80_columns() -> None:
         replace(ASKED, deadline_seconds=2000.0, price_per_gpu_hour=2.5, budget=50.0),
         noise=NoiseScale(500.0, 400.0, 600.0),
     )
-    lines = printed(advice).splitlines()
-
-    front = lines[next(n for n, line in enumerate(lines) if line.startswith("Nothing else is both")) :][:12]
+    front = printed(advice).partition("Nothing else is both")[2].splitlines()[:12]
     assert any(line.lstrip().startswith("ddp") and " 1,280\u2020 " in line for line in front)
     assert max(map(len, front)) <= 80
 
@@ -80,8 +77,8 @@ def test_where_throughput_and_learning_disagree_both_are_told() -> None:
 
     # (1280 + 500) / (64 + 500) x 1,450 s = 76 min, and (640 + 500) / 564 x 1,900 s = 64 min.
     assert "gradient noise scale of 500 images (over the trials 400 to 600)" in text
-    assert "To the same loss 10 ranks, ddp, batch 64 = 640 is the fastest of these: 1.07 h" in text
-    assert "takes 1.27 h" in text
+    assert "To the same loss 10 ranks, ddp, batch 64 = 640 is the fastest of these: 64.0 min" in text
+    assert "takes 76.3 min" in text
 
 
 def test_what_was_left_out_is_counted_with_the_reason() -> None:
@@ -105,7 +102,7 @@ def test_markup_in_names_is_not_obeyed() -> None:
 def test_json_has_null_for_the_unavailable_and_one_object_for_each_answer() -> None:
     advice = replace(advised(replace(ASKED, deadline_seconds=2000.0)), measurements=(CHECK,))
 
-    found = json.loads(advice_json(advice, "name = 1"))
+    found = json.loads(envelope("advise", advice_fields(advice, "name = 1")))
 
     assert [one["question"] for one in found["answers"]] == ["cheapest", "knee"]
     first = found["answers"][0]
@@ -130,6 +127,17 @@ def test_the_chart_has_every_engine_the_front_and_the_answers(tmp_path: Path) ->
     write_advice_chart(advice, tmp_path / "chart.svg")
     assert (tmp_path / "chart.svg").read_bytes().startswith(b"<svg")
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_the_answers_stand_on_the_first_25_lines() -> None:
+    advice = advised(
+        replace(ASKED, deadline_seconds=2000.0, price_per_gpu_hour=2.5, budget=50.0),
+        noise=NoiseScale(500.0, 400.0, 600.0),
+    )
+    shown = [line.plain for line in lines(advice_document(advice, ["torchrun ..."] * 40, None))]
+    assert len(shown) <= 25
+    assert any(line.startswith(("fastest", "cheapest")) for line in shown)
+    assert shown[-1].endswith("-o STUDY.toml writes it as a study")
 
 
 def test_a_chart_of_another_kind_or_place_is_refused(tmp_path: Path) -> None:

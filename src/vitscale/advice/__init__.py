@@ -10,5 +10,5 @@ option        one configuration with what is expected of it
 pipeline      all of this, one after the other
 next_measurement   which one measurement would narrow an answer most
 study_text    an answer as a study file, and the command that would start it
-quantities, words, printing, as_json   how it is told
+words, printing, as_json   how it is told
 """

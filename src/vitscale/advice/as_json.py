@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
@@ -10,7 +9,7 @@ from vitscale.advice.option import Option, Range
 from vitscale.advice.pipeline import Advice
 
 
-def advice_json(advice: Advice, study: str | None) -> str:
+def advice_fields(advice: Advice, study: str | None) -> dict[str, Any]:
     """One object.
 
     Args:
@@ -18,8 +17,7 @@ def advice_json(advice: Advice, study: str | None) -> str:
         study: the text of the study that would run it; None where there is none.
     """
     asked = advice.asked
-    content = {
-        "version": 3,
+    return {
         "series": list(advice.origins),
         "limits": {
             "deadline_seconds": asked.deadline_seconds,
@@ -68,7 +66,6 @@ def advice_json(advice: Advice, study: str | None) -> str:
         ],
         "study": study,
     }
-    return json.dumps(content, indent=1, allow_nan=False)
 
 
 def _option(option: Option) -> dict[str, Any]:

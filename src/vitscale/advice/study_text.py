@@ -10,11 +10,12 @@ from typing import Any
 
 from vitscale.advice.candidates import with_engine
 from vitscale.advice.option import Option
-from vitscale.advice.quantities import duration, figures
 from vitscale.advice.request import Work
 from vitscale.errors import RequestError, explain
 from vitscale.launchers import Start, launcher_named
 from vitscale.machine.hosts import Host
+from vitscale.present import units
+from vitscale.present.units import number
 from vitscale.study.sections import TrainSection
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, World
 
@@ -81,8 +82,8 @@ def study_text(name: str, option: Option, trial: Trial, work: Work) -> str:
     }
     lines = [
         "# Written by vitscale advise.",
-        f"# Expected: {duration(option.seconds.value)} ({duration(option.seconds.low)} to "
-        f"{duration(option.seconds.high)} for 9 runs in 10), {figures(option.gpu_hours.value)} GPU-hours; "
+        f"# Expected: {units.seconds(option.seconds.value)} ({units.seconds(option.seconds.low)} to "
+        f"{units.seconds(option.seconds.high)} for 9 runs in 10), {number(option.gpu_hours.value)} GPU-hours; "
         f"{option.label}.",
         f"# Global batch {option.global_batch:,}"
         + ("." if option.keeps_batch else ", which is NOT the one that the measured study trains with."),

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from vitscale.advice.answers import Answer
 from vitscale.advice.option import Option, Range
 from vitscale.advice.pipeline import Advice
-from vitscale.advice.quantities import duration, figures
+from vitscale.present import units
+from vitscale.present.units import number
 
-_QUESTIONS = {"fastest": "fastest", "cheapest": "cheapest", "most": "most ranks", "knee": "knee of the curve"}
+QUESTIONS = {"fastest": "fastest", "cheapest": "cheapest", "most": "most ranks", "knee": "knee of the curve"}
 LARGE = "\u2020"
 VERDICT_WORDS = {"meets": "yes", "probably": "probably", "misses": "no"}
 
@@ -36,17 +37,17 @@ def mark(option: Option) -> str:
 
 def time(between: Range) -> str:
     """ "1.50 h (1.40 h to 1.70 h)"."""
-    return f"{duration(between.value)} ({duration(between.low)} to {duration(between.high)})"
+    return f"{units.seconds(between.value)} ({units.seconds(between.low)} to {units.seconds(between.high)})"
 
 
 def amount(between: Range) -> str:
     """ "12.0 (11.2 to 13.6)"."""
-    return f"{figures(between.value)} ({figures(between.low)} to {figures(between.high)})"
+    return f"{number(between.value)} ({number(between.low)} to {number(between.high)})"
 
 
 def amounts(option: Option) -> str:
     """ "1.50 h, 12.0 GPU-hours"."""
-    return f"{duration(option.seconds.value)}, {figures(option.gpu_hours.value)} GPU-hours"
+    return f"{units.seconds(option.seconds.value)}, {number(option.gpu_hours.value)} GPU-hours"
 
 
 def place(option: Option) -> str:
@@ -64,7 +65,7 @@ def in_short(option: Option) -> str:
 
 def question(advice: Advice, answer: Answer) -> str:
     """What an answer answers."""
-    name = _QUESTIONS[answer.kind]
+    name = QUESTIONS[answer.kind]
     if answer.kind == "knee" or not advice.asked.limited:
         return name
     return f"{name} within the limits"
@@ -82,9 +83,9 @@ def limit_lines(advice: Advice) -> list[str]:
     money, unit = ("a cost of ", "") if asked.priced else ("", " GPU-hours")
     found = []
     if asked.deadline_seconds is not None:
-        found.append(f"done within {duration(asked.deadline_seconds)}")
+        found.append(f"done within {units.seconds(asked.deadline_seconds)}")
     if asked.budget is not None:
-        found.append(f"{money}at most {figures(asked.budget)}{unit}")
+        found.append(f"{money}at most {number(asked.budget)}{unit}")
     if asked.min_efficiency is not None:
         found.append(f"efficiency of at least {100 * asked.min_efficiency:.3g} %")
     return found
@@ -108,13 +109,13 @@ def notes(advice: Advice) -> Iterator[str]:
     if advice.other_batch is not None:
         other = advice.other_batch
         same = (
-            f"{duration(other.same_loss_seconds)} to the same loss"
+            f"{units.seconds(other.same_loss_seconds)} to the same loss"
             if other.same_loss_seconds is not None
             else "what that does to accuracy is unknown"
         )
         yield (
-            f"With another global batch than the study's, {in_short(other)} would take {duration(other.seconds.value)} "
-            f"({same}). --any-batch lets the answers do that."
+            f"With another global batch than the study's, {in_short(other)} would take "
+            f"{units.seconds(other.seconds.value)} ({same}). --any-batch lets the answers do that."
         )
     yield from _large_batches(advice)
     yield from _same_loss(advice)
@@ -147,7 +148,7 @@ def _large_batches(advice: Advice) -> Iterator[str]:
         other = advice.large_batch
         yield (
             f"Only large-batch training is faster than these answers: {in_short(other)} would take "
-            f"{duration(other.seconds.value)}. --large-batch lets the answers do that."
+            f"{units.seconds(other.seconds.value)}. --large-batch lets the answers do that."
         )
 
 
@@ -156,21 +157,21 @@ def _same_loss(advice: Advice) -> Iterator[str]:
     if advice.noise.images is None:
         return
     low, high = advice.noise.low, advice.noise.high
-    over = "" if low is None or high is None else f" (over the trials {figures(low)} to {figures(high)})"
+    over = "" if low is None or high is None else f" (over the trials {number(low)} to {number(high)})"
     yield (
         f"Same loss: until the loss that a global batch of {advice.study_batches[0]:,} would have after this work, at "
-        f"a gradient noise scale of {figures(advice.noise.images)} images{over}, each batch at its best learning rate."
+        f"a gradient noise scale of {number(advice.noise.images)} images{over}, each batch at its best learning rate."
     )
     known = [(option.same_loss_seconds, option) for option in advice.front if option.same_loss_seconds is not None]
     if known and known[0][0] > (quickest := min(known, key=lambda pair: pair[0]))[0] and not advice.asked.any_batch:
         yield (
-            f"To the same loss {in_short(quickest[1])} is the fastest of these: {duration(quickest[0])}, where "
-            f"{in_short(known[0][1])} takes {duration(known[0][0])}."
+            f"To the same loss {in_short(quickest[1])} is the fastest of these: {units.seconds(quickest[0])}, where "
+            f"{in_short(known[0][1])} takes {units.seconds(known[0][0])}."
         )
 
 
 def _about(answer: Answer) -> Iterator[str]:
-    name = _QUESTIONS[answer.kind].capitalize()
+    name = QUESTIONS[answer.kind].capitalize()
     option = answer.option
     if not option.measured_engine:
         yield f"{name}: no run of these results used {engine(option)}. Try it before you rent for it."
@@ -189,7 +190,7 @@ def _about(answer: Answer) -> Iterator[str]:
         sure = "" if other.verdict == "meets" else ", which only probably meets the limits"
         yield (
             f"{name}, if you dare: {in_short(other)}{why}{sure}: {time(other.seconds)}, "
-            f"{figures(other.gpu_hours.value)} GPU-hours."
+            f"{number(other.gpu_hours.value)} GPU-hours."
         )
 
 

@@ -15,6 +15,7 @@ from vitscale.cli.base import (
     ParametersOption,
     ProgramConsole,
     ResultsArgument,
+    VerboseOption,
     app,
 )
 from vitscale.errors import RequestError, explain, shown
@@ -80,6 +81,7 @@ def advise(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="STUDY.toml", help="Write the first answer as a study.")
     ] = None,
+    verbose: VerboseOption = False,
     json: JsonOption = False,
 ) -> None:
     """What to rent: fastest, cheapest, most ranks, the knee. Exits with 1 where nothing meets the limits."""
@@ -119,7 +121,7 @@ def advise(
         from vitscale.report.advice_charts import check_format
 
         check_format(chart)
-    met = _answer(results, asked, network, parameters, chart, output, json)
+    met = _answer(results, asked, network, parameters, chart, output, verbose, json)
     if not met:
         raise typer.Exit(1)
 
@@ -131,16 +133,19 @@ def _answer(
     parameters: str | None,
     chart: Path | None,
     output: Path | None,
+    verbose: bool,
     json: bool,
 ) -> bool:
     """Whether anything meets the limits; prints, draws and writes what was asked for."""
     from vitscale import analysis, store
-    from vitscale.advice.as_json import advice_json
+    from vitscale.advice.as_json import advice_fields
     from vitscale.advice.pipeline import advised_from
-    from vitscale.advice.printing import advice_text
+    from vitscale.advice.printing import advice_document
     from vitscale.advice.study_text import advised_trial, launch_lines, study_text
     from vitscale.prediction.questions import Changes, told
     from vitscale.prediction.sources import evidence_of
+    from vitscale.present.data import envelope
+    from vitscale.present.terminal import show
 
     records = store.load(results)
     found = analysis.analyse(records)
@@ -164,11 +169,9 @@ def _answer(
 
         write_advice_chart(advice, chart)
     if json:
-        sys.stdout.write(advice_json(advice, study) + "\n")
+        sys.stdout.write(envelope("advise", advice_fields(advice, study)))
     else:
-        console = ProgramConsole()
-        for part in advice_text(advice, launch, None if output is None else str(output)):
-            console.print(part, highlight=False, soft_wrap=isinstance(part, str) and part.startswith("  "))
+        show(ProgramConsole(), advice_document(advice, launch, None if output is None else str(output)), verbose)
     return advice.met
 
 

@@ -184,7 +184,7 @@ class Document:
     """Empty where the first block is the answer itself."""
     blocks: tuple[Block, ...]
     last: tuple[str, ...] = ()
-    """Lines that stand at the end however short the form is: where it is stored, what to do next."""
+    """Lines at the end of however short a form, never wrapped: where it is stored, what to do next."""
 
 
 def table(

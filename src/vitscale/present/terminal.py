@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
@@ -33,7 +34,7 @@ _FEWEST = 3
 """Lines of a block that is cut, at least; one that would have fewer is named instead."""
 _SEVERITY_STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 _TONES = {"": "", "strong": "bold", "quiet": "dim", "bad": "red"}
-_NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=[A-Za-z%])")
+_NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=[A-Za-z%=])|(?<==) (?=\d)")
 _KEPT = "\N{NO-BREAK SPACE}"
 
 
@@ -67,11 +68,13 @@ def lines(document: Document, width: int = 80, verbose: bool = False, most_lines
     """
     width = max(width, _NARROWEST)
     head = [Text(line, "bold") for line in _wrapped(document.title, width)] if document.title else []
-    last = [Text(line) for text in document.last for line in _wrapped(text, width)]
+    last = [Text(plain(text)) for text in document.last]
     parts = list(_parts(document.blocks, width, verbose))
     if verbose:
         return _without_trailing([*head, *(line for part in parts for line in part.lines), *last])
     folded = [*_folded(document.blocks)]
+    # The terminal breaks the longest of the last lines by itself.
+    most_lines -= sum(max(0, cell_len(line.plain) - 1) // width for line in last)
     return _without_trailing(_within(head, parts, last, folded, most_lines, width))
 
 

@@ -11,7 +11,6 @@ import altair as alt
 from vitscale.advice import words as advised
 from vitscale.advice.option import Option
 from vitscale.advice.pipeline import Advice
-from vitscale.advice.quantities import duration
 from vitscale.errors import RequestError, explain, shown, unknown
 from vitscale.prediction.configurations import Candidate
 from vitscale.report import words
@@ -82,7 +81,7 @@ def advice_figure(advice: Advice) -> Figure | None:
         subtitle += "; *: not measured"
     chart = alt.layer(*layers).properties(width=_WIDTH, height=_HEIGHT, title=alt.Title(title, subtitle=subtitle))
     text = [f"{name}: {advised.in_short(option)}: {advised.time(option.seconds)}" for name, option in chosen] + [
-        f"front: {advised.in_short(option)}: {duration(option.seconds.value)}" for option in advice.front
+        f"front: {advised.in_short(option)}: {words.seconds(option.seconds.value)}" for option in advice.front
     ]
     return finished("advice", None, title, chart, text, wide=True)
 

@@ -97,5 +97,5 @@ def analyse(results: Results, *, combine_unlike: bool = False) -> Analysis:
         comparisons=compare_curves(curves, trials, combine_unlike),
         findings=findings(list(trials.values()), curves, study),
         problems=(*results.problems, *notes),
-        waterfalls=tuple(one for curve in curves for one in waterfalls(curve, trials)),
+        waterfalls=tuple(waterfall for curve in curves for waterfall in waterfalls(curve, trials)),
     )

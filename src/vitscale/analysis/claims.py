@@ -169,7 +169,7 @@ def hosts_test(
     if not counts:
         return None
     # Not of the ratios, which may be beyond all floats.
-    logs = [_mean_log(several_hosts[one.gpus]) - _mean_log(one_host[one.gpus]) for one in counts]
+    logs = [_mean_log(several_hosts[count.gpus]) - _mean_log(one_host[count.gpus]) for count in counts]
     mean = statistics.fmean(logs)
     if len(logs) < 2:
         alone = counts[0].ratio

@@ -57,7 +57,7 @@ def compare_curves(
     things at once explains nothing. A trial that drifts is compared with none. Who is faster is said after Holm's
     correction for all pairs of trials that are compared: two modes that share a pair test it once.
     """
-    found = []
+    comparisons = []
     for first, second in itertools.combinations(curves, 2):
         if first.mode != second.mode or not _apart(first, second):
             continue
@@ -65,18 +65,18 @@ def compare_curves(
         for point in first.points:
             other = opposite.get(point.gpus, point.trial_id)
             if other != point.trial_id and _like(trials[point.trial_id], trials[other], combine_unlike):
-                found.append(_compared(first, point.trial_id, second, other, point.gpus, trials))
-    results = corrected([one.result for one in found], list(map(_pair, found)))
-    return tuple(replace(one, result=result) for one, result in zip(found, results, strict=True))
+                comparisons.append(_compared(first, point.trial_id, second, other, point.gpus, trials))
+    results = corrected([comparison.result for comparison in comparisons], list(map(_pair, comparisons)))
+    return tuple(replace(comparison, result=result) for comparison, result in zip(comparisons, results, strict=True))
 
 
 def pairs_tested(comparisons: Sequence[CurveComparison]) -> int:
     """How many different pairs of trials were tested: the number that Holm's correction is for."""
-    return len({_pair(one) for one in comparisons if one.result.p is not None})
+    return len({_pair(comparison) for comparison in comparisons if comparison.result.p is not None})
 
 
-def _pair(one: CurveComparison) -> frozenset[str]:
-    return frozenset((one.first_trial, one.second_trial))
+def _pair(comparison: CurveComparison) -> frozenset[str]:
+    return frozenset((comparison.first_trial, comparison.second_trial))
 
 
 def against_references(
@@ -91,7 +91,7 @@ def against_references(
         trials: by identity.
         comparisons: which pairs may be compared (`compare_curves`).
     """
-    allowed = {_pair(one): one.result.p_adjusted for one in comparisons}
+    allowed = {_pair(comparison): comparison.result.p_adjusted for comparison in comparisons}
     groups: dict[tuple[Mode, int, str, str], dict[str, CurveResult]] = {}
     for curve in curves:
         for varies in dict.fromkeys(map(_thing, curve.labels)):
@@ -100,7 +100,7 @@ def against_references(
                 if trials[point.trial_id].comparable_costs:
                     group = groups.setdefault((curve.mode, point.gpus, varies, shared), {})
                     group.setdefault(point.trial_id, curve)
-    found = []
+    references = []
     for (mode, gpus, varies, _), members in groups.items():
         reference = _reference(members, trials)
         others = [
@@ -110,18 +110,18 @@ def against_references(
             for compared in [_compared(curve, trial_id, members[reference], reference, gpus, trials)]
         ]
         if others:
-            fields = {field for one in others for field in one.fields}
-            found.append(
+            fields = {field for comparison in others for field in comparison.fields}
+            references.append(
                 AgainstReference(
                     mode=mode,
                     gpus=gpus,
                     varies=next(iter(fields)) if len(fields) == 1 else varies,
                     reference=members[reference].name,
                     reference_trial=reference,
-                    others=tuple(sorted(others, key=lambda one: -one.result.ratio)),
+                    others=tuple(sorted(others, key=lambda comparison: -comparison.result.ratio)),
                 )
             )
-    return tuple(found)
+    return tuple(references)
 
 
 def _reference(members: Mapping[str, CurveResult], trials: Mapping[str, TrialResult]) -> str:
@@ -149,9 +149,9 @@ def _shared(curve: CurveResult, varies: str) -> dict[str, Any]:
 def _apart(first: CurveResult, second: CurveResult) -> tuple[str, ...]:
     """The fields in which two curves differ, if these are one thing and not the data; else none."""
     fields = dict.fromkeys([*first.labels, *second.labels])
-    found = tuple(field for field in fields if first.labels.get(field) != second.labels.get(field))
-    one_thing = len(set(map(_thing, found))) == 1
-    return found if one_thing and not found[0].startswith("data.") else ()
+    differing = tuple(field for field in fields if first.labels.get(field) != second.labels.get(field))
+    one_thing = len(set(map(_thing, differing))) == 1
+    return differing if one_thing and not differing[0].startswith("data.") else ()
 
 
 def _like(ours: TrialResult, theirs: TrialResult, combine_unlike: bool) -> bool:

@@ -131,7 +131,7 @@ def peak(device_type: str, device_name: str, dtype: str) -> Peak | str:
     if device_type != "cuda":
         return "a CPU has no published peak"
     bare = device_name.removeprefix("NVIDIA ").strip()
-    known = next((one for one in _TYPES if re.fullmatch(one.names, bare)), None)
+    known = next((gpu for gpu in _TYPES if re.fullmatch(gpu.names, bare)), None)
     if known is None:
         return f"no published peak of {device_name!r} is known here"
     if dtype not in known.teraflops:

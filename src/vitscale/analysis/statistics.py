@@ -169,26 +169,26 @@ def compare(seconds: Sequence[float], other_seconds: Sequence[float], looked: tu
         return Comparison(*ends, "too few repeats to tell")
     side = times_as_fast.side_of(1.0)
     verdict: ComparisonVerdict = {"above": "faster", "below": "slower"}.get(side or "", "no significant difference")  # type: ignore[assignment]
-    one, other = _mean_log(seconds, looked[0]), _mean_log(other_seconds, looked[1])
-    p = welch_p(one.value - other.value, [(side.squared_error, side.freedom) for side in (one, other)])
+    first, second = _mean_log(seconds, looked[0]), _mean_log(other_seconds, looked[1])
+    p = welch_p(first.value - second.value, [(side.squared_error, side.freedom) for side in (first, second)])
     return Comparison(*ends, verdict, p, p)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """P-values adjusted for all of them together (Holm): below 0.05 where a family-wise test at 5 % rejects."""
     adjusted, running = [0.0] * len(p_values), 0.0
-    for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        running = max(running, min(1.0, (len(p_values) - rank) * p_values[place]))
-        adjusted[place] = running
+    for rank, at in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        running = max(running, min(1.0, (len(p_values) - rank) * p_values[at]))
+        adjusted[at] = running
     return adjusted
 
 
-def adjusted(one: Tested, p_adjusted: float | None) -> Tested:
+def adjusted(test: Tested, p_adjusted: float | None) -> Tested:
     """The same test among others: it tells a direction only where the adjusted p-value is below 0.05."""
     if p_adjusted is None:
-        return one
-    lost = one.verdict in _DIRECTIONS and p_adjusted >= 1 - CONFIDENCE
-    return replace(one, p_adjusted=p_adjusted, verdict=NOT_AMONG_ALL if lost else one.verdict)  # type: ignore[type-var]
+        return test
+    lost = test.verdict in _DIRECTIONS and p_adjusted >= 1 - CONFIDENCE
+    return replace(test, p_adjusted=p_adjusted, verdict=NOT_AMONG_ALL if lost else test.verdict)  # type: ignore[type-var]
 
 
 def corrected(tests: Sequence[Tested], pairs: Sequence[Hashable]) -> list[Tested]:
@@ -204,10 +204,10 @@ def corrected(tests: Sequence[Tested], pairs: Sequence[Hashable]) -> list[Tested
 def quantile(values: Sequence[float], share: float) -> float:
     """The `share` quantile, linear between the two nearest values (Hyndman & Fan 1996, definition 7)."""
     ordered = sorted(values)
-    place = (len(ordered) - 1) * share
-    below = math.floor(place)
+    at = (len(ordered) - 1) * share
+    below = math.floor(at)
     above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+    return ordered[below] + (ordered[above] - ordered[below]) * (at - below)
 
 
 def known_median(values: Iterable[float | None]) -> float | None:

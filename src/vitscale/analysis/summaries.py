@@ -193,10 +193,10 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def _mean_epochs(figures: Sequence[RunFigures]) -> tuple[EpochFigures, ...]:
     numbers = sorted({epoch.epoch for figure in figures for epoch in figure.epochs})
-    found = []
+    means = []
     for number in numbers:
         same = [epoch for figure in figures for epoch in figure.epochs if epoch.epoch == number]
-        found.append(
+        means.append(
             EpochFigures(
                 epoch=number,
                 seconds=known_median([epoch.seconds for epoch in same]),
@@ -208,7 +208,7 @@ def _mean_epochs(figures: Sequence[RunFigures]) -> tuple[EpochFigures, ...]:
                 mean_iou=_mean([epoch.mean_iou for epoch in same]),
             )
         )
-    return tuple(found)
+    return tuple(means)
 
 
 def _mean_losses(figures: Sequence[RunFigures]) -> tuple[tuple[int, float | None], ...]:

@@ -125,23 +125,23 @@ class TrialResult:
 
     def without(self, dropped: Collection[int]) -> TrialResult:
         """The same from fewer runs: costs and breakdown alone, for their uncertainty. `dropped`: places in `runs`."""
-        kept = [place for place in range(len(self.runs)) if place not in dropped]
+        kept = [run for run in range(len(self.runs)) if run not in dropped]
         fewer = replace(
             self,
-            runs=tuple(self.runs[place] for place in kept),
+            runs=tuple(self.runs[run] for run in kept),
             allocations=tuple(
                 own for some in self.allocations if (own := tuple(kept.index(run) for run in some if run in kept))
             ),
         )
         if (known := self.breakdown) is None:
             return fewer
-        by_run = [known.by_run[place] for place in kept]
+        by_run = [known.by_run[run] for run in kept]
         return replace(fewer, breakdown=combined(by_run, fewer.clusters, known.typical.rank))
 
     @property
     def explained_runs(self) -> int:
         """How many runs say where the time of a step goes."""
-        return sum(one is not None for one in self.breakdown.by_run) if self.breakdown else 0
+        return sum(run is not None for run in self.breakdown.by_run) if self.breakdown else 0
 
     @property
     def clusters(self) -> tuple[tuple[int, ...], ...]:

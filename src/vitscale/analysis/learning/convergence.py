@@ -96,13 +96,11 @@ def convergence(runs: Sequence[Run], figures: Sequence[RunFigures], clusters: Cl
     target = runs[0].header.trial.train.target_accuracy
     targets: list[TargetRun] = []
     if target is not None:
-        found = [_target_run(run, points, target) for run, points in zip(runs, courses, strict=True)]
-        targets = sorted(found, key=lambda one: one.repeat)
-    images_to_target, images_at_least = _to_target(
-        targets, lambda one: one.images, lambda one: one.trained_images, None
-    )
+        of_runs = [_target_run(run, points, target) for run, points in zip(runs, courses, strict=True)]
+        targets = sorted(of_runs, key=lambda t: t.repeat)
+    images_to_target, images_at_least = _to_target(targets, lambda t: t.images, lambda t: t.trained_images, None)
     seconds_to_target, seconds_at_least = _to_target(
-        targets, lambda one: one.seconds, lambda one: one.trained_seconds, clusters
+        targets, lambda t: t.seconds, lambda t: t.trained_seconds, clusters
     )
     scale, reason = noise_scale(runs)
     return Convergence(
@@ -140,30 +138,30 @@ def course(run: Run, figures: RunFigures) -> tuple[AccuracyPoint, ...]:
             seconds += max(line.seconds for line in epochs[number])
         elif rate is not None:
             seconds = images / rate
-        lasted = [one.evaluation_seconds for one in epochs[number] if one.evaluation_seconds is not None]
+        lasted = [line.evaluation_seconds for line in epochs[number] if line.evaluation_seconds is not None]
         evaluating = evaluating + max(lasted) if evaluating is not None and lasted else None
         accuracy = _finite(line.held_out_accuracy)
         points.append(AccuracyPoint(number + 1, images, _finite(seconds), accuracy, _finite(evaluating)))
     return tuple(points)
 
 
-def accuracy_at_images(found: Convergence, images: float) -> float | None:
+def accuracy_at_images(learned: Convergence, images: float) -> float | None:
     """Mean held-out accuracy after so many images: linear between epochs; None before the first and after the last."""
-    return _between([(float(point.images), point.held_out_accuracy) for point in found.points], images)
+    return _between([(float(point.images), point.held_out_accuracy) for point in learned.points], images)
 
 
-def accuracy_at_seconds(found: Convergence, seconds: float) -> float | None:
+def accuracy_at_seconds(learned: Convergence, seconds: float) -> float | None:
     """The same after so many seconds of training."""
-    known = [(point.seconds, point.held_out_accuracy) for point in found.points if point.seconds is not None]
+    known = [(point.seconds, point.held_out_accuracy) for point in learned.points if point.seconds is not None]
     return _between(known, seconds)
 
 
-def common_reach(found: Iterable[Convergence]) -> Reach:
+def common_reach(trials: Iterable[Convergence]) -> Reach:
     """The largest number of images, and of seconds, at which all these trials can be compared.
 
     That is the smallest of their last points; trials without a known accuracy are left aside.
     """
-    known = [[point for point in one.points if point.held_out_accuracy is not None] for one in found]
+    known = [[point for point in trial.points if point.held_out_accuracy is not None] for trial in trials]
     last = [points[-1] for points in known if points]
     seconds = [point.seconds for point in last if point.seconds is not None]
     return Reach(
@@ -223,16 +221,16 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _between(points: Sequence[tuple[float, float | None]], place: float) -> float | None:
-    """The value at `place`, linear between neighbours; None outside, and beside a point whose value is unknown."""
+def _between(points: Sequence[tuple[float, float | None]], wanted: float) -> float | None:
+    """The value at `wanted`, linear between neighbours; None outside, and beside a point whose value is unknown."""
     for at, value in points:
-        if at == place:
+        if at == wanted:
             return value
     for (left, before), (right, after) in pairwise(points):
-        if left < place < right:
+        if left < wanted < right:
             if before is None or after is None:
                 return None
-            return before + (after - before) * (place - left) / (right - left)
+            return before + (after - before) * (wanted - left) / (right - left)
     return None
 
 
@@ -262,7 +260,7 @@ def equal_samples(reference: Sequence[Run], other: Sequence[Run]) -> EqualSample
         if not all(courses) or len(ends) < len(reference) + len(other):
             continue
         images = min(ends)
-        values = [[_at(course, images) for course in side] for side in courses]
+        values = [[_between(course, images) for course in side] for side in courses]
         known = [tuple(value for value in side if value is not None) for side in values]
         if all(len(some) == len(side) for some, side in zip(known, values, strict=True)):
             return EqualSamples(split, images, known[0], known[1])
@@ -272,23 +270,12 @@ def equal_samples(reference: Sequence[Run], other: Sequence[Run]) -> EqualSample
 def _course(run: Run, split: Split) -> list[tuple[int, float]]:
     """(Images seen so far, accuracy) after each epoch, up to the first that has none."""
     lines = {line.epoch: line for rank in sorted(run.ranks, key=lambda r: r.rank, reverse=True) for line in rank.epochs}
-    found: list[tuple[int, float]] = []
+    accuracies: list[tuple[int, float]] = []
     images = 0
-    while (line := lines.get(len(found))) is not None:
+    while (line := lines.get(len(accuracies))) is not None:
         value = line.held_out_accuracy if split == "held-out" else line.train_accuracy
         if value is None or not math.isfinite(value) or not 0 <= value <= 1 or not line.images:
             break
         images += line.images
-        found.append((images, value))
-    return found
-
-
-def _at(course: Sequence[tuple[int, float]], images: int) -> float | None:
-    """Linear between epochs; None before the first."""
-    for seen, value in course:
-        if seen == images:
-            return value
-    for (left, before), (right, after) in pairwise(course):
-        if left < images < right:
-            return before + (after - before) * (images - left) / (right - left)
-    return None
+        accuracies.append((images, value))
+    return accuracies

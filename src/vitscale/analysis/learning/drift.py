@@ -43,7 +43,7 @@ class LossDifference:
 
     def equal_steps(self, tolerance: float) -> int:
         """How many steps pass before the first that differs by more than `tolerance`."""
-        beyond = (place for place, (_, difference) in enumerate(self.by_step) if difference > tolerance)
+        beyond = (at for at, (_, difference) in enumerate(self.by_step) if difference > tolerance)
         return next(beyond, len(self.by_step))
 
     def early(self, after_one_update: float, after_two: float) -> bool:
@@ -54,8 +54,8 @@ class LossDifference:
 
 def largest(member: TrialResult, reference: TrialResult) -> LossDifference | None:
     """The run of `member` that differs most; None where no two of their runs can be compared."""
-    found = [between_runs(run, reference) for run in losses(member)]
-    return max((one for one in found if one is not None), key=lambda one: one.worst[1], default=None)
+    by_run = [between_runs(run, reference) for run in losses(member)]
+    return max((known for known in by_run if known is not None), key=lambda known: known.worst[1], default=None)
 
 
 def between_runs(run: tuple[int, Losses], reference: TrialResult) -> LossDifference | None:
@@ -74,8 +74,8 @@ def seeded(result: TrialResult) -> bool:
 def losses(result: TrialResult) -> list[tuple[int, Losses]]:
     """Repeat and first losses of each completed run, in the order of repeats."""
     pairs = zip(result.records, result.runs, strict=True)
-    found = [(run.header.repeat, dict(figures.loss_by_step[:STEPS])) for run, figures in pairs]
-    return sorted(found, key=lambda pair: pair[0])
+    by_repeat = [(run.header.repeat, dict(figures.loss_by_step[:STEPS])) for run, figures in pairs]
+    return sorted(by_repeat, key=lambda pair: pair[0])
 
 
 def differences(ours: Losses, theirs: Losses) -> tuple[tuple[int, float], ...]:
@@ -87,17 +87,17 @@ def differences(ours: Losses, theirs: Losses) -> tuple[tuple[int, float], ...]:
     if len(common) < 2:
         return ()
     first = abs(theirs[common[0]] or 0.0)
-    found: list[tuple[int, float]] = []
+    by_step: list[tuple[int, float]] = []
     for step in common:
         loss, reference = ours[step], theirs[step]
         if loss is None and reference is None:
             break
         if loss is None or reference is None:
-            return (*found, (step, math.inf))
+            return (*by_step, (step, math.inf))
         scale = max(abs(reference), _LEAST_SHARE * first)
         gap = abs(loss - reference)
-        found.append((step, gap / scale if scale > 0 else math.inf if gap else 0.0))
-    return tuple(found) if len(found) > 1 else ()
+        by_step.append((step, gap / scale if scale > 0 else math.inf if gap else 0.0))
+    return tuple(by_step) if len(by_step) > 1 else ()
 
 
 TOLERANCES = {"fp32": 1e-5, "bf16": 2.0**-8, "bf16-params": 2.0**-7, "fp16": 2.0**-8}
@@ -130,9 +130,9 @@ def judged(trials: Mapping[str, TrialResult]) -> dict[str, TrialResult]:
     for result in trials.values():
         if result.records and result.trial.origin is None:
             groups.setdefault(_computation(result), []).append(result)
-    found = {trial_id: drift for members in groups.values() for trial_id, drift in _judged_group(members).items()}
+    drifts = {trial_id: drift for members in groups.values() for trial_id, drift in _judged_group(members).items()}
     return {
-        trial_id: replace(result, drift=found.get(trial_id, _not_held(result))) for trial_id, result in trials.items()
+        trial_id: replace(result, drift=drifts.get(trial_id, _not_held(result))) for trial_id, result in trials.items()
     }
 
 
@@ -185,10 +185,11 @@ def _judged_group(members: Sequence[TrialResult]) -> dict[str, Drift]:
     reference = _reference(members)
     held = [_Held(member, reference, largest(member, reference)) for member in members if member is not reference]
     own = _of_its_own(reference, members)
-    agreeing = [one.found.worst[1] for one in held if one.found and 0 < one.found.worst[1] <= one.tolerance(own)]
+    worst = [(trial.difference.worst[1], trial.tolerance(own)) for trial in held if trial.difference]
+    agreeing = [difference for difference, tolerance in worst if 0 < difference <= tolerance]
     scatter = max(agreeing) if len(agreeing) >= 2 else math.inf
-    found = {one.member.trial_id: _drift(one, own, scatter) for one in held}
-    return found | {reference.trial_id: Drift("reference", reference.trial_id, trial_name(reference.trial))}
+    drifts = {trial.member.trial_id: _drift(trial, own, scatter) for trial in held}
+    return drifts | {reference.trial_id: Drift("reference", reference.trial_id, trial_name(reference.trial))}
 
 
 def _reference(members: Sequence[TrialResult]) -> TrialResult:
@@ -199,7 +200,7 @@ def _reference(members: Sequence[TrialResult]) -> TrialResult:
 
     def agreeing(candidate: TrialResult) -> int:
         held = [_Held(member, candidate, largest(member, candidate)) for member in members]
-        return sum(one.found is not None and one.found.worst[1] <= one.tolerance(0.0) for one in held)
+        return sum(trial.difference is not None and trial.difference.worst[1] <= trial.tolerance(0.0) for trial in held)
 
     return max(ordered[:_MOST_CANDIDATES], key=agreeing)  # the first of those with the most
 
@@ -215,7 +216,7 @@ class _Held:
 
     member: TrialResult
     reference: TrialResult
-    found: LossDifference | None
+    difference: LossDifference | None
 
     @property
     def _rounding(self) -> float:
@@ -234,12 +235,12 @@ class _Held:
 
         In 16 bits it has after two updates.
         """
-        if self.found is None:
+        if self.difference is None:
             return False
         tolerance = self.tolerance(own)
         if self._rounding > TOLERANCES["fp32"]:
-            return self.found.early(tolerance, math.inf)
-        return self.found.early(max(_AFTER_ONE_UPDATE, 2 * own), max(_AFTER_TWO, tolerance))
+            return self.difference.early(tolerance, math.inf)
+        return self.difference.early(max(_AFTER_ONE_UPDATE, 2 * own), max(_AFTER_TWO, tolerance))
 
 
 def _drift(held: _Held, own: float, scatter: float) -> Drift:
@@ -251,10 +252,10 @@ def _drift(held: _Held, own: float, scatter: float) -> Drift:
         return replace(against, reason="with fp16 each engine's loss scaling skips steps of its own")
     if trial.train.optimizer.startswith("onebit") and (frozen := trial.train.onebit_freeze_steps) < STEPS:
         return replace(against, reason=f"its optimizer sends one bit per element from step {frozen + 1} on")
-    if held.found is None:
+    if held.difference is None:
         return replace(against, reason=f"it has no two steps in common with {name}")
     tolerance = held.tolerance(own)
-    step, difference = held.found.worst
+    step, difference = held.difference.worst
     against = replace(against, difference=difference, tolerance=tolerance, step=step)
     if tolerance > _WIDEST:
         return replace(against, reason=f"runs of {name} differ by {own:.1%} among themselves")
@@ -264,7 +265,7 @@ def _drift(held: _Held, own: float, scatter: float) -> Drift:
         return replace(against, reason=reason)
     if not held.early(own) and not difference > _BEYOND_THOSE_THAT_AGREE * scatter:
         apart = f"{difference:.1e}" if math.isfinite(difference) else "a loss that is not finite"
-        return replace(against, reason=AMPLIFIED.format(held.found.equal_steps(tolerance), apart))
+        return replace(against, reason=AMPLIFIED.format(held.difference.equal_steps(tolerance), apart))
     return replace(against, status="drifts")
 
 
@@ -291,10 +292,10 @@ def _of_its_own(reference: TrialResult, members: Sequence[TrialResult]) -> float
 
     Of other micro-batches at least two count: what one of them shows is too little to go by.
     """
-    found: list[LossDifference | None] = []
+    of_own_runs: list[LossDifference | None] = []
     if not seeded(reference):
-        found = [between_runs(run, reference) for run in losses(reference)[1:]]
+        of_own_runs = [between_runs(run, reference) for run in losses(reference)[1:]]
     plain = [member for member in members if member.trial.train.engine == "none" and member is not reference]
     if reference.trial.train.precision != "fp32" and len(plain) >= 2:
-        found += [largest(member, reference) for member in plain]
-    return max((one.worst[1] for one in found if one is not None), default=0.0)
+        of_own_runs += [largest(member, reference) for member in plain]
+    return max((difference.worst[1] for difference in of_own_runs if difference is not None), default=0.0)

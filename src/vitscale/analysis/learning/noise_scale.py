@@ -54,16 +54,16 @@ def noise_scale(runs: Sequence[Run]) -> tuple[Estimate | None, str]:
         return None, "one rank and one micro-step: no gradient of fewer images than the step has"
     if not runs[0].header.trial.window.explain:
         return None, "measure.explain is false: no step takes the gradients' norms"
-    found = [_estimate(run) for run in runs]
-    if drowned := [one for one in found if one.drowned]:
-        in_runs = f"in {len(drowned)} of {len(found)} runs " if len(found) > 1 else ""
+    estimates = [_estimate(run) for run in runs]
+    if drowned := [estimate for estimate in estimates if estimate.drowned]:
+        in_runs = f"in {len(drowned)} of {len(estimates)} runs " if len(estimates) > 1 else ""
         return None, f"{in_runs}{drowned[0].reason}"
     by_seed: dict[int, list[float]] = {}
-    for run, one in zip(runs, found, strict=True):
-        if one.images is not None:
-            by_seed.setdefault(seed_of(run), []).append(one.images)
+    for run, estimate in zip(runs, estimates, strict=True):
+        if estimate.images is not None:
+            by_seed.setdefault(seed_of(run), []).append(estimate.images)
     if not by_seed:
-        return None, found[0].reason
+        return None, estimates[0].reason
     figures = [statistics.median(same) for same in by_seed.values()]
     if len(figures) == 1 and sum(map(len, by_seed.values())) > 1:
         return Estimate(figures[0], None, None, note=ONE_SEED), ""

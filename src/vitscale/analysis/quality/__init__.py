@@ -19,7 +19,7 @@ from vitscale.store.results import StudyRecord
 def findings(trials: Sequence[TrialResult], curves: Sequence[CurveResult], study: StudyRecord) -> tuple[Finding, ...]:
     """All findings on a study, warnings first."""
     measured = [trial for trial in trials if trial.runs]
-    found = [
+    found_by_rule = [
         *study_quality.drift(measured),
         *study_quality.few_repeats(measured),
         *study_quality.unfinished(trials, study),
@@ -57,4 +57,4 @@ def findings(trials: Sequence[TrialResult], curves: Sequence[CurveResult], study
         *import_quality.steps_from_epochs(measured),
         *import_quality.some_ranks(measured),
     ]
-    return most_severe_first(found)
+    return most_severe_first(found_by_rule)

@@ -35,7 +35,7 @@ def imported_results(study: StudyRecord) -> Iterable[Finding]:
     """Which files the results are, and what had to be assumed."""
     if study.imported is None:
         return
-    files = [one.name for one in study.imported.files]
+    files = [file.name for file in study.imported.files]
     more = f" and {len(files) - _MOST_FILES} more" if len(files) > _MOST_FILES else ""
     assumed = "".join(f"; {note}" for note in study.imported.notes)
     yield note(
@@ -47,14 +47,16 @@ def imported_results(study: StudyRecord) -> Iterable[Finding]:
 
 def steps_from_epochs(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Trials whose step times are shares of an epoch."""
-    found = [trial for trial in measured if any(run.pace.source == "epochs" and run.step_seconds for run in trial.runs)]
-    if found:
+    shared_out = [
+        trial for trial in measured if any(run.pace.source == "epochs" and run.step_seconds for run in trial.runs)
+    ]
+    if shared_out:
         yield note(
             "steps-from-epochs",
-            f"step times from epochs: in {count(found)} a step is the epoch's time shared out over its steps, and "
+            f"step times from epochs: in {count(shared_out)} a step is the epoch's time shared out over its steps, and "
             "holds all that lies between them",
             "Compare them with each other, not with steps that were timed one by one.",
-            found,
+            shared_out,
         )
 
 
@@ -63,7 +65,7 @@ def some_ranks(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     partly = [trial for trial in measured if any(_partly(run) for run in trial.records)]
     if partly:
         first = partly[0].records[0].ranks_needed
-        bounds = "".join(f"; {_told(found)}" for found in [_bounds(partly[0])] if found is not None)
+        bounds = "".join(f"; {_told(known)}" for known in [_bounds(partly[0])] if known is not None)
         ranks = ", ".join(map(str, first[:4])) + (", ..." if len(first) > 4 else "")
         yield note(
             "some-ranks",
@@ -79,11 +81,11 @@ def _bounds(trial: TrialResult) -> OneRankBounds | None:
     return one_rank_bounds(trial.records[0], trial.runs[0].steady_from or 0)
 
 
-def _told(found: OneRankBounds) -> str:
+def _told(bounds: OneRankBounds) -> str:
     return (
-        f"of the {1000 * found.exchange_seconds:.1f} ms that a step exchanges gradients there at most "
-        f"{1000 * found.transfer_high:.1f} ms (the quickest step) are transfer, and at least "
-        f"{1000 * found.wait_low:.1f} ms waiting"
+        f"of the {1000 * bounds.exchange_seconds:.1f} ms that a step exchanges gradients there at most "
+        f"{1000 * bounds.transfer_high:.1f} ms (the quickest step) are transfer, and at least "
+        f"{1000 * bounds.wait_low:.1f} ms waiting"
     )
 
 

@@ -48,7 +48,7 @@ def no_profile(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Trials that do not say where the time of a step goes."""
     own = [trial for trial in measured if trial.trial.origin is None]  # what a log does not tell, no option brings
     off = those(own, lambda trial: trial.breakdown is None and not trial.trial.window.explain)
-    blind = [one for one in own if one.breakdown and set(one.breakdown.typical.parts.values()) == {None}]
+    blind = [trial for trial in own if trial.breakdown and set(trial.breakdown.typical.parts.values()) == {None}]
     short = those(own, lambda trial: trial.breakdown is None and trial.trial.window.explain)
     if off:
         yield note(

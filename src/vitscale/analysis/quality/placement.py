@@ -114,12 +114,11 @@ def throttled(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Clocks held back by a GPU, or ranks held back by the CPU controller, for more than 1 % of the time."""
     hot = {}
     for trial in measured:
-        found = trial.resources
-        if found and found.throttle_reasons and (found.throttled_share is None or found.throttled_share > _THROTTLED):
-            hot[trial.trial_id] = (
-                f"{', '.join(found.throttle_reasons)}"
-                f"{f' in {percent(found.throttled_share)} of the samples' if found.throttled_share is not None else ''}"
-            )
+        if trial.resources is None or not trial.resources.throttle_reasons:
+            continue
+        reasons, share = ", ".join(trial.resources.throttle_reasons), trial.resources.throttled_share
+        if share is None or share > _THROTTLED:
+            hot[trial.trial_id] = reasons if share is None else f"{reasons} in {percent(share)} of the samples"
     if hot:
         yield warning(
             "throttled",
@@ -131,13 +130,13 @@ def throttled(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     at_limit = [trial for trial in measured if trial.resources and (trial.resources.limited_share or 0.0) > _THROTTLED]
     if at_limit:
         used = [trial.resources for trial in at_limit if trial.resources]
-        watts = sorted({limit for one in used for limit in one.power_limit_watts})
+        watts = sorted({limit for trial in used for limit in trial.power_limit_watts})
         of = f" of {' and '.join(f'{limit:g}' for limit in watts)} W" if watts else ""
-        clocks = [one.sm_clock_mhz for one in used if one.sm_clock_mhz is not None]
+        clocks = [trial.sm_clock_mhz for trial in used if trial.sm_clock_mhz is not None]
         clock = f", median clock {min(clocks):,.0f} to {max(clocks):,.0f} MHz" if clocks else ""
-        rest = sorted({limit for one in used for limit in one.limits} - {"power cap"})
+        rest = sorted({limit for trial in used for limit in trial.limits} - {"power cap"})
         others = f" ({', '.join(rest)})" if rest else ""
-        where = f"their power limit{of}" if any("power cap" in one.limits for one in used) else "a limit"
+        where = f"their power limit{of}" if any("power cap" in trial.limits for trial in used) else "a limit"
         yield note(
             "power-limit",
             f"GPUs ran at {where}{others} in {count(at_limit)}{clock}",
@@ -193,11 +192,11 @@ def surroundings_changed(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Host, settings or revision that changed in the course of the study."""
     around = [trial.surroundings for trial in measured if trial.surroundings]
     changed = []
-    if len({one.hosts for one in around if len(one.hosts) == 1}) > 1:
+    if len({run.hosts for run in around if len(run.hosts) == 1}) > 1:
         changed.append("host")
-    if len({one.settings for one in around}) > 1:
+    if len({run.settings for run in around}) > 1:
         changed.append("NCCL or gloo settings")
-    if len({one.git_revision for one in around}) > 1:
+    if len({run.git_revision for run in around}) > 1:
         changed.append("git revision of the working directory")
     if changed:
         yield note(

@@ -107,7 +107,7 @@ def warming_up(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     long = [trial for trial in measured if _half(trial, [run.detected_warmup_steps > 0 for run in trial.runs])]
     if long:
         most, trial = max(
-            ((max(run.detected_warmup_steps for run in one.runs), one) for one in long), key=lambda pair: pair[0]
+            ((max(run.detected_warmup_steps for run in trial.runs), trial) for trial in long), key=lambda pair: pair[0]
         )
         marked = trial.trial.window.warmup_steps
         yield note(
@@ -211,13 +211,13 @@ def _data_wait(trial: TrialResult) -> float | None:
 
 def one_off_compilation(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Runs that compiled what later ones find: they say so, or took far longer in that phase than all others."""
-    held = [(seconds, phase, run, t) for t in measured for run in t.runs for phase, seconds in run.one_off.items()]
-    if held := [one for one in held if one[0] > 0]:
-        seconds, phase, run, _ = max(held, key=lambda one: one[0])
+    phases = [(seconds, phase, run, t) for t in measured for run in t.runs for phase, seconds in run.one_off.items()]
+    if compiled := [phase for phase in phases if phase[0] > 0]:
+        seconds, phase, run, _ = max(compiled, key=lambda each: each[0])
         guessed = ", as of DeepSpeed's extensions" if phase == "engine" else ", as of blocks (torch.compile)"
         what = f" of {', '.join(run.compiled[phase])}" if phase in run.compiled else guessed
         longer, than = (" longer", " than in other runs") if phase in run.startup else ("", "")
-        count_of_runs = len({one.run for _, _, one, _ in held})
+        count_of_runs = len({figures.run for _, _, figures, _ in compiled})
         yield note(
             "one-off-compilation",
             f"the {phase.replace('_', ' ')} of {run.run} took {seconds:.0f} s{longer}"
@@ -225,7 +225,7 @@ def one_off_compilation(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             f"({count_of_runs} run{'s' if count_of_runs > 1 else ''} in all)",
             "It is in no start-up, prediction or advice. A new machine pays it once more: keep "
             f"{'TORCH_EXTENSIONS_DIR' if phase == 'engine' else 'TORCHINDUCTOR_CACHE_DIR'}.",
-            [trial for *_, trial in held],
+            [trial for *_, trial in compiled],
         )
 
 

@@ -83,9 +83,9 @@ def _unlike(trial: TrialResult) -> str:
     """The types or the quotas that differ among a trial's ranks; empty where none do, or where it is not known."""
     for run in trial.records:
         ranks = environments(run)
-        if len(devices := sorted({one.device.name for one in ranks})) > 1:
+        if len(devices := sorted({rank.device.name for rank in ranks})) > 1:
             return " and ".join(devices)
-        if len(quotas := {one.cpu_quota_cores for one in ranks}) > 1:
+        if len(quotas := {rank.cpu_quota_cores for rank in ranks}) > 1:
             each = sorted(quotas, key=lambda cores: math.inf if cores is None else cores)
             return f"CPU quotas of {' and '.join('none' if cores is None else f'{cores:g}' for cores in each)} cores"
     return ""

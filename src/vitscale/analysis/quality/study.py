@@ -21,16 +21,16 @@ _LEFT_OUT, _LEFT_OUT_MISLEADS = 0.005, 0.03
 
 def few_repeats(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Trials of one run or two."""
-    one = [trial.trial_id for trial in measured if len(trial.runs) == 1]
-    two = [trial.trial_id for trial in measured if 1 < len(trial.runs) < FEWEST_REPEATS]
-    if one or two:
-        how = [f"{count(one)} with one run (no interval)"] if one else []
-        how += [f"{count(two)} with 2 runs (which settle no direction)"] if two else []
+    once = [trial.trial_id for trial in measured if len(trial.runs) == 1]
+    twice = [trial.trial_id for trial in measured if 1 < len(trial.runs) < FEWEST_REPEATS]
+    if once or twice:
+        how = [f"{count(once)} with one run (no interval)"] if once else []
+        how += [f"{count(twice)} with 2 runs (which settle no direction)"] if twice else []
         yield warning(
             "too-few-repeats",
             f"too few repeats: {', '.join(how)}",
             _more_runs(measured),
-            (*one, *two),
+            (*once, *twice),
         )
 
 
@@ -142,10 +142,10 @@ def drift(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Trials that compute something else than those they are compared with; and those of which nobody can tell."""
     if drifting := [trial for trial in measured if trial.drifts]:
         each = [
-            f"{trial_name(trial.trial)}: its loss differs by {_difference(found.difference)} from that of "
-            f"{found.reference_name} at step {(found.step or 0) + 1} (rounding: up to {found.tolerance:.1g})"
+            f"{trial_name(trial.trial)}: its loss differs by {_difference(own.difference)} from that of "
+            f"{own.reference_name} at step {(own.step or 0) + 1} (rounding: up to {own.tolerance:.1g})"
             for trial in drifting[:_MOST_NAMED]
-            for found in [trial.drift]
+            for own in [trial.drift]
         ]
         more = f"; and {len(drifting) - _MOST_NAMED} more" if len(drifting) > _MOST_NAMED else ""
         yield warning(

@@ -26,7 +26,7 @@ def note(kind: str, message: str, advice: str, trials: Iterable[_Named | str] = 
 
 
 def _ids(trials: Iterable[_Named | str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(one if isinstance(one, str) else one.trial_id for one in trials))
+    return tuple(dict.fromkeys(trial if isinstance(trial, str) else trial.trial_id for trial in trials))
 
 
 class Worst(NamedTuple):
@@ -47,11 +47,11 @@ def those(measured: Sequence[TrialResult], holds: Callable[[TrialResult], bool])
 
 def worst(measured: Sequence[TrialResult], figure: Callable[[TrialResult], float | None], limit: float) -> Worst | None:
     """The trials whose figure is known and above `limit`; None where there are none."""
-    found = [(value, trial) for trial in measured if (value := figure(trial)) is not None and value > limit]
-    if not found:
+    above = [(value, trial) for trial in measured if (value := figure(trial)) is not None and value > limit]
+    if not above:
         return None
-    found.sort(key=lambda pair: pair[0], reverse=True)
-    return Worst(*found[0], tuple(trial for _, trial in found))
+    above.sort(key=lambda pair: pair[0], reverse=True)
+    return Worst(*above[0], tuple(trial for _, trial in above))
 
 
 def imported(trials: Sequence[TrialResult]) -> bool:

@@ -48,9 +48,9 @@ class Components:
 
 def allocation_of(run: Run) -> str:
     """The batch system's job and the hosts that a run was made in; empty where the record does not tell."""
-    found = environments(run)
-    names = dict.fromkeys(one.allocation for one in found if one.allocation is not None)
-    return ", ".join((*names, *sorted({one.host for one in found})))
+    of_ranks = environments(run)
+    names = dict.fromkeys(rank.allocation for rank in of_ranks if rank.allocation is not None)
+    return ", ".join((*names, *sorted({rank.host for rank in of_ranks})))
 
 
 def groups(places: Sequence[str]) -> tuple[tuple[int, ...], ...]:

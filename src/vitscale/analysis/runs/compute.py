@@ -48,8 +48,8 @@ def compute(run: Run, figures: RunFigures) -> Compute:
     flops = flops_per_image(trial)
     rates = {rank.rank: rank.matmul.flops_per_second for rank in run.ranks if rank.matmul is not None}
     everybody = len(rates) == trial.world.size
-    found = _peak(run)
-    reasons = [found] if isinstance(found, str) else []
+    published = _peak(run)
+    reasons = [published] if isinstance(published, str) else []
     achieved = None
     if isinstance(flops, str):
         reasons.insert(0, flops)
@@ -60,7 +60,7 @@ def compute(run: Run, figures: RunFigures) -> Compute:
     return Compute(
         achieved_flops_per_second=achieved,
         matmul_flops_per_second=statistics.fmean(rates.values()) if everybody and rates else None,
-        peak=found if isinstance(found, Peak) else None,
+        peak=published if isinstance(published, Peak) else None,
         reason=reasons[0] if reasons else "",
         shares_of_matmul={} if achieved is None else _by_rank(run, achieved, rates),
     )

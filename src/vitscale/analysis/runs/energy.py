@@ -45,8 +45,8 @@ def energy_per_image(run: Run, spans: Mapping[int, range]) -> Energy:
     if reason := next((unknown for unknown in joules if isinstance(unknown, str)), ""):
         return Energy(None, None, reason)
     if not long_enough:
-        found = f"the longest took {max(seconds.values()):.2g} s" if seconds else "there is none"
-        return Energy(None, None, f"it takes a stretch of timed steps of {SHORTEST_SECONDS:g} s, and {found}")
+        longest = f"the longest took {max(seconds.values()):.2g} s" if seconds else "there is none"
+        return Energy(None, None, f"it takes a stretch of timed steps of {SHORTEST_SECONDS:g} s, and {longest}")
     images = 0
     for rank in run.ranks:
         for epoch in long_enough:

@@ -42,10 +42,10 @@ class Surroundings:
 
 def surroundings(run: Run) -> Surroundings | None:
     """Of one run; None where no rank recorded its environment."""
-    found = environments(run)
-    if not found:
+    of_ranks = environments(run)
+    if not of_ranks:
         return None
-    hosts = _unique(e.host for e in found)
+    hosts = _unique(e.host for e in of_ranks)
     asked = _HARDWARE | (_BETWEEN_HOSTS if len(hosts) > 1 else {})
     clocks = [
         max((line.gpu.unheld_sm_clock_mhz or 0.0 for line in rank.resources if line.gpu), default=0.0)
@@ -53,15 +53,15 @@ def surroundings(run: Run) -> Surroundings | None:
     ]
     return Surroundings(
         hosts=hosts,
-        devices=_unique(e.device.name for e in found),
-        drivers=_unique(e.device.driver for e in found if e.device.driver is not None),
-        quotas=tuple(sorted({e.cpu_quota_cores for e in found if e.cpu_quota_cores is not None})),
-        versions=tuple(sorted({(k, v) for e in found for k, v in e.versions.items() if v is not None})),
+        devices=_unique(e.device.name for e in of_ranks),
+        drivers=_unique(e.device.driver for e in of_ranks if e.device.driver is not None),
+        quotas=tuple(sorted({e.cpu_quota_cores for e in of_ranks if e.cpu_quota_cores is not None})),
+        versions=tuple(sorted({(k, v) for e in of_ranks for k, v in e.versions.items() if v is not None})),
         settings=tuple(
-            sorted({(k, v) for e in found for k, v in e.settings.items() if k.startswith(_TRANSPORT_SETTINGS)})
+            sorted({(k, v) for e in of_ranks for k, v in e.settings.items() if k.startswith(_TRANSPORT_SETTINGS)})
         ),
-        git_revision=next((e.git_revision for e in found if e.git_revision is not None), None),
-        hardware=tuple((name, values) for name, ask in asked.items() if (values := _told(found, ask))),
+        git_revision=next((e.git_revision for e in of_ranks if e.git_revision is not None), None),
+        hardware=tuple((name, values) for name, ask in asked.items() if (values := _told(of_ranks, ask))),
         unheld_sm_clock_mhz=min(filter(None, clocks), default=None),
     )
 
@@ -93,8 +93,8 @@ _LIKE_CLOCKS = 0.95
 """Boost clocks fall by a few percent as a GPU gets warm; locked ones are further away, or cost no more than that."""
 
 
-def _told(found: Sequence[Environment], ask: Callable[[Environment], Any]) -> tuple[str, ...]:
-    values = [ask(environment) for environment in found]
+def _told(of_ranks: Sequence[Environment], ask: Callable[[Environment], Any]) -> tuple[str, ...]:
+    values = [ask(environment) for environment in of_ranks]
     return _unique(_shown(value) for value in values if value is not None)
 
 
@@ -114,42 +114,44 @@ def allocation(run: Run) -> str | None:
     return next((e.allocation for e in environments(run) if e.allocation is not None), None)
 
 
-def differences(one: Surroundings | None, other: Surroundings | None) -> tuple[str, ...]:
+def differences(first: Surroundings | None, other: Surroundings | None) -> tuple[str, ...]:
     """Why two runs must not be combined; empty where nothing speaks against it, or where it is not known.
 
     Versions count only for libraries that both runs name, and how hardware is set only where both tell of it.
     """
-    if one is None or other is None:
+    if first is None or other is None:
         return ()
-    found = []
-    if one.devices != other.devices:
-        found.append(f"device: {' and '.join(one.devices)} against {' and '.join(other.devices)}")
-    if one.drivers and other.drivers and one.drivers != other.drivers:
-        found.append(f"driver: {', '.join(one.drivers)} against {', '.join(other.drivers)}")
-    if one.quotas != other.quotas:
-        found.append(f"CPU quota in cores: {_quota(one)} against {_quota(other)}")
+    differing = []
+    if first.devices != other.devices:
+        differing.append(f"device: {' and '.join(first.devices)} against {' and '.join(other.devices)}")
+    if first.drivers and other.drivers and first.drivers != other.drivers:
+        differing.append(f"driver: {', '.join(first.drivers)} against {', '.join(other.drivers)}")
+    if first.quotas != other.quotas:
+        differing.append(f"CPU quota in cores: {_quota(first)} against {_quota(other)}")
     hardware = dict(other.hardware)
-    found += [
+    differing += [
         f"{name}: {', '.join(values)} against {', '.join(hardware[name])}"
-        for name, values in one.hardware
+        for name, values in first.hardware
         if name in hardware and hardware[name] != values
     ]
-    clocks = [clock for clock in (one.unheld_sm_clock_mhz, other.unheld_sm_clock_mhz) if clock is not None]
+    clocks = [clock for clock in (first.unheld_sm_clock_mhz, other.unheld_sm_clock_mhz) if clock is not None]
     if len(clocks) == 2 and min(clocks) < _LIKE_CLOCKS * max(clocks):
-        found.append(f"SM clock where neither heat nor power held it back, in MHz: {clocks[0]:g} against {clocks[1]:g}")
-    settings, others = _transport(one), _transport(other)
-    found += [
+        differing.append(
+            f"SM clock where neither heat nor power held it back, in MHz: {clocks[0]:g} against {clocks[1]:g}"
+        )
+    settings, others = _transport(first), _transport(other)
+    differing += [
         f"{name}: {settings.get(name, 'not set')} against {others.get(name, 'not set')}"
         for name in sorted(settings.keys() | others.keys())
         if settings.get(name) != others.get(name)
     ]
     theirs = dict(other.versions)
-    found += [
+    differing += [
         f"{library}: {version} against {theirs[library]}"
-        for library, version in one.versions
+        for library, version in first.versions
         if library in theirs and theirs[library] != version
     ]
-    return tuple(found)
+    return tuple(differing)
 
 
 def largest_like_group(runs: Sequence[Run]) -> list[Run]:
@@ -169,9 +171,9 @@ def oversubscription(run: Run) -> str:
 
     Ranks that are pinned see their own cores alone, so the cores of a host are those of all its ranks together.
     """
-    found = environments(run)
-    for host in _unique(e.host for e in found):
-        here = [e for e in found if e.host == host]
+    of_ranks = environments(run)
+    for host in _unique(e.host for e in of_ranks):
+        here = [e for e in of_ranks if e.host == host]
         if here[0].device.type == "cuda":
             uuids = [e.device.uuid for e in here if e.device.uuid is not None]
             if len(set(uuids)) < len(uuids):
@@ -191,10 +193,10 @@ def shared_physical_cores(run: Run) -> str:
 
     Ranks whose cores overlap are taken together: those that are not pinned may still have cores enough.
     """
-    found = environments(run)
-    for host in _unique(e.host for e in found):
+    of_ranks = environments(run)
+    for host in _unique(e.host for e in of_ranks):
         groups: list[tuple[set[int], list[Environment]]] = []
-        for environment in (e for e in found if e.host == host and e.physical_cores):
+        for environment in (e for e in of_ranks if e.host == host and e.physical_cores):
             cores, members = set(environment.physical_cores or ()), [environment]
             for group in [group for group in groups if group[0] & cores]:
                 groups.remove(group)
@@ -219,13 +221,13 @@ def off_their_gpus_node(run: Run) -> tuple[int, ...]:
     )
 
 
-def _transport(one: Surroundings) -> dict[str, str]:
-    return {k: v for k, v in one.settings if k.startswith(_MUST_AGREE) and not k.startswith(_NO_MATTER)}
+def _transport(run: Surroundings) -> dict[str, str]:
+    return {k: v for k, v in run.settings if k.startswith(_MUST_AGREE) and not k.startswith(_NO_MATTER)}
 
 
 def _unique(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(set(names)))
 
 
-def _quota(one: Surroundings) -> str:
-    return ", ".join(f"{quota:g}" for quota in one.quotas) or "none"
+def _quota(run: Surroundings) -> str:
+    return ", ".join(f"{quota:g}" for quota in run.quotas) or "none"

@@ -232,14 +232,14 @@ def _epochs(ranks: Sequence[RankRecord], needed: Collection[int], notes: list[st
     Where a rank of `needed` lacks an epoch, nobody knows the slowest: that epoch has no seconds.
     """
     by_rank = {rank.rank: {line.epoch: line for line in rank.epochs} for rank in ranks}
-    found, partial = [], []
+    epochs, partial = [], []
     for number in sorted({number for lines in by_rank.values() for number in lines}):
         same = [lines[number] for lines in by_rank.values() if number in lines]
         first = same[0]
         whole = all(number in by_rank.get(rank, {}) for rank in needed)
         if not whole:
             partial.append(number)
-        found.append(
+        epochs.append(
             EpochFigures(
                 epoch=number,
                 seconds=max(line.seconds for line in same) if whole else None,
@@ -254,7 +254,7 @@ def _epochs(ranks: Sequence[RankRecord], needed: Collection[int], notes: list[st
     if partial:
         listed = f"{', '.join(map(str, partial[:_MOST_NAMED]))}{', ...' if len(partial) > _MOST_NAMED else ''}"
         notes.append(f"not every rank tells of epoch{'s' if len(partial) > 1 else ''} {listed}: left out of its time")
-    return tuple(found)
+    return tuple(epochs)
 
 
 def _elapsed_epochs(
@@ -277,11 +277,11 @@ def _elapsed_epochs(
 
 def _startup(ranks: Sequence[RankRecord]) -> dict[str, float]:
     def seconds(phases: Iterable[PhaseLine], name: str) -> float | None:
-        found = [phase.seconds for phase in phases if phase.name == name]
-        return sum(found) if found else None
+        same = [phase.seconds for phase in phases if phase.name == name]
+        return sum(same) if same else None
 
     by_phase = {name: [s for rank in ranks if (s := seconds(rank.phases, name)) is not None] for name in PHASES}
-    return {name: max(found) for name, found in by_phase.items() if found}
+    return {name: max(of_ranks) for name, of_ranks in by_phase.items() if of_ranks}
 
 
 def _evaluation(ranks: Sequence[RankRecord]) -> float | None:
@@ -292,10 +292,10 @@ def _evaluation(ranks: Sequence[RankRecord]) -> float | None:
 
 
 def _compiled(ranks: Sequence[RankRecord]) -> dict[str, tuple[str, ...]]:
-    found: dict[str, set[str]] = {}
+    by_phase: dict[str, set[str]] = {}
     for phase in (phase for rank in ranks for phase in rank.phases if phase.compiled):
-        found.setdefault(phase.name, set()).update(phase.compiled)
-    return {phase: tuple(sorted(names)) for phase, names in found.items()}
+        by_phase.setdefault(phase.name, set()).update(phase.compiled)
+    return {phase: tuple(sorted(names)) for phase, names in by_phase.items()}
 
 
 def _finite(value: float | None) -> float | None:

@@ -142,7 +142,7 @@ class _RankUse:
 
     def gpu_mean(self, field: Callable[[GpuSamples], float | None]) -> float | None:
         """Over epochs, each with the weight of its samples."""
-        known = [(value, max(1, one.samples)) for one in self.gpu if (value := field(one)) is not None]
+        known = [(value, max(1, samples.samples)) for samples in self.gpu if (value := field(samples)) is not None]
         return sum(value * weight for value, weight in known) / sum(w for _, w in known) if known else None
 
 
@@ -173,7 +173,7 @@ def resource_figures(
         return None
     used = [_use(run, own) for run, own in zip(runs, figures, strict=True)]
     ranks = [rank for use in used for rank in use.ranks]
-    samples = [one for rank in ranks for one in rank.gpu]
+    samples = [seen for rank in ranks for seen in rank.gpu]
     joules = [use.energy.joules_per_image for use in used]
     mfu = over_runs([use.compute.mfu for use in used], clusters)
     return ResourceFigures(
@@ -185,20 +185,20 @@ def resource_figures(
         cpu_utilisation=known_median(use.mean(lambda rank: rank.cpu_utilisation) for use in used),
         cpu_utilisation_of_quota=known_median(use.of_quota for use in used),
         cpu_throttled_share=known_median(_highest(rank.throttled_share for rank in use.ranks) for use in used),
-        gpu_utilisation=known_median(use.mean(lambda r: r.gpu_mean(lambda one: one.utilisation)) for use in used),
-        sm_clock_mhz=known_median(use.mean(lambda r: r.gpu_mean(lambda one: one.sm_clock_mhz_median)) for use in used),
+        gpu_utilisation=known_median(use.mean(lambda r: r.gpu_mean(lambda gpu: gpu.utilisation)) for use in used),
+        sm_clock_mhz=known_median(use.mean(lambda r: r.gpu_mean(lambda gpu: gpu.sm_clock_mhz_median)) for use in used),
         sm_clock_mhz_min=min(
-            (one.sm_clock_mhz_min for one in samples if one.sm_clock_mhz_min is not None), default=None
+            (gpu.sm_clock_mhz_min for gpu in samples if gpu.sm_clock_mhz_min is not None), default=None
         ),
-        temperature_celsius_max=_highest(one.temperature_celsius_max for one in samples),
-        power_watts=known_median(use.mean(lambda r: r.gpu_mean(lambda one: one.power_watts_mean)) for use in used),
-        throttle_reasons=tuple(sorted({reason for one in samples for reason in one.throttle_reasons})),
+        temperature_celsius_max=_highest(gpu.temperature_celsius_max for gpu in samples),
+        power_watts=known_median(use.mean(lambda r: r.gpu_mean(lambda gpu: gpu.power_watts_mean)) for use in used),
+        throttle_reasons=tuple(sorted({reason for gpu in samples for reason in gpu.throttle_reasons})),
         throttled_share=known_median(
-            _highest(rank.gpu_mean(lambda one: one.throttled_share) for rank in use.ranks) for use in used
+            _highest(rank.gpu_mean(lambda gpu: gpu.throttled_share) for rank in use.ranks) for use in used
         ),
-        limits=tuple(sorted({limit for one in samples for limit in one.limits or ()})),
+        limits=tuple(sorted({limit for gpu in samples for limit in gpu.limits or ()})),
         limited_share=known_median(
-            _highest(rank.gpu_mean(lambda one: one.limited_share) for rank in use.ranks) for use in used
+            _highest(rank.gpu_mean(lambda gpu: gpu.limited_share) for rank in use.ranks) for use in used
         ),
         power_limit_watts=tuple(
             sorted(
@@ -239,7 +239,7 @@ def timed_spans(run: Run, steady_from: int = 0) -> dict[int, range]:
             spans.setdefault(line.epoch, set()).add(range(first, last + 1))
         timed = {s.step for s in rank.steps if s.window == "light" and not s.warmup and s.step >= steady_from}
         disturbed |= {step.step for step in rank.steps} - timed
-    alike = {epoch: one for epoch, (one, *others) in spans.items() if not others}
+    alike = {epoch: stretch for epoch, (stretch, *others) in spans.items() if not others}
     return {epoch: steps for epoch, steps in alike.items() if steps and disturbed.isdisjoint(steps)}
 
 
@@ -285,7 +285,7 @@ def _rank_resources(number: int, used: Sequence[_RunUse]) -> RankResources:
         rank=number,
         cpu_utilisation=known_median(rank.cpu_utilisation for rank in same),
         peak_bytes=_highest(rank.peak_bytes for rank in same),
-        gpu_utilisation=known_median(rank.gpu_mean(lambda one: one.utilisation) for rank in same),
+        gpu_utilisation=known_median(rank.gpu_mean(lambda gpu: gpu.utilisation) for rank in same),
         share_of_matmul=known_median(use.compute.shares_of_matmul.get(number) for use in used),
         cores=same[0].cores if same else (),
         numa_nodes=same[0].numa_nodes if same else None,

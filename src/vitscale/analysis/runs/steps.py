@@ -49,7 +49,7 @@ def elapsed_by_step(steps: Mapping[int, Sequence[StepLine]]) -> dict[int, float]
     Args:
         steps: step number to one line per rank, in rising order.
     """
-    found: dict[int, float] = {}
+    elapsed: dict[int, float] = {}
     sums: list[float] = []
     before: StepLine | None = None
     for step, lines in steps.items():
@@ -62,9 +62,9 @@ def elapsed_by_step(steps: Mapping[int, Sequence[StepLine]]) -> dict[int, float]
             sums = [0.0] * len(lines)
         passed = max(sums)
         sums = [total + own.seconds for total, own in zip(sums, lines, strict=True)]
-        found[step] = max(sums) - passed
+        elapsed[step] = max(sums) - passed
         before = line
-    return found
+    return elapsed
 
 
 def step_kinds(steps: Mapping[int, Sequence[StepLine]]) -> dict[int, StepKind]:

@@ -99,7 +99,7 @@ def _trend(seconds: Sequence[float]) -> float | None:
     count = min(_BLOCKS, len(seconds))
     if count < _FEWEST_BLOCKS:
         return None
-    edges = [len(seconds) * place // count for place in range(count + 1)]
+    edges = [len(seconds) * edge // count for edge in range(count + 1)]
     blocks = [statistics.median(seconds[start:end]) for start, end in itertools.pairwise(edges)]
     middle, third = statistics.median(blocks), count // 3
     if min(blocks) <= 0 or min(blocks) / middle == 0 or not math.isfinite(max(blocks) / middle):
@@ -116,7 +116,7 @@ def _trend(seconds: Sequence[float]) -> float | None:
 def _slope(values: Sequence[float]) -> tuple[float, float]:
     """The slope per place and its standard error, by Prais and Winsten."""
     count = len(values)
-    times = [place - (count - 1) / 2 for place in range(count)]
+    times = [step - (count - 1) / 2 for step in range(count)]
     mean = sum(values) / count
     slope = sum(t * value for t, value in zip(times, values, strict=True)) / sum(t * t for t in times)
     r = _correlation([value - mean - slope * t for t, value in zip(times, values, strict=True)])

@@ -104,13 +104,13 @@ class Breakdown:
             figure: of one run's breakdown, not negative.
             most: the largest that it can be.
         """
-        of_runs = [figure(one) if one is not None else None for one in self.by_run]
+        of_runs = [figure(run) if run is not None else None for run in self.by_run]
         known = observations(of_runs, self.clusters, statistics.fmean)
         return mean_interval(known, most=most) if known else None
 
     def rank(self, number: int) -> RankParts:
         """The parts of one rank."""
-        return next(one for one in self.ranks if one.rank == number)
+        return next(rank for rank in self.ranks if rank.rank == number)
 
     @property
     def typical(self) -> RankParts:
@@ -156,7 +156,7 @@ def breakdown(run: Run, steady_from: int = 0) -> Breakdown | None:
             parts[rank].append(_parts(line, exposure))
             reasons |= {part: why for part, why in line.unknown.items() if part in PARTS}
             reasons |= {part: exposure.reason for part in EXPOSED if getattr(exposure, part) is None}
-        waits = {one.rank: one.late_by_seconds for one in exposed}
+        waits = {exposure.rank: exposure.late_by_seconds for exposure in exposed}
         earliness.append({rank: seconds for rank, seconds in waits.items() if seconds is not None})
     if not common:
         return None
@@ -170,20 +170,20 @@ def combined(
     by_run: Sequence[Breakdown | None], clusters: Clusters = None, typical_rank: int | None = None
 ) -> Breakdown | None:
     """The mean over the observations of one trial, of those that were explained; None where none was."""
-    found = [one for one in by_run if one is not None]
-    if not found:
+    explained = [run for run in by_run if run is not None]
+    if not explained:
         return None
     reasons: dict[str, str] = {}
-    for one in found:
-        reasons |= one.reasons
+    for run in explained:
+        reasons |= run.reasons
     each = [[run] for run in range(len(by_run))] if clusters is None else clusters
     together = [[known.ranks for run in own if (known := by_run[run]) is not None] for own in each]
     means = [[_mean(same) for same in zip(*ranks, strict=True)] for ranks in together if ranks]
-    overheads = [one.overhead for one in found if one.overhead is not None]
-    attached = [one.attached_overhead for one in found if one.attached_overhead is not None]
+    overheads = [run.overhead for run in explained if run.overhead is not None]
+    attached = [run.attached_overhead for run in explained if run.attached_overhead is not None]
     return Breakdown(
         ranks=tuple(_mean(same) for same in zip(*means, strict=True)),
-        steps=sum(one.steps for one in found),
+        steps=sum(run.steps for run in explained),
         reasons=reasons,
         overhead=statistics.median(overheads) if overheads else None,
         straggler=_common_straggler(by_run, clusters),
@@ -204,12 +204,12 @@ def _parts(line: ExplainedLine, exposure: RankExposure) -> RankParts:
 
 
 def _mean(some: Sequence[RankParts]) -> RankParts:
-    parts = {name: _mean_of([one.parts[name] for one in some]) for name in PARTS}
+    parts = {name: _mean_of([rank.parts[name] for rank in some]) for name in PARTS}
     return RankParts(
         some[0].rank,
-        statistics.fmean(one.seconds for one in some),
+        statistics.fmean(rank.seconds for rank in some),
         parts,
-        _mean_of([one.exposed_seconds for one in some]),
+        _mean_of([rank.exposed_seconds for rank in some]),
     )
 
 
@@ -227,7 +227,7 @@ def _straggler(means: Sequence[RankParts], earliness: Sequence[Mapping[int, floa
     """
     if len(means) < 2 or any(len(waits) < len(means) for waits in earliness):
         return None
-    noticeable = _LEAST_WAIT_SHARE * max(one.seconds for one in means)
+    noticeable = _LEAST_WAIT_SHARE * max(mean.seconds for mean in means)
     guilty = [
         min(waits, key=waits.__getitem__) if max(waits.values()) - min(waits.values()) > noticeable else None
         for waits in earliness
@@ -240,7 +240,7 @@ def _straggler(means: Sequence[RankParts], earliness: Sequence[Mapping[int, floa
     margins = [statistics.median(s for other, s in waits.items() if other != rank) - waits[rank] for waits in earliness]
     if share <= 1 / len(means) or len(margins) < _FEWEST_STEPS_TO_NAME or not _beyond_noise(margins):
         return None
-    own = {one.rank: one.seconds - (one.exposed_seconds or 0.0) for one in means}
+    own = {mean.rank: mean.seconds - (mean.exposed_seconds or 0.0) for mean in means}
     others = statistics.median(seconds for other, seconds in own.items() if other != rank)
     return Straggler(rank, share, own[rank] / others - 1 if others > 0 else None)
 
@@ -251,17 +251,17 @@ def _beyond_noise(margins: Sequence[float]) -> bool:
 
 
 def _common_straggler(by_run: Sequence[Breakdown | None], clusters: Clusters) -> Straggler | None:
-    found = [one.straggler for one in by_run if one is not None]
-    named = [one for one in found if one is not None]
-    if 2 * len(named) <= len(found):
+    by_explained_run = [run.straggler for run in by_run if run is not None]
+    named = [straggler for straggler in by_explained_run if straggler is not None]
+    if 2 * len(named) <= len(by_explained_run):
         return None
-    ranks = [one.rank for one in named]
+    ranks = [straggler.rank for straggler in named]
     rank = max(sorted(set(ranks)), key=ranks.count)
-    same = [one for one in named if one.rank == rank]
-    slower = [one.slower_by for one in same if one.slower_by is not None]
+    same = [straggler for straggler in named if straggler.rank == rank]
+    slower = [straggler.slower_by for straggler in same if straggler.slower_by is not None]
     of_runs = [
-        (one.straggler.share_of_steps if one.straggler and one.straggler.rank == rank else 0.0) if one else None
-        for one in by_run
+        (run.straggler.share_of_steps if run.straggler and run.straggler.rank == rank else 0.0) if run else None
+        for run in by_run
     ]
     share = mean_interval(observations(of_runs, clusters, statistics.fmean), most=1.0)
     return Straggler(rank, share.value, statistics.median(slower) if slower else None, share)

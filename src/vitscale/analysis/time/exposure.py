@@ -97,9 +97,9 @@ class _Transfers:
 
 def _transfers(lines: Sequence[ExplainedLine]) -> list[_Transfers]:
     """Of each rank: the transfer of every collective."""
-    found = [_Transfers() for _ in lines]
+    transfers = [_Transfers() for _ in lines]
     for communicator in sorted({collective[0] for collective in lines[0].collectives}):
-        places = [place for place, one in enumerate(lines[0].collectives) if one[0] == communicator]
+        places = [at for at, collective in enumerate(lines[0].collectives) if collective[0] == communicator]
         issued = [[start for name, _, start, _ in line.collectives if name == communicator] for line in lines]
         ended = [[end for name, _, _, end in line.collectives if name == communicator] for line in lines]
         # How far each clock is from the first rank's, by the ends they share; and when a collective truly ended: a
@@ -108,17 +108,17 @@ def _transfers(lines: Sequence[ExplainedLine]) -> list[_Transfers]:
         seen = [list(map(sub, same, apart)) for same in zip(*ended, strict=True)]
         ends = list(map(min, seen))
         done = [-math.inf]
-        for place, end in enumerate(ends):
-            arrived = max(starts[place] - offset for starts, offset in zip(issued, apart, strict=True))
+        for at, end in enumerate(ends):
+            arrived = max(starts[at] - offset for starts, offset in zip(issued, apart, strict=True))
             # The least service of all ranks is that of the one that came last.
             wire = max(0.0, end - max(arrived, done[bisect.bisect_right(done, end) - 1]))
-            for own, offset in zip(found, apart, strict=True):
-                transfer = (end + offset - wire, max(seen[place]) + offset)
+            for own, offset in zip(transfers, apart, strict=True):
+                transfer = (end + offset - wire, max(seen[at]) + offset)
                 own.all.append(transfer)
-                if places[place] in lines[0].norms:
+                if places[at] in lines[0].norms:
                     own.of_norms.append(transfer)
             bisect.insort(done, end)
-    return found
+    return transfers
 
 
 def _why_not(lines: Sequence[tuple[int, ExplainedLine]]) -> str:
@@ -126,8 +126,7 @@ def _why_not(lines: Sequence[tuple[int, ExplainedLine]]) -> str:
         if why := line.unknown.get("wire") or line.unknown.get("wait"):
             return why
     orders = [
-        sorted((c, place, op, place in line.norms) for place, (c, op, _, _) in enumerate(line.collectives))
-        for _, line in lines
+        sorted((c, at, op, at in line.norms) for at, (c, op, _, _) in enumerate(line.collectives)) for _, line in lines
     ]
     named = [[(communicator, op, norm) for communicator, _, op, norm in order] for order in orders]
     if any(other != named[0] for other in named[1:]):

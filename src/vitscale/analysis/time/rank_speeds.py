@@ -45,8 +45,8 @@ def _seconds_per_image(run: Run, step: int) -> tuple[float, ...] | None:
     images = {rank.rank: line.images for rank in run.ranks for line in rank.steps if line.step == step}
     if sum(images.values()) != run.header.trial.global_batch or min(images.values()) < 1:
         return None
-    found = [
+    seconds = [
         sum(length(parts.get(part, ())) for part in _COMPUTING) / images[rank] if rank in images else 0.0
         for rank, parts in lanes(run, step).items()
     ]
-    return tuple(found) if min(found) > 0 else None
+    return tuple(seconds) if min(seconds) > 0 else None

@@ -39,7 +39,6 @@ from vitscale.analysis.time.waterfall import (
     with_intervals,
 )
 from vitscale.analysis.trials import TrialResult
-from vitscale.present.estimate import Estimate
 
 START_UP, EVALUATION, CHECKPOINT = "start-up", "evaluation", "checkpoint"
 _EPOCHS = "epochs"
@@ -116,26 +115,25 @@ def run_breakdown(trial: TrialResult) -> Mapping[str, float]:
 
 def run_waterfalls(curve: CurveResult, trials: Mapping[str, TrialResult]) -> tuple[Waterfall, ...]:
     """As `waterfalls`, of whole runs: for each trial of a curve but its baseline."""
-    found = []
-    for one in waterfalls(curve, trials):
-        point = next(point for point in curve.points if point.trial_id == one.trial_id)
-        found.append(_of_run(one, curve, point, trials))
-    return tuple(found)
+    of_runs = []
+    for waterfall in waterfalls(curve, trials):
+        point = next(point for point in curve.points if point.trial_id == waterfall.trial_id)
+        of_runs.append(_of_run(waterfall, curve, point, trials))
+    return tuple(of_runs)
 
 
-def _of_run(one: Waterfall, curve: CurveResult, point: Point, trials: Mapping[str, TrialResult]) -> Waterfall:
-    if one.baseline_trial is None or not one.factors:
-        return replace(one, efficiency=None, interval=None)
-    trial, reference, ranks = trials[one.trial_id], trials[one.baseline_trial], share_of_ranks(curve, point)
+def _of_run(waterfall: Waterfall, curve: CurveResult, point: Point, trials: Mapping[str, TrialResult]) -> Waterfall:
+    if waterfall.baseline_trial is None or not waterfall.factors:
+        return replace(waterfall, efficiency=None, interval=None)
+    trial, reference, ranks = trials[waterfall.trial_id], trials[waterfall.baseline_trial], share_of_ranks(curve, point)
     try:
         factors = with_intervals(trial, reference, ranks, _run_factors)
     except Unexplained as why:
-        return replace(one, efficiency=None, interval=None, factors=(), reason=str(why))
+        return replace(waterfall, efficiency=None, interval=None, factors=(), reason=str(why))
     efficiency = math.prod(factor.factor for factor in factors)
     whole = ratio(run_seconds(reference), run_seconds(trial), (reference.looked, trial.looked))
-    around = whole.times(efficiency / whole.value)
-    return replace(one, efficiency=efficiency, interval=Estimate(efficiency, around.low, around.high, note=around.note),
-                   factors=factors)  # fmt: skip
+    around = replace(whole.times(efficiency / whole.value), value=efficiency)
+    return replace(waterfall, efficiency=efficiency, interval=around, factors=factors)
 
 
 def _run_factors(trial: TrialResult, reference: TrialResult, ranks: float) -> tuple[Factor, ...]:

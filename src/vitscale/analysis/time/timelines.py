@@ -34,18 +34,18 @@ def step_parts(line: ExplainedLine, exposure: RankExposure) -> dict[str, list[In
     whole: Interval = (0.0, line.seconds)
     exposed = list(exposure.exposed)
     busy = complement(union(line.idle) if line.device == "cuda" else exposed, whole)
-    found: dict[str, list[Interval]] = {}
+    parts: dict[str, list[Interval]] = {}
     for phase, start, end in line.phases:
         if name := _PART_OF_PHASE.get(phase):
-            found.setdefault(name, []).extend(intersection(busy, [(start, end)]))
+            parts.setdefault(name, []).extend(intersection(busy, [(start, end)]))
     if line.device == "cuda":
-        found |= _idle_parts(line, exposed, whole)
+        parts |= _idle_parts(line, exposed, whole)
     told_apart = {"wait": exposure.wait, "wire": exposure.wire, "norm": exposure.norm}
     if exposure.wait is None:
         told_apart = {COMMUNICATION: exposure.exposed}
-    found |= {name: intersection(own, [whole]) for name, own in told_apart.items() if own is not None}
-    found["other"] = complement(_all(found), whole)
-    return {name: union(own) for name, own in found.items() if own and (name in EXPOSED or name not in line.unknown)}
+    parts |= {name: intersection(own, [whole]) for name, own in told_apart.items() if own is not None}
+    parts["other"] = complement(_all(parts), whole)
+    return {name: union(own) for name, own in parts.items() if own and (name in EXPOSED or name not in line.unknown)}
 
 
 def _idle_parts(line: ExplainedLine, exposed: Sequence[Interval], whole: Interval) -> dict[str, list[Interval]]:

@@ -90,7 +90,7 @@ class Traffic:
     @property
     def calls(self) -> int | None:
         """Collectives in a step; None where unknown."""
-        return sum(one.calls for one in self.sent) if self.sent or not self.reason else None
+        return sum(sent.calls for sent in self.sent) if self.sent or not self.reason else None
 
     @property
     def bytes_per_second(self) -> Estimate | None:
@@ -103,9 +103,9 @@ class Traffic:
     def gradient_dtypes(self) -> Mapping[str, float]:
         """The floating dtypes that are reduced, with their share of the elements reduced, the largest first."""
         elements: Counter[str] = Counter()
-        for one in self.sent:
-            if one.operation in _REDUCTIONS and "float" in one.dtype:
-                elements[one.dtype] += one.elements
+        for sent in self.sent:
+            if sent.operation in _REDUCTIONS and "float" in sent.dtype:
+                elements[sent.dtype] += sent.elements
         return {
             dtype: count / elements.total()
             for dtype, count in elements.most_common()
@@ -133,9 +133,11 @@ def traffic(runs: Sequence[Run], figures: Sequence[RunFigures], clusters: Cluste
     if reason := _why_not(runs):
         return Traffic(backend, (), None, None, None, reason)
     sent = _sent(backend, _collectives(counted[0]))
-    logical = [one.logical_bytes for one in sent if one.logical_bytes is not None]
-    physical = [one.physical_bytes for one in sent if one.physical_bytes is not None]
-    unknown = sorted({f"{one.operation} of {one.dtype}" for one in sent if one.physical_bytes is None})
+    logical = [exchange.logical_bytes for exchange in sent if exchange.logical_bytes is not None]
+    physical = [exchange.physical_bytes for exchange in sent if exchange.physical_bytes is not None]
+    unknown = sorted(
+        {f"{exchange.operation} of {exchange.dtype}" for exchange in sent if exchange.physical_bytes is None}
+    )
     return Traffic(
         backend=backend,
         sent=sent,
@@ -161,25 +163,25 @@ def _why_not(runs: Sequence[Run]) -> str:
                     # Of an old record: on NCCL a recorder was read that only other backends write into.
                     return f"the recorder of {line.backend} was found empty, though {len(lines)} ranks trained together"
                 where = f"rank {rank} in step {line.step} of repeat {run.header.repeat}"
-                kinds = Counter(_nameless(one) for one in line.collectives)
+                kinds = Counter(_nameless(collective) for collective in line.collectives)
                 first = first or (where, kinds)
                 if kinds != first[1]:
                     return f"{first[0]} and {where} differ: {_difference(first[1], kinds)}"
     return ""
 
 
-def _nameless(one: Collective) -> Collective:
+def _nameless(collective: Collective) -> Collective:
     """Without the name of its communicator, which differs from rank to rank for groups of some of them."""
-    return one.model_copy(update={"communicator": ""})
+    return collective.model_copy(update={"communicator": ""})
 
 
-def _difference(one: Counter[Collective], other: Counter[Collective]) -> str:
+def _difference(first: Counter[Collective], other: Counter[Collective]) -> str:
     """The first collective that only one of the two has, or has more often."""
-    missing = one - other
-    extra = other - one
+    missing = first - other
+    extra = other - first
     kind = next(iter(missing or extra))
     size = max(kind.input_elements, kind.output_elements)
-    return f"{one[kind]} against {other[kind]} {kind.operation} of {size:,} {kind.dtype}"
+    return f"{first[kind]} against {other[kind]} {kind.operation} of {size:,} {kind.dtype}"
 
 
 def _collectives(line: TrafficLine) -> Sequence[Collective]:
@@ -188,31 +190,31 @@ def _collectives(line: TrafficLine) -> Sequence[Collective]:
 
 def _sent(backend: str, collectives: Iterable[Collective]) -> tuple[Sent, ...]:
     by_kind: dict[tuple[str, str, int], list[int]] = {}
-    for one in collectives:
-        kind = (one.operation, one.dtype, one.ranks)
-        by_kind.setdefault(kind, []).append(max(one.input_elements, one.output_elements))
-    found = []
+    for collective in collectives:
+        kind = (collective.operation, collective.dtype, collective.ranks)
+        by_kind.setdefault(kind, []).append(max(collective.input_elements, collective.output_elements))
+    sent = []
     for (operation, dtype, ranks), elements in by_kind.items():
         size = _BYTES.get(dtype)
         volume, carried = _VOLUMES.get(operation), _ON_THE_WIRE.get(backend, {}).get(operation)
         logical = None if volume is None or size is None else volume * size * sum(elements)
         physical = None if carried is None or size is None else carried * size * sum(elements) * (ranks - 1) / ranks
-        found.append(Sent(operation, dtype, ranks, len(elements), sum(elements), logical, physical))
-    return tuple(found)
+        sent.append(Sent(operation, dtype, ranks, len(elements), sum(elements), logical, physical))
+    return tuple(sent)
 
 
 def _wire_seconds(runs: Sequence[Run], figures: Sequence[RunFigures], clusters: Clusters) -> Estimate | None:
     """Seconds of transfer in an explained step, over runs: the mean over steps of the median over ranks."""
     means: list[float | None] = []
     for run, own in zip(runs, figures, strict=True):
-        found = []
+        by_run = []
         for lines in common_steps(run, lambda rank: rank.explained):
             if lines[0].step < (own.steady_from or 0):
                 continue
-            of_ranks = [one.wire_seconds for one in exposures(list(enumerate(lines)))]
+            of_ranks = [exposure.wire_seconds for exposure in exposures(list(enumerate(lines)))]
             known = [seconds for seconds in of_ranks if seconds is not None]
             if len(known) < len(of_ranks):
                 return None
-            found.append(statistics.median(known))
-        means.append(statistics.fmean(found) if found else None)
+            by_run.append(statistics.median(known))
+        means.append(statistics.fmean(by_run) if by_run else None)
     return over_runs(means, clusters)

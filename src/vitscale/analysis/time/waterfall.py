@@ -242,7 +242,7 @@ def with_intervals(
         for side in (trial, reference):
             without = []
             for dropped in side.clusters:
-                ours, theirs = (one.without(dropped if one is side else ()) for one in (trial, reference))
+                ours, theirs = (each.without(dropped if each is side else ()) for each in (trial, reference))
                 without.append(factors_by(ours, theirs, ranks))
             sides.append(without)
     except (Unexplained, statistics.StatisticsError):
@@ -250,9 +250,9 @@ def with_intervals(
     return tuple(
         replace(
             factor,
-            interval=jackknife(factor.points, [[run[place].points for run in side] for side in sides]),
+            interval=jackknife(factor.points, [[run[at].points for run in side] for side in sides]),
         )
-        for place, factor in enumerate(factors)
+        for at, factor in enumerate(factors)
     )
 
 
@@ -358,12 +358,12 @@ def _believable(value: float, what: str, unit: str = "") -> float:
     return value
 
 
-def logarithmic_mean(one: float, other: float) -> float:
+def logarithmic_mean(first: float, second: float) -> float:
     """L(a, b) = (a - b) / ln(a / b), and a for a = b."""
-    log = math.log(one) - math.log(other)
+    log = math.log(first) - math.log(second)
     if log == 0:
-        return one
-    return other * math.expm1(log) / log if abs(log) < 1 else (one - other) / log
+        return first
+    return second * math.expm1(log) / log if abs(log) < 1 else (first - second) / log
 
 
 def points_per_log(efficiency: float) -> float:

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from vitscale.importers.findings import Setting
+from vitscale.importers.contents import Setting
 from vitscale.importers.trials import counts_hosts
 from vitscale.store.results import Curve, CurvePoint
 from vitscale.trial.trial import Mode, Trial, exact
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Point:
     """A trial's place in its group."""
 
     setting: Setting
@@ -41,17 +41,17 @@ class _Line:
     mode: Mode
     share: float
     """Of the dataset; of weak scaling per GPU."""
-    places: tuple[_Place, ...]
+    points: tuple[_Point, ...]
 
 
-def curves_of(found: Sequence[tuple[Setting, Trial]]) -> tuple[Curve, ...]:
+def curves_of(settings_and_trials: Sequence[tuple[Setting, Trial]]) -> tuple[Curve, ...]:
     """The curves through all trials, in the order of the files; every trial is on at least one.
 
     Args:
         found: each trial once, with the setting it came from.
     """
-    groups: dict[tuple[Any, ...], tuple[dict[str, Any], list[_Place]]] = {}
-    split = _apart_by_device(found)
+    groups: dict[tuple[Any, ...], tuple[dict[str, Any], list[_Point]]] = {}
+    split = _apart_by_device(settings_and_trials)
     worlds: dict[tuple[Any, ...], set[tuple[int, int]]] = {}
     labelled = [
         (
@@ -59,7 +59,7 @@ def curves_of(found: Sequence[tuple[Setting, Trial]]) -> tuple[Curve, ...]:
             trial,
             _labels(setting, trial, setting.devices if _without_devices(setting, trial) in split else None),
         )
-        for setting, trial in found
+        for setting, trial in settings_and_trials
     ]
     for setting, _, labels in labelled:
         worlds.setdefault(tuple(labels.values()), set()).add((setting.gpus, setting.nodes))
@@ -69,13 +69,13 @@ def curves_of(found: Sequence[tuple[Setting, Trial]]) -> tuple[Curve, ...]:
             layouts = _on_hosts(worlds[tuple(labels.values())])[setting.gpus, setting.nodes]
         for layout in layouts:
             own = labels | {"layout": layout}
-            groups.setdefault(tuple(own.values()), (own, []))[1].append(_Place(setting, trial))
-    lines = [line for labels, places in groups.values() for line in _lines(labels, places)]
+            groups.setdefault(tuple(own.values()), (own, []))[1].append(_Point(setting, trial))
+    lines = [line for labels, points in groups.values() for line in _lines(labels, points)]
     return tuple(
         Curve(
             mode=line.mode,
             labels=_telling(line, lines),
-            points=tuple(CurvePoint(gpus=place.setting.gpus, trial_id=place.trial_id) for place in line.places),
+            points=tuple(CurvePoint(gpus=point.setting.gpus, trial_id=point.trial_id) for point in line.points),
         )
         for line in lines
     )
@@ -103,18 +103,18 @@ def _on_hosts(worlds: Set[tuple[int, int]]) -> dict[tuple[int, int], list[str | 
     host are a curve of their own.
     """
     spanning, alone = {world for world in worlds if world[1] > 1}, {world for world in worlds if world[1] == 1}
-    found: dict[tuple[int, int], list[str | None]] = {world: [] for world in worlds}
+    layouts: dict[tuple[int, int], list[str | None]] = {world: [] for world in worlds}
     while spanning:
         fullest = max(spanning, key=lambda world: -(-world[0] // world[1]))
         each = -(-fullest[0] // fullest[1])
         like = {fullest} | {world for world in spanning if -(-world[0] // each) == world[1]}
         spanning -= like
         for world in like | {world for world in alone if world[0] <= each}:
-            found[world].append(f"{each} per node")
-    if not all(found[world] for world in alone):
+            layouts[world].append(f"{each} per node")
+    if not all(layouts[world] for world in alone):
         for world in alone:
-            found[world].append(None)
-    return found
+            layouts[world].append(None)
+    return layouts
 
 
 def _without_devices(setting: Setting, trial: Trial) -> tuple[Any, ...]:
@@ -123,11 +123,11 @@ def _without_devices(setting: Setting, trial: Trial) -> tuple[Any, ...]:
     return (*labels.values(), *batch, setting.nodes, setting.gpus, setting.fraction)
 
 
-def _apart_by_device(found: Iterable[tuple[Setting, Trial]]) -> set[tuple[Any, ...]]:
+def _apart_by_device(settings_and_trials: Iterable[tuple[Setting, Trial]]) -> set[tuple[Any, ...]]:
     """Of groups in which one GPU count ran on unlike devices: those are a curve for each, not one."""
     seen: dict[tuple[Any, ...], set[tuple[str, ...]]] = {}
     members: dict[tuple[Any, ...], set[tuple[Any, ...]]] = {}
-    for setting, trial in found:
+    for setting, trial in settings_and_trials:
         key = _without_devices(setting, trial)
         seen.setdefault(key, set()).add(setting.devices)
         members.setdefault(key[:-3], set()).add(key)
@@ -135,27 +135,27 @@ def _apart_by_device(found: Iterable[tuple[Setting, Trial]]) -> set[tuple[Any, .
     return {key for group in apart for key in members[group]}
 
 
-def _lines(labels: Mapping[str, Any], places: Sequence[_Place]) -> Iterable[_Line]:
+def _lines(labels: Mapping[str, Any], points: Sequence[_Point]) -> Iterable[_Line]:
     """The curves of one group: of each batch strong, each trial that is on no curve, and weak; then those of a fixed
     global batch."""
-    by_batch: dict[tuple[int, int], list[_Place]] = {}
-    for place in places:
-        by_batch.setdefault((place.trial.train.micro_batch, place.trial.train.grad_accum), []).append(place)
-    strong = {batch: _alike(some, lambda place: place.fraction) for batch, some in by_batch.items()}
-    on_any = {place.trial_id for curves in strong.values() for same in curves for place in same}
+    by_batch: dict[tuple[int, int], list[_Point]] = {}
+    for point in points:
+        by_batch.setdefault((point.trial.train.micro_batch, point.trial.train.grad_accum), []).append(point)
+    strong = {batch: _alike(some, lambda point: point.fraction) for batch, some in by_batch.items()}
+    on_any = {point.trial_id for curves in strong.values() for same in curves for point in same}
     # Two strong curves cross every share per GPU: only what is on none of them makes a weak one. So of a global batch.
     weak = {
-        batch: [same for same in _alike(some, lambda place: place.per_gpu) if not _all_on(same, on_any)]
+        batch: [same for same in _alike(some, lambda point: point.per_gpu) if not _all_on(same, on_any)]
         for batch, some in by_batch.items()
     }
-    on_any |= {place.trial_id for curves in weak.values() for same in curves for place in same}
-    told = [place for place in places if place.setting.micro_batch is not None]
-    fixed = _alike(told, lambda place: (place.fraction, place.trial.global_batch))
+    on_any |= {point.trial_id for curves in weak.values() for same in curves for point in same}
+    told = [point for point in points if point.setting.micro_batch is not None]
+    fixed = _alike(told, lambda point: (point.fraction, point.trial.global_batch))
     fixed = [same for same in fixed if not _all_on(same, on_any)]
-    on_any |= {place.trial_id for same in fixed for place in same}
+    on_any |= {point.trial_id for same in fixed for point in same}
     for (micro_batch, grad_accum), some in by_batch.items():
         own = {**labels, "train.micro_batch": micro_batch, "train.grad_accum": grad_accum, "train.global_batch": None}
-        alone = [[place] for place in some if place.trial_id not in on_any]
+        alone = [[point] for point in some if point.trial_id not in on_any]
         for same in (*strong[micro_batch, grad_accum], *alone):
             yield _Line(own, "strong-micro", same[0].setting.fraction, tuple(same))
         for same in weak[micro_batch, grad_accum]:
@@ -166,18 +166,18 @@ def _lines(labels: Mapping[str, Any], places: Sequence[_Place]) -> Iterable[_Lin
         yield _Line(own | whole, "strong-global", same[0].setting.fraction, tuple(same))
 
 
-def _all_on(places: Iterable[_Place], on: Set[str]) -> bool:
-    return all(place.trial_id in on for place in places)
+def _all_on(points: Iterable[_Point], on: Set[str]) -> bool:
+    return all(point.trial_id in on for point in points)
 
 
-def _alike(places: Sequence[_Place], of: Any) -> list[list[_Place]]:
-    by_value: dict[Any, list[_Place]] = {}
-    for place in places:
-        by_value.setdefault(of(place), []).append(place)
+def _alike(points: Sequence[_Point], of: Any) -> list[list[_Point]]:
+    by_value: dict[Any, list[_Point]] = {}
+    for point in points:
+        by_value.setdefault(of(point), []).append(point)
     return [
-        sorted(same, key=lambda place: place.setting.gpus)
+        sorted(same, key=lambda point: point.setting.gpus)
         for same in by_value.values()
-        if len({place.setting.gpus for place in same}) > 1
+        if len({point.setting.gpus for point in same}) > 1
     ]
 
 

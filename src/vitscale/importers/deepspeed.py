@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vitscale.errors import RequestError, explain, shown
+from vitscale.importers.contents import LogContents, LogRank, LogRun, Problems, Setting, listed
 from vitscale.importers.deepspeed_facts import MOST_MICRO_STEPS, Facts
 from vitscale.importers.deepspeed_lines import Broken, timers, without_colours
 from vitscale.importers.deepspeed_steps import ONE_RANK, WARMUP_STEPS, RankTimes, step_lines
 from vitscale.importers.files import identified, lines
-from vitscale.importers.findings import Findings, FoundRank, FoundRun, Problems, Setting, listed
 from vitscale.importers.options import Options
 from vitscale.store.results import ImportedFile
 
@@ -37,10 +37,10 @@ class _Part:
     def began(self) -> float | None:
         """When its first step ended."""
         times = (step[0].unix_seconds for rank in self.ranks.values() for step in rank.steps[:1] if step)
-        return next((one for one in times if one is not None), None)
+        return next((unix_seconds for unix_seconds in times if unix_seconds is not None), None)
 
 
-def read(paths: Sequence[Path], options: Options) -> Findings:
+def read(paths: Sequence[Path], options: Options) -> LogContents:
     """The runs of all files. Files of the same world that tell of different ranks are one run.
 
     Raises:
@@ -54,12 +54,12 @@ def read(paths: Sequence[Path], options: Options) -> Findings:
         told = Problems(path.name)
         parts += [part for part in _parts(path, told) if part.has_steps]
         problems += told.told()
-    runs: list[FoundRun] = []
+    runs: list[LogRun] = []
     for group in _one_run_each(parts):
         run, said = _run(group, options, len(runs))
         runs.append(run)
         notes |= dict.fromkeys(said)
-    return Findings(tuple(runs), tuple(notes), tuple(problems))
+    return LogContents(tuple(runs), tuple(notes), tuple(problems))
 
 
 def _parts(path: Path, told: Problems) -> list[_Part]:
@@ -73,13 +73,13 @@ def _parts(path: Path, told: Problems) -> list[_Part]:
             parts.append(_Part(files))  # started again, into the same file
         part = parts[-1]
         part.facts.take(text)
-        for one in timers(text):
-            if isinstance(one, Broken):
-                told.line(number, one.why, "broken" if whole else "cut-off")
+        for timer in timers(text):
+            if isinstance(timer, Broken):
+                told.line(number, timer.why, "broken" if whole else "cut-off")
                 if not whole:
                     continue  # the last line of the file: no step comes after it
-            rank = own if one.rank is None else one.rank
-            part.ranks.setdefault(rank, RankTimes()).take(one)
+            rank = own if timer.rank is None else timer.rank
+            part.ranks.setdefault(rank, RankTimes()).take(timer)
     return parts
 
 
@@ -97,16 +97,16 @@ def _one_run_each(parts: Iterable[_Part]) -> list[list[_Part]]:
 
 def _belongs(part: _Part, group: Sequence[_Part]) -> bool:
     taken = {rank for other in group for rank in other.ranks}
-    sizes = [next(iter(one.facts.world_sizes().values()), None) for one in (part, *group)]
+    sizes = [next(iter(each.facts.world_sizes().values()), None) for each in (part, *group)]
     known = {size for size in sizes if size is not None}
-    begins = [one.began for one in (part, *group)]
-    times = [one for one in begins if one is not None]
+    begins = [each.began for each in (part, *group)]
+    times = [each for each in begins if each is not None]
     # Ranks end their first step within the same collective; an hour is for clocks that disagree.
     together = not times or max(times) - min(times) < 3600
     return not taken & part.ranks.keys() and len(known) <= 1 and together
 
 
-def _run(group: Sequence[_Part], options: Options, number: int) -> tuple[FoundRun, list[str]]:
+def _run(group: Sequence[_Part], options: Options, number: int) -> tuple[LogRun, list[str]]:
     facts = [part.facts for part in group]
     name = group[0].files[0].name
     ranks = {rank: times for part in group for rank, times in part.ranks.items() if any(times.steps)}
@@ -117,8 +117,8 @@ def _run(group: Sequence[_Part], options: Options, number: int) -> tuple[FoundRu
     if not ranks:
         raise RequestError(explain(f"{shown(name)} tells of no rank of its world of {gpus}"))
     accum = next((n for f in facts if 0 < (n := f.numbers.get("grad_accum", 0)) <= MOST_MICRO_STEPS), 1)
-    micro_batch = next((found for f in facts if (found := f.micro_batch(gpus, accum)) is not None), None)
-    nodes = next((found for f in facts if (found := f.nodes(gpus)) is not None), None)
+    micro_batch = next((known for f in facts if (known := f.micro_batch(gpus, accum)) is not None), None)
+    nodes = next((known for f in facts if (known := f.nodes(gpus)) is not None), None)
     if nodes is None:
         nodes = 1
         if gpus > 1:
@@ -126,11 +126,11 @@ def _run(group: Sequence[_Part], options: Options, number: int) -> tuple[FoundRu
     hosts = {rank: host for f in facts for rank, host in f.hosts.items()}
     untold = ONE_RANK.format(listed(sorted(ranks))) if len(ranks) < gpus else ""
     images = (micro_batch or options.micro_batch or 0) * accum
-    own: list[FoundRank] = []
+    own: list[LogRank] = []
     for rank in sorted(ranks):
         steps, explained = step_lines(ranks[rank], images, accum, untold)
         host = hosts.get(rank)
-        own.append(FoundRank(rank, device=_UNKNOWN_GPU, host=host, steps=steps, explained=explained))
+        own.append(LogRank(rank, device=_UNKNOWN_GPU, host=host, steps=steps, explained=explained))
     if untold:
         notes.append(f"{name} tells of rank {listed(sorted(ranks))} of {gpus}: {untold}")
     setting = Setting(
@@ -142,7 +142,7 @@ def _run(group: Sequence[_Part], options: Options, number: int) -> tuple[FoundRu
         zero_stage=next((f.numbers["zero_stage"] for f in facts if "zero_stage" in f.numbers), None),
         precision=next((f.precision for f in facts if f.precision is not None), None),
     )
-    run = FoundRun(
+    run = LogRun(
         setting=setting,
         name=f"{name} {number}",
         files=tuple(dict.fromkeys(file for part in group for file in part.files)),
@@ -162,8 +162,8 @@ def _gpus(facts: Iterable[Facts], options: Options, name: str) -> tuple[int, lis
         RequestError: nobody tells it, or --gpus is another.
     """
     said: dict[str, int] = {}
-    for one in facts:
-        said = one.world_sizes() | said
+    for fact in facts:
+        said = fact.world_sizes() | said
     told = next((said[key] for key in ("world_size", "NCCL's nranks", "train_batch_size") if key in said), None)
     if told is not None and options.gpus is not None and options.gpus != told:
         raise RequestError(

@@ -52,11 +52,11 @@ class Facts:
         if match := _VERSION.search(text):
             self.versions.setdefault("deepspeed", match[1])
         for name, pattern in _NUMBERS.items():
-            if name not in self.numbers and (found := pattern.search(text)):
-                self.numbers[name] = int(found[1])
+            if name not in self.numbers and (told := pattern.search(text)):
+                self.numbers[name] = int(told[1])
         for name, pattern in _FLAGS.items():
-            if name not in self.flags and (found := pattern.search(text)):
-                self.flags[name] = found[1] == "True"
+            if name not in self.flags and (told := pattern.search(text)):
+                self.flags[name] = told[1] == "True"
 
     def _take_nccl(self, text: str) -> None:
         if match := _NCCL.search(text):
@@ -71,15 +71,15 @@ class Facts:
 
     def world_sizes(self) -> dict[str, int]:
         """Every telling of the world size, in order of trust: the engine's configuration, NCCL, the batch sizes."""
-        found = {}
+        sizes = {}
         if size := self.numbers.get("world_size"):
-            found["world_size"] = size
+            sizes["world_size"] = size
         if self.nccl_ranks:
-            found["NCCL's nranks"] = self.nccl_ranks
+            sizes["NCCL's nranks"] = self.nccl_ranks
         batch, micro, accum = (self.numbers.get(key) for key in ("train_batch", "micro_batch", "grad_accum"))
         if batch and micro and accum and batch % (micro * accum) == 0:
-            found["train_batch_size"] = batch // (micro * accum)
-        return {name: size for name, size in found.items() if 1 <= size <= MOST_GPUS}
+            sizes["train_batch_size"] = batch // (micro * accum)
+        return {name: size for name, size in sizes.items() if 1 <= size <= MOST_GPUS}
 
     def micro_batch(self, gpus: int, grad_accum: int) -> int | None:
         """Images per GPU and micro-step; where it is not told, from the batch of a whole step."""

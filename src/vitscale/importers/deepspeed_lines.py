@@ -77,14 +77,14 @@ def timers(text: str) -> Iterator[Times | Broken]:
         return
     begins = list(_BEGIN.finditer(text))
     before = 0
-    for place, begin in enumerate(begins):
-        end = begins[place + 1].start() if place + 1 < len(begins) else len(text)
+    for at, begin in enumerate(begins):
+        end = begins[at + 1].start() if at + 1 < len(begins) else len(text)
         rank = begin["log"] or begin["print"]
         stamps = list(_STAMP.finditer(text, before, begin.start()))
         before = begin.end()
-        found = _read(text[begin.end() : end], int(rank) if rank else None, _unix(stamps[-1]) if stamps else None)
-        if found is not None:
-            yield found
+        line = _read(text[begin.end() : end], int(rank) if rank else None, _unix(stamps[-1]) if stamps else None)
+        if line is not None:
+            yield line
 
 
 def _read(text: str, rank: int | None, unix_seconds: float | None) -> Times | Broken | None:

@@ -40,17 +40,17 @@ class RankTimes:
     micro: list[Times] = field(default_factory=list)
     """Of the step that is not over."""
 
-    def take(self, one: Times | Broken) -> None:
+    def take(self, timer: Times | Broken) -> None:
         """The next line."""
-        if one.micro:
-            if isinstance(one, Times):
-                self.micro.append(one)
-        elif isinstance(one, Broken):
-            self.broken_at[len(self.steps)] = one.unix_seconds
+        if timer.micro:
+            if isinstance(timer, Times):
+                self.micro.append(timer)
+        elif isinstance(timer, Broken):
+            self.broken_at[len(self.steps)] = timer.unix_seconds
             self.steps.append(None)
             self.micro = []
         else:
-            self.steps.append((one, tuple(self.micro)))
+            self.steps.append((timer, tuple(self.micro)))
             self.micro = []
 
 
@@ -79,56 +79,56 @@ def step_lines(
         untold: why waiting and transfer cannot be told apart; empty where they can.
     """
     timed = _timed(rank)
-    gaps = [one.gap for one in timed if one.gap is not None]
+    gaps = [step.gap for step in timed if step.gap is not None]
     usual = statistics.median(gaps) if gaps else 0.0
     stride = max(1, -(-len(timed) // MOST_EXPLAINED))
     steps, explained = [], []
-    for one in timed:
-        gap = usual if one.gap is None else one.gap
-        paused = one.gap is not None and gap > usual + _PAUSE * one.times.total
+    for step in timed:
+        gap = usual if step.gap is None else step.gap
+        paused = step.gap is not None and gap > usual + _PAUSE * step.times.total
         window: StepWindow = "settling" if paused else "light"
         # The first line of a log has none before it.
-        seconds = one.times.total + (gap if one.number else 0.0)
+        seconds = step.times.total + (gap if step.number else 0.0)
         steps.append(
             StepLine(
-                step=one.number,
+                step=step.number,
                 epoch=0,
                 seconds=seconds,
                 images=images,
                 loss=None,
-                warmup=one.number < WARMUP_STEPS,
+                warmup=step.number < WARMUP_STEPS,
                 window=window,
             )
         )
-        if one.number % stride == 0 and not paused:
-            micro = one.micro if len(one.micro) == grad_accum and grad_accum > 1 else (one.times,)
-            explained.append(_explained(one, micro, seconds, untold))
+        if step.number % stride == 0 and not paused:
+            micro = step.micro if len(step.micro) == grad_accum and grad_accum > 1 else (step.times,)
+            explained.append(_explained(step, micro, seconds, untold))
     return tuple(steps), tuple(explained)
 
 
 def _timed(rank: RankTimes) -> list[_Timed]:
-    found = []
+    timed_steps = []
     before: float | None = None
-    for number, one in enumerate(rank.steps):
-        if one is None:
+    for number, step in enumerate(rank.steps):
+        if step is None:
             before = rank.broken_at.get(number)
             continue
-        times, micro = one
+        times, micro = step
         gap = None
         if before is not None and times.unix_seconds is not None:
             gap = times.unix_seconds - before - times.total
             # Less than nothing: a clock that was set, or lines that were held back.
             gap = None if gap < -_ROUNDING else max(0.0, gap)
-        found.append(_Timed(number, times, micro, gap))
+        timed_steps.append(_Timed(number, times, micro, gap))
         before = times.unix_seconds
-    return found
+    return timed_steps
 
 
-def _explained(one: _Timed, micro: Sequence[Times], seconds: float, untold: str) -> ExplainedLine:
+def _explained(step: _Timed, micro: Sequence[Times], seconds: float, untold: str) -> ExplainedLine:
     """The parts in their order: between the steps, then forward, backward and the exchange of each micro-step."""
-    at = max(0.0, seconds - one.times.total)
+    at = max(0.0, seconds - step.times.total)
     # Micro-steps are printed with two decimals each: the step's own figures are those that add up.
-    scale = (one.times.total - one.times.step) / (sum(times.total - times.step for times in micro) or 1.0)
+    scale = (step.times.total - step.times.step) / (sum(times.total - times.step for times in micro) or 1.0)
     phases: list[tuple[PhaseName, float, float]] = []
     exchanges: list[tuple[float, float]] = []
     for times in micro:
@@ -141,7 +141,7 @@ def _explained(one: _Timed, micro: Sequence[Times], seconds: float, untold: str)
         at = exchanged
     phases.append(("optimizer", at, seconds))
     return ExplainedLine(
-        step=one.number,
+        step=step.number,
         block=0,
         device="cuda",
         seconds=seconds,

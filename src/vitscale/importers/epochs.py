@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from vitscale.errors import RequestError, StoreError, explain
 from vitscale.importers import numbers
+from vitscale.importers.contents import LogContents, LogRank, LogRun, Problems, Setting, listed
 from vitscale.importers.files import identified
-from vitscale.importers.findings import Findings, FoundRank, FoundRun, Problems, Setting, listed
 from vitscale.importers.options import Options
 from vitscale.importers.tables import OF_A_SETTING, Row, header, rows, setting_of, text_of
 from vitscale.importers.trials import an_epoch, nodes_of
@@ -46,7 +46,7 @@ class _Run:
     next_epoch: Counter[int] = field(default_factory=Counter)
 
 
-def read(paths: Sequence[Path], options: Options) -> Findings:
+def read(paths: Sequence[Path], options: Options) -> LogContents:
     """The runs of one or several tables; the same run may go on in another file.
 
     Raises:
@@ -77,9 +77,9 @@ def read(paths: Sequence[Path], options: Options) -> Findings:
         problems += told.told()
     files = tuple(identified(path) for path in paths)
     first = 0 if any(epoch == 0 for run in runs.values() for _, epoch in run.rows) else 1
-    found = tuple(_found(run, first, options, files) for run in runs.values())
-    notes |= dict.fromkeys(_unknown_layouts(found))
-    return Findings(found, tuple(notes), (*problems, *_gaps(found, first)))
+    found_runs = tuple(_found(run, first, options, files) for run in runs.values())
+    notes |= dict.fromkeys(_unknown_layouts(found_runs))
+    return LogContents(found_runs, tuple(notes), (*problems, *_gaps(found_runs, first)))
 
 
 def _values(row: Row) -> _Row:
@@ -111,7 +111,7 @@ def _add(run: _Run, rank: int, epoch: int | None, values: _Row, line: int, told:
         told.line(line, f"epoch {epoch} of rank {rank} again, with other values: the first count", "contradicting")
 
 
-def _found(run: _Run, first: int, options: Options, files: tuple[ImportedFile, ...]) -> FoundRun:
+def _found(run: _Run, first: int, options: Options, files: tuple[ImportedFile, ...]) -> LogRun:
     steps, images = an_epoch(run.setting, options)
     # Loss and accuracy are the run's: where one rank alone tells them, they hold for all.
     said: dict[int, tuple[float | None, float | None]] = {}
@@ -122,7 +122,7 @@ def _found(run: _Run, first: int, options: Options, files: tuple[ImportedFile, .
         loss, accuracy = said.get(epoch, (None, None))
         said[epoch] = (row.loss if loss is None else loss, row.accuracy if accuracy is None else accuracy)
     ranks = tuple(
-        FoundRank(
+        LogRank(
             rank,
             device=next((run.rows[rank, e].device for e in epochs if run.rows[rank, e].device), None),
             epochs=tuple(
@@ -144,44 +144,44 @@ def _found(run: _Run, first: int, options: Options, files: tuple[ImportedFile, .
         for rank, epochs in by_rank.items()
     )
     devices = tuple(sorted({rank.device for rank in ranks if rank.device}))
-    return FoundRun(replace(run.setting, devices=devices), run.name, files, ranks, of_the_run=not run.by_rank)
+    return LogRun(replace(run.setting, devices=devices), run.name, files, ranks, of_the_run=not run.by_rank)
 
 
 def _notes_on(columns: Sequence[str]) -> Iterable[str]:
-    if ignored := [column for column in columns if column and column not in _KNOWN]:
-        yield f"columns that mean nothing here are ignored: {listed([text_of(one) for one in ignored])}"
+    if ignored := [text_of(column) for column in columns if column and column not in _KNOWN]:
+        yield f"columns that mean nothing here are ignored: {listed(ignored)}"
     if "rank" not in columns:
         yield "there is no column rank: each row is taken for the run's own time, that of its slowest rank"
     if "fraction" not in columns:
         yield "there is no column fraction: every epoch is taken for one of the whole dataset"
 
 
-def _unknown_layouts(found: Iterable[FoundRun]) -> Iterable[str]:
-    settings = [run.setting for run in found]
+def _unknown_layouts(runs: Iterable[LogRun]) -> Iterable[str]:
+    settings = [run.setting for run in runs]
     odd = sorted({s.layout for s in settings if s.layout and nodes_of(s.layout, s.gpus) is None and s.nodes == 1})
     if odd:
-        said = listed([repr(one) for one in odd])
+        said = listed([repr(layout) for layout in odd])
         yield f"layout {said} does not tell how many hosts: one is assumed (a column nodes would tell)"
 
 
-def _named(run: FoundRun) -> str:
+def _named(run: LogRun) -> str:
     setting = run.setting
     where = ", ".join(part for part in (setting.cluster, setting.layout, setting.dataset) if part)
     batch = f", micro-batch {setting.micro_batch}" if setting.micro_batch else ""
     return f"run {run.name} on {setting.gpus} GPUs ({where}{batch}, fraction {setting.fraction:g})"
 
 
-def _gaps(found: Iterable[FoundRun], first: int) -> Iterable[str]:
+def _gaps(runs: Iterable[LogRun], first: int) -> Iterable[str]:
     """Runs without an epoch that others came after, epochs that a rank lacks, and ranks that tell of nothing."""
     lacking, partial, absent = [], [], []
-    for run in found:
+    for run in runs:
         name = _named(run)
         there = {line.epoch for rank in run.ranks for line in rank.epochs}
         if gaps := sorted(set(range(max(there))) - there):
             lacking.append(f"{name} (epoch {listed([gap + first for gap in gaps])})")
         for rank in run.ranks:
             if fewer := sorted(there - {line.epoch for line in rank.epochs}):
-                partial.append(f"rank {rank.rank} of {name} (epoch {listed([one + first for one in fewer])})")
+                partial.append(f"rank {rank.rank} of {name} (epoch {listed([epoch + first for epoch in fewer])})")
         if 1 < len(run.ranks) < run.setting.gpus:
             present = {rank.rank for rank in run.ranks}
             missing = [rank for rank in range(min(run.setting.gpus, 10_000)) if rank not in present]

@@ -13,16 +13,16 @@ from pathlib import Path
 from vitscale.base.plugins import known
 from vitscale.errors import RequestError, StoreError, explain, printable, shown
 from vitscale.importers import deepspeed, epochs, links, plain_csv, trainer_state
+from vitscale.importers.contents import LogContents, Setting
 from vitscale.importers.curves import curves_of
 from vitscale.importers.files import lines
-from vitscale.importers.findings import Findings, Setting
 from vitscale.importers.options import FORMATS, OF_LINKS, LinkFormat, LogFormat, Options, check
 from vitscale.importers.records import TrialRun, fingerprint, write
 from vitscale.importers.trials import micro_batch_of, notes_on, train_samples, trial_of
 from vitscale.store.results import Curve, StudyImport, StudyRecord
 from vitscale.trial.trial import Trial
 
-_READERS: Mapping[str, Callable[[Sequence[Path], Options], Findings]] = {
+_READERS: Mapping[str, Callable[[Sequence[Path], Options], LogContents]] = {
     "epochs": epochs.read,
     "deepspeed": deepspeed.read,
     "trainer-state": trainer_state.read,
@@ -57,24 +57,24 @@ def import_logs(paths: Sequence[Path], log_format: str, options: Options, result
     check(options)
     if not 1 <= len(paths) <= _MOST_FILES:
         raise RequestError(explain(f"{len(paths)} files are given", valid=[f"1 to {_MOST_FILES:,}"]))
-    found = known("importer", log_format, _READERS, "__call__")(paths, options)
-    if not found.runs:
-        why = f": {'; '.join(found.problems)}" if found.problems else ""
+    contents = known("importer", log_format, _READERS, "__call__")(paths, options)
+    if not contents.runs:
+        why = f": {'; '.join(contents.problems)}" if contents.problems else ""
         raise StoreError(
             explain(
                 f"nothing in {shown(', '.join(path.name for path in paths))} can be used as {log_format}{why}",
                 next_step=f"See docs/importing.md for what each format needs: {', '.join(FORMATS)}",
             )
         )
-    runs = _trial_runs(found, options)
-    study = _study(paths, log_format, options, found, runs)
+    runs = _trial_runs(contents, options)
+    study = _study(paths, log_format, options, contents, runs)
     return Done(study, runs, write(results, study, runs))
 
 
-def _trial_runs(found: Findings, options: Options) -> tuple[TrialRun, ...]:
+def _trial_runs(contents: LogContents, options: Options) -> tuple[TrialRun, ...]:
     repeats: dict[str, int] = {}
     runs = []
-    for run in found.runs:
+    for run in contents.runs:
         trial = trial_of(run, options)
         identity = trial.identity()
         repeat = repeats.get(identity, 0)
@@ -92,18 +92,18 @@ def _named_for(paths: Sequence[Path]) -> str:
 
 
 def _study(
-    paths: Sequence[Path], log_format: str, options: Options, found: Findings, runs: Sequence[TrialRun]
+    paths: Sequence[Path], log_format: str, options: Options, contents: LogContents, runs: Sequence[TrialRun]
 ) -> StudyRecord:
     trials: dict[str, tuple[Setting, Trial]] = {}
-    for one in runs:
-        trials.setdefault(one.trial.identity(), (one.run.setting, one.trial))
-    files = tuple(dict.fromkeys(file for one in runs for file in one.run.files))
+    for run in runs:
+        trials.setdefault(run.trial.identity(), (run.run.setting, run.trial))
+    files = tuple(dict.fromkeys(file for run in runs for file in run.run.files))
     curves = curves_of(list(trials.values()))
-    notes = (*_questions(curves, runs), *found.notes, *notes_on([one.run for one in runs], options))
+    notes = (*_questions(curves, runs), *contents.notes, *notes_on([run.run for run in runs], options))
     given = "".join(f"\n{name} = {value}" for name, value in options.given().items())
     return StudyRecord(
         name=options.name or _named_for(paths) or log_format,
-        text=f"Imported as {log_format} from {', '.join(one.name for one in files)}.{given}\n",
+        text=f"Imported as {log_format} from {', '.join(run.name for run in files)}.{given}\n",
         repeats=1,
         curves=curves,
         trials={identity: trial for identity, (_, trial) in trials.items()},
@@ -114,7 +114,7 @@ def _study(
             files=files,
             options=options.given(),
             notes=tuple(dict.fromkeys(notes)),
-            problems=found.problems,
+            problems=contents.problems,
         ),
     )
 
@@ -127,10 +127,10 @@ def _questions(curves: Iterable[Curve], runs: Iterable[TrialRun]) -> Iterable[st
     """Curves of one micro-batch whose steps fall with the ranks, and what is most likely meant."""
     seconds: dict[str, list[float]] = {}
     batches: dict[str, int | None] = {}
-    for one in runs:
-        identity = one.trial.identity()
-        seconds.setdefault(identity, []).extend(line.seconds for line in one.run.ranks[0].steps)
-        batches[identity] = one.run.setting.micro_batch
+    for run in runs:
+        identity = run.trial.identity()
+        seconds.setdefault(identity, []).extend(line.seconds for line in run.run.ranks[0].steps)
+        batches[identity] = run.run.setting.micro_batch
     for curve in curves:
         (least, first), (most, last) = ((point.gpus, point.trial_id) for point in (curve.points[0], curve.points[-1]))
         if curve.mode == "strong-global" or least == most or not (seconds[first] and seconds[last]):
@@ -164,8 +164,8 @@ def guess(paths: Sequence[Path]) -> LogFormat | LinkFormat:
         RequestError: a file is none of them, or the files are of different ones.
         StoreError: a file cannot be read.
     """
-    found = {path: _of(path) for path in paths}
-    for path, taken in found.items():
+    formats = {path: _of(path) for path in paths}
+    for path, taken in formats.items():
         if taken is None:
             raise RequestError(
                 explain(
@@ -174,9 +174,9 @@ def guess(paths: Sequence[Path]) -> LogFormat | LinkFormat:
                     next_step="Name it with --format; docs/importing.md says what each needs",
                 )
             )
-    kinds = {taken for taken in found.values() if taken is not None}
+    kinds = {taken for taken in formats.values() if taken is not None}
     if len(kinds) != 1:
-        each = ", ".join(f"{path.name} is {taken}" for path, taken in list(found.items())[:4])
+        each = ", ".join(f"{path.name} is {taken}" for path, taken in list(formats.items())[:4])
         raise RequestError(explain(f"the files are of different formats: {each}", next_step="Import them one by one"))
     return kinds.pop()
 

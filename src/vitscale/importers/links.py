@@ -16,8 +16,8 @@ from typing import Any
 
 from vitscale.errors import RequestError, explain, shown
 from vitscale.importers import numbers
+from vitscale.importers.contents import Problems
 from vitscale.importers.files import identified, lines
-from vitscale.importers.findings import Problems
 from vitscale.importers.options import LinkFormat
 from vitscale.store.check_records import Operation
 from vitscale.store.results import ImportedFile
@@ -67,14 +67,14 @@ def read_nccl_tests(paths: Sequence[Path]) -> tuple[list[MeasuredLink], list[str
         RequestError: a file does not tell its ranks, or which test it is of.
         StoreError: a file cannot be read.
     """
-    found: list[MeasuredLink] = []
+    links: list[MeasuredLink] = []
     problems: list[str] = []
     for path in paths:
         told = Problems(path.name)
         document = _json(path, "nccl-tests", list)
-        found += _of_text(path, told) if document is None else [_of_json(path, document, told)]
+        links += _of_text(path, told) if document is None else [_of_json(path, document, told)]
         problems += told.told()
-    return [one for one in found if one.seconds], problems
+    return [link for link in links if link.seconds], problems
 
 
 def _of_text(path: Path, told: Problems) -> Iterator[MeasuredLink]:
@@ -182,12 +182,12 @@ def _of_json(path: Path, document: Mapping[str, Any], told: Problems) -> Measure
     config, args = document.get("config"), document.get("args")
     devices = config.get("devices") if isinstance(config, dict) else None
     hosts = {
-        (one["group"], one["rank"]): one["hostname"][:255]
-        for one in (devices if isinstance(devices, list) else ())
-        if isinstance(one, dict)
-        and isinstance(one.get("rank"), int)
-        and isinstance(one.get("group"), int)
-        and isinstance(one.get("hostname"), str)
+        (device["group"], device["rank"]): device["hostname"][:255]
+        for device in (devices if isinstance(devices, list) else ())
+        if isinstance(device, dict)
+        and isinstance(device.get("rank"), int)
+        and isinstance(device.get("group"), int)
+        and isinstance(device.get("hostname"), str)
     }
     match = _TEST.search(str(args[0])[-200:]) if isinstance(args, list) and args else None
     link = MeasuredLink(
@@ -210,35 +210,35 @@ def read_perftest(paths: Sequence[Path]) -> tuple[list[MeasuredLink], list[str]]
         RequestError: a JSON report is broken, or of another test.
         StoreError: a file cannot be read.
     """
-    found: list[MeasuredLink] = []
+    links: list[MeasuredLink] = []
     problems: list[str] = []
     for path in paths:
         told, file = Problems(path.name), identified(path)
         if (document := _json(path, "perftest", dict)) is not None:
-            found.append(_of_perftest_json(path, document, file))
+            links.append(_of_perftest_json(path, document, file))
             continue
         directions, unit, column = 1, 0.0, 0
         for number, raw, whole in lines(path):
             text = _LABELLED.sub("", raw)
             if _PERFTEST.match(text):
                 directions, unit = (2 if "Bidirectional" in text else 1), 0.0
-                found.append(MeasuredLink("rdma", ("client", "server"), file))
+                links.append(MeasuredLink("rdma", ("client", "server"), file))
             elif match := re.search(r"BW average\[([^\]]+)\]", text):
                 unit = _UNITS.get(match[1], 0.0)
                 column = len(re.split(r"\s{2,}", text[: match.start()].strip()))
-            elif unit and found and text.strip()[:1].isdigit():
+            elif unit and links and text.strip()[:1].isdigit():
                 cells = text.split()
                 try:
                     if not whole or len(cells) <= column:
                         raise ValueError("the file ends within it")
                     size = numbers.whole(cells[0], 1, _LARGEST_SIZE)
-                    found[-1].seconds.setdefault(size, []).append(
+                    links[-1].seconds.setdefault(size, []).append(
                         size * directions / (numbers.seconds(cells[column]) * unit)
                     )
                 except ValueError as error:
                     told.line(number, str(error), "broken" if whole else "cut-off")
         problems += told.told()
-    return [one for one in found if one.seconds], problems
+    return [link for link in links if link.seconds], problems
 
 
 def _of_perftest_json(path: Path, document: Mapping[str, Any], file: ImportedFile) -> MeasuredLink:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from vitscale.errors import RequestError, explain, shown, unknown
-from vitscale.importers.findings import Setting
+from vitscale.importers.contents import Setting
 from vitscale.trial.model_spec import NAMED_MODELS, ModelSpec, counted, parameters, resolve
 from vitscale.trial.trial import Precision
 
@@ -41,7 +41,7 @@ class Options:
 
     def given(self) -> dict[str, str]:
         """Those that were given, as text."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        values = {option.name: getattr(self, option.name) for option in fields(self)}
         return {name: str(value) for name, value in values.items() if value is not None}
 
 
@@ -85,9 +85,9 @@ def precision(text: str) -> Precision:
         RequestError: there is none.
     """
     known: tuple[Precision, ...] = get_args(Precision)
-    for one in known:
-        if text == one:
-            return one
+    for name in known:
+        if text == name:
+            return name
     raise unknown("precision", text, known)
 
 

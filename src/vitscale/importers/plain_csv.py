@@ -8,8 +8,8 @@ from pathlib import Path
 
 from vitscale.errors import RequestError, explain, shown
 from vitscale.importers import numbers
+from vitscale.importers.contents import LogContents, LogRank, LogRun, Problems, Setting, listed
 from vitscale.importers.files import identified
-from vitscale.importers.findings import Findings, FoundRank, FoundRun, Problems, Setting, listed
 from vitscale.importers.options import Options
 from vitscale.importers.tables import OF_A_SETTING, Row, header, rows, setting_of, text_of
 from vitscale.importers.trials import an_epoch
@@ -30,7 +30,7 @@ class _Run:
     epochs: list[float] = field(default_factory=list)
 
 
-def read(paths: Sequence[Path], options: Options) -> Findings:
+def read(paths: Sequence[Path], options: Options) -> LogContents:
     """The runs of one or several tables. Rows of one `run` are its steps or epochs; without that column each is a run.
 
     Raises:
@@ -59,11 +59,11 @@ def read(paths: Sequence[Path], options: Options) -> Findings:
             run = runs.setdefault((setting, name), _Run(setting, name))
             run.steps += [] if step is None else [step]
             run.epochs += [] if epoch is None else [epoch]
-        if ignored := [column for column in columns if column and column not in _KNOWN]:
-            notes[f"columns that mean nothing here are ignored: {listed([text_of(one) for one in ignored])}"] = None
+        if ignored := [text_of(column) for column in columns if column and column not in _KNOWN]:
+            notes[f"columns that mean nothing here are ignored: {listed(ignored)}"] = None
         problems += told.told()
     files = tuple(identified(path) for path in paths)
-    return Findings(tuple(_found(run, options, files) for run in runs.values()), tuple(notes), tuple(problems))
+    return LogContents(tuple(_found(run, options, files) for run in runs.values()), tuple(notes), tuple(problems))
 
 
 def _times(row: Row, setting: Setting) -> tuple[tuple[float, int] | None, float | None]:
@@ -80,15 +80,15 @@ def _times(row: Row, setting: Setting) -> tuple[tuple[float, int] | None, float 
     return step, epoch
 
 
-def _found(run: _Run, options: Options, files: tuple[ImportedFile, ...]) -> FoundRun:
+def _found(run: _Run, options: Options, files: tuple[ImportedFile, ...]) -> LogRun:
     setting = run.setting
-    rank = FoundRank(
+    rank = LogRank(
         0,
         device=setting.devices[0] if setting.devices else None,
         steps=tuple(_steps(run)),
         epochs=tuple(_epochs(run, options)),
     )
-    return FoundRun(setting, run.name, files, (rank,), of_the_run=True)
+    return LogRun(setting, run.name, files, (rank,), of_the_run=True)
 
 
 def _steps(run: _Run) -> Iterable[StepLine]:

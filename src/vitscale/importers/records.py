@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitscale.errors import StoreError, explain, shown
-from vitscale.importers.findings import FoundRank, FoundRun
+from vitscale.importers.contents import LogRank, LogRun
 from vitscale.store import read_study
 from vitscale.store.records import FORMAT, Device, EndLine, Environment, ModelLine, RankLine, StartLine
 from vitscale.store.results import Imported, Outcome, RunHeader, StudyRecord
@@ -23,7 +23,7 @@ _UNKNOWN_HOST = "unknown host"
 class TrialRun:
     """One run, and the trial and the repeat it is."""
 
-    run: FoundRun
+    run: LogRun
     trial: Trial
     repeat: int
     train_samples: int | None
@@ -80,7 +80,7 @@ def _held(results: Path, study: StudyRecord, runs: Iterable[TrialRun]) -> bool:
         what = "results of another kind" if held is not None else "something else than results"
         raise StoreError(explain(f"{shown(str(results))} exists already and holds {what}", next_step=other))
     if held != study:
-        files = ", ".join(one.name for one in held.imported.files)
+        files = ", ".join(file.name for file in held.imported.files)
         raise StoreError(
             explain(f"{shown(str(results))} holds another import already (of {shown(files)})", next_step=other)
         )
@@ -89,13 +89,13 @@ def _held(results: Path, study: StudyRecord, runs: Iterable[TrialRun]) -> bool:
     return True
 
 
-def _write_run(folder: Path, one: TrialRun, study: StudyRecord) -> None:
+def _write_run(folder: Path, trial_run: TrialRun, study: StudyRecord) -> None:
     folder.mkdir(parents=True)
-    run, trial = one.run, one.trial
+    run, trial = trial_run.run, trial_run.trial
     log_format = study.imported.log_format if study.imported else ""
     header = RunHeader(
         trial_id=trial.identity(),
-        repeat=one.repeat,
+        repeat=trial_run.repeat,
         attempt=0,
         trial=trial,
         command=(),
@@ -110,28 +110,28 @@ def _write_run(folder: Path, one: TrialRun, study: StudyRecord) -> None:
     (folder / "trial.json").write_text(header.model_dump_json(indent=1), encoding="utf-8")
     for rank in run.ranks:
         with (folder / f"rank-{rank.rank}.jsonl").open("w", encoding="utf-8") as file:
-            file.writelines(f"{line.model_dump_json()}\n" for line in _lines(one, rank))
+            file.writelines(f"{line.model_dump_json()}\n" for line in _lines(trial_run, rank))
     outcome = Outcome(
         kind="completed", reason="", started_unix_seconds=run.started_unix_seconds, wall_seconds=_wall_seconds(run)
     )
     (folder / "outcome.json").write_text(outcome.model_dump_json(indent=1), encoding="utf-8")
 
 
-def _lines(one: TrialRun, rank: FoundRank) -> Iterable[RankLine]:
+def _lines(trial_run: TrialRun, rank: LogRank) -> Iterable[RankLine]:
     if rank.device is not None:
         yield StartLine(
             format=FORMAT,
-            trial=one.trial.identity(),
+            trial=trial_run.trial.identity(),
             rank=rank.rank,
-            world_size=one.trial.world.size,
-            environment=_environment(one.run, rank.host, rank.device),
+            world_size=trial_run.trial.world.size,
+            environment=_environment(trial_run.run, rank.host, rank.device),
         )
     yield ModelLine(
-        parameters=parameters(one.trial.model),
+        parameters=parameters(trial_run.trial.model),
         gradient_dtype=None,
-        synchronised_timing=one.run.synchronised,
-        dataset_fingerprint=fingerprint(one.trial),
-        train_samples=one.train_samples,
+        synchronised_timing=trial_run.run.synchronised,
+        dataset_fingerprint=fingerprint(trial_run.trial),
+        train_samples=trial_run.train_samples,
         held_out_samples=None,
     )
     yield from rank.steps
@@ -140,7 +140,7 @@ def _lines(one: TrialRun, rank: FoundRank) -> Iterable[RankLine]:
     yield EndLine()
 
 
-def _environment(run: FoundRun, host: str | None, device: str) -> Environment:
+def _environment(run: LogRun, host: str | None, device: str) -> Environment:
     versions: Mapping[str, str | None] = run.versions
     return Environment(
         host=host or _UNKNOWN_HOST,
@@ -160,7 +160,7 @@ def fingerprint(trial: Trial) -> str:
     return f"imported: {trial.data.name}"
 
 
-def _wall_seconds(run: FoundRun) -> float:
+def _wall_seconds(run: LogRun) -> float:
     """Of the rank with the most of it, as far as it is told."""
     return max(
         max(sum(line.seconds for line in rank.epochs), sum(line.seconds for line in rank.steps)) for rank in run.ranks

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from vitscale.errors import RequestError, explain, shown
 from vitscale.importers import numbers
+from vitscale.importers.contents import Problems, Setting
 from vitscale.importers.files import lines
-from vitscale.importers.findings import Problems, Setting
 from vitscale.importers.options import MOST_GPUS, Options, precision
 from vitscale.importers.trials import hold, nodes_of
 from vitscale.trial.engines import ENGINES

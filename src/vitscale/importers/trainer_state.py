@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from vitscale.errors import RequestError, StoreError, explain, shown
+from vitscale.importers.contents import LogContents, LogRank, LogRun, Setting
 from vitscale.importers.files import cannot_read, identified
-from vitscale.importers.findings import Findings, FoundRank, FoundRun, Setting
 from vitscale.importers.numbers import LONGEST_SECONDS
 from vitscale.importers.options import Options
 from vitscale.importers.trials import an_epoch, train_samples
@@ -21,7 +21,7 @@ _MOST_EPOCHS = 10_000
 _NEAR = 0.05
 
 
-def read(paths: Sequence[Path], options: Options) -> Findings:
+def read(paths: Sequence[Path], options: Options) -> LogContents:
     """One run per file, all on --gpus ranks.
 
     Raises:
@@ -35,7 +35,7 @@ def read(paths: Sequence[Path], options: Options) -> Findings:
                 "a trainer_state.json does not tell the GPUs", next_step="Give them: --gpus 8, of all ranks together"
             )
         )
-    found: list[FoundRun] = []
+    runs: list[LogRun] = []
     problems: list[str] = []
     notes: dict[str, None] = {}
     for path in paths:
@@ -44,9 +44,9 @@ def read(paths: Sequence[Path], options: Options) -> Findings:
         except ValueError as error:
             problems.append(f"{path.name}: {error}")
             continue
-        found.append(run)
+        runs.append(run)
         notes |= dict.fromkeys(said)
-    return Findings(tuple(found), tuple(notes), tuple(problems))
+    return LogContents(tuple(runs), tuple(notes), tuple(problems))
 
 
 def _state(path: Path) -> Mapping[str, Any]:
@@ -69,7 +69,7 @@ def _state(path: Path) -> Mapping[str, Any]:
     return content
 
 
-def _run(path: Path, state: Mapping[str, Any], gpus: int, options: Options) -> tuple[FoundRun, list[str]]:
+def _run(path: Path, state: Mapping[str, Any], gpus: int, options: Options) -> tuple[LogRun, list[str]]:
     """Raises ValueError where the file tells no time."""
     history = [entry for entry in state["log_history"] if isinstance(entry, dict)]
     ended = [entry for entry in history if _positive(entry.get("train_runtime"))]
@@ -91,14 +91,14 @@ def _run(path: Path, state: Mapping[str, Any], gpus: int, options: Options) -> t
     epochs = _positive(end.get("epoch")) or _positive(state.get("epoch")) or 0.0
     whole = min(_MOST_EPOCHS, math.floor(epochs + 0.01))
     images = (setting.micro_batch or 0) * setting.grad_accum
-    rank = FoundRank(
+    rank = LogRank(
         0,
         epochs=tuple(_epochs(history, whole, seconds / epochs, setting, options)) if whole else (),
         steps=()
         if whole and train_samples(setting, options)
         else (StepLine(step=0, epoch=0, seconds=seconds / steps, images=images, loss=None, warmup=False),),
     )
-    return FoundRun(setting, path.name, (identified(path),), (rank,), of_the_run=True), notes
+    return LogRun(setting, path.name, (identified(path),), (rank,), of_the_run=True), notes
 
 
 def _setting(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from vitscale.importers.findings import FoundRun, Setting, listed
+from vitscale.importers.contents import LogRun, Setting, listed
 from vitscale.importers.options import Options, model_of, precision
 from vitscale.trial.model_spec import NAMED_MODELS
 from vitscale.trial.trial import (
@@ -28,7 +28,7 @@ _ASSUMED_PRECISION: Precision = "fp32"
 _ASSUMED_MICRO_BATCH = 1
 
 
-def trial_of(run: FoundRun, options: Options) -> Trial:
+def trial_of(run: LogRun, options: Options) -> Trial:
     """The trial of one run."""
     setting = run.setting
     engine = options.engine or setting.engine or UNKNOWN
@@ -60,7 +60,7 @@ def _world(setting: Setting) -> World:
     return world_of_hosts(setting.gpus, told if told and fits else -(-setting.gpus // setting.nodes), 1)
 
 
-def micro_batch_of(run: FoundRun, options: Options) -> int | None:
+def micro_batch_of(run: LogRun, options: Options) -> int | None:
     """Images per GPU and micro-step; None where nobody tells."""
     return run.setting.micro_batch or options.micro_batch
 
@@ -73,15 +73,15 @@ def origin_of(setting: Setting) -> str:
     return "; ".join(part for part in parts if part) or UNKNOWN
 
 
-def notes_on(runs: Sequence[FoundRun], options: Options) -> Iterable[str]:
+def notes_on(runs: Sequence[LogRun], options: Options) -> Iterable[str]:
     """What had to be assumed of these runs, or stays unknown."""
-    settings = {(one.model, one.parameters, one.dataset): one for one in (run.setting for run in runs)}
-    models = {model_of(options, one) for one in settings.values()}
-    if any(one.unknown and one.parameter_count is None for one in models):
+    settings = {(s.model, s.parameters, s.dataset): s for s in (run.setting for run in runs)}
+    models = {model_of(options, setting) for setting in settings.values()}
+    if any(model.unknown and model.parameter_count is None for model in models):
         yield "the model is unknown (--model names it, or --parameters says its size): no parameters, FLOPs or MFU"
-    elif any(one.unknown for one in models):
+    elif any(model.unknown for model in models):
         yield "of the model nothing but its parameters is known (--model names it): no FLOPs or MFU"
-    if options.image_size is None and (sizes := sorted({one.image_size for one in models if not one.unknown})):
+    if options.image_size is None and (sizes := sorted({model.image_size for model in models if not model.unknown})):
         told = " or ".join(f"{size} x {size}" for size in sizes)
         yield f"the image size is not told (--image-size): {told} pixels are assumed"
     if options.engine is None and any(run.setting.engine is None for run in runs):
@@ -100,7 +100,7 @@ def notes_on(runs: Sequence[FoundRun], options: Options) -> Iterable[str]:
         )
 
 
-def _unsized(run: FoundRun) -> bool:
+def _unsized(run: LogRun) -> bool:
     return any(line.images is None for rank in run.ranks for line in rank.epochs)
 
 

@@ -36,8 +36,8 @@ def physical_cores(allowed: Iterable[int] | None = None, sysfs: Path = _SYSFS) -
     logical: dict[tuple[int | None, int], list[int]] = {}
     for core in sorted(cores):
         logical.setdefault((node_of.get(core), min(_siblings(core, sysfs))), []).append(core)
-    found = [PhysicalCore(node, number, tuple(own)) for (node, number), own in logical.items()]
-    return tuple(sorted(found, key=lambda core: (-1 if core.node is None else core.node, core.number)))
+    by_core = [PhysicalCore(node, number, tuple(own)) for (node, number), own in logical.items()]
+    return tuple(sorted(by_core, key=lambda core: (-1 if core.node is None else core.node, core.number)))
 
 
 def numa_nodes(cores: frozenset[int], sysfs: Path = _SYSFS) -> tuple[int, ...] | None:

@@ -117,7 +117,7 @@ def cpu_throttled_seconds(
     quotas = _quotas(proc_cgroup, mount)
     if not quotas:
         return None
-    _, folder = min(quotas, key=lambda found: found[0])
+    _, folder = min(quotas, key=lambda quota: quota[0])
     try:
         lines = [line.split() for line in (folder / "cpu.stat").read_text(encoding="ascii").splitlines()]
         counters = {line[0]: int(line[1]) for line in lines if len(line) == 2}

@@ -32,13 +32,13 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
         RequestError: it cannot be read, names no host or one twice, or has a line that is neither; with its number.
     """
     text = read_text(path, "hostfile", next_step="Write one line per host: NAME slots=4")
-    found: dict[str, Host] = {}
+    hosts: dict[str, Host] = {}
     for number, raw in enumerate(text.splitlines(), start=1):
         words = raw.partition("#")[0].split()
         if not words:
             continue
         host = _host(words)
-        if host is None or host.name in found:
+        if host is None or host.name in hosts:
             wrong = "names a host twice" if host is not None else "is no line of a hostfile"
             raise RequestError(
                 explain(
@@ -46,13 +46,13 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
                     next_step="Write one line per host: NAME slots=4",
                 )
             )
-        found[host.name] = host
-    if not found or len(found) > _MOST_HOSTS:
-        what = "names no host" if not found else f"names {len(found):,} hosts"
+        hosts[host.name] = host
+    if not hosts or len(hosts) > _MOST_HOSTS:
+        what = "names no host" if not hosts else f"names {len(hosts):,} hosts"
         raise RequestError(
             explain(f"hostfile {shown(str(path))} {what}", next_step="Write one line per host: NAME slots=4")
         )
-    return tuple(found.values())
+    return tuple(hosts.values())
 
 
 def _host(words: list[str]) -> Host | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vitscale.errors import RequestError, explain, printable, shown
 from vitscale.importers import numbers, tables
-from vitscale.importers.findings import Problems, listed
+from vitscale.importers.contents import Problems, listed
 from vitscale.prediction.gpu_types import GpuType, gpu_type
 from vitscale.prediction.network.links import Link, declared_link
 

@@ -23,12 +23,12 @@ def plain(recorded: Iterable[Any]) -> list[Event]:
     """The same of Kineto's own events."""
     recorded = list(recorded)
     calls = {event.correlation_id(): event.extra_meta() for event in recorded if event.name() == COMMUNICATION_CALL}
-    found = []
+    events = []
     for event in recorded:
         if (kind := _kind(event)) is None:
             continue
         call = calls.get(event.linked_correlation_id(), {}) if kind == "kernel" and calls else {}
-        found.append(
+        events.append(
             Event(
                 kind,
                 event.name(),
@@ -40,7 +40,7 @@ def plain(recorded: Iterable[Any]) -> list[Event]:
                 call.get("Collective name", "").strip('"'),
             )
         )
-    return found
+    return events
 
 
 def _kind(event: Any) -> Kind | None:

@@ -89,10 +89,10 @@ def parse(text: str) -> tuple[Entry, ...]:
     if not version.startswith(_VERSION):
         raise Unreadable(f"the flight recorder writes version {version}, and vitscale reads {_VERSION}x")
     try:
-        found = [entry for raw in content.get("entries", []) for entry in _entries(raw)]
+        entries = [entry for raw in content.get("entries", []) for entry in _entries(raw)]
     except (KeyError, TypeError, ValueError) as error:
         raise Unreadable(f"an entry of the flight recorder cannot be read: {type(error).__name__} {error}") from None
-    return tuple(sorted(found, key=lambda entry: entry.record))
+    return tuple(sorted(entries, key=lambda entry: entry.record))
 
 
 def _entries(raw: dict[str, Any]) -> Iterator[Entry]:
@@ -116,8 +116,8 @@ def _entries(raw: dict[str, Any]) -> Iterator[Entry]:
 
 def _elements(sizes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> dict[str, int]:
     """Elements by dtype. A list that is gathered into has one dtype for all its tensors, under one leading size."""
-    found: dict[str, int] = {}
+    elements: dict[str, int] = {}
     for size, dtype in zip(sizes, dtypes, strict=True):
         name = dtype_name(dtype)
-        found[name] = found.get(name, 0) + math.prod(size)
-    return found
+        elements[name] = elements.get(name, 0) + math.prod(size)
+    return elements

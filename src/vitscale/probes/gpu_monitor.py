@@ -216,6 +216,6 @@ def summary(samples: Sequence[Sample]) -> GpuSamples | None:
 
 def throttling(bits: int) -> tuple[str, ...]:
     """The names of the reasons in NVML's bits that slow the clocks; those not known here by their number."""
-    found = [name for bit, name in THROTTLE_REASONS.items() if bits & bit]
+    known = [name for bit, name in THROTTLE_REASONS.items() if bits & bit]
     unknown = bits & ~(_IDLE | _CLOCKS_SET) & ~sum(THROTTLE_REASONS)
-    return (*found, *(f"reason {1 << place:#x}" for place in range(unknown.bit_length()) if unknown >> place & 1))
+    return (*known, *(f"reason {1 << at:#x}" for at in range(unknown.bit_length()) if unknown >> at & 1))

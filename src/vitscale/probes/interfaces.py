@@ -49,15 +49,15 @@ def _is_up(flags: str) -> bool:
         return False
 
 
-def _addresses(found: Sequence[Any]) -> tuple[str, ...]:
-    four = [one for one in found if one.family == socket.AF_INET]
-    six = [one.address.partition("%")[0] for one in found if one.family == socket.AF_INET6]
+def _addresses(addresses: Sequence[Any]) -> tuple[str, ...]:
+    four = [address for address in addresses if address.family == socket.AF_INET]
+    six = [address.address.partition("%")[0] for address in addresses if address.family == socket.AF_INET6]
     with_prefix = []
-    for one in four:
+    for v4 in four:
         try:
-            with_prefix.append(str(ipaddress.IPv4Interface(f"{one.address}/{one.netmask or '255.255.255.255'}")))
+            with_prefix.append(str(ipaddress.IPv4Interface(f"{v4.address}/{v4.netmask or '255.255.255.255'}")))
         except ValueError:
-            with_prefix.append(one.address)
+            with_prefix.append(v4.address)
     return (*with_prefix, *six)
 
 

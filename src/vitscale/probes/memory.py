@@ -82,15 +82,15 @@ def tensor_memory(device: torch.device) -> TensorMemory:
 
 def _totals(events: Any) -> list[int]:
     """The allocator's total after each of its events, in no order; the first `watch` sees at least its own mark."""
-    found = []
+    totals = []
     pending = list(events)
     while pending:
         event = pending.pop()
         if event.tag == _EventType.Allocation:
             # Before a release the total was higher by what is released.
-            found.append(event.extra_fields.total_allocated + max(0, -event.extra_fields.alloc_size))
+            totals.append(event.extra_fields.total_allocated + max(0, -event.extra_fields.alloc_size))
         pending.extend(event.children)
-    return found
+    return totals
 
 
 def _count_in_all_threads() -> None:

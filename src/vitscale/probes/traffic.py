@@ -97,10 +97,10 @@ class TrafficCounter:
 
     def _line(self, step: CountedStep, rings: Sequence[Sequence[Entry]]) -> TrafficLine:
         try:
-            found = collectives(rings, step, self._ranks, _size_of)
+            sent = collectives(rings, step, self._ranks, _size_of)
         except Unreadable as error:
             return self._unknown(step, str(error))
-        return TrafficLine(step=step.number, backend=self.backend, collectives=tuple(found))
+        return TrafficLine(step=step.number, backend=self.backend, collectives=tuple(sent))
 
     def _unknown(self, step: CountedStep, reason: str) -> TrafficLine:
         return TrafficLine(step=step.number, backend=self.backend, collectives=None, reason=reason)
@@ -112,7 +112,7 @@ def _backends() -> tuple[str, ...]:
     A group may have a backend for each kind of device: "cpu:gloo,cuda:nccl".
     """
     config = str(dist.get_backend())
-    names = {one.rpartition(":")[2] for one in config.split(",")}
+    names = {backend.rpartition(":")[2] for backend in config.split(",")}
     return tuple(sorted(names, key=lambda name: (name != "nccl", name)))
 
 
@@ -143,7 +143,7 @@ def collectives(
     inside: dict[ReduceScatter, list[Entry]] = {scatter: [] for scatter in step.scatters}
     asked: list[Entry | ReduceScatter] = []
     for entry in of_step:
-        within = next((one for one in step.scatters if one.began_ns <= entry.created_ns < one.ended_ns), None)
+        within = next((s for s in step.scatters if s.began_ns <= entry.created_ns < s.ended_ns), None)
         if within is None:
             asked.append(entry)
             continue
@@ -152,10 +152,12 @@ def collectives(
         inside[within].append(entry)
     if missing := [scatter for scatter, carriers in inside.items() if not carriers]:
         raise Unreadable(f"of {len(missing)} reduce-scatters of gloo the recorder saw nothing")
-    found: list[Collective] = []
-    for one in asked:
-        found += _carried_out(one, inside[one], size_of) if isinstance(one, ReduceScatter) else [_of(one, size_of)]
-    return found
+    carried_out: list[Collective] = []
+    for call in asked:
+        carried_out += (
+            _carried_out(call, inside[call], size_of) if isinstance(call, ReduceScatter) else [_of(call, size_of)]
+        )
+    return carried_out
 
 
 def _carried_out(scatter: ReduceScatter, carriers: Sequence[Entry], size_of: Callable[[str], int]) -> list[Collective]:
@@ -167,11 +169,11 @@ def _carried_out(scatter: ReduceScatter, carriers: Sequence[Entry], size_of: Cal
             f"a reduce-scatter of {scatter.elements:,} elements was carried out as {' and '.join(names)} of "
             f"{elements:,}, and vitscale knows gloo to use an all_reduce of as many"
         )
-    found = []
+    parts = []
     for communicator, dtype in dict.fromkeys((carrier.communicator, carrier.dtype) for carrier in carriers):
         own = sum(c.input_elements for c in carriers if (c.communicator, c.dtype) == (communicator, dtype))
         ranks = size_of(communicator)
-        found.append(
+        parts.append(
             Collective(
                 communicator=communicator,
                 ranks=ranks,
@@ -181,7 +183,7 @@ def _carried_out(scatter: ReduceScatter, carriers: Sequence[Entry], size_of: Cal
                 output_elements=own // ranks,
             )
         )
-    return found
+    return parts
 
 
 def _of(entry: Entry, size_of: Callable[[str], int]) -> Collective:

@@ -117,8 +117,8 @@ def _writable(text: str) -> str:
 
 def rank_files(folder: Path) -> dict[int, Path]:
     """Rank to its file, in the order of ranks."""
-    found = {int(match[1]): path for path in folder.iterdir() if (match := _RANK_FILE.fullmatch(path.name))}
-    return dict(sorted(found.items()))
+    files = {int(match[1]): path for path in folder.iterdir() if (match := _RANK_FILE.fullmatch(path.name))}
+    return dict(sorted(files.items()))
 
 
 def read_lines(path: Path, record: type[Lines], refuse: Callable[[bytes, RankLine], object]) -> Lines:

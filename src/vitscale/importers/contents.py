@@ -42,7 +42,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class FoundRank:
+class LogRank:
     """One rank's lines."""
 
     rank: int
@@ -54,14 +54,14 @@ class FoundRank:
 
 
 @dataclass(frozen=True)
-class FoundRun:
+class LogRun:
     """One run of one setting."""
 
     setting: Setting
     name: str
     """Tells it apart from other runs of its setting: the value of `run`, or the file."""
     files: tuple[ImportedFile, ...]
-    ranks: tuple[FoundRank, ...]
+    ranks: tuple[LogRank, ...]
     versions: dict[str, str | None] = field(default_factory=dict)
     synchronised: bool | None = None
     """Whether something waited for the device inside each step."""
@@ -72,10 +72,10 @@ class FoundRun:
 
 
 @dataclass(frozen=True)
-class Findings:
+class LogContents:
     """All that the files of one import hold."""
 
-    runs: tuple[FoundRun, ...]
+    runs: tuple[LogRun, ...]
     notes: tuple[str, ...]
     """What was assumed or left aside, and stands."""
     problems: tuple[str, ...]

@@ -121,6 +121,7 @@ def main() -> int:
     options = parser.parse_args()
     from vitscale import runner
     from vitscale.runner.one_run import Task, run_task
+    from vitscale.schedulers import Local
     from vitscale.schedulers.prepared import PreparedProcesses
     from vitscale.store import write_study
 
@@ -136,9 +137,10 @@ def main() -> int:
         (trial_id,) = plan.record.trials
         for pair in range(options.pairs):
             for turn, kind in enumerate(("forked", "anew") if pair % 2 else ("anew", "forked")):
-                setting = plan.setting(results, prepared if kind == "forked" else None)
+                context = plan.in_folder(results)
                 task = Task(trial_id, 2 * pair + turn)
-                outcome = run_task(setting, task, 0, lambda _steps, _phase: None)
+                kept_ready = prepared if kind == "forked" else None
+                outcome = run_task(context, Local(), task, 0, lambda _steps, _phase: None, kept_ready)
                 if outcome.kind != "completed":
                     sys.exit(f"a run did not complete: {outcome.reason}")
                 kinds[kind].add(results / "runs" / f"{trial_id}-r{task.repeat}-a0")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from processes import wait_until
 from vitscale.machine.hosts import read_hostfile
-from vitscale.runner.starting import start_ranks, worked_out
+from vitscale.runner.starting import launch_plan, start_ranks
 from vitscale.schedulers.hostfile import Hostfile
 from vitscale.study.sections import LaunchSection
 from vitscale.trial.trial import World
@@ -24,17 +24,17 @@ WORLD = World(nodes=2, ranks_per_node=2, threads_per_rank=1)
 def main(launcher: str, hostfile: Path, folder: Path) -> None:
     section = LaunchSection(interface="eth0", environment={"ARRIVING": VALUE})
     scheduler = Hostfile(read_hostfile(hostfile))
-    ranks = worked_out(scheduler, section, launcher, WORLD, folder, "arriving_ranks")
+    spawn = launch_plan(scheduler, section, launcher, WORLD, folder, "arriving_ranks")
     search_path = {"PYTHONPATH": f"$(touch {folder.parent}/executed)"}
-    started = start_ranks(ranks, scheduler, section, folder, environment=search_path)
+    started = start_ranks(spawn, scheduler, section, environment=search_path)
     try:
-        wait_until(lambda: len([*folder.glob("arrived-*.json")]) == WORLD.size or started.job.exit_code, "all arrive")
+        wait_until(lambda: len([*folder.glob("arrived-*.json")]) == WORLD.size or started.exit_code, "all arrive")
         last = WORLD.size - 1
         (folder / f"kill-{last}").touch()
         wait_until(
             lambda: (status := started.heartbeats.statuses().get(last)) and status.lost, "the driver hears of the loss"
         )
-        exit_code = started.job.wait(3.0)
+        exit_code = started.wait(3.0)
     finally:
         unreached = started.end()
     print(json.dumps({"exit_code": exit_code, "unreached": unreached}))

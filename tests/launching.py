@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from study_factory import expanded
-from vitscale.launchers import Launch, Launcher, Start
+from vitscale.launchers import Launcher, Spawn
 from vitscale.machine.hosts import Host
 from vitscale.trial.trial import Trial, World
 
@@ -32,10 +32,10 @@ def launch(
     *,
     folder: Path = FOLDER,
     interface: str | None = None,
-) -> Launch:
+) -> Spawn:
     """As the driver asks for it."""
     command = (PYTHON, "-m", "vitscale.worker", str(folder))
-    return launcher.launch(of, Start(command, folder, on, master_port=29500, interface=interface))
+    return launcher.launch(of, Spawn((command,), folder, on, master_port=29500, interface=interface))
 
 
 def a_trial(tmp_path: Path, launcher: str, of: World) -> Trial:

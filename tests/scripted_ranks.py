@@ -6,9 +6,10 @@ Everything else is the product: driver, folders, watching, outcomes, analysis.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from vitscale.launchers.base import Launch, Start
+from vitscale.launchers.base import Spawn
 from vitscale.machine.hosts import Host
 from vitscale.store import RankLog
 from vitscale.store.records import EndLine, EpochLine, ModelLine, StepLine
@@ -30,8 +31,8 @@ class Scripted:
         self.interrupt_at: int | None = None
         """Once so many runs have been started, Ctrl-C comes instead of the next."""
 
-    def launch(self, world: World, start: Start) -> Launch:
-        return Launch(commands=(tuple(self._command(start.run_folder)),))
+    def launch(self, world: World, spawn: Spawn) -> Spawn:
+        return replace(spawn, commands=(tuple(self._command(spawn.run_folder)),))
 
     def _command(self, run_folder: Path) -> list[str]:
         if run_folder.name.count("-") != 2:

@@ -11,12 +11,12 @@ from vitscale.errors import RequestError
 from vitscale.launchers import LAUNCHERS, find_launcher, launcher_for
 
 PLUGIN = """
-from vitscale.launchers.base import Launch
+from dataclasses import replace
 
 
 class Flux:
-    def launch(self, world, start):
-        return Launch(commands=(("flux", "run", f"-n{world.size}", *start.rank_command),))
+    def launch(self, world, spawn):
+        return replace(spawn, commands=(("flux", "run", f"-n{world.size}", *spawn.rank_command),))
 
     def unavailable(self):
         return None

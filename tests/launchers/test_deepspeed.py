@@ -9,7 +9,7 @@ import pytest
 
 from launching import FOLDER, PLAIN_FOLDER, PYTHON, help_of, hosts, launch, options, world
 from vitscale.errors import RequestError
-from vitscale.launchers import Launch, launcher_named
+from vitscale.launchers import Spawn, launcher_named
 from vitscale.launchers.deepspeed import DeepSpeed
 from vitscale.machine.hosts import Host
 
@@ -26,7 +26,7 @@ def pdsh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "bin"
 
 
-def here(ranks: int, interface: str | None = None, on: tuple[Host, ...] = ()) -> Launch:
+def here(ranks: int, interface: str | None = None, on: tuple[Host, ...] = ()) -> Spawn:
     return launch(DeepSpeed(), world(1, ranks), on, interface=interface)
 
 
@@ -43,9 +43,8 @@ def test_on_this_machine(ranks: int, interface: str | None) -> None:
         ),
     )  # fmt: skip
     assert made.files == (("deepspeed.hostfile", f"localhost slots={ranks}\n"),)
-    assert made.environment == (("DS_ENV_FILE", os.devnull),)
-    assert (made.without_variables, made.ended_by_kill, made.per_host) == ((), False, False)
-    assert made.ranks_know_their_master
+    assert made.environment == {"DS_ENV_FILE": os.devnull}
+    assert (made.drop_variables, made.kill_at_once, made.per_host) == ((), False, False)
 
 
 def test_one_host_that_is_this_machine_needs_no_ssh() -> None:
@@ -64,9 +63,9 @@ def test_on_named_hosts(nodes: int, ranks: int, interface: str | None) -> None:
         ),
     )  # fmt: skip
     assert made.files == (("deepspeed.hostfile", "".join(f"node{n} slots={ranks}\n" for n in range(nodes))),)
-    assert made.without_variables == ("MLFLOW", "MV2", "NCCL", "PYTHON", "UCX")
-    assert made.environment == (("DS_ENV_FILE", os.devnull),)
-    assert (made.ended_by_kill, made.per_host) == (True, False)
+    assert made.drop_variables == ("MLFLOW", "MV2", "NCCL", "PYTHON", "UCX")
+    assert made.environment == {"DS_ENV_FILE": os.devnull}
+    assert (made.kill_at_once, made.per_host) == (True, False)
 
 
 def test_deepspeed_knows_every_option_and_exports_no_variable_that_we_do_not_know_of() -> None:
@@ -86,7 +85,7 @@ def test_deepspeed_knows_every_option_and_exports_no_variable_that_we_do_not_kno
     )  # fmt: skip
     assert [option for option in given if option not in helped] == []
     assert "exported: MLFLOW MV2 NCCL PYTHON UCX\n" in helped
-    assert several.without_variables == ("MLFLOW", "MV2", "NCCL", "PYTHON", "UCX")
+    assert several.drop_variables == ("MLFLOW", "MV2", "NCCL", "PYTHON", "UCX")
 
 
 @pytest.mark.parametrize("bad", ["a space", "$(id)", "semi;colon", "quo'te", "wild*", "ümlaut", "line\nbreak", "%h"])

@@ -60,7 +60,7 @@ def test_the_exact_command(
     made = launch(Mpirun(), world(nodes, ranks), hosts(nodes) if nodes > 1 else (), interface=interface)
     assert made.commands == (tuple(argv),)
     assert made.files == (("mpirun.hostfile", hostfile),)
-    assert (made.per_host, made.ranks_know_their_master) == (False, False)
+    assert not made.per_host
 
 
 def test_one_node_may_be_another_host(path: Path) -> None:

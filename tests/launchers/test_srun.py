@@ -21,7 +21,7 @@ def test_the_exact_command(nodes: int, ranks: int, interface: str | None) -> Non
     )  # fmt: skip
     made = launch(Srun(), world(nodes, ranks), interface=interface)
     assert made.commands == (argv,)
-    assert (made.per_host, made.ranks_know_their_master) == (False, False)
+    assert not made.per_host
     named = launch(Srun(), world(nodes, ranks), hosts(nodes), interface=interface).commands[0]
     assert named == (*argv[:5], "--nodelist=" + ",".join(f"node{n}" for n in range(nodes)), *argv[5:])
 

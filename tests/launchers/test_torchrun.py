@@ -15,7 +15,6 @@ def test_one_node_stands_alone(ranks: int) -> None:
         made = launch(Torchrun(), world(1, ranks), on)
         assert made.commands == ((*AGENT, "--standalone", f"--nproc-per-node={ranks}", *RANK),)
         assert made.per_host is bool(on)
-        assert made.ranks_know_their_master
         assert not made.files
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
-from vitscale.launchers.base import Launch, Start
+from vitscale.launchers.base import Spawn
 from vitscale.machine.hosts import Host
 from vitscale.processes import launch_file
 from vitscale.store import RankLog
@@ -23,8 +24,8 @@ from vitscale.worker.place import die_with_parent
 class RecordOnly:
     """Starts a process that starts the ranks, as torchrun does."""
 
-    def launch(self, world: World, start: Start) -> Launch:
-        return Launch(commands=((sys.executable, __file__, str(start.run_folder), str(world.size)),))
+    def launch(self, world: World, spawn: Spawn) -> Spawn:
+        return replace(spawn, commands=((sys.executable, __file__, str(spawn.run_folder), str(world.size)),))
 
     def unavailable(self) -> str | None:
         return None

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from vitscale.runner.batch_file import BatchTask, JobFile, read_job
-from vitscale.runner.batch_jobs import Batch, submit_and_watch
+from vitscale.runner.batch_jobs import submit_and_watch
+from vitscale.runner.one_run import RunContext
+from vitscale.schedulers.slurm_cluster import SlurmCluster
 from vitscale.store import write_outcome
-from vitscale.store.results import Outcome
+from vitscale.store.results import Outcome, StudyRecord
 from vitscale.study.sections import LaunchSection, MeasureSection, SlurmSection
 
 
@@ -36,8 +38,9 @@ def test_what_ended_since_the_last_look_is_closed_and_the_runs_of_others_stay_op
     submitted(tmp_path, half, "1" * 12)
     for trial_id, repeat in (("0" * 12, 0), ("0" * 12, 1), ("1" * 12, 0)):
         complete(tmp_path, trial_id, repeat)
-    batch = Batch(tmp_path, tmp_path, {}, LaunchSection(), SlurmSection(), MeasureSection())
+    record = StudyRecord(name="s", text="", repeats=2, curves=(), trials={}, versions={}, dataset_fingerprints={})
+    context = RunContext(record, MeasureSection(), LaunchSection(), SlurmSection(), tmp_path, tmp_path)
     said: list[str] = []
-    submit_and_watch(batch, [], said.append, lambda *_: None)
+    submit_and_watch(context, SlurmCluster(SlurmSection(), None), [], said.append, lambda *_: None)
     assert said == []
     assert (read_job(tmp_path, ended).closed, read_job(tmp_path, half).closed) == (True, False)

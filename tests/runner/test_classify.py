@@ -14,7 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vitscale.processes.heartbeat_server import Loss, RankStatus
-from vitscale.runner.classify import Ending, kernel_oom_kills, log_tail, outcome_of
+from vitscale.runner.classify import outcome_of
+from vitscale.runner.evidence import Ending, Evidence, log_tail
+from vitscale.runner.watch import kernel_oom_kills
 from vitscale.store.records import ErrorLine, PhaseLine, RankRecord, StepLine
 from vitscale.store.results import Outcome
 
@@ -110,7 +112,7 @@ def log(tmp_path: Path) -> Path:
 
 def outcome(log: Path, ends: Ending, *ranks: RankRecord, world_size: int = 2, text: str = "") -> Outcome:
     log.write_text(text)
-    return outcome_of(ends, ranks, world_size, log)
+    return outcome_of(Evidence(ends, ranks, world_size, log.parent))
 
 
 def test_completed(log: Path) -> None:
@@ -345,7 +347,7 @@ def test_every_ending_has_exactly_one_outcome_with_its_reason(
     seen: dict[str, Any] = {"statuses": heard, "unreached": unreached, "seen_seconds": 130.0}
     ends = ending(exit_code, stopped=stopped, limit_seconds=1.0, kernel_oom_kills=kills, **seen)
     log.write_bytes(text.encode("utf-8", errors="surrogatepass"))
-    found = outcome_of(ends, ranks, 3, log)
+    found = outcome_of(Evidence(ends, ranks, 3, log.parent))
     well = exit_code == 0 and len(said) == 3 and all(ended and not failed for ended, failed in said)
     assert (found.kind == "completed") == well
     assert bool(found.reason) != well
@@ -633,5 +635,5 @@ def test_torchrun_still_words_its_report_so(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(program)]
     with (tmp_path / "log.txt").open("wb") as file:
         code = subprocess.run(command, stdout=file, stderr=file, env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode
-    found = outcome_of(ending(code), [rank(0), rank(1)], 2, tmp_path / "log.txt")
+    found = outcome_of(Evidence(ending(code), [rank(0), rank(1)], 2, tmp_path))
     assert (found.rank, found.reason) == (1, "rank 1 was ended by SIGKILL without a word")

@@ -19,13 +19,12 @@ from vitscale import launchers
 from vitscale.machine.hosts import Host
 from vitscale.runner import Options, Plan, Report, one_run, plan
 from vitscale.runner import run as drive
-from vitscale.runner.classify import Ending
 from vitscale.runner.command_list import command_list
 from vitscale.runner.driver import Interrupted
+from vitscale.runner.evidence import Ending
 from vitscale.runner.one_run import Task, run_task
-from vitscale.runner.starting import Started
 from vitscale.runner.watch import watch
-from vitscale.schedulers import Hostfile
+from vitscale.schedulers import Hostfile, Job, Local
 from vitscale.store.results import Outcome, RunHeader
 
 WELL, PASSING, LASTING, INTERRUPTED = "well", "passing", "lasting", "interrupted"
@@ -98,15 +97,15 @@ Make = Callable[..., Study]
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    def telling(started: Started, folder: Path, **options: Any) -> Ending:
-        wait = started.job.wait
+    def telling(job: Job, folder: Path, **options: Any) -> Ending:
+        wait = job.wait
 
         def first_wait(seconds: float) -> int | None:
             (folder / "watched").touch()
             return wait(seconds)
 
-        monkeypatch.setattr(started.job, "wait", first_wait)
-        return watch(started, folder, **options)
+        monkeypatch.setattr(job, "wait", first_wait)
+        return watch(job, folder, **options)
 
     monkeypatch.setattr(one_run, "watch", telling)
     return lambda *tries, **changes: Study(tmp_path, monkeypatch, *tries, **changes)
@@ -188,7 +187,7 @@ def test_a_finished_run_cannot_be_begun_anew(make: Make) -> None:
     study.run()
     before = tree(study.results / "runs")
     with pytest.raises(FileExistsError):
-        run_task(study.plan.setting(study.results), Task(study.trial, 0), 0, print)
+        run_task(study.plan.in_folder(study.results), Local(), Task(study.trial, 0), 0, print)
     assert tree(study.results / "runs") == before
 
 

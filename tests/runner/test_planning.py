@@ -11,7 +11,8 @@ from study_factory import EIGHT_CORES, summary, write_study
 from vitscale.errors import RequestError, StoreError
 from vitscale.machine.hardware import Machine
 from vitscale.runner.one_run import Task
-from vitscale.runner.planning import Plan, check_folder, outstanding, plan
+from vitscale.runner.planning import Plan, check_folder, plan
+from vitscale.runner.todo import outstanding
 from vitscale.sources import Summary
 from vitscale.store import RunIndex, new_run_folder, write_outcome
 from vitscale.store import write_study as write_study_record

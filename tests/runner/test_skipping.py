@@ -124,7 +124,7 @@ def test_the_command_says_what_it_skipped_and_that_is_no_failure(
         (["--skip-unfit", "--gpu-memory", "1MB"], "4 of 4 runs skipped: they will not fit in memory."),
         (["--skip-unfit", "--gpu-memory", "1MB", "--dry-run"], "# Nothing to do"),
     ):
-        path = str(study.plan.folder / "study.toml")
+        path = str(study.plan.context.folder / "study.toml")
         monkeypatch.setattr(sys, "argv", ["vitscale", "run", path, "-o", str(study.results), *arguments])
         with pytest.raises(SystemExit) as ended:
             cli.main()

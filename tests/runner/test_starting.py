@@ -6,6 +6,7 @@ import os
 import secrets
 import socket
 import subprocess
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ import pytest
 from launching import hosts, world
 from processes import wait_until
 from vitscale.errors import RequestError
+from vitscale.launchers import Spawn
 from vitscale.machine.hosts import Host
 from vitscale.processes import launch_file
 from vitscale.processes.cleanup import carrying
-from vitscale.runner.starting import _PASSED_ON, start_ranks, worked_out
-from vitscale.schedulers import Hostfile, Local
-from vitscale.schedulers.local import LocalJob
+from vitscale.processes.heartbeat_server import HeartbeatServer
+from vitscale.runner.starting import _PASSED_ON, launch_plan, start_ranks
+from vitscale.schedulers import Hostfile, Job, Local
 from vitscale.study.sections import LaunchSection
 
 ELSEWHERE = Host("198.51.100.7", 4)  # set aside for documentation (RFC 5737)
@@ -38,10 +40,10 @@ def test_settings_of_libraries_are_passed_on_and_secrets_are_not(
     for name, value in (given | kept | apart).items():
         monkeypatch.setenv(name, value)
     section = LaunchSection(interface="eth0", environment={"HF_HOME": "/mine", "COLOUR": "blue"})
-    ranks = worked_out(Local(), section, "in-process", world(1, 1), tmp_path, "platform")
-    started = start_ranks(ranks, Local(), section, tmp_path, environment={"OMP_NUM_THREADS": "2"})
+    spawn = launch_plan(Local(), section, "in-process", world(1, 1), tmp_path, "platform")
+    started = start_ranks(spawn, Local(), section, environment={"OMP_NUM_THREADS": "2"})
     try:
-        wait_until(lambda: started.job.exit_code is not None, "it ends")
+        wait_until(lambda: started.exit_code is not None, "it ends")
     finally:
         started.end()
     written = launch_file.read(tmp_path)
@@ -54,7 +56,7 @@ def test_settings_of_libraries_are_passed_on_and_secrets_are_not(
         "COLOUR": "blue",
         "OMP_NUM_THREADS": "2",
     }
-    assert written.token == started.job.token
+    assert written.token == started.token
     assert len(written.token) == 32
     assert (written.driver_pid, written.host_id) == (os.getpid(), launch_file.host_id())
     assert written.lifeline == f"127.0.0.1:{started.heartbeats.port}"
@@ -71,27 +73,27 @@ def test_a_run_and_its_tries_have_ports_of_their_own_below_those_of_connections(
         for attempt in range(3)
     ]
     of = world(len(on), 1)
-    ports = [worked_out(Hostfile(on), section, "torchrun", of, run, "vitscale.worker").port for run in runs]
-    assert ports == [worked_out(Hostfile(on), section, "torchrun", of, run, "x").port for run in runs]
+    ports = [launch_plan(Hostfile(on), section, "torchrun", of, run, "vitscale.worker").master_port for run in runs]
+    assert ports == [launch_plan(Hostfile(on), section, "torchrun", of, run, "x").master_port for run in runs]
     assert len(set(ports)) == len(ports)
     assert all(20_000 <= port < 32_000 for port in ports)
 
 
 def test_a_port_that_is_taken_here_is_left_out() -> None:
     section, run = LaunchSection(), Path("/r/0123456789ab-r0-a0")
-    first = worked_out(Local(), section, "torchrun", world(1, 2), run, "x").port
+    first = launch_plan(Local(), section, "torchrun", world(1, 2), run, "x").master_port
     with socket.create_server(("", first)):
-        assert worked_out(Local(), section, "torchrun", world(1, 2), run, "x").port > first
+        assert launch_plan(Local(), section, "torchrun", world(1, 2), run, "x").master_port > first
 
 
 @pytest.mark.parametrize("name", ["nobody.invalid", "a..b"])
 def test_a_host_that_cannot_be_found_is_named_and_nothing_listens_any_more(tmp_path: Path, name: str) -> None:
     section = LaunchSection()
     scheduler = Hostfile((Host(name),))
-    ranks = worked_out(scheduler, section, "in-process", world(1, 1), tmp_path, "x")
+    spawn = launch_plan(scheduler, section, "in-process", world(1, 1), tmp_path, "x")
     before = len([*Path("/proc/self/fd").iterdir()])
     with pytest.raises(RequestError, match=f"host {name} cannot be found: .*Correct the hostfile"):
-        start_ranks(ranks, scheduler, section, tmp_path, environment={})
+        start_ranks(spawn, scheduler, section, environment={})
     assert len([*Path("/proc/self/fd").iterdir()]) == before
     assert not (tmp_path / launch_file.NAME).exists()
 
@@ -109,7 +111,7 @@ def test_what_cannot_be_started_leaves_nothing_running(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(subprocess, "Popen", second_fails)
     token = secrets.token_hex(16)
-    with pytest.raises(BlockingIOError):
-        LocalJob([["sleep", "600"]] * 2, token=token, log=tmp_path / "log", cwd=tmp_path, environment={})
+    with closing(HeartbeatServer(token, "127.0.0.1")) as heartbeats, pytest.raises(BlockingIOError):
+        Job(Spawn((("sleep", "600"),) * 2, tmp_path, token=token), heartbeats)
     assert tokens == [token] * 2
     assert not carrying(token)

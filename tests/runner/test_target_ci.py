@@ -17,9 +17,9 @@ from vitscale import analysis, launchers, store
 from vitscale.present.document import Finding, Paragraph
 from vitscale.runner import Options, Plan, Report, plan
 from vitscale.runner import run as drive
-from vitscale.runner.added_runs import AddedRuns
 from vitscale.runner.driver import Interrupted
 from vitscale.runner.preview import plan_document, plan_fields
+from vitscale.runner.todo import AddedRuns
 
 # Within 50 %, so a logarithm of 0.405: of three that agree, three more runs will do. Of 1, 1.5 and 1 the standard
 # deviation is 0.234, at most 2.117 times that; 4.303 x 0.4955 / sqrt(6) = 0.87. With one more 1: 1.7276 x 0.2027, for

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from processes import alive, pid_in
+from vitscale.launchers import Spawn
 from vitscale.processes.cleanup import carrying
 from vitscale.processes.heartbeat_server import HeartbeatServer, RankStatus
 from vitscale.runner import watch as watching
-from vitscale.runner.starting import Started
 from vitscale.runner.watch import StepCounter, watch
-from vitscale.schedulers.local import LocalJob
+from vitscale.schedulers import Job
 from vitscale.store import RankLog
 from vitscale.store.records import PhaseLine, StepLine
 
@@ -24,11 +24,10 @@ STEP = StepLine(step=0, epoch=0, seconds=0.1, images=8, loss=0.5, warmup=False).
 PHASE = PhaseLine(name="imports", seconds=1.0).model_dump_json()
 
 
-def job(folder: Path, program: str) -> Started:
-    command = [sys.executable, "-c", program, str(folder)]
+def job(folder: Path, program: str) -> Job:
+    command = (sys.executable, "-c", program, str(folder))
     token = secrets.token_hex(16)
-    running = LocalJob([command], token=token, log=folder / "log.txt", cwd=folder, environment={})
-    return Started(running, HeartbeatServer(token, "127.0.0.1"))
+    return Job(Spawn((command,), folder, token=token, cwd=folder), HeartbeatServer(token, "127.0.0.1"))
 
 
 # --- counting ------------------------------------------------------------------------------------------------------
@@ -125,13 +124,27 @@ class Clock:
         return self.now
 
 
-class Job:
+class Silent:
+    """A listener whom nobody calls."""
+
+    def statuses(self) -> dict[int, RankStatus]:
+        return {}
+
+    def ask_for_stacks(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class FakeJob:
     """Stands in for a job whose launcher ends after `looks` looks; each look does what `at` holds for it."""
 
     started_unix_seconds = 1.0
 
-    def __init__(self, clock: Clock, looks: int, at: dict[int, object] | None = None) -> None:
+    def __init__(
+        self, clock: Clock, looks: int, at: dict[int, object] | None = None, heartbeats: object = None
+    ) -> None:
         self.clock, self.looks, self.at = clock, looks, at or {}
+        self.heartbeats = heartbeats or Silent()
         self.looked = self.ended = 0
 
     def wait(self, seconds: float) -> int | None:
@@ -154,17 +167,6 @@ class Job:
         return ()
 
 
-class Silent:
-    """A listener whom nobody calls."""
-
-    def statuses(self) -> dict[int, RankStatus]:
-        return {}
-
-    def ask_for_stacks(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock(tick=1.0)
@@ -173,16 +175,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_a_silent_run_is_a_hang_after_its_limit(tmp_path: Path, clock: Clock) -> None:
-    stuck = Job(clock, looks=10**9)
-    ending = watch(Started(stuck, Silent()), tmp_path, hang_seconds=20.0, timeout_seconds=None, on_progress=print)  # type: ignore[arg-type]
+    stuck = FakeJob(clock, looks=10**9)
+    ending = watch(stuck, tmp_path, hang_seconds=20.0, timeout_seconds=None, on_progress=print)  # type: ignore[arg-type]
     assert (ending.stopped, ending.limit_seconds, ending.exit_code) == ("hang", 20.0, None)
     assert stuck.looked == 21
     assert stuck.ended == 1
 
 
 def test_any_record_of_any_rank_puts_the_hang_off(tmp_path: Path, clock: Clock) -> None:
-    slow = Job(clock, looks=50, at={n: lambda: append(tmp_path, 3, PHASE + "\n") for n in (15, 30, 45)})
-    ending = watch(Started(slow, Silent()), tmp_path, hang_seconds=20.0, timeout_seconds=None, on_progress=print)  # type: ignore[arg-type]
+    slow = FakeJob(clock, looks=50, at={n: lambda: append(tmp_path, 3, PHASE + "\n") for n in (15, 30, 45)})
+    ending = watch(slow, tmp_path, hang_seconds=20.0, timeout_seconds=None, on_progress=print)  # type: ignore[arg-type]
     assert (ending.stopped, ending.exit_code) == (None, 0)
     assert slow.ended == 1
 
@@ -197,8 +199,8 @@ def test_a_step_that_is_told_over_the_line_puts_the_hang_off(tmp_path: Path, clo
             self.asked += 1
             return {3: RankStatus(host="host1", pid=1, heard_seconds=clock.now, step=min(self.asked, 40) // 15)}
 
-    stuck = Job(clock, looks=10**9)
-    ending = watch(Started(stuck, Telling()), tmp_path, hang_seconds=20.0, timeout_seconds=None, on_progress=print)  # type: ignore[arg-type]
+    stuck = FakeJob(clock, looks=10**9, heartbeats=Telling())
+    ending = watch(stuck, tmp_path, hang_seconds=20.0, timeout_seconds=None, on_progress=print)  # type: ignore[arg-type]
     assert ending.stopped == "hang"
     assert 30 + 20 <= stuck.looked <= 30 + 22  # its last new step came at the 30th look
 
@@ -217,14 +219,14 @@ def test_a_phase_of_start_up_is_passed_on_when_it_changes(tmp_path: Path, clock:
     def tell(steps: int, phase: str) -> None:
         told.append((steps, phase))
 
-    short = Job(clock, looks=10)
-    watch(Started(short, Starting()), tmp_path, hang_seconds=20.0, timeout_seconds=None, on_progress=tell)  # type: ignore[arg-type]
+    short = FakeJob(clock, looks=10, heartbeats=Starting())
+    watch(short, tmp_path, hang_seconds=20.0, timeout_seconds=None, on_progress=tell)  # type: ignore[arg-type]
     assert told == [(0, "engine"), (0, "compiling fused_adam")]
 
 
 def test_a_busy_run_is_ended_at_its_timeout(tmp_path: Path, clock: Clock) -> None:
-    busy = Job(clock, looks=10**9, at={n: lambda: append(tmp_path, 0, STEP + "\n") for n in range(1000)})
-    ending = watch(Started(busy, Silent()), tmp_path, hang_seconds=20.0, timeout_seconds=90.0, on_progress=print)  # type: ignore[arg-type]
+    busy = FakeJob(clock, looks=10**9, at={n: lambda: append(tmp_path, 0, STEP + "\n") for n in range(1000)})
+    ending = watch(busy, tmp_path, hang_seconds=20.0, timeout_seconds=90.0, on_progress=print)  # type: ignore[arg-type]
     assert (ending.stopped, ending.limit_seconds) == ("timeout", 90.0)
     assert ending.wall_seconds == pytest.approx(91.0, abs=2.0)
 
@@ -242,7 +244,7 @@ def test_a_real_hang_leaves_no_process(tmp_path: Path) -> None:
     ending = watch(hanging, tmp_path, hang_seconds=0.3, timeout_seconds=None, on_progress=print)
     assert ending.stopped == "hang"
     assert not alive(child)
-    assert hanging.job.exit_code == -9
+    assert hanging.exit_code == -9
 
 
 def test_an_interrupt_leaves_no_process(tmp_path: Path) -> None:
@@ -255,8 +257,8 @@ def test_an_interrupt_leaves_no_process(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         watch(running, tmp_path, hang_seconds=60.0, timeout_seconds=None, on_progress=on_progress)
-    assert running.job.exit_code is not None
-    assert not carrying(running.job.token)
+    assert running.exit_code is not None
+    assert not carrying(running.token)
 
 
 def test_what_the_kernel_killed_meanwhile_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,8 @@ from vitscale.launchers.torchrun import Torchrun
 from vitscale.machine.hardware import this_machine
 from vitscale.machine.hosts import Host
 from vitscale.processes.cleanup import carrying, end_all
-from vitscale.runner.starting import Started, start_ranks, worked_out
+from vitscale.runner.starting import launch_plan, start_ranks
+from vitscale.schedulers import Job
 from vitscale.schedulers.hostfile import Hostfile
 from vitscale.study.sections import LaunchSection
 
@@ -54,7 +55,7 @@ def test_an_agent_runs_here_as_it_is_and_elsewhere_by_ssh_under_a_host_agent(
     monkeypatch.chdir(cwd)
     hosts = (HERE, NODE1)
     made = launch(Torchrun(), world(2, 2), hosts, folder=folder)
-    here, there = Hostfile(hosts).commands(made, world(2, 2), hosts, folder)
+    here, there = map(list, Hostfile(hosts).adapt(made).commands)
     assert here == agent(0, folder)
     assert there[:-1] == [*SSH, "198.51.100.7"]
     host_agent = [PYTHON, "-m", "vitscale.processes.host_agent", str(folder), "--", *agent(1, folder)]
@@ -66,7 +67,7 @@ def test_the_line_for_the_other_host_to_the_letter(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sys, "executable", "/opt/py thon/bin/python")
     folder = Path("/results/it's/runs/0-r0-a0")
     made = launch(Torchrun(), world(1, 1), (NODE1,), folder=folder)
-    (command,) = Hostfile((NODE1,)).commands(made, world(1, 1), (NODE1,), folder)
+    (command,) = Hostfile((NODE1,)).adapt(made).commands
     quoted = "'/results/it'\"'\"'s/runs/0-r0-a0'"
     assert command[-1] == (
         f"cd / && exec '/opt/py thon/bin/python' -m vitscale.processes.host_agent {quoted} -- "
@@ -78,7 +79,7 @@ def test_the_line_for_the_other_host_to_the_letter(monkeypatch: pytest.MonkeyPat
 def test_a_shell_gives_every_word_back_as_it_was(tmp_path: Path) -> None:
     """What sshd does with the line."""
     made = launch(Torchrun(), world(1, 1), (NODE1,), folder=ODD)
-    (command,) = Hostfile((NODE1,)).commands(made, world(1, 1), (NODE1,), ODD)
+    (command,) = Hostfile((NODE1,)).adapt(made).commands
     shown = command[-1].replace(" && exec ", " && printf '%s\\0' ")
     answer = subprocess.run(["sh", "-c", shown], capture_output=True, text=True, check=True, cwd=tmp_path)
     words = answer.stdout.split("\0")[:-1]
@@ -89,7 +90,7 @@ def test_a_shell_gives_every_word_back_as_it_was(tmp_path: Path) -> None:
 def test_a_command_for_all_hosts_is_run_once_and_here() -> None:
     hosts = (HERE, NODE1)
     made = launch(Mpirun(), world(2, 2), hosts)
-    assert Hostfile(hosts).commands(made, world(2, 2), hosts, FOLDER) == [list(made.commands[0])]
+    assert Hostfile(hosts).adapt(made).commands == made.commands
 
 
 # --- hosts for worlds ----------------------------------------------------------------------------------------------
@@ -158,16 +159,16 @@ class Elsewhere:
         lookup = shlex.quote(f"PYTHONPATH={Path(__file__).parents[2] / 'src'}")
         program.write_text(FAKE_SSH.format(log=self.sent, cut=self.cut, lookup=lookup))
         program.chmod(0o755)
-        self.started: list[Started] = []
+        self.started: list[Job] = []
 
-    def start(self) -> tuple[Started, Path]:
+    def start(self) -> tuple[Job, Path]:
         """One rank of tests/arriving_ranks.py there; returns once it has arrived."""
         run = self.folder / "it's a $(folder)"
         run.mkdir()
         scheduler = Hostfile((Host(ELSEWHERE, 1),))
         section = LaunchSection(environment={"ARRIVING": 'it\'s "quoted"; $(exit)\nand more'})
-        ranks = worked_out(scheduler, section, "in-process", world(1, 1), run, "arriving_ranks")
-        self.started.append(start_ranks(ranks, scheduler, section, run, environment={}))
+        spawn = launch_plan(scheduler, section, "in-process", world(1, 1), run, "arriving_ranks")
+        self.started.append(start_ranks(spawn, scheduler, section, environment={}))
         wait_until(lambda: (run / "arrived-0.json").exists(), "the rank arrives")
         return self.started[-1], run
 
@@ -180,7 +181,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Elsew
     monkeypatch.chdir(Path(__file__).parents[1])
     yield made
     for started in made.started:
-        end_all(started.job.token)
+        end_all(started.token)
         started.heartbeats.close()
 
 
@@ -190,13 +191,13 @@ def test_a_rank_elsewhere_is_told_everything_and_ended_by_asking(elsewhere: Else
     assert arrived["place"] == [0, 1, 0]
     assert arrived["variables"]["ARRIVING"] == 'it\'s "quoted"; $(exit)\nand more'
     wait_until(lambda: 0 in started.heartbeats.statuses(), "it is heard of")
-    assert len(carrying(started.job.token)) == 2, "ssh's process here, and the rank there"
+    assert len(carrying(started.token)) == 2, "ssh's process here, and the rank there"
     assert started.end() == ()
-    assert not carrying(started.job.token)
+    assert not carrying(started.token)
     assert (
         elsewhere.sent.read_text()
         .splitlines()[-1]
-        .endswith(f"-- {ELSEWHERE} {PYTHON} -m vitscale.processes.host_agent --end {started.job.token}")
+        .endswith(f"-- {ELSEWHERE} {PYTHON} -m vitscale.processes.host_agent --end {started.token}")
     )
 
 
@@ -204,11 +205,11 @@ def test_one_that_ssh_does_not_reach_any_more_ends_by_itself(elsewhere: Elsewher
     started, _ = elsewhere.start()
     elsewhere.cut.touch()
     assert started.end() == (ELSEWHERE,)
-    wait_until(lambda: not carrying(started.job.token), "the rank has ended")
+    wait_until(lambda: not carrying(started.token), "the rank has ended")
 
 
 def test_a_host_that_answers_without_vitscale_is_not_taken_for_a_silent_one(elsewhere: Elsewhere) -> None:
     started, _ = elsewhere.start()
     (elsewhere.folder / "bin" / "ssh").write_text("#!/bin/sh\nexit 127\n")
     assert started.end() == ()
-    wait_until(lambda: not carrying(started.job.token), "the rank has ended")
+    wait_until(lambda: not carrying(started.token), "the rank has ended")

@@ -13,7 +13,9 @@ import psutil
 import pytest
 
 from processes import alive, pid_in, wait_until
-from vitscale.schedulers.local import LocalJob
+from vitscale.launchers import Spawn
+from vitscale.processes.heartbeat_server import HeartbeatServer
+from vitscale.schedulers import Job
 
 # A process that says who it is, and sleeps. `how` is what it does first.
 SLEEPER = """
@@ -49,8 +51,11 @@ time.sleep(600)
 KINDS = ("plain", "deaf", "daemon", "stopped")
 
 
-def start(folder: Path, *commands: list[str], **environment: str) -> LocalJob:
-    return LocalJob(commands, token=secrets.token_hex(16), log=folder / "log.txt", cwd=folder, environment=environment)
+def start(folder: Path, *commands: list[str], drop: tuple[str, ...] = (), **environment: str) -> Job:
+    token = secrets.token_hex(16)
+    argv = tuple(map(tuple, commands))
+    spawn = Spawn(argv, folder, token=token, cwd=folder, environment=environment, drop_variables=drop)
+    return Job(spawn, HeartbeatServer(token, "127.0.0.1"))
 
 
 @pytest.fixture
@@ -59,7 +64,7 @@ def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitscale.processes.cleanup._GRACE_SECONDS", 0.2)
 
 
-def start_tree(folder: Path, then: str) -> tuple[LocalJob, dict[str, int]]:
+def start_tree(folder: Path, then: str) -> tuple[Job, dict[str, int]]:
     (folder / "sleeper.py").write_text(SLEEPER)
     job = start(folder, [sys.executable, "-c", TREE, str(folder), then])
     pids = {how: pid_in(folder / how) for how in KINDS}
@@ -172,7 +177,7 @@ def test_several_commands_end_when_all_have_ended(tmp_path: Path) -> None:
 
 def test_of_several_commands_the_first_that_failed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others get a while to say why; one that never ends is not waited for."""
-    monkeypatch.setattr("vitscale.schedulers.local._OTHERS_SECONDS", 0.2)
+    monkeypatch.setattr("vitscale.schedulers.job._OTHERS_SECONDS", 0.2)
     job = start(
         tmp_path, [sys.executable, "-c", "raise SystemExit(7)"], [sys.executable, "-c", "import time; time.sleep(600)"]
     )
@@ -187,14 +192,7 @@ def test_variables_that_a_command_must_not_see_are_kept_from_it(
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     monkeypatch.setenv("COLOUR", "blue")
     program = "import os; print(os.environ.get('NCCL_DEBUG'), os.environ.get('COLOUR'))"
-    job = LocalJob(
-        [[sys.executable, "-c", program]],
-        token=secrets.token_hex(16),
-        log=tmp_path / "log.txt",
-        cwd=tmp_path,
-        environment={},
-        without=("NCCL",),
-    )
+    job = start(tmp_path, [sys.executable, "-c", program], drop=("NCCL",))
     assert job.wait(60.0) == 0
     assert (tmp_path / "log.txt").read_text() == "None blue\n"
 
@@ -202,10 +200,12 @@ def test_variables_that_a_command_must_not_see_are_kept_from_it(
 DRIVER = """
 import sys, time
 from pathlib import Path
-from vitscale.schedulers.local import LocalJob
+from vitscale.launchers import Spawn
+from vitscale.processes.heartbeat_server import HeartbeatServer
+from vitscale.schedulers import Job
 folder = Path(sys.argv[1])
-job = LocalJob([[sys.executable, str(folder / "sleeper.py"), "deaf", str(folder / "launcher")]],
-               token="0123", log=folder / "log.txt", cwd=folder, environment={})
+command = (sys.executable, str(folder / "sleeper.py"), "deaf", str(folder / "launcher"))
+job = Job(Spawn((command,), folder, token="0123", cwd=folder), HeartbeatServer("0123", "127.0.0.1"))
 time.sleep(600)
 """
 

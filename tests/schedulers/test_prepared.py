@@ -11,9 +11,11 @@ import pytest
 
 from launching import a_trial, world
 from processes import alive
+from vitscale.launchers import Spawn
 from vitscale.processes.cleanup import carrying
+from vitscale.processes.heartbeat_server import HeartbeatServer
+from vitscale.schedulers import Job
 from vitscale.schedulers import prepared as own
-from vitscale.schedulers.local import LocalJob
 from vitscale.schedulers.prepared import Prepared, PreparedError, PreparedProcesses, kept_for
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.trial import Trial
@@ -72,10 +74,11 @@ def test_engines_share_a_process_where_they_import_the_same(trial: Trial, tmp_pa
     assert kept(of(trial, engine="deepspeed", zero_stage=3)) == kept(others[1])
 
 
-def start(process: Prepared, log: Path) -> LocalJob:
+def start(process: Prepared, log: Path) -> Job:
     """Two ranks without a folder: both end with a message."""
-    command = ["python", "-m", "vitscale.processes.local_ranks", "2", "1", "vitscale.worker", str(log.parent / "none")]
-    return LocalJob([command], token=secrets.token_hex(16), log=log, cwd=log.parent, environment={}, prepared=process)
+    command = ("python", "-m", "vitscale.processes.local_ranks", "2", "1", "vitscale.worker", str(log.parent / "none"))
+    token = secrets.token_hex(16)
+    return Job(Spawn((command,), log.parent, token=token, cwd=log.parent), HeartbeatServer(token, "127.0.0.1"), process)
 
 
 @pytest.mark.ranks
@@ -107,7 +110,7 @@ def test_one_is_kept_until_it_would_serve_a_trial_again_and_ends_with_the_driver
         pid = again.process._process.pid
         job = start(again.process, log)
         os.kill(pid, signal.SIGSTOP)
-        monkeypatch.setattr("vitscale.schedulers.local._REAP_SECONDS", 0.1)
+        monkeypatch.setattr("vitscale.schedulers.job._REAP_SECONDS", 0.1)
         job.end()
         assert not alive(pid), "it could never tell how its fork ended"
         assert job.exit_code == -signal.SIGKILL

@@ -10,8 +10,9 @@ import pytest
 from study_factory import write_study
 from vitscale.errors import RequestError
 from vitscale.machine.hosts import Host
-from vitscale.schedulers import Hostfile, Local, LoginNode, Scheduler, described, scheduler_for
+from vitscale.schedulers import Hostfile, Local, Scheduler, described, scheduler_for
 from vitscale.schedulers.slurm import SlurmAllocation
+from vitscale.schedulers.slurm_cluster import SlurmCluster
 from vitscale.study.file import StudyFile
 from vitscale.study.sections import NodeSection
 from vitscale.trial.trial import World
@@ -58,7 +59,7 @@ def test_the_allocation_around_this_process(tmp_path: Path, monkeypatch: pytest.
 
 def test_jobs_are_submitted_from_outside(tmp_path: Path) -> None:
     found = scheduler(tmp_path, scheduler="slurm")
-    assert isinstance(found, LoginNode)
+    assert isinstance(found, SlurmCluster)
     machine = found.machine()
     assert (machine.cores, len(machine.gpus), machine.fast_bf16("cuda")) == (64, 4, False)
 

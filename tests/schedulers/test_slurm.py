@@ -15,7 +15,7 @@ from driving import processes_naming
 from lab.slurm_cluster import SlurmCluster, slurm_cluster
 from needs import root_and
 from vitscale.launchers import LAUNCHERS
-from vitscale.launchers.base import Start
+from vitscale.launchers.base import Spawn
 from vitscale.machine.hosts import Host
 from vitscale.schedulers.slurm import SlurmAllocation
 from vitscale.study.sections import NodeSection, SlurmSection
@@ -39,8 +39,8 @@ def allocation(monkeypatch: pytest.MonkeyPatch) -> SlurmAllocation:
 
 
 def commands(allocation: SlurmAllocation, launcher: str) -> list[list[str]]:
-    start = Start(("/opt/python", "-m", "vitscale.worker", str(RUN)), RUN, HOSTS, 29511)
-    return allocation.commands(LAUNCHERS[launcher].launch(TWO, start), TWO, HOSTS, RUN)
+    spawn = Spawn((("/opt/python", "-m", "vitscale.worker", str(RUN)),), RUN, HOSTS, 29511)
+    return [*map(list, allocation.adapt(LAUNCHERS[launcher].launch(TWO, spawn)).commands)]
 
 
 def test_srun_is_a_step_of_the_runs_name(allocation: SlurmAllocation) -> None:
@@ -119,6 +119,7 @@ FACTS = """
 import json
 from vitscale.errors import RequestError
 from vitscale.schedulers.slurm import SlurmAllocation
+from vitscale.schedulers.slurm_cluster import SlurmCluster
 from vitscale.study.sections import SlurmSection
 from vitscale.trial.trial import World
 def refused(**world):
@@ -128,7 +129,7 @@ def refused(**world):
         return str(error)
 allocation = SlurmAllocation(SlurmSection(), None)
 print(json.dumps({
-    "here": SlurmAllocation.here(),
+    "here": SlurmCluster(SlurmSection(), None).own_job() is not None,
     "slots": allocation.slots(),
     "cores": allocation.machine().cores,
     "hosts": [host.name for host in allocation.hosts(World(nodes=2, ranks_per_node=1, threads_per_rank=2))],
@@ -152,13 +153,16 @@ ORPHANS = """
 import os, sys, time
 from pathlib import Path
 import psutil
+from vitscale.launchers import Spawn
+from vitscale.processes.heartbeat_server import HeartbeatServer
 from vitscale.schedulers.slurm import SlurmAllocation
 from vitscale.schedulers.slurm_commands import steps_named
 from vitscale.study.sections import SlurmSection
 folder, launcher = Path(sys.argv[1]), sys.argv[2:]
 program = ["sh", "-c", 'touch "$0/$SLURM_PROCID" && exec env -u VITSCALE_JOB sleep 600.25', str(folder)]
 allocation = SlurmAllocation(SlurmSection(), None)
-job = allocation.start([launcher + program], (), token="t" * 32, log=folder / "log.txt", cwd=folder, environment={})
+spawn = allocation.adapt(Spawn((tuple(launcher + program),), folder, token="t" * 32, cwd=folder))
+job = allocation.start(spawn, HeartbeatServer(spawn.token, "127.0.0.1"))
 while not all((folder / rank).exists() for rank in "01"):
     time.sleep(0.01)
 for process in psutil.Process().children(recursive=True):

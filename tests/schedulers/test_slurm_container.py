@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vitscale.errors import RequestError
-from vitscale.schedulers.slurm_container import contained
+from vitscale.schedulers.slurm import contained
 from vitscale.study.sections import SlurmSection
 
 SRUN = ["srun", "--nodes=2", "--ntasks=4", "python", "-m", "vitscale.worker", "/shared/results/runs/x"]
@@ -16,7 +16,7 @@ CWD = Path("/home/user/my work")
 
 
 def of(**slurm: object) -> list[str]:
-    return contained(SRUN, SlurmSection.model_validate(slurm), (RESULTS,), CWD)
+    return list(contained(SRUN, SlurmSection.model_validate(slurm), (RESULTS,), CWD))
 
 
 def test_without_one() -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from vitscale.errors import RequestError
-from vitscale.schedulers.slurm_script import BatchJob, batch_script, seconds_of
+from vitscale.schedulers.base import BatchJob
+from vitscale.schedulers.slurm_script import batch_script, seconds_of
 from vitscale.study.sections import SlurmSection
 from vitscale.trial.trial import World
 

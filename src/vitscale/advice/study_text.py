@@ -12,7 +12,7 @@ from vitscale.advice.candidates import with_engine
 from vitscale.advice.option import Option
 from vitscale.advice.request import Work
 from vitscale.errors import RequestError, explain
-from vitscale.launchers import Start, launcher_named
+from vitscale.launchers import Spawn, launcher_named
 from vitscale.machine.hosts import Host
 from vitscale.present import units
 from vitscale.present.units import number
@@ -130,7 +130,9 @@ def launch_lines(trial: Trial) -> list[str]:
     hosts = tuple(Host(f"HOST{n}", world.ranks_per_node) for n in range(1, world.nodes + 1)) if world.nodes > 1 else ()
     try:
         launcher = launcher_named(trial.launcher, world, hosts)
-        launch = launcher.launch(world, Start(("python", "-m", "vitscale.worker", str(_FOLDER)), _FOLDER, hosts, _PORT))
+        launch = launcher.launch(
+            world, Spawn((("python", "-m", "vitscale.worker", str(_FOLDER)),), _FOLDER, hosts, _PORT)
+        )
     except RequestError as error:
         return [f"unavailable: {error}"]
     lines = [shlex.join(command) for command in launch.commands[:_SHOWN]]

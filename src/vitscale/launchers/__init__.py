@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from vitscale.base.plugins import known
 from vitscale.errors import RequestError, explain
-from vitscale.launchers.base import Launch, Launcher, Start
+from vitscale.launchers.base import Launcher, Spawn
 from vitscale.launchers.deepspeed import DeepSpeed
-from vitscale.launchers.in_process import InProcess
-from vitscale.launchers.local import Local
+from vitscale.launchers.local import InProcess, Local
 from vitscale.launchers.mpirun import Mpirun
 from vitscale.launchers.srun import Srun
 from vitscale.launchers.torchrun import Torchrun
@@ -55,4 +54,4 @@ def launcher_for(trial: Trial, hosts: tuple[Host, ...] = ()) -> Launcher:
     return launcher_named(trial.launcher, trial.world, hosts)
 
 
-__all__ = ["LAUNCHERS", "LOCAL", "Launch", "Launcher", "Start", "find_launcher", "launcher_for", "launcher_named"]
+__all__ = ["LAUNCHERS", "LOCAL", "Launcher", "Spawn", "find_launcher", "launcher_for", "launcher_named"]

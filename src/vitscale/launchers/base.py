@@ -1,58 +1,68 @@
-"""What a launcher is: a world and its hosts in, an argv out."""
+"""What a launcher is: a world and its hosts in, the commands that start its ranks out; and what launchers share."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from vitscale.machine.hosts import Host
 from vitscale.trial.trial import World
 
+_LOOPBACK = ("localhost", "127.", "::1")
+
 
 @dataclass(frozen=True)
-class Start:
-    """What is to be started, and where."""
+class Spawn:
+    """The processes of one run, before they are started.
 
-    rank_command: tuple[str, ...]
-    """Python and its arguments, the same for every rank: `PYTHON -m vitscale.worker FOLDER`."""
+    A launcher gets it with the one command that every rank runs, and returns it with what starts all ranks; the
+    scheduler fits these commands to where they are started, and the driver adds the token and the ranks' variables.
+    """
+
+    commands: tuple[tuple[str, ...], ...]
+    """Each an argv, to be run once where the driver is (`per_host` False), or one for each host, to be run there.
+    A launcher gets what every rank runs: `PYTHON -m vitscale.worker FOLDER`."""
     run_folder: Path
-    """Shared by all hosts; a launcher may write files of its own there (a hostfile)."""
+    """Shared by all hosts."""
     hosts: tuple[Host, ...] = ()
-    """One for each node of the world, in order of ranks; empty: the machine on which the command is run."""
+    """One for each node of the world, in order of ranks; empty: the machine on which the commands are run."""
     master_port: int = 29500
     """A port on the first host, for launchers that want one; free as far as the driver can see."""
     interface: str | None = None
     """Network interface to talk over."""
-
-
-@dataclass(frozen=True)
-class Launch:
-    """What a launcher wants run."""
-
-    commands: tuple[tuple[str, ...], ...]
-    """One argv, to be run once where the driver is (`per_host` False), or one for each host, to be run there."""
     per_host: bool = False
     files: tuple[tuple[str, str], ...] = ()
     """Files that the commands read: (name in the run's folder, text)."""
-    environment: tuple[tuple[str, str], ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that the commands themselves need; what ranks need is in the run's launch file."""
-    without_variables: tuple[str, ...] = ()
+    drop_variables: tuple[str, ...] = ()
     """Beginnings of names of variables that the commands must not see."""
-    ended_by_kill: bool = False
+    kill_at_once: bool = False
     """Whether the commands must not be asked to end (SIGTERM), for what they do then reaches beyond this run."""
     from_prepared: bool = False
     """Whether a process that has imported what ranks need may carry the command out (`vitscale.worker.prepared`)."""
-    ranks_know_their_master: bool = True
-    """Whether the launcher gives each rank RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; if not, see
-    `vitscale.worker.place`."""
+    token: str = ""
+    """Of this run alone: every process of it carries it in its environment."""
+    cwd: Path = field(default_factory=Path.cwd)
+
+    @property
+    def rank_command(self) -> tuple[str, ...]:
+        """What every rank runs, as long as no launcher has made more of it."""
+        return self.commands[0]
+
+    @property
+    def log(self) -> Path:
+        """Takes what all commands print."""
+        return self.run_folder / "log.txt"
 
 
 class Launcher(Protocol):
-    """Turns a world into the command that starts its ranks."""
+    """Turns a world into the commands that start its ranks."""
 
-    def launch(self, world: World, start: Start) -> Launch:
-        """The exact argv. No shell is involved."""
+    def launch(self, world: World, spawn: Spawn) -> Spawn:
+        """`spawn` with the exact argv, and what belongs to it. No shell is involved."""
         ...
 
     def unavailable(self) -> str | None:
@@ -62,3 +72,26 @@ class Launcher(Protocol):
     def unfit(self, world: World, hosts: tuple[Host, ...]) -> str | None:
         """Why it cannot start this world on these hosts, with what to do; None where it can."""
         ...
+
+
+def lacking(world: World, hosts: Sequence[Host]) -> str | None:
+    """Why a world of several nodes cannot start on these hosts, with what to do; None where it can."""
+    if world.nodes == 1 and not hosts:
+        return None
+    if len(hosts) != world.nodes:
+        return (
+            f"{world.nodes} nodes need {world.nodes} hosts, and {len(hosts) or 'none'} are named; "
+            "name them with launch.hostfile = 'FILE' (or --hostfile FILE), or run inside a Slurm allocation"
+        )
+    unclear = [host.name for host in hosts if host.name.startswith(_LOOPBACK)]
+    if world.nodes > 1 and unclear:
+        return (
+            f"'{unclear[0]}' is another machine on each of {world.nodes} hosts; "
+            "name it in the hostfile as the other hosts reach it"
+        )
+    return None
+
+
+def hostfile(world: World, names: Sequence[str]) -> str:
+    """`NAME slots=4` lines, as DeepSpeed and Open MPI read them: as many slots as a node has ranks."""
+    return "".join(f"{name} slots={world.ranks_per_node}\n" for name in names)

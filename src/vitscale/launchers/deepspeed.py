@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import sys
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
-from vitscale.errors import RequestError, explain
-from vitscale.launchers import several_hosts
-from vitscale.launchers.base import Launch, Start
-from vitscale.launchers.remote_shell import first_unfit
+from vitscale.errors import RequestError, explain, shown
+from vitscale.launchers.base import Spawn, hostfile, lacking
 from vitscale.machine.hosts import Host, is_this_machine
 from vitscale.trial.trial import World
 
@@ -21,46 +22,49 @@ _EXPORTED = ("MLFLOW", "MV2", "NCCL", "PYTHON", "UCX")
 EXPORT_ENVS, and `export_envs` of its accelerators). Ranks have theirs from the run's launch file."""
 _UNQUOTED = "DeepSpeed writes it unquoted into a line for remote shells (deepspeed/launcher/multinode_runner.py)"
 _WAY_OUT = "change it, or use launcher = 'torchrun'"
+# As in Python's shlex.quote, less %: pdsh puts the host's name or number in for %h, %n and %u.
+_PLAIN = re.compile(r"[A-Za-z0-9_@+=:,./-]+")
 
 
 class DeepSpeed:
     """`python -m deepspeed.launcher.runner`, which is what `deepspeed` runs, under the ranks' own interpreter."""
 
-    def launch(self, world: World, start: Start) -> Launch:
+    def launch(self, world: World, spawn: Spawn) -> Spawn:
         """One runner. It starts a launcher of its own on each host: here as a child, elsewhere by pdsh over ssh.
 
         Raises:
             RequestError: the run's folder cannot pass the remote shells.
         """
-        python, *program = start.rank_command
-        here = _is_here(start.hosts)
-        names = ["localhost"] if here else [host.name for host in start.hosts]
+        python, *program = spawn.rank_command
+        here = _is_here(spawn.hosts)
+        names = ["localhost"] if here else [host.name for host in spawn.hosts]
         command = [
             *(python, "-m", "deepspeed.launcher.runner"),
             # Without a hostfile it counts GPUs, and stops where there are none.
-            f"--hostfile={start.run_folder / _HOSTFILE}",
+            f"--hostfile={spawn.run_folder / _HOSTFILE}",
             f"--num_nodes={world.nodes}",
             f"--num_gpus={world.ranks_per_node}",
             f"--master_addr={'127.0.0.1' if here else names[0]}",
-            f"--master_port={start.master_port}",
+            f"--master_port={spawn.master_port}",
             *(["--no_ssh_check"] if here else ["--launcher=pdsh", "--force_multi"]),
             "--no_local_rank",
             *(["--module", *program[1:]] if program[0] == "-m" else program),
         ]
         if not here:
-            folder = str(start.run_folder)
+            folder = str(spawn.run_folder)
             words = [("the run's folder" if word == folder else "the ranks' argument", word) for word in program]
             if reason := first_unfit([("the interpreter", python), *words]):
                 what = f"launch.launcher = 'deepspeed' cannot be used: {reason}; {_UNQUOTED}; {_WAY_OUT}"
                 raise RequestError(explain(what))
-        return Launch(
+        return replace(
+            spawn,
             commands=(tuple(command),),
-            files=((_HOSTFILE, several_hosts.hostfile(world, names)),),
+            files=((_HOSTFILE, hostfile(world, names)),),
             # A .deepspeed_env in the home or the working folder would be written into the remote shell's line too.
-            environment=(("DS_ENV_FILE", os.devnull),),
-            without_variables=() if here else _EXPORTED,
+            environment={"DS_ENV_FILE": os.devnull},
+            drop_variables=() if here else _EXPORTED,
             # Asked to end, the runner ends all of DeepSpeed's launchers on these hosts: `pkill -f` by module name.
-            ended_by_kill=not here,
+            kill_at_once=not here,
         )
 
     def unavailable(self) -> str | None:
@@ -71,7 +75,7 @@ class DeepSpeed:
 
     def unfit(self, world: World, hosts: tuple[Host, ...]) -> str | None:
         """Hosts that are named are reached by pdsh, and everything it is told must pass their shells unquoted."""
-        if reason := several_hosts.lacking(world, hosts) or _other_gpus(world):
+        if reason := lacking(world, hosts) or _other_gpus(world):
             return reason
         if _is_here(hosts):
             return None
@@ -97,3 +101,11 @@ def _other_gpus(world: World) -> str | None:
         f"DeepSpeed's launcher replaces CUDA_VISIBLE_DEVICES={seen} by {given}; "
         "unset it and set it in [launch.environment], which reaches the ranks, or use launcher = 'torchrun'"
     )
+
+
+def first_unfit(values: Iterable[tuple[str, str]]) -> str | None:
+    """The first of `values` (what it is, and its text) that a shell would not leave alone, as part of a message."""
+    for what, text in values:
+        if not _PLAIN.fullmatch(text):
+            return f"{what} {shown(text)} has characters other than letters, digits and _@+=:,./-"
+    return None

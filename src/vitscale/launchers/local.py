@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from vitscale.launchers import several_hosts
-from vitscale.launchers.base import Launch, Start
+from dataclasses import replace
+
+from vitscale.launchers.base import Spawn, lacking
 from vitscale.machine.hosts import Host
 from vitscale.trial.trial import World
 
@@ -13,11 +14,11 @@ class Local:
     out instead (`vitscale.schedulers.prepared`), and nothing differs but the seconds that imports take.
     """
 
-    def launch(self, world: World, start: Start) -> Launch:
+    def launch(self, world: World, spawn: Spawn) -> Spawn:
         """`python -m vitscale.processes.local_ranks N PORT MODULE FOLDER`."""
-        python, _, *rank = start.rank_command
-        ranks = (python, "-m", "vitscale.processes.local_ranks", str(world.size), str(start.master_port), *rank)
-        return Launch(commands=(ranks,), from_prepared=True)
+        python, _, *rank = spawn.rank_command
+        ranks = (python, "-m", "vitscale.processes.local_ranks", str(world.size), str(spawn.master_port), *rank)
+        return replace(spawn, commands=(ranks,), from_prepared=True)
 
     def unavailable(self) -> str | None:
         """Always available."""
@@ -27,4 +28,24 @@ class Local:
         """Reaches no other host, nor this one by a name."""
         if hosts:
             return "it starts ranks on this machine alone, and hosts are named; use launcher = 'torchrun'"
-        return several_hosts.lacking(world, hosts)
+        return lacking(world, hosts)
+
+
+class InProcess:
+    """One rank, nothing in between: what one rank was started by before there was `local`. Results that were begun so
+    go on so."""
+
+    def launch(self, world: World, spawn: Spawn) -> Spawn:
+        """`python -m vitscale.worker FOLDER`."""
+        del world
+        return replace(spawn, per_host=bool(spawn.hosts))
+
+    def unavailable(self) -> str | None:
+        """Always available."""
+        return None
+
+    def unfit(self, world: World, hosts: tuple[Host, ...]) -> str | None:
+        """Starts one rank only."""
+        if world.size != 1:
+            return f"it starts one rank, not {world.size}; use launcher = 'local', or scaling.gpus = [1]"
+        return lacking(world, hosts)

@@ -6,10 +6,10 @@ import functools
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 
 from vitscale.errors import shown
-from vitscale.launchers import several_hosts
-from vitscale.launchers.base import Launch, Start
+from vitscale.launchers.base import Spawn, hostfile, lacking
 from vitscale.machine.hosts import Host
 from vitscale.trial.trial import World
 
@@ -20,30 +20,30 @@ _ANSWER_SECONDS = 30.0
 class Mpirun:
     """Open MPI numbers the ranks: OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_LOCAL_RANK."""
 
-    def launch(self, world: World, start: Start) -> Launch:
+    def launch(self, world: World, spawn: Spawn) -> Spawn:
         """One mpirun for all hosts. It binds nothing, for ranks pin themselves; one that fails ends them all.
 
         On this machine a hostfile is written too: without it mpirun refuses more ranks than there are cores, which is
         for the study to say (`launch.oversubscribe`).
         """
-        names = [host.name for host in start.hosts] or ["localhost"]
+        names = [host.name for host in spawn.hosts] or ["localhost"]
         command = [
             # By its full path, Open MPI looks for its daemon under the same prefix on the other hosts.
             shutil.which("mpirun") or "mpirun",
             *("-np", str(world.size)),
-            *("--hostfile", str(start.run_folder / _HOSTFILE)),
+            *("--hostfile", str(spawn.run_folder / _HOSTFILE)),
             *("--map-by", f"ppr:{world.ranks_per_node}:node"),
             *("--bind-to", "none"),
         ]
-        if start.interface is not None and start.hosts:
+        if spawn.interface is not None and spawn.hosts:
             for component in ("btl", "oob"):
-                command += ["--mca", f"{component}_tcp_if_include", start.interface]
+                command += ["--mca", f"{component}_tcp_if_include", spawn.interface]
         if os.geteuid() == 0:
             command.append("--allow-run-as-root")
-        return Launch(
-            commands=((*command, *start.rank_command),),
-            files=((_HOSTFILE, several_hosts.hostfile(world, names)),),
-            ranks_know_their_master=False,
+        return replace(
+            spawn,
+            commands=((*command, *spawn.rank_command),),
+            files=((_HOSTFILE, hostfile(world, names)),),
         )
 
     def unavailable(self) -> str | None:
@@ -55,7 +55,7 @@ class Mpirun:
 
     def unfit(self, world: World, hosts: tuple[Host, ...]) -> str | None:
         """Any number of ranks, on hosts that are named."""
-        return several_hosts.lacking(world, hosts)
+        return lacking(world, hosts)
 
 
 @functools.cache

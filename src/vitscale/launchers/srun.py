@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
-from vitscale.launchers.base import Launch, Start
+from vitscale.launchers.base import Spawn
 from vitscale.machine.hosts import Host
 from vitscale.trial.trial import World
 
@@ -12,13 +13,13 @@ from vitscale.trial.trial import World
 class Srun:
     """Slurm numbers the ranks: SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID."""
 
-    def launch(self, world: World, start: Start) -> Launch:
+    def launch(self, world: World, spawn: Spawn) -> Spawn:
         """One step; each option is one word. Slurm binds nothing, for ranks pin themselves; one that fails ends all."""
-        named = [f"--nodelist={','.join(host.name for host in start.hosts)}"] if start.hosts else []
+        named = [f"--nodelist={','.join(host.name for host in spawn.hosts)}"] if spawn.hosts else []
         command = [
             "srun",
             # The scheduler finds the step by this name.
-            f"--job-name={start.run_folder.name}",
+            f"--job-name={spawn.run_folder.name}",
             f"--nodes={world.nodes}",
             f"--ntasks={world.size}",
             f"--ntasks-per-node={world.ranks_per_node}",
@@ -33,9 +34,9 @@ class Srun:
             # sbatch --export=NONE would otherwise hold back what modules have set.
             "--export=ALL",
             "--kill-on-bad-exit=1",
-            *start.rank_command,
+            *spawn.rank_command,
         ]
-        return Launch(commands=(tuple(command),), ranks_know_their_master=False)
+        return replace(spawn, commands=(tuple(command),))
 
     def unavailable(self) -> str | None:
         """Needs Slurm's programs."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 
-from vitscale.launchers import several_hosts
-from vitscale.launchers.base import Launch, Start
+from vitscale.launchers.base import Spawn, lacking
 from vitscale.machine.hosts import Host
 from vitscale.trial.trial import World
 
@@ -19,18 +19,18 @@ class Torchrun:
     No restarts: a rank that fails ends the run, and the driver decides what comes next.
     """
 
-    def launch(self, world: World, start: Start) -> Launch:
+    def launch(self, world: World, spawn: Spawn) -> Spawn:
         """On one node the agent picks a free port by itself. On several there is one agent on each host."""
-        agents = tuple(self._agent(world, start, node) for node in range(world.nodes))
-        return Launch(commands=agents, per_host=bool(start.hosts))
+        agents = tuple(self._agent(world, spawn, node) for node in range(world.nodes))
+        return replace(spawn, commands=agents, per_host=bool(spawn.hosts))
 
-    def _agent(self, world: World, start: Start, node: int) -> tuple[str, ...]:
+    def _agent(self, world: World, spawn: Spawn, node: int) -> tuple[str, ...]:
         """Static rendezvous: node 0's agent is the store, node K's ranks follow those of node K-1.
 
         torch's other rendezvous (c10d) ignores `--node-rank`, and lets each agent find out by comparing names whether
         it is the store's host (torch 2.13, `c10d_rendezvous_backend.py`).
         """
-        python, *program = start.rank_command
+        python, *program = spawn.rank_command
         if world.nodes == 1:
             meeting = ["--standalone"]
         else:
@@ -39,8 +39,8 @@ class Torchrun:
                 f"--node-rank={node}",
                 "--rdzv-backend=static",
                 f"--rdzv-conf=timeout={_RENDEZVOUS_SECONDS}",
-                f"--master-addr={start.hosts[0].name}",
-                f"--master-port={start.master_port}",
+                f"--master-addr={spawn.hosts[0].name}",
+                f"--master-port={spawn.master_port}",
             ]
         agent = [python, "-m", "torch.distributed.run", *meeting, f"--nproc-per-node={world.ranks_per_node}"]
         return (*agent, "--max-restarts=0", *program)
@@ -53,4 +53,4 @@ class Torchrun:
 
     def unfit(self, world: World, hosts: tuple[Host, ...]) -> str | None:
         """Any number of ranks, on hosts that are named."""
-        return several_hosts.lacking(world, hosts)
+        return lacking(world, hosts)

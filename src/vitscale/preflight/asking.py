@@ -11,7 +11,7 @@ from vitscale.base.text_file import beside
 from vitscale.errors import RequestError, explain
 from vitscale.machine.hardware import Machine
 from vitscale.machine.hosts import Host, read_hostfile
-from vitscale.schedulers import Hostfile, LoginNode, Scheduler, described, scheduler_for
+from vitscale.schedulers import Hostfile, Placement, Submitter, described, scheduler_for
 from vitscale.store.check_records import CheckRequest, Stage, SweepPlan
 from vitscale.study.expand import expand
 from vitscale.study.file import StudyFile
@@ -38,7 +38,7 @@ class Where:
     """The hosts that a check is about."""
 
     study: Study
-    scheduler: Scheduler
+    scheduler: Placement
     hosts: tuple[Host, ...]
     """All of a hostfile; empty: this machine, or the allocation's own."""
     nodes: int
@@ -69,10 +69,10 @@ def where(path: Path | None, overlay: Overlay) -> Where:
     file = StudyFile.read(path, overlay) if path is not None else StudyFile(read_from, _NO_STUDY, overlay)
     study = file.study
     scheduler = scheduler_for(study, read_from)
-    if isinstance(scheduler, LoginNode):
+    if isinstance(scheduler, Submitter):
         raise RequestError(
             explain(
-                "this is a login node: Slurm names the hosts once a job runs",
+                f"this is a login node: {scheduler.title} names the hosts once a job runs",
                 next_step="Check inside an allocation: salloc --nodes=2 vitscale check, or a job that runs it",
             )
         )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from vitscale import sources
@@ -16,14 +16,14 @@ from vitscale.preflight.asking import Where
 from vitscale.preflight.fit import fits
 from vitscale.preflight.loader_need import loader_need
 from vitscale.preflight.reach import ask
-from vitscale.runner.classify import log_tail, outcome_of
-from vitscale.runner.starting import start_ranks, worked_out
-from vitscale.runner.watch import watch
-from vitscale.schedulers.prepared import PreparedProcesses, Ready
+from vitscale.runner.classify import outcome_of
+from vitscale.runner.evidence import Evidence, log_tail
+from vitscale.runner.one_run import ranks_variables, run_ranks
+from vitscale.runner.starting import launch_plan
+from vitscale.schedulers.prepared import PreparedProcesses
 from vitscale.store import write_whole
-from vitscale.store.check_records import CheckedRank, CheckRecord, CheckRequest
+from vitscale.store.check_records import CheckRecord, CheckRequest
 from vitscale.store.checks import check_folder, read_checked_ranks, write_check
-from vitscale.store.records import RankRecord
 
 _START_SECONDS = 180.0
 """For ssh, and imports from a slow file server on many hosts at once."""
@@ -65,7 +65,7 @@ def run_check(
         sources.prepare(place.trial.data.model_copy(update={"fraction": 1.0}))
     launch = place.study.launch
     # Refused, if at all, before anything is written.
-    worked_out(place.scheduler, launch, place.launcher, wanted.world, _ANY_FOLDER, _MODULE)
+    launch_plan(place.scheduler, launch, place.launcher, wanted.world, _ANY_FOLDER, _MODULE)
     started_unix_seconds = time.time()
     check_id = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(started_unix_seconds))}-{secrets.token_hex(3)}"
     checks = check_folder(results).absolute()
@@ -131,48 +131,27 @@ class _End:
 def _measure(place: Where, wanted: CheckRequest, folder: Path) -> _End:
     """Starts the ranks, as forks where their launcher allows it, and waits for their end."""
     launch = place.study.launch
-    ranks = worked_out(place.scheduler, launch, place.launcher, wanted.world, folder, _MODULE)
-    environment = {"OMP_NUM_THREADS": str(wanted.world.threads_per_rank)}
-    if inherited := os.environ.get("PYTHONPATH"):
-        environment["PYTHONPATH"] = inherited
-    with PreparedProcesses() as prepared:
-
-        def ready(variables: Mapping[str, str], log: Path) -> Ready:
-            return prepared.ready("check", None, variables, Path.cwd(), log)
-
-        try:
-            started = start_ranks(ranks, place.scheduler, launch, folder, environment=environment, ready=ready)
-        except OSError as error:
-            raise RequestError(explain(f"the ranks cannot be started: {error.strerror or error}")) from None
-        ending = watch(
-            started,
-            folder,
-            hang_seconds=max(_START_SECONDS, *wanted.limits.values()) + 30.0,
-            timeout_seconds=wanted.longest_seconds + _START_SECONDS,
-            on_progress=lambda _steps, _phase: None,
-        )
+    spawn = launch_plan(place.scheduler, launch, place.launcher, wanted.world, folder, _MODULE)
+    try:
+        with PreparedProcesses() as prepared:
+            ending = run_ranks(
+                spawn,
+                place.scheduler,
+                launch,
+                ranks_variables(wanted.world),
+                hang_seconds=max(_START_SECONDS, *wanted.limits.values()) + 30.0,
+                timeout_seconds=wanted.longest_seconds + _START_SECONDS,
+                ready=partial(prepared.ready, "check", None),
+            )
+    except OSError as error:
+        raise RequestError(explain(f"the ranks cannot be started: {error.strerror or error}")) from None
     how = "ended" if ending.stopped is None else "stopped"
     if ending.stopped in _STOPPED:
         return _End(how, _STOPPED[ending.stopped].format(limit=ending.limit_seconds or 0.0))
     # As of a run: launchers and heartbeats tell who was lost first, and how.
-    ended = [_as_of_a_run(rank) for rank in read_checked_ranks(folder, wanted.world.size)]
-    outcome = outcome_of(ending, ended, wanted.world.size, folder / "log.txt")
+    ranks = read_checked_ranks(folder, wanted.world.size)
+    outcome = outcome_of(Evidence(ending, ranks, wanted.world.size, folder))
     return _End(how, outcome.reason, outcome.rank)
-
-
-def _as_of_a_run(rank: CheckedRank) -> RankRecord:
-    none: tuple[()] = ()
-    return RankRecord(
-        rank=rank.rank,
-        start=None,
-        model=None,
-        phases=none,
-        steps=none,
-        epochs=none,
-        error=None,
-        ended=rank.ended,
-        broken=none,
-    )
 
 
 def _counted(wanted: CheckRequest) -> str:

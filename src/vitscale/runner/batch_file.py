@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +14,12 @@ from pydantic import Field
 
 from vitscale.base.locks import file_lock
 from vitscale.errors import StoreError, explain, shown
-from vitscale.runner.one_run import Task
-from vitscale.store import write_whole
-from vitscale.store.results import Outcome
+from vitscale.runner.evidence import log_tail
+from vitscale.runner.one_run import RunContext, Task, new_attempt
+from vitscale.schedulers import Submitter, made
+from vitscale.schedulers.base import Cause
+from vitscale.store import write_outcome, write_whole
+from vitscale.store.results import Outcome, StudyRecord
 from vitscale.study.sections import LaunchSection, MeasureSection, SlurmSection
 from vitscale.trial.facts import Spec
 
@@ -49,8 +54,25 @@ class JobFile(Spec):
     launch: LaunchSection
     slurm: SlurmSection
     measure: MeasureSection
+    scheduler: str = "slurm"
+    """The batch system, by its name in the table of schedulers."""
     closed: bool = False
     """Nothing more comes of it: all its runs have their outcome, or are others' to do. A job that starts now leaves."""
+
+    def context(self, record: StudyRecord, results: Path) -> RunContext:
+        """What its runs share."""
+        return RunContext(record, self.measure, self.launch, self.slurm, Path(self.study_folder), results)
+
+    def submitter(self) -> Submitter:
+        """The batch system that it was submitted to.
+
+        Raises:
+            RequestError: it is not installed any more.
+        """
+        scheduler = made(self.scheduler, self.launch, self.slurm, None, Path(self.study_folder) / "study.toml")
+        if not isinstance(scheduler, Submitter):
+            raise StoreError(f"the job {self.name} was submitted to {shown(self.scheduler)}, which takes no jobs")
+        return scheduler
 
     def write(self, results: Path) -> None:
         """Replaces the file whole."""
@@ -136,3 +158,34 @@ def drivers_lock(
     runs beside it. None where it was not free within the time given."""
     part = "" if element is None else f"-{element}"
     return file_lock(results / "jobs" / f"{name}{part}.lock", patience_seconds)
+
+
+def write_missing_outcomes(context: RunContext, tasks: Iterable[BatchTask], cause: Cause) -> None:
+    """Gives each run without an outcome the cause for one: the run that was under way, and those that never began.
+
+    The next `vitscale run` does them again. Runs of trials that the study no longer has are passed over.
+    """
+    for task in tasks:
+        state = run_state(context.results, task, context.measure.retries)
+        if state.outcome is not None or task.trial_id not in context.record.trials:
+            continue
+        folder = state.folder
+        if not folder.exists():
+            attempt = int(folder.name.rpartition("-a")[2])
+            folder = new_attempt(context, task.task, attempt)
+        write_outcome(folder, _outcome(folder, cause))
+
+
+def _outcome(folder: Path, cause: Cause) -> Outcome:
+    """Its time is that from the first to the last sign of life in the folder."""
+    touched = [path.stat().st_mtime for path in folder.iterdir()]
+    began = min(touched, default=time.time())
+    return Outcome(
+        kind=cause.kind,
+        reason=cause.reason,
+        detail=log_tail(folder / "log.txt"),
+        host=cause.host,
+        external=True,
+        started_unix_seconds=began,
+        wall_seconds=max(touched, default=began) - began,
+    )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 
-from vitscale.errors import VitscaleError
-from vitscale.runner.batch_file import JobFile, open_jobs, run_states, waiting
-from vitscale.runner.batch_submitting import Batch, asked_for, new_jobs, submitted
+from rich.console import Console
+
+from vitscale.errors import StoreError, VitscaleError, explain, shown
+from vitscale.runner.batch_file import BatchTask, JobFile, open_jobs, run_states, waiting
 from vitscale.runner.batch_watching import (
     FIRST_LOOK_SECONDS,
     LATEST_LOOK_SECONDS,
@@ -21,11 +23,18 @@ from vitscale.runner.batch_watching import (
     patiently,
     settle_ended,
 )
-from vitscale.runner.one_run import Task
-from vitscale.schedulers.slurm_commands import SlurmError, SlurmMissingError, job_states
-from vitscale.schedulers.slurm_script import batch_script
-from vitscale.store import RunIndex
+from vitscale.runner.one_run import RunContext, Task
+from vitscale.runner.planning import Plan, Report
+from vitscale.runner.progress import StudyProgress
+from vitscale.runner.todo import AddedRuns, existing_outcomes, outstanding, skip_unfit
+from vitscale.schedulers import Submitter
+from vitscale.schedulers.base import BatchJob, SchedulerError, SchedulerMissingError
+from vitscale.store import RunIndex, write_whole
 from vitscale.store.results import Outcome
+from vitscale.trial.trial import World
+
+_MOST_ELEMENTS = 1000
+"""Of one array: Slurm's MaxArraySize is 1001 unless a site sets it."""
 
 
 class Detached(VitscaleError):
@@ -34,38 +43,94 @@ class Detached(VitscaleError):
     exit_code = 130
 
 
-def script_for(batch: Batch, tasks: Sequence[Task]) -> list[str]:
+def submit_outstanding(
+    plan: Plan, submitter: Submitter, results: Path, console: Console, unfit: Mapping[str, str], *, retry_failed: bool
+) -> Report:
+    """Submits what is missing and has no live job, and waits for all of it. The caller holds the folder's lock.
+
+    Raises:
+        Detached: on Ctrl-C or a logout; the jobs go on.
+        SchedulerError: a job is refused.
+    """
+    context = plan.in_folder(results)
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    settle(submitter, results, say)
+    index = RunIndex(results)
+    todo = outstanding(plan, index, retry_failed=retry_failed)
+    outcomes = existing_outcomes(plan, index, todo)
+    todo = skip_unfit(context, todo, unfit, index, outcomes)
+    added = AddedRuns(plan, results, outcomes, todo)
+    done = 0
+    with StudyProgress(console) as progress:
+
+        def on_outcome(task: Task, outcome: Outcome) -> None:
+            nonlocal done
+            done += 1
+            outcomes[task.trial_id, task.repeat] = outcome
+            progress.end(plan.record.trials[task.trial_id], outcome)
+
+        progress.expect(len(todo), added.most())
+        submit_and_watch(context, submitter, todo, say, on_outcome)
+        for task in added:
+            submit_and_watch(context, submitter, [task], say, on_outcome)
+    return Report(done, outcomes)
+
+
+def refuse_live_jobs(results: Path) -> None:
+    """A driver that is no job must not write beside jobs that still run.
+
+    Raises:
+        StoreError: there are some.
+    """
+    if jobs := live_jobs(results):
+        raise StoreError(
+            explain(
+                f"jobs of Slurm are still at work on {shown(str(results))}: {', '.join(jobs[:8])}",
+                next_step="Wait for them with --scheduler slurm, cancel them (scancel), or give another folder with -o",
+            )
+        )
+
+
+def script_for(context: RunContext, submitter: Submitter, tasks: Sequence[Task]) -> list[str]:
     """The scripts that would be submitted, with zeros where each job has digits of its own; nothing is written.
 
     Raises:
-        RequestError: a value of [slurm] cannot stand in a script.
+        RequestError: a value of the study cannot stand in a script.
     """
-    jobs = new_jobs(batch, tasks, {}, digits=lambda: "0" * 8)
-    return [batch_script(batch.slurm, asked_for(batch, job)) for job in jobs]
+    jobs = new_jobs(context, submitter, tasks, {}, digits=lambda: "0" * 8)
+    return [submitter.script(asked_for(context, job)) for job in jobs]
 
 
 def live_jobs(results: Path) -> list[str]:
-    """Numbers of the jobs that may still write to `results`; all that are open where slurmctld does not answer."""
-    jobs = open_jobs(results)
-    try:
-        under_way = {state.name for state in job_states([job.name for job in jobs]) if not state.over}
-    except SlurmMissingError:
-        return []  # a copy of the folder, away from its cluster
-    except SlurmError:
-        under_way = {job.name for job in jobs}
-    return [job.job_id or job.name for job in jobs if job.name in under_way]
+    """Numbers of the jobs that may still write to `results`; all that are open where their batch system is silent."""
+    live = []
+    for _, group in groupby(sorted(open_jobs(results), key=lambda job: job.scheduler), lambda job: job.scheduler):
+        jobs = list(group)
+        try:
+            states = jobs[0].submitter().states([job.name for job in jobs])
+        except SchedulerMissingError:
+            continue  # a copy of the folder, away from its cluster
+        except SchedulerError:
+            live += jobs
+        else:
+            under_way = {state.name for state in states if not state.over}
+            live += [job for job in jobs if job.name in under_way]
+    return [job.job_id or job.name for job in live]
 
 
-def settle(batch: Batch, say: Say) -> None:
+def settle(submitter: Submitter, results: Path, say: Say) -> None:
     """Closes the jobs of earlier calls that have ended, and writes the outcomes that they left out. Live jobs stay.
 
     Raises:
         Detached: on Ctrl-C.
         StoreError: a job's file cannot be read.
     """
-    jobs = open_jobs(batch.results)
+    jobs = open_jobs(results)
     try:
-        states = patiently(lambda: look(batch.results, jobs), say)
+        states = patiently(submitter, lambda: look(submitter, results, jobs), say)
     except KeyboardInterrupt:
         raise _detached(jobs) from None
     for job in jobs:
@@ -73,77 +138,163 @@ def settle(batch: Batch, say: Say) -> None:
         if job.job_id is None and known is not None:
             # The call that submitted it ended before it could write the number down.
             job = job.model_copy(update={"job_id": known.array_id})
-            job.write(batch.results)
+            job.write(results)
         if job.job_id is None:
             # Never submitted, or long gone; should it start after all, it finds that it is closed.
-            close(batch.results, job)
+            close(results, job)
         else:
-            settle_ended(batch.results, job, states)
+            settle_ended(submitter, results, job, states)
 
 
 def submit_and_watch(
-    batch: Batch, tasks: Sequence[Task], say: Say, on_outcome: Callable[[Task, Outcome], None]
+    context: RunContext,
+    submitter: Submitter,
+    tasks: Sequence[Task],
+    say: Say,
+    on_outcome: Callable[[Task, Outcome], None],
 ) -> None:
     """Submits what no live job holds, and returns when every task has its outcome.
 
     Args:
-        batch: of the study.
+        context: of the study.
+        submitter: takes the jobs.
         tasks: the outstanding runs.
         say: prints one line for the user.
         on_outcome: is told each run's outcome once, as it is seen.
 
     Raises:
         Detached: on Ctrl-C or a closed terminal; the jobs go on.
-        SlurmError: Slurm refuses a job; those submitted before go on.
-        RequestError: a value of [slurm] cannot stand in a script.
+        SchedulerError: a job is refused; those submitted before go on.
+        RequestError: a value of the study cannot stand in a script.
     """
-    wanted = set(tasks)
+    results, wanted = context.results, set(tasks)
     jobs = []
-    for job in open_jobs(batch.results):
-        left = waiting(batch.results, job)
+    for job in open_jobs(results):
+        left = waiting(results, job)
         if not left:
-            close(batch.results, job)  # its last run has ended since `settle` looked
+            close(results, job)  # its last run has ended since `settle` looked
         elif wanted & left:
             jobs.append(job)
-    held = {task for job in jobs for task in waiting(batch.results, job)}
+    held = {task for job in jobs for task in waiting(results, job)}
     new = [task for task in tasks if task not in held]
     try:
         for job in jobs:
-            say(f"job {job.job_id} was submitted before: {len(waiting(batch.results, job))} run(s) to come")
-        for job in list(new_jobs(batch, new, RunIndex(batch.results).attempts, lambda: secrets.token_hex(4))):
-            jobs.append(submitted(batch, job, say))
-        _watch(batch.results, jobs, wanted, say, on_outcome)
+            say(f"job {job.job_id} was submitted before: {len(waiting(results, job))} run(s) to come")
+        for job in list(new_jobs(context, submitter, new, RunIndex(results).attempts, lambda: secrets.token_hex(4))):
+            jobs.append(submitted(context, submitter, job, say))
+        _watch(submitter, results, jobs, wanted, say, on_outcome)
     except KeyboardInterrupt:
         raise _detached(jobs) from None
-    except SlurmError as error:
+    except SchedulerError as error:
         if jobs:
             raise type(error)(f"{error} {_go_on(jobs)}") from None
         raise
 
 
 def _watch(
-    results: Path, jobs: list[JobFile], wanted: set[Task], say: Say, on_outcome: Callable[[Task, Outcome], None]
+    submitter: Submitter,
+    results: Path,
+    jobs: list[JobFile],
+    wanted: set[Task],
+    say: Say,
+    on_outcome: Callable[[Task, Outcome], None],
 ) -> None:
     """Looks at all jobs at once, ever less often; what has come to its end leaves `jobs`."""
     told: dict[str, str] = {}
     seconds = FIRST_LOOK_SECONDS
     while jobs:
         # States first: outcomes read after a job was seen to be over are all that will come.
-        states = patiently(lambda: look(results, jobs), say)
+        states = patiently(submitter, lambda: look(submitter, results, jobs), say)
         for job in list(jobs):
-            closed = settle_ended(results, job, states).closed
+            closed = settle_ended(submitter, results, job, states).closed
             for task, state in run_states(results, job).items():
                 if state.outcome is not None and task in wanted:
                     wanted.discard(task)
                     on_outcome(task, state.outcome)
             if closed:
                 jobs.remove(job)
-            elif (line := line_of(job, states)) != told.get(job.name):
+            elif (line := line_of(submitter, job, states)) != told.get(job.name):
                 told[job.name] = line
                 say(line)
         if jobs:
             time.sleep(seconds)
             seconds = min(LATEST_LOOK_SECONDS, LOOK_GROWTH * seconds)
+
+
+def new_jobs(
+    context: RunContext,
+    submitter: Submitter,
+    tasks: Iterable[Task],
+    attempts: Mapping[tuple[str, int], int],
+    digits: Callable[[], str],
+) -> Iterator[JobFile]:
+    """One job, or one array, for each shape of world; tasks keep their order."""
+    groups: dict[tuple[World, bool], list[BatchTask]] = {}
+    for task in tasks:
+        attempt = attempts.get((task.trial_id, task.repeat), -1) + 1
+        shape = (context.record.trials[task.trial_id].world, _on_gpus(context, task.trial_id))
+        groups.setdefault(shape, []).append(BatchTask(trial_id=task.trial_id, repeat=task.repeat, attempt=attempt))
+    array = submitter.arrays
+    for (world, _), group in groups.items():
+        most = _MOST_ELEMENTS if array else len(group)
+        for first in range(0, len(group), most):
+            yield JobFile(
+                name=f"vitscale-{world.nodes}x{world.ranks_per_node}-{digits()}",
+                array=array,
+                tasks=tuple(group[first : first + most]),
+                study_folder=str(context.folder),
+                launch=context.launch,
+                slurm=context.slurm,
+                measure=context.measure,
+                scheduler=submitter.name,
+            )
+
+
+def _on_gpus(context: RunContext, trial_id: str) -> bool:
+    return context.record.trials[trial_id].train.device == "cuda"
+
+
+def asked_for(context: RunContext, job: JobFile) -> BatchJob:
+    """What the job's script asks for."""
+    trial_id = job.tasks[0].trial_id
+    return BatchJob(
+        name=job.name,
+        world=context.record.trials[trial_id].world,
+        on_gpus=_on_gpus(context, trial_id),
+        results=context.results,
+        cwd=Path.cwd(),
+        elements=len(job.tasks) if job.array else None,
+    )
+
+
+def submitted(context: RunContext, submitter: Submitter, job: JobFile, say: Say) -> JobFile:
+    """Writes the job down before it is submitted, and its number after: a crash between never makes two jobs of it.
+
+    Raises:
+        SchedulerError: the job is refused, and nothing of it is kept.
+        RequestError: a value of the study cannot stand in a script.
+    """
+    text = submitter.script(asked_for(context, job))
+    job.write(context.results)
+    script = context.results / "jobs" / f"{job.name}.sh"
+    write_whole(script, text)
+
+    def job_id() -> str:
+        # An earlier answer may have been lost on its way: the job may be there.
+        known = [state.array_id for state in submitter.states([job.name])]
+        return known[0] if known else submitter.submit(script)
+
+    try:
+        job = job.model_copy(update={"job_id": patiently(submitter, job_id, say)})
+    except SchedulerError:
+        for path in (script, script.with_suffix(".json")):
+            path.unlink()
+        raise
+    job.write(context.results)
+    world = context.record.trials[job.tasks[0].trial_id].world
+    what = "array" if job.array else "job"
+    say(f"{what} {job.job_id} submitted: {len(job.tasks)} run(s) on {world.nodes} x {world.ranks_per_node} ranks")
+    return job
 
 
 def _detached(jobs: Sequence[JobFile]) -> Detached:
@@ -156,6 +307,3 @@ def _go_on(jobs: Sequence[JobFile]) -> str:
         f"Submitted jobs go on ({numbers}). The same command again watches them, and does what is missing then. "
         f"To cancel them: scancel {numbers}"
     )
-
-
-__all__ = ["Batch", "Detached", "live_jobs", "script_for", "settle", "submit_and_watch"]

@@ -1,4 +1,4 @@
-"""Looks at batch jobs: one question to Slurm for all of them, and the outcomes that ended ones have left out."""
+"""Looks at batch jobs: one question for all of them, and the outcomes that ended ones have left out."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from vitscale.errors import StoreError
-from vitscale.runner.batch_file import BatchTask, JobFile, drivers_lock, run_state, waiting
-from vitscale.runner.batch_settling import write_missing_outcomes
+from vitscale.runner.batch_file import BatchTask, JobFile, drivers_lock, run_state, waiting, write_missing_outcomes
 from vitscale.runner.one_run import Task
-from vitscale.schedulers.slurm_causes import cause_of
-from vitscale.schedulers.slurm_commands import JobState, SlurmSilentError, job_states
+from vitscale.schedulers import Submitter
+from vitscale.schedulers.base import JobState, SchedulerSilentError
 from vitscale.store import read_study
 from vitscale.store.results import RunHeader
 
@@ -28,34 +27,34 @@ States = Mapping[tuple[str, int | None], JobState]
 Answer = TypeVar("Answer")
 
 
-def patiently(question: Callable[[], Answer], say: Say) -> Answer:
-    """Slurm's answer, waited for where slurmctld is silent; says so once."""
+def patiently(submitter: Submitter, question: Callable[[], Answer], say: Say) -> Answer:
+    """The batch system's answer, waited for where it is silent; says so once."""
     seconds, silent = FIRST_LOOK_SECONDS, False
     while True:
         try:
             answer = question()
-        except SlurmSilentError as error:
+        except SchedulerSilentError as error:
             if not silent:
-                say(f"waiting for Slurm: {error}")
+                say(f"waiting for {submitter.title}: {error}")
             silent = True
             time.sleep(seconds)
             seconds = min(LATEST_LOOK_SECONDS, LOOK_GROWTH * seconds)
         else:
             if silent:
-                say("Slurm answers again")
+                say(f"{submitter.title} answers again")
             return answer
 
 
-def look(results: Path, jobs: Sequence[JobFile]) -> States:
-    """What Slurm knows of these jobs. One that it has forgotten is missing; that is believed on the second look."""
-    states = _states(jobs)
+def look(submitter: Submitter, results: Path, jobs: Sequence[JobFile]) -> States:
+    """What is known of these jobs. One that was forgotten is missing; that is believed on the second look."""
+    states = _states(submitter, jobs)
     if any(_forgotten(job, waiting(results, job), states) for job in jobs):
         time.sleep(_SECOND_LOOK_SECONDS)
-        states = {**states, **_states(jobs)}
+        states = {**states, **_states(submitter, jobs)}
     return states
 
 
-def settle_ended(results: Path, job: JobFile, states: States) -> JobFile:
+def settle_ended(submitter: Submitter, results: Path, job: JobFile, states: States) -> JobFile:
     """Writes the outcomes that the ended parts of a job have left out; closes it where nothing more will come of it.
 
     Raises:
@@ -74,8 +73,8 @@ def settle_ended(results: Path, job: JobFile, states: States) -> JobFile:
             job_id = state.job_id if state is not None else _id_of(job, element)
             # The driver of a job on a node that failed may still be at work on its own last words.
             with drivers_lock(results, job.name, element, patience_seconds=_LAST_WORDS_SECONDS):
-                cause = cause_of(job_id, _nodes(results, job, missing))
-                write_missing_outcomes(results, study, job.measure.retries, missing, cause)
+                cause = submitter.cause(job_id, _nodes(results, job, missing))
+                write_missing_outcomes(job.context(study, results), missing, cause)
     return job if live else close(results, job)
 
 
@@ -86,7 +85,7 @@ def close(results: Path, job: JobFile) -> JobFile:
     return job
 
 
-def line_of(job: JobFile, states: States) -> str:
+def line_of(submitter: Submitter, job: JobFile, states: States) -> str:
     """Where a job stands, as one line: "array 12: 2 running, 4 pending (Resources)"."""
     counts: dict[str, int] = {}
     for element in elements(job):
@@ -95,11 +94,9 @@ def line_of(job: JobFile, states: States) -> str:
             word = state.state.lower().replace("_", " ")
             text = f"{word} ({state.reason})" if word == "pending" and state.reason else word
             counts[text] = counts.get(text, 0) + 1
-    if not job.array:
-        return f"job {job.job_id}: {''.join(counts) or 'forgotten by Slurm'}"
-    return (
-        f"array {job.job_id}: {', '.join(f'{count} {text}' for text, count in counts.items()) or 'forgotten by Slurm'}"
-    )
+    told = [f"{count} {text}" if job.array else text for text, count in counts.items()]
+    kind = "array" if job.array else "job"
+    return f"{kind} {job.job_id}: {', '.join(told) or f'forgotten by {submitter.title}'}"
 
 
 def elements(job: JobFile) -> Sequence[int | None]:
@@ -115,8 +112,8 @@ def _forgotten(job: JobFile, left: set[Task], states: States) -> bool:
     )
 
 
-def _states(jobs: Sequence[JobFile]) -> dict[tuple[str, int | None], JobState]:
-    return {(state.name, state.element): state for state in job_states([job.name for job in jobs])}
+def _states(submitter: Submitter, jobs: Sequence[JobFile]) -> dict[tuple[str, int | None], JobState]:
+    return {(state.name, state.element): state for state in submitter.states([job.name for job in jobs])}
 
 
 def _state_of(job: JobFile, element: int | None, states: States) -> JobState | None:

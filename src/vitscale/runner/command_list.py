@@ -6,9 +6,10 @@ import shlex
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from vitscale.runner.planning import Plan, check_folder, outstanding
+from vitscale.runner.planning import Plan, check_folder
 from vitscale.runner.preview import commands_of
-from vitscale.schedulers import LoginNode
+from vitscale.runner.todo import outstanding
+from vitscale.schedulers import Submitter
 from vitscale.store import RunIndex
 
 _PLACEHOLDER = Path("RESULTS")
@@ -38,11 +39,10 @@ def command_list(plan: Plan, results: Path | None, *, retry_failed: bool = False
         left_out = ", or is left out" if unfit else ""
         return f"# Nothing to do: every run of this study has its outcome{left_out}.\n"
     where = results.absolute() if results is not None else _PLACEHOLDER
-    if isinstance(plan.scheduler, LoginNode):
+    if isinstance(plan.scheduler, Submitter):
         from vitscale.runner.batch_jobs import script_for
-        from vitscale.runner.submitting import batch_of
 
-        return "\n".join(script_for(batch_of(plan, where), tasks))
+        return "\n".join(script_for(plan.in_folder(where), plan.scheduler, tasks))
     blocks = []
     for trial_id in dict.fromkeys(task.trial_id for task in tasks):
         trial = plan.record.trials[trial_id]

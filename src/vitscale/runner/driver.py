@@ -15,12 +15,11 @@ from rich.console import Console
 
 from vitscale import sources
 from vitscale.errors import RequestError, StoreError, VitscaleError, explain, shown
-from vitscale.runner.added_runs import AddedRuns
 from vitscale.runner.one_run import run_task, skip_reason
-from vitscale.runner.planning import Plan, Report, check_folder, existing_outcomes, outstanding
+from vitscale.runner.planning import Plan, Report, check_folder
 from vitscale.runner.progress import StudyProgress, decoding_progress
-from vitscale.runner.skipping import skip_unfit
-from vitscale.schedulers import LoginNode
+from vitscale.runner.todo import AddedRuns, existing_outcomes, outstanding, skip_unfit
+from vitscale.schedulers import Placement, Submitter
 from vitscale.schedulers.prepared import PreparedProcesses
 from vitscale.store import RunIndex, locked, write_study
 
@@ -66,13 +65,18 @@ def run(plan: Plan, results: Path, options: Options, console: Console) -> Report
             check_folder(results, plan.record, allow_version_change=options.allow_version_change)
             _decode_data(plan, results, made, console)
             write_study(results, plan.record)
-            if isinstance(plan.scheduler, LoginNode) or (results / "jobs").is_dir():
-                from vitscale.runner.submitting import refuse_live_jobs, submit_outstanding
+            match plan.scheduler:
+                case Submitter() as submitter:
+                    from vitscale.runner.batch_jobs import submit_outstanding
 
-                if isinstance(plan.scheduler, LoginNode):
-                    return submit_outstanding(plan, results, console, options.unfit, retry_failed=options.retry_failed)
-                refuse_live_jobs(results)
-            return _run_outstanding(plan, results, options, console)
+                    again = options.retry_failed
+                    return submit_outstanding(plan, submitter, results, console, options.unfit, retry_failed=again)
+                case Placement() as placement:
+                    if (results / "jobs").is_dir():
+                        from vitscale.runner.batch_jobs import refuse_live_jobs
+
+                        refuse_live_jobs(results)
+                    return _run_outstanding(plan, placement, results, options, console)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFullError(
@@ -110,14 +114,15 @@ def _decode_data(plan: Plan, results: Path, made: list[Path], console: Console) 
         raise
 
 
-def _run_outstanding(plan: Plan, results: Path, options: Options, console: Console) -> Report:
+def _run_outstanding(plan: Plan, placement: Placement, results: Path, options: Options, console: Console) -> Report:
     # The driver of an interrupted run is gone, for we hold the lock: the room it kept is given back.
     for reserve in results.glob("runs/*/.*reserve"):
         reserve.unlink()
     index = RunIndex(results)
     todo = outstanding(plan, index, retry_failed=options.retry_failed)
     outcomes = existing_outcomes(plan, index, todo)
-    todo = skip_unfit(plan.setting(results), todo, options.unfit, index, outcomes)
+    context = plan.in_folder(results)
+    todo = skip_unfit(context, todo, options.unfit, index, outcomes)
     added = AddedRuns(plan, results, outcomes, todo)
     done = 0
 
@@ -127,16 +132,15 @@ def _run_outstanding(plan: Plan, results: Path, options: Options, console: Conso
         )
 
     with PreparedProcesses(told_cold) as prepared, StudyProgress(console) as progress:
-        setting = plan.setting(results, prepared)
         progress.expect(len(todo), added.most())
         for task in itertools.chain(todo, added):
             progress.expect(max(0, len(todo) - done), added.most())
             attempt = index.attempts.get((task.trial_id, task.repeat), -1) + 1
             trial = plan.record.trials[task.trial_id]
-            outcome = skip_reason(setting, task, attempt, outcomes)
+            outcome = skip_reason(context, task, attempt, outcomes)
             if outcome is None:
                 on_progress = progress.begin(trial, task.repeat)
-                outcome = run_task(setting, task, attempt, on_progress)
+                outcome = run_task(context, placement, task, attempt, on_progress, prepared)
             outcomes[task.trial_id, task.repeat] = outcome
             progress.end(trial, outcome)
             done += 1

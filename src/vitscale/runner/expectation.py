@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from vitscale.advice.option import Range
 from vitscale.errors import RequestError, StoreError
-from vitscale.runner.lengths import steps_of
 from vitscale.runner.planning import Plan
 from vitscale.store.checks import latest
 from vitscale.trial.trial import Trial
@@ -165,7 +164,7 @@ def _run(plan: Plan, trial_id: str, points: Sequence[Point], step: Estimate, lab
     from vitscale.prediction.start_up import start_up
 
     trial = plan.record.trials[trial_id]
-    _, count = steps_of(plan, trial_id, trial)
+    _, count = plan.steps_of(trial_id)
     starts = start_up(points, trial)
     ends = (count * step.value, count * step.future_low, count * step.future_high)
     seconds = Range(*with_start_up(starts.seconds if starts else None, *ends))
@@ -190,7 +189,7 @@ def _from_flops(plan: Plan, trial_ids: list[str]) -> tuple[dict[str, Expected], 
         if isinstance(flops, str):
             found[trial_id] = Expected(None, "", flops)
             continue
-        _, count = steps_of(plan, trial_id, trial)
+        _, count = plan.steps_of(trial_id)
         least = count * trial.global_batch / trial.world.size * flops / rate
         found[trial_id] = Expected(
             Range(least / _SHARE_OF_MATMUL, least, least / _SHARE_OF_MATMUL**2), ROUGHLY

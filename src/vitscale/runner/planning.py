@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,18 +11,17 @@ from vitscale import sources
 from vitscale.errors import RequestError, StoreError, VitscaleError, explain, shown
 from vitscale.launchers import LOCAL, find_launcher
 from vitscale.machine.hardware import Machine
-from vitscale.runner.one_run import Setting, Task
-from vitscale.runner.starting import worked_out
-from vitscale.schedulers import Scheduler, scheduler_for
-from vitscale.schedulers.prepared import PreparedProcesses
+from vitscale.runner.one_run import RANK_MODULE, RunContext, Task
+from vitscale.runner.starting import launch_plan
+from vitscale.schedulers import Placement, Submitter, scheduler_for
 from vitscale.store import RunIndex, read_study
 from vitscale.store.results import Outcome, StudyRecord
 from vitscale.study.expand import Expansion, expand
 from vitscale.study.file import StudyFile
-from vitscale.study.sections import AUTO, LaunchSection, MeasureSection, SlurmSection
+from vitscale.study.sections import AUTO, LaunchSection, MeasureSection
 from vitscale.study.site import Overlay
 from vitscale.trial.engines import installed_versions
-from vitscale.trial.trial import DataSpec, Trial
+from vitscale.trial.trial import DataSpec, Trial, samples_used, steps_per_epoch
 
 _ANY_FOLDER = Path("/RESULTS/runs/TRIAL")
 """Stands for a run's folder where only the form of a command matters."""
@@ -32,20 +31,35 @@ _ANY_FOLDER = Path("/RESULTS/runs/TRIAL")
 class Plan:
     """A study, ready to run."""
 
-    folder: Path
-    """Of the study file: a factory's module may lie beside it."""
-    record: StudyRecord
+    context: RunContext
+    scheduler: Placement | Submitter
     expansion: Expansion
-    measure: MeasureSection
-    launch: LaunchSection
-    slurm: SlurmSection
-    scheduler: Scheduler
     tasks: tuple[Task, ...]
     """All runs of the study in their random order, done or not; those that `measure.target_ci` may add come after."""
 
-    def setting(self, results: Path, prepared: PreparedProcesses | None = None) -> Setting:
+    @property
+    def record(self) -> StudyRecord:
+        """What study.json says of it."""
+        return self.context.record
+
+    @property
+    def measure(self) -> MeasureSection:
+        """Its [measure]."""
+        return self.context.measure
+
+    def in_folder(self, results: Path) -> RunContext:
         """What all its runs share, in this results folder."""
-        return Setting(self.record, self.measure, self.launch, self.folder, results, self.scheduler, prepared)
+        return replace(self.context, results=results)
+
+    def steps_of(self, trial_id: str) -> tuple[int, int]:
+        """Optimizer steps of a trial: in an epoch, and in the run."""
+        trial = self.record.trials[trial_id]
+        train = trial.train
+        images = samples_used(self.expansion.train_samples[trial_id], trial.data.fraction)
+        epoch = steps_per_epoch(images, trial.world.size, train.micro_batch, train.grad_accum, train.drop_last)
+        if trial.window.steps is not None:
+            return epoch, trial.window.steps + trial.window.warmup_steps
+        return epoch, epoch * (train.epochs or 0)
 
     @property
     def most_runs(self) -> int:
@@ -104,7 +118,8 @@ def plan(
         if point.launch.launcher != AUTO:
             find_launcher(point.launch.launcher)
     scheduler = scheduler_for(file.study, path)
-    begun = _begun(results or Path("results") / file.study.name, file.study.name)
+    results = results or Path("results") / file.study.name
+    begun = begun_study(results, file.study.name)
     launcher = _launcher_of(begun) or scheduler.default_launcher
     if launcher == LOCAL and scheduler.default_launcher != LOCAL:
         launcher = scheduler.default_launcher  # it was begun on one machine, and now has hosts
@@ -116,7 +131,7 @@ def plan(
         expansion = before if begun.trials.keys() & before.trials.keys() else expansion
     launch = file.study.launch
     for trial in expansion.trials.values():
-        worked_out(scheduler, launch, trial.launcher, trial.world, _ANY_FOLDER, "vitscale.worker")
+        launch_plan(scheduler, launch, trial.launcher, trial.world, _ANY_FOLDER, RANK_MODULE)
         _check_discovery(launch, trial)
     measure = file.study.measure
     tasks = []
@@ -136,10 +151,11 @@ def plan(
         versions=installed_versions({trial.train.engine for trial in expansion.trials.values()}),
         dataset_fingerprints=expansion.fingerprints,
     )
-    return Plan(path.parent.absolute(), record, expansion, measure, launch, file.study.slurm, scheduler, tuple(tasks))
+    context = RunContext(record, measure, launch, file.study.slurm, path.parent.absolute(), results)
+    return Plan(context, scheduler, expansion, tuple(tasks))
 
 
-def _begun(results: Path, name: str) -> StudyRecord | None:
+def begun_study(results: Path, name: str) -> StudyRecord | None:
     """What a folder holds of the study `name`; None where it does not hold it."""
     try:
         held = read_study(results)
@@ -241,45 +257,3 @@ def _refuse_another_study(results: Path, held: StudyRecord, record: StudyRecord)
                     next_step="Restore the data, or begin a new folder with -o",
                 )
             )
-
-
-def outstanding(plan: Plan, index: RunIndex, *, retry_failed: bool) -> list[Task]:
-    """The runs still to be done: those without an outcome, those whose cause lay outside the trial, and those whose
-    cause was passing and that have not been tried as often as the study says.
-
-    Of the runs that `measure.target_ci` added those alone that are to be done again; what to add is not known here.
-    """
-
-    def done(task: Task) -> bool:
-        finished = index.finished.get((task.trial_id, task.repeat))
-        if finished is None:
-            return False
-        folder, outcome = finished
-        # A passing failure whose next try was interrupted, or not begun any more.
-        untried = outcome.transient and int(folder.name.rpartition("-a")[2]) < plan.measure.retries
-        return outcome.kind == "completed" or not (outcome.external or retry_failed or untried)
-
-    added = [
-        Task(trial_id, repeat)
-        for trial_id, repeat in sorted(index.finished)
-        if trial_id in plan.record.trials and plan.record.repeats <= repeat < (plan.record.max_repeats or 0)
-    ]
-    return [task for task in (*plan.tasks, *added) if not done(task)]
-
-
-def done_before(plan: Plan, results: Path) -> frozenset[tuple[str, int]]:
-    """The runs, by trial and repeat, that `vitscale run` would not do again; none of another study's folder."""
-    if _begun(results, plan.record.name) is None:
-        return frozenset()
-    left = {(task.trial_id, task.repeat) for task in outstanding(plan, RunIndex(results), retry_failed=False)}
-    return frozenset((task.trial_id, task.repeat) for task in plan.tasks) - left
-
-
-def existing_outcomes(plan: Plan, index: RunIndex, todo: Collection[Task]) -> dict[tuple[str, int], Outcome]:
-    """The outcomes that stand: of the study's trials, but for the runs that are to be done again."""
-    again = frozenset(todo)
-    return {
-        key: outcome
-        for key, (_, outcome) in index.finished.items()
-        if key[0] in plan.record.trials and Task(*key) not in again
-    }

@@ -24,10 +24,10 @@ from vitscale.present.document import (
     shown_key,
 )
 from vitscale.present.units import counted
-from vitscale.runner.lengths import steps_of
+from vitscale.runner.one_run import RANK_MODULE
 from vitscale.runner.plan_estimate import NOTHING_KNOWN, PlanEstimate, buckets_note
 from vitscale.runner.planning import Plan
-from vitscale.runner.starting import worked_out
+from vitscale.runner.starting import launch_plan
 from vitscale.trial import model_spec
 from vitscale.trial.rank_batches import in_words
 from vitscale.trial.trial import TrainSpec, Trial
@@ -90,7 +90,7 @@ _SAID_ONCE = ("precision", "hosts", "threads", "data", "per epoch", "steps")
 
 def _row(plan: Plan, trial_id: str, trial: Trial) -> dict[str, str]:
     """What the table says of one trial, by column."""
-    epoch, steps = steps_of(plan, trial_id, trial)
+    epoch, steps = plan.steps_of(trial_id)
     train = trial.train
     return {
         "trial": trial_id,
@@ -154,7 +154,7 @@ def plan_fields(plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN) -> dict[str,
     """The same as data: one object per trial."""
     trials = []
     for trial_id, trial in plan.record.trials.items():
-        epoch, steps = steps_of(plan, trial_id, trial)
+        epoch, steps = plan.steps_of(trial_id)
         trials.append(
             {
                 "trial": trial_id,
@@ -183,6 +183,7 @@ def plan_fields(plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN) -> dict[str,
     }
 
 
-def commands_of(plan: Plan, trial: Trial, run_folder: Path = _PLACEHOLDER) -> list[list[str]]:
+def commands_of(plan: Plan, trial: Trial, run_folder: Path = _PLACEHOLDER) -> tuple[tuple[str, ...], ...]:
     """The exact argv, one or one for each host, that would start a trial's ranks."""
-    return worked_out(plan.scheduler, plan.launch, trial.launcher, trial.world, run_folder, "vitscale.worker").commands
+    section = plan.context.launch
+    return launch_plan(plan.scheduler, section, trial.launcher, trial.world, run_folder, RANK_MODULE).commands

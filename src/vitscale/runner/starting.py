@@ -9,20 +9,19 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from vitscale.errors import RequestError, explain
 from vitscale.launchers import launcher_named
-from vitscale.launchers.base import Launch, Start
+from vitscale.launchers.base import Spawn
 from vitscale.machine.hosts import Host, is_this_machine
 from vitscale.processes import launch_file
 from vitscale.processes.heartbeat_server import HeartbeatServer
 from vitscale.processes.launch_file import LaunchFile
 from vitscale.processes.rank_variables import LIBRARY_SETTINGS
-from vitscale.schedulers import Job, Scheduler
-from vitscale.schedulers.local import LocalJob
-from vitscale.schedulers.prepared import Prepared, PreparedError, Ready, ranks_environment
+from vitscale.schedulers import Job, Placement, Scheduler
+from vitscale.schedulers.prepared import PreparedError, Ready, ranks_environment
 from vitscale.store import write_whole
 from vitscale.study.sections import LaunchSection
 from vitscale.trial.trial import World
@@ -37,21 +36,13 @@ _FIRST_PORT, _PORTS = 20_000, 12_000
 """Below the range from which Linux takes ports for connections (32768 and up)."""
 
 
-@dataclass(frozen=True)
-class Ranks:
-    """How the ranks of one run are started: worked out, nothing begun."""
-
-    world: World
-    hosts: tuple[Host, ...]
-    launch: Launch
-    commands: list[list[str]]
-    """What the driver starts, one or one for each host."""
-    port: int
+FindPrepared = Callable[[Mapping[str, str], Path, Path], Ready]
+"""Finds what ranks are forked from, given their variables, their working directory and their log."""
 
 
-def worked_out(
+def launch_plan(
     scheduler: Scheduler, section: LaunchSection, launcher: str, world: World, run_folder: Path, module: str
-) -> Ranks:
+) -> Spawn:
     """The exact commands that start `python -m MODULE RUN_FOLDER` on every rank; nothing is started or written.
 
     Raises:
@@ -61,78 +52,57 @@ def worked_out(
     chosen = launcher_named(launcher, world, hosts)
     if (reason := scheduler.refuses(launcher, world)) is not None:
         raise RequestError(explain(f"launch.launcher = '{launcher}' cannot be used: {reason}"))
-    port = _port(run_folder, hosts)
-    start = Start(
-        rank_command=(scheduler.python, "-m", module, str(run_folder)),
+    spawn = Spawn(
+        commands=((scheduler.python, "-m", module, str(run_folder)),),
         run_folder=run_folder,
         hosts=hosts,
-        master_port=port,
+        master_port=_port(run_folder, hosts),
         interface=section.interface,
     )
-    launch = chosen.launch(world, start)
-    return Ranks(world, hosts, launch, scheduler.commands(launch, world, hosts, run_folder), port)
-
-
-@dataclass(frozen=True)
-class Started:
-    """A run under way."""
-
-    job: Job
-    heartbeats: HeartbeatServer
-
-    def end(self) -> tuple[str, ...]:
-        """Ends all that is left, and hears no more; returns the hosts that did not answer."""
-        try:
-            return self.job.end()
-        finally:
-            # Last: what cannot be reached ends when the line to the driver is closed.
-            self.heartbeats.close()
+    return scheduler.adapt(chosen.launch(world, spawn))
 
 
 def start_ranks(
-    ranks: Ranks,
-    scheduler: Scheduler,
+    spawn: Spawn,
+    placement: Placement,
     section: LaunchSection,
-    run_folder: Path,
     *,
     environment: Mapping[str, str],
-    ready: Callable[[Mapping[str, str], Path], Ready] | None = None,
-) -> Started:
-    """Starts them. `run_folder` exists; launch.json and the launcher's own files are written into it.
+    ready: FindPrepared | None = None,
+) -> Job:
+    """Starts them. The run's folder exists; launch.json and the launcher's own files are written into it.
 
     Args:
-        ranks: from `worked_out`.
-        scheduler: the same.
+        spawn: from `launch_plan`.
+        placement: the same.
         section: the same.
-        run_folder: the same.
         environment: of every rank, beyond what the study says and what the user has set.
-        ready: finds what ranks of a launcher that allows it are forked from, given their environment and their log.
+        ready: for launchers whose ranks may be forked; None: they are started anew.
 
     Raises:
         OSError: a file cannot be written, or a program cannot be started.
+        RequestError: a host has no address, or the prepared process is gone.
     """
-    log = run_folder / "log.txt"
     settings = _settings(section) | dict(environment)
-    variables = settings | dict(ranks.launch.environment)
+    spawn = replace(spawn, environment=settings | dict(spawn.environment), token=secrets.token_hex(16))
     prepared = Ready()
-    if ranks.launch.from_prepared and ready is not None:
-        prepared = ready(ranks_environment(variables, ranks.launch.without_variables), log)
+    if spawn.from_prepared and ready is not None:
+        prepared = ready(ranks_environment(spawn.environment, spawn.drop_variables), spawn.cwd, spawn.log)
         if prepared.cold is not None:
-            with log.open("a", encoding="utf-8") as said:
+            with spawn.log.open("a", encoding="utf-8") as said:
                 said.write(f"local: ranks are started anew: {prepared.cold}\n")
-    token = secrets.token_hex(16)
-    remote = [host for host in ranks.hosts if not is_this_machine(host.name)]
-    heartbeats = HeartbeatServer(token, "" if remote else "127.0.0.1")
+    remote = [host.name for host in spawn.hosts if not is_this_machine(host.name)]
+    heartbeats = HeartbeatServer(spawn.token, "" if remote else "127.0.0.1")
     try:
-        for name, text in ranks.launch.files:
-            write_whole(run_folder / name, text)
-        own = _address_towards(remote[0].name) if remote else "127.0.0.1"
+        for name, text in spawn.files:
+            write_whole(spawn.run_folder / name, text)
+        own = _address_towards(remote[0]) if remote else "127.0.0.1"
         file = LaunchFile(
-            token=token,
-            commands=tuple(tuple(command) for command in ranks.commands),
-            hosts=tuple(host.name for host in ranks.hosts),
-            master_address=ranks.hosts[0].name if ranks.hosts else "127.0.0.1",
-            master_port=ranks.port,
+            token=spawn.token,
+            commands=spawn.commands,
+            hosts=tuple(host.name for host in spawn.hosts),
+            master_address=spawn.hosts[0].name if spawn.hosts else "127.0.0.1",
+            master_port=spawn.master_port,
             lifeline=f"{own}:{heartbeats.port}",
             environment=settings,
             prepared_seconds=prepared.waited_seconds,
@@ -142,33 +112,14 @@ def start_ranks(
             host_id=launch_file.host_id(),
             started_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC),
         )
-        write_whole(run_folder / launch_file.NAME, file.model_dump_json(indent=1))
-        job = _job(scheduler, ranks, prepared.process, token, log, variables)
+        write_whole(spawn.run_folder / launch_file.NAME, file.model_dump_json(indent=1))
+        return placement.start(spawn, heartbeats, prepared.process)
+    except PreparedError as error:
+        heartbeats.close()
+        raise RequestError(explain(f"the ranks cannot be started: {error}")) from None
     except BaseException:
         heartbeats.close()
         raise
-    return Started(job, heartbeats)
-
-
-def _job(
-    scheduler: Scheduler, ranks: Ranks, prepared: Prepared | None, token: str, log: Path, variables: Mapping[str, str]
-) -> Job:
-    launch, cwd = ranks.launch, Path.cwd()
-    if prepared is not None:
-        try:
-            return LocalJob(ranks.commands, token=token, log=log, cwd=cwd, environment=variables, prepared=prepared)
-        except PreparedError as error:
-            raise RequestError(explain(f"the ranks cannot be started: {error}")) from None
-    return scheduler.start(
-        ranks.commands,
-        ranks.hosts,
-        token=token,
-        log=log,
-        cwd=cwd,
-        environment=variables,
-        without=launch.without_variables,
-        ended_by_kill=launch.ended_by_kill,
-    )
 
 
 def _settings(section: LaunchSection) -> dict[str, str]:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vitscale.processes.heartbeat_server import HeartbeatServer
-from vitscale.runner.classify import Ending, Stop, kernel_oom_kills
+from vitscale.runner.evidence import Ending, Stop
 from vitscale.runner.hang import is_stopped, silence_limit, start_up_phase
-from vitscale.runner.starting import Started
+from vitscale.schedulers import Job
 
 _LOOK_SECONDS = 0.1
 _STACK_SECONDS = 1.0
@@ -43,7 +43,7 @@ class StepCounter:
 
 
 def watch(
-    started: Started,
+    job: Job,
     folder: Path,
     *,
     hang_seconds: float,
@@ -58,7 +58,7 @@ def watch(
     case no process of the job is left on any host that can be reached when this returns, and also when it is left by
     an exception (Ctrl-C).
     """
-    job, heartbeats = started.job, started.heartbeats
+    heartbeats = job.heartbeats
     oom_before = kernel_oom_kills()
     counter = StepCounter(folder)
     last_sign = time.monotonic()
@@ -100,7 +100,7 @@ def watch(
         )
         seen_seconds = time.monotonic()
     finally:
-        unreached = started.end()
+        unreached = job.end()
     return Ending(
         exit_code=exit_code,
         stopped=stopped,
@@ -119,3 +119,14 @@ def _stacks(heartbeats: HeartbeatServer) -> None:
     """Lets every rank write down where it stands; one that cannot (stopped, cut off) does not hold up the others."""
     heartbeats.ask_for_stacks()
     time.sleep(_STACK_SECONDS)
+
+
+def kernel_oom_kills(vmstat: Path = Path("/proc/vmstat")) -> int:
+    """Processes the kernel's OOM killer has ended since boot, in memory cgroups too (`oom_kill` in /proc/vmstat)."""
+    try:
+        for line in vmstat.read_text(encoding="ascii").splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    except (OSError, ValueError):
+        pass
+    return 0

@@ -1,51 +1,32 @@
-"""Schedulers: where a launcher's command runs."""
+"""Schedulers: where a launcher's commands run. The table below is the whole list of our own."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
+from vitscale.base import plugins
 from vitscale.base.text_file import beside
 from vitscale.errors import RequestError, explain, shown
-from vitscale.machine.hardware import Gpu, Machine
 from vitscale.machine.hosts import read_hostfile
-from vitscale.schedulers.base import Job, Scheduler
+from vitscale.schedulers.base import Placement, Scheduler, Submitter, described
 from vitscale.schedulers.hostfile import Hostfile
+from vitscale.schedulers.job import Job
 from vitscale.schedulers.local import Local
-from vitscale.schedulers.login_node import LoginNode
-from vitscale.study.sections import NodeSection, Study
+from vitscale.study.sections import LaunchSection, NodeSection, SlurmSection, Study
+
+Factory = Callable[[LaunchSection, SlurmSection, NodeSection | None, Path], Placement | Submitter]
+"""Makes a scheduler of what a study says; the path is the study file's, beside which relative ones are looked for."""
 
 
-def scheduler_for(study: Study, study_path: Path) -> Scheduler:
-    """Where a study runs: what it says, else a hostfile where one is given, else the Slurm allocation around this
-    process, else this machine.
+def _local(launch: LaunchSection, slurm: SlurmSection, node: NodeSection | None, study_path: Path) -> Placement:
+    del launch, slurm, node, study_path
+    return Local()
 
-    Args:
-        study: its [launch], [slurm] and [node].
-        study_path: a relative hostfile is looked for beside it.
 
-    Raises:
-        RequestError: the hostfile cannot be used, or the study contradicts itself.
-    """
-    launch, machine = study.launch, described(study.node)
-    kind = launch.scheduler
-    if kind == "auto":
-        kind = "hostfile" if launch.hostfile else "slurm" if "SLURM_JOB_ID" in os.environ else "local"
-    if kind != "hostfile" and launch.hostfile is not None:
-        raise RequestError(
-            explain(
-                f"launch.hostfile = {shown(launch.hostfile)} has no meaning under launch.scheduler = '{kind}'",
-                next_step="Remove one of the two",
-            )
-        )
-    if kind == "slurm":
-        from vitscale.schedulers.slurm import SlurmAllocation
-
-        if SlurmAllocation.here():
-            return SlurmAllocation(study.slurm, study.node)
-        return LoginNode(machine, study.slurm.python)
-    if kind == "local":
-        return Local()
+def _hostfile(launch: LaunchSection, slurm: SlurmSection, node: NodeSection | None, study_path: Path) -> Placement:
+    del slurm
     if launch.hostfile is None:
         raise RequestError(
             explain(
@@ -61,16 +42,67 @@ def scheduler_for(study: Study, study_path: Path) -> Scheduler:
                 next_step="Write the name that the other hosts know this machine by",
             )
         )
-    return Hostfile(hosts, machine)
+    return Hostfile(hosts, described(node))
 
 
-def described(node: NodeSection | None) -> Machine | None:
-    """The machine that [node] describes."""
-    if node is None:
-        return None
-    capability = (8, 0) if node.fast_bf16 else None
-    gpus = tuple(Gpu(f"gpu-{n}", "GPU of [node]", None, None, capability) for n in range(node.gpus))
-    return Machine(node.cores, None, gpus, node.fast_bf16)
+def _slurm(launch: LaunchSection, slurm: SlurmSection, node: NodeSection | None, study_path: Path) -> Submitter:
+    del launch, study_path
+    from vitscale.schedulers.slurm_cluster import SlurmCluster
+
+    return SlurmCluster(slurm, node)
 
 
-__all__ = ["Hostfile", "Job", "Local", "LoginNode", "Scheduler", "described", "scheduler_for"]
+SCHEDULERS: dict[str, Factory] = {"local": _local, "hostfile": _hostfile, "slurm": _slurm}
+
+
+def scheduler_for(study: Study, study_path: Path) -> Placement | Submitter:
+    """Where a study runs: what it says, else a hostfile where one is given, else the Slurm allocation around this
+    process, else this machine. Of a batch system: its job around this process, where there is one.
+
+    Args:
+        study: its [launch], [slurm] and [node].
+        study_path: a relative hostfile is looked for beside it.
+
+    Raises:
+        RequestError: the scheduler is unknown, the hostfile cannot be used, or the study contradicts itself.
+    """
+    launch = study.launch
+    name = launch.scheduler
+    if name == "auto":
+        name = "hostfile" if launch.hostfile else "slurm" if "SLURM_JOB_ID" in os.environ else "local"
+    if name in SCHEDULERS and name != "hostfile" and launch.hostfile is not None:
+        raise RequestError(
+            explain(
+                f"launch.hostfile = {shown(launch.hostfile)} has no meaning under launch.scheduler = '{name}'",
+                next_step="Remove one of the two",
+            )
+        )
+    scheduler = made(name, launch, study.slurm, study.node, study_path)
+    own = scheduler.own_job() if isinstance(scheduler, Submitter) else None
+    return scheduler if own is None else own.placement
+
+
+def made(
+    name: str, launch: LaunchSection, slurm: SlurmSection, node: NodeSection | None, study_path: Path
+) -> Placement | Submitter:
+    """The scheduler of that name, ours or an installed package's.
+
+    Raises:
+        RequestError: there is none, or it cannot be made of what the study says.
+    """
+    factory = plugins.known("scheduler", name, SCHEDULERS, "__call__")
+    return factory(launch, slurm, node, study_path)
+
+
+__all__ = [
+    "SCHEDULERS",
+    "Hostfile",
+    "Job",
+    "Local",
+    "Placement",
+    "Scheduler",
+    "Submitter",
+    "described",
+    "made",
+    "scheduler_for",
+]

@@ -1,62 +1,45 @@
-"""What a scheduler is: it knows the hosts, and runs a launcher's commands on them."""
+"""What a scheduler is: it knows the hosts, and either starts processes on them now or submits jobs that will."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol
 
-from vitscale.launchers.base import Launch
-from vitscale.machine.hardware import Machine
+from vitscale.errors import VitscaleError
+from vitscale.launchers.base import Spawn
+from vitscale.machine.hardware import Gpu, Machine
 from vitscale.machine.hosts import Host
+from vitscale.processes.heartbeat_server import HeartbeatServer
+from vitscale.schedulers.job import Job
+from vitscale.schedulers.prepared import Prepared
+from vitscale.store.results import OutcomeKind
+from vitscale.study.sections import NodeSection
 from vitscale.trial.trial import World
 
 
-class Job(Protocol):
-    """One run's processes, on all its hosts."""
+class Scheduler(ABC):
+    """What planning asks: which hosts there are, and how commands look that are started there."""
 
-    started_unix_seconds: float
-    token: str
-
-    @property
-    def exit_code(self) -> int | None:
-        """None while it runs; negative where a signal ended what was started."""
-        ...
-
-    @property
-    def wall_seconds(self) -> float:
-        """Since the start, on a clock that never goes back."""
-        ...
-
-    def wait(self, seconds: float) -> int | None:
-        """Waits so long at most for the end."""
-        ...
-
-    def end(self) -> tuple[str, ...]:
-        """Ends every process that is left on every host, and returns when all are gone; the hosts that did not answer
-        are returned, whose ranks end by themselves when they hear nothing from the driver any more."""
-        ...
-
-
-class Scheduler(Protocol):
-    """Where runs run."""
-
-    python: str
+    python: str = sys.executable
     """The interpreter of the ranks: this one's path, unless ranks run where that is another."""
-    default_launcher: str
+    default_launcher: str = "torchrun"
     """The launcher of studies that name none."""
 
+    @abstractmethod
     def machine(self) -> Machine:
         """One of its hosts, as trials are planned for it.
 
         Raises:
             RequestError: what it offers cannot be known here, and the study does not say ([node]).
         """
-        ...
 
     def slots(self) -> int | None:
         """Ranks that a host takes; None where nothing limits them but its cores and GPUs."""
-        ...
+        return None
 
     def hosts(self, world: World) -> tuple[Host, ...]:
         """The hosts that this world gets, one for each node; empty: this machine, or known only once a job runs.
@@ -64,28 +47,174 @@ class Scheduler(Protocol):
         Raises:
             RequestError: there are too few, or they are too small.
         """
-        ...
+        del world
+        return ()
 
+    @abstractmethod
     def refuses(self, launcher: str, world: World) -> str | None:
         """Why this launcher cannot be used here, with what to do; None where it can."""
-        ...
 
-    def commands(self, launch: Launch, world: World, hosts: tuple[Host, ...], run_folder: Path) -> list[list[str]]:
-        """The exact argv that the driver starts, one or one for each host."""
-        ...
+    def adapt(self, spawn: Spawn) -> Spawn:
+        """What a launcher wants run, as it is started here: the exact argv."""
+        return spawn
 
-    def start(
-        self,
-        commands: list[list[str]],
-        hosts: tuple[Host, ...],
-        *,
-        token: str,
-        log: Path,
-        cwd: Path,
-        environment: Mapping[str, str],
-        without: tuple[str, ...] = (),
-        ended_by_kill: bool = False,
-    ) -> Job:
-        """Starts them. `environment` is added to the driver's own; variables that begin with one of `without` are
-        left out."""
-        ...
+
+class Placement(Scheduler):
+    """Hosts that are there now: processes are started, and ended, on them."""
+
+    def start(self, spawn: Spawn, heartbeats: HeartbeatServer, prepared: Prepared | None = None) -> Job:
+        """Starts what `adapt` has made of a run's commands.
+
+        Args:
+            spawn: with token and variables.
+            heartbeats: of this run; closed when the job has been ended.
+            prepared: what the commands are forks of; None: each is a new process.
+
+        Raises:
+            OSError: one cannot be started.
+            PreparedError: the prepared process is gone.
+        """
+        return Job(spawn, heartbeats, prepared, partial(self.end_elsewhere, spawn))
+
+    def end_elsewhere(self, spawn: Spawn, exit_code: int | None) -> tuple[str, ...]:
+        """Ends what is left of a run on other hosts, once nothing of it is left here.
+
+        Args:
+            spawn: of the run.
+            exit_code: of what was started here, before any of it was ended; None where it still ran.
+
+        Returns:
+            The hosts that did not answer; their ranks end by themselves when the driver falls silent.
+        """
+        del spawn, exit_code
+        return ()
+
+
+class SchedulerError(VitscaleError):
+    """A batch system refuses what is asked."""
+
+
+class SchedulerSilentError(SchedulerError):
+    """It does not answer at the moment; nothing is known of what was asked."""
+
+    exit_code = 1
+
+
+class SchedulerMissingError(SchedulerError):
+    """It is not installed here."""
+
+
+@dataclass(frozen=True)
+class BatchJob:
+    """One job, or one array, to be submitted."""
+
+    name: str
+    """Of our own making: letters, digits and dashes."""
+    world: World
+    on_gpus: bool
+    results: Path
+    cwd: Path
+    elements: int | None = None
+    """Of an array; None: one job."""
+
+
+@dataclass(frozen=True)
+class JobState:
+    """A job, or one element of an array, as the batch system knows it."""
+
+    job_id: str
+    """As a user names it: 12, or 12_3 for element 3 of array 12."""
+    name: str
+    element: int | None
+    state: str
+    """In the batch system's words: RUNNING, PENDING, TIMEOUT, ..."""
+    reason: str
+    """Why it waits or has ended, likewise; empty where there is none."""
+    over: bool
+    """Whether nothing of it runs any more, or will."""
+
+    @property
+    def array_id(self) -> str:
+        """The number that it was submitted under."""
+        return self.job_id.partition("_")[0]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What ended a job before its runs were done."""
+
+    kind: OutcomeKind
+    reason: str
+    host: str | None = None
+    """The node that failed."""
+
+
+@dataclass(frozen=True)
+class OwnJob:
+    """The job of a batch system that this process runs in."""
+
+    job_id: str
+    """As a user names it: 12, or 12_3 for element 3 of array 12."""
+    element: int | None
+    nodes: str
+    """In the batch system's own notation."""
+    placement: Placement
+
+
+class Submitter(Scheduler):
+    """A batch system: runs are submitted to it as jobs, each with a driver of its own (`vitscale.runner.job`)."""
+
+    name: str
+    """Of its row in the table of schedulers: by it a job finds its batch system."""
+    title: str
+    """In messages."""
+    arrays: bool = False
+    """Whether each run is an element of an array."""
+
+    @abstractmethod
+    def own_job(self) -> OwnJob | None:
+        """The job around this process; None outside."""
+
+    @abstractmethod
+    def script(self, job: BatchJob) -> str:
+        """The whole batch script, whose driver is `python -m vitscale.runner.job RESULTS NAME`.
+
+        Raises:
+            RequestError: a value of the study cannot stand in it.
+        """
+
+    @abstractmethod
+    def submit(self, script: Path) -> str:
+        """Submits a script; returns the job's number.
+
+        Raises:
+            SchedulerSilentError: no answer; the job may have been taken all the same.
+            SchedulerError: it is refused.
+        """
+
+    @abstractmethod
+    def states(self, names: Sequence[str]) -> list[JobState]:
+        """All that is known of the jobs of these names, of each element of an array; ended ones too while it is.
+
+        Raises:
+            SchedulerSilentError: no answer.
+            SchedulerMissingError: the batch system is not installed here.
+        """
+
+    @abstractmethod
+    def cause(self, job_id: str, nodes: Sequence[str] = ()) -> Cause:
+        """Why a job ended, or is ending; says so where that is no longer known.
+
+        Args:
+            job_id: 12, or 12_3 for element 3 of array 12.
+            nodes: that the job had, as far as is known.
+        """
+
+
+def described(node: NodeSection | None) -> Machine | None:
+    """The machine that [node] describes."""
+    if node is None:
+        return None
+    capability = (8, 0) if node.fast_bf16 else None
+    gpus = tuple(Gpu(f"gpu-{n}", "GPU of [node]", None, None, capability) for n in range(node.gpus))
+    return Machine(node.cores, None, gpus, node.fast_bf16)

@@ -6,17 +6,17 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from vitscale.errors import RequestError, explain
-from vitscale.launchers.base import Launch
+from vitscale.errors import RequestError, explain, shown
+from vitscale.launchers.base import Spawn
 from vitscale.machine.hardware import Machine, this_machine
 from vitscale.machine.hosts import Host, is_this_machine
-from vitscale.schedulers.local import LocalJob
-from vitscale.schedulers.slurm_commands import SlurmError, host_names, kill_steps, steps_named
-from vitscale.schedulers.slurm_container import contained
+from vitscale.schedulers.base import Placement, SchedulerError, described
+from vitscale.schedulers.slurm_commands import host_names, kill_steps, steps_named
 from vitscale.study.sections import NodeSection, SlurmSection
 from vitscale.trial.trial import World
 
@@ -24,49 +24,6 @@ _END_SECONDS = 30.0
 _LOOK_SECONDS = 0.2
 _MPIRUN_OPTIONS = "OMPI_MCA_plm_slurm_args"
 """What Open MPI adds to the srun with which it starts its daemons in an allocation."""
-
-
-class SlurmJob:
-    """What runs here (srun), and the steps that it has started."""
-
-    def __init__(self, local: LocalJob, job_id: str, step_name: str, hosts: tuple[str, ...]) -> None:
-        self.token = local.token
-        self.started_unix_seconds = local.started_unix_seconds
-        self._local = local
-        self._job_id = job_id
-        self._step_name = step_name
-        self._hosts = hosts
-
-    @property
-    def exit_code(self) -> int | None:
-        """Of srun: its worst rank's."""
-        return self._local.exit_code
-
-    @property
-    def wall_seconds(self) -> float:
-        """Since the start."""
-        return self._local.wall_seconds
-
-    def wait(self, seconds: float) -> int | None:
-        """Waits so long at most for the end."""
-        return self._local.wait(seconds)
-
-    def end(self) -> tuple[str, ...]:
-        """Ends srun, then the steps: one whose srun was killed goes on alone. Returns the hosts where one is left."""
-        done = self._local.exit_code == 0
-        self._local.end()
-        if done:
-            return ()
-        try:
-            end = time.monotonic() + _END_SECONDS
-            while steps := steps_named(self._job_id, self._step_name):
-                if time.monotonic() > end:
-                    return self._hosts
-                kill_steps(steps)
-                time.sleep(_LOOK_SECONDS)
-        except SlurmError:
-            return self._hosts
-        return ()
 
 
 def refused_in_a_job(launcher: str, slurm: SlurmSection) -> str | None:
@@ -78,10 +35,8 @@ def refused_in_a_job(launcher: str, slurm: SlurmSection) -> str | None:
     return None
 
 
-class SlurmAllocation:
+class SlurmAllocation(Placement):
     """The nodes that Slurm has given to this job, the first ones first. Paths are the same on all of them."""
-
-    default_launcher = "torchrun"
 
     def __init__(self, slurm: SlurmSection, node: NodeSection | None) -> None:
         """`node`: what one of the nodes offers, where this machine is not like them."""
@@ -89,11 +44,6 @@ class SlurmAllocation:
         self._slurm = slurm
         self._node = node
         self._job_id = os.environ["SLURM_JOB_ID"]
-
-    @staticmethod
-    def here() -> bool:
-        """Whether this process runs in an allocation."""
-        return bool(os.environ.get("SLURM_JOB_ID") and os.environ.get("SLURM_JOB_NODELIST"))
 
     @cached_property
     def _names(self) -> tuple[str, ...]:
@@ -105,8 +55,6 @@ class SlurmAllocation:
         Raises:
             RequestError: this is none of the nodes (salloc on a login node), and the study does not describe them.
         """
-        from vitscale.schedulers import described
-
         if (machine := described(self._node)) is None:
             if os.environ.get("SLURMD_NODENAME") not in self._names and not any(map(is_this_machine, self._names)):
                 raise RequestError(
@@ -149,60 +97,108 @@ class SlurmAllocation:
             )
         return tuple(Host(name) for name in self._names[: world.nodes])
 
-    def refuses(self, launcher: str, world: World) -> str | None:  # noqa: ARG002 - one signature for every scheduler
-        """See `refused_in_a_job`."""
+    def refuses(self, launcher: str, world: World) -> str | None:
+        """What starts ranks past Slurm, or past its containers."""
+        del world
         return refused_in_a_job(launcher, self._slurm)
 
-    def commands(self, launch: Launch, world: World, hosts: tuple[Host, ...], run_folder: Path) -> list[list[str]]:  # noqa: ARG002
-        """srun as the launcher gives it; a command of each host by an srun and a host agent; mpirun as it is."""
-        if launch.per_host:
-            host_agent = (self.python, "-m", "vitscale.processes.host_agent", str(run_folder), "--")
-            agents = zip(hosts, launch.commands, strict=True)
-            sruns = [_on_host(host.name, run_folder.name, (*host_agent, *command)) for host, command in agents]
-        else:
-            sruns = [list(command) for command in launch.commands]
-        folders = (run_folder.parents[1],)
-        return [contained(srun, self._slurm, folders, Path.cwd()) if srun[0] == "srun" else srun for srun in sruns]
+    def adapt(self, spawn: Spawn) -> Spawn:
+        """srun as the launcher gives it; a command of each host by an srun and a host agent; mpirun as it is.
 
-    def start(
-        self,
-        commands: list[list[str]],
-        hosts: tuple[Host, ...],
-        *,
-        token: str,
-        log: Path,
-        cwd: Path,
-        environment: Mapping[str, str],
-        without: tuple[str, ...] = (),
-        ended_by_kill: bool = False,
-    ) -> SlurmJob:
-        """Starts them; whatever they start is a step of the run's name, and ended by it."""
-        step_name = log.parent.name
-        mpirun = " ".join(filter(None, [os.environ.get(_MPIRUN_OPTIONS), f"--job-name={step_name}", "--overlap"]))
-        own = {**environment, _MPIRUN_OPTIONS: mpirun}
-        local = LocalJob(
-            commands,
-            token=token,
-            log=log,
-            cwd=cwd,
-            environment=own,
-            without=without,
-            ended_by_kill=ended_by_kill,
+        Whatever they start is a step of the run's name, and ended by it.
+        """
+        folder, step_name = spawn.run_folder, spawn.run_folder.name
+        commands = spawn.commands
+        if spawn.per_host:
+            agent = (self.python, "-m", "vitscale.processes.host_agent", str(folder), "--")
+            each = zip(spawn.hosts, spawn.commands, strict=True)
+            commands = tuple(_on_host(host.name, step_name, (*agent, *command)) for host, command in each)
+        commands = tuple(
+            contained(command, self._slurm, (folder.parents[1],), spawn.cwd) if command[0] == "srun" else command
+            for command in commands
         )
-        return SlurmJob(local, self._job_id, step_name, tuple(host.name for host in hosts))
+        mpirun = " ".join(filter(None, [os.environ.get(_MPIRUN_OPTIONS), f"--job-name={step_name}", "--overlap"]))
+        return replace(spawn, commands=commands, environment={**spawn.environment, _MPIRUN_OPTIONS: mpirun})
+
+    def end_elsewhere(self, spawn: Spawn, exit_code: int | None) -> tuple[str, ...]:
+        """Ends the run's steps: one whose srun was killed goes on alone. Returns the hosts where one is left."""
+        if exit_code == 0:
+            return ()
+        hosts = tuple(host.name for host in spawn.hosts)
+        try:
+            end = time.monotonic() + _END_SECONDS
+            while steps := steps_named(self._job_id, spawn.run_folder.name):
+                if time.monotonic() > end:
+                    return hosts
+                kill_steps(steps)
+                time.sleep(_LOOK_SECONDS)
+        except SchedulerError:
+            return hosts
+        return ()
 
     def _cores(self) -> int | None:
         """CPUs that the job has on each node, of the node with the fewest; None where Slurm does not say."""
         return _least(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
 
 
-def _on_host(host: str, step_name: str, argv: tuple[str, ...]) -> list[str]:
+def _on_host(host: str, step_name: str, argv: tuple[str, ...]) -> tuple[str, ...]:
     """Beside other steps, with all that the job has on that node: binding is left to the ranks."""
     step = [f"--job-name={step_name}", f"--nodelist={host}", "--nodes=1", "--ntasks=1", "--overlap"]
-    return ["srun", *step, "--cpu-bind=none", "--mpi=none", "--export=ALL", *argv]
+    return ("srun", *step, "--cpu-bind=none", "--mpi=none", "--export=ALL", *argv)
 
 
 def _least(counts: str) -> int | None:
     """The smallest of Slurm's counts per node: "4(x2),3" is 4, 4 and 3."""
     numbers = [int(match[1]) for match in re.finditer(r"(?:^|,)(\d{1,6})(?=\(|,|$)", counts)]
     return min(numbers, default=None)
+
+
+def contained(srun: Sequence[str], slurm: SlurmSection, folders: Sequence[Path], cwd: Path) -> tuple[str, ...]:
+    """An srun argv whose program runs in `slurm.container`; as it is where there is none.
+
+    Apptainer stands before the program, pyxis (enroot) takes options of srun.
+
+    Args:
+        srun: `srun`, its options as one word each, then the program.
+        slurm: of the study.
+        folders: seen in the container under the same paths, besides `slurm.container_mounts`.
+        cwd: the program's working directory, likewise.
+
+    Raises:
+        RequestError: a path cannot be mounted.
+    """
+    if slurm.container is None:
+        return tuple(srun)
+    mounts = [*dict.fromkeys(_mount(str(path)) for path in (*folders, cwd)), *map(_checked, slurm.container_mounts)]
+    start = next(n for n in range(1, len(srun)) if not srun[n].startswith("--"))
+    options, program = srun[:start], srun[start:]
+    if slurm.container_runtime == "pyxis":
+        image = [f"--container-image={slurm.container}", f"--container-mounts={','.join(mounts)}"]
+        return (*options, *image, f"--container-workdir={cwd}", *program)
+    binds = [word for mount in mounts for word in ("--bind", mount)]
+    gpus = ["--nv"] if slurm.gpus != "none" else []
+    return (*options, "apptainer", "exec", *gpus, *binds, "--pwd", str(cwd), slurm.container, *program)
+
+
+def _mount(path: str) -> str:
+    if ":" in path or "," in path:
+        raise RequestError(
+            explain(
+                f"{shown(path)} cannot be mounted in a container: container runtimes take ':' and ',' for separators",
+                next_step="Use a folder without them",
+            )
+        )
+    return f"{path}:{path}"
+
+
+def _checked(mount: str) -> str:
+    host, colon, inside = mount.partition(":")
+    if not (host.startswith("/") and colon and inside.startswith("/")) or "," in mount:
+        raise RequestError(
+            explain(
+                f"slurm.container_mounts has {shown(mount)}",
+                valid=["HOST:CONTAINER", "HOST:CONTAINER:ro"],
+                next_step="Write absolute paths without commas",
+            )
+        )
+    return mount

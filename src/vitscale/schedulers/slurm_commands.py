@@ -6,10 +6,10 @@ import os
 import re
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from vitscale.errors import VitscaleError, explain, shown
+from vitscale.errors import explain, shown
+from vitscale.schedulers.base import JobState, SchedulerError, SchedulerMissingError, SchedulerSilentError
 
 _ANSWER_SECONDS = 120.0
 """Slurm's commands give up by themselves, by default after some 10 s; this is for those that hang all the same."""
@@ -27,44 +27,6 @@ _OURS_ALONE = ("SBATCH_ARRAY_INX", "SBATCH_JOB_NAME", "SBATCH_OUTPUT", "SBATCH_R
 """Variables would override what the script says of these; others (SBATCH_ACCOUNT) are the user's defaults."""
 
 
-class SlurmError(VitscaleError):
-    """Slurm refuses what is asked."""
-
-
-class SlurmSilentError(SlurmError):
-    """slurmctld does not answer at the moment; nothing is known of what was asked."""
-
-    exit_code = 1
-
-
-class SlurmMissingError(SlurmError):
-    """Slurm is not installed here."""
-
-
-@dataclass(frozen=True)
-class JobState:
-    """A job, or one element of an array, as slurmctld knows it."""
-
-    job_id: str
-    """As a user names it: 12, or 12_3 for element 3 of array 12."""
-    name: str
-    element: int | None
-    state: str
-    """RUNNING, PENDING, TIMEOUT, ..."""
-    reason: str
-    """Why it waits or has ended, in Slurm's words; empty where there is none."""
-
-    @property
-    def array_id(self) -> str:
-        """The number that sbatch gave."""
-        return self.job_id.partition("_")[0]
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing of it runs any more, or will."""
-        return self.state not in _UNDER_WAY
-
-
 _UNDER_WAY = frozenset(
     {
         *("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "STAGE_OUT", "SIGNALING"),
@@ -78,9 +40,9 @@ def ask(*argv: str, cwd: Path | None = None) -> str:
     """What a Slurm command prints.
 
     Raises:
-        SlurmSilentError: slurmctld does not answer.
-        SlurmMissingError: the command is not installed.
-        SlurmError: it refuses.
+        SchedulerSilentError: slurmctld does not answer.
+        SchedulerMissingError: the command is not installed.
+        SchedulerError: it refuses.
     """
     own = {key: value for key, value in os.environ.items() if not key.startswith(_FILTERS) and key not in _OURS_ALONE}
     try:
@@ -96,9 +58,9 @@ def ask(*argv: str, cwd: Path | None = None) -> str:
             env=own,
         )
     except subprocess.TimeoutExpired:
-        raise SlurmSilentError(f"{argv[0]} has not answered within {_ANSWER_SECONDS:g} s") from None
+        raise SchedulerSilentError(f"{argv[0]} has not answered within {_ANSWER_SECONDS:g} s") from None
     except OSError as error:
-        raise SlurmMissingError(
+        raise SchedulerMissingError(
             explain(
                 f"{argv[0]} cannot be run: {error.strerror}", next_step="Work on a machine where Slurm is installed"
             )
@@ -107,22 +69,22 @@ def ask(*argv: str, cwd: Path | None = None) -> str:
         return answer.stdout
     said = " ".join((answer.stderr or answer.stdout).split()) or f"exit code {answer.returncode}"
     if _SILENCE.search(said):
-        raise SlurmSilentError(f"slurmctld does not answer: {said}")
-    raise SlurmError(f"Slurm refuses `{argv[0]}`: {said}")
+        raise SchedulerSilentError(f"slurmctld does not answer: {said}")
+    raise SchedulerError(f"Slurm refuses `{argv[0]}`: {said}")
 
 
 def submit(script: Path) -> str:
     """Submits a batch script; returns the job's number.
 
     Raises:
-        SlurmSilentError: no answer; the job may have been taken all the same.
-        SlurmError: it is refused.
+        SchedulerSilentError: no answer; the job may have been taken all the same.
+        SchedulerError: it is refused.
     """
     said = ask("sbatch", "--parsable", str(script))
     # JOB, or JOB;CLUSTER; a site's plugins may print lines of their own before it.
     job_id = said.strip().rpartition("\n")[2].partition(";")[0]
     if not job_id.isdecimal():
-        raise SlurmError(f"sbatch does not say the job's number, but {shown(said)}")
+        raise SchedulerError(f"sbatch does not say the job's number, but {shown(said)}")
     return job_id
 
 
@@ -145,6 +107,7 @@ def job_states(names: Sequence[str]) -> list[JobState]:
                     int(element) if element.isdecimal() else None,
                     state,
                     "" if reason in ("None", "(null)") else reason,
+                    over=state not in _UNDER_WAY,
                 )
             )
     return found

@@ -6,12 +6,10 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 
 from vitscale.errors import RequestError, explain, shown
+from vitscale.schedulers.base import BatchJob
 from vitscale.study.sections import SlurmSection
-from vitscale.trial.trial import World
 
 WARNING_SECONDS = 60
 """So long before its time limit a job is told, at the latest; Slurm may do so up to a minute earlier still."""
@@ -42,20 +40,6 @@ _FOLLOWS: Mapping[str, str] = {
     **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-task"), "say slurm.gpus and slurm.gpu_type"),
 }
 """Options that are not for `slurm.options`, and why."""
-
-
-@dataclass(frozen=True)
-class BatchJob:
-    """One job, or one array, to be submitted."""
-
-    name: str
-    """Of our own making: letters, digits and dashes."""
-    world: World
-    on_gpus: bool
-    results: Path
-    cwd: Path
-    elements: int | None = None
-    """Of an array; None: one job."""
 
 
 def batch_script(slurm: SlurmSection, job: BatchJob) -> str:
@@ -123,7 +107,7 @@ def _check(slurm: SlurmSection, job: BatchJob) -> None:
     """Refuses what would break a line, and what would contradict the script's own options."""
     texts = {f"slurm.{field}": value for field, value in slurm if isinstance(value, str)}
     for field in ("modules", "container_mounts", "options"):
-        texts |= {f"slurm.{field}[{place}]": text for place, text in enumerate(getattr(slurm, field))}
+        texts |= {f"slurm.{field}[{n}]": text for n, text in enumerate(getattr(slurm, field))}
     texts |= {"the results folder": str(job.results), "the working directory": str(job.cwd)}
     for where, text in texts.items():
         if not text.isprintable() or not text.strip():

@@ -5,6 +5,7 @@ Format history (`FORMAT`):
      and the check as it is stored.
   2  what others' tools measured: CheckRecord.imported, empty in format 1, and operations that `vitscale check` does not
      sweep; CollectiveFit.latency_known, true in format 1. World.ranks, null in format 1.
+  3  what ended a rank outside all stages: the line error, CheckedRank.error; null in older formats.
 
 A reader accepts its own format and older ones; a newer one is refused by name.
 """
@@ -15,10 +16,20 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
-from vitscale.store.records import EndLine, Environment, GpuSamples, IfThere, MatmulLine, RankLine, RankLines, Record
+from vitscale.store.records import (
+    EndLine,
+    Environment,
+    ErrorLine,
+    GpuSamples,
+    IfThere,
+    MatmulLine,
+    RankLine,
+    RankLines,
+    Record,
+)
 from vitscale.trial.trial import Device, Precision, Trial, World
 
-FORMAT = 2
+FORMAT = 3
 
 # Bounded, so that arithmetic on what a file says never overflows.
 Seconds = Annotated[float, Field(ge=0.0, le=1e9, allow_inf_nan=False)]
@@ -207,9 +218,16 @@ class CheckedRank(RankLines):
     loader: LoaderLine | None = None
     disk: DiskLine | None = None
     stages: tuple[StageLine, ...] = ()
+    error: ErrorLine | None = None
+    """What ended the rank outside all stages."""
     ended: Annotated[bool, IfThere(EndLine)] = False
     broken: tuple[str, ...] = ()
     """Lines that could not be read, and why."""
+
+    @property
+    def last_sign(self) -> str:
+        """How far the rank has come, in words."""
+        return f"last stage {self.stages[-1].name}" if self.stages else "nothing recorded"
 
 
 class HostAnswer(Record):

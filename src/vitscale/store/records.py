@@ -490,3 +490,10 @@ class RankRecord(RankLines):
     error: ErrorLine | None
     ended: Annotated[bool, IfThere(EndLine)]
     broken: tuple[str, ...]
+
+    @property
+    def last_sign(self) -> str:
+        """How far the rank has come, in words."""
+        if self.steps:
+            return f"last step {self.steps[-1].step}"
+        return f"last start-up phase {self.phases[-1].name}" if self.phases else "nothing recorded"

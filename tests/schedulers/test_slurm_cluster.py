@@ -1,36 +1,36 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
 
-from launching import FOLDER, hosts, launch, world
-from study_factory import EIGHT_CORES, gpus
+from launching import launch, world
 from vitscale.errors import RequestError
 from vitscale.launchers.srun import Srun
-from vitscale.machine.hardware import Machine
-from vitscale.schedulers import LoginNode
+from vitscale.schedulers import Placement, described
+from vitscale.schedulers.slurm_cluster import SlurmCluster
+from vitscale.study.sections import NodeSection, SlurmSection
 
-NODE = Machine(cores=64, cpu_quota_cores=None, gpus=gpus(4), cpu_has_fast_bf16=True)
+NODE = NodeSection(cores=64, gpus=4)
+SLURM = SlurmSection()
 
 
 def test_trials_are_planned_for_the_node_that_is_described() -> None:
-    assert LoginNode(NODE, None).machine() is NODE
+    assert SlurmCluster(SLURM, NODE).machine() == described(NODE)
     with pytest.raises(RequestError) as caught:
-        LoginNode(None, None).machine()
+        SlurmCluster(SLURM, None).machine()
     assert "nodes that this machine knows nothing of" in str(caught.value)
     assert "[node] with cores = 64 and gpus = 4" in str(caught.value)
 
 
 def test_a_node_takes_a_rank_on_each_gpu_and_without_any_as_many_as_the_study_says() -> None:
-    assert LoginNode(NODE, None).slots() == 4
-    assert LoginNode(EIGHT_CORES, None).slots() is None
+    assert SlurmCluster(SLURM, NODE).slots() == 4
+    assert SlurmCluster(SLURM, NodeSection(cores=8)).slots() is None
 
 
 def test_the_interpreter_is_that_of_the_nodes() -> None:
-    assert LoginNode(NODE, "/opt/python").python == "/opt/python"
-    assert LoginNode(NODE, None).python == sys.executable
+    assert SlurmCluster(SlurmSection(python="/opt/python"), NODE).python == "/opt/python"
+    assert SlurmCluster(SLURM, NODE).python == sys.executable
 
 
 @pytest.mark.parametrize(
@@ -46,15 +46,14 @@ def test_the_interpreter_is_that_of_the_nodes() -> None:
     ],
 )
 def test_jobs_start_their_ranks_by_srun(launcher: str, nodes: int, taken: bool) -> None:
-    said = LoginNode(NODE, None).refuses(launcher, world(nodes, 1))
+    said = SlurmCluster(SLURM, NODE).refuses(launcher, world(nodes, 1))
     assert said == (None if taken else "jobs of Slurm start their ranks by srun; use launcher = 'srun'")
 
 
-def test_hosts_are_known_only_in_the_job_and_nothing_starts_here(tmp_path: Path) -> None:
-    scheduler = LoginNode(NODE, None)
+def test_hosts_are_known_only_in_the_job_and_nothing_starts_here() -> None:
+    scheduler = SlurmCluster(SLURM, NODE)
     assert scheduler.hosts(world(2, 2)) == ()
     made = launch(Srun(), world(2, 2))
-    assert scheduler.commands(made, world(2, 2), (), FOLDER) == [list(made.commands[0])]
-    with pytest.raises(RequestError, match="not started on a login node"):
-        scheduler.start([["true"]], hosts(1), token="0", log=tmp_path / "log", cwd=tmp_path, environment={})  # noqa: S106
-    assert not [*tmp_path.iterdir()]
+    assert scheduler.adapt(made).commands == made.commands
+    assert not isinstance(scheduler, Placement)
+    assert not hasattr(scheduler, "start")

@@ -1,4 +1,4 @@
-"""Runs beyond `measure.repeats`, one at a time, for trials whose epoch time is not yet known as closely as asked."""
+"""What is to be done of a study in a results folder: outstanding runs, runs to skip, and runs to add."""
 
 from __future__ import annotations
 
@@ -9,9 +9,84 @@ from pathlib import Path
 from vitscale import store
 from vitscale.analysis.runs.target_ci import TargetStatus, target_status
 from vitscale.analysis.summaries import summarise
-from vitscale.runner.one_run import Task
-from vitscale.runner.planning import Plan
+from vitscale.runner.one_run import RunContext, Task, new_attempt, unstarted
+from vitscale.runner.planning import Plan, begun_study
+from vitscale.store import RunIndex, write_outcome
 from vitscale.store.results import Outcome
+
+
+def outstanding(plan: Plan, index: RunIndex, *, retry_failed: bool) -> list[Task]:
+    """The runs still to be done: those without an outcome, those whose cause lay outside the trial, and those whose
+    cause was passing and that have not been tried as often as the study says.
+
+    Of the runs that `measure.target_ci` added those alone that are to be done again; what to add is not known here.
+    """
+
+    def done(task: Task) -> bool:
+        finished = index.finished.get((task.trial_id, task.repeat))
+        if finished is None:
+            return False
+        folder, outcome = finished
+        # A passing failure whose next try was interrupted, or not begun any more.
+        untried = outcome.transient and int(folder.name.rpartition("-a")[2]) < plan.measure.retries
+        return outcome.kind == "completed" or not (outcome.external or retry_failed or untried)
+
+    added = [
+        Task(trial_id, repeat)
+        for trial_id, repeat in sorted(index.finished)
+        if trial_id in plan.record.trials and plan.record.repeats <= repeat < (plan.record.max_repeats or 0)
+    ]
+    return [task for task in (*plan.tasks, *added) if not done(task)]
+
+
+def done_before(plan: Plan, results: Path) -> frozenset[tuple[str, int]]:
+    """The runs, by trial and repeat, that `vitscale run` would not do again; none of another study's folder."""
+    if begun_study(results, plan.record.name) is None:
+        return frozenset()
+    left = {(task.trial_id, task.repeat) for task in outstanding(plan, RunIndex(results), retry_failed=False)}
+    return frozenset((task.trial_id, task.repeat) for task in plan.tasks) - left
+
+
+def existing_outcomes(plan: Plan, index: RunIndex, todo: Collection[Task]) -> dict[tuple[str, int], Outcome]:
+    """The outcomes that stand: of the study's trials, but for the runs that are to be done again."""
+    again = frozenset(todo)
+    return {
+        key: outcome
+        for key, (_, outcome) in index.finished.items()
+        if key[0] in plan.record.trials and Task(*key) not in again
+    }
+
+
+def skip_unfit(
+    context: RunContext,
+    todo: list[Task],
+    unfit: Mapping[str, str],
+    index: RunIndex,
+    outcomes: dict[tuple[str, int], Outcome],
+) -> list[Task]:
+    """Records each run of an unfit trial as skipped, once, and returns the others.
+
+    Args:
+        context: of the study.
+        todo: what is to be done.
+        unfit: trials to skip -> why.
+        index: of what the folder holds.
+        outcomes: gets theirs.
+    """
+    kept = []
+    for task in todo:
+        if (reason := unfit.get(task.trial_id)) is None:
+            kept.append(task)
+            continue
+        key = (task.trial_id, task.repeat)
+        _, before = index.finished.get(key, (None, None))
+        if before is None or not (before.kind == "skipped" and before.external):
+            # External: nothing of the trial itself failed, so that the next `vitscale run` does it.
+            before = unstarted("skipped", reason, external=True)
+            attempt = index.attempts.get(key, -1) + 1
+            write_outcome(new_attempt(context, task, attempt), before)
+        outcomes[key] = before
+    return kept
 
 
 class AddedRuns:

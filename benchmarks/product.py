@@ -61,7 +61,7 @@ def predicted(
     with tempfile.TemporaryDirectory() as folder:
         results = str(imported(rows, Path(folder), import_options, command))
         asked = ["predict", results, "--gpus", ",".join(map(str, counts)), "--json", *predict_options]
-        answers: list[Answer] = json.loads(command(asked))
+        answers: list[Answer] = json.loads(command(asked))["predictions"]
     return answers
 
 

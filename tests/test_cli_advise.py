@@ -101,7 +101,7 @@ def test_what_advise_says_of_a_configuration_is_what_predict_says_of_it(
     _, out, _ = advise(results, "--gpus", "8,16,32", "--large-batch", *job)
     advised = {one["gpus"]: one for one in json.loads(out)["pareto_front"]}
     _, out, _ = advise(results, "--gpus", "8,16,32", *job, verb="predict")
-    predicted = {one["gpus"]: one for one in json.loads(out)}
+    predicted = {one["gpus"]: one for one in json.loads(out)["predictions"]}
 
     assert advised
     for gpus, one in advised.items():

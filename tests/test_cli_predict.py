@@ -52,12 +52,17 @@ def predict(vitscale: Callable[..., Answer]) -> Callable[..., Answer]:
     return lambda folder, *arguments: vitscale("predict", str(folder), *arguments)
 
 
-def test_json_is_a_list_with_an_interval_of_a_run_for_each_rank_count(
-    predict: Callable[..., Answer], results: Path
-) -> None:
+def told(out: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(out)["predictions"]
+    return found
+
+
+def test_json_has_an_interval_of_a_run_for_each_rank_count(predict: Callable[..., Answer], results: Path) -> None:
     code, out, err = predict(results, "--gpus", "8,2,1024", "--json")
     assert (code, err) == (0, "")
-    found = json.loads(out)
+    told = json.loads(out)
+    assert (told["vitscale"], told["version"]) == ("predict", 1)
+    found = told["predictions"]
     assert [one["gpus"] for one in found] == [2, 8, 1024]
     for one in found:
         assert one["epoch_seconds_low"] < one["epoch_seconds"] < one["epoch_seconds_high"]
@@ -68,8 +73,10 @@ def test_json_is_a_list_with_an_interval_of_a_run_for_each_rank_count(
 
 
 def test_the_table_fits_80_columns_and_says_what_it_rests_on(predict: Callable[..., Answer], results: Path) -> None:
-    job = ("--epochs", "90", "--node-mtbf", "1000", "--checkpoint-seconds", "12")
-    code, out, err = predict(results, "--gpus", "4,16,1024", "--price", "2.5", "--gpu-memory", "80GB", *job)
+    job = ("--epochs", "90", "--node-mtbf", "1000", "--checkpoint-seconds", "12", "--verbose")
+    code, out, err = predict(
+        results, "--gpus", "4,16,1024", "--price", "2.5", "--gpu-memory", "80GB", *job, "--verbose"
+    )
     assert (code, err) == (0, "")
     assert max(map(len, out.splitlines())) <= 80
     for part in (
@@ -77,12 +84,22 @@ def test_the_table_fits_80_columns_and_says_what_it_rests_on(predict: Callable[.
         "What would narrow it most", "Energy: unavailable", "Time to finish 90 epochs (prior-driven)",
         "predicting 4 ranks from 1 and 2", "nothing measured between hosts",
     ):  # fmt: skip
-        assert part in out, part
+        assert part in " ".join(out.split()), part
+
+
+def test_one_table_and_what_would_narrow_it_in_25_lines(predict: Callable[..., Answer], results: Path) -> None:
+    code, out, _ = predict(results, "--gpus", "1-64", "--price", "2.5", "--epochs", "90")
+    assert code == 0
+    assert len(out.splitlines()) <= 25
+    assert "What would narrow it most: " in " ".join(out.splitlines()[-2:])
+    assert "More with --verbose: " in out
 
 
 def test_a_declared_network_is_no_prior_and_narrows_the_answer(predict: Callable[..., Answer], results: Path) -> None:
-    (assumed,) = json.loads(predict(results, "--gpus", "64", "--nodes-of", "4", "--json")[1])
-    (declared,) = json.loads(predict(results, "--gpus", "64", "--nodes-of", "4", "--network", "100GbE", "--json")[1])
+    (assumed,) = told(predict(results, "--gpus", "64", "--nodes-of", "4", "--json")[1])
+    (declared,) = json.loads(predict(results, "--gpus", "64", "--nodes-of", "4", "--network", "100GbE", "--json")[1])[
+        "predictions"
+    ]
     assert (assumed["label"], declared["label"]) == ("prior-driven", "extrapolated")
     assert declared["nodes"] == 16
     ratio = {
@@ -93,8 +110,10 @@ def test_a_declared_network_is_no_prior_and_narrows_the_answer(predict: Callable
 
 
 def test_another_configuration_is_told_and_another_answer(predict: Callable[..., Answer], results: Path) -> None:
-    (own,) = json.loads(predict(results, "--gpus", "8", "--json")[1])
-    (other,) = json.loads(predict(results, "--gpus", "8", "--json", "--model", "vit-b16", "--micro-batch", "16")[1])
+    (own,) = told(predict(results, "--gpus", "8", "--json")[1])
+    (other,) = json.loads(predict(results, "--gpus", "8", "--json", "--model", "vit-b16", "--micro-batch", "16")[1])[
+        "predictions"
+    ]
     assert other["micro_batch"] == 16
     assert other["step_seconds"] > 2 * own["step_seconds"]
     out = predict(results, "--gpus", "8", "--model", "vit-b16", "--micro-batch", "16")[1]
@@ -102,7 +121,7 @@ def test_another_configuration_is_told_and_another_answer(predict: Callable[...,
 
 
 def test_the_time_to_finish_is_in_the_json(predict: Callable[..., Answer], results: Path) -> None:
-    (one,) = json.loads(predict(results, "--gpus", "8", "--epochs", "1000", "--json")[1])
+    (one,) = told(predict(results, "--gpus", "8", "--epochs", "1000", "--json")[1])
     assert one["finish_seconds"] > one["work_seconds"] == pytest.approx(1000 * one["epoch_seconds"])
     assert one["finish_seconds_low"] < one["finish_seconds"] < one["finish_seconds_high"]
     assert one["finish_label"] == "prior-driven"

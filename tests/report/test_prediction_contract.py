@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from prediction_factory import NETWORK, estimate, make_outlook, make_prediction, make_score, study
+from vitscale.prediction.results import Forecast
+from vitscale.present.data import envelope
 from vitscale.report import to_json
-from vitscale.report.prediction_contract import prediction_json
+from vitscale.report.predicted import predict_fields
 
 ESTIMATES = (
     "epoch_seconds", "step_seconds", "images_per_second", "speedup", "efficiency", "compute_seconds", "wait_seconds",
@@ -24,14 +26,22 @@ def strict(text: str) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
+def told(outlook: Forecast) -> list[dict[str, Any]]:
+    """The predictions that `vitscale predict --json` prints."""
+    found: list[dict[str, Any]] = strict(envelope("predict", predict_fields(outlook)))["predictions"]
+    return found
+
+
 def objects(*changes: dict[str, Any]) -> list[dict[str, Any]]:
     rows = [make_prediction(8, **change) for change in changes or ({},)]
-    found: list[dict[str, Any]] = strict(prediction_json(make_outlook(study(), rows)))
+    found: list[dict[str, Any]] = strict(envelope("predict", predict_fields(make_outlook(study(), rows))))[
+        "predictions"
+    ]
     return found
 
 
 def test_an_object_for_each_series_and_rank_count() -> None:
-    found = strict(prediction_json(make_outlook(study())))
+    found = told(make_outlook(study()))
     assert [(one["series"], one["gpus"], one["nodes"], one["label"]) for one in found] == [
         ("ddp", 1, 1, "interpolated"), ("ddp", 2, 1, "interpolated"), ("ddp", 4, 1, "interpolated"),
         ("ddp", 8, 2, "extrapolated"), ("ddp", 16, 4, "prior-driven"),
@@ -67,17 +77,11 @@ def test_what_is_unavailable_is_null_with_its_reason_and_never_nan() -> None:
     assert one["reasons"]["joules_per_epoch"] == "no run recorded it"
 
 
-def test_further_fields_stand_beside_their_prediction() -> None:
-    outlook = make_outlook(study(), [make_prediction(8), make_prediction(16)])
-    found = strict(prediction_json(outlook, [{"finish_seconds": 1.0}, {"finish_seconds": None}]))
-    assert [(one["gpus"], one["finish_seconds"]) for one in found] == [(8, 1.0), (16, None)]
-
-
 def test_the_report_holds_the_same_objects_and_the_scores() -> None:
     analysis = study()
     outlook = make_outlook(analysis, scores=[make_score(baseline_interval_score=math.inf)])
     content = strict(to_json(analysis, outlook))
-    assert content["predictions"] == strict(prediction_json(outlook))
+    assert content["predictions"] == told(outlook)
     (score,) = content["prediction_scores"]
     assert (score["fitted_gpus"], score["held_out_gpus"], score["held"], score["runs"]) == ([1, 2, 4], [8], 3, 4)
     assert score["baseline_interval_score"] is None

@@ -15,6 +15,7 @@ from vitscale.cli.base import (
     ParametersOption,
     ProgramConsole,
     ResultsArgument,
+    VerboseOption,
     app,
 )
 
@@ -78,15 +79,16 @@ def predict(
     ] = None,
     checkpoint_seconds: CheckpointOption = None,
     node_mtbf: NodeMtbfOption = None,
+    verbose: VerboseOption = False,
     json: JsonOption = False,
 ) -> None:
     """Time, efficiency, memory and cost on rank counts that nobody has measured, with intervals."""
     from vitscale import analysis, store
     from vitscale.cli import option_values
     from vitscale.prediction import answering, finishing, questions, sources
-    from vitscale.report.prediction_contract import prediction_json
-    from vitscale.report.prediction_finish import finish_fields, finish_text
-    from vitscale.report.prediction_terminal import prediction_text
+    from vitscale.present.data import envelope
+    from vitscale.present.terminal import show
+    from vitscale.report.predicted import predict_document, predict_fields
 
     counts = option_values.rank_counts(gpus)
     memory = None if gpu_memory is None else option_values.size_bytes(gpu_memory, "--gpu-memory")
@@ -110,7 +112,6 @@ def predict(
     answered = answering.answer(evidence, asked)
     ends = finishing.finish(horizon, answered.predictions, evidence, found) if horizon else ()
     if json:
-        sys.stdout.write(prediction_json(answered, [finish_fields(end) for end in ends] if horizon else None))
+        sys.stdout.write(envelope("predict", predict_fields(answered, ends)))
     else:
-        last = finish_text(answered.predictions, ends) if ends else None
-        ProgramConsole().print(prediction_text(answered, last), highlight=False)
+        show(ProgramConsole(), predict_document(answered, ends), verbose)

@@ -184,7 +184,8 @@ class Document:
     """Empty where the first block is the answer itself."""
     blocks: tuple[Block, ...]
     last: tuple[str, ...] = ()
-    """Lines at the end of however short a form, never wrapped: where it is stored, what to do next."""
+    """Lines at the end of however short a form: where it is stored, what to do next. One that begins with a blank is a
+    command, and is not wrapped."""
 
 
 def table(

@@ -49,6 +49,8 @@ class _Part:
     """Lines of each thing in it that stands or goes as a whole, from the first; empty: the block is not cut."""
     before: int = 0
     """Lines that precede those: a heading."""
+    notes: int = 0
+    """Lines below those, before the empty one: the first to go."""
 
 
 def show(console: Console, document: Document, verbose: bool = False, most_lines: int = MOST_LINES) -> None:
@@ -68,7 +70,9 @@ def lines(document: Document, width: int = 80, verbose: bool = False, most_lines
     """
     width = max(width, _NARROWEST)
     head = [Text(line, "bold") for line in _wrapped(document.title, width)] if document.title else []
-    last = [Text(plain(text)) for text in document.last]
+    last = [
+        Text(line) for text in document.last for line in ([plain(text)] if text[:1] == " " else _wrapped(text, width))
+    ]
     parts = list(_parts(document.blocks, width, verbose))
     if verbose:
         return _without_trailing([*head, *(line for part in parts for line in part.lines), *last])
@@ -90,16 +94,17 @@ def _within(
         return [Text(line, "dim") for line in _wrapped(text, width)] if more else []
 
     while parts and (over := _length(head, parts, closing(), last) - most_lines) > 0:
-        at = next((n for n in range(len(parts) - 1, -1, -1) if parts[n].units or n > 0), 0)
-        shortened = _shortened(parts[at], over)
-        if shortened is not None:
-            parts[at] = shortened
-        elif at == 0:
-            break
+        part = parts.pop()
+        if part.notes:
+            kept = (*part.lines[: -part.notes - 1], part.lines[-1])
+            parts.append(_Part(part.name, kept, part.units, part.before))
+            left_out = [*(name for name in left_out if name != "notes"), "notes"]
+        elif (shortened := _shortened(part, over)) is not None or not parts:
+            parts.append(shortened or part)
+            if shortened is None:
+                break
         else:
-            left_out.insert(0, parts.pop(at).name)
-            if parts and not parts[-1].lines:
-                parts.pop()
+            left_out.insert(0, part.name)
     return [*head, *(line for part in parts for line in part.lines), *closing(), *last]
 
 
@@ -151,6 +156,7 @@ def _parts(blocks: Sequence[Block], width: int, verbose: bool) -> Iterator[_Part
                     (*titled, *part.lines),
                     part.units,
                     part.before + len(titled),
+                    part.notes,
                 )
         elif isinstance(block, Table):
             yield from _table(block, width) if verbose or not block.folded else ()
@@ -169,9 +175,8 @@ def _table(table: Table, width: int) -> Iterator[_Part]:
         head = (*(title if n == 0 else ()), *piece.head)
         rows = tuple(line for row in piece.rows for line in row)
         below = (*(notes if n == len(laid) - 1 else ()), Text(""))
-        yield _Part(
-            name if n == 0 else f"{name}, continued", (*head, *rows, *below), tuple(map(len, piece.rows)), len(head)
-        )
+        named = name if n == 0 else f"{name}, continued"
+        yield _Part(named, (*head, *rows, *below), tuple(map(len, piece.rows)), len(head), len(below) - 1)
 
 
 def _part(block: Paragraph | Bullets | Code | Figure, width: int, verbose: bool) -> _Part:

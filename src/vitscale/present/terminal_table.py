@@ -170,9 +170,9 @@ def _laid(table: Table, width: int) -> LaidTable:
     rule = "\N{BOX DRAWINGS LIGHT HORIZONTAL}" * (sum(widths) + gap * (len(widths) - 1))
     rows: list[tuple[Text, ...]] = []
     for group in table.groups:
+        label = textwrap.wrap(plain(group.label), widths[0]) if labelled else []
         for n, row in enumerate(group.rows):
-            label = textwrap.wrap(plain(group.label), widths[0]) if labelled and n == 0 else []
-            cells = [label] if labelled else []
+            cells: list[list[str]] = [[]] if labelled else []
             sizes, left = widths[:offset], [*sides[:offset]]
             at = offset
             for cell in row:
@@ -184,6 +184,9 @@ def _laid(table: Table, width: int) -> LaidTable:
                 sizes.append(size)
                 left.append(as_words)
                 at += cell.spans
+            if labelled:  # over the lines of the group's rows; what is left of it under the last
+                end = None if n == len(group.rows) - 1 else max(map(len, cells))
+                cells[0], label = label[:end], label[end:] if end else []
             style = next((_STYLES[cell.state] for cell in row if cell.state), "")
             rows.append(tuple(Text(line.plain, style) for line in _physical(cells, sizes, left, gap)))
     return LaidTable((*head, Text(rule, "dim")), tuple(rows))

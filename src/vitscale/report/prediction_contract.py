@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from vitscale.prediction.results import Estimate, Forecast, Prediction, Score
 from vitscale.report import prediction_words
-from vitscale.report.words import finite
 from vitscale.trial.trial import Mode
 
 Object = dict[str, Any]
-
-
-def prediction_json(outlook: Forecast, more: Sequence[Object] | None = None) -> str:
-    """A list with an object for each series and rank count.
-
-    Args:
-        outlook: the predictions.
-        more: further fields of each, in the same order.
-    """
-    objects = [prediction(one) for one in outlook.predictions]
-    if more is not None:
-        objects = [one | further for one, further in zip(objects, more, strict=True)]
-    return json.dumps(finite(objects), indent=1, allow_nan=False) + "\n"
 
 
 def scores(outlook: Forecast) -> list[Object]:

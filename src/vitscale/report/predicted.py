@@ -1,0 +1,220 @@
+"""What `predict` says: one table of all series, the time to finish, and what the figures rest on; the same as data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+
+from vitscale.prediction.finishing import Finish
+from vitscale.prediction.results import Estimate, Forecast, Prediction
+from vitscale.present import units
+from vitscale.present.document import (
+    Block,
+    Bullets,
+    Cell,
+    Column,
+    Document,
+    Group,
+    Row,
+    Section,
+    Table,
+)
+from vitscale.present.units import UNKNOWN, number
+from vitscale.report import prediction_contract, prediction_words
+from vitscale.report.prediction_contract import Object
+
+_NEVER = "never"
+_LIKELY_ENOUGH = 0.05
+"""From this chance on that memory will not suffice it is told at once."""
+
+Show = Callable[[Prediction], Cell]
+
+
+def predict_fields(forecast: Forecast, finishes: Sequence[Finish] = ()) -> Object:
+    """An object for each series and rank count, with its time to finish where that was asked for."""
+    objects = [prediction_contract.prediction(one) for one in forecast.predictions]
+    if finishes:
+        objects = [fields | _finish_fields(end) for fields, end in zip(objects, finishes, strict=True)]
+    return {
+        "predictions": objects,
+        "prediction_scores": prediction_contract.scores(forecast),
+        "left_out": list(forecast.left_out),
+    }
+
+
+def predict_document(forecast: Forecast, finishes: Sequence[Finish] = ()) -> Document:
+    """How long it takes at each rank count, to finish too where that was asked for, and what would narrow it most."""
+    found = forecast.predictions
+    blocks: list[Block] = [_table(forecast, _how_long(found), notes=(prediction_words.INTERVALS_MEANING,))]
+    if finishes:
+        blocks.append(_finish_table(forecast, finishes))
+    asked = any(one.cost_per_epoch is not None or (one.oom_chance or 0.0) >= _LIKELY_ENOUGH for one in found)
+    blocks.append(_table(forecast, _RESOURCES, title="Memory, energy and cost", folded=not asked))
+    said = (*prediction_words.left_out(forecast.left_out), *prediction_words.scores(forecast))
+    blocks += [Bullets(said)] if said else []
+    blocks.append(_table(forecast, _STEP, title="What a step is made of", folded=True))
+    rests = (
+        *_measured(forecast),
+        *prediction_words.assumptions(found),
+        prediction_words.network(forecast.evidence),
+        *prediction_words.unavailable(found),
+        *prediction_words.labels(found),
+    )
+    blocks.append(Section("What this rests on", (Bullets(rests),), folded=True))
+    shown = tuple(block for block in blocks if not isinstance(block, Table) or block.columns)
+    return Document("", shown, tuple(filter(None, [prediction_words.measure_next(found)])))
+
+
+def _measured(forecast: Forecast) -> tuple[str, ...]:
+    names = dict.fromkeys(one.series for one in forecast.predictions)
+    known = {series.name: series for series in forecast.evidence.series}
+    return tuple(f"{name}: {prediction_words.measured(known[name])}." for name in names if name in known)
+
+
+def _table(
+    forecast: Forecast,
+    columns: Sequence[tuple[Column, Show]],
+    notes: Sequence[str] = (),
+    title: str = "",
+    folded: bool = False,
+) -> Table:
+    """A row for each prediction, a group for each series; columns of which anything is known, or none at all."""
+    found = forecast.predictions
+    known = {series.name: series for series in forecast.evidence.series}
+    kept = [(column, show) for column, show in columns if any(show(one).text != UNKNOWN for one in found)]
+    groups: dict[str, list[Row]] = {}
+    for one in found:
+        name = prediction_words.title(one.series, one.mode)
+        if changed := prediction_words.changed(one, known[one.series]) if one.series in known else "":
+            name = f"{name}; {changed}"
+        groups.setdefault(name, []).append((Cell(f"{one.gpus:,}"), *(show(one) for _, show in kept)))
+    if not kept:
+        return Table((), ())
+    if len(groups) == 1:
+        ((name, rows),) = groups.items()
+        title, groups = title or name, {"": rows}
+    return Table(
+        (Column("ranks"), *(column for column, _ in kept)),
+        tuple(Group(name, tuple(rows)) for name, rows in groups.items()),
+        tuple(notes),
+        folded,
+        title,
+    )
+
+
+def _seconds(estimate: Estimate | None, bounded: bool = True) -> Cell:
+    """A time with the interval of its mean, both in one unit."""
+    if estimate is None:
+        return Cell(UNKNOWN)
+    unit = units.time_unit([estimate.value])
+    certain = estimate.future_low == estimate.future_high
+    bounds = "" if certain or not bounded else units.bounds(estimate.low, estimate.high, unit.text)
+    return Cell(f"{unit.text(estimate.value)} {unit.sign}", bounds)
+
+
+def _one_run(estimate: Estimate | None) -> Cell:
+    """Where one future run will lie."""
+    if estimate is None or estimate.future_low == estimate.future_high:
+        return Cell(UNKNOWN)
+    unit = units.time_unit([estimate.value])
+    return Cell(f"{units.bounds(estimate.future_low, estimate.future_high, unit.text)} {unit.sign}")
+
+
+def _figure(estimate: Estimate | None, form: Callable[[float], str] = number) -> Cell:
+    return Cell(UNKNOWN if estimate is None else form(estimate.value))
+
+
+def _how_long(found: Sequence[Prediction]) -> list[tuple[Column, Show]]:
+    """Step and epoch; the intervals are of the epoch, or of the step where the images are unknown."""
+    epochs = any(one.epoch_seconds is not None for one in found)
+    bounded = "epoch" if epochs else "step"
+    return [
+        (Column("hosts"), lambda one: Cell(f"{one.nodes:,}")),
+        (Column("step"), lambda one: _seconds(one.step_seconds, not epochs)),
+        (Column("epoch"), lambda one: _seconds(one.epoch_seconds)),
+        (Column(f"{bounded}, one run"), lambda one: _one_run(one.epoch_seconds if epochs else one.step_seconds)),
+        (Column("efficiency", narrow="eff."), lambda one: _figure(one.efficiency, units.share)),
+        (Column("label", words=True), lambda one: Cell(one.label)),
+    ]
+
+
+_STEP: list[tuple[Column, Show]] = [
+    (Column("images/s"), lambda one: _figure(one.images_per_second)),
+    (Column("speedup"), lambda one: _figure(one.speedup)),
+    (Column("compute"), lambda one: _seconds(one.compute_seconds, bounded=False)),
+    (Column("exposed wait"), lambda one: _seconds(one.wait_seconds, bounded=False)),
+    (Column("exposed wire"), lambda one: _seconds(one.wire_seconds, bounded=False)),
+    (
+        Column("synchronised norm", narrow="sync. norm"),
+        lambda one: _seconds(one.norm_seconds if one.norm_seconds and one.norm_seconds.value else None, bounded=False),
+    ),
+]
+_RESOURCES: list[tuple[Column, Show]] = [
+    (Column("memory"), lambda one: Cell(units.size(one.memory_bytes))),
+    (Column("OOM chance"), lambda one: Cell(prediction_words.chance(one.oom_chance))),
+    (
+        Column("energy an epoch"),
+        lambda one: Cell(units.rate(one.joules_per_epoch.value if one.joules_per_epoch else None, "J")),
+    ),
+    (Column("cost an epoch"), lambda one: _figure(one.cost_per_epoch, units.money)),
+]
+
+
+def _finish_fields(end: Finish) -> Object:
+    """The time to finish beside its prediction; null where it is unavailable."""
+    return {
+        "epochs": end.epochs,
+        "work_seconds": end.work_seconds,
+        "finish_seconds": end.wall_seconds,
+        "finish_seconds_low": end.low,
+        "finish_seconds_high": end.high,
+        "finish_failures": end.failures,
+        "finish_lost_share": end.lost_share,
+        "checkpoint_interval_seconds": end.checkpoint_interval_seconds,
+        "finish_cost": end.cost,
+        "finish_label": "prior-driven",
+        "finish_assumptions": [asdict(assumed) for assumed in end.assumptions],
+        "finish_reason": end.reason or None,
+    }
+
+
+def _finish_table(forecast: Forecast, finishes: Sequence[Finish]) -> Table:
+    """A row for each prediction, and what all of it assumes."""
+    by_prediction = {id(one): end for one, end in zip(forecast.predictions, finishes, strict=True)}
+    # What is assumed of hosts differs with their number: that of the most stands for all.
+    assumed = {
+        (one.series, taken.part): taken
+        for one, end in zip(forecast.predictions, finishes, strict=True)
+        for taken in end.assumptions
+    }
+    told = [f"Assumed: {taken.part}: {taken.taken}." for taken in assumed.values()]
+    reasons = [f"Time to finish unavailable: {end.reason}." for end in finishes if end.reason]
+    columns: list[tuple[str, Callable[[Finish], str]]] = [
+        ("epochs alone", lambda end: units.seconds(end.work_seconds)),
+        (
+            "to finish",
+            lambda end: _NEVER if end.wall_seconds is None and end.work_seconds else units.seconds(end.wall_seconds),
+        ),
+        ("90 % for one run", _finish_bounds),
+        ("failures", lambda end: number(end.failures, 2)),
+        ("lost", lambda end: units.percent(end.lost_share)),
+        ("checkpoint every", lambda end: units.seconds(end.checkpoint_interval_seconds)),
+        ("cost", lambda end: units.money(end.cost)),
+    ]
+    shown = [(Column(name), _of_finish(by_prediction, form)) for name, form in columns]
+    title = f"Time to finish {units.counted(finishes[0].epochs, 'epoch')} (prior-driven)"
+    return _table(forecast, shown, tuple(dict.fromkeys([*told, *reasons])), title)
+
+
+def _of_finish(by_prediction: dict[int, Finish], form: Callable[[Finish], str]) -> Show:
+    return lambda one: Cell(form(by_prediction[id(one)]))
+
+
+def _finish_bounds(end: Finish) -> str:
+    """In the unit of the upper end, which may be never."""
+    if end.work_seconds is None:
+        return UNKNOWN
+    if end.low is None or end.high is None:
+        return f"{_NEVER if end.low is None else units.seconds(end.low)}{units.DASH}{_NEVER}"
+    unit = units.time_unit([end.high])
+    return f"{units.bounds(end.low, end.high, unit.text)} {unit.sign}"

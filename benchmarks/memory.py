@@ -139,11 +139,11 @@ def trial(fields: dict[str, Any], ranks: int, device: str) -> Trial:
 def measure(wanted: Trial, device: Any, steps_on_gloo: int) -> dict[str, int]:
     """Peak bytes of the start (building the engine, first step) and of the watched steps, on this rank."""
     import torch
+    from tensor_memory import tensor_memory
 
     from vitscale import engines, models
     from vitscale.datasets import label_losses, slot_loss
     from vitscale.models.segmentation import AuxiliaryLogits
-    from vitscale.probes.memory import tensor_memory
 
     train, segments = wanted.train, wanted.model.task == "segmentation"
     auxiliary: Any = None

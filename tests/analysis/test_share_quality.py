@@ -10,7 +10,7 @@ import pytest
 from results_factory import explained_run, make_environment, make_trial, steady_run
 from verdict_finder import THREE, kinds, of_one_trial, three_repeats, verdict
 from vitscale.analysis import analyse
-from vitscale.analysis.time.rank_speeds import gain, rank_speeds
+from vitscale.analysis.quality.shares import gain, rank_speeds
 from vitscale.analysis.trials import TrialResult
 from vitscale.store.records import Device, Environment
 from vitscale.store.results import Results

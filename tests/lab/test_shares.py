@@ -8,10 +8,10 @@ from __future__ import annotations
 import pytest
 
 from lab.ranks import make_trial, run_ranks
+from vitscale.analysis.quality.shares import gain, rank_speeds
 from vitscale.analysis.runs.figures import run_figures
 from vitscale.analysis.summaries import summarise
 from vitscale.analysis.time.breakdown import Breakdown, breakdown
-from vitscale.analysis.time.rank_speeds import gain, rank_speeds
 from vitscale.analysis.trials import TrialResult
 from vitscale.store.results import Run
 from vitscale.trial.model_spec import ModelSpec

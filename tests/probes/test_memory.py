@@ -6,8 +6,7 @@ import threading
 
 import pytest
 import torch
-
-from vitscale.probes.memory import CpuTensorMemory, tensor_memory
+from tensor_memory import CpuTensorMemory, tensor_memory
 
 MIB = 2**20
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,15 +16,18 @@ from hypothesis import strategies as st
 from processes import wait_until
 from results_factory import make_run, make_trial
 from vitscale.store import RankLog, new_run_folder, read_rank, write_outcome
+from vitscale.store.rank_log import read_lines
 from vitscale.store.records import (
     Device,
     EndLine,
     Environment,
     EpochLine,
     ErrorLine,
+    IfThere,
     ModelLine,
     PhaseLine,
     RankLine,
+    RankLines,
     RankRecord,
     StartLine,
     StepLine,
@@ -301,3 +304,32 @@ def test_every_kind_of_line_is_read_back_as_it_was_written(tmp_path: Path, lines
     )
     assert read_rank(log.path) == expected
     log.path.unlink()
+
+
+class Hum(RankLine):
+    kind: Literal["hum"] = "hum"
+    hertz: float
+
+
+class Heard(RankLines):
+    """A record of one kind of line of its own, taken in each of the three ways."""
+
+    rank: int
+    hums: tuple[Hum, ...]
+    phase: PhaseLine | None
+    ended: Annotated[bool, IfThere(EndLine)]
+    broken: tuple[str, ...]
+
+
+def test_a_field_of_the_record_is_all_that_a_kind_of_line_takes(tmp_path: Path) -> None:
+    path = tmp_path / "rank-7.jsonl"
+    launch, model = (PhaseLine(name=name, seconds=1.0) for name in ("launch", "model"))
+    lines: list[RankLine] = [Hum(hertz=50.0), launch, Hum(hertz=60.0), model, step(1)]
+    path.write_text("".join(f"{line.model_dump_json()}\n" for line in lines))
+    heard = read_lines(path, Heard, lambda raw, line: None)
+    assert (heard.rank, heard.hums, heard.phase, heard.ended) == (7, (lines[0], lines[2]), model, False)
+    assert len(heard.broken) == 1
+    assert heard.broken[0].startswith("rank-7.jsonl:5: ")  # a step is no line of this record
+    assert "'hum', 'phase', 'end'" in heard.broken[0]
+    path.write_text(EndLine().model_dump_json() + "\n")
+    assert read_lines(path, Heard, lambda raw, line: None).ended

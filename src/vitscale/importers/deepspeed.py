@@ -9,8 +9,7 @@ from pathlib import Path
 
 from vitscale.errors import RequestError, explain, shown
 from vitscale.importers.contents import LogContents, LogRank, LogRun, Problems, Setting, listed
-from vitscale.importers.deepspeed_facts import MOST_MICRO_STEPS, Facts
-from vitscale.importers.deepspeed_lines import Broken, timers, without_colours
+from vitscale.importers.deepspeed_lines import MOST_MICRO_STEPS, Broken, Facts, timers, without_colours
 from vitscale.importers.deepspeed_steps import ONE_RANK, WARMUP_STEPS, RankTimes, step_lines
 from vitscale.importers.files import identified, lines
 from vitscale.importers.options import Options

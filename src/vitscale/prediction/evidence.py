@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vitscale.analysis import Analysis
+from vitscale.analysis.quality.shares import rank_speeds
 from vitscale.analysis.time.breakdown import Breakdown
-from vitscale.analysis.time.rank_speeds import rank_speeds
 from vitscale.analysis.time.waterfall import unprofiled
 from vitscale.analysis.trials import TrialResult
 from vitscale.prediction.network.links import Network

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from vitscale.errors import printable
@@ -117,9 +116,3 @@ class Problems:
         more = f" and {count - len(named):,} more" if count > len(named) else ""
         lines = f"{count:,} {kind} line{'s' if count != 1 else ''}"
         return f"{self._file}: {lines} left out: {', '.join(named)}{more}"
-
-
-def listed(values: Sequence[object], most: int = MOST_NAMED) -> str:
-    """A few values, and how many more there are."""
-    more = f" and {len(values) - most} more" if len(values) > most else ""
-    return ", ".join(str(value) for value in values[:most]) + more

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vitscale.errors import RequestError, explain, shown
-from vitscale.importers.contents import LogContents, LogRank, LogRun, Problems, Setting, listed
+from vitscale.importers.contents import LogContents, LogRank, LogRun, Problems, Setting
 from vitscale.importers.deepspeed_lines import MOST_MICRO_STEPS, Broken, Facts, timers, without_colours
 from vitscale.importers.deepspeed_steps import ONE_RANK, WARMUP_STEPS, RankTimes, step_lines
 from vitscale.importers.files import identified, lines
 from vitscale.importers.options import Options
+from vitscale.present.units import listed
 from vitscale.store.results import ImportedFile
 
 _UNKNOWN_GPU = "unknown GPU"

@@ -10,11 +10,12 @@ from typing import NamedTuple
 
 from vitscale.errors import RequestError, StoreError, explain
 from vitscale.importers import numbers
-from vitscale.importers.contents import LogContents, LogRank, LogRun, Problems, Setting, listed
+from vitscale.importers.contents import LogContents, LogRank, LogRun, Problems, Setting
 from vitscale.importers.files import identified
 from vitscale.importers.options import Options
 from vitscale.importers.tables import OF_A_SETTING, Row, header, rows, setting_of, text_of
 from vitscale.importers.trials import an_epoch, nodes_of
+from vitscale.present.units import listed
 from vitscale.store.records import EpochLine
 from vitscale.store.results import ImportedFile
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from vitscale.errors import RequestError, explain, shown
 from vitscale.importers import numbers
-from vitscale.importers.contents import LogContents, LogRank, LogRun, Problems, Setting, listed
+from vitscale.importers.contents import LogContents, LogRank, LogRun, Problems, Setting
 from vitscale.importers.files import identified
 from vitscale.importers.options import Options
 from vitscale.importers.tables import OF_A_SETTING, Row, header, rows, setting_of, text_of
 from vitscale.importers.trials import an_epoch
+from vitscale.present.units import listed
 from vitscale.store.records import EpochLine, StepLine
 from vitscale.store.results import ImportedFile
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from vitscale.errors import RequestError, explain, printable, shown
 from vitscale.importers import numbers, tables
-from vitscale.importers.contents import Problems, listed
+from vitscale.importers.contents import Problems
 from vitscale.prediction.gpu_types import GpuType, gpu_type
 from vitscale.prediction.network.links import Link, declared_link
+from vitscale.present.units import listed
 
 _COLUMNS = {
     "instance": "instancetype", "gpu": "acceleratorname", "count": "acceleratorcount", "price": "price",

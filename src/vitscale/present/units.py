@@ -126,6 +126,13 @@ def percent(value: float | None, decimals: int = 0) -> str:
     return f"<{least:g} %" if 0 < 100 * value < least / 2 else f"{100 * value:.{decimals}f} %"
 
 
+def rough_percent(value: float) -> str:
+    """A share in percent with two digits: "0.12 %", "2 %", "14 %"; "under 0.01 %" for what is there and less."""
+    if 0 < abs(value) < 1e-4:
+        return "under 0.01 %"
+    return f"{100 * value:.0f} %" if abs(value) >= 0.0995 else f"{100 * value:.2g} %"
+
+
 def relative(difference: float | None) -> str:
     """A relative difference: "1.0 %", "3.1e-07"; "not finite" where a loss is not."""
     if difference is None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from vitscale.analysis.quality.wording import count, note, percent, those, warning, worst
+from vitscale.analysis.quality.wording import count, note, those, warning, worst
 from vitscale.analysis.trials import TrialResult
 from vitscale.present.document import Finding
+from vitscale.present.units import rough_percent as percent
 from vitscale.store.records import EpochLine, RankRecord, StepLine
 from vitscale.store.results import Run
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from vitscale.analysis.quality.wording import count, note, percent, warning
+from vitscale.analysis.quality.wording import count, note, warning
 from vitscale.analysis.runs.environments import (
     environments,
     off_their_gpus_node,
@@ -14,6 +14,7 @@ from vitscale.analysis.runs.environments import (
 from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.trials import TrialResult
 from vitscale.present.document import Finding
+from vitscale.present.units import rough_percent as percent
 
 _THROTTLED = 0.01
 """Share of the time above which throttling is told: below it no step time moves by more than that."""

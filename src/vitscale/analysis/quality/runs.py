@@ -6,12 +6,13 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
-from vitscale.analysis.quality.wording import count, imported, note, percent, those, warning, worst
+from vitscale.analysis.quality.wording import count, imported, note, those, warning, worst
 from vitscale.analysis.runs.figures import FEWEST_FOR_TAILS
 from vitscale.analysis.runs.steps import ONE_IN
 from vitscale.analysis.statistics import FEWEST_REPEATS
 from vitscale.analysis.trials import TrialResult
 from vitscale.present.document import Finding
+from vitscale.present.units import rough_percent as percent
 
 _FEWEST_TIMED_STEPS = 5
 _RUNS_DIFFER = 0.05

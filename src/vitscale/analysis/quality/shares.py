@@ -10,12 +10,13 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from vitscale.analysis.curve_names import trial_name
-from vitscale.analysis.quality.wording import count, note, percent, warning
+from vitscale.analysis.quality.wording import count, note, warning
 from vitscale.analysis.runs.environments import environments
 from vitscale.analysis.time.timelines import explained_steps, lanes
 from vitscale.analysis.trials import TrialResult
 from vitscale.base.time_spans import length
 from vitscale.present.document import Finding
+from vitscale.present.units import rough_percent as percent
 from vitscale.store.results import Run
 from vitscale.trial.rank_batches import longest, micro_batches, shares
 

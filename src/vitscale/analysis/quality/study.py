@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from vitscale.analysis.curve_names import trial_name
-from vitscale.analysis.quality.wording import count, imported, names, note, percent, warning, worst
+from vitscale.analysis.quality.wording import count, imported, names, note, warning, worst
 from vitscale.analysis.runs.target_ci import half_width, target_status
 from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.statistics import FEWEST_REPEATS
 from vitscale.analysis.trials import TrialResult
 from vitscale.present.document import Finding
+from vitscale.present.units import rough_percent as percent
 from vitscale.store.results import StudyRecord
 from vitscale.study.batch import needless_micro_steps
 

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.trials import TrialResult
 from vitscale.present.document import About, Finding
+from vitscale.present.units import counted
 
 
 class _Named(Protocol):
@@ -66,11 +67,4 @@ def names(curves: Sequence[CurveResult]) -> str:
 
 def count(trials: Collection[object]) -> str:
     """ "1 trial", "3 trials"."""
-    return f"{len(trials)} trial{'s' if len(trials) != 1 else ''}"
-
-
-def percent(share: float) -> str:
-    """0.02 as "2 %", 0.136 as "14 %"."""
-    if 0 < abs(share) < 1e-4:
-        return "under 0.01 %"
-    return f"{100 * share:.0f} %" if abs(share) >= 0.0995 else f"{100 * share:.2g} %"
+    return counted(len(trials), "trial")

@@ -1,6 +1,7 @@
 """How long advice among 10,000 configurations takes, and whole processes of predict, plan and advise.
 
-python benchmarks/configurations.py [--results FOLDER --study STUDY.toml] [--write docs/calibration.md]
+python benchmarks/configurations.py [--times 5] [--wanted 10000] [--results FOLDER --study STUDY.toml]
+                                    [--write docs/calibration.md]
 
 FOLDER: results to ask about, such as those of `make demo`; STUDY.toml: what `plan --from FOLDER` plans.
 """
@@ -28,12 +29,10 @@ from vitscale.prediction.fitting import DRAWS, fit
 from vitscale.prediction.workloads import evaluate_all
 
 MARK = "configurations"
-WANTED = 10_000
-TIMES = 5
 
 
-def among_many() -> tuple[Callable[[], int], int]:
-    """(advice among so many configurations, how many)."""
+def among_many(wanted: int) -> tuple[Callable[[], int], int]:
+    """(advice among at least so many configurations, how many)."""
     study = simulated_study(0)
     evidence = study.evidence(study.checked)
     fitted = fit(evidence)
@@ -46,14 +45,14 @@ def among_many() -> tuple[Callable[[], int], int]:
         asked = Request(gpus=tuple(8 * n for n in range(1, counts + 1)), ranks_per_node=8, epochs=90, images=1_281_167)
         return advise(evidence, asked, NoiseScale.unknown("not measured"), forecaster).looked_at
 
-    counts = -(-WANTED // looked_at(1))
+    counts = -(-wanted // looked_at(1))
     return lambda: looked_at(counts), looked_at(counts)
 
 
-def process_seconds(arguments: Sequence[str]) -> tuple[float, float]:
+def process_seconds(arguments: Sequence[str], times: int) -> tuple[float, float]:
     """(seconds that a whole process takes, of one core's time), medians."""
     wall, cpu = [], []
-    for _ in range(TIMES):
+    for _ in range(times):
         begin, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-m", "vitscale", *arguments], check=True, capture_output=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -62,7 +61,7 @@ def process_seconds(arguments: Sequence[str]) -> tuple[float, float]:
     return statistics.median(wall), statistics.median(cpu)
 
 
-def whole_processes(results: Path, study: Path | None) -> list[str]:
+def whole_processes(results: Path, study: Path | None, times: int) -> list[str]:
     """A row of a table for each command."""
     from vitscale import analysis, store
     from vitscale.prediction.answering import can_grow
@@ -75,7 +74,7 @@ def whole_processes(results: Path, study: Path | None) -> list[str]:
     commands += [["plan", str(study), "--from", str(results)]] if study is not None else []
     rows = ["| command | seconds | of one core's time |", "| --- | --- | --- |"]
     for command in commands:
-        wall, cpu = process_seconds(command)
+        wall, cpu = process_seconds(command, times)
         shown = " ".join(part.replace(str(results), "RESULTS") for part in command)
         rows.append(f"| `{shown}` | {wall:.2f} | {cpu:.2f} |")
     return rows
@@ -83,13 +82,15 @@ def whole_processes(results: Path, study: Path | None) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--wanted", type=int, default=10_000)
     parser.add_argument("--results", type=Path)
     parser.add_argument("--study", type=Path)
     parser.add_argument("--write", type=Path)
     asked = parser.parse_args()
-    advice, count = among_many()
+    advice, count = among_many(asked.wanted)
     seconds, of_cpu = [], []
-    for _ in range(TIMES):
+    for _ in range(asked.times):
         begin, cpu = time.perf_counter(), time.process_time()
         advice()
         seconds.append(time.perf_counter() - begin)
@@ -97,11 +98,11 @@ def main() -> None:
     took, of_core = statistics.median(seconds), statistics.median(of_cpu)
     lines = [
         f"`python benchmarks/configurations.py`: advice among {count:,} configurations in {took:.2f} s "
-        f"({of_core:.2f} s of one core's time; medians of {TIMES}). The machine has {os.cpu_count()} cores, and "
+        f"({of_core:.2f} s of one core's time; medians of {asked.times}). The machine has {os.cpu_count()} cores, and "
         f"{os.getloadavg()[0]:.0f} processes wanted them."
     ]
     if asked.results is not None:
-        lines += ["", *whole_processes(asked.results, asked.study)]
+        lines += ["", *whole_processes(asked.results, asked.study, asked.times)]
     text = "\n".join(lines)
     print(text)
     if asked.write:

@@ -16,6 +16,8 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+from forks import share_forks
+
 hypothesis.settings.register_profile("any machine", deadline=None)
 hypothesis.settings.load_profile("any machine")
 
@@ -48,6 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Linux shares cores between sessions first (sched(7), the autogroup feature), where it is built so, and then by nice.
     """
+    config.add_cleanup(share_forks())
     gc.disable()  # until all tests are there: what is imported and collected stays
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

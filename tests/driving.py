@@ -9,6 +9,8 @@ from pathlib import Path
 
 import psutil
 
+from forks import AT_FIRST, Prepared
+
 TINY_MODEL = """
 [model]
 name = "vit-ti16"
@@ -22,16 +24,23 @@ mlp_size = 64
 """Trains in milliseconds: what is tested is everything around it."""
 
 
-def vitscale(*arguments: str | Path, cwd: Path | None = None, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-    """Runs `vitscale ARGUMENTS` to its end."""
+def vitscale(
+    *arguments: str | Path, cwd: Path | None = None, timeout: float = 300, anew: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Runs `vitscale ARGUMENTS` to its end: as a fork of a process that has imported it, or started anew, as always
+    where modules are searched for elsewhere."""
+    command, environment = [*map(str, arguments)], os.environ | {"COLUMNS": "120"}
+    if not anew and os.environ.get("PYTHONPATH") == AT_FIRST.get("PYTHONPATH"):
+        request = {"kind": "command", "argv": command, "environment": environment, "cwd": str(cwd or Path.cwd())}
+        return Prepared.of_all("commands").run(request, timeout)
     return subprocess.run(
-        [sys.executable, "-m", "vitscale", *map(str, arguments)],
+        [sys.executable, "-m", "vitscale", *command],
         capture_output=True,
         text=True,
         cwd=cwd,
         timeout=timeout,
         check=False,
-        env=os.environ | {"COLUMNS": "120"},
+        env=environment,
     )
 
 

@@ -1,35 +1,55 @@
-"""Scripts run as forks of a process that has imported what ranks need: each starts in tenths of a second.
+"""Scripts and commands run as forks of processes that have imported what they need: each starts in tenths of a second.
 
-For tests whose subject is what ranks compute. As a program this is the prepared process: of every line of its input it
-makes a fork that runs a script as if it had been started anew.
+For tests whose subject is not how a process starts. As a program this is such a process: of everyone who connects to
+its socket it makes a fork that runs a script, the command line, or a prepared process of the product's, as if it had
+been started anew.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import functools
 import gc
+import importlib
 import json
 import os
+import pkgutil
 import runpy
+import select
+import shutil
 import signal
+import socket
 import subprocess
 import sys
-import threading
+import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, Self
 
 from processes import wait_until
 
 _TESTS = str(Path(__file__).parent)
-_PREPARED = (
-    "torch.distributed.tensor", "torch._dynamo", "torch._inductor.compile_fx", "deepspeed", "pytorch_optimizer",
-    "accelerate", "transformers.integrations.deepspeed", "vitscale.worker.session",
-)  # fmt: skip
-"""What engines import, some of it only in their first step: once here, and not in every fork."""
+_FOLDER = "VITSCALE_TESTS_FORKS"
+"""The variable that names the folder with what all processes of these tests share."""
+_TOKEN, _PLACEHOLDER, _ROOM = "VITSCALE_JOB", "-" * 32, "-" * 4096
+_IMPORTED = {
+    # What engines import, some of it only in their first step: once here, and not in every fork.
+    "ranks": (
+        "torch.distributed.tensor", "torch._dynamo", "torch._inductor.compile_fx", "deepspeed", "pytorch_optimizer",
+        "accelerate", "transformers.integrations.deepspeed", "vitscale.worker.__main__", "vitscale.worker.session",
+        # What models of transformers import when they are built.
+        "transformers.models.swinv2.modeling_swinv2", "transformers.models.upernet.modeling_upernet",
+    ),
+    "commands": ("vitscale.cli",),
+}  # fmt: skip
+_WORKER_PLANE = ("vitscale.worker", "vitscale.engines", "vitscale.models", "vitscale.datasets", "vitscale.probes")
 _PR_SET_PDEATHSIG = 1
+_popen = subprocess.Popen
+AT_FIRST = dict(os.environ)
+"""Before a test sets variables for itself."""
 
 
 class Started(Protocol):
@@ -76,62 +96,162 @@ class Cold:
             process.kill()
 
 
+class Fork:
+    """A fork under way: as much of `subprocess.Popen` as is asked of it. It ends where nobody holds this any more."""
+
+    def __init__(self, server: socket.socket) -> None:
+        self._server = server
+        self._heard = b""
+        self.args: tuple[str, ...] = ()
+        self.returncode: int | None = None
+        pid = self._told(None)
+        assert pid is not None
+        self.pid = pid
+
+    def _told(self, timeout: float | None) -> int | None:
+        """The next number, or None where there is none in time."""
+        while b"\n" not in self._heard:
+            if not select.select([self._server], [], [], timeout)[0]:
+                return None
+            chunk = self._server.recv(64)
+            assert chunk, "the process that forks has ended"
+            self._heard += chunk
+        line, _, self._heard = self._heard.partition(b"\n")
+        return int(line)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = self._told(0.0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            self.returncode = self._told(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired("a fork", timeout or 0.0)
+        return self.returncode
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def communicate(self, *_: object, timeout: float | None = None) -> tuple[None, None]:
+        self.wait(timeout)
+        return None, None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.close()
+
+
 class Prepared:
-    """A process that has imported torch, the engines and the worker, and nothing else; its forks die with it."""
+    """A process that has imported torch, the engines and the worker, or the command line, and nothing else."""
 
     def __init__(self, within: Callable[[Sequence[str]], Sequence[str]] = list) -> None:
-        """`within`: argv to the argv that runs it elsewhere, as on a host of a laboratory."""
-        # What is imported may start threads unless told, and a process that has some must not be forked.
-        threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        self._asking = threading.Lock()
-        self._process = subprocess.Popen(
-            within([sys.executable, __file__]),
-            stdin=subprocess.PIPE,
-            text=True,
-            env=os.environ | threads | {"PYTHONPATH": _TESTS},
-        )
+        """Starts one for ranks, which ends with this process.
+
+        `within`: argv to the argv that runs it elsewhere, as on a host of a laboratory.
+        """
+        self._folder = tempfile.mkdtemp(prefix="vitscale-forks-")
+        self._path = f"{self._folder}/ranks"
+        self._process: subprocess.Popen[bytes] | None = _server(self._path, "ranks", subprocess.PIPE, within)
+
+    @classmethod
+    def of_all(cls, kind: str) -> Prepared:
+        """That of all processes of these tests, by what it has imported; the first who asks starts it."""
+        folder = os.environ[_FOLDER]
+        self = cls.__new__(cls)
+        self._path, self._process = f"{folder}/{kind}", None
+        with Path(folder, "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not Path(self._path).exists():
+                with Path(folder, "alive").open("rb") as alive:
+                    _server(self._path, kind, alive)
+        return self
+
+    def ask(self, request: Mapping[str, object], descriptors: Sequence[int]) -> Fork:
+        """A fork that does what is asked; its standard output and error are the first two of the descriptors."""
+        here = {"cwd": str(Path.cwd()), "cores": sorted(os.sched_getaffinity(0))}
+        server = socket.socket(socket.AF_UNIX)
+        server.connect(self._path)
+        text = json.dumps(here | dict(request)).encode() + b"\n"
+        sent = socket.send_fds(server, [text], list(descriptors))
+        server.sendall(text[sent:])
+        return Fork(server)
 
     def start(
         self, script: Path, *arguments: Path, log: Path, environment: Mapping[str, object], core: int | None = None
     ) -> Started:
         given = {name: str(value) for name, value in environment.items()}
-        asked = {
+        request = {
+            "kind": "script",
             "argv": [str(script), *map(str, arguments)],
-            "log": str(log),
             "environment": os.environ | given | {"PYTHONPATH": _TESTS},
-            "core": core,
         }
-        assert self._process.stdin is not None
-        with self._asking:
-            self._process.stdin.write(json.dumps(asked) + "\n")
-            self._process.stdin.flush()
-        return _Fork(_exit_file(log), self._process)
+        with log.open("w") as output:
+            return self.ask(request if core is None else request | {"cores": [core]}, [output.fileno()] * 2)
+
+    def run(self, request: Mapping[str, Any], timeout: float) -> subprocess.CompletedProcess[str]:
+        """A fork from its start to its end."""
+        with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+            code = self.ask(request, [output.fileno(), errors.fileno()]).wait(timeout)
+            output.seek(0)
+            errors.seek(0)
+            return subprocess.CompletedProcess(request["argv"], code, output.read(), errors.read())
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            shutil.rmtree(self._folder)
 
 
 @functools.cache
 def prepared_here() -> Prepared:
-    """One for all tests of this process, with which it ends."""
-    return Prepared()
+    """For ranks; one for all tests."""
+    return Prepared.of_all("ranks")
 
 
-class _Fork:
-    def __init__(self, exit_file: Path, prepared: subprocess.Popen[str]) -> None:
-        self._exit_file = exit_file
-        self._prepared = prepared
+def share_forks() -> Callable[[], None]:
+    """Makes the folder by which all processes of these tests share theirs, which end with this process.
 
-    def wait(self, timeout: float) -> int:
-        wait_until(lambda: self._exit_file.exists() or self._prepared.poll() is not None, "a fork ends", timeout)
-        assert self._exit_file.exists(), "the prepared process ended"
-        return int(self._exit_file.read_text())
+    Returns:
+        What ends them sooner.
+    """
+    if _FOLDER in os.environ:
+        return lambda: None
+    folder = tempfile.mkdtemp(prefix="vitscale-forks-")
+    os.environ[_FOLDER] = AT_FIRST[_FOLDER] = folder
+    os.mkfifo(f"{folder}/alive")
+    held = os.open(f"{folder}/alive", os.O_RDWR)
+
+    def end() -> None:
+        os.close(held)
+        shutil.rmtree(folder)
+
+    return end
 
 
-def _exit_file(log: Path) -> Path:
-    """What tells the exit code of the script that writes to `log`."""
-    return log.with_suffix(".exit")
+def _server(
+    path: str, kind: str, stdin: Any, within: Callable[[Sequence[str]], Sequence[str]] = list
+) -> subprocess.Popen[bytes]:
+    """Ends when its standard input does."""
+    # What is imported may start threads unless told, and a process that has some must not be forked.
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    process = subprocess.Popen(
+        within([sys.executable, __file__, path, kind, _ROOM]),
+        stdin=stdin,
+        env=AT_FIRST | threads | {"PYTHONPATH": _TESTS, _TOKEN: _PLACEHOLDER},
+        start_new_session=True,
+    )
+    wait_until(lambda: Path(path).exists() or process.poll() is not None, "all is imported")
+    assert process.poll() is None, "what was to be imported is not"
+    return process
+
+
+# --- the process that forks ------------------------------------------------------------------------------------------
 
 
 def _die_with(parent: int) -> None:
@@ -140,33 +260,57 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
-def _watch(asked: dict[str, Any]) -> NoReturn:
-    """Runs the script in a child, and leaves its exit code."""
+def _watch(asker: socket.socket, set_by_imports: Mapping[str, str]) -> NoReturn:
+    """Makes a child of what is asked, tells its number and its exit code; ends it where the asker goes away."""
+    heard, descriptors, _, _ = socket.recv_fds(asker, 1 << 16, 8)
+    while not heard.endswith(b"\n"):
+        heard += asker.recv(1 << 16)
     own = os.getpid()
     child = os.fork()
     if child == 0:
         _die_with(own)
-        _run(asked)
+        asker.close()
+        _run(json.loads(heard), descriptors, set_by_imports)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    ending = os.pidfd_open(child)
+    ends: list[Any] = [asker, ending]
+    asker.sendall(f"{child}\n".encode())
+    if ending not in select.select(ends, [], [])[0]:
+        os.kill(child, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    log = Path(asked["log"])
-    log.with_suffix(".draft").write_text(str(code))
-    log.with_suffix(".draft").rename(_exit_file(log))
+    with contextlib.suppress(OSError):
+        asker.sendall(f"{code}\n".encode())
     os._exit(0)
 
 
-def _run(asked: dict[str, Any]) -> NoReturn:
-    """As if the script had been started anew."""
+def _run(asked: dict[str, Any], descriptors: list[int], set_by_imports: Mapping[str, str]) -> NoReturn:
+    """As if it had been started anew."""
     code = 1
     try:
-        log = os.open(asked["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        for descriptor, file in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
+        output, errors, *others = descriptors
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for descriptor, file in ((0, nothing), (1, output), (2, errors)):
             os.dup2(file, descriptor)
+        for file in {nothing, output, errors}:
+            os.close(file)
         os.environ.clear()
         os.environ.update(asked["environment"])
-        if asked["core"] is not None:
-            os.sched_setaffinity(0, {asked["core"]})
-        sys.argv = asked["argv"]
-        runpy.run_path(asked["argv"][0], run_name="__main__")
+        os.chdir(asked["cwd"])
+        os.sched_setaffinity(0, asked["cores"])
+        match asked["kind"]:
+            case "script":
+                subprocess.Popen = _fork_scripts  # type: ignore[assignment, misc]
+                sys.argv = asked["argv"]
+                runpy.run_path(asked["argv"][0], run_name="__main__")
+            case "command":
+                _as_module()
+                subprocess.Popen = _fork_what_is_prepared  # type: ignore[assignment, misc]
+                sys.argv[1:] = asked["argv"]
+                runpy.run_module("vitscale", run_name="__main__", alter_sys=True)
+            case "prepared":
+                _as_module()
+                _be_prepared(others[0], set_by_imports)
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -177,22 +321,94 @@ def _run(asked: dict[str, Any]) -> NoReturn:
     os._exit(code)
 
 
-def main() -> None:
+def _as_module() -> None:
+    """Modules are found as by `python -m`."""
+    given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.path[:] = [str(Path.cwd()), *given, *(path for path in sys.path if path != _TESTS)]
+
+
+def _fork_scripts(argv: Any, **keywords: Any) -> Any:
+    """In place of `subprocess.Popen` in a script: what runs a script by this interpreter is a fork too."""
+    if argv[0] != sys.executable or not argv[1].endswith(".py"):
+        return _popen(argv, **keywords)
+    request = {"kind": "script", "argv": argv[1:], "environment": keywords["env"]}
+    return prepared_here().ask(request, [keywords["stdout"].fileno(), keywords["stderr"].fileno()])
+
+
+def _fork_what_is_prepared(argv: Any, **keywords: Any) -> Any:
+    """In place of `subprocess.Popen` in a command: the product's prepared process need not import anew what another of
+    the same environment has."""
+    if "vitscale.worker.prepared" not in argv or _of_libraries(keywords["env"]) != _of_libraries(AT_FIRST):
+        return _popen(argv, **keywords)
+    output = keywords["stdout"].fileno()
+    request = {"kind": "prepared", "environment": keywords["env"], "cwd": str(keywords["cwd"])}
+    return Prepared.of_all("ranks").ask(request, [output, output, *keywords["pass_fds"]])
+
+
+def _of_libraries(environment: Mapping[str, str]) -> dict[str, str]:
+    """What libraries may read when they are loaded, but for the number of threads, which a fork sets."""
+    own = (
+        "VITSCALE_",
+        "PYTEST_",
+        "COLUMNS",
+        "OMP_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "PYTHONPATH",
+    )
+    return {name: value for name, value in environment.items() if not name.startswith(own)}
+
+
+def _be_prepared(driver: int, set_by_imports: Mapping[str, str]) -> None:
+    """What `vitscale.worker.prepared` is; of its imports nothing is left to be done but what they set."""
+    import torch
+
+    from vitscale.worker import prepared, session
+
+    def preload(*arguments: Any) -> None:
+        os.environ.update(set_by_imports)
+        really(*arguments)
+
+    really = session.preload
+    vars(session)["preload"] = preload
+    os.setsid()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    prepared.main([str(driver), _ROOM])
+
+
+def main(path: str, kind: str) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # those that watch are waited for by nobody
-    for name in _PREPARED:
-        __import__(name)
+    before = dict(os.environ)
+    for name in _IMPORTED[kind]:
+        importlib.import_module(name)
+    if kind == "commands":
+        for module in pkgutil.walk_packages(importlib.import_module("vitscale").__path__, "vitscale."):
+            if not module.name.startswith(_WORKER_PLANE) and not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
+    set_by_imports = {name: value for name, value in os.environ.items() if before.get(name) != value}
     threads = [int(task.name) for task in Path("/proc/self/task").iterdir()]
     assert threads == [os.getpid()], f"importing started threads: {len(threads)}"
     # DeepSpeed looks for garbage when it builds an engine: never among what is imported, which takes half a second.
     gc.collect()
     gc.freeze()
     own = os.getpid()
-    while line := sys.stdin.readline():
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"{path}-soon")
+    listener.listen(64)
+    Path(f"{path}-soon").rename(path)
+    ends: list[Any] = [0, listener]
+    while True:
+        if 0 in select.select(ends, [], [])[0]:
+            os._exit(0)
+        asker, _ = listener.accept()
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _die_with(own)
-            _watch(json.loads(line))
+            listener.close()
+            _watch(asker, set_by_imports)
+        asker.close()
 
 
 if __name__ == "__main__":
-    main()
+    sys.modules["forks"] = sys.modules["__main__"]
+    main(*sys.argv[1:3])

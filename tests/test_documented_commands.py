@@ -53,7 +53,7 @@ oversubscribe = true
 """
 PROGRAMS: dict[str, list[str] | str] = {
     "benchmarks/light_window_cost.py": ["--pairs", "2", "--steps", "5"],
-    "benchmarks/configurations.py": [],
+    "benchmarks/configurations.py": ["--times", "1", "--wanted", "500"],
     "benchmarks/start_up.py": ["--pairs", "1", "--steps", "8"],
     "benchmarks/decoders.py": ["--images", "16", "--side", "32", "--rounds", "1", "--processes", "1"],
     "benchmarks/target_ci.py": ["--studies", "2"],

@@ -237,7 +237,7 @@ def test_vit_b16_at_224_trains_on_cifar_10_on_two_ranks_under_both_engines(tmp_p
         root='root = "cifar-10-python.tar.gz"\nverify = false',
         micro_batch="micro_batch = 1",
         gpus="gpus = [2]",
-        steps="steps = 2\nwarmup_steps = 1\nevaluate = false",
+        steps="steps = 2\nwarmup_steps = 1\nevaluate = false\nexplain = false",
         repeats="repeats = 1",
     )
     (tmp_path / "study.toml").write_text(study)

@@ -14,8 +14,8 @@ from forks import prepared_here
 class Worlds:
     """Curves by number of ranks, trained when they are first asked for."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *, by_day: bool) -> None:
+        self.folder, self.by_day = folder, by_day
         self._curves: dict[int, dict[str, Curve]] = {}
 
     def __getitem__(self, ranks: int) -> dict[str, Curve]:
@@ -23,11 +23,14 @@ class Worlds:
             if ranks != 2:
                 self[2]  # leaves the checkpoints
             self._curves[ranks] = train(
-                jobs.of_world(ranks, self.folder / "2"), ranks, self.folder / str(ranks), prepared_here()
+                jobs.of_world(ranks, self.folder / "2", by_day=self.by_day),
+                ranks,
+                self.folder / str(ranks),
+                prepared_here(),
             )
         return self._curves[ranks]
 
 
-@pytest.fixture(scope="session")
-def worlds(tmp_path_factory: pytest.TempPathFactory) -> Worlds:
-    return Worlds(tmp_path_factory.mktemp("curves"))
+@pytest.fixture(scope="session", params=["some", pytest.param("every", marks=pytest.mark.nightly)])
+def worlds(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Worlds:
+    return Worlds(tmp_path_factory.mktemp("curves"), by_day=request.param == "some")

@@ -54,6 +54,7 @@ OF_WORLD = {
     3: ("adamw-clipped", "sgd-accumulated"),
 }
 """Each engine meets both optimizers, both accumulations, and clipping on and off, at every number of ranks."""
+BEHIND_ACCELERATE = ("accelerate-zero-0", "accelerate-zero-1", "accelerate-zero-2")
 FULLY = ("ddp", "fsdp2", "zero-0", "zero-1", "zero-2", "zero-3")
 """Engines that at two ranks meet all of `SETTINGS`."""
 
@@ -181,8 +182,11 @@ def of_scenes(ranks: int, folder: Path) -> list[Job]:
     return jobs
 
 
-def of_world(ranks: int, two_ranks: Path) -> list[Job]:
-    """All that is trained on so many ranks. Two ranks come first: in their folder the others find checkpoints."""
+def of_world(ranks: int, two_ranks: Path, *, by_day: bool) -> list[Job]:
+    """All that is trained on so many ranks; by day what `at_night` leaves.
+
+    Two ranks come first: in their folder the others find checkpoints.
+    """
     jobs = [
         _job(f"{engine} {setting}", ENGINES[engine] | SETTINGS[setting])
         for engine in ENGINES
@@ -206,7 +210,30 @@ def of_world(ranks: int, two_ranks: Path) -> list[Job]:
             job = _job(f"{resumed} from {saved} {setting}", fields, RESUMED_UNTIL)
             job["load"] = str(two_ranks / f"{saved} {setting}")
             jobs.append(job)
-    return jobs
+    return [job for job in jobs if not (by_day and at_night(ranks, job["name"]))]
+
+
+def at_night(ranks: int, name: str) -> bool:
+    """Whether a job is trained at night alone: its engine meets its settings by day too, but not every pair of them at
+    every number of ranks.
+
+    DeepSpeed behind Accelerate is by day at stage 3, and at the others with unequal shares, autocast or a rising rate
+    alone. At two ranks engines meet two of the four settings, or what else needs them; at three one of them, or that
+    with unequal shares.
+    """
+    engine, *setting = name.split()
+    if engine in ENGINES and setting[-1:] == ["shares"]:
+        return setting[0] == ("sgd-accumulated" if ranks == 2 else "adamw-clipped")
+    if setting == ["rehearsed"]:
+        return engine in (*BEHIND_ACCELERATE, "zero-2-offload", "zero-3-offload")
+    if engine not in ENGINES or len(setting) != 1 or setting[0] not in SETTINGS:
+        return False
+    if engine in BEHIND_ACCELERATE:
+        return True
+    if ranks == 2:
+        needed = {"adamw-accumulated": MEASURED, "sgd-clipped": SAVED_SGD}
+        return engine not in needed.get(setting[0], ENGINES)
+    return ranks == 3 and setting[0] == "sgd-accumulated" and not engine.startswith("accelerate")
 
 
 def _references() -> list[Job]:

@@ -31,7 +31,17 @@ def test_every_engine_trains_as_one_process_does(worlds: Worlds, ranks: int) -> 
             if curve is not None:
                 assert len(curve.losses) == STEPS
                 differences[engine, setting] = largest_difference(curve.losses, reference_of(worlds, setting).losses)
-    assert len(differences) == (len(jobs.FULLY) * 4 + 7 * 2 if ranks == 2 else 13 * 2)
+    expected = {
+        (engine, setting)
+        for engine in jobs.ENGINES
+        for setting in (jobs.SETTINGS if ranks == 2 and engine in jobs.FULLY else jobs.OF_WORLD[ranks])
+        if not (worlds.by_day and jobs.at_night(ranks, f"{engine} {setting}"))
+    }
+    assert differences.keys() == expected
+    if not worlds.by_day:
+        assert len(differences) == (len(jobs.FULLY) * 4 + 7 * 2 if ranks == 2 else 13 * 2)
+    # By day too every engine trains so, but for three that meet other settings than these.
+    assert {engine for engine, _ in differences} >= jobs.ENGINES.keys() - set(jobs.BEHIND_ACCELERATE)
     assert max(differences.values()) < EQUAL, {which: value for which, value in differences.items() if value >= EQUAL}
 
 
@@ -48,9 +58,11 @@ def test_every_step_has_the_same_images_whoever_takes_them(worlds: Worlds, ranks
 
 def test_a_rehearsal_of_the_last_steps_shape_leaves_no_trace(worlds: Worlds) -> None:
     """To the bit, on every engine: in three micro-steps, which DeepSpeed and Accelerate count."""
-    for engine in jobs.ENGINES:
-        rehearsed, plain = worlds[2][f"{engine} rehearsed"], worlds[2][f"{engine} sgd-accumulated"]
-        assert rehearsed.losses == plain.losses[: jobs.REHEARSED_STEPS], engine
+    rehearsed = {name.split()[0]: curve for name, curve in worlds[2].items() if name.endswith(" rehearsed")}
+    assert len(rehearsed) == (len(jobs.ENGINES) if not worlds.by_day else len(jobs.ENGINES) - 5)
+    for engine, curve in rehearsed.items():
+        plain = worlds[2][f"{engine} sgd-accumulated"]
+        assert curve.losses == plain.losses[: jobs.REHEARSED_STEPS], engine
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -61,7 +73,8 @@ def test_unequal_shares_train_as_one_process_does(worlds: Worlds, ranks: int) ->
         for name, curve in worlds[ranks].items()
         if name.endswith(" shares")
     }
-    assert len(differences) == len(jobs.FULLY) * 2 + (len(jobs.SHARED_ONCE) if ranks == 3 else 0)
+    settings = 1 if worlds.by_day else 2
+    assert len(differences) == len(jobs.FULLY) * settings + (len(jobs.SHARED_ONCE) if ranks == 3 else 0)
     assert max(differences.values()) < EQUAL, {which: value for which, value in differences.items() if value >= EQUAL}
 
 

@@ -54,7 +54,7 @@ class Compared:
         shutil.copy(Path(__file__).with_name("reporting.py"), folder)
         (folder / "forked").mkdir()
         (folder / "study.toml").write_text(STUDY.replace("REPORTS_FOLDER", str(folder / "forked")))
-        answer = vitscale("run", "study.toml", "-o", "results", cwd=folder)
+        answer = vitscale("run", "study.toml", "-o", "results", cwd=folder, anew=True)
         assert answer.returncode == 0, answer.stdout + answer.stderr
         self.runs = {
             (run.header.trial.world.size, run.header.repeat): run for run in store.load(folder / "results").runs

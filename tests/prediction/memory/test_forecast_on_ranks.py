@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from forks import prepared_here
 
 BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "memory.py"
 CONFIGURATIONS = [
@@ -38,8 +39,8 @@ UNLIKE_BLOCKS = [
 
 
 def measured(configurations: list[str], steps: int) -> list[dict[str, Any]]:
-    argv = [sys.executable, str(BENCHMARK), "--ranks", "2", "--steps", str(steps), "--json", "--only", *configurations]
-    answer = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=1200)
+    argv = [str(BENCHMARK), "--ranks", "2", "--steps", str(steps), "--json", "--only", *configurations]
+    answer = prepared_here().run({"kind": "script", "argv": argv, "environment": dict(os.environ)}, 1200)
     assert answer.returncode == 0, answer.stderr[-3000:]
     rows = [json.loads(line) for line in answer.stdout.splitlines()]
     assert len(rows) == len(configurations)

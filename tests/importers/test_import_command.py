@@ -45,7 +45,7 @@ def table(tmp_path: Path) -> Path:
 def test_what_it_prints(vitscale: Callable[..., tuple[int, str, str]], table: Path) -> None:
     code, out, _ = vitscale("import", str(table), "-o", "imported")
     assert code == 0
-    assert "Taken for --format epochs" in out
+    assert "(taken for --format epochs)" in out
     assert "1-4" in out
     assert "cifar10" in out
     assert "note: the model is unknown" in out
@@ -105,7 +105,7 @@ def test_json(vitscale: Callable[..., tuple[int, str, str]], table: Path) -> Non
     code, out, _ = vitscale("import", str(table), "-o", "imported", "--json")
     content = json.loads(out)
     assert code == 0
-    assert content["format"] == "epochs"
+    assert (content["vitscale"], content["version"], content["format"]) == ("import", 1, "epochs")
     assert content["written"] is True
     assert content["series"][0]["gpus"] == [1, 2, 3, 4]
     assert content["series"][0]["epochs"] == 8

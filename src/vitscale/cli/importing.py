@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitscale.cli.base import JsonOption, ProgramConsole, app
+from vitscale.cli.base import JsonOption, ProgramConsole, VerboseOption, app
 from vitscale.errors import unknown
+from vitscale.present.units import UNKNOWN
 
 if TYPE_CHECKING:
-    from vitscale.importers import LinkFormat
+    from vitscale.importers import Done, LinkFormat
+    from vitscale.present.document import Document
 
 
 @app.command("import")
@@ -45,12 +48,14 @@ def import_(
         int | None, typer.Option("--train-samples", metavar="N", help="Training images of the whole dataset.")
     ] = None,
     gpus: Annotated[int | None, typer.Option("--gpus", metavar="N", help="Ranks, where the log does not say.")] = None,
+    verbose: VerboseOption = False,
     json: JsonOption = False,
 ) -> None:
     """Others' logs as results: DeepSpeed's, Hugging Face's, tables of epochs or of steps. Then report and predict."""
     from vitscale.base import plugins
-    from vitscale.cli import imported
     from vitscale.importers import FORMATS, OF_LINKS, Options, guess, import_logs
+    from vitscale.present.data import envelope
+    from vitscale.present.terminal import show
 
     taken = guess(logs) if log_format == "auto" else log_format
     if taken not in (*FORMATS, *OF_LINKS) and plugins.target("importer", taken) is None:
@@ -64,32 +69,92 @@ def import_(
         return
     done = import_logs(logs, taken, options, results)
     if json:
-        sys.stdout.write(imported.as_json(done, str(results)) + "\n")
-        return
-    console = ProgramConsole()
-    if log_format == "auto":
-        console.print(f"Taken for --format {taken}.", highlight=False)
-    console.print(imported.table(done), highlight=False)
-    for line in imported.lines(done):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        sys.stdout.write(envelope("import", _fields(done, results)))
+    else:
+        show(ProgramConsole(), _document(done, results, taken if log_format == "auto" else ""), verbose)
+
+
+def _document(done: Done, results: Path, taken_for: str) -> Document:
+    """One row for each series, what was assumed, what could not be used, and what comes next."""
+    from vitscale.present.document import Bullets, Column, Document, Paragraph, table
+
+    columns = [Column("series", words=True), Column("scaling", words=True), Column("GPUs")]
+    columns += map(Column, ("runs", "epochs", "steps"))
+    rows = []
+    for row in _series(done):
+        counts = [f"{row[key]:,}" if row[key] else UNKNOWN for key in ("runs", "epochs", "steps")]
+        rows.append([row["series"], row["mode"], _counts(row["gpus"]), *counts])
     said = "Imported into" if done.written else "Nothing to do: this import is in"
-    console.print(f"{said} {results}", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"Report: vitscale report {results}", markup=False, highlight=False, soft_wrap=True)
+    format_line = f" (taken for --format {taken_for})" if taken_for else ""
+    imported = done.study.imported
+    notes = [f"note: {note}" for note in imported.notes] if imported else []
+    notes += [f"problem: {problem}" for problem in imported.problems] if imported else []
+    laid = table(columns, rows, always=[column.name for column in columns])
+    blocks = (Paragraph(f"{said} {results}{format_line}", "strong"), laid, *([Bullets(tuple(notes))] if notes else []))
+    return Document("", blocks, (f"Report: vitscale report {results}",))
+
+
+def _counts(gpus: Sequence[int]) -> str:
+    """ "1-8", "1, 2, 4": three or more in a row are a range."""
+    spans: list[list[int]] = []
+    for count in gpus:
+        if spans and count == spans[-1][-1] + 1:
+            spans[-1].append(count)
+        else:
+            spans.append([count])
+    return ", ".join(f"{span[0]}-{span[-1]}" if len(span) > 2 else ", ".join(map(str, span)) for span in spans)
+
+
+def _series(done: Done) -> list[dict[str, Any]]:
+    """One object for each series; epochs and steps are those of the first rank of each run."""
+    from vitscale.analysis.curve_names import curve_name
+
+    objects = []
+    for curve in done.study.curves:
+        ids = {point.trial_id for point in curve.points}
+        runs = [one.run for one in done.runs if one.trial.identity() in ids]
+        objects.append(
+            {
+                "series": curve_name(curve.labels, done.study.trials[curve.points[-1].trial_id]),
+                "mode": curve.mode,
+                "gpus": [point.gpus for point in curve.points],
+                "runs": len(runs),
+                "epochs": sum(len(run.ranks[0].epochs) for run in runs),
+                "steps": sum(len(run.ranks[0].steps) for run in runs),
+            }
+        )
+    return objects
+
+
+def _fields(done: Done, results: Path) -> dict[str, Any]:
+    imported = done.study.imported
+    return {
+        "results": str(results),
+        "written": done.written,
+        "format": imported.log_format if imported else None,
+        "files": [one.model_dump() for one in imported.files] if imported else [],
+        "series": _series(done),
+        "notes": list(imported.notes) if imported else [],
+        "problems": list(imported.problems) if imported else [],
+    }
 
 
 def _import_links(logs: list[Path], taken: LinkFormat, results: Path, json: bool) -> None:
     """What others measured of the network, as a check in the results folder."""
     from vitscale.prediction.network.checked import network_of
     from vitscale.preflight.imported import import_links
+    from vitscale.present import units
+    from vitscale.present.data import envelope
 
     record, path, problems = import_links(logs, taken, results)
     if json:
-        sys.stdout.write(record.model_dump_json(indent=1) + "\n")
+        fields = {"results": str(results), "stored": str(path), "problems": list(problems)}
+        sys.stdout.write(envelope("import", fields | {"check": record.model_dump(mode="json")}))
         return
     console = ProgramConsole()
     network = network_of(record)
     for where, link in (("inside a host", network.inside), ("between hosts", network.across)):
-        rate = f"{link.bandwidth_bytes_per_second / 1e9:.3g} GB/s, {link.latency_seconds * 1e6:.3g} us a hop"
+        rate = f"{units.rate(link.bandwidth_bytes_per_second, 'B/s')}, {units.seconds(link.latency_seconds)} a hop"
         said = f"{where}: {link.described}" + (f", {rate}" if link.source == "check" else "")
         console.print(said, markup=False, highlight=False, soft_wrap=True)
     for problem in problems:

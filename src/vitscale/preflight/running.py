@@ -90,7 +90,7 @@ def run_check(
             write_whole(folder / "request.json", wanted.model_dump_json())
         end = _End("not started", "no host is left to start one on")
         if not (place.hosts == () and gone):
-            say(f"Checking {_counted(wanted)}; this takes a minute or more.")
+            say(f"Checking {_whom(wanted)}; this takes a minute or more.")
             end = _measure(place, wanted, folder)
         ranks = read_checked_ranks(folder, wanted.world.size)
         whole = len(ranks) == wanted.world.size and all(rank.ended for rank in ranks)
@@ -154,7 +154,7 @@ def _measure(place: Where, wanted: CheckRequest, folder: Path) -> _End:
     return _End(how, outcome.reason, outcome.rank)
 
 
-def _counted(wanted: CheckRequest) -> str:
+def _whom(wanted: CheckRequest) -> str:
     world = wanted.world
     hosts = f"{world.nodes} hosts, " if world.nodes > 1 else ""
     return f"{hosts}{world.size} rank{'s' if world.size > 1 else ''}"

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from vitscale.analysis.curve_names import engine_name
+from vitscale.present import units
 from vitscale.processes.heartbeat import COMPILING
 from vitscale.store.results import Outcome
 from vitscale.trial.rank_batches import in_words
@@ -28,13 +29,6 @@ def describe(trial: Trial) -> str:
     ranks += f" on {trial.world.nodes} hosts" if trial.world.nodes > 1 else ""
     batch = in_words(trial.train.micro_batches) if trial.train.micro_batches else str(trial.train.micro_batch)
     return f"{what} {engine_name(trial.train)}, {ranks}, batch {batch}{accumulation}{share}"
-
-
-def duration(seconds: float) -> str:
-    """`75` as "1:15"."""
-    whole = round(seconds)
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
 @contextmanager
@@ -114,7 +108,7 @@ class StudyProgress:
         if not self._done:
             return "time left unknown yet"
         how = "up to" if self._may_be_fewer else "about"
-        return f"{how} {duration(self._spent_seconds / self._done * (self._runs - self._done))} left"
+        return f"{how} {units.seconds(self._spent_seconds / self._done * (self._runs - self._done))} left"
 
     def begin(self, trial: Trial, repeat: int) -> Callable[[int, str], None]:
         """Announces a run; returns what is to be called with the number of its steps and its phase before them."""
@@ -159,6 +153,6 @@ class StudyProgress:
         if outcome.kind != "completed":
             self._say(f"  {outcome.kind}: {describe(trial)}: {outcome.reason}")
         elif not self._live:
-            self._say(f"  completed in {duration(outcome.wall_seconds)}")
+            self._say(f"  completed in {units.seconds(outcome.wall_seconds)}")
         if self._live:
             self._live.update(self._bar, completed=self._done)

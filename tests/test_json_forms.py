@@ -1,0 +1,117 @@
+"""What each verb prints with --json: one envelope, and no field that docs/json.md does not name."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from advice_factory import advised
+from check_factory import checked, record, sweep
+from driving import TINY_MODEL
+from importers.logs import epoch_rows, epoch_table
+from prediction_factory import resolved_study
+from results_factory import write_results
+from vitscale import cli
+from vitscale.advice.as_json import advice_fields
+from vitscale.preflight.fit import fits
+from vitscale.preflight.judging import judged
+from vitscale.preflight.printing import check_fields
+from vitscale.present.data import VERSIONS, envelope
+
+PAGE = (Path(__file__).parent.parent / "docs/json.md").read_text(encoding="utf-8")
+WORDS = set(re.findall(r"`([\w-]+)`", PAGE))
+ENDS = ("_low", "_high", "_mean_low", "_mean_high")
+THEIR_OWN = ("resolved", "labels", "check", "files", "dropped", "refused", "reasons", "pace_against_others", "versions",
+             "each_limit_alone")  # fmt: skip
+"""Objects whose keys are a user's or data of another form, which the page names."""
+OF_THE_REPORT = ("trials", "curves", "waterfalls", "comparisons")
+"""Whose keys the contract has, in its own test."""
+
+Call = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("json") / "results"
+    write_results(resolved_study({1: [0.1, 0.101], 2: [0.104, 0.105], 4: [0.108, 0.109]}), folder)
+    return folder
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
+    """What `vitscale ARGUMENTS --json` prints."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str | Path) -> dict[str, Any]:
+        monkeypatch.setattr(sys, "argv", ["vitscale", *map(str, arguments), "--json"])
+        with contextlib.suppress(SystemExit):
+            cli.main()
+        told: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return told
+
+    return run
+
+
+def unnamed(value: Any, passed_over: tuple[str, ...], at: str = "") -> set[str]:
+    """Keys at any depth that the page does not name."""
+    if isinstance(value, list):
+        return {key for item in value for key in unnamed(item, passed_over, at)}
+    if not isinstance(value, dict) or at in passed_over:
+        return set()
+    found = set()
+    for key, item in value.items():
+        bare = next((key.removesuffix(end) for end in reversed(ENDS) if key.endswith(end)), key)
+        if key not in WORDS and bare not in WORDS:
+            found.add(key)
+        found |= unnamed(item, passed_over, key)
+    return found
+
+
+def holds(told: dict[str, Any], verb: str) -> None:
+    assert list(told)[:2] == ["vitscale", "version"]
+    assert (told["vitscale"], told["version"]) == (verb, VERSIONS[verb])
+    heading = "report and run" if verb in ("report", "run") else verb
+    assert f"## {heading} (version {VERSIONS[verb]})\n" in PAGE
+    assert unnamed(told, (*THEIR_OWN, *(OF_THE_REPORT if verb == "report" else ()))) == set()
+
+
+def test_of_results(call: Call, results: Path) -> None:
+    holds(call("predict", results, "--gpus", "8", "--epochs", "3"), "predict")
+    holds(call("advise", results, "--deadline", "1h"), "advise")
+    holds(call("report", results), "report")
+
+
+def test_of_a_study(call: Call, tmp_path: Path) -> None:
+    config = {"zero_optimization": {"stage": 0}, "micro_batch_per_gpu": 16}
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    (tmp_path / "study.toml").write_text(
+        f'name = "forms"\n{TINY_MODEL}\n[data]\nname = "digits"\n[train]\nengine = "deepspeed"\n'
+        'deepspeed_config = "ds.json"\nmicro_batch = 8\nepochs = 1\ndevice = "cpu"\n[scaling]\ngpus = [1]\n'
+    )
+    told = call("plan", tmp_path / "study.toml")
+    holds(told, "plan")
+    assert told["findings"]
+    told = call("lint", tmp_path / "ds.json")
+    holds(told, "lint")
+    assert told["findings"]
+
+
+def test_of_a_check_and_of_an_import(call: Call, tmp_path: Path) -> None:
+    lines = sweep("across nodes", "all_reduce", 2, 5e-4, 25e6)
+    ranks = [checked(0, collectives=lines), checked(1, collectives=lines, pace=31.0)]
+    whole = record(*ranks, fits=fits(ranks))
+    holds(json.loads(envelope("check", check_fields(whole, judged(whole), Path("stored.json")))), "check")
+    rows = [row for gpus in (1, 2) for row in epoch_rows(gpus, [[100.0 / gpus] * gpus] * 2)]
+    holds(call("import", epoch_table(tmp_path / "epochs.csv", rows), "-o", tmp_path / "imported"), "import")
+
+
+def test_of_an_answer_with_every_part() -> None:
+    holds(json.loads(envelope("advise", advice_fields(advised(), "name = 1"))), "advise")

@@ -1,0 +1,92 @@
+"""What should never grow back, by name: types and modules that say what another says already.
+
+A name that is added here is a decision: first look whether `vitscale.present` has it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+SRC = Path(__file__).parent.parent / "src/vitscale"
+
+LOOSE_MODULES = {"__init__.py", "__main__.py", "errors.py"}
+TABLES = {
+    "present/document.py: Table",
+    "present/terminal_table.py: LaidTable",  # the lines of one
+    "advice/forecast_table.py: ForecastTable",  # arrays of numbers, which nobody reads
+    "report/comparison_tables.py: ComparisonTable",
+    "report/grouped_table.py: GroupedTable",
+    "report/prediction_table.py: SeriesTable",
+    "report/tables.py: ModeTable",
+}
+FINDINGS = {
+    "present/document.py: Finding",
+    "runner/evidence.py: Verdict",  # why one run ended
+}
+ESTIMATES = {
+    "present/estimate.py: Estimate",
+    "prediction/configurations.py: Estimates",  # arrays of them
+    "prediction/results.py: Estimate",
+    "advice/option.py: Range",
+}
+FORMATTERS = {
+    "present/units.py",
+    "report/words.py",
+    "advice/words.py",  # a whole option in words
+    "analysis/quality/wording.py",
+    "report/like/doublings.py",
+    "report/like/hosts.py",
+    "report/like/run_tables.py",
+    "report/detail_tables.py",
+    "report/prediction_table.py",
+    "report/prediction_words.py",
+    "importers/contents.py",
+}
+OF_UNITS = {
+    *("seconds", "duration", "time", "size", "bytes_text", "rate", "number", "figures", "three_digits", "percent"),
+    *("share", "ratio", "amount", "money", "count", "counted", "ranks", "listed", "relative"),
+}  # fmt: skip
+
+
+def classes() -> Iterator[tuple[str, str, set[str]]]:
+    """(where it stands and its name, its name, its annotated fields) of every class of a module."""
+    for path in sorted(SRC.rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                lines = [line.target for line in node.body if isinstance(line, ast.AnnAssign)]
+                fields = {target.id for target in lines if isinstance(target, ast.Name)}
+                yield f"{path.relative_to(SRC)}: {node.name}", node.name, fields
+
+
+def formatters() -> Iterator[str]:
+    """Modules with a function that makes text of a quantity, by the names that such functions have."""
+    for path in sorted(SRC.rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if not isinstance(node, ast.FunctionDef) or node.name.lstrip("_") not in OF_UNITS:
+                continue
+            if node.returns is not None and ast.unparse(node.returns) == "str":
+                yield str(path.relative_to(SRC))
+
+
+def test_no_module_is_loose() -> None:
+    """The root holds no subject: a module that has none of the rooms asks for one."""
+    assert {path.name for path in SRC.glob("*.py")} == LOOSE_MODULES
+
+
+def test_one_type_of_a_table() -> None:
+    assert {place for place, name, _ in classes() if name.endswith("Table")} <= TABLES
+
+
+def test_one_type_of_a_finding() -> None:
+    found = {place for place, name, of in classes() if name in ("Finding", "Verdict") or {"message", "advice"} <= of}
+    assert found <= FINDINGS
+
+
+def test_one_type_of_a_value_with_its_interval() -> None:
+    assert {place for place, _, fields in classes() if {"value", "low", "high"} <= fields} <= ESTIMATES
+
+
+def test_one_family_of_formatters() -> None:
+    assert set(formatters()) <= FORMATTERS

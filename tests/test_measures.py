@@ -42,7 +42,6 @@ FORMATTERS = {
     "report/detail_tables.py",
     "report/prediction_table.py",
     "report/prediction_words.py",
-    "importers/contents.py",
 }
 OF_UNITS = {
     *("seconds", "duration", "time", "size", "bytes_text", "rate", "number", "figures", "three_digits", "percent"),

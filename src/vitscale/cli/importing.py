@@ -76,7 +76,7 @@ def import_(
 
 def _document(done: Done, results: Path, taken_for: str) -> Document:
     """One row for each series, what was assumed, what could not be used, and what comes next."""
-    from vitscale.present.document import Bullets, Column, Document, Paragraph, table
+    from vitscale.present.document import Block, Bullets, Column, Document, Paragraph, table
 
     columns = [Column("series", words=True), Column("scaling", words=True), Column("GPUs")]
     columns += map(Column, ("runs", "epochs", "steps"))
@@ -90,8 +90,9 @@ def _document(done: Done, results: Path, taken_for: str) -> Document:
     notes = [f"note: {note}" for note in imported.notes] if imported else []
     notes += [f"problem: {problem}" for problem in imported.problems] if imported else []
     laid = table(columns, rows, always=[column.name for column in columns])
-    blocks = (Paragraph(f"{said} {results}{format_line}", "strong"), laid, *([Bullets(tuple(notes))] if notes else []))
-    return Document("", blocks, (f"Report: vitscale report {results}",))
+    blocks: list[Block] = [Paragraph(f"{said} {results}{format_line}", "strong"), laid]
+    blocks += [Bullets(tuple(notes))] if notes else []
+    return Document("", tuple(blocks), (f"Report: vitscale report {results}",))
 
 
 def _counts(gpus: Sequence[int]) -> str:

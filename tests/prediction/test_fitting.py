@@ -247,3 +247,29 @@ def test_ten_seeds_move_the_middle_by_a_percent_and_the_ends_by_three(monkeypatc
     spread = np.std(np.log(told), axis=0)
     assert spread[0] < 0.01
     assert spread[1:].max() < 0.03
+
+
+def imported(seconds: dict[int, float], engine: str, spec: ModelSpec) -> FittedSeries:
+    """On hosts of 16, with the engine and the model that the user says."""
+    points = [make_point(n, s, per_node=16, model=None, engine=engine, images=None) for n, s in seconds.items()]
+    changes = {"model": spec, "origin": "table.csv"}
+    return of(*(replace(one, trial=one.trial.model_copy(update=changes)) for one in points))
+
+
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_what_is_told_is_set_aside_where_steps_cannot_be_as_short(tokens: int) -> None:
+    """DDP with 160M parameters at 12 GB/s. 40: of a table that counts tokens where its batch counts samples, so that
+    steps come out a fortieth as long, and links of no machine would be needed to send so much in them."""
+    steps = {n: (0.2 + (0.64 / 12 * 2 * (n - 1) / n if n > 1 else 0.0)) / tokens for n in (1, 4, 8)}
+    known = imported(steps, "ddp", ModelSpec(parameter_count=160_000_000))
+    untold = imported(steps, "unknown", ModelSpec())
+    assert (known.told_odds is not None) == (known.model.messages is None) == (tokens == 40)
+    assert untold.told_odds is None
+    (asked,) = predict(Fitted(make_evidence(known.points), {"ddp": known}), Question((16,), nodes_of=16))
+    (blind,) = predict(Fitted(make_evidence(untold.points), {"ddp": untold}), Question((16,), nodes_of=16))
+    (sent,) = (one for one in asked.assumptions if one.part == "what is sent")
+    assert "160,000,000 parameters" in sent.taken
+    assert ("set aside" in sent.taken) == (tokens == 40)
+    if tokens == 40:
+        assert asked.step_seconds == blind.step_seconds
+        assert "in one unit" in sent.measurement

@@ -82,3 +82,10 @@ def test_what_is_held_against_a_peer_is_the_step_on_the_largest_count_held_back(
     found = sample(likelihood.log_density, likelihood.proposals(), np.random.default_rng(0), DRAWS)
     assert found.effective_size >= ENOUGH
     assert float(np.exp(np.median(answer(found.rows)))) == pytest.approx(0.51, rel=0.02)
+
+
+def test_the_evidence_is_the_integral_of_the_density() -> None:
+    mean, spread = np.full(SIZE, 1.0), np.linspace(0.2, 2.0, SIZE)
+    found = drawn(normal(mean, spread), (0.0, 1.0), (1.0, 2.0))
+    # `normal` leaves out the constant of a normal density.
+    assert found.log_evidence == pytest.approx(SIZE / 2 * math.log(2 * math.pi), abs=0.05)

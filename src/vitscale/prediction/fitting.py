@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,8 @@ _Z = 1.645
 """Of a normal distribution, from the middle of 90 % of it to an end."""
 _MODEL_SPREAD = 0.02
 """By which the best of models is off."""
+_STRONG = 20.0
+"""Odds that are strong evidence (Kass & Raftery, "Bayes Factors", J. Am. Stat. Assoc. 1995)."""
 _FAR = 3.5
 """Standard deviations; of points that fit, one in two thousand is so far."""
 
@@ -58,6 +60,9 @@ class FittedSeries:
     """Independent draws that `draws` are worth."""
     misfits: tuple[Misfit, ...]
     """Measured points that the model does not fit."""
+    told_odds: float | None = None
+    """Of an import whose engine and parameters were told, and set aside: how many times less probable what was measured
+    is with them than without."""
 
     @property
     def misfit_spread(self) -> float:
@@ -106,18 +111,35 @@ def fit(evidence: Evidence) -> Fitted:
 
 
 def fit_series(series: Series, evidence: Evidence) -> FittedSeries:
-    """Fits one series."""
+    """Fits one series.
+
+    What was told of an import may be wrong, or its rates count tokens where its batch counts samples: where what was
+    measured is strong evidence against the messages that follow from it, they are taken as unknown.
+    """
     points, left_out = fitted_points(series)
     model = model_of(points, evidence)
+    fitted, log_evidence = _fit(series, points, left_out, model, evidence)
+    if points[-1].trial.origin is None or model.messages is None:
+        return fitted
+    untold, without = _fit(series, points, left_out, replace(model, messages=None), evidence)
+    odds = math.exp(min(700.0, without - log_evidence))
+    return replace(untold, told_odds=odds) if odds > _STRONG else fitted
+
+
+def _fit(
+    series: Series, points: tuple[Point, ...], left_out: str, model: StepModel, evidence: Evidence
+) -> tuple[FittedSeries, float]:
+    """(the fit, the logarithm of the evidence for this model, but for a constant of the points)."""
     known = priors(points, evidence.network, model.messages is not None)
     likelihood = Likelihood(model, points, known)
     rng = np.random.default_rng(SEED)
     drawn = sample(likelihood.log_density, likelihood.proposals(), rng, DRAWS)
     draws = by_name(likelihood.rows(drawn.rows, rng))
     misfits = _misfits(points, model.times(draws, likelihood.worlds).total, likelihood.job_to_job)
-    return FittedSeries(
+    fitted = FittedSeries(
         series, points, left_out, model, draws, np.exp(drawn.rows[:, [-1]]), drawn.effective_size, misfits
     )
+    return fitted, drawn.log_evidence
 
 
 def _misfits(points: tuple[Point, ...], steps: Array, job_to_job: float) -> tuple[Misfit, ...]:

@@ -96,6 +96,12 @@ def _what_is_sent(asked: Variant) -> Assumption:
     link, trial = asked.model.network.across, asked.trial
     if link.source != "assumed":
         taken += f"; the network ({link.described}) changes nothing while what is sent is unknown"
+    if (odds := asked.fitted.told_odds) is not None:
+        why = f"steps like the measured ones are {min(odds, 1e6):.2g} times less probable with {trial.train.engine}"
+        taken += f"; what was told of it is set aside: {why} and {parameters(trial.model) or 0:,} parameters"
+        return Assumption(
+            "what is sent", taken, "rates and micro_batch in one unit (samples or tokens), or step_seconds"
+        )
     missing = [] if trial.train.engine in ENGINES else ["--engine ddp"]
     missing += [] if parameters(trial.model) else ["--parameters 110M, or --model"]
     told = f"say {' and '.join(missing)}" if missing else "a study run by vitscale itself"

@@ -65,12 +65,12 @@ class Likelihood:
         return self.mean + self.spread * full
 
     def log_density(self, standard: Array) -> Array:
-        """(sets,): of the posterior, up to a constant."""
+        """(sets,): of the posterior, up to a constant that is the same for all models of the same points."""
         residuals, others = self.residuals(standard)
         log_scale = standard[:, -1]
         runs = (JOB_FREEDOM + 1) / 2 * np.log1p((residuals / np.exp(log_scale)[:, None]) ** 2 / JOB_FREEDOM)
         density = -0.5 * (others**2).sum(axis=1) - runs.sum(axis=1) - residuals.shape[1] * log_scale
-        density += self._of_scale(log_scale)
+        density += self._of_scale(log_scale) - 0.5 * len(self.active) * math.log(2 * math.pi)
         return np.asarray(np.where(log_scale < math.log(_MOST_JOB_TO_JOB), density, -np.inf), dtype=np.float64)
 
     def residuals(self, standard: Array) -> tuple[Array, Array]:

@@ -51,6 +51,8 @@ class Sample:
     """(draws, size), in random order."""
     effective_size: float
     """Independent draws that the weighted proposals were worth."""
+    log_evidence: float
+    """Logarithm of the integral of the density as it was given."""
 
 
 def sample(
@@ -87,7 +89,8 @@ def sample(
         fresh = [(Mixture(rows, _tempered(log_weights), rng), _EACH_ROUND)]
     chosen = _resampled(log_weights, draws)
     rng.shuffle(chosen)
-    return Sample(rows[chosen], effective_size(log_weights))
+    log_evidence = float(np.logaddexp.reduce(log_weights)) - math.log(len(log_weights))
+    return Sample(rows[chosen], effective_size(log_weights), log_evidence)
 
 
 def effective_size(log_weights: Array) -> float:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from scipy.special import ndtri
 
-from vitscale.prediction.network.links import Link, Network
+from vitscale.prediction.network.links import Link, Network, Source
 from vitscale.prediction.parameters import NAMES
 from vitscale.prediction.step.message import Message
 from vitscale.prediction.step.model import Draws, Loading, StepModel, StepTimes, Worlds
@@ -212,3 +213,15 @@ def test_configurations_and_draws_broadcast() -> None:
     worlds = Worlds(*(np.array(column, dtype=float) for column in ([1, 4, 4], [1, 4, 2], [32] * 3, [1, 1, 2], [1] * 3)))
     found = model(AFTER).times(two, worlds)
     assert found.total == pytest.approx(np.array([[1.0, 1.15, 3.5], [2.0, 2.15, 5.5]]), abs=1e-6)
+
+
+@pytest.mark.parametrize(("source", "slower"), [("assumed", 2.0), ("declared", 2.0), ("check", 1.0)])
+def test_an_imported_program_that_is_slow_inside_is_slow_between_hosts_too(source: Source, slower: float) -> None:
+    """A quarter of the link inside is half of the one between, unless that was checked; two ranks on two hosts."""
+    network = Network(replace(INSIDE, source="assumed"), replace(ACROSS, source=source))
+    imported = model(AFTER, network=network, imported=True)
+    slow, fast = draws(bandwidth_inside=-math.log(4)), draws(bandwidth_inside=math.log(4))
+    alone = parts(model(AFTER, network=network).times(slow, at(2, 1)))["wire"]
+    assert alone == pytest.approx(1.0)
+    assert parts(imported.times(slow, at(2, 1)))["wire"] == pytest.approx(slower)
+    assert parts(imported.times(fast, at(2, 1)))["wire"] == pytest.approx(1.0)

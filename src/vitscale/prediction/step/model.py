@@ -115,6 +115,9 @@ class StepModel:
     reference_micro_batch: int
     network: Network
     loading: Loading | None
+    imported: bool = False
+    """Whether somebody else's program was timed: where it got little of a host's links it gets less between hosts too,
+    by `ALIKE_ACROSS` as well, unless a check measured those."""
 
     def times(self, draws: Draws, worlds: Worlds) -> StepTimes:
         """The parts of a step.
@@ -200,8 +203,11 @@ class StepModel:
             # What a check of two hosts saw is theirs, whatever the advantage is that they have.
             of_two = 2 - advantage if several.hosts == 2 and one.operation == "all_reduce" else 1.0
             several_bandwidth = several.bandwidth_bytes_per_second * (of_two if self.backend != "gloo" else 1.0)
+            bandwidth = draws[f"bandwidth {level}"]
+            if self.imported and level == "across" and "check" not in (several.source, self.network.inside.source):
+                bandwidth = bandwidth + ALIKE_ACROSS * np.minimum(0.0, draws["bandwidth inside"])
             return LinkDraws(
-                np.where(pair, two.bandwidth_bytes_per_second, several_bandwidth) * np.exp(draws[f"bandwidth {level}"]),
+                np.where(pair, two.bandwidth_bytes_per_second, several_bandwidth) * np.exp(bandwidth),
                 np.where(pair, two.latency_seconds, several.latency_seconds) * np.exp(draws[f"latency {level}"]),
             )
 

@@ -104,6 +104,7 @@ def model_of(points: Sequence[Point], evidence: Evidence) -> StepModel:
         reference_micro_batch=largest_micro_batch(points[0].trial.train),
         network=evidence.network,
         loading=_loading(points, evidence),
+        imported=largest.trial.origin is not None,
     )
 
 

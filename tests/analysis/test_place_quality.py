@@ -6,7 +6,7 @@ import pytest
 
 from results_factory import make_curve, make_environment, make_results, make_trial, steady_run
 from verdict_finder import THREE, kinds, three_repeats, verdict
-from vitscale.analysis.runs.environments import allocation, differences, surroundings
+from vitscale.analysis.runs.environments import allocation, differences, run_environment
 from vitscale.store.records import Collective, Device, GpuSamples, GpuSettings, ResourcesLine, TrafficLine
 from vitscale.store.results import Results
 from vitscale.trial.trial import Trial, World
@@ -170,7 +170,7 @@ def test_gpus_that_a_trial_on_the_cpu_left_idle_are_told() -> None:
 def of_settings(settings: dict[str, str] | None = None, **gpu: Any) -> Any:
     device = Device(type="cuda", name="T4", settings=GpuSettings(**gpu))
     environments = [make_environment(r, device=device, settings=settings or {}) for r in range(2)]
-    return surroundings(steady_run(make_trial("ddp", 2), 0.1, environments=environments))
+    return run_environment(steady_run(make_trial("ddp", 2), 0.1, environments=environments))
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_locked_clocks_are_seen_where_neither_heat_nor_power_hold_them() -> None
             )
             for epoch, clock in enumerate(clocks)
         )  # fmt: skip
-        return surroundings(
+        return run_environment(
             run.model_copy(update={"ranks": tuple(r.model_copy(update={"resources": lines}) for r in run.ranks)})
         )
 
@@ -208,7 +208,9 @@ def test_locked_clocks_are_seen_where_neither_heat_nor_power_hold_them() -> None
     assert differences(at(None, 1980.0), at(1410.0, 1395.0)) == said
     assert differences(at(1980.0, 1500.0), at(1920.0)) == ()  # a warmer one
     assert (
-        differences(at(1980.0), at(None)) == differences(at(1980.0), surroundings(steady_run(make_trial(), 1.0))) == ()
+        differences(at(1980.0), at(None))
+        == differences(at(1980.0), run_environment(steady_run(make_trial(), 1.0)))
+        == ()
     )
 
 
@@ -216,7 +218,7 @@ def test_network_adapters_must_agree_where_ranks_lie_on_several_hosts() -> None:
     def around(adapter: str | None, nodes: int) -> Any:
         told = None if adapter is None else (adapter,)
         ranks = [make_environment(rank, host=f"n{rank % nodes}", network_adapters=told) for rank in range(2)]
-        return surroundings(steady_run(make_trial("ddp", 2), 0.1, environments=ranks))
+        return run_environment(steady_run(make_trial("ddp", 2), 0.1, environments=ranks))
 
     old, new = (f"MT4129, firmware {firmware}, 400 Gb/sec (4X NDR)" for firmware in ("28.39.1002", "28.43.2026"))
     assert differences(around(old, 2), around(new, 2)) == (f"network adapters: {old} against {new}",)
@@ -225,7 +227,7 @@ def test_network_adapters_must_agree_where_ranks_lie_on_several_hosts() -> None:
 
 def test_a_governor_and_boost_must_agree_on_hosts_that_tell() -> None:
     def around(**told: Any) -> Any:
-        return surroundings(steady_run(make_trial(), 0.1, environments=[make_environment(**told)]))
+        return run_environment(steady_run(make_trial(), 0.1, environments=[make_environment(**told)]))
 
     quiet = around(cpu_governor="powersave", cpu_boost=True)
     assert differences(quiet, around(cpu_governor="performance", cpu_boost=False)) == (

@@ -233,7 +233,7 @@ def _verdict(whole: Estimate, p_value: float) -> HostsVerdict:
 
 
 def _of_one(alone: Estimate) -> HostsVerdict:
-    """Of a single count: what its repeated runs say, if it has any."""
+    """The verdict of a single GPU count: what its repeated runs say, if it has any."""
     if alone.low is None or alone.high is None or alone.note:
         return "too few to tell"
     return "no difference shown" if alone.low <= 1 <= alone.high else "different"

@@ -125,7 +125,7 @@ def against_references(
 
 
 def _reference(members: Mapping[str, CurveResult], trials: Mapping[str, TrialResult]) -> str:
-    """Of the trials of one group."""
+    """The trial of a group that the others are held against: DDP without options, else the fastest."""
 
     def distance(trial_id: str) -> tuple[bool, int, float]:
         labels = members[trial_id].labels

@@ -27,7 +27,7 @@ class Peak:
 
     @property
     def name(self) -> str:
-        """As a report names it: "H100 SXM, bf16 dense, 989.4 TFLOP/s"."""
+        """The name in a report: "H100 SXM, bf16 dense, 989.4 TFLOP/s"."""
         return f"{self.gpu}, {self.dtype} dense, {self.flops_per_second / 1e12:,.6g} TFLOP/s"
 
 

@@ -217,7 +217,7 @@ def known_median(values: Iterable[float | None]) -> float | None:
 
 
 def t_quantile(degrees_of_freedom: float, share: float = (1 + CONFIDENCE) / 2) -> float:
-    """Of Student's t, below which `share` of the distribution lies; by default both 2.5 % tails are outside."""
+    """Student's t below which `share` of the distribution lies; by default both 2.5 % tails are outside."""
     return student_t.t_quantile(degrees_of_freedom, share)
 
 
@@ -254,7 +254,7 @@ def _mean_log(values: Sequence[float], looked: int) -> _Mean:
 
 
 def variance(values: Sequence[float]) -> float:
-    """Of a sample. statistics.variance takes fractions and ten times as long; of equal values this too is exactly 0."""
+    """The variance of a sample. statistics.variance takes ten times as long; of equal values this too is exactly 0."""
     shifted = [value - values[0] for value in values]
     mean = statistics.fmean(shifted)
     return math.fsum((value - mean) ** 2 for value in shifted) / (len(values) - 1)

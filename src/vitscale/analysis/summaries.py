@@ -15,7 +15,7 @@ from typing import Any
 
 from vitscale.analysis.learning.convergence import convergence
 from vitscale.analysis.runs.allocations import allocation_of, clusters_of, components, groups, observations
-from vitscale.analysis.runs.environments import differences, largest_like_group, surroundings
+from vitscale.analysis.runs.environments import differences, largest_like_group, run_environment
 from vitscale.analysis.runs.figures import PHASES, EpochFigures, RunFigures, checkpoint_cost, run_figures
 from vitscale.analysis.runs.resources import resource_figures
 from vitscale.analysis.runs.target_ci import looked_at
@@ -44,9 +44,9 @@ def summarise(
     completed = [run for run in all_runs if run.outcome.kind == "completed"]
     completed.sort(key=lambda run: run.header.repeat)
     used = completed if combine_unlike else largest_like_group(completed)
-    around = surroundings(used[0]) if used else None
+    around = run_environment(used[0]) if used else None
     left_out = [
-        f"repeat {run.header.repeat}: {'; '.join(differences(around, surroundings(run)))}"
+        f"repeat {run.header.repeat}: {'; '.join(differences(around, run_environment(run)))}"
         for run in completed
         if run not in used
     ]
@@ -145,7 +145,7 @@ def _without(run: RunFigures, phase: str, usual: float | None) -> RunFigures:
 
 
 def _kind(phase: str, result: TrialResult) -> tuple[Any, ...]:
-    """Of runs that do the same in this phase: build the same engine in the same way, or train the same first step."""
+    """What is equal for runs that do the same in a phase: build the same engine, or train the same first step."""
     trial = result.trial
     if phase == "first_step":
         return (result.trial_id,)
@@ -186,7 +186,7 @@ def _startup(figures: Sequence[RunFigures]) -> dict[str, float]:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """None as soon as one run has no finite value: a mean of the others would hide that it diverged."""
+    """The mean over runs; None as soon as one has no finite value: a mean of the others would hide that it diverged."""
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if values and len(known) == len(values) else None
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from vitscale.analysis.learning.convergence import Convergence
 from vitscale.analysis.runs.allocations import Components, clusters_of, observations
-from vitscale.analysis.runs.environments import Surroundings
+from vitscale.analysis.runs.environments import RunEnvironment
 from vitscale.analysis.runs.figures import CheckpointCost, EpochFigures, RunFigures
 from vitscale.analysis.runs.pace import PaceSource
 from vitscale.analysis.runs.resources import ResourceFigures
@@ -69,7 +69,7 @@ class TrialResult:
     left_out: tuple[str, ...]
     """Why completed runs were not combined with the others."""
     failures: tuple[Failure, ...]
-    surroundings: Surroundings | None
+    surroundings: RunEnvironment | None
     step_seconds: Estimate | None
     images_per_second: Estimate | None
     """Times `epoch_seconds` it is the images trained in an epoch, where the size of the dataset is known."""
@@ -164,7 +164,7 @@ class TrialResult:
 
     @property
     def decoding_share(self) -> float | None:
-        """Of the time of its loaders' threads, what decoding took; None where a record does not tell."""
+        """Share of its loaders' threads' time that decoding took; None where a record does not tell."""
         lines = [line for run in self.records for rank in run.ranks for line in rank.epochs]
         spent = [(line.loader_reading_seconds, line.loader_decoding_seconds) for line in lines]
         known = [(reading, decoding) for reading, decoding in spent if reading is not None and decoding is not None]
@@ -175,7 +175,7 @@ class TrialResult:
 
     @property
     def slow_share(self) -> float | None:
-        """Of the time after warm-up, of the slow steps that were set aside; over all runs."""
+        """Share of the time after warm-up in slow steps that were set aside; mean over runs."""
         known = [run.slow_share for run in self.runs if run.slow_share is not None]
         return statistics.fmean(known) if known else None
 

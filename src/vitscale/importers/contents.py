@@ -104,7 +104,7 @@ class Problems:
 
     @property
     def count(self) -> int:
-        """Of all lines told."""
+        """How many broken lines were told of."""
         return sum(self._counts.values())
 
     def told(self) -> tuple[str, ...]:

@@ -97,7 +97,7 @@ def _labels(setting: Setting, trial: Trial, devices: tuple[str, ...] | None) -> 
 
 
 def _on_hosts(worlds: Set[tuple[int, int]]) -> dict[tuple[int, int], list[str | None]]:
-    """Of a file without layouts: (GPUs, hosts) -> the curves' layouts, by how many GPUs a full host takes.
+    """(GPUs, hosts) to the curves' layouts, of a file without layouts, by how many GPUs a full host takes.
 
     One host of them begins each curve whose hosts are as large or larger. Where one fits none, all that lie on one
     host are a curve of their own.
@@ -124,7 +124,7 @@ def _without_devices(setting: Setting, trial: Trial) -> tuple[Any, ...]:
 
 
 def _apart_by_device(settings_and_trials: Iterable[tuple[Setting, Trial]]) -> set[tuple[Any, ...]]:
-    """Of groups in which one GPU count ran on unlike devices: those are a curve for each, not one."""
+    """The groups in which one GPU count ran on unlike devices: those are a curve for each, not one."""
     seen: dict[tuple[Any, ...], set[tuple[str, ...]]] = {}
     members: dict[tuple[Any, ...], set[tuple[Any, ...]]] = {}
     for setting, trial in settings_and_trials:

@@ -93,7 +93,7 @@ def timers(text: str) -> Iterator[Times | Broken]:
 
 
 def _read(text: str, rank: int | None, unix_seconds: float | None) -> Times | Broken | None:
-    """None: timers of other parts, which say nothing here."""
+    """The times in one text of timers; None: they are of other parts, which say nothing here."""
     names = re.findall(r"\|\s*([a-z_]+)", text)
     micro = any(name.endswith(_MICRO) for name in names)
     ours = [name for name in names if name.removesuffix(_MICRO) in _PARTS]

@@ -146,7 +146,7 @@ def _operation(path: Path, test: str | None) -> Operation:
 
 
 def _of_first_group(path: Path, hosts: Mapping[tuple[int, int], str]) -> tuple[str, ...]:
-    """Of the ranks that rank 0 works with: the table is of its group (NCCL_TESTS_SPLIT)."""
+    """The ranks that rank 0 works with: the table is of its group (NCCL_TESTS_SPLIT)."""
     by_rank = {rank: (group, host) for (group, rank), host in hosts.items()}
     own = [host for _, (group, host) in sorted(by_rank.items()) if group == by_rank[min(by_rank)][0]]
     if len(own) < 2:

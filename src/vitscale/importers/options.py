@@ -25,7 +25,7 @@ _LONGEST_NAME = 100
 
 @dataclass(frozen=True)
 class Options:
-    """None: the files tell, or it is unknown."""
+    """What the user says of the files; None: they tell it themselves, or it is unknown."""
 
     model: str | None = None
     image_size: int | None = None

@@ -161,7 +161,7 @@ def fingerprint(trial: Trial) -> str:
 
 
 def _wall_seconds(run: LogRun) -> float:
-    """Of the rank with the most of it, as far as it is told."""
+    """Wall seconds of the rank with the most of them, as far as they are told."""
     return max(
         max(sum(line.seconds for line in rank.epochs), sum(line.seconds for line in rank.steps)) for rank in run.ranks
     )

@@ -76,7 +76,7 @@ def _cpu_list(text: str) -> list[int]:
 
 
 def node_distances(sysfs: Path = _SYSFS) -> dict[int, dict[int, int]]:
-    """From each memory node to each other, as the firmware tells (10: itself); without those it does not tell of."""
+    """Distances between memory nodes, as the firmware tells (10: itself); without those that it does not tell of."""
     numbers = sorted(_cores_of_nodes(sysfs))
     distances = {}
     for node in numbers:

@@ -198,7 +198,7 @@ def _slices(nvml: Any, handle: Any, gpu: Gpu) -> Iterator[Gpu]:
 
 
 def _numa_node(nvml: Any, handle: Any) -> int | None:
-    """By the kernel's PCI devices; else by NVML's memory affinity, where that is one node."""
+    """The memory node by the kernel's PCI devices; else by NVML's memory affinity, where that is one node."""
     bus = _told(nvml, lambda: nvml.nvmlDeviceGetPciInfo(handle).busId)
     if bus is not None:
         name = bus.decode("ascii", "replace") if isinstance(bus, bytes) else str(bus)

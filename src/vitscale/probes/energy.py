@@ -203,7 +203,7 @@ def _rapl_meter(host: str) -> EnergyMeter:
 
 
 class _NoTracker:
-    """In the place of zeus's RaplWraparoundTracker."""
+    """Stands in for zeus's RaplWraparoundTracker."""
 
     def get_num_wraparounds(self) -> int:
         return 0

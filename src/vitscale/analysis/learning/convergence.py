@@ -58,7 +58,7 @@ class TargetRun:
 
 @dataclass(frozen=True)
 class Convergence:
-    """Of one trial, over its runs."""
+    """What one trial learned, over its runs."""
 
     noise_scale_images: Estimate | None
     """The simple gradient noise scale, B_noise."""

@@ -133,7 +133,7 @@ def unaccounted(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 
 def _other(trial: TrialResult) -> float | None:
-    """Of the rank with the largest share."""
+    """The largest share of any rank's step that is in no part."""
     if trial.breakdown is None:
         return None
     shares = [(rank.parts["other"] or 0.0) / rank.seconds for rank in trial.breakdown.ranks if rank.seconds > 0]

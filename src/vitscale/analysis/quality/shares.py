@@ -66,7 +66,7 @@ def unequal_shares(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 
 def _widest(trials: Sequence[TrialResult]) -> TrialResult:
-    """Of the most ranks: fewer use the first of its speeds."""
+    """The trial of the most ranks: smaller ones use the first of its speeds."""
     return max(trials, key=lambda trial: trial.trial.world.size)
 
 
@@ -129,7 +129,7 @@ def gain(result: TrialResult, speeds: Sequence[float]) -> float:
 
 
 def _seconds_per_image(run: Run, step: int) -> tuple[float, ...] | None:
-    """Of each rank; None where the step was not full, or a rank's figures are missing."""
+    """Seconds of forward and backward per image, for each rank; None where the step was not full or a rank's is missing."""
     images = {rank.rank: line.images for rank in run.ranks for line in rank.steps if line.step == step}
     if sum(images.values()) != run.header.trial.global_batch or min(images.values()) < 1:
         return None

@@ -17,7 +17,7 @@ _NO_MATTER = ("NCCL_DEBUG",)
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class RunEnvironment:
     """What a run's ranks ran on, all ranks together."""
 
     hosts: tuple[str, ...]
@@ -40,8 +40,8 @@ class Surroundings:
         return f"{' and '.join(self.devices)} on {', '.join(self.hosts)}"
 
 
-def surroundings(run: Run) -> Surroundings | None:
-    """Of one run; None where no rank recorded its environment."""
+def run_environment(run: Run) -> RunEnvironment | None:
+    """The environment of one run, all its ranks together; None where no rank recorded it."""
     of_ranks = environments(run)
     if not of_ranks:
         return None
@@ -51,7 +51,7 @@ def surroundings(run: Run) -> Surroundings | None:
         max((line.gpu.unheld_sm_clock_mhz or 0.0 for line in rank.resources if line.gpu), default=0.0)
         for rank in run.ranks
     ]
-    return Surroundings(
+    return RunEnvironment(
         hosts=hosts,
         devices=_unique(e.device.name for e in of_ranks),
         drivers=_unique(e.device.driver for e in of_ranks if e.device.driver is not None),
@@ -114,7 +114,7 @@ def allocation(run: Run) -> str | None:
     return next((e.allocation for e in environments(run) if e.allocation is not None), None)
 
 
-def differences(first: Surroundings | None, other: Surroundings | None) -> tuple[str, ...]:
+def differences(first: RunEnvironment | None, other: RunEnvironment | None) -> tuple[str, ...]:
     """Why two runs must not be combined; empty where nothing speaks against it, or where it is not known.
 
     Versions count only for libraries that both runs name, and how hardware is set only where both tell of it.
@@ -158,7 +158,7 @@ def largest_like_group(runs: Sequence[Run]) -> list[Run]:
     """The largest group of runs that may be combined; of equally large ones the first."""
     groups: list[list[Run]] = []
     for run in runs:
-        home = next((g for g in groups if not differences(surroundings(g[0]), surroundings(run))), None)
+        home = next((g for g in groups if not differences(run_environment(g[0]), run_environment(run))), None)
         if home is None:
             groups.append([run])
         else:
@@ -221,7 +221,7 @@ def off_their_gpus_node(run: Run) -> tuple[int, ...]:
     )
 
 
-def _transport(run: Surroundings) -> dict[str, str]:
+def _transport(run: RunEnvironment) -> dict[str, str]:
     return {k: v for k, v in run.settings if k.startswith(_MUST_AGREE) and not k.startswith(_NO_MATTER)}
 
 
@@ -229,5 +229,5 @@ def _unique(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(set(names)))
 
 
-def _quota(run: Surroundings) -> str:
+def _quota(run: RunEnvironment) -> str:
     return ", ".join(f"{quota:g}" for quota in run.quotas) or "none"

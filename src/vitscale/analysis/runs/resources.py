@@ -141,7 +141,7 @@ class _RankUse:
         return tuple(_of_format_6(line.gpu) for line in self.lines if line.gpu is not None)
 
     def gpu_mean(self, field: Callable[[GpuSamples], float | None]) -> float | None:
-        """Over epochs, each with the weight of its samples."""
+        """Mean over epochs, each with the weight of its samples."""
         known = [(value, max(1, samples.samples)) for samples in self.gpu if (value := field(samples)) is not None]
         return sum(value * weight for value, weight in known) / sum(w for _, w in known) if known else None
 
@@ -156,7 +156,7 @@ class _RunUse:
     compute: Compute
 
     def mean(self, figure: Callable[[_RankUse], float | None]) -> float | None:
-        """Over ranks; None where a rank lacks it."""
+        """Mean over ranks; None where a rank lacks it."""
         values = [figure(rank) for rank in self.ranks]
         known = [value for value in values if value is not None]
         return statistics.fmean(known) if known and len(known) == len(values) else None

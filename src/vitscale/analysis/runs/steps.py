@@ -142,7 +142,7 @@ Line = TypeVar("Line", bound=_OfAStep)
 
 
 def common_steps(run: Run, lines_of: Callable[[RankRecord], Sequence[Line]]) -> list[tuple[Line, ...]]:
-    """In order, one line per rank for each step of which every rank needed has one; empty if a rank is missing.
+    """The lines, one per rank, of each step of which every rank needed has one, in order; empty if a rank is missing.
 
     Args:
         run: the record.

@@ -70,7 +70,7 @@ def run_plan(costs: Sequence[float], target_ci: float) -> RunPlan | None:
 
 
 def looked_at(costs: Sequence[float], target_ci: float | None) -> int:
-    """By how many first runs the number of runs was decided; 0 where all of them stand for themselves."""
+    """How many first runs decided the number of runs; 0 where all of them stand for themselves."""
     plan = run_plan(costs, target_ci) if target_ci is not None else None
     return plan.looked if plan is not None and len(costs) >= plan.runs else 0
 

@@ -90,7 +90,7 @@ def _stretch(seconds: Sequence[float]) -> float:
 
 
 def _trend(seconds: Sequence[float]) -> float | None:
-    """By what share the times change, where they do so steadily: by 5 % and more than chance has it.
+    """Share by which the times change, where they do so steadily: by 5 % and more than chance has it.
 
     A line through the logarithms of the medians of up to 20 blocks of consecutive steps, with errors that are
     correlated from block to block: Prais & Winsten, "Trend estimators and serial correlation" (Cowles Commission 383,
@@ -139,6 +139,6 @@ def _slope(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _correlation(residuals: Sequence[float]) -> float:
-    """Of each with the next one; 0 where they are none."""
+    """Correlation of each value with the next one; 0 where there is none."""
     whole = sum(value * value for value in residuals)
     return sum(a * b for a, b in itertools.pairwise(residuals)) / whole if whole > 0 else 0.0

@@ -88,7 +88,7 @@ def _exposure(rank: int, line: ExplainedLine, transfers: _Transfers, reason: str
 
 
 class _Transfers:
-    """Of one rank, in its own clock."""
+    """The transfers of one rank, in its own clock."""
 
     def __init__(self) -> None:
         self.all: list[Interval] = []
@@ -96,7 +96,7 @@ class _Transfers:
 
 
 def _transfers(lines: Sequence[ExplainedLine]) -> list[_Transfers]:
-    """Of each rank: the transfer of every collective."""
+    """The transfer of every collective, for each rank."""
     transfers = [_Transfers() for _ in lines]
     for communicator in sorted({collective[0] for collective in lines[0].collectives}):
         places = [at for at, collective in enumerate(lines[0].collectives) if collective[0] == communicator]

@@ -45,7 +45,7 @@ _EPOCHS = "epochs"
 
 
 def epochs_of(trial: TrialResult) -> int:
-    """Of the run that is spoken of: what the trial trains; one epoch where it only measures some steps."""
+    """Epochs of a whole run: those that the trial trains; one where it only measures some steps."""
     return trial.trial.train.epochs or 1 if trial.trial.window.steps is None else 1
 
 
@@ -82,7 +82,7 @@ def run_parts(trial: TrialResult) -> Mapping[str, float]:
 
 
 def run_seconds(trial: TrialResult) -> list[float]:
-    """Of each observation: all that `run_parts` has, as its runs took it; empty where a part is not known."""
+    """Seconds of each observation's whole run, the sum of `run_parts`; empty where a part is not known."""
     try:
         parts = run_parts(trial)
     except Unexplained:
@@ -114,7 +114,7 @@ def run_breakdown(trial: TrialResult) -> Mapping[str, float]:
 
 
 def run_waterfalls(curve: CurveResult, trials: Mapping[str, TrialResult]) -> tuple[Waterfall, ...]:
-    """As `waterfalls`, of whole runs: for each trial of a curve but its baseline."""
+    """The waterfall of the whole run for each trial of a curve but its baseline, as `waterfalls` has it of an epoch."""
     of_runs = []
     for waterfall in waterfalls(curve, trials):
         point = next(point for point in curve.points if point.trial_id == waterfall.trial_id)

@@ -68,7 +68,7 @@ class Sent:
 
     @property
     def tensor_bytes(self) -> int | None:
-        """Of the whole tensors, all calls together; None where their dtype's size is unknown."""
+        """Bytes of the whole tensors, all calls together; None where their dtype's size is unknown."""
         size = _BYTES.get(self.dtype)
         return None if size is None else size * self.elements
 

@@ -86,7 +86,7 @@ class Factor:
 
 @dataclass(frozen=True)
 class Waterfall:
-    """From the ideal to what one trial reaches, against the baseline of one curve. None where that is unknown."""
+    """The way from the ideal to what one trial reaches, against a curve's baseline. None where that is unknown."""
 
     curve: str
     mode: Mode
@@ -173,7 +173,7 @@ def _factors(curve: CurveResult, point: Point, trials: Mapping[str, TrialResult]
 
 
 def share_of_ranks(curve: CurveResult, point: Point) -> float:
-    """Of the baseline's time, what perfect scaling takes: N_b / N in the strong modes, 1 in weak scaling."""
+    """Share of the baseline's time that perfect scaling takes: N_b / N in the strong modes, 1 in weak scaling."""
     return 1.0 if curve.mode == "weak" or curve.baseline is None else curve.baseline.gpus / point.gpus
 
 
@@ -334,7 +334,7 @@ def _step_seconds(result: TrialResult) -> float:
 
 
 def mean_log(result: TrialResult) -> float:
-    """Of the seconds for all images of an epoch."""
+    """Mean logarithm, over observations, of the seconds for all images of an epoch."""
     return statistics.fmean(math.log(cost) for cost in result.comparable_costs)
 
 

@@ -10,13 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from check_factory import compute, facts
+from vitscale.store import RankLog
 from vitscale.store.check_records import STAGES, CheckedRank, ComputeLine, StageLine
-from vitscale.store.checks import CheckLog, read_checked_rank, read_checked_ranks
+from vitscale.store.checks import read_checked_rank, read_checked_ranks
 from vitscale.store.records import EndLine
 
 
 def test_a_ranks_lines_come_back_and_are_there_when_write_returns(tmp_path: Path) -> None:
-    log = CheckLog(tmp_path, 3)
+    log = RankLog(tmp_path, 3, at_once=True)
     log.write(facts(3, 4))
     log.write(compute(1.0, 2.0))
     log.write(StageLine(name="facts", ending="done", seconds=1.0))
@@ -30,7 +31,7 @@ def test_a_ranks_lines_come_back_and_are_there_when_write_returns(tmp_path: Path
     log.write(EndLine())
     assert read_checked_rank(tmp_path / "rank-3.jsonl").ended
     with pytest.raises(FileExistsError):
-        CheckLog(tmp_path, 3)
+        RankLog(tmp_path, 3, at_once=True)
 
 
 def test_broken_lines_are_named_and_the_others_kept(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 from vitscale.errors import StoreError, explain, shown
 from vitscale.store.check_records import FORMAT, CheckedRank, CheckRecord
 from vitscale.store.rank_log import first_reason, rank_files, read_lines
-from vitscale.store.records import RankLine
 from vitscale.store.writing import write_whole
 
 _CHECK_FILE = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}\.json")
@@ -118,26 +117,6 @@ def latest(results: Path | None, hosts: tuple[str, ...] | None = None) -> CheckR
 
 _LARGEST_NUMBER = 1e100
 """Sums and products of such numbers do not overflow."""
-
-
-class CheckLog:
-    """Appends one rank's lines to rank-K.jsonl, each on disk when `write` returns: what comes next may hang."""
-
-    def __init__(self, folder: Path, rank: int) -> None:
-        # O_EXCL: a second rank that takes itself for rank K is a broken launch, and must not mix its lines in.
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
-        self._file = os.open(folder / f"rank-{rank}.jsonl", flags, 0o644)
-
-    def write(self, line: RankLine) -> None:
-        """Appends one line whole.
-
-        Raises:
-            OSError: the disk does not take it.
-        """
-        data = f"{line.model_dump_json()}\n".encode()
-        while data:
-            data = data[os.write(self._file, data) :]
-        os.fsync(self._file)
 
 
 def read_checked_ranks(folder: Path, world_size: int) -> tuple[CheckedRank, ...]:

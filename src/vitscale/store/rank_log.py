@@ -31,7 +31,8 @@ class RankLog:
     (`end_with`) there is the room that `new_run_folder` has kept.
     """
 
-    def __init__(self, run_folder: Path, rank: int) -> None:
+    def __init__(self, run_folder: Path, rank: int, *, at_once: bool = False) -> None:
+        """`at_once`: each line is on disk when `write` returns, for what comes next may hang."""
         self.path = run_folder / f"rank-{rank}.jsonl"
         self.failure: Exception | None = None
         self._queue: queue.SimpleQueue[RankLine | None] = queue.SimpleQueue()
@@ -39,12 +40,22 @@ class RankLog:
         self._reserve = run_folder / f".rank-{rank}.reserve"
         # O_EXCL: a second rank that takes itself for rank K is a broken launch, and must not mix its lines in.
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+        self._at_once = threading.Lock() if at_once else None
         self._thread = threading.Thread(target=self._drain, name="rank-log", daemon=True)
         self._thread.start()
 
     def write(self, line: RankLine) -> None:
-        """Queues one line; returns at once."""
-        self._queue.put(line)
+        """Queues one line and returns; of a log that writes at once, appends it whole.
+
+        Raises:
+            OSError: a disk that is written to at once does not take it.
+        """
+        if self._at_once is None:
+            self._queue.put(line)
+            return
+        with self._at_once:
+            self._append(f"{line.model_dump_json()}\n".encode())
+            os.fsync(self._file)
 
     def alive(self) -> None:
         """A sign of life where nothing is recorded for long: evaluation is no hang."""

@@ -2,35 +2,49 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
+from vitscale import sources
+from vitscale.datasets import Batches, EpochOrder
 from vitscale.machine.hardware import cpu_throttled_seconds
 from vitscale.probes import disk_speed, interfaces
+from vitscale.probes.collective_sweep import sweep
 from vitscale.probes.compute_speed import compute_speed
 from vitscale.probes.gpu_monitor import gpu_monitor
 from vitscale.probes.matmul import measured_matmul
-from vitscale.store.check_records import CheckRequest, DiskLine, FactsLine, ReachLine, Stage
-from vitscale.store.checks import CheckLog
+from vitscale.processes.heartbeat import PROGRESS
+from vitscale.store import RankLog
+from vitscale.store.check_records import (
+    CheckRequest,
+    CollectiveLine,
+    DiskLine,
+    FactsLine,
+    Group,
+    LoaderLine,
+    ReachLine,
+    Stage,
+    SweepPlan,
+)
+from vitscale.trial.trial import Trial
 from vitscale.worker import group
 from vitscale.worker.bounded import Stages
-from vitscale.worker.check_groups import sweep_groups
 from vitscale.worker.environment import environment
-from vitscale.worker.loader_rate import loader_rate
 from vitscale.worker.place import Place
 
 _SEEN_SECONDS = 10.0
 _CONNECT_SECONDS = 3.0
+_WARM_UP_BATCHES = 3
 
 
-def measure(
-    request: CheckRequest, own: Place, log: CheckLog, folder: Path, host_cores: int, begins: Callable[[Stage], None]
-) -> None:
+def measure(request: CheckRequest, own: Place, log: RankLog, folder: Path, host_cores: int) -> None:
     """Does every stage, each within its limit.
 
     Args:
@@ -39,10 +53,12 @@ def measure(
         log: takes each measurement as soon as it is made.
         folder: of the check.
         host_cores: cores this rank could have used before it was pinned.
-        begins: is told of each stage.
     """
     torch.set_num_threads(request.world.threads_per_rank)
     device = group.device_of(request.device, own)
+
+    def begins(stage: Stage) -> None:
+        PROGRESS.phase = stage
 
     def prepare() -> None:
         torch.set_num_threads(request.world.threads_per_rank)
@@ -73,7 +89,7 @@ def measure(
 class _Rank:
     """What one rank measures, stage by stage."""
 
-    def __init__(self, request: CheckRequest, own: Place, log: CheckLog, folder: Path, device: torch.device) -> None:
+    def __init__(self, request: CheckRequest, own: Place, log: RankLog, folder: Path, device: torch.device) -> None:
         self.request, self.own, self.log, self.folder, self.device = request, own, log, folder, device
         self.together = False
         """Whether collectives can be trusted to end."""
@@ -177,3 +193,71 @@ class _Rank:
     def _meet(self) -> None:
         if self.together:
             group.barrier()
+
+
+def sweep_groups(plan: SweepPlan, own: Place, device: torch.device) -> Iterator[CollectiveLine]:
+    """Sweeps each group in its turn, those that are another set of ranks than the others. Called on all ranks at once.
+
+    The groups inside hosts are swept at the same time, as training uses them.
+    """
+    hosts = _ranks_by_host(own, device)
+    sharing = max(map(len, hosts))
+    everybody = sorted(rank for ranks in hosts for rank in ranks)
+    first_of_each = [ranks[0] for ranks in hosts]
+    # Every rank has to make every group, those of others too.
+    inside = [dist.new_group(ranks) if len(ranks) > 1 else None for ranks in hosts]
+    across = dist.new_group(first_of_each) if len(hosts) > 1 and first_of_each != everybody else None
+    for own_group, ranks in zip(inside, hosts, strict=True):
+        if own_group is not None and own.rank in ranks:
+            yield from sweep(plan, "inside nodes", own_group, device, sharing)
+    group.barrier()
+    if across is not None and own.rank in first_of_each:
+        yield from sweep(plan, "across nodes", across, device, 1)
+    group.barrier()
+    if len(hosts) > 1 and dist.group.WORLD is not None:
+        name: Group = "across nodes" if first_of_each == everybody else "all ranks"
+        yield from sweep(plan, name, dist.group.WORLD, device, sharing)
+    group.barrier()
+
+
+def _ranks_by_host(own: Place, device: torch.device) -> list[list[int]]:
+    """The ranks of each host, by what the hosts call themselves: where a launcher put them need not be asked."""
+    digest = hashlib.sha256(socket.gethostname().encode("utf-8", errors="replace")).digest()
+    name = torch.tensor([int.from_bytes(digest[:7])], dtype=torch.int64, device=device)
+    names = [torch.zeros_like(name) for _ in range(own.world_size)]
+    dist.all_gather(names, name)
+    hosts: dict[int, list[int]] = {}
+    for rank, other in enumerate(names):
+        hosts.setdefault(int(other.item()), []).append(rank)
+    return list(hosts.values())
+
+
+def loader_rate(trial: Trial, place: Place, seconds: float, *, pin: bool) -> LoaderLine:
+    """Reads batches for `seconds`, epoch after epoch, as training would. Called on all ranks at once.
+
+    Raises:
+        RequestError: the data is not here, or damaged.
+    """
+    dataset = sources.load(trial.data)
+    images, timed, epoch, batches_taken = 0, 0.0, 0, 0
+    while timed < seconds:
+        order = EpochOrder(
+            len(dataset.train),
+            seed=trial.train.seed,
+            epoch=epoch,
+            micro_batches=[trial.train.micro_batch] * place.world_size,
+            grad_accum=1,
+            fraction=trial.data.fraction,
+        )
+        with Batches(dataset.train, order, rank=place.rank, workers=trial.data.workers, pin=pin) as batches:
+            began = time.perf_counter()
+            for batch in batches:
+                now = time.perf_counter()
+                batches_taken += 1
+                if batches_taken > _WARM_UP_BATCHES:  # the first may be ready before they are asked for
+                    images, timed = images + len(batch.images), timed + now - began
+                began = now
+                if timed >= seconds:
+                    break
+        epoch += 1
+    return LoaderLine(images_per_second=images / timed, workers=trial.data.workers, batch=trial.train.micro_batch)

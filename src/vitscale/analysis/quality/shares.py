@@ -129,7 +129,7 @@ def gain(result: TrialResult, speeds: Sequence[float]) -> float:
 
 
 def _seconds_per_image(run: Run, step: int) -> tuple[float, ...] | None:
-    """Seconds of forward and backward per image, for each rank; None where the step was not full or a rank's is missing."""
+    """Seconds of forward and backward per image by rank; None where the step was not full or a rank's is missing."""
     images = {rank.rank: line.images for rank in run.ranks for line in rank.steps if line.step == step}
     if sum(images.values()) != run.header.trial.global_batch or min(images.values()) < 1:
         return None

@@ -19,7 +19,7 @@ _DTYPES: Mapping[Precision, str] = {"fp32": "fp32", "bf16": "bf16", "bf16-params
 
 @dataclass(frozen=True)
 class Compute:
-    """Rates of one run in FLOP/s of the model's own, 3 x forward (1 MAC = 2 FLOP): nothing computed twice counts twice."""
+    """Rates of one run in the model's own FLOPs, 3 x forward (1 MAC = 2 FLOP): nothing computed twice counts twice."""
 
     achieved_flops_per_second: float | None
     """Per rank: FLOPs of an image x images/s of all ranks / ranks."""

@@ -210,6 +210,11 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (at - below)
 
 
+def finite_or_none(value: float | None) -> float | None:
+    """`value`; None where it is unknown or not finite. Records are input, and may hold anything."""
+    return value if value is not None and math.isfinite(value) else None
+
+
 def known_median(values: Iterable[float | None]) -> float | None:
     """The median of those that are known; None where none is."""
     known = [value for value in values if value is not None]

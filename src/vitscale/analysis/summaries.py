@@ -16,7 +16,7 @@ from typing import Any
 from vitscale.analysis.learning.convergence import convergence
 from vitscale.analysis.runs.allocations import allocation_of, clusters_of, components, groups, observations
 from vitscale.analysis.runs.environments import differences, largest_like_group, run_environment
-from vitscale.analysis.runs.figures import PHASES, EpochFigures, RunFigures, checkpoint_cost, run_figures
+from vitscale.analysis.runs.figures import LEARNED, PHASES, EpochFigures, RunFigures, checkpoint_cost, run_figures
 from vitscale.analysis.runs.resources import resource_figures
 from vitscale.analysis.runs.target_ci import looked_at
 from vitscale.analysis.statistics import interval, known_median
@@ -201,11 +201,7 @@ def _mean_epochs(figures: Sequence[RunFigures]) -> tuple[EpochFigures, ...]:
                 epoch=number,
                 seconds=known_median([epoch.seconds for epoch in same]),
                 complete=all(epoch.complete for epoch in same),
-                train_loss=_mean([epoch.train_loss for epoch in same]),
-                train_accuracy=_mean([epoch.train_accuracy for epoch in same]),
-                held_out_loss=_mean([epoch.held_out_loss for epoch in same]),
-                held_out_accuracy=_mean([epoch.held_out_accuracy for epoch in same]),
-                mean_iou=_mean([epoch.mean_iou for epoch in same]),
+                **{name: _mean([getattr(epoch, name) for epoch in same]) for name in LEARNED},
             )
         )
     return tuple(means)

@@ -17,7 +17,7 @@ from vitscale.analysis.learning.noise_scale import noise_scale, seed_of
 from vitscale.analysis.runs.allocations import Clusters, observations
 from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.runs.pace import whole_epochs_alone
-from vitscale.analysis.statistics import interval
+from vitscale.analysis.statistics import finite_or_none, interval
 from vitscale.present.estimate import Estimate
 from vitscale.store.records import EpochLine
 from vitscale.store.results import Run
@@ -140,8 +140,8 @@ def course(run: Run, figures: RunFigures) -> tuple[AccuracyPoint, ...]:
             seconds = images / rate
         lasted = [line.evaluation_seconds for line in epochs[number] if line.evaluation_seconds is not None]
         evaluating = evaluating + max(lasted) if evaluating is not None and lasted else None
-        accuracy = _finite(line.held_out_accuracy)
-        points.append(AccuracyPoint(number + 1, images, _finite(seconds), accuracy, _finite(evaluating)))
+        accuracy = finite_or_none(line.held_out_accuracy)
+        points.append(AccuracyPoint(number + 1, images, finite_or_none(seconds), accuracy, finite_or_none(evaluating)))
     return tuple(points)
 
 
@@ -215,10 +215,6 @@ def _mean_point(same: Sequence[AccuracyPoint]) -> AccuracyPoint:
 def _interval(values: Sequence[float | None], clusters: Clusters) -> Estimate | None:
     known = observations([value or None for value in values], clusters)
     return interval(known) if known else None
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _between(points: Sequence[tuple[float, float | None]], wanted: float) -> float | None:

@@ -7,15 +7,14 @@ the others come to, `pace`.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vitscale.analysis.runs.pace import NO_PACE, Pace, cost, of_an_epoch, of_epochs, of_steps, whole_epochs_alone
-from vitscale.analysis.runs.steps import SlowSteps, elapsed_by_step, slow_steps, step_kinds
+from vitscale.analysis.runs.steps import SlowSteps, common_steps, elapsed_by_step, slow_steps, step_kinds
 from vitscale.analysis.runs.warmup import WarmUp, warm_up
-from vitscale.analysis.statistics import quantile
+from vitscale.analysis.statistics import finite_or_none, quantile
 from vitscale.store.records import ModelLine, PhaseLine, RankRecord, StepLine
 from vitscale.store.results import Run
 from vitscale.trial.trial import Trial
@@ -23,6 +22,8 @@ from vitscale.trial.trial import Trial
 PHASES: tuple[str, ...] = ("launch", "imports", "data", "model", "engine", "first_step")
 """Parts of the start-up, in order."""
 
+LEARNED = ("train_loss", "train_accuracy", "held_out_loss", "held_out_accuracy", "mean_iou")
+"""What an epoch tells of learning."""
 FEWEST_FOR_TAILS = 100
 """Steps of a run: of fewer the 99th percentile is little else than the largest."""
 _FEWEST_FOR_SPREAD = 5
@@ -123,7 +124,7 @@ def run_figures(run: Run) -> RunFigures:
     header = run.header
     name = f"{header.trial_id} repeat {header.repeat}"
     notes: list[str] = []
-    steps = _common_steps(run.ranks, run.ranks_needed, notes)
+    steps = _steps_of_all(run, notes)
     light = {n: lines for n, lines in steps.items() if all(s.window == "light" and not s.warmup for s in lines)}
     elapsed, kinds = elapsed_by_step(steps), step_kinds(steps)
     alike = [step for step in light if kinds[step] == "whole"]
@@ -189,22 +190,17 @@ def run_figures(run: Run) -> RunFigures:
     )
 
 
-def _common_steps(
-    ranks: Sequence[RankRecord], needed: Iterable[int], notes: list[str]
-) -> dict[int, tuple[StepLine, ...]]:
-    """Step number to one line per rank, in order, for the steps that every rank of `needed` recorded."""
-    present = {rank.rank for rank in ranks}
-    if absent := [rank for rank in needed if rank not in present]:
+def _steps_of_all(run: Run, notes: list[str]) -> dict[int, tuple[StepLine, ...]]:
+    """Step number to one line per rank, in order, for the steps that every rank needed recorded."""
+    present = {rank.rank for rank in run.ranks}
+    if absent := [rank for rank in run.ranks_needed if rank not in present]:
         notes.append(f"no record of {'rank' if len(absent) == 1 else 'ranks'} {', '.join(map(str, absent))}")
         return {}
-    if not ranks:
-        return {}
-    by_rank = [{line.step: line for line in rank.steps} for rank in ranks]
-    common = set(by_rank[0]).intersection(*by_rank[1:])
-    most = max(len(lines) for lines in by_rank)
-    if any(len(lines) != len(common) for lines in by_rank):
-        notes.append(f"ranks disagree in their steps: only the {len(common)} of {most} that all recorded count")
-    return {step: tuple(lines[step] for lines in by_rank) for step in sorted(common)}
+    common = {lines[0].step: lines for lines in common_steps(run, lambda rank: rank.steps)}
+    counts = [len({line.step for line in rank.steps}) for rank in run.ranks]
+    if any(count != len(common) for count in counts):
+        notes.append(f"ranks disagree in their steps: only the {len(common)} of {max(counts)} that all recorded count")
+    return common
 
 
 def _loss_by_step(run: Run, steps: Mapping[int, Sequence[StepLine]]) -> tuple[tuple[int, float | None], ...]:
@@ -244,11 +240,7 @@ def _epochs(ranks: Sequence[RankRecord], needed: Collection[int], notes: list[st
                 epoch=number,
                 seconds=max(line.seconds for line in same) if whole else None,
                 complete=all(line.complete for line in same),
-                train_loss=_finite(first.train_loss),
-                train_accuracy=_finite(first.train_accuracy),
-                held_out_loss=_finite(first.held_out_loss),
-                held_out_accuracy=_finite(first.held_out_accuracy),
-                mean_iou=_finite(first.mean_iou),
+                **{name: finite_or_none(getattr(first, name)) for name in LEARNED},
             )
         )
     if partial:
@@ -298,13 +290,9 @@ def _compiled(ranks: Sequence[RankRecord]) -> dict[str, tuple[str, ...]]:
     return {phase: tuple(sorted(names)) for phase, names in by_phase.items()}
 
 
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
-
-
 def _mean(values: Sequence[float | None]) -> float | None:
     """The mean, or None as soon as one value is unknown or not finite."""
-    known = [value for value in map(_finite, values) if value is not None]
+    known = [value for value in map(finite_or_none, values) if value is not None]
     return statistics.fmean(known) if values and len(known) == len(values) else None
 
 

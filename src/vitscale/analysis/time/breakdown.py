@@ -140,17 +140,13 @@ def breakdown(run: Run, steady_from: int = 0) -> Breakdown | None:
         run: with the records of all ranks.
         steady_from: the first step after warm-up (`RunFigures.steady_from`); those before it are left out.
     """
-    by_rank = {
-        rank.rank: {line.step: line for line in rank.explained if line.step >= steady_from} for rank in run.ranks
-    }
-    if len(by_rank) < len(run.ranks_needed):
-        return None
-    common = sorted(set.intersection(*(set(lines) for lines in by_rank.values())))
-    parts: dict[int, list[RankParts]] = {rank: [] for rank in by_rank}
+    numbers = [rank.rank for rank in run.ranks]
+    common = common_steps(run, lambda rank: [line for line in rank.explained if line.step >= steady_from])
+    parts: dict[int, list[RankParts]] = {rank: [] for rank in numbers}
     reasons: dict[str, str] = {}
     earliness: list[dict[int, float]] = []
-    for step in common:
-        lines = [(rank, by_rank[rank][step]) for rank in sorted(by_rank)]
+    for of_step in common:
+        lines = sorted(zip(numbers, of_step, strict=True), key=lambda pair: pair[0])
         exposed = exposures(lines)
         for (rank, line), exposure in zip(lines, exposed, strict=True):
             parts[rank].append(_parts(line, exposure))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from vitscale.analysis.runs.steps import common_steps
 from vitscale.analysis.time.exposure import RankExposure, exposures
 from vitscale.base.time_spans import Interval, complement, intersection, union
 from vitscale.store.records import COMMUNICATION, EXPOSED, ExplainedLine
@@ -14,9 +15,7 @@ _PART_OF_PHASE = {"forward": "forward", "backward": "backward", "optimizer": "op
 
 def explained_steps(run: Run) -> tuple[int, ...]:
     """The steps that every rank of a run explained, in order; none where a rank's record is missing."""
-    if len(run.ranks) < len(run.ranks_needed) or not run.ranks:
-        return ()
-    return tuple(sorted(set.intersection(*({line.step for line in rank.explained} for rank in run.ranks))))
+    return tuple(lines[0].step for lines in common_steps(run, lambda rank: rank.explained))
 
 
 def lanes(run: Run, step: int) -> dict[int, dict[str, list[Interval]]]:

@@ -10,7 +10,7 @@ import pytest
 
 import needs
 from vitscale.lab import laboratory
-from vitscale.lab.own_cores import own_cores
+from vitscale.lab.building import own_cores
 from vitscale.lab.plan import Plan
 
 

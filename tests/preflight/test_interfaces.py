@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from check_factory import facts, interface
-from vitscale.preflight.interfaces import choice, gloo_choice, nccl_choice
+from vitscale.preflight.network_verdicts import gloo_choice, library_choice, nccl_choice
 
 LO = interface("lo", "127.0.0.1/8", None)
 ETH = interface("eth0", "10.0.0.1/24")
@@ -60,5 +60,5 @@ def test_gloo(setting: str | None, resolved: tuple[str, ...], taken: tuple[str, 
 
 
 def test_the_backend_decides_which_rules_hold() -> None:
-    assert choice(facts(backend="nccl")).variable == "NCCL_SOCKET_IFNAME"
-    assert choice(facts(backend="gloo")).variable == "GLOO_SOCKET_IFNAME"
+    assert library_choice(facts(backend="nccl")).variable == "NCCL_SOCKET_IFNAME"
+    assert library_choice(facts(backend="gloo")).variable == "GLOO_SOCKET_IFNAME"

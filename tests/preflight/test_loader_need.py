@@ -8,7 +8,7 @@ import pytest
 
 from check_factory import checked
 from results_factory import failed_run, make_curve, make_results, make_trial, steady_run, write_results
-from vitscale.preflight.loader_need import loader_need
+from vitscale.preflight.running import loader_need
 from vitscale.trial.model_spec import resolve, training_flops
 
 

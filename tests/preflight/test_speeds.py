@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from check_factory import checked, compute, record
-from vitscale.preflight.speeds import against_others, rank_speeds, rates
+from vitscale.preflight.pace_verdicts import against_others, rank_speeds, rates
 
 
 def test_a_rate_is_the_median_over_repeats_of_the_same_work() -> None:

@@ -19,10 +19,10 @@ from vitscale import launchers
 from vitscale.machine.hosts import Host
 from vitscale.runner import Options, Plan, Report, one_run, plan
 from vitscale.runner import run as drive
-from vitscale.runner.command_list import command_list
 from vitscale.runner.driver import Interrupted
 from vitscale.runner.evidence import Ending
 from vitscale.runner.one_run import Task, run_task
+from vitscale.runner.preview import command_list
 from vitscale.runner.watch import watch
 from vitscale.schedulers import Hostfile, Job, Local
 from vitscale.store.results import Outcome, RunHeader

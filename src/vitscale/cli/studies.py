@@ -59,8 +59,7 @@ def plan(
     from vitscale import runner
     from vitscale.present.data import envelope
     from vitscale.present.terminal import show
-    from vitscale.runner.command_list import command_list
-    from vitscale.runner.preview import plan_document, plan_fields
+    from vitscale.runner.preview import command_list, plan_document, plan_fields
     from vitscale.study.site import overlay
 
     over = overlay(site, launcher=launcher, scheduler=scheduler, hostfile=hostfile)
@@ -102,8 +101,7 @@ def run(
     """Run what is not done yet. The same command again resumes."""
     from vitscale import analysis, report, runner, store
     from vitscale.preflight import pace_warnings
-    from vitscale.runner.command_list import command_list
-    from vitscale.runner.preview import finding_lines
+    from vitscale.runner.preview import command_list, finding_lines
     from vitscale.study.site import overlay
 
     over = overlay(site, launcher=launcher, scheduler=scheduler, hostfile=hostfile)

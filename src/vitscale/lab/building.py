@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from vitscale.errors import RequestError, explain
-from vitscale.lab import entering, host_files, namespaces, network, programs, quota, secure_shell, state
-from vitscale.lab.own_cores import hold_to_own
+from vitscale.lab import namespaces, network, programs, quota, secure_shell, state
+from vitscale.lab.namespaces import call_inside
 from vitscale.lab.plan import Plan
 from vitscale.lab.processes import Process, pid_namespace
 from vitscale.lab.state import Holder, State, folder_of
@@ -45,7 +48,7 @@ def build(plan: Plan, started: list[subprocess.Popen[str]]) -> State:
     switch = building.hold_switch()
     network.start_switch(switch)
     _make_quotas(plan, building.state.cgroup, names)
-    host_files.write_hosts_file(folder, known)
+    write_hosts_file(folder, known)
     if with_ssh:
         secure_shell.write_keys(folder, known)
     firsts = [building.hold_host(name) for name in names]
@@ -54,10 +57,10 @@ def build(plan: Plan, started: list[subprocess.Popen[str]]) -> State:
         own = folder / name
         own.mkdir()
         network.link(switch, first, number, plan.bandwidth_mbit)
-        host_files.mount_files(first, folder, own, with_ssh=with_ssh)
+        mount_files(first, folder, own, with_ssh=with_ssh)
         if with_ssh:
             secure_shell.write_daemon_configuration(folder, own, address)
-            programs.call(*entering.command(building.state, number, secure_shell.daemon_command(own)))
+            programs.call(*namespaces.enter_command(building.state, number, secure_shell.daemon_command(own)))
     for name in names if with_ssh else ():
         secure_shell.wait_for_daemon(folder / name)
     building.state.hostfile.write_text("".join(f"{name} slots={plan.slots}\n" for name in names), encoding="ascii")
@@ -108,3 +111,72 @@ def _make_quotas(plan: Plan, lab: str, hosts: tuple[str, ...]) -> None:
     except OSError as error:
         if plan.cores_per_host is not None:
             raise quota.refused(str(error)) from None
+
+
+def own_cores(plan: Plan, cores: Sequence[int]) -> list[frozenset[int]] | None:
+    """The cores of each host: equal shares of `cores`, or one each in turn where there are more hosts than cores.
+
+    None, and no host is held to any, where a share would be too small: ranks pin themselves to a host's first cores,
+    and those of two hosts that see the same ones would all sit on these.
+    """
+    share = max(1, len(cores) // plan.hosts)
+    if share < max(plan.slots, plan.cores_per_host or 0):
+        return None
+    if plan.hosts > len(cores):
+        return [frozenset({cores[number % len(cores)]}) for number in range(plan.hosts)]
+    return [frozenset(cores[number * share : (number + 1) * share]) for number in range(plan.hosts)]
+
+
+def hold_to_own(plan: Plan, firsts: Sequence[Process]) -> None:
+    """Holds each host's first process to its cores; commands on the host take them from it (`enter.py`)."""
+    shares = own_cores(plan, sorted(os.sched_getaffinity(0)))
+    for first, cores in zip(firsts, shares or (), strict=False):
+        os.sched_setaffinity(first.pid, cores)
+
+
+HOSTS_FILE = "hosts"
+
+
+def write_hosts_file(folder: Path, hosts: Sequence[tuple[str, str]]) -> None:
+    """Writes /etc/hosts for names and addresses."""
+    lines = ["127.0.0.1 localhost", "::1 localhost", *(f"{address} {name}" for name, address in hosts)]
+    (folder / HOSTS_FILE).write_text("".join(f"{line}\n" for line in lines), encoding="ascii")
+
+
+def mount_files(first: Process, folder: Path, host: Path, *, with_ssh: bool) -> None:
+    """Mounts them, in the host's own mount namespace alone. `folder` is the lab's, `host` the host's in it."""
+    _own_run(first, folder, host)
+    _mount(first, "-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/dev/shm")  # noqa: S108 - the host's own
+    _own_sys(first)
+    _mount(first, "--bind", str(folder / HOSTS_FILE), "/etc/hosts")
+    if with_ssh:
+        _mount(first, "--bind", str(folder / secure_shell.CLIENT_CONFIGURATION), "/etc/ssh/ssh_config")
+        # Without PAM, sshd lets nobody in whose password is locked, as Ubuntu's root's is.
+        shadow = host / "shadow"
+        shadow.write_text(f"{pwd.getpwuid(os.geteuid()).pw_name}:*:::::::\n", encoding="utf-8")
+        shadow.chmod(0o600)
+        _mount(first, "--bind", str(shadow), "/etc/shadow")
+        own = Path(pwd.getpwuid(os.geteuid()).pw_dir) / ".ssh"
+        if own.is_dir():  # the user's keys and known hosts are neither used nor written
+            _mount(first, "-t", "tmpfs", "-o", "mode=0700", "tmpfs", str(own))
+
+
+def _own_run(first: Process, folder: Path, host: Path) -> None:
+    run = host / "run"
+    run.mkdir()
+    _mount(first, "-t", "tmpfs", "-o", "mode=0755", "tmpfs", str(run))
+    call_inside(first, "mkdir", str(run / "sshd"), str(run / folder.name), str(run / "sys"))
+    _mount(first, "--bind", str(folder), str(run / folder.name))
+    _mount(first, "--move", str(run), "/run")
+
+
+def _own_sys(first: Process) -> None:
+    """A sysfs shows the interfaces of the namespace it was mounted in. The cgroups stay in sight."""
+    _mount(first, "-t", "sysfs", "sysfs", "/run/sys")
+    _mount(first, "--rbind", "/sys/fs/cgroup", "/run/sys/fs/cgroup")
+    _mount(first, "--move", "/run/sys", "/sys")
+    call_inside(first, "rmdir", "/run/sys")
+
+
+def _mount(first: Process, *arguments: str) -> None:
+    call_inside(first, "mount", "--no-mtab", *arguments)  # it would note them in /run, outside

@@ -5,11 +5,15 @@ It hears of it through a pipe, its standard input, that the kernel closes whatev
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
+from contextlib import suppress
 from types import TracebackType
 
-from vitscale.lab.ending import take_down
+from vitscale.lab import namespaces, processes, quota
+from vitscale.lab.state import PREFIX, Holder, folder_of, read
 
 _KEEP = "keep\n"
 
@@ -54,6 +58,37 @@ def main(name: str) -> None:
     """Waits for the end of its standard input."""
     if sys.stdin.readline() != _KEEP:
         take_down(name)
+
+
+def take_down(name: str) -> bool:
+    """Ends the lab of this name, however much of it is left; False where there was nothing.
+
+    Raises:
+        VitscaleError: a process or a cgroup was not gone after 10 s; the folder is kept, so that it can be tried again.
+    """
+    folder = folder_of(name)
+    state = read(name)
+    if state is not None:
+        end_holders(state.holders)
+    controller = quota.find_controller()
+    if controller is not None:
+        controller.remove(PREFIX + name)
+    if not folder.exists():
+        return False
+    with suppress(FileNotFoundError):  # somebody else is ending it too
+        shutil.rmtree(folder)
+    return True
+
+
+def end_holders(holders: Iterable[Holder]) -> None:
+    """Ends them with everything in their namespaces, and returns when all are gone.
+
+    Raises:
+        VitscaleError: a process was not gone after 10 s.
+    """
+    processes.kill(
+        one for holder in holders for one in (holder.first, holder.outside, *namespaces.waiting(holder.first))
+    )
 
 
 if __name__ == "__main__":

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from vitscale.errors import RequestError, VitscaleError, explain, unknown
-from vitscale.lab import building, entering, network, processes, programs, quota, secure_shell
-from vitscale.lab.ending import end_holders, take_down
-from vitscale.lab.guard import Guard
+from vitscale.lab import building, namespaces, network, processes, programs, quota, secure_shell
+from vitscale.lab.guard import Guard, end_holders, take_down
 from vitscale.lab.plan import Plan
 from vitscale.lab.state import State, existing, names, read
 
@@ -34,7 +33,7 @@ class Laboratory:
 
         Signals are passed on to it, and it is killed when what runs the command is.
         """
-        return entering.command(self.state, host, list(argv))
+        return namespaces.enter_command(self.state, host, list(argv))
 
     def cut(self, host: int) -> None:
         """Pulls the host's cable."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from vitscale.preflight import interfaces
 from vitscale.preflight.verdict import finding
 from vitscale.present.document import Finding
 from vitscale.present.units import listed, rate
-from vitscale.store.check_records import CheckRecord, FactsLine
+from vitscale.store.check_records import CheckRecord, FactsLine, Interface
 
 _SLOWER = 0.5
 """Another interface counts as faster from twice the speed on."""
@@ -30,7 +30,7 @@ def interface_choices(record: CheckRecord) -> Iterable[Finding]:
     hosts = facts_by_host(record)
     if len(hosts) < 2:
         return
-    choices = {host: interfaces.choice(facts) for host, facts in hosts.items()}
+    choices = {host: library_choice(facts) for host, facts in hosts.items()}
     yield from _lacking(choices)
     yield from _loopback(hosts, choices)
     yield from _virtual(choices)
@@ -39,7 +39,7 @@ def interface_choices(record: CheckRecord) -> Iterable[Finding]:
     yield from _unused_infiniband(hosts, choices)
 
 
-def _lacking(choices: Mapping[str, interfaces.Choice]) -> Iterable[Finding]:
+def _lacking(choices: Mapping[str, Choice]) -> Iterable[Finding]:
     lacking = [host for host, choice in choices.items() if choice.setting is not None and not choice.names]
     if lacking:
         choice = choices[lacking[0]]
@@ -53,7 +53,7 @@ def _lacking(choices: Mapping[str, interfaces.Choice]) -> Iterable[Finding]:
         )
 
 
-def _loopback(hosts: Mapping[str, FactsLine], choices: Mapping[str, interfaces.Choice]) -> Iterable[Finding]:
+def _loopback(hosts: Mapping[str, FactsLine], choices: Mapping[str, Choice]) -> Iterable[Finding]:
     alone = [host for host, choice in choices.items() if choice.names == ("lo",)]
     if not alone:
         return
@@ -74,8 +74,8 @@ def _loopback(hosts: Mapping[str, FactsLine], choices: Mapping[str, interfaces.C
     )
 
 
-def _virtual(choices: Mapping[str, interfaces.Choice]) -> Iterable[Finding]:
-    wrong = {host: c.names[0] for host, c in choices.items() if c.names and c.names[0].startswith(interfaces.VIRTUAL)}
+def _virtual(choices: Mapping[str, Choice]) -> Iterable[Finding]:
+    wrong = {host: c.names[0] for host, c in choices.items() if c.names and c.names[0].startswith(VIRTUAL)}
     if wrong:
         host, name = next(iter(wrong.items()))
         yield finding(
@@ -88,12 +88,12 @@ def _virtual(choices: Mapping[str, interfaces.Choice]) -> Iterable[Finding]:
         )
 
 
-def _same_address(hosts: Mapping[str, FactsLine], choices: Mapping[str, interfaces.Choice]) -> Iterable[Finding]:
+def _same_address(hosts: Mapping[str, FactsLine], choices: Mapping[str, Choice]) -> Iterable[Finding]:
     owners: dict[str, list[str]] = {}
     for host, choice in choices.items():
-        for one in interfaces.named(hosts[host], choice.names[:1]):
-            for address in interfaces.bare_addresses(one)[:1]:
-                if not interfaces.is_loopback(address):
+        for one in named(hosts[host], choice.names[:1]):
+            for address in bare_addresses(one)[:1]:
+                if not is_loopback(address):
                     owners.setdefault(address, []).append(host)
     for address, several in owners.items():
         if len(several) > 1:
@@ -107,15 +107,15 @@ def _same_address(hosts: Mapping[str, FactsLine], choices: Mapping[str, interfac
             )
 
 
-def _slower(hosts: Mapping[str, FactsLine], choices: Mapping[str, interfaces.Choice]) -> Iterable[Finding]:
+def _slower(hosts: Mapping[str, FactsLine], choices: Mapping[str, Choice]) -> Iterable[Finding]:
     slower = {}
     for host, choice in choices.items():
-        taken = [one.speed_mbit for one in interfaces.named(hosts[host], choice.names) if one.speed_mbit is not None]
+        taken = [one.speed_mbit for one in named(hosts[host], choice.names) if one.speed_mbit is not None]
         other = [
             one
             for one in hosts[host].interfaces
             if one.up and one.addresses and one.speed_mbit is not None and one.name not in choice.names
-            and not one.name.startswith(interfaces.VIRTUAL)
+            and not one.name.startswith(VIRTUAL)
         ]  # fmt: skip
         best = max(other, key=lambda one: one.speed_mbit or 0, default=None)
         if taken and best is not None and max(taken) < _SLOWER * (best.speed_mbit or 0):
@@ -133,13 +133,13 @@ def _slower(hosts: Mapping[str, FactsLine], choices: Mapping[str, interfaces.Cho
         )
 
 
-def _unused_infiniband(hosts: Mapping[str, FactsLine], choices: Mapping[str, interfaces.Choice]) -> Iterable[Finding]:
+def _unused_infiniband(hosts: Mapping[str, FactsLine], choices: Mapping[str, Choice]) -> Iterable[Finding]:
     active = [host for host, facts in hosts.items() if any(port.active for port in facts.infiniband)]
     unused = []
     for host in active:
         environment = hosts[host].environment
         by_socket = environment.backend != "nccl" or environment.settings.get("NCCL_IB_DISABLE", "0") not in ("", "0")
-        over_ip = any(one.kind == "infiniband" for one in interfaces.named(hosts[host], choices[host].names))
+        over_ip = any(one.kind == "infiniband" for one in named(hosts[host], choices[host].names))
         if by_socket and not over_ip:
             unused.append(host)
     if unused:
@@ -160,10 +160,10 @@ def slow_link(record: CheckRecord) -> Iterable[Finding]:
     hosts = facts_by_host(record)
     speeds = []
     for facts in hosts.values():
-        choice = interfaces.choice(facts)
+        choice = library_choice(facts)
         if facts.environment.backend == "nccl" and any(port.active for port in facts.infiniband):
             return  # it goes over InfiniBand, whose speed is not that of a network interface
-        speeds += [one.speed_mbit for one in interfaces.named(facts, choice.names) if one.speed_mbit is not None]
+        speeds += [one.speed_mbit for one in named(facts, choice.names) if one.speed_mbit is not None]
     for fit in record.fits:
         if fit.group == "across nodes" and fit.operation == "all_reduce" and speeds:
             possible = min(speeds) * 1e6 / 8
@@ -184,6 +184,85 @@ def _candidate(facts: FactsLine) -> str | None:
     usable = [
         one
         for one in facts.interfaces
-        if one.up and one.addresses and one.kind != "loopback" and not one.name.startswith(interfaces.VIRTUAL)
+        if one.up and one.addresses and one.kind != "loopback" and not one.name.startswith(VIRTUAL)
     ]
     return max(usable, key=lambda one: one.speed_mbit or 0).name if usable else None
+
+
+VIRTUAL = ("docker", "virbr", "br-", "cni", "flannel", "cali", "lxc", "lxd", "tun", "tap", "wg", "zt", "podman")
+"""Beginnings of names of interfaces that lead to containers, virtual machines and tunnels, not to other hosts."""
+_NCCL_LAST = ("docker", "lo", "virbr")
+"""What NCCL takes only where there is nothing else."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a library takes on one host."""
+
+    variable: str
+    """That would decide."""
+    setting: str | None
+    """Its value; None where it is not set."""
+    names: tuple[str, ...]
+    """Interfaces it takes; empty: the setting names none that is there."""
+    address: str | None = None
+    """gloo without a setting: what the host's name resolves to."""
+
+
+def library_choice(facts: FactsLine) -> Choice:
+    """What the backend of this rank takes."""
+    return nccl_choice(facts) if facts.environment.backend == "nccl" else gloo_choice(facts)
+
+
+def nccl_choice(facts: FactsLine) -> Choice:
+    """`NCCL_SOCKET_IFNAME` is a list of beginnings of names; `^` excludes, `=` wants names whole. Without it: `ib*`
+    first, then all but docker, lo and virbr, then these (NCCL user guide, environment variables; src/misc/socket.cc).
+    """
+    setting = facts.environment.settings.get("NCCL_SOCKET_IFNAME") or None
+    usable = [one for one in facts.interfaces if one.addresses and one.up]
+    if setting is not None:
+        excluded, rest = setting.startswith("^"), setting.removeprefix("^")
+        whole, rest = rest.startswith("="), rest.removeprefix("=")
+        listed = [word for word in rest.split(",") if word]
+        matching = [
+            one.name
+            for one in usable
+            if excluded != any(one.name == word if whole else one.name.startswith(word) for word in listed)
+        ]
+        return Choice("NCCL_SOCKET_IFNAME", setting, tuple(matching))
+    infiniband = [one.name for one in usable if one.name.startswith("ib")]
+    others = [one.name for one in usable if not one.name.startswith(_NCCL_LAST)]
+    last = [one.name for beginning in _NCCL_LAST for one in usable if one.name.startswith(beginning)]
+    return Choice("NCCL_SOCKET_IFNAME", None, tuple(infiniband or others or last[:1]))
+
+
+def gloo_choice(facts: FactsLine) -> Choice:
+    """`GLOO_SOCKET_IFNAME` is a list of whole names. Without it: the address that the host's own name resolves to, and
+    the loopback address where that is none of its own (torch, `ProcessGroupGloo::createDefaultDevice`).
+    """
+    setting = facts.environment.settings.get("GLOO_SOCKET_IFNAME") or None
+    if setting is not None:
+        there = {one.name for one in facts.interfaces if one.addresses}
+        return Choice("GLOO_SOCKET_IFNAME", setting, tuple(n for n in setting.split(",") if n in there))
+    for address in facts.hostname_addresses[:1]:
+        if is_loopback(address):
+            return Choice("GLOO_SOCKET_IFNAME", None, ("lo",), address)
+        owner = next((one.name for one in facts.interfaces if address in bare_addresses(one)), None)
+        if owner is not None:
+            return Choice("GLOO_SOCKET_IFNAME", None, (owner,), address)
+    return Choice("GLOO_SOCKET_IFNAME", None, ("lo",), "127.0.0.1")
+
+
+def named(facts: FactsLine, names: Sequence[str]) -> list[Interface]:
+    """The interfaces of these names."""
+    return [one for one in facts.interfaces if one.name in names]
+
+
+def bare_addresses(interface: Interface) -> list[str]:
+    """Without their prefix lengths."""
+    return [address.partition("/")[0] for address in interface.addresses]
+
+
+def is_loopback(address: str) -> bool:
+    """127.0.0.0/8, of which Debian gives 127.0.1.1 to a host's own name, and ::1."""
+    return address.startswith("127.") or address == "::1"

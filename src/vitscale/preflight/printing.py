@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vitscale.preflight.speeds import against_others, rank_speeds, rates
+from vitscale.preflight.pace_verdicts import against_others, rank_speeds, rates
 from vitscale.preflight.verdict import host_of
 from vitscale.present.data import finding_fields
 from vitscale.present.document import (

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import secrets
 import shutil
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from vitscale import sources
+from vitscale import sources, store
+from vitscale.analysis.runs.compute import flops_per_image
+from vitscale.analysis.runs.figures import run_figures
 from vitscale.errors import RequestError, StoreError, VitscaleError, explain, printable, shown
 from vitscale.preflight.asking import Where
 from vitscale.preflight.fit import fits
-from vitscale.preflight.loader_need import loader_need
 from vitscale.preflight.reach import ask
 from vitscale.runner.classify import outcome_of
 from vitscale.runner.evidence import Evidence, log_tail
@@ -22,8 +24,9 @@ from vitscale.runner.one_run import ranks_variables, run_ranks
 from vitscale.runner.starting import launch_plan
 from vitscale.schedulers.prepared import PreparedProcesses
 from vitscale.store import write_whole
-from vitscale.store.check_records import CheckRecord, CheckRequest
+from vitscale.store.check_records import CheckedRank, CheckRecord, CheckRequest, LoaderNeed
 from vitscale.store.checks import check_folder, read_checked_ranks, write_check
+from vitscale.trial.trial import Trial
 
 _START_SECONDS = 180.0
 """For ssh, and imports from a slow file server on many hosts at once."""
@@ -158,3 +161,39 @@ def _whom(wanted: CheckRequest) -> str:
     world = wanted.world
     hosts = f"{world.nodes} hosts, " if world.nodes > 1 else ""
     return f"{hosts}{world.size} rank{'s' if world.size > 1 else ''}"
+
+
+def loader_need(trial: Trial, ranks: Sequence[CheckedRank], results: Path | None) -> LoaderNeed | None:
+    """Images per second of one rank; None where neither a run nor the model's FLOPs tell."""
+    return (_of_a_run(trial, results) if results is not None else None) or _by_arithmetic(trial, ranks)
+
+
+def _of_a_run(trial: Trial, results: Path) -> LoaderNeed | None:
+    """The fastest completed run of the same model, precision and micro-batch on the same kind of device."""
+    try:
+        found = store.load(results)
+    except StoreError:
+        return None  # nothing has been run there yet
+    best = 0.0
+    for run in found.runs:
+        other = run.header.trial
+        alike = other.model == trial.model and all(
+            getattr(other.train, name) == getattr(trial.train, name) for name in ("precision", "device", "micro_batch")
+        )
+        if alike and run.outcome.kind == "completed" and (reached := run_figures(run).images_per_second):
+            best = max(best, reached / other.world.size)
+    if best <= 0.0:
+        return None
+    return LoaderNeed(images_per_second=best, source="run", described=f"as a stored run in {results} did")
+
+
+def _by_arithmetic(trial: Trial, ranks: Sequence[CheckedRank]) -> LoaderNeed | None:
+    rates = [rank.matmul.flops_per_second for rank in ranks if rank.matmul is not None]
+    flops = flops_per_image(trial)
+    if not rates or isinstance(flops, str) or flops <= 0:
+        return None
+    return LoaderNeed(
+        images_per_second=statistics.median(rates) / flops,
+        source="arithmetic",
+        described="the matrix-multiply rate measured here / the model's FLOPs, which no training quite reaches",
+    )

@@ -1,0 +1,1 @@
+"""One thing of every kind."""

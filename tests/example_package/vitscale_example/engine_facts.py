@@ -1,0 +1,23 @@
+"""What a study, an analysis and a prediction know of the engine; torch is not imported here."""
+
+from __future__ import annotations
+
+import math
+
+from vitscale.prediction.step.message import Message
+from vitscale.trial.engines import EngineFacts
+from vitscale.trial.model_spec import ParameterShapes
+from vitscale.trial.trial import Trial
+
+
+def messages(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
+    """One sum of each gradient when backward is over."""
+    sizes = (4 * math.prod(shape) for shape in shapes.tensors())
+    return tuple(Message("all_reduce", size, 1, "after", None, every_micro_step=False) for size in sizes)
+
+
+FACTS = EngineFacts(
+    engine="vitscale_example.engine:SummedEngine",
+    packages=("vitscale-example",),
+    messages="vitscale_example.engine_facts:messages",
+)

@@ -53,7 +53,7 @@ explain = false
 
 def build(num_classes: int, image_size: int) -> object:
     """The model: vitscale's own ViT, which notes when its second forward begins, in the run's folder."""
-    from vitscale.models.vit import VisionTransformer
+    from vitscale.models.named import VisionTransformer
     from vitscale.trial.model_spec import ModelSpec, resolve
 
     class Noting(VisionTransformer):

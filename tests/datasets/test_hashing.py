@@ -8,9 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitscale.datasets.hashing import device_mix64, uniform_integers
-from vitscale.datasets.streams import Purpose, stream
-from vitscale.sources.mixing import mix64
+from vitscale.datasets.hashing import Purpose, device_mix64, stream, uniform_integers
+from vitscale.sources.split import mix64
 
 
 @settings(deadline=None)

@@ -25,15 +25,15 @@ from engines.forgetting import forget_engines
 from vitscale import engines, models, sources
 from vitscale.datasets import Batch, Batches, slot_loss
 from vitscale.engines import deepspeed
-from vitscale.engines.deepspeed_setup import configuration
+from vitscale.engines.deepspeed import configuration
 from vitscale.probes.explainer import no_phase
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 from vitscale.worker import passes
-from vitscale.worker.checkpointing import measured_checkpoint
-from vitscale.worker.counted_steps import counted_traffic
 from vitscale.worker.group import device_of, join
 from vitscale.worker.passes import Passes
 from vitscale.worker.place import Place
+from vitscale.worker.session import measured_checkpoint
+from vitscale.worker.training import counted_traffic
 
 PLACE = Place(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"]), None)
 

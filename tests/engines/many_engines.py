@@ -26,7 +26,7 @@ from vitscale.probes.flight_recorder import size_ring
 from vitscale.probes.traffic import TrafficCounter
 from vitscale.trial.model_spec import ModelSpec, resolve
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
-from vitscale.worker.counted_steps import COUNTED_STEPS, FIRST_USUAL_STEP
+from vitscale.worker.training import COUNTED_STEPS, FIRST_USUAL_STEP
 
 MODEL = resolve(ModelSpec(name="vit-ti16", image_size=32, patch_size=16, layers=2), 10)
 """0.9 million parameters: more than one bucket of 1 MiB."""

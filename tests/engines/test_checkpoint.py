@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from engines.curves import MODEL
 from results_factory import make_trial
 from vitscale import models
-from vitscale.engines import checkpoint, checkpoint_files
+from vitscale.engines import checkpoint
 from vitscale.engines.base import Engine
 from vitscale.engines.deepspeed import quiet_import
 from vitscale.engines.plain import PlainEngine
@@ -258,7 +258,7 @@ def test_a_full_disk_is_told_as_such_and_leaves_nothing(small_disk: Path) -> Non
 def test_a_crash_while_saving_leaves_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what a killed process left is in nobody's way."""
 
-    def interrupted(folder: Path, description: checkpoint_files.Description) -> None:
+    def interrupted(folder: Path, description: checkpoint.Description) -> None:
         raise KeyboardInterrupt
 
     engine = engine_of()

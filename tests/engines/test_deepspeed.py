@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from results_factory import make_trial
-from vitscale.engines.deepspeed_setup import configuration
+from vitscale.engines.deepspeed import configuration
 
 
 def test_the_configuration_says_what_deepspeed_would_choose_otherwise() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from results_factory import make_trial
-from vitscale.engines.optimizers import optimizer_of, set_rate
+from vitscale.engines.base import optimizer_of, set_rate
 
 
 def model() -> nn.Linear:

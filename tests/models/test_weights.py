@@ -15,7 +15,7 @@ from torch import nn
 from models.test_segmentation import SWIN, VIT, without
 from vitscale.errors import RequestError
 from vitscale.models import build
-from vitscale.models.swin import configuration
+from vitscale.models.named import swin_configuration
 from vitscale.models.weights import inflated, interpolated
 from vitscale.study import user_model
 from vitscale.trial.model_spec import ModelSpec, resolve
@@ -29,7 +29,7 @@ def saved(model: Any, folder: Path) -> str:
 def swin(tmp_path: Path, **changes: Any) -> str:
     """A classifier of 9 classes with the body of `SWIN`."""
     spec = resolve(SWIN.model_copy(update=changes), 9)
-    return saved(transformers.Swinv2ForImageClassification(configuration(spec, num_labels=9)), tmp_path / "swin")
+    return saved(transformers.Swinv2ForImageClassification(swin_configuration(spec, num_labels=9)), tmp_path / "swin")
 
 
 def alike(model: nn.Module, source: str, kind: Any, ours: str, theirs: str) -> bool:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cifar_factory import member, truncate, write_tar
 from vitscale.errors import RequestError
-from vitscale.sources.archive import read_members
+from vitscale.sources.download import read_members
 
 LIMIT = 1 << 20
 

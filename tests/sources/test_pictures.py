@@ -20,8 +20,8 @@ from PIL import Image
 from image_files import photograph
 from vitscale.errors import RequestError
 from vitscale.sources import pictures
+from vitscale.sources.cache import in_threads
 from vitscale.sources.pictures import EXTENSIONS, decode_square, verify_picture
-from vitscale.sources.threads import in_threads
 
 
 def noise(height: int, width: int) -> Image.Image:

@@ -12,7 +12,7 @@ from lab.ranks import make_trial, run_ranks
 from vitscale.engines import checkpoint
 from vitscale.engines.plain import PlainEngine
 from vitscale.trial.model_spec import ModelSpec
-from vitscale.worker.checkpointing import measured_checkpoint
+from vitscale.worker.session import measured_checkpoint
 
 CPU = torch.device("cpu")
 TINY = ModelSpec(name="vit-ti16", image_size=16, patch_size=8, layers=2, hidden_size=32, heads=2, mlp_size=64)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vitscale.datasets.streams import Purpose, stream
-from vitscale.sources.mixing import mix64
+from vitscale.datasets.hashing import Purpose, stream
+from vitscale.sources.split import mix64
 from vitscale.trial.trial import samples_used, steps_per_epoch
 
 Ids = NDArray[np.int64]

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from vitscale.datasets.hashing import uniform_integers
-from vitscale.datasets.streams import Purpose, stream
+from vitscale.datasets.hashing import Purpose, stream, uniform_integers
 from vitscale.sources import ChannelStatistics
 from vitscale.sources.base import IGNORED
 

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
-from vitscale.datasets.hashing import uniform_integers
+from vitscale.datasets.hashing import Purpose, stream, uniform_integers
 from vitscale.datasets.preprocess import IMAGENET, Normalisation
-from vitscale.datasets.streams import Purpose, stream
 from vitscale.sources.base import IGNORED, OUTSIDE
 
 LONG_SIDE = 4

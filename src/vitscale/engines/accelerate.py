@@ -13,10 +13,18 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from vitscale.engines import deepspeed as through_deepspeed
-from vitscale.engines.base import Engine, LossOf, TorchEngine, autocast, compressed_to, weight_dtype
+from vitscale.engines.base import (
+    Engine,
+    LossOf,
+    TorchEngine,
+    autocast,
+    compressed_to,
+    optimizer_of,
+    set_rate,
+    weight_dtype,
+)
 from vitscale.engines.blocks import blocks_of, with_options
-from vitscale.engines.deepspeed_setup import configuration
-from vitscale.engines.optimizers import optimizer_of, set_rate
+from vitscale.engines.deepspeed import configuration
 from vitscale.engines.whole_tensors import TorchTensors, WholeTensors, torch_loss_scale
 from vitscale.engines.zero_tensors import deepspeed_tensors
 from vitscale.models import logits_of

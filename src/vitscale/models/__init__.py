@@ -9,10 +9,8 @@ from torch import Tensor, nn
 from vitscale.models.dry_run import refuse_other_sizes
 from vitscale.models.factory import build_factory
 from vitscale.models.hub import auto_class, build_hf
-from vitscale.models.quiet import quiet_transformers
+from vitscale.models.named import VisionTransformer, build_swin, quiet_transformers
 from vitscale.models.segmentation import build_named_segmentation
-from vitscale.models.swin import build_swin
-from vitscale.models.vit import VisionTransformer
 from vitscale.models.weights import load_weights
 from vitscale.trial.model_spec import ModelSpec
 

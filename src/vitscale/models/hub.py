@@ -10,7 +10,7 @@ from torch import nn
 
 from vitscale.errors import RequestError, explain, shown
 from vitscale.models.dry_run import freeze_unused
-from vitscale.models.quiet import quiet_transformers
+from vitscale.models.named import quiet_transformers
 from vitscale.trial.hf_config import hf_shape, read_config
 from vitscale.trial.model_spec import ModelSpec
 

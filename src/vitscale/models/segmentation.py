@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from vitscale.models import swin
-from vitscale.models.quiet import quiet_transformers
-from vitscale.models.vit import Encoder, draw
+from vitscale.models.named import Encoder, draw, quiet_transformers, swin_configuration
 from vitscale.trial.model_spec import ModelSpec
 
 AUXILIARY_HEAD = "auxiliary_head"
@@ -25,7 +23,7 @@ def build_named_segmentation(spec: ModelSpec) -> nn.Module:
     if spec.depths is None:
         return PyramidSegmenter(spec)
     stages = [f"stage{number}" for number in range(1, len(spec.depths) + 1)]
-    backbone = swin.configuration(spec, out_features=stages)
+    backbone = swin_configuration(spec, out_features=stages)
     model: nn.Module = quiet_transformers().UperNetForSemanticSegmentation(_upernet(spec, backbone_config=backbone))
     return model
 

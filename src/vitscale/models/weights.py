@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from vitscale.errors import RequestError, explain, shown
-from vitscale.models.quiet import quiet_transformers
+from vitscale.models.named import quiet_transformers
 
 _BODIES = ("backbone", "vit", "swinv2")
 """What models of one body call it, each in its own way, at the front of their tensors' names."""

@@ -12,18 +12,37 @@ import os
 import shutil
 import socket
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import get_args
+from typing import TypeVar, get_args
 
 import numpy as np
 
 from vitscale.base.locks import file_lock
 from vitscale.errors import RequestError
 from vitscale.sources.base import ArraySplit, Dataset, Images, Labels, Summary
-from vitscale.sources.threads import in_threads
 from vitscale.trial.trial import PixelType
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_BLOCK = 4096
+"""Items handed to the threads at once: a future for each of a million would cost a gigabyte."""
+
+
+def in_threads(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    """Results in order, from a thread per core that this process may use; the first failure ends the rest.
+
+    Pillow releases the interpreter lock while it decodes.
+    """
+    remaining = iter(items)
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        while block := list(islice(remaining, _BLOCK)):
+            yield from pool.map(function, block)
+
 
 _FACTS, _JOURNAL = "facts.json", "journal"
 _CHUNK_BYTES = 64 << 20

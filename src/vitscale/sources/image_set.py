@@ -25,12 +25,19 @@ from vitscale.sources.base import (
     refuse_other_keys,
     require_ids,
 )
-from vitscale.sources.cache import SPLITS, Decoded, Room, cached, find, in_memory
+from vitscale.sources.cache import (
+    SPLITS,
+    Decoded,
+    Room,
+    cached,
+    find,
+    in_memory,
+    in_threads,
+)
 from vitscale.sources.decoding import Problems, decode_image, decode_split, problems_of, refuse_broken
 from vitscale.sources.paths import default_cache_root, write_if_possible
 from vitscale.sources.scenes import SceneSplit
 from vitscale.sources.split import held_out_count, split_ids
-from vitscale.sources.threads import in_threads
 from vitscale.trial.model_spec import Task
 from vitscale.trial.trial import DataSpec
 

@@ -27,7 +27,7 @@ from vitscale.sources.base import (
     require_ids,
     unused_root_notes,
 )
-from vitscale.sources.mixing import Words, mix64
+from vitscale.sources.split import Words, mix64
 from vitscale.trial.model_spec import Task
 from vitscale.trial.trial import DataSpec
 

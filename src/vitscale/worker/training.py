@@ -19,13 +19,13 @@ from vitscale.probes.explainer import Explainer
 from vitscale.probes.gradient_norms import MicroBatchNorms, gradient_line
 from vitscale.probes.resources import ResourceProbe
 from vitscale.probes.step_clock import StepClock, step_clock
+from vitscale.probes.traffic import NO_GROUP, TrafficCounter
 from vitscale.processes.launch_file import boot_id
 from vitscale.sources import Dataset
 from vitscale.store import RankLog
-from vitscale.store.records import EpochLine, PhaseLine, ProbeLine, ResourcesLine, StepLine
+from vitscale.store.records import EpochLine, PhaseLine, ProbeLine, ResourcesLine, StepLine, TrafficLine
 from vitscale.trial.step_schedule import StepWindow, timed_stretch, windows
 from vitscale.trial.trial import Trial
-from vitscale.worker.counted_steps import counted_traffic
 from vitscale.worker.extensions import watched
 from vitscale.worker.group import barrier, total
 from vitscale.worker.passes import Evaluation, Passes
@@ -263,3 +263,39 @@ class Training:
 
     def _peak_bytes(self, resources: ResourcesLine) -> int | None:
         return self.resources.cuda_peak_bytes() if self.device.type == "cuda" else resources.peak_rss_bytes
+
+
+FIRST_USUAL_STEP = 3
+"""Of the process. DDP lays out its buckets anew in the second step, with a static graph in the third; ZeRO-3 learns in
+the first in which order weights are needed."""
+COUNTED_STEPS = 2
+"""Each must send the same."""
+
+
+def counted_traffic(
+    passes: Passes, take_step: Callable[[int, Batches], None], done: int, epoch: int, alive: Callable[[], None]
+) -> list[TrafficLine]:
+    """What each of the counted steps sends. All ranks take them together.
+
+    Args:
+        passes: this rank's way through the images.
+        take_step: trains one optimizer step on the next batches of an epoch.
+        done: steps taken before.
+        epoch: the first whose order of images has not been used.
+        alive: called after each step.
+    """
+    counter = TrafficCounter()
+    if counter.backend == NO_GROUP:
+        return [TrafficLine(step=done, backend=NO_GROUP, collectives=())]
+    first = max(done, FIRST_USUAL_STEP)
+    step = done
+    while step < first + COUNTED_STEPS:
+        order = passes.order(epoch)
+        with passes.batches(order) as batches:
+            for _ in range(min(order.steps, first + COUNTED_STEPS - step)):
+                with counter.step(step) if step >= first else nullcontext():
+                    take_step(epoch, batches)
+                alive()
+                step += 1
+        epoch += 1
+    return counter.lines()

@@ -1,11 +1,16 @@
-"""The vision transformer of Dosovitskiy et al., "An Image is Worth 16x16 Words" (ICLR 2021), with fused attention.
+"""The named models: transformers' Swin V2, and a vision transformer of our own.
 
-It is transformers' `ViTForImageClassification` without dropout, to the bit: the same names of parameters, the same
+This is that of Dosovitskiy et al., "An Image is Worth 16x16 Words" (ICLR 2021), with fused attention.
+
+It is their `ViTForImageClassification` without dropout, to the bit: the same names of parameters, the same
 weights from the same seed, the same logits and gradients (`tests/models/test_vit.py` holds them together). What it is
 without is the import of transformers' modelling code, which takes each rank longer than that of torch.
 """
 
 from __future__ import annotations
+
+import logging
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -148,3 +153,50 @@ def draw(layer: nn.Linear | nn.Conv2d | nn.ConvTranspose2d) -> None:
     nn.init.normal_(layer.weight, std=_DEVIATION)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
+
+
+def build_swin(spec: ModelSpec) -> nn.Module:
+    """The classifier that a resolved spec of Swin describes."""
+    model: nn.Module = quiet_transformers().Swinv2ForImageClassification(
+        swin_configuration(spec, num_labels=spec.num_classes)
+    )
+    # Its buffers are constants, made of the shape. DDP would broadcast them in every forward, and in a rooted operation
+    # a wait cannot be told from a transfer.
+    names = [name for name, _ in model.named_buffers()]
+    nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
+    return model.to(torch.float32)
+
+
+def swin_configuration(spec: ModelSpec, **fields: Any) -> Any:
+    """transformers' `Swinv2Config` of a resolved spec.
+
+    Nothing is dropped, as in the named ViTs: what a rank drops out would be another thing on every number of ranks.
+    """
+    if spec.depths is None or spec.heads is None:
+        raise ValueError("a model is built of a resolved spec: call resolve(spec, dataset_classes) first")
+    return quiet_transformers().Swinv2Config(
+        image_size=spec.image_size,
+        patch_size=spec.patch_size,
+        num_channels=spec.channels,
+        embed_dim=spec.hidden_size,
+        depths=spec.depths,
+        num_heads=tuple(spec.heads << stage for stage in range(len(spec.depths))),
+        window_size=spec.window_size,
+        drop_path_rate=0.0,
+        **fields,
+    )
+
+
+def quiet_transformers() -> Any:
+    """Imports transformers, sets its log and the hub's to errors, switches progress bars off, and returns it.
+
+    The import itself loads little; a model's module is loaded on first use of its class.
+    """
+    import transformers
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    disable_progress_bars()
+    return transformers

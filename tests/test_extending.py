@@ -144,7 +144,6 @@ def test_a_broken_one_is_named_where_it_is_asked_for(
         (('name = "flat"', 'name = "flatt"'), "flat"),
         (('name = "stripes"', 'name = "stripe"'), "stripes"),
         (('"niced"', '"nice"'), "niced"),
-        (('"noted"', '"note"'), "noted"),
         (('["switches"]', '["switch"]'), "switches"),
     ],
 )
@@ -154,3 +153,9 @@ def test_a_wrong_name_is_answered_with_theirs_too(
     (tmp_path / "study.toml").write_text(STUDY.replace(*change))
     answer = " ".join(vitscale(environment, "plan", tmp_path / "study.toml", status=2).split())
     assert f"Did you mean '{said}'?" in answer
+
+
+def test_a_wrong_scheduler_is_answered_with_theirs_too(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text(STUDY.replace('"noted"', '"note"'))
+    answer = " ".join(vitscale(environment, "plan", tmp_path / "study.toml", status=2).split())
+    assert "should be 'auto', 'local', 'hostfile', 'slurm', 'broken' or 'noted'" in answer

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
+from vitscale.base import plugins
 from vitscale.trial.facts import Fact, Spec, fact_of
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.trial import FROM_LIST, BatchCount, BatchNormScope, DataSpec, Mode, Seed, TrainFields, WindowSpec
@@ -66,12 +68,21 @@ class ScalingSection(Spec):
 AUTO = "auto"
 
 
+def _known_scheduler(name: str) -> str:
+    own = ("auto", "local", "hostfile", "slurm")
+    if name not in own and plugins.target("scheduler", name) is None:
+        *others, last = (f"'{known}'" for known in (*own, *sorted(plugins.names("scheduler"))))
+        expected = f"{', '.join(others)} or {last}"
+        raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": expected})
+    return name
+
+
 class LaunchSection(Spec):
     """[launch]: how ranks are started and placed."""
 
     launcher: str = AUTO
     """auto: the one that the results were begun with; of new results `local` on this machine, `torchrun` elsewhere."""
-    scheduler: Annotated[Literal["auto", "local", "hostfile", "slurm"], Fact(swept=False)] = "auto"
+    scheduler: Annotated[str, AfterValidator(_known_scheduler), Fact(swept=False)] = "auto"
     """Where it runs. auto: `hostfile` where one is given, `slurm` inside an allocation, else this machine."""
     hostfile: Annotated[str | None, Fact(swept=False)] = None
     """Hosts and how many ranks each takes: `NAME slots=4`, as DeepSpeed and Open MPI read them."""

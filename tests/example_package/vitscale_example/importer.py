@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitscale.importers import Options
+from vitscale.importers.contents import LogContents, LogRank, LogRun, Setting
 from vitscale.importers.files import identified, lines
-from vitscale.importers.findings import Findings, FoundRank, FoundRun, Setting
 from vitscale.importers.trials import an_epoch
 from vitscale.store.records import EpochLine
 
 UNTOLD = ("train_loss", "train_accuracy", "held_out_loss", "held_out_accuracy", "peak_bytes")
 
 
-def read(paths: Sequence[Path], options: Options) -> Findings:
+def read(paths: Sequence[Path], options: Options) -> LogContents:
     """One run a line; what the file does not tell is None."""
     runs = []
     for path in paths:
@@ -24,6 +24,6 @@ def read(paths: Sequence[Path], options: Options) -> Findings:
             steps, images = an_epoch(setting, options)
             told = {"epoch": 0, "seconds": 60 * float(minutes), "steps": steps, "images": images, "complete": True}
             epoch = EpochLine.model_validate(told | dict.fromkeys(UNTOLD))
-            rank = FoundRank(0, epochs=(epoch,))
-            runs.append(FoundRun(setting, f"line {number}", (identified(path),), (rank,), of_the_run=True))
-    return Findings(tuple(runs), notes=("minutes are told to one decimal",), problems=())
+            rank = LogRank(0, epochs=(epoch,))
+            runs.append(LogRun(setting, f"line {number}", (identified(path),), (rank,), of_the_run=True))
+    return LogContents(tuple(runs), notes=("minutes are told to one decimal",), problems=())

@@ -136,6 +136,23 @@ def test_a_hostile_file_costs_little_memory() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_an_allow_list_lets_a_small_file_fill_memory() -> None:
+    """Why this reader stays: nine bytes name nothing that `find_class` could refuse, and cost the unpickler 4 GiB."""
+    small = b"\x80\x02Nr" + (2**28).to_bytes(4, "little") + b"."
+    with pytest.raises(RequestError):
+        read_pickle(small, "x")
+    program = (
+        "import io, pickle, resource, sys\n"
+        "class Nothing(pickle.Unpickler):\n"
+        "    def find_class(self, module, name): raise pickle.UnpicklingError(name)\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))\n"
+        "try: Nothing(io.BytesIO(sys.stdin.buffer.read())).load()\n"
+        "except MemoryError: raise SystemExit(3)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], input=small, check=False)
+    assert done.returncode == 3
+
+
 @given(st.binary(max_size=300))
 def test_arbitrary_bytes_raise_nothing_but_a_request_error(content: bytes) -> None:
     for start in (b"", b"\x80\x02", b"\x80\x02}q\x01(U\x04data"):

@@ -150,7 +150,7 @@ class Prepared:
     """A process that has imported torch, the engines and the worker, or the command line, and nothing else."""
 
     def __init__(self, within: Callable[[Sequence[str]], Sequence[str]] = list) -> None:
-        """Starts one for ranks, which ends with this process.
+        """Starts one for ranks, which ends with this process; the first who asks waits for its imports.
 
         `within`: argv to the argv that runs it elsewhere, as on a host of a laboratory.
         """
@@ -168,12 +168,14 @@ class Prepared:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not Path(self._path).exists():
                 with Path(folder, "alive").open("rb") as alive:
-                    _server(self._path, kind, alive)
+                    _imported(self._path, _server(self._path, kind, alive))
         return self
 
     def ask(self, request: Mapping[str, object], descriptors: Sequence[int]) -> Fork:
         """A fork that does what is asked; its standard output and error are the first two of the descriptors."""
         here = {"cwd": str(Path.cwd()), "cores": sorted(os.sched_getaffinity(0))}
+        if self._process is not None:
+            _imported(self._path, self._process)
         server = socket.socket(socket.AF_UNIX)
         server.connect(self._path)
         text = json.dumps(here | dict(request)).encode() + b"\n"
@@ -193,10 +195,12 @@ class Prepared:
         with log.open("w") as output:
             return self.ask(request if core is None else request | {"cores": [core]}, [output.fileno()] * 2)
 
-    def run(self, request: Mapping[str, Any], timeout: float) -> subprocess.CompletedProcess[str]:
-        """A fork from its start to its end."""
+    def run(
+        self, request: Mapping[str, Any], timeout: float, *, together: bool = False
+    ) -> subprocess.CompletedProcess[str]:
+        """A fork from its start to its end; `together`: its standard error in its standard output."""
         with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-            code = self.ask(request, [output.fileno(), errors.fileno()]).wait(timeout)
+            code = self.ask(request, [output.fileno(), (output if together else errors).fileno()]).wait(timeout)
             output.seek(0)
             errors.seek(0)
             return subprocess.CompletedProcess(request["argv"], code, output.read(), errors.read())
@@ -240,15 +244,18 @@ def _server(
     """Ends when its standard input does."""
     # What is imported may start threads unless told, and a process that has some must not be forked.
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    process = subprocess.Popen(
+    return subprocess.Popen(
         within([sys.executable, __file__, path, kind, _ROOM]),
         stdin=stdin,
         env=AT_FIRST | threads | {"PYTHONPATH": _TESTS, _TOKEN: _PLACEHOLDER},
         start_new_session=True,
     )
+
+
+def _imported(path: str, process: subprocess.Popen[bytes]) -> None:
+    """Waits until it has imported all and listens."""
     wait_until(lambda: Path(path).exists() or process.poll() is not None, "all is imported")
     assert process.poll() is None, "what was to be imported is not"
-    return process
 
 
 # --- the process that forks ------------------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float = PATI
     looked = time.thread_time()
     while not condition():
         assert time.monotonic() < end, f"waited in vain for {seconds:g} s until {what}"
-        # Who looks at every process of the machine leaves most of a core to what is waited for.
-        time.sleep(min(0.2, max(0.01, 9 * (time.thread_time() - looked))))
+        # Who looks at every process of the machine leaves the cores to what is waited for, also where several look.
+        time.sleep(min(0.5, max(0.01, 29 * (time.thread_time() - looked))))
         looked = time.thread_time()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -28,8 +29,9 @@ class Hosts:
 
     def prepared(self, host: int) -> Prepared:
         """Starts scripts on a host, as forks of a process there."""
-        if host not in self._prepared:
-            self._prepared[host] = Prepared(lambda argv: self.command(host, argv))
+        if not self._prepared:
+            # Both import at the same time.
+            self._prepared = {each: Prepared(functools.partial(self.command, each)) for each in (0, 1)}
         return self._prepared[host]
 
     def close(self) -> None:

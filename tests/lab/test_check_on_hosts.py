@@ -22,7 +22,7 @@ from vitscale.lab import Laboratory, laboratory
 pytestmark = [pytest.mark.ranks, pytest.mark.alone]
 
 MEGABITS = 200.0
-CORES = (0.8, 0.24)
+CORES = (0.8, 0.4)
 """Of each host. With much less, the agents that share it with the ranks would show in the pace."""
 NOBODY = "10.77.0.99"
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 from driving import TINY_MODEL, start
+from forks import Prepared
 from lab.slurm_cluster import SlurmCluster
 from lab.srun_ranks import install
 from processes import wait_until
@@ -64,9 +66,11 @@ class BatchStudy:
 
     def run(self, *arguments: str, **environment: str) -> tuple[int, str]:
         """`vitscale run` to its end: exit code and what it printed."""
-        driver = self.start(*arguments, **environment)
-        output, _ = driver.communicate(timeout=120)
-        return driver.returncode, output
+        variables = os.environ | {"COLUMNS": "120"} | self.cluster.environment | environment
+        command = ["run", "study.toml", "-o", "results", *arguments]
+        request = {"kind": "command", "argv": command, "environment": variables, "cwd": str(self.folder)}
+        done = Prepared.of_all("commands").run(request, 120, together=True)
+        return done.returncode, done.stdout
 
     def outcomes(self) -> dict[str, Outcome]:
         """By the names of the runs' folders."""

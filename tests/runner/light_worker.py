@@ -115,7 +115,7 @@ def main(run_folder: Path) -> NoReturn:
             PROGRESS.phase = "backward"
             together.wait()
             log.write(StepLine(step=step, epoch=0, seconds=0.01, images=own.rank + 1, loss=1.0, warmup=False))
-            time.sleep(0.01)
+            time.sleep(0.1 if endless else 0.01)  # those that go on until they are ended leave the cores to the others
         together.wait()
         log.write(EndLine())
         log.close()

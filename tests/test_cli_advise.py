@@ -22,7 +22,7 @@ from vitscale.advice.pipeline import advised_from
 from vitscale.prediction.network.links import Network
 from vitscale.prediction.sources import evidence_of
 from vitscale.present.estimate import Estimate
-from vitscale.report import advice_charts
+from vitscale.report.charts import advice as advice_charts
 
 Answer = tuple[int, str, str]
 

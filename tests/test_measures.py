@@ -16,10 +16,7 @@ TABLES = {
     "present/document.py: Table",
     "present/terminal_table.py: LaidTable",  # the lines of one
     "advice/forecast_table.py: ForecastTable",  # arrays of numbers, which nobody reads
-    "report/comparison_tables.py: ComparisonTable",
-    "report/grouped_table.py: GroupedTable",
     "report/prediction_table.py: SeriesTable",
-    "report/tables.py: ModeTable",
 }
 FINDINGS = {
     "present/document.py: Finding",
@@ -33,7 +30,6 @@ ESTIMATES = {
 }
 FORMATTERS = {
     "present/units.py",
-    "report/words.py",
     "advice/words.py",  # a whole option in words
     "analysis/quality/wording.py",
     "report/like/doublings.py",

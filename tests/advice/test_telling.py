@@ -16,7 +16,7 @@ from vitscale.errors import RequestError
 from vitscale.present.data import envelope
 from vitscale.present.terminal import lines
 from vitscale.present.units import DASH
-from vitscale.report.advice_charts import advice_figure, check_format, write_advice_chart
+from vitscale.report.charts.advice import advice_chart, check_format, write_advice_chart
 
 CHECK = Measurement("vitscale check --hostfile HOSTS", "network between hosts", 16.0, 2.0, 1.25)
 
@@ -116,9 +116,9 @@ def test_json_has_null_for_the_unavailable_and_one_object_for_each_answer() -> N
 
 def test_the_chart_has_every_engine_the_front_and_the_answers(tmp_path: Path) -> None:
     advice = advised(replace(ASKED, deadline_seconds=2000.0, price_per_gpu_hour=2.0))
-    figure = advice_figure(advice)
+    figure = advice_chart(advice)
     assert figure is not None
-    drawn = json.dumps(figure.spec)
+    drawn = json.dumps(figure.views[0].spec)
 
     assert "ddp" in drawn
     assert "fsdp2 *" in drawn

@@ -7,7 +7,7 @@ from typing import Any
 from results_factory import make_curve, make_results, make_trial, steady_run
 from vitscale.analysis import Analysis, analyse
 from vitscale.analysis.comparisons import ENGINE, AgainstReference, against_references, pairs_tested
-from vitscale.report import words
+from vitscale.report import sentences as words
 
 Choice = tuple[dict[str, Any], float]
 """Swept fields of [train], and how long a step takes under them."""

@@ -22,6 +22,7 @@ from vitscale.present.document import (
     Paragraph,
     Section,
     Table,
+    View,
     table,
 )
 from vitscale.present.markdown import to_markdown
@@ -177,8 +178,9 @@ def test_a_column_of_which_nothing_is_known_is_left_out() -> None:
 
 
 def test_markdown_has_every_block_open_and_takes_names_literally() -> None:
-    figure = Figure("f", "A chart", {"mark": "bar"}, ("It *rises*.",), SCALING)
-    text = to_markdown(Document("T | <b>", (*_long().blocks, figure), ("Stored: x",)))
+    view = View("f", {}, "A chart", "", {"datasets": {"rows": []}}, {}, "It *rises*.")
+    figure = Figure("f", "A chart", (view,))
+    text = to_markdown(Document("T | <b>", (*_long().blocks, SCALING, figure), ("Stored: x",)))
     assert text.startswith("# T \\| &lt;b>\n\nThe answer.\n")
     assert "## Commands\n\n```\nvitscale run x.toml\n```\n" in text
     assert "- note: **kind-0**: message. advice.\n" in text

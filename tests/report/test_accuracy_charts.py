@@ -12,14 +12,14 @@ from explained_factory import NOISE_SCALE, batch_study
 from results_factory import make_curve, make_results, make_trial, one_curve, steady_run
 from vitscale.analysis import Analysis, Interval, TrialResult, analyse
 from vitscale.analysis.learning.convergence import Convergence, TargetRun
-from vitscale.report import accuracy_data
-from vitscale.report.accuracy_charts import accuracy_figures
-from vitscale.report.figure import Figure
+from vitscale.present.document import View
+from vitscale.report.charts import accuracy as accuracy_data
+from vitscale.report.charts.accuracy import accuracy_chart
 
 
-def figures(analysis: Analysis) -> dict[str, Figure]:
-    found = accuracy_figures(analysis, analysis.curves[0].mode, analysis.curves)
-    return {figure.name.removeprefix("strong-micro-"): figure for figure in found}
+def figures(analysis: Analysis) -> dict[str, View]:
+    found = accuracy_chart(analysis, analysis.curves)
+    return {view.name.removeprefix("strong-micro-"): view for view in (found.views if found else ())}
 
 
 def changed(analysis: Analysis, change: Callable[[TrialResult, Convergence], Convergence]) -> Analysis:
@@ -77,10 +77,7 @@ def test_bars_reach_from_the_lowest_to_the_highest_run() -> None:
 
 def test_a_batch_sweep_is_joined_along_the_batch_and_a_lone_curve_along_itself() -> None:
     def lines(results: Any) -> set[str]:
-        spec = figures(analyse(results))["accuracy-by-batch"].spec
-        data = spec["data"]
-        rows = spec["datasets"][data["name"]] if "name" in data else data["values"]
-        return {row["line"] for row in rows if not row.get("noise")}
+        return {row["line"] for row in figures(analyse(results))["accuracy-by-batch"].rows}
 
     assert lines(batch_study([16, 64], [1, 2])) == {"ddp 1 rank", "ddp 2 ranks"}
     assert lines(one_curve({1: [0.1], 2: [0.1], 4: [0.1]})) == {"ddp"}
@@ -93,20 +90,21 @@ def test_the_noise_scale_is_marked_where_it_is_near_and_told_where_it_is_far() -
         {"series": "ddp", "batch": pytest.approx(NOISE_SCALE), "trials": 2}
     ]
     near = figures(analysis)["accuracy-by-batch"]
-    assert "dotted: gradient noise scale" in near.spec["title"]["subtitle"]
-    assert "gradient noise scale of ddp: 100 images, the median of its trials" in near.text
+    assert "dotted: gradient noise scale" in near.subtitle
+    assert "Gradient noise scale (images, median of trials): ddp 100." in near.summary
     far = changed(
         analysis,
         lambda trial, found: dataclasses.replace(found, noise_scale_images=Interval(1e6)),
     )
     told = figures(far)["accuracy-by-batch"]
-    assert "dotted" not in told.spec["title"]["subtitle"]
-    assert "gradient noise scale of ddp: 1,000,000 images, the median of its trials" in told.text
+    assert "dotted" not in told.subtitle
+    assert "Gradient noise scale (images, median of trials): ddp 1,000,000." in told.summary
 
 
 def test_charts_are_drawn_only_along_what_varies() -> None:
-    assert set(figures(analyse(one_curve({1: [0.1], 2: [0.1]})))) == {"accuracy-by-batch", "accuracy-by-ranks"}
-    assert set(figures(analyse(batch_study([16, 64], [1])))) == {"accuracy-by-batch"}
+    both = [name for name in figures(analyse(one_curve({1: [0.1], 2: [0.1]}))) if "accuracy-1" not in name]
+    assert both == ["accuracy-by-batch", "accuracy-by-ranks"]
+    assert all(name.endswith("by-batch") for name in figures(analyse(batch_study([16, 64], [1]))))
     assert figures(analyse(one_curve({1: [0.1]}))) == {}
 
 
@@ -124,15 +122,14 @@ def with_target(analysis: Analysis) -> Analysis:
 
 
 def test_time_to_a_target_names_the_runs_that_reached_it() -> None:
-    figure = figures(with_target(analyse(one_curve({1: [0.1], 2: [0.1]}))))["time-to-target"]
-    assert figure.title == "To a held-out accuracy of 50.0 %"
-    assert figure.text == (
-        "ddp, 1 rank, global batch 8: 20.0 s, reached by 1 of 2 runs",
-        "ddp, 1 rank, global batch 8: 2,048 images, reached by 1 of 2 runs",
-        "ddp, 2 ranks, global batch 16: 10.0 s, reached by 1 of 2 runs",
-        "ddp, 2 ranks, global batch 16: 2,048 images, reached by 1 of 2 runs",
+    found = figures(with_target(analyse(one_curve({1: [0.1], 2: [0.1]}))))
+    assert found["time-to-target-by-batch"].title == "time to an accuracy of 50.0 %, strong-micro"
+    assert found["time-to-target-by-batch"].text == (
+        "ddp; 1 rank; 8; 20.0 s; reached by 1 of 2 runs",
+        "ddp; 2 ranks; 16; 10.0 s; reached by 1 of 2 runs",
     )
-    assert "time-to-target" not in figures(analyse(one_curve({1: [0.1], 2: [0.1]})))
+    assert found["target-images-by-batch"].text[0] == "ddp; 1 rank; 8; 2,048; reached by 1 of 2 runs"
+    assert "time-to-target-by-batch" not in figures(analyse(one_curve({1: [0.1], 2: [0.1]})))
 
 
 def test_a_target_that_no_run_reached_has_no_chart() -> None:
@@ -140,7 +137,7 @@ def test_a_target_that_no_run_reached_has_no_chart() -> None:
         return dataclasses.replace(found, target_accuracy=0.99, target_runs=(TargetRun(0, 0, None, None, None),))
 
     analysis = changed(analyse(one_curve({1: [0.1], 2: [0.1]})), missed)
-    assert "time-to-target" not in figures(analysis)
+    assert "time-to-target-by-batch" not in figures(analysis)
     assert accuracy_data.reached(next(iter(analysis.trials.values()))) == "0 of 1 runs"
 
 
@@ -150,7 +147,6 @@ def test_no_name_that_a_user_wrote_is_in_an_expression() -> None:
     analysis = analyse(make_results([(curve, trials)], [steady_run(trial, 0.1) for trial in trials]))
     for figure in figures(with_target(analysis)).values():
         assert not [one for one in expressions(figure.spec) if "alert" in one]
-        assert [one for one in expressions(figure.spec) if "noise" in one]
 
 
 def expressions(spec: Any) -> list[str]:

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from explained_factory import run_of
 from results_factory import make_curve, make_results, make_trial
 from vitscale.analysis import Analysis, analyse
-from vitscale.report import detail_tables, to_csv, to_json
-from vitscale.report.accuracy_charts import accuracy_figures
-from vitscale.report.breakdown_charts import breakdown_figures
-from vitscale.report.resource_charts import resource_figures
-from vitscale.report.timeline_charts import timeline_figures
+from vitscale.report import detail_tables, to_json
+from vitscale.report.charts.accuracy import accuracy_chart
+from vitscale.report.charts.resources import resource_chart
+from vitscale.report.charts.time import breakdown_chart
+from vitscale.report.charts.timeline import timeline_chart
+from vitscale.report.contract import to_table, trial_rows
 from vitscale.store.records import ExplainedLine, ResourcesLine
 from vitscale.store.results import Run
 
@@ -43,12 +44,13 @@ def analysis_of(explained: dict[str, Any], used: dict[str, Any], other: Run | No
 
 
 def reported(analysis: Analysis) -> None:
-    mode, curves = analysis.curves[0].mode, analysis.curves
-    drawn = [*breakdown_figures(analysis, mode, curves), *timeline_figures(analysis)]
-    for figure in (*drawn, *resource_figures(analysis, curves), *accuracy_figures(analysis, mode, curves)):
-        json.dumps(figure.spec, allow_nan=False)
+    curves = analysis.curves
+    drawn = [breakdown_chart(analysis, curves), timeline_chart(analysis), resource_chart(analysis, curves)]
+    for figure in (*drawn, accuracy_chart(analysis, curves)):
+        for view in figure.views if figure else ():
+            json.dumps(view.spec, allow_nan=False)
     json.loads(to_json(analysis))
-    to_csv(analysis)
+    to_table(trial_rows(analysis), "csv")
     for table in (detail_tables.four_figures, detail_tables.parts_table, detail_tables.resource_table):
         table(analysis)
     detail_tables.accuracy_table(analysis, analysis.curves)
@@ -87,8 +89,8 @@ def test_no_record_breaks_the_report(explained: dict[str, Any], used: dict[str, 
 @pytest.mark.parametrize("seconds", [0.0, 1e12])
 def test_steps_that_cannot_be_are_in_no_chart(seconds: float) -> None:
     analysis = analysis_of({"seconds": seconds}, {})
-    assert breakdown_figures(analysis, "strong-micro", analysis.curves) == []
-    assert timeline_figures(analysis) == []
+    assert breakdown_chart(analysis, analysis.curves) is None
+    assert timeline_chart(analysis) is None
 
 
 def test_an_infinite_figure_is_drawn_as_an_unknown_one() -> None:
@@ -102,7 +104,9 @@ def test_an_infinite_figure_is_drawn_as_an_unknown_one() -> None:
 def test_the_sound_ones_are() -> None:
     """That the two tests above test what they seem to."""
     analysis = analysis_of({}, {})
-    assert len(breakdown_figures(analysis, "strong-micro", analysis.curves)) == 2
-    assert len(timeline_figures(analysis)) == 1
+    found = breakdown_chart(analysis, analysis.curves)
+    assert found is not None
+    assert len(found.views) == 2
+    assert timeline_chart(analysis) is not None
     assert ExplainedLine.model_fields.keys() >= {"seconds", "phases", "idle", "copies", "host_data", "collectives"}
     assert ResourcesLine.model_fields.keys() >= {"seconds", "cpu_seconds"}

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import polars
 import pytest
 
 from explained_factory import NO_ENERGY, NOISE_SCALE, SLOWDOWN, batch_study
@@ -20,11 +21,13 @@ from results_factory import (
     make_trial,
     one_curve,
     rich_study,
+    steady_run,
     write_results,
 )
 from vitscale import store
-from vitscale.analysis import analyse
-from vitscale.report import to_csv, to_json
+from vitscale.analysis import Analysis, analyse
+from vitscale.report import to_json
+from vitscale.report.contract import run_rows, to_table, trial_rows
 from vitscale.report.tables import batch_text, trial_label
 from vitscale.store.results import Results, Run
 
@@ -42,6 +45,10 @@ CONTRACT = [
     "speedup_high", "efficiency", "efficiency_low", "efficiency_high", "startup_seconds", "loss", "accuracy",
     "held_out_loss", "held_out_accuracy", "peak_bytes", *EXPLAINED, "breakdown", "resources", "convergence",
 ]  # fmt: skip
+
+
+def csv_of(analysis: Analysis) -> str:
+    return to_table(trial_rows(analysis), "csv").decode()
 
 
 def strict(text: str) -> Any:
@@ -126,7 +133,7 @@ def test_unequal_shares_are_told() -> None:
     keys = ("micro_batch", "largest_micro_batch", "micro_batches", "global_batch", "curve")
     assert [found[1][key] for key in keys] == [8, 8, None, 8, "ddp, unequal shares"]
     assert [found[3][key] for key in keys] == [8, 11, [11, 10, 3], 48, "ddp, unequal shares"]
-    (one, three) = csv.DictReader(io.StringIO(to_csv(analyse(results))))
+    (one, three) = csv.DictReader(io.StringIO(csv_of(analyse(results))))
     assert (one["largest_micro_batch"], three["largest_micro_batch"]) == ("8", "11")
     analysis = analyse(results)
     assert [batch_text(trial) for trial in analysis.trials.values()] == ["8 = 1 x 8", "48 = (11 + 10 + 3) x 2"]
@@ -188,7 +195,7 @@ def test_the_json_is_the_same_from_a_folder_as_from_memory(tmp_path: Path) -> No
 
 def test_csv_has_a_line_per_trial_and_empty_cells_for_the_unknown() -> None:
     analysis = analyse(rich_study())
-    rows = list(csv.DictReader(io.StringIO(to_csv(analysis))))
+    rows = list(csv.DictReader(io.StringIO(csv_of(analysis))))
     trials = strict(to_json(analysis))["trials"]
     assert [row["trial"] for row in rows] == [trial["trial"] for trial in trials]
     for row, trial in zip(rows, trials, strict=True):
@@ -270,7 +277,7 @@ def test_waterfalls_carry_their_factors_and_their_sentence() -> None:
 
 def test_csv_has_the_most_useful_of_it_and_no_objects() -> None:
     analysis = analyse(batch_study([16], [1, 2], device="cuda"))
-    rows = list(csv.DictReader(io.StringIO(to_csv(analysis))))
+    rows = list(csv.DictReader(io.StringIO(csv_of(analysis))))
     assert set(EXPLAINED) <= set(rows[0])
     assert not {"breakdown", "resources", "convergence"} & set(rows[0])
     assert float(rows[1]["exposed_share"]) == pytest.approx(22 / 77)
@@ -280,14 +287,14 @@ def test_csv_has_the_most_useful_of_it_and_no_objects() -> None:
 def test_csv_text_is_no_formula() -> None:
     trial = make_trial()
     run = failed_run(trial, "failed", '=HYPERLINK("http://example.com"), "a"\nb')
-    (row,) = csv.DictReader(io.StringIO(to_csv(analyse(make_results([(make_curve([trial]), [trial])], [run])))))
+    (row,) = csv.DictReader(io.StringIO(csv_of(analyse(make_results([(make_curve([trial]), [trial])], [run])))))
     assert row["reason"] == '\'=HYPERLINK("http://example.com"), "a"\nb'
 
 
 def test_an_empty_study_is_still_valid() -> None:
     found = analyse(make_results([], []))
     assert strict(to_json(found))["trials"] == []
-    assert to_csv(found) == "\n"
+    assert csv_of(found) == "\n"
 
 
 def test_images_per_second_times_the_seconds_of_an_epoch_are_its_images() -> None:
@@ -297,3 +304,32 @@ def test_images_per_second_times_the_seconds_of_an_epoch_are_its_images() -> Non
     for trial in trials:
         images = trial["images_per_second"] * trial["epoch_seconds"]
         assert images == pytest.approx(1024 * trial["fraction"], rel=1e-6)
+
+
+def test_a_row_per_trial_and_per_run_has_every_swept_field_and_policy() -> None:
+    trials = [make_trial(gpus=gpus, learning_rate=0.5) for gpus in (1, 2)]
+    curves = [(make_curve(trials, mode, train__learning_rate=0.5), trials) for mode in ("strong-micro", "weak")]
+    runs = [steady_run(trial, 0.1 + 0.01 * repeat, repeat) for trial in trials for repeat in range(2)]
+    analysis = analyse(make_results(curves, runs))
+    rows = run_rows(analysis)
+    assert [(row["gpus"], row["repeat"]) for row in rows] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    assert [row["step_seconds"] for row in rows] == pytest.approx([0.1, 0.11, 0.1, 0.11])
+    assert {row["swept.train.learning_rate"] for row in rows} == {0.5}
+    assert rows[0]["log"] == f"runs/{trials[0].identity()}-r0-a0/log.txt"
+    own = json.loads(to_json(analysis))["trials"][0]["runs"]
+    assert [run["step_seconds"] for run in own] == pytest.approx([0.1, 0.11])
+    for table in (trial_rows(analysis), rows):
+        read = list(csv.DictReader(io.StringIO(to_table(table, "csv").decode())))
+        assert {row["modes"] for row in read} == {"strong-micro weak"}
+        assert {row["swept.train.learning_rate"] for row in read} == {"0.5"}
+        parquet = polars.read_parquet(io.BytesIO(to_table(table, "parquet")))
+        assert parquet["modes"].to_list() == [["strong-micro", "weak"]] * len(read)
+        assert parquet["gpus"].to_list() == [int(row["gpus"]) for row in read]
+
+
+def test_a_field_swept_over_numbers_and_words_is_one_column() -> None:
+    trials = [make_trial(learning_rate=0.1 + place) for place in range(2)]
+    curves = [(make_curve([one], train__bucket=value), [one]) for one, value in zip(trials, (16, "all"), strict=True)]
+    analysis = analyse(make_results(curves, [steady_run(trial, 0.1) for trial in trials]))
+    table = polars.read_parquet(io.BytesIO(to_table(trial_rows(analysis), "parquet")))
+    assert table["swept.train.bucket"].to_list() == ["16", "all"]

@@ -10,20 +10,20 @@ import pytest
 from explained_factory import NO_ENERGY, NO_GPU, batch_study, run_of
 from results_factory import explained_run, make_curve, make_results, make_trial, one_curve
 from vitscale.analysis import Analysis, Interval, analyse
+from vitscale.present.document import Table
 from vitscale.report.detail_tables import accuracy_table, four_figures, parts_table, resource_table
-from vitscale.report.grouped_table import GroupedTable
 from vitscale.store.records import CheckpointLine
 
 DASH = "\N{EN DASH}"
 
 
-def lines(table: GroupedTable | None) -> list[dict[str, str]]:
+def lines(table: Table | None) -> list[dict[str, str]]:
     """Each line as heading to text."""
     assert table is not None
     return [
-        dict(zip(table.columns, (cell.text for cell in line.cells), strict=True))
+        dict(zip((column.name for column in table.columns), (cell.text for cell in line), strict=True))
         for group in table.groups
-        for line in group.lines
+        for line in group.rows
     ]
 
 
@@ -126,7 +126,7 @@ def test_a_part_known_of_some_trials_is_a_dash_of_the_others() -> None:
 def test_resources_say_why_energy_and_gpus_are_missing() -> None:
     table = resource_table(explained())
     _, two = lines(table)
-    assert (two["CPU utilisation"], two["resident"]) == ("75 %", "2.00 GiB")
+    assert (two["CPU utilisation"], two["resident"]) == ("75 %", "2 GiB")
     assert not [name for name in two if "GPU" in name or "energy" in name]
     assert table is not None
     assert table.notes == (
@@ -139,7 +139,7 @@ def test_clocks_temperature_and_throttling_stand_where_they_were_read() -> None:
     table = resource_table(analyse(batch_study([16], [1, 2], device="cuda")))
     _, two = lines(table)
     expected = {
-        "GPU allocated": "2.00 GiB", "GPU reserved": "4.00 GiB", "whole GPU": "10.00 GiB", "GPU utilisation": "85 %",
+        "GPU allocated": "2 GiB", "GPU reserved": "4 GiB", "whole GPU": "10 GiB", "GPU utilisation": "85 %",
         "SM clock (MHz)": "1,700", "lowest": "1,400", "hottest (\N{DEGREE SIGN}C)": "70", "power per GPU (W)": "400",
         "throttled": "20.0 %", "because of": "SW power cap", "energy per image (J)": "0.500",
     }  # fmt: skip
@@ -176,7 +176,7 @@ def test_a_trial_on_two_curves_is_one_line_and_modes_are_named() -> None:
     curves = [(make_curve([trial, other], "strong-micro"), [trial, other]), (make_curve([trial], "weak"), [trial])]
     table = parts_table(analyse(make_results(curves, [run_of(trial), run_of(other)])))
     assert table is not None
-    assert [(group.name, len(group.lines)) for group in table.groups] == [("ddp (strong-micro)", 2)]
+    assert [(group.label, len(group.rows)) for group in table.groups] == [("ddp (strong-micro)", 2)]
 
 
 def test_a_long_table_is_folded_but_the_four_figures_are_not() -> None:
@@ -184,10 +184,10 @@ def test_a_long_table_is_folded_but_the_four_figures_are_not() -> None:
     parts, four = parts_table(analysis), four_figures(analysis)
     assert parts is not None
     assert four is not None
-    assert (parts.open, four.open) == (False, True)
+    assert (parts.folded, four.folded) == (True, False)
     short = parts_table(explained())
     assert short is not None
-    assert short.open
+    assert not short.folded
 
 
 @pytest.mark.parametrize("table", [four_figures, parts_table, resource_table])
@@ -204,7 +204,7 @@ def test_a_checkpoint_stands_beside_what_else_was_used() -> None:
     ranks = tuple(rank.model_copy(update={"checkpoint": line}) for rank in run.ranks)
     saved = results.model_copy(update={"runs": (run.model_copy(update={"ranks": ranks}),)})
     (row,) = lines(resource_table(analyse(saved)))
-    assert (row["checkpoint saved (s)"], row["restored (s)"], row["its files"]) == ("1.25", "0.500", "3 MiB")
+    assert (row["checkpoint saved (s)"], row["restored (s)"], row["its files"]) == ("1.25", "0.500", "2.86 MiB")
     (row,) = lines(resource_table(analyse(results)))
     assert "checkpoint saved (s)" not in row
 

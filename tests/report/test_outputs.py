@@ -10,19 +10,19 @@ import pytest
 from results_factory import one_curve
 from vitscale.analysis import analyse
 from vitscale.errors import RequestError
-from vitscale.report import write
+from vitscale.report import Reported, write
 
-SMALL = analyse(one_curve({1: [0.1]}))
+SMALL = Reported(analyse(one_curve({1: [0.1]})))
 
 
 def test_files_go_into_the_results_folder(tmp_path: Path) -> None:
     written = write(SMALL, tmp_path, ["html", "csv", "svg"], None)
-    assert written[:2] == [tmp_path / "report.html", tmp_path / "trials.csv"]
-    assert {path.parent for path in written[2:]} == {tmp_path / "figures"}
+    assert written[:3] == [tmp_path / name for name in ("report.html", "trials.csv", "runs.csv")]
+    assert {path.parent for path in written[3:]} == {tmp_path / "figures"}
     assert all(path.stat().st_size for path in written)
 
 
-@pytest.mark.parametrize(("kind", "starts"), [("md", "# example"), ("json", "{")])
+@pytest.mark.parametrize(("kind", "starts"), [("md", "# example"), ("json", "{"), ("latex", "% Needs")])
 def test_md_and_json_go_to_standard_output(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, starts: str
 ) -> None:
@@ -36,6 +36,13 @@ def test_one_text_goes_to_the_file_that_is_named(tmp_path: Path, capsys: pytest.
     assert write(SMALL, tmp_path, ["json"], target) == [target]
     assert json.loads(target.read_text(encoding="utf-8"))["version"] == 8
     assert capsys.readouterr().out == ""
+
+
+def test_a_table_that_is_named_has_that_of_the_runs_beside_it(tmp_path: Path) -> None:
+    assert write(SMALL, tmp_path, ["parquet"], tmp_path / "mine.parquet") == [
+        tmp_path / "mine.parquet",
+        tmp_path / "mine-runs.parquet",
+    ]
 
 
 def test_several_forms_go_into_the_folder_that_is_named(tmp_path: Path) -> None:

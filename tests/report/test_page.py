@@ -1,16 +1,20 @@
+"""The page: five answers on the first screen, controls that do what they say, nothing that a user wrote acts."""
+
 from __future__ import annotations
 
 import dataclasses
 import functools
 import html.parser
 import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from browser import drawn
+from browser import Page, shared_page
 from explained_factory import NO_ENERGY, batch_study
+from report_forms import page
 from results_factory import (
     explained_run,
     failed_run,
@@ -22,10 +26,8 @@ from results_factory import (
     rich_study,
 )
 from vitscale.analysis import analyse
-from vitscale.present.document import Finding, Severity
-from vitscale.report import write_html
-from vitscale.report.charts import figures
-from vitscale.report.page import to_html
+from vitscale.present import drawing
+from vitscale.report.document import charts
 from vitscale.store.records import Device, EnergyReading, ResourcesLine
 from vitscale.store.results import Results, Run
 
@@ -34,6 +36,7 @@ HOSTILE = (
     f"</script></style></pre></title><script>document.title='{MARKER}'</script>"
     f"<img src=x onerror=\"document.title='{MARKER}'\"> <!-- ]]> '\"`&amp; {{{{7*7}}}} \u2028 ☃ \U0001f9ea</textarea>"
 )
+QUESTIONS = ("How does it scale?", "What would I choose?", "Why not better?", "What next?", "Can I trust it?")
 
 
 class Elements(html.parser.HTMLParser):
@@ -43,7 +46,6 @@ class Elements(html.parser.HTMLParser):
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.words: list[str] = []
-        self.ids: list[str] = []
         self._raw = False
         self.feed(text)
 
@@ -63,20 +65,25 @@ class Elements(html.parser.HTMLParser):
         return " ".join(" ".join(self.words).split())
 
 
-def page_of(results: Results, folder: Path) -> str:
-    write_html(analyse(results), folder / "report.html")
-    return (folder / "report.html").read_text(encoding="utf-8")
-
-
 @functools.cache
 def rich_page() -> str:
     """It is drawn once and only read."""
-    return to_html(analyse(rich_study()))
+    return page(analyse(rich_study()))
 
 
 @functools.cache
-def hostile_page() -> str:
-    return to_html(analyse(hostile_study()))
+def sweep_page() -> str:
+    """Micro-batches 16 and 64 of two engines on 1 and 2 ranks, every step taken apart."""
+    return page(analyse(batch_study([16, 64], [1, 2], engines=["ddp", "deepspeed"])))
+
+
+@functools.cache
+def file_of(name: str) -> Path:
+    """One of the pages as a file."""
+    text = {"rich": rich_page, "sweep": sweep_page, "hostile": hostile_page}[name]()
+    path = Path(tempfile.mkdtemp()) / f"{name}.html"
+    path.write_text(text, encoding="utf-8")
+    return path
 
 
 def hostile_lines(run: Run) -> Run:
@@ -99,7 +106,8 @@ def hostile_lines(run: Run) -> Run:
     return run.model_copy(update={"ranks": (rank.model_copy(update={"explained": explained, "resources": (used,)}),)})
 
 
-def hostile_study() -> Results:
+@functools.cache
+def hostile_page() -> str:
     """Hostile text wherever a user or a record could have put it."""
     trial = make_trial("ddp", 1, model="vit-ti16")
     trial = trial.model_copy(update={"model": trial.model.model_copy(update={"name": None, "hf": HOSTILE})})
@@ -118,113 +126,107 @@ def hostile_study() -> Results:
     runs = [hostile_lines(run) for run in runs]
     runs.append(failed_run(failing, "failed", HOSTILE, HOSTILE))
     curve = make_curve([trial, failing]).model_copy(update={"labels": {"model.hf": HOSTILE, HOSTILE: HOSTILE}})
-    return make_results([(curve, [trial, failing])], runs, name=HOSTILE, text=HOSTILE, problems=[HOSTILE])
+    results: Results = make_results([(curve, [trial, failing])], runs, name=HOSTILE, text=HOSTILE, problems=[HOSTILE])
+    return page(analyse(results))
 
 
-def test_the_page_holds_findings_verdicts_failures_environment_and_the_study() -> None:
+# --- the text --------------------------------------------------------------------------------------------------------
+
+
+def test_the_answers_stand_first_and_in_order_and_the_rest_is_folded() -> None:
+    text = rich_page()
+    places = [text.index(f"<h2>{question}</h2>") for question in QUESTIONS]
+    assert places == sorted(places)
+    assert places[-1] < text.index('<details class="section" id="every-configuration">')
+    folded = re.findall(r'<details class="section" id="([\w-]+)"><summary><h2>', text)
+    assert folded == [
+        "every-configuration", "where-the-time-goes", "engine-against-engine", "accuracy", "resources",
+        "every-run", "environment",
+        "reproduce",
+    ]  # fmt: skip
+    links = {attrs["href"] for tag, attrs in Elements(text).tags if tag == "a"}
+    assert links == {f"#{name}" for name in folded}
+
+
+def test_the_page_holds_answers_findings_failures_environment_and_the_study() -> None:
     text = Elements(rich_page()).text
     for expected in (
-        "20 of 23 trials completed, 2 did not complete, 1 not run yet",
         "8 ranks are 7.01x as fast as 1 (efficiency 0.88; 95 % interval",
         "Set repeats = 3 or more under [measure]",
-        "the baseline is 1 rank, 12.8 s an epoch",
+        "Fastest measured: ddp, 8 ranks",
         "rank 0 ran out of memory: 11.2 GiB asked for, 3.1 GiB free",
         'File "worker.py", line 88, in main',
+        "/log.txt",
         "Example CPU",
         "torch 2.13.0",
         '"train.engine" = ["ddp", "deepspeed", "none"]',
     ):
-        assert expected in text
+        assert expected in text, expected
 
 
-def test_every_chart_has_a_place_with_words_for_those_who_cannot_see_it() -> None:
-    tags = Elements(rich_page()).tags
-    places = {attrs["data-chart"]: attrs for _, attrs in tags if "data-chart" in attrs}
-    assert set(places) == {figure.name for figure in figures(analyse(rich_study()))}
-    assert all(attrs["role"] == "img" and attrs["aria-label"] for attrs in places.values())
+def test_of_many_series_five_have_a_sentence_best_first_with_intervals() -> None:
+    section = rich_page().partition('id="how-does-it-scale"')[2].partition("</ul>")[0]
+    items = re.findall(r"<li>(.*?)</li>", section)
+    assert len(items) == 6
+    assert items[-1] == "+1 more, in Every configuration"
+    efficiencies = [float(found[1]) for item in items if (found := re.search(r"efficiency ([\d.]+)", item))]
+    sure = [item for item in items if "95 % interval" in item]
+    assert efficiencies[: len(sure)] == sorted(efficiencies[: len(sure)], reverse=True)
 
 
-def test_whether_to_trust_it_comes_before_the_findings() -> None:
-    text = Elements(rich_page()).text
-    assert text.index("Can this be trusted?") < text.index("Findings") < text.index("Strong scaling, micro-batch")
+def test_of_two_runs_no_order_is_claimed() -> None:
+    text = Elements(page(analyse(one_curve({1: [0.1, 0.1], 2: [0.0625, 0.0625]})))).text
+    assert "Fastest measured, 2 runs: ddp, 2 ranks, micro-batch 8: 4.00 s an epoch. Too few to say" in text
+    assert "ddp, strong-micro: 3.20x on 2 ranks against 1 (efficiency 1.60; 2 runs)." in text
+    assert "as fast as" not in text.partition("Every configuration")[0]
 
 
-def verdicts(*levels: Severity) -> tuple[Finding, ...]:
-    return tuple(Finding("kind", level, f"message {place}", f"advice {place}") for place, level in enumerate(levels))
+def test_an_id_of_a_trial_stands_only_where_a_file_is_meant() -> None:
+    text = re.sub(r"<script.*?</script>|<details>.*?</details>|<figure.*?</figure>", "", rich_page(), flags=re.DOTALL)
+    text = re.sub(r'<div class="finding.*?</div>', "", text, flags=re.DOTALL)
+    for trial_id in analyse(rich_study()).trials:
+        for found in re.finditer(trial_id, text):
+            assert text[found.start() - 5 : found.start()] == "runs/"
 
 
-@pytest.mark.parametrize(("notes", "folded"), [(3, False), (4, True)])
-def test_warnings_are_open_and_more_than_three_notes_are_folded(notes: int, folded: bool) -> None:
-    warning: Severity = "warning"
-    note: Severity = "note"
-    levels = [warning] * 5 + [note] * notes
-    analysis = dataclasses.replace(analyse(one_curve({1: [0.1]})), findings=verdicts(*levels))
-    section = to_html(analysis).partition('id="trust"')[2].partition("</section>")[0]
-    hidden = "".join(re.findall(r"<details.*?</details>", section, re.DOTALL))
-    assert not [place for place in range(5) if f"message {place}." in hidden]
-    assert all((f"message {5 + place}." in hidden) is folded for place in range(notes))
-    assert section.count("message ") == 5 + notes
-    assert (f"{notes} notes" in section) is folded
+def test_every_chart_has_a_picture_a_summary_and_a_table() -> None:
+    text = sweep_page()
+    figures = charts(analyse(batch_study([16, 64], [1, 2], engines=["ddp", "deepspeed"])))
+    parts = dict(re.findall(r'<figure id="figure-([\w-]+)"(.*?)</figure>', text, re.DOTALL))
+    assert set(parts) == set(figures)
+    for name, part in parts.items():
+        assert 'role="img" aria-label="' in part, name
+        assert "<svg" in part
+        assert '<p class="summary">' in part
+        assert part.count("<tr>") == 1 + len(figures[name].views[0].rows)
 
 
-def test_a_page_without_verdicts_has_no_section_for_them() -> None:
-    analysis = dataclasses.replace(analyse(one_curve({1: [0.1]})), findings=())
-    assert "Can this be trusted?" not in to_html(analysis)
-
-
-def test_the_sections_that_explain_have_an_anchor_and_a_link(tmp_path: Path) -> None:
-    text = page_of(batch_study([16], [1, 2]), tmp_path)
-    elements = Elements(text)
-    ids = {attrs["id"] for _, attrs in elements.tags if "id" in attrs}
-    links = {attrs["href"] for tag, attrs in elements.tags if tag == "a"}
-    for name in ("where-the-time-goes", "resources", "accuracy", "start-up"):
-        assert name in ids
-        assert f"#{name}" in links
+def test_the_sections_that_explain_say_why_something_is_unknown() -> None:
+    text = Elements(page(analyse(batch_study([16], [1, 2])))).text
     for expected in (
         "Explaining slowed its steps by 5 %",
         "rank 1 in 100 % of steps, 22 % slower",
         f"Energy per image: unavailable in 2 of 2 trials: {NO_ENERGY}.",
         "Unknown in 2 of 2 trials: launch gaps: a host launches no kernels.",
     ):
-        assert expected in elements.text
-
-
-def test_charts_stand_in_their_sections(tmp_path: Path) -> None:
-    text = page_of(batch_study([16], [1, 2]), tmp_path)
-    where = {
-        name: re.findall(
-            r'data-chart="([^"]*)"', text.partition(f'<section id="{name}">')[2].partition("</section>")[0]
-        )
-        for name in ("strong-micro", "where-the-time-goes", "resources", "accuracy", "start-up")
-    }
-    assert where["where-the-time-goes"] == [
-        "strong-micro-breakdown", "strong-micro-breakdown-share", "strong-micro-waterfall", "timeline-1",
-    ]  # fmt: skip
-    assert where["resources"] == ["utilisation", "memory"]
-    assert where["accuracy"] == ["strong-micro-accuracy-by-batch", "strong-micro-accuracy-by-ranks"]
-    assert where["start-up"] == ["start-up"]
-    assert "strong-micro-epoch-seconds" in where["strong-micro"]
-    assert sum(map(len, where.values())) == len(figures(analyse(batch_study([16], [1, 2]))))
-
-
-def test_a_study_without_explained_steps_says_so() -> None:
+        assert expected in text
     assert "No step was explained, so its parts are unknown." in Elements(rich_page()).text
 
 
-def references(text: str) -> list[str]:
-    """What a browser would load: attributes that name a resource, and url() or @import in styles."""
-    found = []
-    for _tag, attrs in Elements(text).tags:
-        found += [str(attrs[key]) for key in ("src", "href", "srcset", "data", "action", "poster") if key in attrs]
-    for style in re.findall(r"<style>(.*?)</style>", text, re.DOTALL):
-        found += re.findall(r"url\([^)]*\)|@import[^;]*", style)
-    return found
+def test_a_page_has_at_most_a_megabyte_and_a_bit() -> None:
+    assert len(rich_page().encode()) < 1_200_000
+    assert len(sweep_page().encode()) < 1_200_000
 
 
 def test_nothing_is_loaded_from_anywhere() -> None:
     text = rich_page()
-    assert references(text)
-    assert all(reference.startswith("#") for reference in references(text))
+    found = []
+    for _tag, attrs in Elements(text).tags:
+        found += [str(attrs[key]) for key in ("src", "href", "srcset", "data", "action", "poster") if key in attrs]
+    assert found
+    assert all(reference.startswith("#") for reference in found)
+    styles = "".join(re.findall(r"<style>(.*?)</style>", text, re.DOTALL))
+    assert not re.findall(r"url\([^)]*\)|@import[^;]*", styles)
     policy = next(attrs for _, attrs in Elements(text).tags if attrs.get("http-equiv") == "Content-Security-Policy")
     assert str(policy["content"]).startswith("default-src 'none'; script-src 'sha256-")
 
@@ -237,81 +239,214 @@ def test_text_of_users_stays_text() -> None:
     assert not [key for _, attrs in elements.tags for key in attrs if key.startswith("on")]
     assert text.count("</title>") == text.count("</style>") == 1
     assert elements.text.count(f"document.title='{MARKER}'") >= 16
-    for said in (
-        "Energy per image: unavailable",
-        "GPU figures: unavailable",
-        "Unknown in 1 of 1 trials: copy to device",
-    ):
-        assert said in elements.text
     assert "{{7*7}}" in elements.text
 
 
-def test_a_study_without_runs_says_that_there_is_nothing_to_draw(tmp_path: Path) -> None:
+def test_a_study_without_runs_says_so_and_has_no_script() -> None:
     trial = make_trial()
-    text = page_of(make_results([(make_curve([trial]), [trial])], []), tmp_path)
-    assert "No chart: no trial of this section has completed" in text
+    text = page(analyse(make_results([(make_curve([trial]), [trial])], [])))
     assert "nothing can be said about scaling" in text
-    assert len(text) < 50_000  # without charts there is no library in it either
+    assert "no trial has completed" in text
+    assert "script-src 'none'" in text
+    assert len(text) < 30_000
 
 
-def test_the_same_records_give_the_same_page(tmp_path: Path) -> None:
-    assert page_of(rich_study(), tmp_path) == rich_page()
+def test_a_page_without_findings_says_that_there_is_none() -> None:
+    analysis = dataclasses.replace(analyse(one_curve({1: [0.1] * 3})), findings=())
+    assert '<p class="">No warning.</p>' in page(analysis)
 
 
-def chart_places(tree: str) -> dict[str, str]:
-    """Chart name to what the browser has put into its place."""
-    parts = re.split(r'data-chart="([^"]*)"', tree)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
+def test_the_same_records_give_the_same_page() -> None:
+    assert page(analyse(rich_study())) == rich_page()
 
 
-def drawn_marks(tree: str) -> dict[str, int]:
-    """Chart name to the number of points and bars really drawn."""
-    return {
-        name: len(re.findall(r'aria-roledescription="(?:point|bar)"', place))
-        for name, place in chart_places(tree).items()
-    }
+def test_the_library_is_bundled_once_and_a_broken_copy_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("vl_convert.javascript_bundle", lambda *_args, **_options: "made")
+    first = drawing.library()
+    monkeypatch.setattr("vl_convert.javascript_bundle", lambda *_args, **_options: "again")
+    assert drawing.library() == first
+    (kept,) = (tmp_path / "vitscale").iterdir()
+    kept.write_bytes(first[:-4])
+    assert drawing.library() != first
 
 
-def test_chromium_draws_every_chart_of_the_page(tmp_path: Path) -> None:
-    (tmp_path / "report.html").write_text(rich_page(), encoding="utf-8")
-    tree = drawn(tmp_path / "report.html")
-    marks: dict[str, Any] = drawn_marks(tree)
-    assert len(marks) == 24
-    assert all("<svg" in place.partition("<details")[0] for place in chart_places(tree).values())
-    assert marks["strong-micro-speedup"] == 8  # 4 of ddp, 3 of deepspeed (one OOM), 1 plain
-    assert marks["weak-epoch-seconds"] == 7
-    assert marks["start-up"] == 20 * 6
-    assert not [
-        name for name, place in chart_places(tree).items() if "could not be drawn" in place.partition("<details")[0]
-    ]
+# --- in a browser ----------------------------------------------------------------------------------------------------
 
 
-def test_chromium_draws_every_bar_and_every_lane_of_an_explained_study(tmp_path: Path) -> None:
-    results = batch_study([16, 32, 64], [1, 2])
-    page_of(results, tmp_path)
-    tree = drawn(tmp_path / "report.html")
-    marks = drawn_marks(tree)
-    # data wait, forward, backward, optimizer, other on one rank; wait and wire too on two.
-    assert marks["strong-micro-breakdown"] == marks["strong-micro-breakdown-share"] == 3 * (5 + 7)
-    # Three steps; rank 0 has 7 parts, rank 1 waits for nobody. The third timeline is folded, and drawn all the same.
-    assert [marks[f"timeline-{place}"] for place in (1, 2, 3)] == [3 * (7 + 6)] * 3
-    # The trials; their ranks are small circles.
-    assert marks["memory"] == 3 * 2
-    assert not [
-        name for name, place in chart_places(tree).items() if "could not be drawn" in place.partition("<details")[0]
-    ]
+def shown(name: str, fragment: str = "", **how: Any) -> Page:
+    return shared_page().open(file_of(name), fragment, **how)
 
 
-def test_chromium_runs_nothing_that_a_user_wrote(tmp_path: Path) -> None:
-    (tmp_path / "report.html").write_text(hostile_page(), encoding="utf-8")
-    tree = drawn(tmp_path / "report.html")
-    title = re.search(r"<title>(.*?)</title>", tree, re.DOTALL)
-    assert title is not None
-    assert title[1] != MARKER
-    assert title[1].startswith("&lt;/script&gt;")
-    assert "<img" not in re.sub(r"<script.*?</script>", "", tree, flags=re.DOTALL)
-    marks = drawn_marks(tree)
-    assert marks["strong-micro-epoch-seconds"] == 1
-    # forward, backward, communication that cannot be told apart
-    assert marks["strong-micro-breakdown"] == 3
-    assert marks["timeline-1"] == 3 * 3
+def text_of(found: Page, figure: str, part: str) -> str:
+    return str(found.ask(f"document.querySelector('[data-figure=\"{figure}\"] {part}').textContent"))
+
+
+def points(found: Page, figure: str) -> int:
+    """Marks of all kinds that a figure draws."""
+    marks = 'g[aria-roledescription="symbol mark container"] path, g.mark-symbol path'
+    return int(found.ask(f"document.querySelectorAll('[data-figure=\"{figure}\"] :is({marks})').length"))
+
+
+def clean(found: Page) -> None:
+    assert found.logged == []
+    assert found.requested == []
+
+
+@pytest.mark.parametrize("name", ["rich", "sweep"])
+def test_the_answers_are_on_the_first_screen_and_the_rest_is_short(name: str) -> None:
+    found = shown(name)
+    for question in QUESTIONS:
+        head = f"[...document.querySelectorAll('h2')].find((one) => one.textContent === {question!r})"
+        assert found.ask(f"{head}.getBoundingClientRect().bottom") <= 800, question
+    bottom = "document.querySelector('[data-figure=\"scaling\"] .picture').getBoundingClientRect().bottom"
+    assert found.ask(bottom) <= 800
+    assert found.ask("document.documentElement.scrollHeight") <= 3000
+    assert found.ask("document.documentElement.scrollWidth") <= 1280
+    clean(found)
+
+
+def test_a_measure_is_chosen_by_its_button_and_stands_in_the_address() -> None:
+    found = shown("sweep")
+    assert text_of(found, "scaling", "figcaption h4") == "Speedup, strong-micro"
+    found.click('[data-control="scaling-measure-throughput"]')
+    assert text_of(found, "scaling", "figcaption h4") == "Images/s, strong-micro"
+    assert found.ask("location.hash") == "#scaling.measure=throughput"
+    assert text_of(found, "scaling", ".rows th:nth-child(3)") == "images/s"
+    pressed = "document.querySelector('[data-control=\"scaling-measure-throughput\"]').getAttribute('aria-pressed')"
+    assert found.ask(pressed) == "true"
+    assert found.ask("document.activeElement.dataset.control ?? ''") in ("", "scaling-measure-throughput")
+    found.click('[data-control="scaling-measure-speedup"]')
+    assert found.ask("location.hash") == ""
+    clean(found)
+
+
+def test_an_axis_is_chosen_and_a_view_can_be_sent() -> None:
+    fragment = "#scaling.measure=throughput&scaling.along=train.micro_batch-2"
+    found = shown("sweep", fragment)
+    assert text_of(found, "scaling", "figcaption h4") == "Images/s, strong-micro, by micro-batch, 2 ranks"
+    assert found.ask("document.querySelectorAll('[data-figure=\"scaling\"] .rows tbody tr').length") == 4
+    clean(found)
+
+
+def test_a_curve_is_switched_off_and_on() -> None:
+    found = shown("sweep")
+    rows = "document.querySelectorAll('[data-figure=\"scaling\"] .rows tbody tr').length"
+    before = found.ask(rows)
+    found.click('[data-control="scaling-curve-0"]')
+    assert found.ask(rows) == before - 2
+    assert found.ask("location.hash").startswith("#scaling.off=")
+    found.click('[data-control="scaling-curve-0"]')
+    assert found.ask(rows) == before
+    found = shown("sweep", "#scaling.off=0.1")
+    assert found.ask(rows) == before - 4
+    clean(found)
+
+
+def test_a_fragment_that_is_none_of_ours_changes_nothing() -> None:
+    hostile = "#scaling.measure=%3Cimg%20src%3Dx%3E&scaling.off=9999.-1.x&nothing.is=here&__proto__.x=1"
+    found = shown("sweep", hostile)
+    assert text_of(found, "scaling", "figcaption h4") == "Speedup, strong-micro"
+    assert found.ask("document.querySelectorAll('[data-figure=\"scaling\"] input:not(:checked)').length") == 0
+    clean(found)
+
+
+def test_every_control_of_every_figure_shows_what_it_says() -> None:
+    found = shown("sweep")
+    found.ask("document.querySelectorAll('details.section').forEach((one) => { one.open = true; })")
+    found.settle()
+    tried = found.ask(
+        """(async () => {
+          const wrong = [];
+          const wait = () => new Promise((done) => setTimeout(done, 60));
+          for (const name of [...document.querySelectorAll("[data-figure]")].map((one) => one.dataset.figure)) {
+            const place = document.querySelector(`[data-figure="${name}"]`);
+            const keys = [...place.querySelectorAll("button")].map((one) => one.dataset.control);
+            for (const key of keys) {
+              const button = place.querySelector(`[data-control="${key}"]`);
+              if (!button) continue;
+              button.click();
+              await wait();
+              const now = place.querySelector(`[data-control="${key}"]`);
+              if (now?.getAttribute("aria-pressed") !== "true") wrong.push(`${key} is not pressed`);
+              if (!place.querySelector(".picture svg")) wrong.push(`${key} draws nothing`);
+            }
+            for (const list of place.querySelectorAll("select")) {
+              for (const value of [...list.options].map((one) => one.value)) {
+                const now = place.querySelector(`#${CSS.escape(list.id)}`);
+                now.value = value;
+                now.dispatchEvent(new Event("change"));
+                await wait();
+                if (place.querySelector(`#${CSS.escape(list.id)}`).value !== value) wrong.push(`${list.id} ${value}`);
+              }
+            }
+          }
+          return wrong;
+        })()"""
+    )
+    assert tried == []
+    assert "could not be drawn" not in found.ask("document.querySelector('main').textContent")
+    clean(found)
+
+
+def test_the_keyboard_reaches_every_control_and_keeps_its_place() -> None:
+    found = shown("sweep")
+    found.ask("document.querySelector('[data-control=\"scaling-measure-efficiency\"]').focus()")
+    for kind in ("keyDown", "keyUp"):
+        found.send("Input.dispatchKeyEvent", type=kind, key=" ", code="Space", windowsVirtualKeyCode=32, text=" ")
+    found.settle()
+    assert text_of(found, "scaling", "figcaption h4") == "Efficiency, strong-micro"
+    assert found.ask("document.activeElement.dataset.control") == "scaling-measure-efficiency"
+    clean(found)
+
+
+def test_a_link_opens_what_is_folded() -> None:
+    found = shown("sweep")
+    found.click('a[href="#where-the-time-goes"]')
+    assert found.ask("document.getElementById('where-the-time-goes').open") is True
+    assert found.ask("document.querySelector('[data-figure=\"breakdown\"] svg').clientWidth") > 300
+    clean(found)
+
+
+@pytest.mark.parametrize("name", ["rich", "sweep"])
+def test_a_phone_has_no_sideways_scrolling_and_legible_charts(name: str) -> None:
+    found = shown(name, width=390, height=800)
+    found.ask("document.querySelectorAll('details.section').forEach((one) => { one.open = true; })")
+    found.settle()
+    assert found.ask("document.documentElement.scrollWidth") <= 390
+    smallest = found.ask(
+        "Math.min(...[...document.querySelectorAll('.picture svg')].map((one) => "
+        "one.getBoundingClientRect().width / one.viewBox.baseVal.width))"
+    )
+    assert smallest > 0.9, "drawn for the room there is, not made smaller"
+    clean(found)
+
+
+def test_in_the_dark_the_charts_are_dark_and_on_paper_light() -> None:
+    found = shown("sweep", dark=True)
+    colour = "getComputedStyle(document.querySelector('[data-figure=\"scaling\"] svg text')).fill"
+    dark = found.ask(colour)
+    assert shown("sweep").ask(colour) != dark
+    clean(found)
+
+
+def test_printed_it_takes_few_pages_and_no_column_is_cut() -> None:
+    found = shown("rich")
+    assert len(re.findall(rb"/Type\s*/Page[^s]", found.pdf())) <= 6
+    found.send("Emulation.setEmulatedMedia", media="print")
+    found.send("Emulation.setDeviceMetricsOverride", width=710, height=1000, deviceScaleFactor=1, mobile=False)
+    found.ask("document.querySelectorAll('main > details.section').forEach((one) => { one.open = true; })")
+    found.settle()
+    wider = "[...document.querySelectorAll('.scroll')].filter((one) => one.scrollWidth > one.clientWidth + 1).length"
+    assert found.ask(wider) == 0
+
+
+def test_nothing_runs_that_a_user_wrote() -> None:
+    found = shown("hostile")
+    found.ask("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    found.settle()
+    assert found.ask("document.title").startswith("</script>")
+    assert found.ask("document.querySelectorAll('img').length") == 0
+    clean(found)

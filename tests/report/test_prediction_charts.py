@@ -7,9 +7,14 @@ import pytest
 
 from prediction_factory import estimate, make_outlook, make_prediction, series_of, study
 from vitscale.prediction.evidence import Evidence
-from vitscale.report.charts import figures
-from vitscale.report.prediction_charts import prediction_figures
-from vitscale.report.prediction_data import AMDAHL, IDEAL, TRANSFERS, drawn
+from vitscale.present.document import View
+from vitscale.report.charts.prediction import AMDAHL, IDEAL, TRANSFERS, drawn, prediction_chart
+from vitscale.report.document import charts
+
+
+def prediction_figures(analysis: Any, outlook: Any) -> tuple[View, ...]:
+    found = prediction_chart(analysis, outlook)
+    return found.views if found else ()
 
 
 def bounds(rows: Any, name: str) -> dict[int, float]:
@@ -73,7 +78,7 @@ def test_without_images_steps_are_drawn() -> None:
 def test_the_chart_shows_both_bands_and_never_a_measured_count_as_predicted() -> None:
     analysis = study()
     (figure,) = prediction_figures(analysis, make_outlook(analysis))
-    assert (figure.name, figure.section, figure.wide) == ("strong-micro-prediction", "prediction", True)
+    assert figure.name == "strong-micro-prediction"
     areas = [layer for layer in figure.spec["layer"] if layer["mark"]["type"] == "area"]
     assert [(area["encoding"]["y"]["field"], area["encoding"]["y2"]["field"]) for area in areas] == [
         ("future_low", "future_high"),
@@ -82,7 +87,7 @@ def test_the_chart_shows_both_bands_and_never_a_measured_count_as_predicted() ->
     (points,) = [layer for layer in figure.spec["layer"] if layer["mark"]["type"] == "point"]
     told = {row["gpus"]: row["told"] for row in figure.spec["datasets"][points["data"]["name"]]}
     assert told == {1: "measured", 2: "measured", 4: "measured", 8: "extrapolated", 16: "prior-driven"}
-    assert "16 ranks: 1.22 s predicted" in " ".join(figure.text)
+    assert "16; 1.22 s; " in " ".join(figure.text)
     assert "vitscale" not in str(figure.spec.get("config"))
 
 
@@ -93,7 +98,6 @@ def test_series_have_a_chart_each_named_apart() -> None:
     outlook = dataclasses.replace(outlook, evidence=Evidence(two, outlook.evidence.network))
     found = prediction_figures(analysis, outlook)
     assert [figure.name for figure in found] == ["strong-micro-prediction", "strong-micro-prediction-2"]
-    assert not any(figure.wide for figure in found)
 
 
 def test_a_prior_as_wide_as_the_world_does_not_squeeze_the_points() -> None:
@@ -113,6 +117,5 @@ def test_a_prior_as_wide_as_the_world_does_not_squeeze_the_points() -> None:
 def test_with_an_outlook_the_report_has_the_charts() -> None:
     analysis = study({4: [0.1]})
     outlook = make_outlook(analysis, [make_prediction(8)])
-    assert [figure.name for figure in figures(analysis, outlook) if figure.section == "prediction"] == [
-        "strong-micro-prediction"
-    ]
+    assert "prediction" in charts(analysis, outlook)
+    assert "prediction" not in charts(analysis)

@@ -1,18 +1,13 @@
 from __future__ import annotations
 
-import dataclasses
-import io
-
 import pytest
-from rich.console import Console
 
 from prediction_factory import estimate, make_outlook, make_prediction, make_score, study
+from report_forms import markdown
 from vitscale.prediction.results import Forecast
 from vitscale.present.terminal import lines
-from vitscale.report.markdown import to_markdown
 from vitscale.report.predicted import predict_document
 from vitscale.report.prediction_table import Foretold, prediction_tables
-from vitscale.report.terminal import terminal_table
 
 
 def printed(outlook: Forecast, width: int = 80) -> str:
@@ -115,30 +110,17 @@ def test_names_cannot_draw_on_the_terminal() -> None:
 def test_markdown_takes_names_literally(hostile: str) -> None:
     analysis = study()
     rows = [make_prediction(8, series=hostile, reasons={"speedup": hostile})]
-    text = to_markdown(analysis, make_outlook(analysis, rows))
-    section = text.partition("## What nobody has measured")[2]
+    text = markdown(analysis, make_outlook(analysis, rows))
+    section = text.partition("## Prediction and advice")[2]
     assert section
     assert hostile not in section
 
 
 def test_markdown_has_the_section_with_scores_and_intervals() -> None:
     analysis = study()
-    assert "nobody has measured" not in to_markdown(analysis)
-    text = to_markdown(analysis, make_outlook(analysis, scores=[make_score()]))
+    assert "Prediction and advice" not in markdown(analysis)
+    text = markdown(analysis, make_outlook(analysis, scores=[make_score()]))
     assert "- ddp: predicting 8 ranks from 1, 2 and 4 was off by 2.1 %" in text
     line = next(line for line in text.splitlines() if line.startswith("| 8 = 2 x 4 |"))
     assert "2.18 (2.09\u20132.26; 1.96\u20132.39)" in line
     assert line.endswith("| extrapolated |")
-
-
-def test_the_report_on_a_terminal_says_how_good_predictions_are() -> None:
-    analysis = study()
-    outlook = make_outlook(analysis, scores=[make_score()])
-
-    def said(shown: Forecast) -> str:
-        out = io.StringIO()
-        Console(file=out, width=200).print(terminal_table(analysis, shown))
-        return out.getvalue()
-
-    assert "predicting 8 ranks from 1, 2 and 4 was off by 2.1 %" in said(outlook)
-    assert "predicting" not in said(dataclasses.replace(outlook, scores=()))

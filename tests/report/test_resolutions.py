@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 
+from report_forms import markdown, page
 from results_factory import failed_run, make_curve, make_results, make_trial, steady_run
 from vitscale.analysis import Analysis, analyse
 from vitscale.prediction import forecast_bytes
+from vitscale.present.units import UNKNOWN
+from vitscale.report.charts.resources import resolution_chart, resolution_rows
 from vitscale.report.contract import to_json
-from vitscale.report.markdown import to_markdown
-from vitscale.report.page import to_html
-from vitscale.report.resolution_charts import resolution_figure, resolution_rows
 from vitscale.report.resolutions import by_resolution, resolution_table
-from vitscale.report.words import UNKNOWN
 from vitscale.trial.model_spec import ModelSpec, resolve, training_flops
 from vitscale.trial.trial import Trial
 
@@ -68,7 +67,7 @@ def test_series_differ_in_size_alone_and_each_point_stands_beside_its_forecasts(
 def test_the_table_tells_sizes_that_failed_and_what_they_would_take() -> None:
     table = resolution_table(study())
     assert table is not None
-    rows = {(group.name, line.cells[0].text): line.cells for group in table.groups for line in group.lines}
+    rows = {(group.label, row[0].text): row for group in table.groups for row in group.rows}
     largest = rows["ddp, no activation checkpointing", "128"]
     assert [largest[place].text for place in (1, 3, 6, 7)] == [UNKNOWN, UNKNOWN, UNKNOWN, "oom"]
     assert UNKNOWN not in (largest[2].text, largest[4].text)
@@ -83,12 +82,12 @@ def test_every_form_of_the_report_has_it() -> None:
     assert second["step_seconds"] == pytest.approx(0.25)
     assert (third["outcome"], third["step_seconds"], third["peak_bytes"]) == ("oom", None, None)
     assert third["forecast_tensor_bytes"] == forecast_bytes(trial(128, checkpointing=False))
-    text = to_markdown(study())
-    assert "## Memory and time by image size" in text
+    text = markdown(study())
+    assert "### Memory and time by image size" in text
     assert "| 128 |" in text
-    page = to_html(study())
-    assert 'data-chart="resolution"' in page
-    assert "by FLOPs" in page
+    text = page(study())
+    assert 'data-figure="resolution"' in text
+    assert "by FLOPs" in text
 
 
 def test_the_chart_draws_what_is_known_of_each() -> None:
@@ -97,9 +96,9 @@ def test_the_chart_draws_what_is_known_of_each() -> None:
     assert rows[kept, 64, "step", "measured"] == pytest.approx(0.25)
     assert (kept, 128, "step", "measured") not in rows
     assert rows[kept, 128, "memory", "forecast"] == pytest.approx(0.5e9, rel=0.5)
-    figure = resolution_figure(study())
+    figure = resolution_chart(study())
     assert figure is not None
-    assert (figure.section, figure.wide) == ("resources", True)
+    assert [view.choices["measure"].label for view in figure.views] == ["step time", "peak memory"]
 
 
 def test_a_study_of_one_size_has_none_of_it() -> None:
@@ -107,7 +106,7 @@ def test_a_study_of_one_size_has_none_of_it() -> None:
     alone = analyse(make_results([(make_curve([one], model__image_size=32), [one])], [steady_run(one, 0.1)]))
     assert by_resolution(alone) == ()
     assert resolution_table(alone) is None
-    assert resolution_figure(alone) is None
+    assert resolution_chart(alone) is None
 
 
 def test_a_model_that_only_building_it_could_count_has_no_forecasts_and_says_so() -> None:

@@ -11,10 +11,11 @@ import pytest
 
 from explained_factory import WIRE, batch_study
 from report.test_detail_tables import DASH, lines
+from report_forms import page
 from results_factory import one_curve
 from vitscale.analysis import analyse
-from vitscale.report import to_csv, to_json
-from vitscale.report.page import to_html
+from vitscale.report import to_json
+from vitscale.report.contract import to_table, trial_rows
 from vitscale.report.traffic_table import NOTHING, traffic_table
 from vitscale.store.records import Collective, TrafficLine
 from vitscale.store.results import Results
@@ -73,9 +74,9 @@ def test_a_study_of_before_has_no_table() -> None:
 
 
 def test_the_page_has_it() -> None:
-    page = to_html(analyse(counted(batch_study([16], [1, 2]))))
-    assert "What an optimizer step sends" in page
-    assert "1 all_reduce bfloat16 + 1 all_reduce float32" in page
+    text = page(analyse(counted(batch_study([16], [1, 2]))))
+    assert "What an optimizer step sends" in text
+    assert "1 all_reduce bfloat16 + 1 all_reduce float32" in text
 
 
 def test_the_json_and_the_csv() -> None:
@@ -92,7 +93,7 @@ def test_the_json_and_the_csv() -> None:
         "logical_bytes": 4 * MILLION, "physical_bytes": 2.0 * MILLION,
     }  # fmt: skip
     assert (two["traffic"]["backend"], two["traffic"]["reason"]) == ("gloo", None)
-    rows = list(csv.DictReader(io.StringIO(to_csv(analysis))))
+    rows = list(csv.DictReader(io.StringIO(to_table(trial_rows(analysis), "csv").decode())))
     assert rows[1]["logical_bytes_per_step"] == str(4 * MILLION + 8)
     assert "traffic" not in rows[1]
 

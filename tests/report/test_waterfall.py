@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +14,10 @@ from results_factory import explained_run, make_curve, make_results, make_trial,
 from vitscale.analysis import Analysis, Factor, Interval, Waterfall, analyse
 from vitscale.analysis.time.breakdown import Straggler
 from vitscale.analysis.time.waterfall import FACTORS
-from vitscale.report import words, write_figures
-from vitscale.report.contributions import contributions, whole
+from vitscale.report import sentences as words
+from vitscale.report.charts.time import largest_loss, waterfall_chart
+from vitscale.report.sentences import contributions, whole
 from vitscale.report.style import COMMUNICATION_COLOUR, PART_COLOURS
-from vitscale.report.waterfall_charts import waterfall_figure
 from vitscale.store.records import PARTS
 from vitscale.store.results import Results
 
@@ -159,7 +158,7 @@ def test_gained_under_drop_last_says_what_it_leaves_out() -> None:
         (Interval(0.71, note="one run: no interval"), "measured at 71 % of ideal (one run: too few to tell)"),
         (
             Interval(0.71, 0.70, 0.72, note="too few repeats"),
-            "measured at 71 % of ideal (95 % interval 0.70 to 0.72, too few repeats)",
+            "measured at 71 % of ideal (too few repeats)",
         ),
         (Interval(0.71, 0.62, 0.80), "reach 71 % of ideal (95 % interval 0.62 to 0.80)"),
     ],
@@ -237,22 +236,6 @@ def curve_of(counts: Sequence[int], engines: Sequence[str] = ("ddp",), repeats: 
 TWO = "9 points are waiting for rank 1, which computes 10 % slower; 4 are the transfer"
 
 
-def test_each_curve_is_explained_at_its_largest_point_beside_its_headline() -> None:
-    found = words.headlines(analyse(curve_of([1, 2, 4], ["ddp", "deepspeed"])))
-    assert [text.partition(":")[0] for text in found] == [
-        "ddp, strong-micro", "ddp, strong-micro", "deepspeed, strong-micro", "deepspeed, strong-micro",
-        "strong-micro, 4 ranks",
-    ]  # fmt: skip
-    assert "4 ranks are 2.76x as fast as 1" in found[0]
-    assert found[1].startswith("ddp, strong-micro: 4 ranks reach 69 % of ideal: ")
-    assert "waiting for rank 3, which computes 30 % slower" in found[1]
-
-
-def test_headlines_without_explained_steps_are_what_they_were() -> None:
-    (headline,) = words.headlines(analyse(one_curve({1: [0.1] * 3, 2: [0.125] * 3})))
-    assert "as fast as 1" in headline
-
-
 def test_why_efficiencies_are_not_taken_apart_is_said_once() -> None:
     light = analyse(one_curve({1: [0.1], 2: [0.125], 4: [0.125]}))
     assert words.unexplained(light) == (
@@ -294,20 +277,9 @@ def test_where_nothing_was_explained_it_cost_nothing() -> None:
 
 
 def rows_of(results: Results) -> list[dict[str, Any]]:
-    found = waterfall_figure(analyse(results), "strong-micro")
+    found = waterfall_chart(analyse(results).waterfalls)
     assert found is not None
-    (rows,) = [part["values"] for part in inline(found.spec) if part["values"]]
-    return list(rows)
-
-
-def inline(spec: Any) -> list[dict[str, Any]]:
-    """All inline data of a chart."""
-    if isinstance(spec, dict):
-        if "datasets" in spec:
-            return [{"values": values} for values in spec["datasets"].values()]
-        own = [spec["data"]] if "values" in spec.get("data", {}) else []
-        return own + [one for value in spec.values() for one in inline(value)]
-    return [one for value in spec for one in inline(value)] if isinstance(spec, list) else []
+    return found.views[0].rows
 
 
 def test_bars_lead_from_ideal_to_measured() -> None:
@@ -328,9 +300,10 @@ def test_bars_lead_from_ideal_to_measured() -> None:
 
 
 def test_a_factor_has_the_colour_of_its_part() -> None:
-    found = waterfall_figure(analyse(curve_of([1, 2])), "strong-micro")
+    found = waterfall_chart(analyse(curve_of([1, 2])).waterfalls)
     assert found is not None
-    scale = bar_layer(found.spec)["encoding"]["color"]["scale"]
+    bar = next(layer for layer in found.views[0].spec["layer"] if layer["mark"]["type"] == "bar")
+    scale = bar["encoding"]["color"]["scale"]
     colours = dict(zip(scale["domain"], scale["range"], strict=True))
     assert colours["straggler wait"] == PART_COLOURS["wait"]
     assert colours["wire"] == PART_COLOURS["wire"]
@@ -339,74 +312,33 @@ def test_a_factor_has_the_colour_of_its_part() -> None:
     assert len(set(drawn)) == len(drawn)
 
 
-def bar_layer(spec: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = next(layer for layer in spec["spec"]["layer"] if layer["mark"]["type"] == "bar")
-    return found
-
-
-def test_one_panel_per_trial_and_of_many_the_largest_of_each_curve() -> None:
-    few = rows_of(curve_of([1, 2, 4]))
-    assert list(dict.fromkeys(row["panel"] for row in few)) == ["ddp, 2 ranks", "ddp, 4 ranks"]
-    results = curve_of([1, 2, 3, 4, 5], ["ddp", "deepspeed"], repeats=1)
-    many = rows_of(results)
-    assert list(dict.fromkeys(row["panel"] for row in many)) == ["ddp, 5 ranks", "deepspeed, 5 ranks"]
-    found = waterfall_figure(analyse(results), "strong-micro")
+def test_a_view_for_each_trial_and_that_which_loses_most_in_front() -> None:
+    """On N ranks 10 (N - 1) ms are waiting and 5 (N - 1) ms the transfer, of 100 ms: four ranks lose more than two."""
+    waterfalls = analyse(curve_of([1, 2, 4])).waterfalls
+    found = waterfall_chart(waterfalls)
     assert found is not None
-    assert "; 6 trials not drawn" in found.spec["title"]["subtitle"]
-    assert len(found.text) == 8
-
-
-def test_a_long_name_is_wrapped_and_does_not_widen_its_panel() -> None:
-    results = curve_of([1, 2], train__deepspeed_config="a file of some configuration whose name is long")
-    (panel,) = {row["panel"] for row in rows_of(results)}
-    assert " ".join(panel.split()) == "ddp, deepspeed_config a file of some configuration whose name is long, 2 ranks"
-    assert max(map(len, panel.split("\n"))) <= 38
-
-
-def many_curves(count: int) -> Results:
-    trials = [[make_trial(gpus=gpus, learning_rate=(k + 1) / 100) for gpus in (1, 2)] for k in range(count)]
-    runs = [explained_run(trial, [COMPUTING] * trial.world.size) for some in trials for trial in some]
-    return make_results([(make_curve(some, train__learning_rate=k), some) for k, some in enumerate(trials)], runs)
-
-
-def test_no_more_panels_than_fit_on_a_page() -> None:
-    assert len({row["panel"] for row in rows_of(many_curves(13))}) == 12
+    assert [view.choices["trial"].label for view in found.views] == ["ddp, 4 ranks", "ddp, 2 ranks"]
+    worst = largest_loss(waterfalls)
+    assert worst is not None
+    assert words.largest_loss(worst) == (
+        "ddp on 4 ranks (strong-micro) is at 69 % of ideal: most goes to waiting for rank 3, which computes 30 % "
+        "slower (21 points)."
+    )
+    assert found.views[1].summary == f"2 ranks reach 87 % of ideal: {TWO}."
 
 
 def test_bars_beyond_the_ideal_have_room() -> None:
     trials = [make_trial(gpus=gpus) for gpus in (1, 2)]
     runs = [explained_run(trials[0], [COMPUTING], 0.1), explained_run(trials[1], [COMPUTING] * 2, 0.04)]
-    found = waterfall_figure(analyse(make_results([(make_curve(trials), trials)], runs)), "strong-micro")
+    found = waterfall_chart(analyse(make_results([(make_curve(trials), trials)], runs)).waterfalls)
     assert found is not None
-    low, high = bar_layer(found.spec)["encoding"]["x"]["scale"]["domain"]
+    bar = next(layer for layer in found.views[0].spec["layer"] if layer["mark"]["type"] == "bar")
+    low, high = bar["encoding"]["x"]["scale"]["domain"]
     assert low == 0
     assert high > 250
-    (text,) = found.text
-    measured = "ddp: 2 ranks measured at 250 % of ideal (one run: too few to tell): "
-    assert text.startswith(f"{measured}120 points are gained by faster computing; ")
-
-
-def test_the_text_of_the_chart_is_its_sentences() -> None:
-    found = waterfall_figure(analyse(curve_of([1, 2])), "strong-micro")
-    assert found is not None
-    assert found.text == (f"ddp: 2 ranks reach 87 % of ideal: {TWO}.",)
-    assert (found.name, found.section) == ("strong-micro-waterfall", "time")
+    measured = "2 ranks measured at 250 % of ideal (one run: too few to tell): "
+    assert found.views[0].summary.startswith(f"{measured}120 points are gained by faster computing; ")
 
 
 def test_without_factors_there_is_no_chart() -> None:
-    assert waterfall_figure(analyse(one_curve({1: [0.1], 2: [0.125]})), "strong-micro") is None
-    assert waterfall_figure(analyse(curve_of([1, 2])), "weak") is None
-
-
-def test_curves_of_one_name_have_a_panel_each() -> None:
-    trials = [[make_trial(gpus=gpus, learning_rate=rate) for gpus in (1, 2)] for rate in (0.1, 0.2)]
-    runs = [explained_run(trial, [COMPUTING] * trial.world.size) for some in trials for trial in some]
-    panels = {row["panel"] for row in rows_of(make_results([(make_curve(some), some) for some in trials], runs))}
-    assert panels == {f"ddp, 2 ranks ({some[1].identity()})" for some in trials}
-
-
-def test_the_picture_shows_the_factors(tmp_path: Path) -> None:
-    write_figures(analyse(curve_of([1, 2])), tmp_path, ["svg"])
-    svg = (tmp_path / "strong-micro-waterfall.svg").read_text(encoding="utf-8")
-    for text in ("From ideal to measured", "straggler wait", "87 %", "\N{MINUS SIGN}8.7", "ddp, 2 ranks"):
-        assert text in svg
+    assert waterfall_chart(analyse(one_curve({1: [0.1], 2: [0.125]})).waterfalls) is None

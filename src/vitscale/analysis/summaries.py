@@ -74,7 +74,7 @@ def summarise(
         runs_done=len(all_runs),
         left_out=tuple(left_out),
         failures=tuple(
-            Failure(r.header.repeat, r.outcome.kind, r.outcome.reason, r.outcome.rank, r.outcome.detail)
+            Failure(r.header.repeat, r.outcome.kind, r.outcome.reason, r.outcome.rank, r.outcome.detail, r.header.log)
             for r in all_runs
             if r.outcome.kind != "completed"
         ),

@@ -32,6 +32,8 @@ class Failure:
     rank: int | None
     detail: str
     """The guilty rank's traceback, or the end of the log."""
+    log: str = ""
+    """Inside the results folder."""
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ def advise(
         instances=instances,
     )
     if chart is not None:
-        from vitscale.report.advice_charts import check_format
+        from vitscale.report.charts.advice import check_format
 
         check_format(chart)
     met = _answer(results, asked, network, parameters, chart, output, verbose, json)
@@ -165,7 +165,7 @@ def _answer(
     if output is not None:
         _write(output, study)
     if chart is not None:
-        from vitscale.report.advice_charts import write_advice_chart
+        from vitscale.report.charts.advice import write_advice_chart
 
         write_advice_chart(advice, chart)
     if json:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitscale.cli.base import JsonOption, ProgramConsole, ResultsArgument, app
+from vitscale.cli.base import JsonOption, ProgramConsole, ResultsArgument, VerboseOption, app
 from vitscale.errors import RequestError, explain, unknown
+
+if TYPE_CHECKING:
+    from vitscale.advice.pipeline import Advice
+    from vitscale.analysis import Analysis
+    from vitscale.prediction.evidence import Evidence
 
 
 @app.command()
@@ -23,7 +28,9 @@ def report(
     formats: Annotated[
         str | None,
         typer.Option(
-            "--format", metavar="LIST", help="Comma-separated: html, png, svg, pdf, csv, md, json.  [default: html]"
+            "--format",
+            metavar="LIST",
+            help="Comma-separated: html, md, latex, json, csv, parquet, png, svg or pdf.  [default: html]",
         ),
     ] = None,
     combine_unlike: Annotated[
@@ -39,11 +46,13 @@ def report(
         ),
     ] = None,
     like_paper: Annotated[bool, typer.Option("--like-paper", hidden=True)] = False,
+    verbose: VerboseOption = False,
     json: JsonOption = False,
 ) -> None:
     """Tables, figures and one self-contained HTML page."""
     from vitscale import analysis, report, store
     from vitscale.prediction import answering, sources
+    from vitscale.present.terminal import show
     from vitscale.report import like as published
 
     if json and formats is not None:
@@ -58,15 +67,30 @@ def report(
             raise unknown("format of --like" if study else "format", name, valid)
     loaded = store.load(results)
     found = analysis.analyse(loaded, combine_unlike=combine_unlike)
-    console = ProgramConsole(stderr=bool({"md", "json"} & set(wanted)) and output is None)
+    console = ProgramConsole(stderr=bool({"md", "json", "latex"} & set(wanted)) and output is None)
     if study is not None:
         material = published.Material.of(found, sources.evidence_of(results, loaded, found).network)
         written = published.write(study, material, results, wanted, output)
         for line in (*published.findings(study, material), *map(str, written)):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         return
-    ahead = answering.outlook(sources.evidence_of(results, loaded, found))
+    evidence = sources.evidence_of(results, loaded, found)
+    ahead = answering.outlook(evidence)
+    reported = report.Reported(found, ahead, _advice(evidence, found), results)
+    files = report.write(reported, results, wanted, output)
     if wanted == ["html"] and output is None:
-        console.print(report.terminal_table(found, ahead))
-    for path in report.write(found, results, wanted, output, ahead):
+        show(console, report.terminal_document(found, [f"Report: {files[0]}"]), verbose)
+        return
+    for path in files:
         console.print(str(path), markup=False, highlight=False, soft_wrap=True)
+
+
+def _advice(evidence: Evidence, found: Analysis) -> Advice | None:
+    """What to do without any limit; None where these results allow no advice."""
+    from vitscale.advice.pipeline import advised_from
+    from vitscale.advice.request import Request
+
+    try:
+        return advised_from(evidence, found, Request())
+    except RequestError:
+        return None

@@ -24,6 +24,7 @@ from vitscale.errors import RequestError, explain
 if TYPE_CHECKING:
     from vitscale.runner import Plan
     from vitscale.runner.plan_estimate import PlanEstimate
+    from vitscale.runner.planning import Report
 
 MemoryOption = Annotated[
     str | None,
@@ -96,11 +97,13 @@ def run(
     hostfile: HostfileOption = None,
     scheduler: SchedulerOption = None,
     site: SiteOption = None,
+    verbose: VerboseOption = False,
     json: JsonOption = False,
 ) -> None:
     """Run what is not done yet. The same command again resumes."""
     from vitscale import analysis, report, runner, store
     from vitscale.preflight import pace_warnings
+    from vitscale.present.terminal import show
     from vitscale.runner.preview import command_list, finding_lines
     from vitscale.study.site import overlay
 
@@ -121,25 +124,26 @@ def run(
     if json:
         sys.stdout.write(report.to_json(found, verb="run"))
     else:
-        console.print(report.terminal_table(found))
-        if not done.done_now:
-            console.print("Nothing to do: every run of this study has its outcome.", highlight=False)
-        console.print(f"Report: vitscale report {results}", markup=False, highlight=False, soft_wrap=True)
+        show(console, report.terminal_document(found, [*_told(done), f"Report: vitscale report {results}"]), verbose)
+    if done.failures:
+        raise typer.Exit(1)
+
+
+def _told(done: Report) -> list[str]:
+    """What became of the runs, a sentence each."""
+    runs = len(done.outcomes)
+    told = [] if done.done_now else ["Nothing to do: every run of this study has its outcome."]
     if done.skipped:
-        console.print(
-            f"{len(done.skipped)} of {len(done.outcomes)} runs skipped: they will not fit in memory. The same command "
-            "without --skip-unfit does them.",
-            highlight=False,
-            soft_wrap=True,
+        told.append(
+            f"{len(done.skipped)} of {runs} runs skipped: they will not fit in memory. The same command without "
+            "--skip-unfit does them."
         )
     if done.failures:
-        console.print(
-            f"{len(done.failures)} of {len(done.outcomes)} runs did not complete. After mending the cause: the same "
-            "command with --retry-failed; what was cancelled or cut off is done again without it.",
-            highlight=False,
-            soft_wrap=True,
+        told.append(
+            f"{len(done.failures)} of {runs} runs did not complete. After mending the cause: the same command with "
+            "--retry-failed; what was cancelled or cut off is done again without it."
         )
-        raise typer.Exit(1)
+    return told
 
 
 def _estimate(

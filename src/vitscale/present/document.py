@@ -152,16 +152,71 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A chart, what it says in words, and its figures as a table."""
+class Choice:
+    """One option of a control: its value in an address, and what a reader sees."""
+
+    value: str
+    label: str
+
+
+@dataclass(frozen=True)
+class View:
+    """One picture of a figure. The rows of its table are those it draws."""
 
     name: str
-    """Also the file's name, without its ending."""
+    """Of its file, without the ending."""
+    choices: Mapping[str, Choice]
+    """Control ("measure") to the option that shows this view."""
     title: str
+    subtitle: str
     spec: Mapping[str, Any] = field(hash=False)
-    """Vega-Lite, without a theme."""
-    text: tuple[str, ...]
-    table: Table | None = None
+    """Vega-Lite of one plot, without title and theme; `datasets.rows` are the rows of the table."""
+    columns: Mapping[str, str] = field(hash=False)
+    """Field of a row to the heading of its column."""
+    summary: str
+    """What it says, in a sentence or two."""
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows that are drawn, in the order of the table."""
+        rows: list[dict[str, Any]] = self.spec["datasets"]["rows"]
+        return rows
+
+    @property
+    def text(self) -> tuple[str, ...]:
+        """Each row of the table in words."""
+        lines = [[str(row[name]) for name in self.columns if row.get(name) not in (None, "")] for row in self.rows]
+        return tuple(dict.fromkeys("; ".join(line) for line in lines if line))
+
+    @property
+    def titled(self) -> dict[str, Any]:
+        """The spec with its title, as a picture of its own has it."""
+        return {**self.spec, "title": {"text": self.title, **({"subtitle": self.subtitle} if self.subtitle else {})}}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """All views of one subject, the one that is shown at first in front."""
+
+    name: str
+    title: str
+    views: tuple[View, ...]
+    series: tuple[str, ...] = ()
+    """Curves that can be switched off; empty where it has none."""
+
+    @property
+    def text(self) -> tuple[str, ...]:
+        """What the first view says."""
+        return (self.views[0].summary,)
+
+    @property
+    def controls(self) -> dict[str, tuple[Choice, ...]]:
+        """Control to its options, where there are several."""
+        found: dict[str, dict[str, Choice]] = {}
+        for view in self.views:
+            for name, choice in view.choices.items():
+                found.setdefault(name, {}).setdefault(choice.value, choice)
+        return {name: tuple(options.values()) for name, options in found.items() if len(options) > 1}
 
 
 @dataclass(frozen=True)

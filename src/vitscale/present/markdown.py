@@ -43,8 +43,6 @@ def _block(block: Block, depth: int) -> Iterator[str]:
         case Figure():
             yield from (f"{'#' * min(depth, _DEEPEST)} {escaped(block.title)}", "")
             yield from _bullets(map(escaped, block.text))
-            if block.table is not None:
-                yield from _table(block.table, depth + 1)
 
 
 def _table(table: Table, depth: int) -> Iterator[str]:

@@ -1,29 +1,15 @@
-"""The report: what a results folder says, as a page, pictures, tables and data.
+"""The report: what a results folder says, as one document in every form, as pictures and as data.
 
-words       numbers and findings as a reader wants them
-tables      the scaling tables as text; markdown and terminal lay them out; detail_tables has the page's others
-contract    JSON with a version, and CSV
-*_data      what charts draw, as plain rows
-*_charts    one definition per chart; charts puts them together, style colours them, drawing writes them to files
-page        one self-contained HTML file
-prediction_*  what nobody has measured, as words, tables, charts and data, for the page and for `vitscale predict`
+answers     what a reader asks first
+document    all of it, as `present.document` has it; sentences and tables are its content
+charts      one file a subject: its rows and its Vega-Lite
+contract    JSON with a version; CSV and Parquet with a row per trial and per run
+outputs     where each form goes
+like        published studies' figures from these results
 """
 
-from vitscale.report.contract import to_csv, to_json
-from vitscale.report.drawing import FIGURE_FORMATS, write_figures
-from vitscale.report.markdown import to_markdown
-from vitscale.report.outputs import FORMATS, write
-from vitscale.report.page import write_html
-from vitscale.report.terminal import terminal_table
+from vitscale.report.contract import to_json
+from vitscale.report.document import terminal_document
+from vitscale.report.outputs import FORMATS, Reported, write
 
-__all__ = [
-    "FIGURE_FORMATS",
-    "FORMATS",
-    "terminal_table",
-    "to_csv",
-    "to_json",
-    "to_markdown",
-    "write",
-    "write_figures",
-    "write_html",
-]
+__all__ = ["FORMATS", "Reported", "terminal_document", "to_json", "write"]

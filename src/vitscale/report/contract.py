@@ -30,6 +30,8 @@ Versions of the JSON:
      what arithmetic says (empty where the size does not vary). Of the parts of a step `norm`, of predictions
      `norm_seconds`: the transfers of synchronised norms, which are not in `wire`. Nothing of version 6 has changed.
   8  one envelope: `vitscale` names the verb. Of a verdict `severity` (was `level`), `ranks`, `hosts`, `key`, `source`.
+     runs: of each trial `runs`, the figures of each, and `swept.FIELD` for every field that the study sweeps.
+     In CSV `modes` has every batch policy of a trial, a blank between.
      Nothing else of version 7 has changed.
 
 Unknown is null (an empty cell in CSV), never 0 and never NaN. Times are seconds, sizes bytes, shares in [0, 1].
@@ -37,6 +39,8 @@ Unknown is null (an empty cell in CSV), never 0 and never NaN. Times are seconds
 
 from __future__ import annotations
 
+import io
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from vitscale.analysis import Analysis, CurveComparison, CurveResult, Point, TrialResult
@@ -44,14 +48,14 @@ from vitscale.analysis.runs.figures import EpochFigures
 from vitscale.analysis.trials import Drift
 from vitscale.prediction.results import Forecast
 from vitscale.present.data import envelope, finding_fields, finite
-from vitscale.report import contract_details, prediction_contract, resolutions, words
+from vitscale.report import contract_details, prediction_contract, resolutions, sentences
 from vitscale.report.contract_details import interval_fields
 from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import Trial
 
 
 def to_json(analysis: Analysis, outlook: Forecast | None = None, verb: Literal["report", "run"] = "report") -> str:
-    """The whole analysis as strict JSON, one object per trial, in the envelope of the verb that tells it."""
+    """The whole analysis as strict JSON, one object per trial."""
     content = {
         "study": {
             "name": analysis.study.name,
@@ -71,22 +75,99 @@ def to_json(analysis: Analysis, outlook: Forecast | None = None, verb: Literal["
     return envelope(verb, content)
 
 
-def to_csv(analysis: Analysis) -> str:
-    """One line per trial: what is one value in the JSON, without its lists and objects."""
-    rows = [finite(row) for row in trial_rows(analysis)]
-    columns = [key for key in (rows[0] if rows else {}) if key not in _NESTED]
+def to_table(rows: Sequence[dict[str, Any]], kind: str) -> bytes:
+    """Rows as CSV or Parquet: what is one value in the JSON, without its lists and objects, but for `modes`.
+
+    Args:
+        rows: with the same keys.
+        kind: csv or parquet.
+    """
+    known = [finite(row) for row in rows]
+    columns = [key for key in (known[0] if known else {}) if key not in _NESTED]
     import polars  # takes a moment, and only this table needs it
 
-    cells = {column: [_csv_cell(row[column]) for row in rows] for column in columns}
-    return polars.DataFrame(cells).write_csv()
+    cell = _csv_cell if kind == "csv" else (lambda value: value)
+    table = polars.DataFrame({column: _alike([cell(row[column]) for row in known]) for column in columns}, strict=False)
+    if kind == "csv":
+        return table.write_csv().encode()
+    file = io.BytesIO()
+    table.write_parquet(file)
+    return file.getvalue()
 
 
-_NESTED = ("modes", "micro_batches", "startup", "epochs", "breakdown", "resources", "convergence", "traffic")
+def _alike(cells: list[Any]) -> list[Any]:
+    """Cells of one type: of a field that was swept over numbers and words, all as words."""
+    kinds = {type(cell) for cell in cells if cell is not None}
+    if kinds <= {int, float} or len(kinds) < 2:
+        return cells
+    return [None if cell is None else str(cell) for cell in cells]
+
+
+_NESTED = (
+    "micro_batches", "startup", "epochs", "breakdown", "resources", "convergence", "traffic", "runs",
+)  # fmt: skip
+
+
+def _swept(analysis: Analysis) -> dict[str, dict[str, Any]]:
+    """Trial to every field that any curve of the study was swept over, and its value there; null on no such curve."""
+    fields = dict.fromkeys(field for curve in analysis.curves for field in curve.labels)
+    found: dict[str, dict[str, Any]] = {trial_id: dict.fromkeys(fields) for trial_id in analysis.trials}
+    for curve in analysis.curves:
+        for point in curve.points:
+            own = found[point.trial_id]
+            own |= {field: value for field, value in curve.labels.items() if own[field] is None}
+    return found
+
+
+def run_rows(analysis: Analysis) -> list[dict[str, Any]]:
+    """One object per run that completed, with its own figures and what its trial is."""
+    swept = _swept(analysis)
+    trials = {row["trial"]: row for row in trial_rows(analysis)}
+    of_trial = ("trial", "curve", "mode", "modes", "model", "dataset", "engine", "zero_stage", "device", "device_name",
+                "nodes", "gpus", "micro_batch", "grad_accum", "global_batch", "precision")  # fmt: skip
+    return [
+        {key: trials[result.trial_id][key] for key in of_trial}
+        | {f"swept.{field}": _single(value) for field, value in swept[result.trial_id].items()}
+        | run
+        for result in analysis.trials.values()
+        for run in _runs(result)
+    ]
+
+
+def _runs(result: TrialResult) -> list[dict[str, Any]]:
+    return [
+        {
+            "repeat": record.header.repeat,
+            "attempt": record.header.attempt,
+            "timed_steps": run.timed_steps,
+            "step_seconds": run.step_seconds,
+            "images_per_second": run.images_per_second,
+            "epoch_seconds": run.epoch_seconds,
+            "elapsed_epoch_seconds": run.elapsed_epoch_seconds,
+            "startup_seconds": run.startup_seconds,
+            "peak_bytes": run.peak_bytes,
+            "loss": run.epochs[-1].train_loss if run.epochs else None,
+            "held_out_accuracy": run.epochs[-1].held_out_accuracy if run.epochs else None,
+            "log": record.header.log,
+        }
+        for run, record in zip(result.runs, result.records, strict=True)
+    ]
+
+
+def _single(value: Any) -> Any:
+    """A swept value as one cell: a list as words."""
+    return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
 def trial_rows(analysis: Analysis) -> list[dict[str, Any]]:
     """One object per trial, failed ones too, with the same keys in the same order."""
-    return [_trial(analysis, trial) for trial in analysis.trials.values()]
+    swept = _swept(analysis)
+    return [
+        _trial(analysis, trial)
+        | {f"swept.{field}": _single(value) for field, value in swept[trial.trial_id].items()}
+        | {"runs": _runs(trial)}
+        for trial in analysis.trials.values()
+    ]
 
 
 def _trial(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
@@ -228,12 +309,16 @@ def _comparison(one: CurveComparison) -> dict[str, Any]:
         "p": one.result.p,
         "p_adjusted": one.result.p_adjusted,
         "verdict": one.result.verdict,
-        "sentence": words.comparison(one),
+        "sentence": sentences.comparison(one),
     }
 
 
 def _csv_cell(value: Any) -> Any:
-    """Text that a spreadsheet would take for a formula gets a leading apostrophe (OWASP, "CSV Injection")."""
+    """Text that a spreadsheet would take for a formula gets a leading apostrophe (OWASP, "CSV Injection"); a list is
+    its parts with a blank between.
+    """
+    if isinstance(value, list):
+        value = " ".join(map(str, value))
     if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
         return f"'{value}"
     return value

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from vitscale.analysis import Interval, TrialResult, Waterfall
+from vitscale.analysis import TrialResult, Waterfall
 from vitscale.analysis.learning.convergence import Convergence
 from vitscale.analysis.runs.resources import ResourceFigures
 from vitscale.analysis.time.breakdown import Breakdown, RankParts, Straggler
 from vitscale.analysis.time.traffic import Traffic
-from vitscale.report import words
-from vitscale.report.breakdown_data import exposed_interval, part_interval
+from vitscale.present.estimate import Estimate
+from vitscale.report import sentences
+from vitscale.report.charts.time import exposed_interval, part_interval
 from vitscale.store.records import COMMUNICATION
 
 Object = dict[str, Any]
@@ -78,20 +79,20 @@ def waterfall(one: Waterfall) -> Object:
         "straggler": _straggler(one.straggler),
         "work_per_rank": one.work_per_rank,
         "images_left_out": one.images_left_out,
-        "sentence": words.waterfall(one),
+        "sentence": sentences.waterfall(one),
     }
 
 
-def interval_fields(name: str, interval: Interval | None) -> dict[str, float | None]:
+def interval_fields(name: str, interval: Estimate | None) -> dict[str, float | None]:
     """A figure and the ends of its interval, each under a name of its own."""
     return {
-        name: interval.centre if interval else None,
+        name: interval.value if interval else None,
         f"{name}_low": interval.low if interval else None,
         f"{name}_high": interval.high if interval else None,
     }
 
 
-def _ends(name: str, interval: Interval | None) -> Object:
+def _ends(name: str, interval: Estimate | None) -> Object:
     return {f"{name}_low": interval.low if interval else None, f"{name}_high": interval.high if interval else None}
 
 
@@ -132,7 +133,7 @@ def _resources(used: ResourceFigures) -> Object:
     content: Object = {}
     for key, value in asdict(used).items():
         kept = getattr(used, key)
-        if isinstance(kept, Interval) or key in _WITH_INTERVAL:
+        if isinstance(kept, Estimate) or key in _WITH_INTERVAL:
             content |= interval_fields(key, kept)
         else:
             content[key] = None if key.endswith("_reason") and not value else value

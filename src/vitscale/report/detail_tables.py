@@ -5,28 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
-from vitscale.analysis import Analysis, CurveResult, Interval, TrialResult
+from vitscale.analysis import Analysis, CurveResult, TrialResult
 from vitscale.analysis.learning.convergence import Convergence, accuracy_at_images, accuracy_at_seconds
 from vitscale.analysis.runs.figures import CheckpointCost
 from vitscale.analysis.runs.resources import RankResources, ResourceFigures
 from vitscale.analysis.time.breakdown import Straggler
-from vitscale.report import words
-from vitscale.report.accuracy_data import images_panel, reach, reached, seconds_panel, unlike_images
-from vitscale.report.breakdown_data import PART_NAMES, exposed_interval, part_interval, parts_of, unknown_parts
-from vitscale.report.grouped_table import Column, GroupedTable, grouped_table
-from vitscale.report.tables import Cell, interval_cell
-from vitscale.report.words import UNKNOWN
+from vitscale.present import units
+from vitscale.present.document import Cell, Table
+from vitscale.present.estimate import Estimate
+from vitscale.present.units import UNKNOWN
+from vitscale.report.charts.accuracy import images_panel, reach, reached, seconds_panel, unlike_images
+from vitscale.report.charts.time import PART_NAMES, exposed_interval, part_interval, parts_of, unknown_parts
+from vitscale.report.tables import TrialColumn, grouped_table, interval_cell
 
 _MOST_RANKS_TOLD = 8
 _FOUR = ("MFU", "of the measured matmul rate", "exposed communication")
 
 
-def four_figures(analysis: Analysis) -> GroupedTable | None:
+def four_figures(analysis: Analysis) -> Table | None:
     """Speed and how much of the device it takes: never one of the four without the others."""
     measured = [trial for trial in analysis.trials.values() if trial.runs]
     speed = f"images/s/{'GPU' if any(trial.trial.train.device == 'cuda' for trial in measured) else 'rank'}"
-    columns: list[Column] = [
-        (speed, lambda trial: _interval(trial.images_per_second, words.number, 1 / trial.trial.world.size)),
+    columns: list[TrialColumn] = [
+        (speed, lambda trial: _interval(trial.images_per_second, units.number, 1 / trial.trial.world.size)),
         ("MFU", lambda trial: _interval(trial.resources.mfu if trial.resources else None, _percent)),
         (
             "of the measured matmul rate",
@@ -52,10 +53,10 @@ def four_figures(analysis: Analysis) -> GroupedTable | None:
     )
 
 
-def parts_table(analysis: Analysis) -> GroupedTable | None:
+def parts_table(analysis: Analysis) -> Table | None:
     """Every part of the typical rank's explained step, in milliseconds."""
     found = [trial.breakdown for trial in analysis.trials.values() if trial.breakdown is not None]
-    columns: list[Column] = [("explained step", lambda trial: _milliseconds(trial, None))]
+    columns: list[TrialColumn] = [("explained step", lambda trial: _milliseconds(trial, None))]
     columns += [
         (name, lambda trial, part=part: _milliseconds(trial, part))  # type: ignore[misc]
         for part, name in PART_NAMES.items()
@@ -68,19 +69,19 @@ def parts_table(analysis: Analysis) -> GroupedTable | None:
     )
 
 
-def resource_table(analysis: Analysis) -> GroupedTable | None:
+def resource_table(analysis: Analysis) -> Table | None:
     """What a trial used, and why what is missing is missing."""
-    columns: list[Column] = [
+    columns: list[TrialColumn] = [
         ("cores by rank", lambda trial: Cell(_places(trial.resources, lambda rank: rank.cores))),
         ("NUMA nodes", lambda trial: Cell(_places(trial.resources, lambda rank: rank.numa_nodes or ()))),
-        ("CPU utilisation", _resource(lambda used: used.cpu_utilisation, words.percent)),
-        ("of the CPU quota", _resource(lambda used: used.cpu_utilisation_of_quota, words.percent)),
+        ("CPU utilisation", _resource(lambda used: used.cpu_utilisation, units.percent)),
+        ("of the CPU quota", _resource(lambda used: used.cpu_utilisation_of_quota, units.percent)),
         ("held back by the quota", _resource(lambda used: used.cpu_throttled_share, _percent)),
         ("resident", _resource(lambda used: used.peak_rss_bytes, _bytes)),
         ("GPU allocated", _resource(lambda used: used.cuda_allocated_bytes, _bytes)),
         ("GPU reserved", _resource(lambda used: used.cuda_reserved_bytes, _bytes)),
         ("whole GPU", _resource(lambda used: used.cuda_device_bytes, _bytes)),
-        ("GPU utilisation", _resource(lambda used: used.gpu_utilisation, words.percent)),
+        ("GPU utilisation", _resource(lambda used: used.gpu_utilisation, units.percent)),
         ("SM clock (MHz)", _resource(lambda used: used.sm_clock_mhz, _whole)),
         ("lowest", _resource(lambda used: used.sm_clock_mhz_min, _whole)),
         ("hottest (\N{DEGREE SIGN}C)", _resource(lambda used: used.temperature_celsius_max, _whole)),
@@ -89,10 +90,10 @@ def resource_table(analysis: Analysis) -> GroupedTable | None:
         ("because of", lambda trial: Cell(_reasons(trial.resources))),
         (
             "energy per image (J)",
-            lambda trial: _interval(trial.resources.joules_per_image if trial.resources else None, words.number),
+            lambda trial: _interval(trial.resources.joules_per_image if trial.resources else None, units.number),
         ),
-        ("checkpoint saved (s)", _checkpoint(lambda cost: words.number(cost.save_seconds))),
-        ("restored (s)", _checkpoint(lambda cost: words.number(cost.load_seconds))),
+        ("checkpoint saved (s)", _checkpoint(lambda cost: units.number(cost.save_seconds))),
+        ("restored (s)", _checkpoint(lambda cost: units.number(cost.load_seconds))),
         ("its files", _checkpoint(lambda cost: _bytes(cost.bytes))),
     ]
     measured = [trial for trial in analysis.trials.values() if trial.resources is not None]
@@ -116,11 +117,11 @@ def _checkpoint(show: Callable[[CheckpointCost], str]) -> Callable[[TrialResult]
     return lambda trial: Cell(show(trial.checkpoint) if trial.checkpoint else UNKNOWN)
 
 
-def accuracy_table(analysis: Analysis, curves: Sequence[CurveResult]) -> GroupedTable | None:
+def accuracy_table(analysis: Analysis, curves: Sequence[CurveResult]) -> Table | None:
     """Accuracy at the end, after equal images and seconds, the noise scale and what a target took; of one policy."""
     limits = reach(analysis, curves)
     images, seconds = limits.images, limits.seconds
-    columns: list[Column] = [
+    columns: list[TrialColumn] = [
         ("epochs", _convergence(lambda found: str(len(found.points)) if found.points else UNKNOWN)),
         (
             "held-out accuracy",
@@ -136,17 +137,17 @@ def accuracy_table(analysis: Analysis, curves: Sequence[CurveResult]) -> Grouped
     columns += [
         (
             "noise scale (images)",
-            lambda trial: _interval(trial.convergence.noise_scale_images if trial.convergence else None, words.number),
+            lambda trial: _interval(trial.convergence.noise_scale_images if trial.convergence else None, units.number),
         ),
         ("target", _convergence(lambda found: _accuracy(found.target_accuracy))),
         ("reached by", lambda trial: Cell(reached(trial))),
         (
             "images to target",
-            _to_target(lambda found: (found.images_to_target, found.images_to_target_at_least), words.number),
+            _to_target(lambda found: (found.images_to_target, found.images_to_target_at_least), units.number),
         ),
         (
             "time to target",
-            _to_target(lambda found: (found.seconds_to_target, found.seconds_to_target_at_least), words.seconds),
+            _to_target(lambda found: (found.seconds_to_target, found.seconds_to_target_at_least), units.seconds),
         ),
     ]
     ids = dict.fromkeys(point.trial_id for curve in curves for point in curve.points)
@@ -171,7 +172,7 @@ def _convergence(show: Callable[[Convergence], str]) -> Callable[[TrialResult], 
 
 
 def _to_target(
-    took: Callable[[Convergence], tuple[Interval | None, float | None]], show: Callable[[float | None], str]
+    took: Callable[[Convergence], tuple[Estimate | None, float | None]], show: Callable[[float | None], str]
 ) -> Callable[[TrialResult], Cell]:
     """What the target took; where a run did not reach it, that it takes more than the lower bound."""
 
@@ -182,7 +183,7 @@ def _to_target(
     return cell
 
 
-def _interval(interval: Interval | None, show: Callable[[float | None], str], times: float = 1.0) -> Cell:
+def _interval(interval: Estimate | None, show: Callable[[float | None], str], times: float = 1.0) -> Cell:
     return interval_cell(interval.times(times) if interval else None, show)
 
 
@@ -194,11 +195,11 @@ def _milliseconds(trial: TrialResult, part: str | None) -> Cell:
         return Cell(UNKNOWN)
     over_runs = part_interval(trial.breakdown, trial.breakdown.typical.rank, part)
     bounds = (over_runs.low, over_runs.high) if over_runs else (None, None)
-    return _interval(Interval(seconds, *bounds), words.number, 1000.0)
+    return _interval(Estimate(seconds, *bounds), units.number, 1000.0)
 
 
 def _percent(value: float | None) -> str:
-    return words.percent(value, 1)
+    return units.percent(value, 1)
 
 
 def _signed(value: float | None) -> str:
@@ -214,7 +215,7 @@ def _whole(value: float | None) -> str:
 
 
 def _bytes(value: float | None) -> str:
-    return UNKNOWN if value is None else words.bytes_text(round(value))
+    return UNKNOWN if value is None else units.size(value)
 
 
 def _places(used: ResourceFigures | None, numbers: Callable[[RankResources], Sequence[int]]) -> str:
@@ -241,8 +242,8 @@ def _straggler(found: Straggler | None) -> str:
     """ "rank 3 in 92 % of steps, 21 % slower"."""
     if found is None:
         return UNKNOWN
-    slower = f", {words.percent(found.slower_by)} slower" if found.slower_by is not None and found.slower_by > 0 else ""
-    return f"rank {found.rank} in {words.percent(found.share_of_steps)} of steps{slower}"
+    slower = f", {units.percent(found.slower_by)} slower" if found.slower_by is not None and found.slower_by > 0 else ""
+    return f"rank {found.rank} in {units.percent(found.share_of_steps)} of steps{slower}"
 
 
 def _why_no_share(trial: TrialResult) -> str:

@@ -3,45 +3,58 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from vitscale.advice.pipeline import Advice
 from vitscale.analysis import Analysis
 from vitscale.errors import RequestError, explain, shown, unknown
 from vitscale.prediction.results import Forecast
-from vitscale.report.contract import to_csv, to_json
-from vitscale.report.drawing import FIGURE_FORMATS, write_figures
-from vitscale.report.markdown import to_markdown
-from vitscale.report.page import to_html
-from vitscale.store import write_whole
+from vitscale.present.drawing import FIGURE_FORMATS, draw, write_bytes
+from vitscale.present.html import to_html
+from vitscale.present.latex import to_latex
+from vitscale.present.markdown import to_markdown
+from vitscale.report.contract import run_rows, to_json, to_table, trial_rows
+from vitscale.report.document import charts, counts, report_document
 
-_TEXTS: dict[str, tuple[str, Callable[[Analysis, Forecast | None], str]]] = {
-    "html": ("report.html", to_html),
-    "csv": ("trials.csv", lambda analysis, _outlook: to_csv(analysis)),
-    "md": ("report.md", to_markdown),
-    "json": ("report.json", to_json),
-}
-_TO_STANDARD_OUTPUT = ("md", "json")
+_TABLES = ("csv", "parquet")
+_TO_STANDARD_OUTPUT = ("md", "json", "latex")
+_NAMES = {"html": "report.html", "md": "report.md", "latex": "report.tex", "json": "report.json"}
 
-FORMATS = (*_TEXTS, *FIGURE_FORMATS)
+FORMATS = (*_NAMES, *_TABLES, *FIGURE_FORMATS)
 
 
-def write(
-    analysis: Analysis,
-    results: Path,
-    formats: Sequence[str],
-    output: Path | None,
-    outlook: Forecast | None = None,
-) -> list[Path]:
+@dataclass(frozen=True)
+class Reported:
+    """All that a report is made of."""
+
+    analysis: Analysis
+    outlook: Forecast | None = None
+    """What is predicted beside it; None leaves that out."""
+    advice: Advice | None = None
+    results: Path | None = None
+    """The folder, for commands and paths of logs."""
+
+    def text(self, kind: str) -> str:
+        """The report as html, md, latex or json."""
+        if kind == "json":
+            return to_json(self.analysis, self.outlook)
+        document = report_document(self.analysis, self.outlook, self.advice, self.results)
+        if kind == "html":
+            return to_html(document, brand="vitscale scaling report", subtitle=counts(self.analysis))
+        return to_latex(document) if kind == "latex" else to_markdown(document)
+
+
+def write(reported: Reported, results: Path, formats: Sequence[str], output: Path | None) -> list[Path]:
     """Writes the report in each of `formats`.
 
     Args:
-        analysis: what to report.
-        results: the results folder, where files go without `output`: report.html, trials.csv, figures/.
-        formats: some of html, csv, md, json, png, svg, pdf.
-        output: the file, where `formats` is one form of text; else the folder for all of them. Without it md and json
-            go to standard output.
-        outlook: what is predicted beside it; None leaves that out.
+        reported: what to write.
+        results: the results folder, where files go without `output`: report.html, trials.csv, runs.csv, figures/.
+        formats: some of html, md, latex, json, csv, parquet, png, svg, pdf.
+        output: the file, where `formats` is one form of text; of a table that of the trials, the runs' beside it
+            (`NAME-runs.csv`). Else the folder for all of them. Without it md, latex and json go to standard output.
 
     Returns:
         The files written.
@@ -53,34 +66,43 @@ def write(
         if wanted not in FORMATS:
             raise unknown("format", wanted, FORMATS)
     try:
-        return _write(analysis, results, formats, output, outlook)
+        return _write(reported, results, formats, output)
     except BrokenPipeError:
         raise  # nobody reads on: no error
     except OSError as error:
-        place = error.filename or output or "standard output"
+        where = error.filename or output or "standard output"
         raise RequestError(
             explain(
-                f"the report cannot be written to {shown(str(place))}: {error.strerror or error}",
-                next_step="Name another place with -o",
+                f"the report cannot be written to {shown(str(where))}: {error.strerror or error}",
+                next_step="Name another file or folder with -o",
             )
         ) from error
 
 
-def _write(
-    analysis: Analysis, results: Path, formats: Sequence[str], output: Path | None, outlook: Forecast | None
-) -> list[Path]:
+def _write(reported: Reported, results: Path, formats: Sequence[str], output: Path | None) -> list[Path]:
     written = []
     folder_asked = output is not None and (len(formats) > 1 or formats[0] in FIGURE_FORMATS or output.is_dir())
     if output is not None:
         (output if folder_asked else output.parent).mkdir(parents=True, exist_ok=True)
-    for kind in (one for one in formats if one in _TEXTS):
-        name, made = _TEXTS[kind]
-        if output is None and kind in _TO_STANDARD_OUTPUT:
-            sys.stdout.write(made(analysis, outlook))
-            continue
-        path = (output or results) / name if output is None or folder_asked else output
-        write_whole(path, made(analysis, outlook))
-        written.append(path)
+    folder, file = (output or results, None) if folder_asked or output is None else (output.parent, output)
+    for kind in formats:
+        if kind in _TABLES:
+            rows = {"trials": trial_rows(reported.analysis), "runs": run_rows(reported.analysis)}
+            for name, own in rows.items():
+                path = folder / f"{name}.{kind}"
+                if file is not None:
+                    path = file if name == "trials" else file.with_name(f"{file.stem}-runs{file.suffix}")
+                write_bytes(path, to_table(own, kind))
+                written.append(path)
+        elif kind in _NAMES:
+            text = reported.text(kind)
+            if output is None and kind in _TO_STANDARD_OUTPUT:
+                sys.stdout.write(text)
+                continue
+            written.append(file or folder / _NAMES[kind])
+            write_bytes(written[-1], text.encode())
     if pictures := [kind for kind in formats if kind in FIGURE_FORMATS]:
-        written += write_figures(analysis, output or results / "figures", pictures, outlook)
+        drawn = charts(reported.analysis, reported.outlook, reported.advice).values()
+        views = [view for figure in drawn for view in figure.views]
+        written += draw(views, output or results / "figures", pictures)
     return written

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from vitscale.prediction.results import Estimate, Forecast, Label, Prediction
-from vitscale.report import prediction_words, words
-from vitscale.report.words import DASH, UNKNOWN, number
+from vitscale.present import units
+from vitscale.present.units import DASH, UNKNOWN, number
+from vitscale.report import prediction_words, sentences
 from vitscale.trial.trial import Mode
 
 _WIDE_RANGE = 100
@@ -111,7 +112,7 @@ def _table(found: Sequence[Prediction], outlook: Forecast) -> SeriesTable:
 
 
 def _ranks(one: Prediction) -> str:
-    return words.ranks_on_hosts(one.trial.world)
+    return sentences.ranks_on_hosts(one.trial.world)
 
 
 def _memory(sizes: Sequence[int | None]) -> Column:
@@ -124,11 +125,11 @@ def _seconds(key: str, heading: str, estimates: Sequence[Estimate | None]) -> Co
     return _in_unit(key, heading, estimates, _unit([one.value for one in estimates if one is not None]))
 
 
-def _unit(values: Sequence[float]) -> words.Unit:
+def _unit(values: Sequence[float]) -> units.Unit:
     """In which the largest reads best; over a wide range, in which the middle does."""
     if not values or max(values) <= _WIDE_RANGE * min(values):
-        return words.time_unit(values)
-    return words.time_unit([math.sqrt(min(values) * max(values))])
+        return units.time_unit(values)
+    return units.time_unit([math.sqrt(min(values) * max(values))])
 
 
 def _parts(found: Sequence[Prediction]) -> list[Column]:
@@ -144,14 +145,14 @@ def _parts(found: Sequence[Prediction]) -> list[Column]:
     return [_in_unit(name.split()[-1], name, estimates, unit) for name, estimates in parts.items()]
 
 
-def _in_unit(key: str, heading: str, estimates: Sequence[Estimate | None], unit: words.Unit) -> Column:
-    cells = tuple(_cell(one.times(unit.per_second) if one else None, number) for one in estimates)
+def _in_unit(key: str, heading: str, estimates: Sequence[Estimate | None], unit: units.Unit) -> Column:
+    cells = tuple(_cell(one.times(unit.factor) if one else None, number) for one in estimates)
     return Column(key, heading, unit.sign, cells)
 
 
 def _energy(estimates: Sequence[Estimate | None]) -> Column:
     factor, sign = prediction_words.energy_unit(max((one.value for one in estimates if one is not None), default=0.0))
-    return _in_unit("energy", "energy/epoch", estimates, words.Unit(1 / factor, sign))
+    return _in_unit("energy", "energy/epoch", estimates, units.Unit(1 / factor, sign))
 
 
 def _figures(key: str, heading: str, estimates: Sequence[Estimate | None], show: Callable[[float], str]) -> Column:

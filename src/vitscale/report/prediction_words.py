@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from vitscale.prediction.evidence import Evidence, Series
 from vitscale.prediction.results import Assumption, Forecast, Label, Prediction, Score
-from vitscale.report.words import number, percent, share
+from vitscale.present.units import number, percent, share
 from vitscale.trial.trial import Mode
 
 LABEL_MEANINGS: dict[Label, str] = {

@@ -11,10 +11,10 @@ from vitscale.analysis.curve_names import curve_name
 from vitscale.analysis.runs.compute import flops_per_image
 from vitscale.prediction import forecast_bytes, unavailable
 from vitscale.prediction.memory.forecast import LEFT_OUT
-from vitscale.report import words
+from vitscale.present import units
+from vitscale.present.document import Cell, Column, Group, Row, Table
 from vitscale.report.contract_details import interval_fields
-from vitscale.report.grouped_table import Group, GroupedTable, Line
-from vitscale.report.tables import Cell, interval_cell
+from vitscale.report.tables import interval_cell
 from vitscale.trial.trial import Mode
 
 _FIELD = "model.image_size"
@@ -58,7 +58,7 @@ def by_resolution(analysis: Analysis) -> tuple[SizeSeries, ...]:
             series[result.trial.model.image_size] = result
     several = len({gpus for _, gpus, _ in trials}) > 1
     return tuple(
-        SizeSeries(f"{name}, {words.ranks(gpus)}" if several else name, mode, gpus, _points(by_size))
+        SizeSeries(f"{name}, {units.ranks(gpus)}" if several else name, mode, gpus, _points(by_size))
         for (mode, gpus, name), by_size in trials.items()
         if len(by_size) > 1
     )
@@ -88,43 +88,40 @@ def _by_flops(below: TrialResult | None, result: TrialResult) -> float | None:
     if below is None or below.step_seconds is None:
         return None
     known, asked = flops_per_image(below.trial), flops_per_image(result.trial)
-    return None if isinstance(known, str) or isinstance(asked, str) else below.step_seconds.centre * asked / known
+    return None if isinstance(known, str) or isinstance(asked, str) else below.step_seconds.value * asked / known
 
 
 _TITLE = "Memory and time by image size"
 
 
-def resolution_table(analysis: Analysis) -> GroupedTable | None:
+def resolution_table(analysis: Analysis) -> Table | None:
     """A row per size of each series; None where the size was not varied."""
     series = by_resolution(analysis)
     points = [point for one in series for point in one.points]
     if not points:
         return None
-    unit = words.time_unit(p.result.step_seconds.centre for p in points if p.result.step_seconds is not None)
+    unit = units.time_unit(p.result.step_seconds.value for p in points if p.result.step_seconds is not None)
     columns = (
         "image size", f"step ({unit.sign})", "by FLOPs", "peak memory", "forecast", "of it tensors",
         "measured / forecast", "outcome",
     )  # fmt: skip
     groups = tuple(Group(one.name, tuple(_line(point, unit) for point in one.points)) for one in series)
-    return GroupedTable(_TITLE, columns, groups, tuple(_notes(points)), open=True)
+    return Table(tuple(map(Column, columns)), groups, tuple(_notes(points)), title=_TITLE, label="curve")
 
 
-def _line(point: AtSize, unit: words.Unit) -> Line:
+def _line(point: AtSize, unit: units.Unit) -> Row:
     result, expected = point.result, point.by_flops_seconds
-    step = result.step_seconds.times(unit.per_second) if result.step_seconds else None
+    step = result.step_seconds.times(unit.factor) if result.step_seconds else None
     share = result.peak_bytes / point.forecast_bytes if result.peak_bytes and point.forecast_bytes else None
-    return Line(
-        result.trial_id,
-        (
-            Cell(f"{point.image_size:,}"),
-            interval_cell(step, words.number),
-            Cell(words.number(None if expected is None else expected * unit.per_second)),
-            Cell(words.bytes_text(result.peak_bytes)),
-            Cell(words.bytes_text(point.forecast_bytes)),
-            Cell(words.bytes_text(point.tensor_bytes)),
-            Cell(words.share(share)),
-            Cell("" if result.outcome == "completed" else result.outcome or "not run yet"),
-        ),
+    return (
+        Cell(f"{point.image_size:,}"),
+        interval_cell(step, units.number),
+        Cell(units.number(None if expected is None else expected * unit.factor)),
+        Cell(units.size(result.peak_bytes)),
+        Cell(units.size(point.forecast_bytes)),
+        Cell(units.size(point.tensor_bytes)),
+        Cell(units.share(share)),
+        Cell("" if result.outcome == "completed" else result.outcome or "not run yet"),
     )
 
 

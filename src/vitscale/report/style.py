@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 # Okabe & Ito, "Color Universal Design" (2008), without black and yellow, which vanish on a dark or a light page; then
 # darker and duller ones for studies of many curves, which nobody tells apart by colour alone.
 SERIES_COLOURS = (
@@ -35,48 +33,3 @@ COMMUNICATION_COLOUR = "#8C2D04"
 ROUNDING_COLOUR = "#999933"
 IDEAL_COLOUR = "#8a8f98"
 SOLID, DASHED = [1, 0], [5, 4]
-
-
-def theme(text: str, muted: str, grid: str, background: str) -> dict[str, Any]:
-    """A Vega-Lite configuration from four colours."""
-    return {
-        "background": background,
-        "font": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif",
-        "view": {"stroke": None},
-        "axis": {
-            "labelColor": muted,
-            "titleColor": text,
-            "titleFontWeight": 500,
-            "titleFontSize": 12,
-            "labelFontSize": 11,
-            "gridColor": grid,
-            "domainColor": muted,
-            "tickColor": muted,
-            "titlePadding": 8,
-        },
-        "legend": {
-            "labelColor": text,
-            "titleColor": muted,
-            "titleFontWeight": 500,
-            "labelFontSize": 12,
-            "labelLimit": 260,
-            "symbolSize": 80,
-        },
-        "title": {
-            "color": text,
-            "subtitleColor": muted,
-            "anchor": "start",
-            "fontSize": 14,
-            "fontWeight": 600,
-            "subtitleFontSize": 12,
-            "offset": 10,
-        },
-        "text": {"color": muted},
-        "rule": {"color": text},
-        "tick": {"color": text},
-        "header": {"labelColor": text, "labelFontSize": 12, "labelFontWeight": 500, "title": None},
-    }
-
-
-LIGHT = theme("#1c2430", "#5b6573", "#e6e9ee", "#ffffff")
-DARK = theme("#e6e9ee", "#a3adba", "#2b333e", "transparent")

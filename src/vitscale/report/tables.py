@@ -1,112 +1,113 @@
-"""The scaling tables, one per batch policy, as text: what Markdown, the terminal and the page lay out alike."""
+"""The report's tables: scaling by batch policy, curve against curve, and a row per trial in groups by curve."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
 
-from vitscale.analysis import Analysis, CurveResult, Interval, Point
+from vitscale.analysis import Analysis, CurveComparison, CurveResult, Point
+from vitscale.analysis.comparisons import AgainstReference, against_references
 from vitscale.analysis.runs.steps import DEVIATIONS, ONE_IN, SLOWER_TIMES
 from vitscale.analysis.summaries import NOT_RUN_YET
 from vitscale.analysis.trials import TrialResult
-from vitscale.report import words
-from vitscale.report.words import UNKNOWN, number
+from vitscale.present import units
+from vitscale.present.document import Cell, Column, Group, Row, Table
+from vitscale.present.estimate import Estimate
+from vitscale.present.units import UNKNOWN, number
+from vitscale.report import sentences
 from vitscale.trial.rank_batches import in_words
 from vitscale.trial.trial import Mode
 
-
-@dataclass(frozen=True)
-class Cell:
-    """A figure as text, and its interval as text or nothing."""
-
-    text: str
-    bounds: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.text} ({self.bounds})" if self.bounds else self.text
-
-
-@dataclass(frozen=True)
-class Row:
-    """One trial on a curve."""
-
-    curve: str
-    curve_place: int
-    """Which curve of the table: names are for readers, and need not differ."""
-    gpus: int
-    trial_id: str
-    outcome: str
-    """Empty where it completed."""
-    is_baseline: bool
-    cells: tuple[Cell, ...]
+TrialColumn = tuple[str, Callable[[TrialResult], Cell]]
+"""Its heading, and its cell of a trial."""
+_LONG = 16
+"""Rows, beyond which a table is folded."""
+_SHORT_VERDICTS = {
+    "no significant difference": "no difference",
+    "not significant among all comparisons": "no difference among so many",
+    "too few repeats to tell": "too few repeats",
+}
 
 
-@dataclass(frozen=True)
-class ModeTable:
-    """All curves of one batch policy."""
-
-    mode: Mode
-    columns: tuple[str, ...]
-    rows: tuple[Row, ...]
-    baselines: tuple[str, ...]
-    """Sentences with each curve's baseline in absolute terms; the last one says what slow steps were set aside."""
-
-
-def mode_tables(analysis: Analysis) -> tuple[ModeTable, ...]:
-    """The tables of a study, in the order of its curves."""
+def mode_tables(analysis: Analysis) -> dict[Mode, Table]:
+    """The scaling table of each batch policy, in the order of the study's curves."""
     modes = dict.fromkeys(curve.mode for curve in analysis.curves)
-    return tuple(_mode_table(analysis, mode) for mode in modes)
+    return {mode: _mode_table(analysis, mode) for mode in modes}
 
 
-def _mode_table(analysis: Analysis, mode: Mode) -> ModeTable:
+def _mode_table(analysis: Analysis, mode: Mode) -> Table:
     curves = [curve for curve in analysis.curves if curve.mode == mode]
     trials = [analysis.trials[point.trial_id] for curve in curves for point in curve.points]
 
-    def unit(figure: Callable[[TrialResult], Interval | None]) -> words.Unit:
-        return words.time_unit(i.centre for trial in trials if (i := figure(trial)) is not None)
+    def unit(figure: Callable[[TrialResult], Estimate | None]) -> units.Unit:
+        return units.time_unit(i.value for trial in trials if (i := figure(trial)) is not None)
 
     step, epoch = unit(lambda trial: trial.step_seconds), unit(lambda trial: trial.epoch_seconds)
     with_plain = any(curve.plain_trial is not None for curve in curves)
     with_tails = any(_p95(trial) is not None for trial in trials)
-    columns = [
-        "ranks", "global batch", "runs x steps", f"step ({step.sign})", *(["p95"] if with_tails else []),
-        f"epoch ({epoch.sign})", "elapsed (epochs)", "images/s", "speedup", "efficiency",
-        *(["eff. over plain"] if with_plain else []), "start-up (s)", "memory", "held-out accuracy",
-    ]  # fmt: skip
-    rows = []
-    for place, curve in enumerate(curves):
+    columns = (
+        Column("ranks"),
+        Column("global batch"),
+        Column("runs x steps", narrow="runs"),
+        Column("step", step.sign),
+        *([Column("p95", step.sign)] if with_tails else []),
+        Column("epoch", epoch.sign),
+        Column("elapsed (epochs)"),
+        Column("images/s"),
+        Column("speedup"),
+        Column("efficiency", narrow="eff."),
+        *([Column("eff. over plain")] if with_plain else []),
+        Column("start-up", "s"),
+        Column("memory"),
+        Column("held-out accuracy"),
+    )
+    groups = []
+    for curve in curves:
+        rows: list[Row] = []
         for point in curve.points:
             trial = analysis.trials[point.trial_id]
+            first = (Cell(sentences.ranks_on_hosts(trial.trial.world)), Cell(batch_text(trial)))
+            if not trial.runs:
+                outcome = trial.outcome or NOT_RUN_YET
+                state = "failed" if trial.outcome else "missing"
+                rows.append((*first, Cell(outcome, state=state, spans=len(columns) - 2)))  # type: ignore[arg-type]
+                continue
             accuracy = trial.epochs[-1].held_out_accuracy if trial.epochs else None
-            cells = [
-                Cell(words.ranks_on_hosts(trial.trial.world)),
-                Cell(batch_text(trial)),
+            cells = (
+                *first,
                 Cell(_runs_and_steps(trial)),
                 _time_cell(trial.step_seconds, step),
-                *([Cell(number(_times(_p95(trial), step)))] if with_tails else []),
+                *([Cell(step.text(_p95(trial)))] if with_tails else []),
                 _time_cell(trial.epoch_seconds, epoch),
                 _elapsed_cell(trial, epoch),
                 interval_cell(trial.images_per_second, number),
-                _speedup_cell(trial, point),
-                interval_cell(point.efficiency, words.share),
-                *([interval_cell(point.efficiency_over_plain, words.share)] if with_plain else []),
+                speedup_cell(trial, point),
+                interval_cell(point.efficiency, units.share),
+                *([interval_cell(point.efficiency_over_plain, units.share)] if with_plain else []),
                 Cell(number(trial.startup_seconds)),
-                Cell(words.bytes_text(trial.peak_bytes)),
+                Cell(units.size(trial.peak_bytes)),
                 Cell(UNKNOWN if accuracy is None else f"{accuracy:.1%}"),
-            ]
-            outcome = "" if trial.outcome == "completed" else trial.outcome or NOT_RUN_YET
+            )
             base = curve.baseline is not None and curve.baseline.gpus == point.gpus
-            rows.append(Row(curve.name, place, point.gpus, point.trial_id, outcome, base, tuple(cells)))
-    sentences = [*(_baseline(analysis, curve) for curve in curves), *slow_steps_told(trials)]
-    return ModeTable(mode, tuple(columns), tuple(rows), tuple(sentences))
+            rows.append(tuple(Cell(c.text, c.bounds, "baseline") for c in cells) if base else cells)
+        groups.append(Group(curve.name, tuple(rows)))
+    notes = [note for curve in curves if (note := _without_baseline(analysis, curve))]
+    told = "In brackets or small: 95 % intervals over three runs or more; of elapsed epochs how many."
+    return Table(columns, tuple(groups), (*notes, told, *slow_steps_told(trials)), title=sentences.MODE_TITLES[mode],
+                 label="curve")  # fmt: skip
 
 
-def _time_cell(interval: Interval | None, unit: words.Unit) -> Cell:
-    return interval_cell(interval.times(unit.per_second) if interval else None, number)
+def _without_baseline(analysis: Analysis, curve: CurveResult) -> str:
+    """Why a curve has no baseline; empty where it has one."""
+    if curve.baseline is not None:
+        return ""
+    drifts = any(analysis.trials[point.trial_id].drifts for point in curve.points)
+    if any(analysis.trials[point.trial_id].runs for point in curve.points) and not drifts:
+        return f"{curve.name}: no baseline, for no trial of it tells an epoch time."
+    return f"{curve.name}: no baseline, for no trial of it has completed{' without drifting' if drifts else ''}."
 
 
-def _times(seconds: float | None, unit: words.Unit) -> float | None:
-    return None if seconds is None else seconds * unit.per_second
+def _time_cell(interval: Estimate | None, unit: units.Unit) -> Cell:
+    return interval_cell(interval.times(unit.factor) if interval else None, number)
 
 
 def _p95(trial: TrialResult) -> float | None:
@@ -119,28 +120,28 @@ def _runs_and_steps(trial: TrialResult) -> str:
     return f"{len(trial.runs)} x {steps}" if steps else str(len(trial.runs))
 
 
-def _elapsed_cell(trial: TrialResult, unit: words.Unit) -> Cell:
+def _elapsed_cell(trial: TrialResult, unit: units.Unit) -> Cell:
     """The epoch from barrier to barrier, and how many epochs of all runs are behind it."""
     if trial.elapsed_epoch_seconds is None:
         return Cell(UNKNOWN)
-    return Cell(number(trial.elapsed_epoch_seconds.centre * unit.per_second), str(trial.elapsed_epochs))
+    return Cell(number(trial.elapsed_epoch_seconds.value * unit.factor), str(trial.elapsed_epochs))
 
 
-def _speedup_cell(trial: TrialResult, point: Point) -> Cell:
+def speedup_cell(trial: TrialResult, point: Point) -> Cell:
     """Of a trial that drifts what it does instead: its time is that of other work."""
     if trial.drifts:
-        off = words.relative(trial.drift.difference)
-        return Cell("drifts", off if off == words.NOT_FINITE else f"{off} off")
-    return interval_cell(point.speedup, words.share)
+        off = units.relative(trial.drift.difference)
+        return Cell("drifts", off if off == units.NOT_FINITE else f"{off} off")
+    return interval_cell(point.speedup, units.share)
 
 
-def interval_cell(interval: Interval | None, text: Callable[[float], str]) -> Cell:
-    """A figure with its interval, if it has one; a dash for the unknown."""
+def interval_cell(interval: Estimate | None, text: Callable[[float], str]) -> Cell:
+    """A figure with its interval, if it has one of enough runs; a dash for the unknown."""
     if interval is None:
         return Cell(UNKNOWN)
-    if interval.low is None or interval.high is None or interval.low == interval.high:
-        return Cell(text(interval.centre))
-    return Cell(text(interval.centre), f"{text(interval.low)}{words.DASH}{text(interval.high)}")
+    if interval.low is None or interval.high is None or interval.low == interval.high or interval.note:
+        return Cell(text(interval.value))
+    return Cell(text(interval.value), f"{text(interval.low)}{units.DASH}{text(interval.high)}")
 
 
 def batch_text(result: TrialResult) -> str:
@@ -151,26 +152,6 @@ def batch_text(result: TrialResult) -> str:
     if train.micro_batches:
         at_once = f"({in_words(train.micro_batches)})" if accumulated else in_words(train.micro_batches)
     return f"{trial.global_batch:,} = {at_once}{accumulated}"
-
-
-def _baseline(analysis: Analysis, curve: CurveResult) -> str:
-    base: Point | None = curve.baseline
-    if base is None:
-        drifts = any(analysis.trials[point.trial_id].drifts for point in curve.points)
-        if any(analysis.trials[point.trial_id].runs for point in curve.points) and not drifts:
-            return f"{curve.name}: no baseline, for no trial of it tells an epoch time."
-        return f"{curve.name}: no baseline, for no trial of it has completed{' without drifting' if drifts else ''}."
-    trial = analysis.trials[base.trial_id]
-    epoch = trial.epoch_seconds
-    seconds = words.seconds(epoch.centre if epoch else None)
-    text = f"{curve.name}: the baseline is {words.ranks(base.gpus)}, {seconds} an epoch"
-    if epoch and epoch.low is not None:
-        text += f" (95 % interval {words.seconds(epoch.low)} to {words.seconds(epoch.high)})"
-    text += ", from whole epochs" if trial.epoch_seconds_source == "epochs" else ""
-    plain = analysis.trials[curve.plain_trial].epoch_seconds if curve.plain_trial else None
-    if plain and curve.plain_trial != base.trial_id:
-        text += f"; without a distributed wrapper {words.seconds(plain.centre)}"
-    return text + "."
 
 
 def slow_steps_told(trials: Sequence[TrialResult]) -> list[str]:
@@ -184,17 +165,8 @@ def slow_steps_told(trials: Sequence[TrialResult]) -> list[str]:
         f"A step slow on any rank (over {SLOWER_TIMES:g} times the median, and {DEVIATIONS:g} deviations) is set aside "
         f"on all, at most one in {ONE_IN}: {aside} of {aside + timed:,}"
     )
-    share, most = max(((trial.slow_share or 0.0, trial.trial_id) for trial in each), default=(0.0, ""))
-    return [f"{text}, up to {words.percent(share)} of the time ({most})." if aside else f"{text}."]
-
-
-def failure_lines(analysis: Analysis) -> list[str]:
-    """One line for each trial that has a run that did not complete, or no run."""
-    return [
-        f"{trial_title(analysis, trial)}: {trial.outcome or 'unfinished'}: {trial.reason}"
-        for trial in analysis.trials.values()
-        if trial.outcome != "completed" or trial.failures
-    ]
+    share = max((trial.slow_share or 0.0 for trial in each), default=0.0)
+    return [f"{text}, up to {units.percent(share)} of the time." if aside else f"{text}."]
 
 
 def trial_label(analysis: Analysis, result: TrialResult) -> str:
@@ -206,9 +178,93 @@ def trial_label(analysis: Analysis, result: TrialResult) -> str:
         batch = f"micro-batches ({in_words(trial.train.micro_batches)})"
     batch += f" x {trial.train.grad_accum}" if trial.train.grad_accum > 1 else ""
     fraction = f", {trial.data.fraction:.4g} of the images" if trial.data.fraction < 1 else ""
-    return f"{curve.name if curve else trial.train.engine}, {words.ranks(trial.world.size)}, {batch}{fraction}"
+    return f"{curve.name if curve else trial.train.engine}, {units.ranks(trial.world.size)}, {batch}{fraction}"
 
 
-def trial_title(analysis: Analysis, result: TrialResult) -> str:
-    """A trial in a few words, with its identity."""
-    return f"{trial_label(analysis, result)} ({result.trial_id})"
+def comparison_tables(analysis: Analysis) -> tuple[Table, ...]:
+    """How many times as fast as one reference each curve trains an epoch: a table per batch policy and what varies."""
+    found: dict[tuple[Mode, str, str], list[AgainstReference]] = {}
+    for one in against_references(analysis.curves, analysis.trials, analysis.comparisons):
+        found.setdefault((one.mode, one.varies, one.reference), []).append(one)
+    return tuple(_comparison_table(mode, reference, members) for (mode, _, reference), members in found.items())
+
+
+def _comparison_table(mode: Mode, reference: str, members: list[AgainstReference]) -> Table:
+    counts = sorted({one.gpus for one in members})
+    by_curve: dict[str, dict[int, CurveComparison]] = {}
+    for one in sorted(members, key=lambda one: -one.gpus):  # the fastest at the most ranks first
+        for other in one.others:
+            by_curve.setdefault(other.first, {})[one.gpus] = other
+    rows = tuple(
+        (Cell(curve), *(_comparison_cell(at.get(count)) for count in counts)) for curve, at in by_curve.items()
+    )
+    columns = (Column("curve", words=True), *(Column(units.ranks(count)) for count in counts))
+    return Table(columns, (Group("", rows),), title=f"{mode}: times as fast as {reference}")
+
+
+def _comparison_cell(one: CurveComparison | None) -> Cell:
+    if one is None:
+        return Cell(UNKNOWN)
+    result = one.result
+    if result.low is None or result.high is None:
+        return Cell(f"{units.share(result.ratio)}x", "one run")
+    verdict = _SHORT_VERDICTS.get(result.verdict, result.verdict)
+    if result.verdict == "too few repeats to tell":
+        return Cell(f"{units.share(result.ratio)}x", verdict)
+    return Cell(f"{units.share(result.ratio)}x", f"{verdict}, {units.bounds(result.low, result.high, units.share)}")
+
+
+def grouped_table(
+    analysis: Analysis,
+    title: str,
+    curves: Sequence[CurveResult],
+    columns: Sequence[TrialColumn],
+    wanted: Callable[[TrialResult], bool],
+    *,
+    always: Collection[str] = (),
+    notes: Sequence[str] = (),
+) -> Table | None:
+    """One row per wanted trial, ranks and batch first, grouped by curve; None where there is none.
+
+    Args:
+        analysis: the trials.
+        title: what the table tells.
+        curves: whose trials; one that lies on several stands with the first.
+        columns: of which those without a single known cell are left out, unless they are in `always`.
+        wanted: whether a trial is in the table.
+        always: headings that stay whatever is known, in a table that is shown however long it is.
+        notes: what a reader must know, below the table.
+    """
+    several_modes = len({curve.mode for curve in curves}) > 1
+    trials_of: dict[str, list[tuple[TrialResult, Point]]] = {}
+    seen: set[str] = set()
+    for place, curve in enumerate(curves):
+        trials = [
+            (analysis.trials[point.trial_id], point)
+            for point in curve.points
+            if point.trial_id not in seen and wanted(analysis.trials[point.trial_id])
+        ]
+        seen |= {point.trial_id for _, point in trials}
+        if trials:
+            name = f"{curve.name} ({curve.mode})" if several_modes else curve.name
+            trials_of[name if name not in trials_of else f"{name} ({place + 1})"] = trials
+    every = [trial for trials in trials_of.values() for trial, _ in trials]
+    kept = [
+        (heading, cell)
+        for heading, cell in columns
+        if heading in always or any(cell(trial).text != UNKNOWN for trial in every)
+    ]
+    if not every or not kept:
+        return None
+
+    def row(trial: TrialResult, point: Point) -> Row:
+        return (Cell(f"{point.gpus:,}"), Cell(batch_text(trial)), *(cell(trial) for _, cell in kept))
+
+    return Table(
+        tuple(map(Column, ("ranks", "batch", *(heading for heading, _ in kept)))),
+        tuple(Group(name, tuple(row(*each) for each in trials)) for name, trials in trials_of.items()),
+        tuple(notes),
+        not always and len(every) > _LONG,
+        title,
+        "curve",
+    )

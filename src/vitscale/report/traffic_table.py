@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vitscale.analysis import Analysis, Interval, TrialResult
+from vitscale.analysis import Analysis, TrialResult
 from vitscale.analysis.time.traffic import Sent, Traffic
-from vitscale.report import words
-from vitscale.report.grouped_table import Column, GroupedTable, grouped_table
-from vitscale.report.tables import Cell, interval_cell
-from vitscale.report.words import UNKNOWN
+from vitscale.present import units
+from vitscale.present.document import Cell, Table
+from vitscale.present.estimate import Estimate
+from vitscale.present.units import UNKNOWN
+from vitscale.report.tables import TrialColumn, grouped_table, interval_cell
 
 _MB = 1e6
 NOTHING = "nothing"
 
 
-def traffic_table(analysis: Analysis) -> GroupedTable | None:
+def traffic_table(analysis: Analysis) -> Table | None:
     """What each trial sends in an optimizer step; None where no trial recorded it."""
-    columns: list[Column] = [
+    columns: list[TrialColumn] = [
         ("collectives", _cell(_collectives)),
         ("logical (MB)", _cell(lambda sent: _megabytes(sent.logical_bytes))),
         ("on the wire per rank (MB)", _cell(lambda sent: _megabytes(sent.physical_bytes))),
@@ -50,10 +51,10 @@ def _cell(show: Callable[[Traffic], str]) -> Callable[[TrialResult], Cell]:
     return lambda trial: Cell(show(trial.traffic) if trial.traffic else UNKNOWN)
 
 
-def _over_runs(figure: Callable[[Traffic], Interval | None], scale: float) -> Callable[[TrialResult], Cell]:
+def _over_runs(figure: Callable[[Traffic], Estimate | None], scale: float) -> Callable[[TrialResult], Cell]:
     def cell(trial: TrialResult) -> Cell:
         found = figure(trial.traffic) if trial.traffic else None
-        return interval_cell(found.times(scale) if found else None, words.number)
+        return interval_cell(found.times(scale) if found else None, units.number)
 
     return cell
 
@@ -75,11 +76,11 @@ def _gradients(traffic: Traffic) -> str:
     shares = traffic.gradient_dtypes
     if len(shares) < 2:
         return next(iter(shares), UNKNOWN)
-    return " and ".join(f"{dtype} ({words.percent(share)})" for dtype, share in shares.items())
+    return " and ".join(f"{dtype} ({units.percent(share)})" for dtype, share in shares.items())
 
 
 def _megabytes(value: float | None) -> str:
-    return words.number(_times(value, 1 / _MB))
+    return units.number(_times(value, 1 / _MB))
 
 
 def _times(value: float | None, factor: float) -> float | None:

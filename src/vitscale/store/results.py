@@ -83,6 +83,11 @@ class RunHeader(Record):
     imported: Imported | None = None
     """Null: vitscale ran it."""
 
+    @property
+    def log(self) -> str:
+        """What the launcher and the ranks printed, inside the results folder; empty of an imported run."""
+        return "" if self.imported is not None else f"runs/{self.trial_id}-r{self.repeat}-a{self.attempt}/log.txt"
+
 
 class Run(Record):
     """One execution of a trial, read back whole."""

@@ -50,9 +50,9 @@ def rows(spec: dict[str, Any], layer: dict[str, Any]) -> list[dict[str, Any]]:
 def points(one: Drawn, *, filled: bool) -> list[dict[str, Any]]:
     return [
         row
-        for layer in layers(one.figure.spec)
+        for layer in layers(one.figure.views[0].titled)
         if layer["mark"]["type"] == "point" and layer["mark"]["filled"] is filled
-        for row in rows(one.figure.spec, layer)
+        for row in rows(one.figure.views[0].titled, layer)
     ]
 
 
@@ -61,11 +61,11 @@ def test_every_figure_is_there_and_has_data_or_says_what_it_lacks() -> None:
     assert list(found) == [*range(4, 18)]
     assert {number for number, one in found.items() if one.lack} == {4, 5, 6, 17}
     for one in found.values():
-        json.dumps(one.figure.spec, allow_nan=False)
-        assert f"Figure {one.paper.number}." in one.figure.spec["description"]
-        assert one.figure.text
-        texts = [row["text"] for layer in layers(one.figure.spec) if layer["mark"]["type"] == "text"
-                 for row in rows(one.figure.spec, layer) if "text" in row]  # fmt: skip
+        json.dumps(one.figure.views[0].titled, allow_nan=False)
+        assert f"Figure {one.paper.number}." in one.figure.views[0].title
+        assert one.figure.views[0].text
+        texts = [row["text"] for layer in layers(one.figure.views[0].titled) if layer["mark"]["type"] == "text"
+                 for row in rows(one.figure.views[0].titled, layer) if "text" in row]  # fmt: skip
         if one.lack is not None:
             said = " ".join(" ".join(texts).split())
             assert said.startswith(" ".join(f"Would show: {one.paper.draws}. {one.lack.reason}".split()))
@@ -79,7 +79,7 @@ def test_other_studies_are_drawn_with_their_own_workloads(study: Callable[[], Re
     results = study()
     own = figure(8, results)
     assert own.lack is None
-    assert "in place of CIFAR-10" in own.figure.text[0]
+    assert "in place of CIFAR-10" in own.figure.views[0].text[0]
 
 
 def test_epoch_times_and_speedups_by_hand() -> None:
@@ -95,19 +95,19 @@ def test_epoch_times_and_speedups_by_hand() -> None:
 def test_the_ideal_falls_with_every_gpu_or_stays(mode: Any, number: int, last: float) -> None:
     # 64 steps of a second on one GPU; weak: a tenth of the images, 103 of them in 7 steps.
     one = figure(number, paper_study(paper_curve({1: [1.0], 4: [1.5]}, mode=mode)))
-    dashed = [layer for layer in layers(one.figure.spec) if "strokeDash" in layer["mark"]]
-    ideal = rows(one.figure.spec, dashed[0])
+    dashed = [layer for layer in layers(one.figure.views[0].titled) if "strokeDash" in layer["mark"]]
+    ideal = rows(one.figure.views[0].titled, dashed[0])
     assert ideal[-1]["gpus"] == pytest.approx(4)
     assert ideal[-1]["value"] == pytest.approx(last)
 
 
 def test_single_runs_have_no_bar_and_repeated_ones_have() -> None:
     found = whole()
-    bars = [row for layer in layers(found[8].figure.spec) if layer["mark"]["type"] == "rule"
-            for row in rows(found[8].figure.spec, layer)]  # fmt: skip
+    bars = [row for layer in layers(found[8].figure.views[0].titled) if layer["mark"]["type"] == "rule"
+            for row in rows(found[8].figure.views[0].titled, layer)]  # fmt: skip
     assert {row["series"] for row in bars} == {"micro-batch 16"}
-    assert not [layer for layer in layers(found[14].figure.spec) if layer["mark"]["type"] == "rule"]
-    assert "one run each: no intervals" in found[14].figure.spec["title"]["subtitle"][0]
+    assert not [layer for layer in layers(found[14].figure.views[0].titled) if layer["mark"]["type"] == "rule"]
+    assert "one run each: no intervals" in found[14].figure.views[0].titled["title"]["subtitle"]
 
 
 def test_published_points_stand_beside_the_same_workload() -> None:
@@ -115,8 +115,8 @@ def test_published_points_stand_beside_the_same_workload() -> None:
     assert [row["value"] for row in hollow][:2] == [1813.93, 892.55]
     assert {row["gpus"] for row in hollow} == set(range(1, 9))
     assert "Tesla T4" in hollow[0]["what"]
-    subtitle = whole()[14].figure.spec["title"]["subtitle"]
-    assert subtitle[1] == "hollow grey: published (arXiv 2602.21081), Tesla T4, fp32; other hardware"
+    subtitle = whole()[14].figure.views[0].titled["title"]["subtitle"]
+    assert "hollow grey: published (arXiv 2602.21081), Tesla T4, fp32; other hardware" in subtitle
 
 
 @pytest.mark.parametrize(
@@ -131,8 +131,8 @@ def test_the_ideal_of_unlike_hosts_is_said_to_be_none() -> None:
     study = paper_study(paper_curve(CELLS, spread=True, devices=("Slow GPU", "Fast GPU")))
     one = figure(4, study)
     assert one.lack is None
-    assert "ideal, were every host like the first" in one.figure.spec["title"]["subtitle"][0]
-    assert any("not held against 1: device: Slow GPU against" in line for line in one.figure.text)
+    assert "ideal, were every host like the first" in one.figure.views[0].titled["title"]["subtitle"]
+    assert any("not held against 1: device: Slow GPU against" in line for line in one.figure.views[0].text)
 
 
 def test_hosts_are_compared_count_by_count() -> None:
@@ -152,25 +152,25 @@ def test_hosts_measured_at_no_common_count_are_not_compared() -> None:
 def test_the_time_split_is_the_pages_own_chart_under_its_number() -> None:
     one = figure(6, batch_study([16, 64], [1, 2]))
     assert one.lack is None
-    assert one.figure.spec["title"]["text"] == "Figure 6. Micro-batch and time split"
-    assert "bar" in {layer["mark"]["type"] for layer in layers(one.figure.spec)}
+    assert one.figure.views[0].titled["title"]["text"].startswith("Figure 6. Micro-batch and time split: ")
+    assert "bar" in {layer["mark"]["type"] for layer in layers(one.figure.views[0].titled)}
 
 
 def test_accuracy_by_gpus_has_a_curve_per_epoch_and_loss_one_per_count() -> None:
     found = whole()
-    by_epoch = next(iter(found[10].figure.spec["datasets"].values()), None) or found[10].figure.spec["data"]["values"]
+    by_epoch = next(rows for name, rows in found[10].figure.views[0].titled["datasets"].items() if name != "rows")
     first = [row for row in by_epoch if row["panel"].startswith("CIFAR-10, micro-batch 16")]
     assert {(row["curve"], row["gpus"]) for row in first} == {(str(e), n) for e in (1, 2, 3) for n in (1, 2, 4, 8)}
     # The factory's held-out accuracy: 0.35, 0.50, 0.65.
     assert {row["epoch"]: row["value"] for row in first} == pytest.approx({1: 0.35, 2: 0.5, 3: 0.65})
-    assert "held-out figures" in found[11].figure.text[0]
+    assert "held-out figures" in found[11].figure.views[0].text[0]
 
 
 def test_accuracy_by_micro_batch_is_of_an_epoch_that_all_have() -> None:
     study = paper_study(paper_curve(CELLS, micro_batch=16, epochs=3), paper_curve(CELLS, micro_batch=64, epochs=2))
     one = figure(7, study)
     assert one.lack is None
-    lines = [line for line in one.figure.text if "micro-batch" in line]
+    lines = [line for line in one.figure.views[0].text if "micro-batch" in line]
     assert len(lines) == 4
     assert all(line.endswith("50.0% after epoch 2") for line in lines)
     assert figure(7, paper_study(paper_curve(CELLS))).lack is not None
@@ -212,4 +212,4 @@ def test_records_of_impossible_times_can_be_drawn() -> None:
         paper_curve({2: [1e200], 4: [1e-200, 1e200]}, spread=True),
     )
     for number in (8, 12, 15, 16):
-        json.dumps(figure(number, study).figure.spec, allow_nan=False)
+        json.dumps(figure(number, study).figure.views[0].titled, allow_nan=False)

@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 import altair as alt
 
-from vitscale.report.chart_data import Row
-from vitscale.report.figure import Figure, finished
+from vitscale.present.document import Figure
+from vitscale.report.charts.axes import Row
+from vitscale.report.like.marks import finished
 from vitscale.report.like.selection import Lack, Selection, steps_for
 from vitscale.report.like.series import Member, Series, apart_in_micro_batch, names
 from vitscale.report.like.study import StudyFigure
@@ -196,4 +197,4 @@ def _whole(
     ]
     title = figure.heading
     whole = chart.properties(title=alt.Title(title, subtitle=subtitle))
-    return finished(figure.name, figure.mode, title, whole, [*subtitle, *dict.fromkeys(text)], wide=True)
+    return finished(figure.name, title, whole, [*subtitle, *dict.fromkeys(text)])

@@ -90,7 +90,7 @@ def _is_published(one: Series, facts: Sequence[Fact]) -> bool:
     """Whether these are the published measurements: at half of the GPU counts or more the time is the very same."""
     times = {fact.gpus: fact.epoch_seconds for fact in facts}
     same = [
-        abs(member.trial.epoch_seconds.centre / times[member.gpus] - 1) < SAME
+        abs(member.trial.epoch_seconds.value / times[member.gpus] - 1) < SAME
         for member in one.members
         if member.trial.epoch_seconds is not None and member.gpus in times
     ]

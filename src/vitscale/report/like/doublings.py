@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vitscale.analysis import Interval, TrialResult
+from vitscale.analysis import TrialResult
 from vitscale.analysis.claims import MARGIN, Doubling, doubling_test
 from vitscale.analysis.runs.environments import differences
 from vitscale.analysis.statistics import corrected, ratio
 from vitscale.analysis.time.run_waterfall import run_seconds
 from vitscale.prediction.network.collectives import OPERATIONS, LinkDraws, collective_seconds
 from vitscale.prediction.network.links import Level, Network
-from vitscale.report import words
-from vitscale.report.chart_data import Row
-from vitscale.report.figure import Figure
+from vitscale.present import units
+from vitscale.present.document import Figure
+from vitscale.present.estimate import Estimate
+from vitscale.report.charts.axes import Row
 from vitscale.report.like.beside import Beside
 from vitscale.report.like.panels import joined, panel
 from vitscale.report.like.points import gpus_text, row_of, sentences
@@ -63,7 +64,7 @@ class SeriesDoubling:
     """Before."""
     trials: tuple[str, str]
     test: Doubling
-    run_gain: Interval | None
+    run_gain: Estimate | None
     """Of whole runs, with start-up, evaluation and checkpoint; None where a part of them is unknown."""
     transfer: Transfer | None
     runs: int
@@ -125,7 +126,7 @@ def transfer_of(trial: TrialResult, network: Network | None) -> Transfer | None:
     reached = sent.bytes_per_second
     if reached is None or sent.wire_seconds is None:
         return None
-    return Transfer(sent.wire_seconds.centre, sent.physical_bytes, f"{_rate(reached.centre)}, as explained steps did")
+    return Transfer(sent.wire_seconds.value, sent.physical_bytes, f"{_rate(reached.value)}, as explained steps did")
 
 
 def doublings_claim(material: Material) -> Tested:
@@ -192,7 +193,7 @@ def _steps(trial: TrialResult) -> list[float]:
     return [run.step_seconds for run in trial.runs if run.step_seconds is not None]
 
 
-def _row(one: SeriesDoubling, gain: Interval) -> Row:
+def _row(one: SeriesDoubling, gain: Estimate) -> Row:
     return row_of(one.name, 2 * one.gpus, gain, _times, one.runs)
 
 
@@ -234,8 +235,8 @@ def _sentence(one: SeriesDoubling) -> str:
             "not decided": "whether less is measured is not decided",
         }[test.transfers or "not decided"]
         parts.append(
-            f"a rank sends {words.bytes_text(round(one.transfer.sent_bytes))} a step, which takes a ring "
-            f"{words.seconds(one.transfer.seconds)} ({one.transfer.told_by}); had each step to wait for all of it, "
+            f"a rank sends {units.size(round(one.transfer.sent_bytes))} a step, which takes a ring "
+            f"{units.seconds(one.transfer.seconds)} ({one.transfer.told_by}); had each step to wait for all of it, "
             f"{test.left:.3g} times would be left: {verdict}"
         )
     return "; ".join(parts) + "."
@@ -247,14 +248,14 @@ def _time_saved(gain: float) -> str:
     return f"{abs(share):.1f} % {'less' if share >= 0 else 'more'}"
 
 
-def _interval(gain: Interval) -> str:
+def _interval(gain: Estimate) -> str:
     if gain.low is None or gain.high is None:
-        return f"{gain.centre:.3g}"
-    return f"{gain.centre:.3g} (95 % interval {_times(gain.low)} to {_times(gain.high)})"
+        return f"{gain.value:.3g}"
+    return f"{gain.value:.3g} (95 % interval {_times(gain.low)} to {_times(gain.high)})"
 
 
 def _times(value: float | None) -> str:
-    return words.UNKNOWN if value is None else f"{value:.3g}"
+    return units.UNKNOWN if value is None else f"{value:.3g}"
 
 
 def _rate(bytes_per_second: float) -> str:
@@ -275,7 +276,7 @@ def _entry(one: SeriesDoubling) -> dict[str, Any]:
         "verdict": test.gain.verdict,
         "hardly_shortens": test.hardly,
         "published_gain": next((gain.gain for gain in GAINS if gain.gpus == 2 * one.gpus), None),
-        "run_gain": run.centre if run else None,
+        "run_gain": run.value if run else None,
         "run_low": run.low if run else None,
         "run_high": run.high if run else None,
         "transfer_seconds": transfer.seconds if transfer else None,

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import altair as alt
 
 from vitscale.analysis import Analysis, CurveResult
 from vitscale.analysis.time.run_waterfall import run_waterfalls
-from vitscale.report.breakdown_charts import breakdown_figures
-from vitscale.report.figure import Figure, finished
+from vitscale.present.document import Figure
+from vitscale.report.charts.resources import RESOURCES, resource_chart
+from vitscale.report.charts.time import breakdown_chart, waterfall_chart
 from vitscale.report.like import accuracies
 from vitscale.report.like.doublings import doublings_figure
 from vitscale.report.like.hosts import hosts
+from vitscale.report.like.marks import finished
 from vitscale.report.like.scaling import against_base, scaling_pair
 from vitscale.report.like.selection import Lack, Selection, select, steps_for
 from vitscale.report.like.study import Kind, Material, PublishedStudy, StudyFigure
-from vitscale.report.resource_charts import resource_figures
-from vitscale.report.resource_data import RESOURCES
 from vitscale.report.style import DASHED, IDEAL_COLOUR
-from vitscale.report.waterfall_charts import draw_waterfalls
 
 _WIDTH, _LINE, _LETTERS = 860, 17, 132
 
@@ -56,19 +55,19 @@ def _curves(chosen: Selection) -> list[CurveResult]:
 
 
 def _time_split(figure: StudyFigure, chosen: Selection, analysis: Analysis) -> Figure | Lack:
-    drawn = breakdown_figures(analysis, chosen.series[0].mode, _curves(chosen))
-    if not drawn:
+    drawn = breakdown_chart(analysis, _curves(chosen))
+    if drawn is None:
         return Lack(
             "No step of these results was explained: epoch times alone, as others' logs have them, do not say where "
             "the time of a step goes.",
             steps_for(figure),
         )
-    return _as_the_studys(figure, drawn[0])
+    return _as_the_studys(figure, drawn)
 
 
 def _utilisation(figure: StudyFigure, chosen: Selection, analysis: Analysis) -> Figure | Lack:
-    drawn = resource_figures(analysis, _curves(chosen), RESOURCES[:1])
-    if not drawn:
+    drawn = resource_chart(analysis, _curves(chosen), [one for one in RESOURCES if "utilisation" in one.name])
+    if drawn is None:
         return Lack("No trial of these results has recorded how its processors were used.", steps_for(figure))
     reasons = {
         member.trial.resources.gpu_reason
@@ -77,7 +76,7 @@ def _utilisation(figure: StudyFigure, chosen: Selection, analysis: Analysis) -> 
         if member.trial.resources is not None and member.trial.resources.gpu_utilisation is None
     }
     unknown = [f"GPU utilisation is unavailable: {' and '.join(sorted(filter(None, reasons)))}"] if reasons else []
-    return _as_the_studys(figure, dataclasses.replace(drawn[0], text=(*unknown, *drawn[0].text)), unknown)
+    return _as_the_studys(figure, drawn, unknown)
 
 
 def _run_waterfall(figure: StudyFigure, chosen: Selection, analysis: Analysis) -> Figure | Lack:
@@ -86,17 +85,22 @@ def _run_waterfall(figure: StudyFigure, chosen: Selection, analysis: Analysis) -
     if not known:
         why = "; ".join(sorted({one.reason for one in found})) or "there is one GPU count only"
         return Lack(f"No run of these results can be taken apart: {why}.", steps_for(figure))
-    return draw_waterfalls(figure.name, figure.mode, figure.heading, known)
+    drawn = waterfall_chart(known)
+    return Lack("No factor is known.", steps_for(figure)) if drawn is None else _as_the_studys(figure, drawn)
 
 
-def _as_the_studys(figure: StudyFigure, drawn: Figure, notes: Any = ()) -> Figure:
-    """The page's own chart under the study's number and title."""
-    title = {**drawn.spec["title"], "text": figure.heading}
-    if notes:
-        title["subtitle"] = [*title.get("subtitle", []), *notes]
-    spec = drawn.spec | {"title": title}
-    spec["description"] = f"{figure.heading}. {'; '.join(drawn.text[:12])}"
-    return dataclasses.replace(drawn, name=figure.name, title=figure.heading, spec=spec, wide=True)
+def _as_the_studys(figure: StudyFigure, drawn: Figure, notes: Sequence[str] = ()) -> Figure:
+    """The report's own chart under the study's number and title."""
+    views = tuple(
+        dataclasses.replace(
+            view,
+            name=figure.name if place == 0 else f"{figure.name}-{view.name}",
+            title=figure.heading if len(drawn.views) == 1 else f"{figure.heading}: {view.title}",
+            subtitle="; ".join(filter(None, (view.subtitle, *notes))),
+        )
+        for place, view in enumerate(drawn.views)
+    )
+    return Figure(figure.name, figure.heading, views, drawn.series)
 
 
 _Draw = Callable[[PublishedStudy, StudyFigure, Selection, Material], Figure | Lack]
@@ -143,4 +147,4 @@ def _missing(figure: StudyFigure, lack: Lack) -> Figure:
     chart: Any = alt.layer(frame, text).properties(width=_WIDTH, height=height)
     whole = chart.properties(title=alt.Title(figure.heading, subtitle="no data"))
     words = [f"Would show: {figure.draws}.", lack.reason, "Study file and commands:", *lack.steps]
-    return finished(figure.name, figure.mode, figure.heading, whole, words, wide=True)
+    return finished(figure.name, figure.heading, whole, words)

@@ -11,9 +11,10 @@ import altair as alt
 from vitscale.analysis import TrialResult
 from vitscale.analysis.claims import HostsTest, hosts_test
 from vitscale.analysis.runs.environments import differences
-from vitscale.report import words
-from vitscale.report.chart_data import Row
-from vitscale.report.figure import Figure, colour_of, finished, shape_of
+from vitscale.present import units
+from vitscale.present.document import Figure
+from vitscale.report.charts.axes import Row
+from vitscale.report.like.marks import colour_of, finished, shape_of
 from vitscale.report.like.selection import Lack, Selection, steps_for
 from vitscale.report.like.series import Series, names
 from vitscale.report.like.study import Material, StudyFigure, Tested
@@ -75,7 +76,7 @@ def hosts_sentence(test: HostsTest) -> str:
     """What is known of one host against several."""
     counts = f"{len(test.counts)} GPU count{'s' if len(test.counts) != 1 else ''}"
     whole, margin = test.ratio, f"{100 * test.margin:.0f} %"
-    head = f"over several hosts an epoch takes {_share(whole.centre - 1)} against one host ({counts}"
+    head = f"over several hosts an epoch takes {_share(whole.value - 1)} against one host ({counts}"
     if whole.low is None or whole.high is None:
         return f"{head}, one run each): too few to tell; one ratio has no interval."
     bounds = f"95 % interval {_share(whole.low - 1)} to {_share(whole.high - 1)}"
@@ -111,7 +112,7 @@ def hosts(figure: StudyFigure, chosen: Selection) -> Figure | Lack:
     whole = chart.properties(title=alt.Title(title, subtitle=subtitle))
     text = [f"{pair.name}: {hosts_sentence(pair.test)}" for pair in pairs]
     text += [f"{row['series']}, {row['gpus']} GPUs: {row['shown']} ({row['bounds']})" for row in rows]
-    return finished(figure.name, figure.mode, title, whole, text, wide=True)
+    return finished(figure.name, title, whole, text)
 
 
 def _rows(pair: HostPair) -> list[Row]:
@@ -121,15 +122,15 @@ def _rows(pair: HostPair) -> list[Row]:
     for one in pair.test.counts:
         low, high = one.ratio.low, one.ratio.high
         bounds = f"{low:.3f} to {high:.3f}" if low is not None and high is not None else ""
-        times = [words.seconds(e.centre) for t in (spread[one.gpus], inside[one.gpus]) if (e := t.epoch_seconds)]
+        times = [units.seconds(e.value) for t in (spread[one.gpus], inside[one.gpus]) if (e := t.epoch_seconds)]
         rows.append(
             {
                 "series": pair.name,
                 "gpus": one.gpus,
-                "value": one.ratio.centre,
+                "value": one.ratio.value,
                 "low": low,
                 "high": high,
-                "shown": f"{one.ratio.centre:.3f}",
+                "shown": f"{one.ratio.value:.3f}",
                 "bounds": ", ".join(part for part in (bounds, one.ratio.note) if part),
                 "times": " against ".join(times),
             }
@@ -139,7 +140,7 @@ def _rows(pair: HostPair) -> list[Row]:
 
 def _mean(pair: HostPair) -> Row:
     whole = pair.test.ratio
-    return {"series": pair.name, "value": whole.centre, "low": whole.low, "high": whole.high}
+    return {"series": pair.name, "value": whole.value, "low": whole.low, "high": whole.high}
 
 
 def _chart(rows: Sequence[Row], means: Sequence[Row], labels: Sequence[str], margin: float) -> Any:
@@ -198,7 +199,7 @@ def _entry(pair: HostPair) -> dict[str, Any]:
     test = pair.test
     return {
         "workload": pair.name,
-        "ratio": test.ratio.centre,
+        "ratio": test.ratio.value,
         "low": test.ratio.low,
         "high": test.ratio.high,
         "scatter": test.scatter,
@@ -209,7 +210,7 @@ def _entry(pair: HostPair) -> dict[str, Any]:
         "counts": [
             {
                 "gpus": one.gpus,
-                "ratio": one.ratio.centre,
+                "ratio": one.ratio.value,
                 "low": one.ratio.low,
                 "high": one.ratio.high,
                 "runs": [one.one_host_runs, one.several_hosts_runs],

@@ -9,17 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitscale.errors import RequestError, explain, shown, unknown
-from vitscale.report.drawing import FIGURE_FORMATS, draw
+from vitscale.present.document import Block, Bullets, Code, Document, Paragraph, Section
+from vitscale.present.drawing import FIGURE_FORMATS, draw
+from vitscale.present.html import to_html
 from vitscale.store import write_whole
 
 if TYPE_CHECKING:
-    from vitscale.report.grouped_table import GroupedTable
+    from vitscale.present.document import Table
     from vitscale.report.like.figures import Drawn
     from vitscale.report.like.study import Material, PublishedStudy, Tested
 
 FORMATS = ("html", "json", *FIGURE_FORMATS)
 NAMES = ("paper", "thesis")
-SCHEMA = 1
+SCHEMA = 2
 
 
 def study_named(name: str) -> PublishedStudy:
@@ -91,7 +93,10 @@ def _write(study: PublishedStudy, material: Material, place: Path, formats: Sequ
         write_whole(path, text)
         written.append(path)
     pictures = [kind for kind in formats if kind in FIGURE_FORMATS]
-    return [*written, *(draw([one.figure for one in drawn], place, pictures) if pictures else [])]
+    return [
+        *written,
+        *(draw([view for one in drawn for view in one.figure.views], place, pictures) if pictures else []),
+    ]
 
 
 def _texts(study: PublishedStudy, material: Material, formats: Sequence[str]) -> tuple[dict[str, str], list[Drawn]]:
@@ -111,33 +116,40 @@ def _to_html(
     material: Material,
     drawn: Sequence[Drawn],
     tested: Sequence[Tested],
-    tables: Sequence[GroupedTable],
+    tables: Sequence[Table],
 ) -> str:
-    from vitscale.report.page import rendered
+    shown = [one for one in drawn if one.lack is None]
+    missing = [one for one in drawn if one.lack is not None]
+    claims: list[Block] = []
+    for claim, found in zip(study.claims, tested, strict=True):
+        told = Bullets(found.sentences or (claim.untested,))
+        claims.append(Section(claim.question, (Paragraph(claim.meaning, "quiet"), told)))
+    blocks: list[Block] = [Section(f"The study's {study.claims_text}, tested on these results", tuple(claims))]
+    blocks += [Section("Tables", tuple(tables))] if tables else []
+    blocks += [
+        Section(one.paper.heading, (Paragraph(f"Draws {one.paper.draws}.", "quiet"), one.figure)) for one in shown
+    ]
+    blocks += [
+        Section(
+            f"{one.paper.heading}: no data",
+            (Paragraph(f"Would show: {one.paper.draws}. {one.lack.reason}"), Code(one.lack.steps)),
+            folded=True,
+        )
+        for one in missing
+        if one.lack is not None
+    ]
+    if problems := material.analysis.problems:
+        blocks.append(Section("What of the records could not be used", (Bullets(problems),)))
+    blocks.append(Section("Source", (Paragraph(study.reading),)))
+    subtitle = f"{len(shown)} of {len(drawn)} figures drawn"
+    subtitle += f"; {len(missing)} say what data they lack" if missing else ""
+    document = Document(material.analysis.study.name, tuple(blocks))
+    return to_html(document, brand=f"vitscale: like {study.short}", subtitle=subtitle)
 
-    missing = sum(one.lack is not None for one in drawn)
-    return rendered(
-        "like.html",
-        [one.figure for one in drawn],
-        study=material.analysis.study,
-        like=study,
-        counts=f"{len(drawn) - missing} of {len(drawn)} figures drawn"
-        + (f"; {missing} say what data they lack" if missing else ""),
-        shown=drawn,
-        claims=[
-            {"claim": claim, "sentences": found.sentences or (claim.untested,)}
-            for claim, found in zip(study.claims, tested, strict=True)
-        ],
-        tables=tables,
-        problems=material.analysis.problems,
-    )
 
-
-def _to_json(
-    study: PublishedStudy, drawn: Sequence[Drawn], tested: Sequence[Tested], tables: Sequence[GroupedTable]
-) -> str:
+def _to_json(study: PublishedStudy, drawn: Sequence[Drawn], tested: Sequence[Tested], tables: Sequence[Table]) -> str:
     """One object: `schema`, `source`, `claims`, `figures`, where there are any `tables`. Unknown values are null."""
-    from vitscale.report.words import finite
+    from vitscale.present.data import finite
 
     content: dict[str, Any] = {
         "schema": SCHEMA,
@@ -151,7 +163,7 @@ def _to_json(
                 "drawn": one.lack is None,
                 "missing": one.lack.reason if one.lack is not None else None,
                 "steps": list(one.lack.steps) if one.lack is not None else [],
-                "text": list(one.figure.text),
+                "text": [line for view in one.figure.views for line in view.text],
             }
             for one in drawn
         ],
@@ -160,11 +172,9 @@ def _to_json(
         content["tables"] = [
             {
                 "title": table.title,
-                "columns": list(table.columns),
+                "columns": [column.heading for column in table.columns],
                 "rows": [
-                    {"group": group.name, "trial": line.trial_id, "cells": list(map(str, line.cells))}
-                    for group in table.groups
-                    for line in group.lines
+                    {"group": group.label, "cells": list(map(str, row))} for group in table.groups for row in group.rows
                 ],
                 "notes": list(table.notes),
             }

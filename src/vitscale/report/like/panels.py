@@ -7,9 +7,10 @@ from typing import Any
 
 import altair as alt
 
-from vitscale.report.chart_data import Row
-from vitscale.report.figure import Figure, colour_of, finished, shape_of
+from vitscale.present.document import Figure
+from vitscale.report.charts.axes import Row
 from vitscale.report.like.beside import Beside
+from vitscale.report.like.marks import colour_of, finished, shape_of
 from vitscale.report.like.selection import Selection
 from vitscale.report.like.study import StudyFigure
 from vitscale.report.style import DASHED, IDEAL_COLOUR
@@ -59,7 +60,7 @@ def joined(
         if member.why_not and one.base is not None
     }
     lines = list(dict.fromkeys([*subtitle, *text, *sorted(why)]))
-    return finished(figure.name, figure.mode, title, whole, lines, wide=True)
+    return finished(figure.name, title, whole, lines)
 
 
 def panel(

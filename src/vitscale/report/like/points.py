@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from vitscale.analysis import Interval
+from vitscale.present import units
+from vitscale.present.estimate import Estimate
 from vitscale.published import Fact
-from vitscale.report import words
-from vitscale.report.chart_data import Row
+from vitscale.report.charts.axes import Row
 from vitscale.report.like.beside import Beside
 from vitscale.report.like.series import DATASET_NAMES, Series
 
@@ -21,7 +21,7 @@ def against_base(one: Series, name: str, *, per_gpu: bool = False) -> list[Row]:
     """
     base = one.base.gpus if one.base is not None else 1
     return [
-        row_of(name, member.gpus, member.against_base.times(base / member.gpus if per_gpu else 1.0), words.share,
+        row_of(name, member.gpus, member.against_base.times(base / member.gpus if per_gpu else 1.0), units.share,
                len(member.trial.runs)) | {"base": base}
         for member in one.members
         if member.against_base is not None
@@ -41,7 +41,7 @@ def published_times(others: Beside, labels: Mapping[int, str]) -> list[Row]:
             "what": _what(fact),
             "gpus": fact.gpus,
             "value": fact.epoch_seconds,
-            "shown": words.seconds(fact.epoch_seconds),
+            "shown": units.seconds(fact.epoch_seconds),
         }
         for one, facts in others.facts
         for fact in facts
@@ -59,7 +59,7 @@ def published_against_base(others: Beside, labels: Mapping[int, str]) -> list[Ro
         for fact in facts if base else ():
             value = base[0].epoch_seconds / fact.epoch_seconds
             row = {"series": labels[id(one)], "what": _what(fact), "gpus": fact.gpus}
-            rows.append(row | {"value": value, "shown": words.share(value)})
+            rows.append(row | {"value": value, "shown": units.share(value)})
     return rows
 
 
@@ -70,23 +70,23 @@ def _what(fact: Fact) -> str:
 def epoch_times(one: Series, name: str) -> list[Row]:
     """Epoch seconds of each GPU count that has them."""
     return [
-        row_of(name, member.gpus, member.trial.epoch_seconds, words.seconds, len(member.trial.runs))
+        row_of(name, member.gpus, member.trial.epoch_seconds, units.seconds, len(member.trial.runs))
         for member in one.members
         if member.trial.epoch_seconds is not None
     ]
 
 
-def row_of(name: str, gpus: int, value: Interval, show: Callable[[float | None], str], runs: int) -> Row:
+def row_of(name: str, gpus: int, value: Estimate, show: Callable[[float | None], str], runs: int) -> Row:
     """A point with its interval, as text too."""
     bounded = value.low is not None and value.high is not None
     bounds = f"{show(value.low)} to {show(value.high)}" if bounded else ""
     return {
         "series": name,
         "gpus": gpus,
-        "value": value.centre,
+        "value": value.value,
         "low": value.low,
         "high": value.high,
-        "shown": show(value.centre),
+        "shown": show(value.value),
         "bounds": ", ".join(part for part in (bounds, value.note) if part),
         "runs": runs,
     }
@@ -97,7 +97,7 @@ def ideal_times(one: Series, name: str, weak: bool) -> list[Row]:
     base = one.base
     if base is None or base.trial.epoch_seconds is None or one.members[-1].gpus <= base.gpus:
         return []
-    seconds, largest = base.trial.epoch_seconds.centre, one.members[-1].gpus
+    seconds, largest = base.trial.epoch_seconds.value, one.members[-1].gpus
     rows = []
     for sample in range(_SAMPLES + 1):
         times = (largest / base.gpus) ** (sample / _SAMPLES)

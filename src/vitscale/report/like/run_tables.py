@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vitscale.analysis import Interval, TrialResult
+from vitscale.analysis import TrialResult
 from vitscale.analysis.statistics import interval
 from vitscale.analysis.time.run_waterfall import CHECKPOINT, EVALUATION, START_UP, epochs_of, run_breakdown, run_seconds
 from vitscale.analysis.time.waterfall import FACTORS, Unexplained
-from vitscale.report import words
-from vitscale.report.grouped_table import Group, GroupedTable, Line
+from vitscale.present import units
+from vitscale.present.document import Cell, Column, Group, Table
+from vitscale.present.estimate import Estimate
 from vitscale.report.like.series import Member, Series, names
 from vitscale.report.like.study import Material
-from vitscale.report.tables import Cell, batch_text, interval_cell
+from vitscale.report.tables import batch_text, interval_cell
 
 UNAVAILABLE = "unavailable"
 _SAID = {"compute scaling": "computing", "straggler wait": "waiting for ranks", "wire": "transfer"}
 _ORDER = (START_UP, *FACTORS, EVALUATION, CHECKPOINT)
 
 
-def training_table(material: Material) -> GroupedTable:
+def training_table(material: Material) -> Table:
     """The thesis's quantities: time, speedup, efficiency, and how busy GPUs and processors were."""
     columns = ("GPUs", "device", "global batch", "epoch", "whole run", "speedup", "efficiency", "GPU utilisation",
                "CPU utilisation")  # fmt: skip
@@ -34,7 +35,7 @@ def training_table(material: Material) -> GroupedTable:
     return _table(material, "Training time and utilisation", columns, _training_cells, notes)
 
 
-def parts_table(material: Material) -> GroupedTable:
+def parts_table(material: Material) -> Table:
     """Where the seconds of a whole run go."""
     members = [one for s in _strong(material) for one in s.members]
     known = {id(one.trial): _breakdown(one.trial) for one in members}
@@ -43,9 +44,9 @@ def parts_table(material: Material) -> GroupedTable:
     def cells(one: Member) -> tuple[Cell, ...]:
         found = known[id(one.trial)]
         if isinstance(found, str):
-            return (Cell(words.UNKNOWN), *(Cell(words.UNKNOWN) for _ in parts))
-        each = (Cell(words.seconds(found[name])) if name in found else Cell(words.UNKNOWN) for name in parts)
-        return (Cell(words.seconds(sum(found.values()))), *each)
+            return (Cell(units.UNKNOWN), *(Cell(units.UNKNOWN) for _ in parts))
+        each = (Cell(units.seconds(found[name])) if name in found else Cell(units.UNKNOWN) for name in parts)
+        return (Cell(units.seconds(sum(found.values()))), *each)
 
     why = sorted({found for found in known.values() if isinstance(found, str)})
     notes = [f"Parts of a run are unavailable: {'; '.join(why)}."] if why else []
@@ -59,7 +60,7 @@ def parts_table(material: Material) -> GroupedTable:
     )
 
 
-def tables(material: Material) -> list[GroupedTable]:
+def tables(material: Material) -> list[Table]:
     """Both; none without a series."""
     return [training_table(material), parts_table(material)] if _strong(material) else []
 
@@ -70,13 +71,13 @@ def _table(
     columns: tuple[str, ...],
     cells: Callable[[Member], tuple[Cell, ...]],
     notes: list[str],
-) -> GroupedTable:
+) -> Table:
     series = _strong(material)
     groups = [
-        Group(name, tuple(Line(member.trial.trial_id, cells(member)) for member in one.members))
+        Group(name, tuple(cells(member) for member in one.members))
         for one, name in zip(series, names(series), strict=True)
     ]
-    return GroupedTable(title, columns, tuple(groups), tuple(notes), open=True)
+    return Table(tuple(map(Column, columns)), tuple(groups), tuple(notes), title=title, label="series")
 
 
 def _strong(material: Material) -> list[Series]:
@@ -94,8 +95,8 @@ def _training_cells(one: Member) -> tuple[Cell, ...]:
         Cell(batch_text(trial)),
         _seconds(trial.epoch_seconds),
         _seconds(interval(whole) if whole else None),
-        interval_cell(against, words.share),
-        interval_cell(efficiency, words.share),
+        interval_cell(against, units.share),
+        interval_cell(efficiency, units.share),
         Cell(_percent(used.gpu_utilisation if used else None)),
         Cell(_percent(used.cpu_utilisation if used else None)),
     )
@@ -109,9 +110,9 @@ def _breakdown(trial: TrialResult) -> dict[str, float] | str:
         return str(why)
 
 
-def _seconds(value: Interval | None) -> Cell:
-    return interval_cell(value, words.seconds) if value is not None else Cell(UNAVAILABLE)
+def _seconds(value: Estimate | None) -> Cell:
+    return interval_cell(value, units.seconds) if value is not None else Cell(UNAVAILABLE)
 
 
 def _percent(value: float | None) -> str:
-    return UNAVAILABLE if value is None else words.percent(value)
+    return UNAVAILABLE if value is None else units.percent(value)

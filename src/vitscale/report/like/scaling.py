@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vitscale.report import words
-from vitscale.report.figure import Figure
+from vitscale.present import units
+from vitscale.present.document import Figure
 from vitscale.report.like import points
 from vitscale.report.like.beside import Beside
 from vitscale.report.like.panels import joined, panel
@@ -22,8 +22,8 @@ def scaling_pair(figure: StudyFigure, chosen: Selection, others: Beside) -> Figu
         return Lack("No trial of this kind has recorded an epoch time.", steps_for(figure))
     ideals = [row for one, name in named for row in points.ideal_times(one, name, weak)]
     published = points.published_times(others, labels_of)
-    unit = words.time_unit(row["value"] for row in times)
-    drawn = [[points.in_unit(row, unit.per_second) for row in some] for some in (times, ideals, published)]
+    unit = units.time_unit(row["value"] for row in times)
+    drawn = [[points.in_unit(row, unit.factor) for row in some] for some in (times, ideals, published)]
     panels = [panel(drawn[0], drawn[1], drawn[2], labels, f"epoch time ({unit.sign})", logarithmic=True)]
     relative = [row for one, name in named for row in points.against_base(one, name)]
     what = "efficiency" if weak else "speedup"
@@ -47,7 +47,7 @@ def against_base(figure: StudyFigure, chosen: Selection, others: Beside) -> Figu
     published = [] if per_gpu else points.published_against_base(others, {id(one): name for one, name in named})
     drawn = panel(rows, ideal, published, labels, figure.kind)
     bases = [
-        f"baseline of {name}: {points.gpus_text(base.gpus)}, {words.seconds(base.trial.epoch_seconds.centre)} an epoch"
+        f"baseline of {name}: {points.gpus_text(base.gpus)}, {units.seconds(base.trial.epoch_seconds.value)} an epoch"
         for one, name in named
         if (base := one.base) is not None and base.trial.epoch_seconds is not None
     ]

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from vitscale.analysis import Analysis, CurveResult, Interval, TrialResult
+from vitscale.analysis import Analysis, CurveResult, TrialResult
 from vitscale.analysis.runs.environments import differences
 from vitscale.analysis.statistics import ONE_RUN, ratio
+from vitscale.present.estimate import Estimate
 from vitscale.published import published
 from vitscale.trial.trial import Mode
 
@@ -26,7 +27,7 @@ class Member:
 
     gpus: int
     trial: TrialResult
-    against_base: Interval | None = None
+    against_base: Estimate | None = None
     """How many times as fast an epoch is as the base's; None where the two must not be compared."""
     why_not: str = ""
     """Why it is None."""
@@ -164,7 +165,7 @@ def _published_as_unlike(curve: CurveResult, members: Sequence[Member]) -> bool:
         for fact in facts:
             if own == (fact.cluster, fact.dataset, fact.micro_batch, fact.gpus) and seconds is not None:
                 same_share = abs(trial.data.fraction - fact.fraction) < 1e-9
-                if same_share and abs(seconds.centre / fact.epoch_seconds - 1) < SAME:
+                if same_share and abs(seconds.value / fact.epoch_seconds - 1) < SAME:
                     return True
     return False
 
@@ -191,7 +192,7 @@ def _compared(one: Series) -> Series:
             members.append(replace(member, why_not="; ".join(between)))
         elif member.trial.trial_id == base.trial.trial_id:
             exact = 1.0 if len(costs) > 1 else None
-            members.append(replace(member, against_base=Interval(1.0, exact, exact, note="" if exact else ONE_RUN)))
+            members.append(replace(member, against_base=Estimate(1.0, exact, exact, note="" if exact else ONE_RUN)))
         else:
             members.append(
                 replace(

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from vitscale.analysis import Analysis
 from vitscale.prediction.network.links import Network
-from vitscale.report.grouped_table import GroupedTable
+from vitscale.present.document import Table
 from vitscale.report.like.beside import Beside, no_points
 from vitscale.report.like.series import Place, Series, all_series
 from vitscale.trial.trial import Mode
@@ -104,7 +104,7 @@ class PublishedStudy:
     claims: tuple[Claim, ...]
     beside: Callable[[Sequence[Series]], Beside] = field(default=no_points)
     """Published points of the workloads of some series."""
-    tables: Callable[[Material], Sequence[GroupedTable]] = field(default=lambda _material: ())
+    tables: Callable[[Material], Sequence[Table]] = field(default=lambda _material: ())
 
     @property
     def claims_text(self) -> str:

@@ -1,54 +1,33 @@
-"""What a chart is to the rest of the report, and what all charts share: colours, shapes, legends."""
+"""What the charts of published studies' figures share: colours, shapes, legends, intervals."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import altair as alt
 from altair.utils.schemapi import disable_debug_mode
 
+from vitscale.present.data import finite
+from vitscale.present.document import Figure, View
 from vitscale.report.style import SERIES_COLOURS, SERIES_SHAPES
-from vitscale.report.words import finite
-from vitscale.trial.trial import Mode
 
 disable_debug_mode()  # altair would check each part as it is made, a third of the drawing; tests check the charts
 _MANY = 6
 """Of more curves the legend is set small, or it would be taller than the chart."""
-Section = Literal["scaling", "time", "resources", "accuracy", "prediction", "start-up"]
-"""Of the page. scaling: under the figure's batch policy. time: "Where the time goes"."""
 
 
-@dataclass(frozen=True)
-class Figure:
-    """A chart, the section it belongs to, and what it says in words."""
-
-    name: str
-    """Also the file's name, without its ending."""
-    mode: Mode | None
-    title: str
-    spec: dict[str, Any]
-    """Vega-Lite, without a theme."""
-    text: tuple[str, ...]
-    wide: bool = False
-    section: Section = "scaling"
-
-
-def finished(
-    name: str,
-    mode: Mode | None,
-    title: str,
-    chart: alt.TopLevelMixin,
-    text: Sequence[str],
-    wide: bool = False,
-    section: Section = "scaling",
-) -> Figure:
+def finished(name: str, title: str, chart: alt.TopLevelMixin, text: Sequence[str]) -> Figure:
     """The figure of a chart: its theme taken off, what it says put in for those who cannot see it."""
     spec: dict[str, Any] = finite(chart.to_dict(validate=False))
     spec.pop("config", None)
-    spec["description"] = f"{title}{f', {mode}' if mode else ''}. " + "; ".join(text[:12])
-    return Figure(name, mode, title, spec, tuple(text), wide, section)
+    heading = spec.pop("title", {})
+    subtitle = heading.get("subtitle", "") if isinstance(heading, dict) else ""
+    summary = "; ".join(text[:4])
+    spec["description"] = f"{title}. {summary}"
+    spec["datasets"] = spec.get("datasets", {}) | {"rows": [{"text": line} for line in text]}
+    lines = subtitle if isinstance(subtitle, str) else "; ".join(subtitle)
+    return Figure(name, title, (View(name, {}, title, lines, spec, {"text": "in words"}, summary),))
 
 
 def colour_of(names: Sequence[str]) -> alt.Color:
@@ -86,15 +65,6 @@ def interval_bars(base: alt.Chart, beside: alt.X | alt.Y, colour: alt.Color | No
         for end in ("low", "high")
     ]
     return [rule.encode(**at("low"), **{"y2" if upright else "x2": "high:Q"}, **ink), *caps]
-
-
-def cut_bars(rows: Sequence[dict[str, Any]], lowest: float, highest: float) -> bool:
-    """Cuts intervals that reach beyond a picture, in place; whether there was one."""
-    for row in rows:
-        if row["low"] is not None:
-            row["low_cut"], row["high_cut"] = row["low"] < lowest, row["high"] > highest
-            row["low"], row["high"] = max(row["low"], lowest), min(row["high"], highest)
-    return any(row.get("low_cut") or row.get("high_cut") for row in rows)
 
 
 def _legend(names: Sequence[str]) -> alt.Legend:

@@ -1,23 +1,21 @@
-"""Numbers and findings as a reader wants them: three significant digits, whole sentences, a dash for the unknown."""
+"""Findings as whole sentences: how a curve scales, what it loses, who is faster, what the intervals cover."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
-from vitscale.analysis import Analysis, CurveComparison, CurveResult, Interval, Waterfall
+from vitscale.analysis import Analysis, CurveComparison, CurveResult, Factor, Waterfall
 from vitscale.analysis.comparisons import AgainstReference, against_references, pairs_tested
 from vitscale.analysis.learning.drift import STEPS
 from vitscale.analysis.runs.environments import environments
 from vitscale.analysis.statistics import CONFIDENCE, ONE_RUN, ComparisonVerdict
-from vitscale.report.contributions import contributions
+from vitscale.analysis.time.run_waterfall import CHECKPOINT, EVALUATION, START_UP
+from vitscale.analysis.time.waterfall import STEP_ROUNDING
+from vitscale.present.estimate import Estimate
+from vitscale.present.units import counted, number, percent, ranks, relative, share
+from vitscale.store.records import COMMUNICATION
 from vitscale.trial.trial import Mode, World
-
-DASH = "\N{EN DASH}"
-UNKNOWN = DASH
-NOT_FINITE = "not finite"
 
 MODE_TITLES: dict[Mode, str] = {
     "strong-micro": "Strong scaling, micro-batch per rank fixed (strong-micro)",
@@ -30,85 +28,8 @@ MODE_MEANINGS: dict[Mode, str] = {
     "weak": "Each rank keeps its number of images, so the ideal epoch time is constant. Speedup is efficiency x ranks.",
 }
 
-_FEW_CURVES = 4
-"""As many have a sentence on their waterfall among the findings."""
 _WIDEST_UNSAID = 0.1
 """An interval of an efficiency that is wider stands beside it."""
-
-
-@dataclass(frozen=True)
-class Unit:
-    """A unit for a column or an axis: what seconds are multiplied by, and its sign."""
-
-    per_second: float
-    sign: str
-
-
-def time_unit(values: Iterable[float | None]) -> Unit:
-    """The unit in which the largest of some times in seconds reads best."""
-    largest = max((value for value in values if value is not None), default=1.0)
-    if largest < 1:
-        return Unit(1000.0, "ms")
-    if largest < 600:
-        return Unit(1.0, "s")
-    return Unit(1 / 60, "min") if largest < 36_000 else Unit(1 / 3600, "h")
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    """Three significant digits, whole thousands in full, no exponent for everyday sizes; a dash for the unknown."""
-    if value is None or not math.isfinite(value):
-        return UNKNOWN
-    if value == 0:
-        return "0"
-    rounded = f"{value:.{digits - 1}e}"
-    magnitude = int(rounded.partition("e")[2])
-    if not -4 <= magnitude <= 9:
-        return rounded
-    return f"{value:,.{max(0, digits - 1 - magnitude)}f}"
-
-
-def share(value: float | None) -> str:
-    """A share or ratio with two decimals."""
-    return UNKNOWN if value is None else f"{value:.2f}"
-
-
-def percent(value: float | None, decimals: int = 0) -> str:
-    """A share in percent: "7 %"; "<1 %" for what is there and would be shown as none."""
-    if value is None or not math.isfinite(value):
-        return UNKNOWN
-    least = 10.0**-decimals
-    return f"<{least:g} %" if 0 < 100 * value < least / 2 else f"{100 * value:.{decimals}f} %"
-
-
-def seconds(value: float | None) -> str:
-    """A time with its unit."""
-    if value is None:
-        return UNKNOWN
-    unit = time_unit([value])
-    return f"{number(value * unit.per_second)} {unit.sign}"
-
-
-def bytes_text(value: int | None) -> str:
-    """A size in GiB or MiB."""
-    if value is None:
-        return UNKNOWN
-    return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
-
-
-def finite(value: Any) -> Any:
-    """`value` with every number that JSON does not know (NaN, infinity) as null, at any depth."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return value
-
-
-def ranks(count: int) -> str:
-    """ "1 rank", "8 ranks"."""
-    return f"{count:,} rank{'s' if count != 1 else ''}"
 
 
 def ranks_on_hosts(world: World) -> str:
@@ -119,64 +40,35 @@ def ranks_on_hosts(world: World) -> str:
     return f"{world.size:,} = {full:,} x {world.ranks_per_node:,}" + (f" + {rest:,}" if rest else "")
 
 
-def certainty(interval: Interval) -> str:
-    """ "95 % interval 0.88 to 0.95", or why there is none."""
-    if interval.low is None or interval.high is None:
+def certainty(interval: Estimate) -> str:
+    """ "95 % interval 0.88 to 0.95", or why there is none that decides anything."""
+    if interval.low is None or interval.high is None or interval.note:
         return interval.note or ONE_RUN
-    bounds = f"95 % interval {share(interval.low)} to {share(interval.high)}"
-    return f"{bounds}, {interval.note}" if interval.note else bounds
+    return f"95 % interval {share(interval.low)} to {share(interval.high)}"
 
 
-def plain(text: str) -> str:
-    """`text` for a terminal or a table cell: on one line, control characters shown and not obeyed."""
-    return "".join(c if c.isprintable() else " " if c.isspace() else c.encode("unicode_escape").decode() for c in text)
-
-
-def headlines(analysis: Analysis) -> tuple[str, ...]:
-    """What a reader should take away: how each curve scales to its largest measured size, why, and who is faster.
-
-    Of many curves who is faster comes first, and why each scales as it does is left to the waterfalls.
-    """
-    scaling, many = [], len({curve.name for curve in analysis.curves}) > _FEW_CURVES
-    for curve in analysis.curves:
-        if text := _curve_headline(curve):
-            scaling += [text] if many else [text, *_why(analysis, curve)]
-    faster = [_against(analysis, largest) for largest in _largest_comparisons(analysis)]
-    return (*faster, *scaling) if many else (*scaling, *faster)
-
-
-def _curve_headline(curve: CurveResult) -> str:
-    reached = [(p.gpus, p.speedup, p.efficiency) for p in curve.points if p.speedup and p.efficiency]
-    if curve.baseline is None or not reached or reached[-1][0] == curve.baseline.gpus:
+def curve_sentence(analysis: Analysis, curve: CurveResult) -> str:
+    """How a curve scales to its largest measured rank count; empty where there is nothing to say."""
+    reached = [(p, p.speedup, p.efficiency) for p in curve.points if p.speedup and p.efficiency]
+    if curve.baseline is None or not reached or reached[-1][0].gpus == curve.baseline.gpus:
         return ""
     base = curve.baseline.gpus
-    gpus, speedup, efficiency = reached[-1]
-    trust = f"efficiency {share(efficiency.centre)}; {certainty(efficiency)}"
-    times = share(speedup.centre)
+    point, speedup, efficiency = reached[-1]
+    gpus, times, reaches = point.gpus, share(speedup.value), share(efficiency.value)
+    where = f"{curve.name}, {curve.mode}"
     if speedup.low is None or speedup.high is None or speedup.note:
-        measured = f"efficiency {share(efficiency.centre)}, speedup {times}x measured"
-        bounds = f"; {certainty(efficiency)}" if efficiency.low is not None else ""
-        where = f"{curve.name}, {curve.mode}: {ranks(gpus)} against {base}"
-        return f"{where}: too few runs to tell ({measured}{bounds or '; one run'})."
+        runs = counted(len(analysis.trials[point.trial_id].runs), "run")
+        return f"{where}: {times}x on {ranks(gpus)} against {base} (efficiency {reaches}; {runs})."
+    trust = f"efficiency {reaches}; {certainty(efficiency)}"
     if curve.mode == "weak":
-        work = f"{gpus / base:.3g}x the images in {share(1 / efficiency.centre)}x the time of {base}"
-        return f"{curve.name}, weak: {ranks(gpus)} train {work} ({trust})."
+        work = f"{gpus / base:.3g}x the images in {share(1 / efficiency.value)}x the time of {base}"
+        return f"{where}: {ranks(gpus)} train {work} ({trust})."
     side = speedup.side_of(1.0)
     if side is None:
         pace = f"not significantly faster or slower than {base}: {times}x"
     else:
         pace = f"{times}x as fast as {base}" if side == "above" else f"slower than {base}: {times}x"
-    return f"{curve.name}, {curve.mode}: {ranks(gpus)} are {pace} ({trust})."
-
-
-def _why(analysis: Analysis, curve: CurveResult) -> list[str]:
-    """The waterfall of a curve's largest measured point, where it has one."""
-    largest = [point.trial_id for point in curve.points if point.efficiency][-1]
-    return [
-        f"{one.curve}, {one.mode}: {waterfall(one)}"
-        for one in analysis.waterfalls
-        if one.factors and (one.trial_id, one.mode, one.curve) == (largest, curve.mode, curve.name)
-    ]
+    return f"{where}: {ranks(gpus)} are {pace} ({trust})."
 
 
 def waterfall(one: Waterfall) -> str:
@@ -191,7 +83,17 @@ def waterfall(one: Waterfall) -> str:
     return f"{': '.join(filter(None, (head, '; '.join(contributions(one)))))}."
 
 
-def _doubt(interval: Interval | None) -> str:
+def largest_loss(one: Waterfall) -> str:
+    """ "ddp on 8 ranks (weak) reaches 72 % of ideal: most goes to waiting for rank 3 (17 points)."."""
+    worst = max(one.factors, key=lambda factor: factor.points)
+    head = f"{one.curve} on {ranks(one.gpus)} ({one.mode}) is at {100 * (one.efficiency or 0.0):.0f} % of ideal"
+    if worst.points < 0.01:
+        return f"{head}: no single loss of a point or more."
+    what = _what(one, worst.name, 1) if worst.name != "other" else _OTHER
+    return f"{head}: most goes to {what} ({100 * worst.points:.0f} points{_bounds(worst, 1)})."
+
+
+def _doubt(interval: Estimate | None) -> str:
     """In brackets, why a figure is not to be relied on; nothing where it is."""
     if interval is None or interval.low is None or interval.high is None:
         return " (one run: too few to tell)"
@@ -229,7 +131,7 @@ def _attached(analysis: Analysis) -> str:
     return f" Steps after the profiler stopped took up to {max(0, round(100 * max(slower)))} % longer (in none either)."
 
 
-def _largest_comparisons(analysis: Analysis) -> list[AgainstReference]:
+def largest_comparisons(analysis: Analysis) -> list[AgainstReference]:
     """Of what was compared those at the most ranks; where two modes share all trials, once."""
     largest: dict[tuple[str, str, frozenset[str]], AgainstReference] = {}
     for one in against_references(analysis.curves, analysis.trials, analysis.comparisons):
@@ -245,7 +147,7 @@ def _largest_comparisons(analysis: Analysis) -> list[AgainstReference]:
     return list(by_trials.values())
 
 
-def _against(analysis: Analysis, one: AgainstReference) -> str:
+def against(analysis: Analysis, one: AgainstReference) -> str:
     """All curves against one of them, as a sentence; of two curves in the order of the study."""
     if len(one.others) == 1:
         pair = {one.reference_trial, one.others[0].first_trial}
@@ -272,15 +174,6 @@ def equality(analysis: Analysis) -> str:
     losses = f"the losses of {len(agreeing)} trials are those" if len(agreeing) > 1 else "the loss of 1 trial is that"
     how = f"within {relative(most)}" if most else "exactly"
     return f"Equality: over the first {STEPS} steps {losses} of a trial that must compute the same, {how}{but}."
-
-
-def relative(difference: float | None) -> str:
-    """A relative difference: "1.0 %", "3.1e-07"; "not finite" where a loss is not."""
-    if difference is None:
-        return UNKNOWN
-    if not math.isfinite(difference):
-        return NOT_FINITE
-    return f"{100 * difference:.2g} %" if difference >= 1e-3 else f"{difference:.1e}" if difference else "0"
 
 
 def comparison(one: CurveComparison) -> str:
@@ -337,3 +230,108 @@ def multiplicity(analysis: Analysis) -> str:
 
 def _p(value: float | None) -> str:
     return f"p = {value:.2g} after correction" if value is not None else ""
+
+
+_LOST_TO = {
+    STEP_ROUNDING: "step rounding",
+    "data wait": "waiting for data",
+    "loading": "waiting for images to be read",
+    "decoding": "waiting for images to be decoded",
+    START_UP: "start-up",
+    EVALUATION: "evaluation",
+    CHECKPOINT: "saving a checkpoint",
+    "wire": "the transfer",
+    "synchronised norm": "what synchronised norms exchange",
+    COMMUNICATION: "waiting for ranks and the transfer, which could not be told apart",
+    "optimizer": "the optimizer",
+    "launch gaps": "gaps between kernels",
+}
+_GAINED_BY = {
+    STEP_ROUNDING: "step rounding",
+    "data wait": "less waiting for data",
+    "loading": "less waiting for images to be read",
+    "decoding": "less waiting for images to be decoded",
+    START_UP: "a shorter start-up",
+    EVALUATION: "a shorter evaluation",
+    CHECKPOINT: "a checkpoint that is saved sooner",
+    "straggler wait": "less waiting for the slowest rank",
+    "wire": "a shorter transfer",
+    "synchronised norm": "a shorter exchange of synchronised norms",
+    COMMUNICATION: "less waiting for ranks and transfer, which could not be told apart",
+    "optimizer": "a faster optimizer",
+    "launch gaps": "shorter gaps between kernels",
+}
+_OTHER = "other things"
+_MOST_NAMED = 4
+
+
+def contributions(one: Waterfall) -> tuple[str, ...]:
+    """The largest contributions of at least a point, at most four and the rest in one, largest first.
+
+    Their numbers and the efficiency in whole percent add up to 100.
+    """
+    if one.efficiency is None:
+        return ()
+    by_size = sorted(one.factors, key=lambda factor: -abs(factor.points))
+    named = [factor for factor in by_size if abs(factor.points) >= 0.01 and factor.name != "other"][:_MOST_NAMED]
+    rest = sum(factor.points for factor in one.factors if factor not in named)
+    exact = [100 * points for points in (*(factor.points for factor in named), rest)]
+    rounded = whole(exact, 100 - round(100 * one.efficiency))
+    found = [
+        (points, _what(one, factor.name, points), _bounds(factor, points))
+        for factor, points in zip(named, rounded, strict=False)
+    ]
+    said = [each for each in (*found, (rounded[-1], _OTHER, "")) if each[0]]
+    return tuple(_clause(*each, first=place == 0) for place, each in enumerate(said))
+
+
+def _bounds(factor: Factor, points: int) -> str:
+    """ " (12 to 21)", the 95 % interval on the side that is told; nothing where it is no wider than a point."""
+    if factor.interval is None or factor.interval.low is None or factor.interval.high is None:
+        return ""
+    ends = (100 * factor.interval.low, 100 * factor.interval.high)
+    low, high = ends if points > 0 else (-ends[1], -ends[0])
+    return f" ({low + 0.0:.0f} to {high + 0.0:.0f})" if high - low >= 1 else ""
+
+
+def whole(values: Sequence[float], total: int) -> list[int]:
+    """Whole numbers that add up to `total`, each within 1 of its own value: the largest remainders are rounded up.
+
+    Args:
+        values: at least one, their sum within 0.5 of `total`.
+        total: what is to come out.
+    """
+    found = [math.floor(value) for value in values]
+    by_remainder = sorted(range(len(values)), key=lambda place: found[place] - values[place])
+    for place in by_remainder[: total - sum(found)]:
+        found[place] += 1
+    return found
+
+
+def _clause(points: int, what: str, bounds: str, *, first: bool) -> str:
+    """ "17 points (12 to 21) are the transfer", "8 are the transfer", "1 is gained by step rounding"."""
+    unit = f" point{'s' if abs(points) != 1 else ''}" if first else ""
+    verb = "are" if abs(points) != 1 else "is"
+    return f"{abs(points)}{unit}{bounds} {verb} {what if points > 0 else f'gained by {what}'}"
+
+
+def _what(one: Waterfall, name: str, points: int) -> str:
+    if name == "compute scaling":
+        if one.work_per_rank is not None and one.work_per_rank < 1:
+            return "smaller per-rank work"
+        return "slower computing" if points > 0 else "faster computing"
+    if name == "straggler wait" and points > 0:
+        return _waiting(one)
+    if name == STEP_ROUNDING and points < 0 and one.images_left_out >= 0.005:
+        return f"step rounding, which leaves {100 * one.images_left_out:.0f} % of the images out"
+    return (_LOST_TO if points > 0 else _GAINED_BY)[name]
+
+
+def _waiting(one: Waterfall) -> str:
+    """ "waiting for rank 3, which computes 21 % slower and comes last in 80 % of steps"."""
+    if one.straggler is None:
+        return "waiting for the slowest rank"
+    slower, often = one.straggler.slower_by, one.straggler.share_of_steps
+    known = [f"computes {100 * slower:.0f} % slower"] if slower is not None and slower >= 0.005 else []
+    known += [f"comes last in {100 * often:.0f} % of steps"] if often < 0.995 else []
+    return f"waiting for rank {one.straggler.rank}" + (f", which {' and '.join(known)}" if known else "")

@@ -1,4 +1,4 @@
-"""A few explained steps of one run, as rows for the timelines: what each rank did when."""
+"""Timelines: a lane per rank, what it did when in an explained step of one run."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from dataclasses import dataclass
 from vitscale.analysis import Analysis, TrialResult
 from vitscale.analysis.time.timelines import explained_steps, lanes
 from vitscale.base.time_spans import Interval, length
-from vitscale.report import words
-from vitscale.report.breakdown_data import LONGEST_STEP, PART_NAMES
-from vitscale.report.chart_data import Row
+from vitscale.present import units
+from vitscale.present.document import Choice, Figure, View
+from vitscale.report.charts.axes import Plot, Row, nominal, quantity, tooltip
+from vitscale.report.charts.time import COLOURS, LONGEST_STEP, PART_NAMES
 from vitscale.report.tables import trial_label
 from vitscale.store.results import Run
 
+_LANE = {1: 34, 2: 34, 3: 28, 4: 28}
+"""Ranks to the height of a lane in pixels; more ranks have lower ones."""
 _MOST_TIMELINES = 12
-_MOST_RECTANGLES = 3000
+_MOST_RECTANGLES = 2000
 """On all timelines of a page together."""
 _STEPS = 3
 _MOST_LANES = 16
@@ -34,10 +37,11 @@ class Timeline:
     """Those that are drawn, counted from 1."""
     ranks: tuple[int, ...]
     """Those that are drawn."""
-    unit: words.Unit
+    unit: units.Unit
     rows: tuple[Row, ...]
     """One rectangle each, in `unit` from its step's beginning."""
     text: tuple[str, ...]
+    """A sentence for each step."""
     notes: tuple[str, ...]
     """What was left out."""
 
@@ -70,7 +74,7 @@ def _timeline(analysis: Analysis, trial: TrialResult, run: Run, budget: int) -> 
         ranks = sorted([*ranks[:-1], straggler.rank])
     parts = {step: {rank: own for rank, own in lanes(run, step).items() if rank in ranks} for step in steps}
     whole = {(step, rank): _length(own) for step in steps for rank, own in parts[step].items()}
-    unit = words.time_unit(whole.values())
+    unit = units.time_unit(whole.values())
     rows: list[Row] = []
     seen = _LEAST_SEEN * max(whole.values())
     for place, step in enumerate(steps):
@@ -82,15 +86,15 @@ def _timeline(analysis: Analysis, trial: TrialResult, run: Run, budget: int) -> 
                         "place": place,
                         "rank": rank,
                         "part": PART_NAMES[part],
-                        "start": start * unit.per_second,
-                        "end": end * unit.per_second,
-                        "shown": words.seconds(end - start),
+                        "start": start * unit.factor,
+                        "end": end * unit.factor,
+                        "shown": units.seconds(end - start),
                     }
                     for start, end in intervals
                     if end - start >= seen
                 ]
     kept = sorted(rows, key=lambda row: row["start"] - row["end"])[:budget]
-    drawn_seconds = sum(row["end"] - row["start"] for row in kept) / unit.per_second
+    drawn_seconds = sum(row["end"] - row["start"] for row in kept) / unit.factor
     return Timeline(
         label=trial_label(analysis, trial),
         trial_id=trial.trial_id,
@@ -100,9 +104,9 @@ def _timeline(analysis: Analysis, trial: TrialResult, run: Run, budget: int) -> 
         unit=unit,
         rows=tuple(sorted(kept, key=lambda row: (row["place"], row["rank"], row["start"]))),
         text=tuple(
-            f"step {step + 1}, rank {rank}: {words.seconds(whole[step, rank])}: {_sums(own)}"
-            for step in steps
-            for rank, own in parts[step].items()
+            f"Step {step + 1}: "
+            + "; ".join(f"rank {rank}: {units.seconds(whole[step, rank])}: {_sums(own)}" for rank, own in lane.items())
+            for step, lane in parts.items()
         ),
         notes=_left_out(
             len(steps), len(explained), len(ranks), len(run.ranks), drawn_seconds / (sum(whole.values()) or 1.0)
@@ -124,7 +128,7 @@ def _spread(items: Sequence[int], most: int) -> list[int]:
 
 
 def _sums(parts: dict[str, list[Interval]]) -> str:
-    return ", ".join(f"{PART_NAMES[part]} {words.seconds(length(parts[part]))}" for part in PART_NAMES if part in parts)
+    return ", ".join(f"{PART_NAMES[part]} {units.seconds(length(parts[part]))}" for part in PART_NAMES if part in parts)
 
 
 def _length(parts: dict[str, list[Interval]]) -> float:
@@ -138,5 +142,45 @@ def _left_out(steps: int, explained: int, ranks: int, world: int, share_drawn: f
     if ranks < world:
         notes.append(f"{ranks} of the {world} ranks are drawn")
     if share_drawn < 1 - 1e-9:
-        notes.append(f"not drawn: pieces too short, {words.percent(1 - share_drawn, 1)} of the time")
+        notes.append(f"not drawn: pieces too short, {units.percent(1 - share_drawn, 1)} of the time")
     return tuple(notes)
+
+
+def timeline_chart(analysis: Analysis) -> Figure | None:
+    """A view for each step of the largest trial of each curve; None where no step was explained."""
+    found, left_out = timelines(analysis)
+    views = [
+        _view(number, one, step, place, left_out)
+        for number, one in enumerate(found, 1)
+        for place, step in enumerate(one.steps)
+    ]
+    return Figure("timeline", "What each rank did when", tuple(views)) if views else None
+
+
+def _view(number: int, one: Timeline, step: int, place: int, left_out: Sequence[str]) -> View:
+    rows = [row | {"rank": str(row["rank"])} for row in one.rows if row["place"] == place]
+    parts = [name for name in PART_NAMES.values() if any(row["part"] == name for row in rows)]
+    colours = [COLOURS[part] for part, name in PART_NAMES.items() if name in parts]
+    legend = {"title": None, "orient": "top", "columns": 4, "labelLimit": 400, "symbolType": "square"}
+    plot = Plot({"rows": rows})
+    plot.add(
+        "rows",
+        {"type": "bar", "height": {"band": 0.82}},
+        x=quantity("start", f"{one.unit.sign} since the rank's step began", axis={"tickCount": 6}),
+        x2={"field": "end"},
+        y={"field": "rank", "type": "ordinal", "title": "rank", "scale": {"domain": [str(rank) for rank in one.ranks]}},
+        color=nominal("part", scale={"domain": parts, "range": colours}, legend=legend),
+        tooltip=tooltip(rank="rank", part="part", shown="time"),
+    )
+    how = "; ".join(("each rank's own clock begins at 0 with its step", *one.notes))
+    more = f" No room for the timelines of: {'; '.join(left_out)}." if left_out else ""
+    summary = f"{one.text[place]}.{more}"
+    return View(
+        f"timeline-{number}" + (f"-step-{step}" if place else ""),
+        {"trial": Choice(str(number), f"{one.label}, repeat {one.repeat}"), "step": Choice(str(place), f"step {step}")},
+        f"What each rank did when: {one.label}, repeat {one.repeat}, step {step}",
+        how,
+        plot.spec(summary, {"step": _LANE.get(len(one.ranks), 20)}),
+        {"rank": "rank", "part": "part", "shown": "time"},
+        summary,
+    )

@@ -1,0 +1,265 @@
+"""A document as one self-contained HTML file: no network, works from a file, all that a user could write escaped.
+
+Each figure is there as SVG, without JavaScript too. With it, a figure's controls choose among its views, curves go on
+and off, and the state stands in the address's fragment.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from vitscale.present import drawing
+from vitscale.present.data import finite
+from vitscale.present.document import (
+    Block,
+    Bullets,
+    Cell,
+    Code,
+    Document,
+    Figure,
+    Finding,
+    Paragraph,
+    Section,
+    Table,
+    View,
+)
+
+_HERE = Path(__file__).parent
+_DEEPEST = 4
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+<style>{css}</style>
+</head>
+<body>
+<header>
+<p class="brand">{brand}</p>
+<h1>{heading}</h1>
+{subtitle}
+<nav>{links}</nav>
+</header>
+<main>
+{body}
+</main>
+{scripts}
+</body>
+</html>
+"""
+
+
+def to_html(document: Document, *, brand: str = "vitscale", subtitle: str = "") -> str:
+    """The document as a page; a section that is folded opens when it is asked for."""
+    shown = list(figures(document.blocks))
+    sections = [block for block in document.blocks if isinstance(block, Section)]
+    links = (_format('<a href="#{}">{}</a> ', slug(one.title), one.title) for one in sections if one.folded)
+    scripts, hashes = _scripts(shown)
+    last = _format('<p class="last">{}</p>', " ".join(document.last)) if document.last else ""
+    return _PAGE.format(
+        policy=_policy(hashes),
+        title=Markup.escape(f"{document.title}: {brand}"),
+        css=(_HERE / "page.css").read_text(encoding="utf-8"),
+        brand=Markup.escape(brand),
+        heading=Markup.escape(document.title),
+        subtitle=_format('<p class="muted">{}</p>', subtitle) if subtitle else "",
+        links="".join(links),
+        body="\n".join((*map(_lead, document.blocks), last)),
+        scripts="\n".join(scripts),
+    )
+
+
+def slug(text: str) -> str:
+    """A heading as the name of its place: "Where the time goes" as "where-the-time-goes"."""
+    return "-".join(re.findall(r"[a-z0-9]+", text.lower()))
+
+
+def figures(blocks: Iterable[Block]) -> Iterator[Figure]:
+    """All figures of some blocks, at any depth."""
+    for block in blocks:
+        if isinstance(block, Section):
+            yield from figures(block.blocks)
+        elif isinstance(block, Figure):
+            yield block
+
+
+def _format(text: str, *values: object) -> str:
+    """`text` with each value escaped, but for what is HTML of ours already."""
+    return str(Markup(text).format(*values))  # noqa: S704  # each `text` is written in this file
+
+
+def _html(text: str) -> Markup:
+    return Markup(text)  # noqa: S704  # made by the functions of this file
+
+
+def _lead(block: Block) -> str:
+    return _block(block, 2)
+
+
+def _blocks(blocks: Iterable[Block], depth: int) -> Markup:
+    return _html("\n".join(_block(block, depth) for block in blocks))
+
+
+def _block(block: Block, depth: int) -> str:
+    match block:
+        case Section(folded=True):
+            return _format(
+                '<details class="section" id="{}"><summary><h{}>{}</h{}></summary>\n{}\n</details>',
+                slug(block.title), depth, block.title, depth, _blocks(block.blocks, min(depth + 1, _DEEPEST)),
+            )  # fmt: skip
+        case Section():
+            return _format(
+                '<section id="{}">\n<h{}>{}</h{}>\n{}\n</section>',
+                slug(block.title), depth, block.title, depth, _blocks(block.blocks, min(depth + 1, _DEEPEST)),
+            )  # fmt: skip
+        case Paragraph():
+            return _format('<p class="{}">{}</p>', block.tone, block.text)
+        case Bullets():
+            items = _html("".join(_format("<li>{}</li>", item) for item in block.items))
+            return _format('<ul class="{}">{}</ul>', block.tone, items)
+        case Finding():
+            about = " ".join(block.about.trials)
+            which = _format('<details><summary>which</summary><p class="mono">{}</p></details>', about) if about else ""
+            return _format(
+                '<div class="finding {}"><p><span class="tag">{}</span> {} <span class="muted">{}</span></p>{}</div>',
+                block.severity, block.severity, _sentence(block.message), _sentence(block.advice), _html(which),
+            )  # fmt: skip
+        case Code():
+            return _format("<pre>{}</pre>", "\n".join(block.lines))
+        case Table():
+            return _table(block, depth)
+        case Figure():
+            return _figure(block, depth)
+
+
+def _sentence(text: str) -> str:
+    return f"{text.rstrip('.')}." if text else ""
+
+
+def _table(table: Table, depth: int) -> str:
+    head = _html(
+        "".join(_format('<th scope="col" class="{}">{}</th>', _kind(c.words), c.heading) for c in table.columns)
+    )
+    bodies = []
+    for group in table.groups:
+        label = _format(
+            '<tr class="group"><th colspan="{}" scope="rowgroup">{}</th></tr>', len(table.columns), group.label
+        )
+        rows = "".join(f"<tr>{''.join(_cells(table, row))}</tr>\n" for row in group.rows)
+        bodies.append(f"<tbody>{label if group.label else ''}{rows}</tbody>")
+    laid = _format(
+        '<div class="scroll"><table><thead><tr>{}</tr></thead>{}</table></div>', head, _html("\n".join(bodies))
+    )
+    notes = _html("".join(_format("<li>{}</li>", note) for note in table.notes))
+    whole = laid + (_format('<ul class="notes">{}</ul>', notes) if table.notes else "")
+    if table.folded:
+        return _format('<details class="table"><summary>{}</summary>{}</details>', table.title or "Table", _html(whole))
+    return (_format("<h{}>{}</h{}>", depth, table.title, depth) if table.title else "") + whole
+
+
+def _kind(words: bool) -> str:
+    return "words" if words else ""
+
+
+def _cells(table: Table, row: Sequence[Cell]) -> Iterator[str]:
+    at = 0
+    for cell in row:
+        kind = " ".join(filter(None, (_kind(table.columns[at].words or cell.spans > 1), cell.state)))
+        spans = _format(' colspan="{}"', cell.spans) if cell.spans > 1 else ""
+        within = "".join(_format('<span class="bounds">{}</span>', text) for text in (cell.bounds, cell.run) if text)
+        yield _format('<td class="{}"{}>{}{}</td>', kind, _html(spans), cell.text, _html(within))
+        at += cell.spans
+
+
+def _figure(figure: Figure, depth: int) -> str:
+    view = figure.views[0]
+    return _format(
+        '<figure id="figure-{0}" data-figure="{0}">\n<figcaption><h{1}>{2}</h{1}>'
+        '<p class="muted small subtitle">{3}</p></figcaption>\n<div class="controls"></div>\n'
+        '<div class="picture" role="img" aria-label="{4}">{5}</div>\n<p class="summary">{4}</p>\n'
+        '<details class="rows"><summary>As a table</summary><div class="scroll">{6}</div></details>\n</figure>',
+        figure.name, min(depth + 1, _DEEPEST), view.title, view.subtitle, view.summary,
+        _html(_picture(figure.name, view)), _html(_rows(view)),
+    )  # fmt: skip
+
+
+def _picture(name: str, view: View) -> str:
+    """The SVG with the identities in it made this figure's own: those of all figures of a page are in one space."""
+    drawn = drawing.still(view.spec)
+    for found in dict.fromkeys(re.findall(r'\bid="([\w-]+)"', drawn)):
+        drawn = drawn.replace(f'id="{found}"', f'id="{name}-{found}"').replace(
+            f"url(#{found})", f"url(#{name}-{found})"
+        )
+    return drawn
+
+
+def _rows(view: View) -> str:
+    head = "".join(_format('<th scope="col">{}</th>', heading) for heading in view.columns.values())
+    rows = (
+        "".join(_format("<td>{}</td>", "" if row.get(name) is None else row[name]) for name in view.columns)
+        for row in view.rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(f'<tr>{row}</tr>' for row in rows)}</tbody></table>"
+
+
+def _scripts(shown: Sequence[Figure]) -> tuple[list[str], list[str]]:
+    """The script elements of a page with these figures, and the hashes of what may run: nothing without figures."""
+    if not shown:
+        return [], []
+    library = drawing.library()
+    ours = (_HERE / "page.js").read_text(encoding="utf-8")
+    data = {
+        "figures": {figure.name: _figure_data(figure) for figure in shown},
+        "themes": {"light": drawing.LIGHT, "dark": drawing.DARK},
+    }
+    packed = gzip.compress(json.dumps(finite(data), allow_nan=False).encode(), 9, mtime=0)
+    elements = [
+        f'<script type="application/gzip" id="vitscale-{name}">{base64.b64encode(content).decode()}</script>'
+        for name, content in (("data", packed), ("library", library))
+    ]
+    allowed = [_digest(gzip.decompress(library)), _digest(ours.encode())]
+    return [*elements, f"<script>{ours}</script>"], allowed
+
+
+def _figure_data(figure: Figure) -> Mapping[str, Any]:
+    return {
+        "series": figure.series,
+        "controls": {name: slug(name) for name in figure.controls},
+        "views": [
+            {
+                "title": view.title,
+                "subtitle": view.subtitle,
+                "summary": view.summary,
+                "columns": list(view.columns.items()),
+                "choices": {name: [choice.value, choice.label] for name, choice in view.choices.items()},
+                "spec": view.spec,
+            }
+            for view in figure.views
+        ],
+    }
+
+
+def _digest(script: bytes) -> str:
+    return base64.b64encode(hashlib.sha256(script).digest()).decode()
+
+
+def _policy(hashes: Sequence[str]) -> str:
+    """A content security policy: our scripts by their hash and no other, nothing from anywhere.
+
+    Vega compiles its expressions, which needs 'unsafe-eval'; it compiles our own figures only.
+    """
+    allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
+    script_source = f"{allowed} 'unsafe-eval'" if hashes else "'none'"
+    return f"default-src 'none'; script-src {script_source}; style-src 'unsafe-inline'; img-src data: blob:"

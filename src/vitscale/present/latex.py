@@ -1,0 +1,115 @@
+"""A document as LaTeX, to be put into a paper: sections, sentences, tables with the rules of the package booktabs."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from vitscale.present.document import (
+    Block,
+    Bullets,
+    Cell,
+    Code,
+    Column,
+    Document,
+    Figure,
+    Finding,
+    Paragraph,
+    Section,
+    Table,
+    plain,
+)
+
+_HEADINGS = ("section", "subsection", "subsubsection", "paragraph")
+_ESCAPED = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}", '"': r"\textquotedbl{}", "\N{EN DASH}": "--", "\N{MINUS SIGN}": "$-$",
+    "\N{DEGREE SIGN}": r"\textdegree{}",
+}  # fmt: skip
+_WIDTH = 110
+
+
+def to_latex(document: Document) -> str:
+    """The whole document, what is folded elsewhere too, without a preamble: to be included where booktabs is loaded."""
+    lines = ["% Needs \\usepackage{booktabs} and a font encoding with quotes, such as \\usepackage[T1]{fontenc}."]
+    lines += [rf"\section{{{escaped(document.title)}}}"] if document.title else []
+    for block in document.blocks:
+        lines += _block(block, 1)
+    return "\n".join([*lines, *map(escaped, document.last)]) + "\n"
+
+
+def escaped(text: str) -> str:
+    """Text with all that LaTeX would act on taken literally."""
+    return "".join(_ESCAPED.get(character, character) for character in plain(text))
+
+
+def _block(block: Block, depth: int) -> Iterator[str]:
+    match block:
+        case Section():
+            yield rf"\{_HEADINGS[min(depth, len(_HEADINGS) - 1)]}{{{escaped(block.title)}}}"
+            for part in block.blocks:
+                yield from _block(part, depth + 1)
+        case Paragraph():
+            yield from (*_wrapped(escaped(block.text)), "")
+        case Bullets():
+            items = [line for item in block.items for line in _wrapped(rf"\item {escaped(item)}")]
+            yield from (r"\begin{itemize}", *items, r"\end{itemize}", "") if items else ()
+        case Finding():
+            yield from (
+                *_wrapped(rf"\textbf{{{escaped(block.severity)}}}: {escaped(block.message)}. {escaped(block.advice)}"),
+                "",
+            )
+        case Code():
+            # Not verbatim: a line of a user could end it.
+            yield from (
+                r"\begin{flushleft}\ttfamily",
+                *(rf"{escaped(line)}\\" for line in block.lines),
+                r"\end{flushleft}",
+                "",
+            )
+        case Table():
+            yield from _table(block)
+        case Figure():
+            yield from (rf"\textbf{{{escaped(block.title)}}} (file {escaped(block.views[0].name)}).", "")
+            yield from (line for text in block.text for line in (*_wrapped(escaped(text)), ""))
+
+
+def _table(table: Table) -> Iterator[str]:
+    yield r"\begin{table}"
+    if table.title:
+        yield rf"\caption{{{escaped(table.title)}}}"
+    yield rf"\begin{{tabular}}{{@{{}}{''.join('l' if column.words else 'r' for column in table.columns)}@{{}}}}"
+    yield r"\toprule"
+    yield _row([_heading(column) for column in table.columns])
+    yield r"\midrule"
+    for place, group in enumerate(table.groups):
+        if group.label:
+            yield from ([r"\addlinespace"] if place else [])
+            yield rf"\multicolumn{{{len(table.columns)}}}{{@{{}}l}}{{{escaped(group.label)}}} \\"
+        for row in group.rows:
+            yield _row([_cell(cell) for cell in row])
+    yield from (
+        r"\bottomrule",
+        r"\end{tabular}",
+        *(rf"\par {escaped(note)}" for note in table.notes),
+        r"\end{table}",
+        "",
+    )
+
+
+def _heading(column: Column) -> str:
+    return escaped(column.heading)
+
+
+def _cell(cell: Cell) -> str:
+    text = rf"\textbf{{{escaped(str(cell))}}}" if cell.state == "baseline" else escaped(str(cell))
+    return rf"\multicolumn{{{cell.spans}}}{{l}}{{{text}}}" if cell.spans > 1 else text
+
+
+def _row(cells: list[str]) -> str:
+    return f"{' & '.join(cells)} \\\\"
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False)

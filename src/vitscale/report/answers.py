@@ -1,0 +1,129 @@
+"""What a reader asks, in this order: how it scales, what to choose, why not better, what next, whether to trust it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vitscale.advice import words as advised
+from vitscale.advice.pipeline import Advice
+from vitscale.analysis import Analysis, TrialResult
+from vitscale.present import units
+from vitscale.present.document import Bullets, Code, Figure, Paragraph, Section, most_severe_first
+from vitscale.present.units import counted
+from vitscale.report import sentences
+from vitscale.report.charts.time import largest_loss
+from vitscale.report.tables import trial_label
+
+_MOST_SERIES = 5
+_ENOUGH_RUNS = 3
+
+
+def how_it_scales(analysis: Analysis, figure: Figure | None) -> Section:
+    """A sentence for each series, five at most, best first; of fewer than three runs in no order."""
+    told = [
+        (curve, point.efficiency, text)
+        for curve in analysis.curves
+        if (text := sentences.curve_sentence(analysis, curve))
+        for point in [[point for point in curve.points if point.efficiency][-1]]
+    ]
+    sure = [(curve, reached, text) for curve, reached, text in told if reached and not reached.note and reached.low]
+    ordered = sorted(sure, key=lambda each: -each[1].value) + [each for each in told if each not in sure]
+    lines = [text for _, _, text in ordered]
+    if not sure and (fastest := best_measured(analysis)) is not None:
+        runs = counted(len(fastest.runs), "run")
+        lines.insert(0, f"Fastest measured, {runs}: {in_short(analysis, fastest)}. Too few to say who is ahead.")
+    if not lines:
+        lines = ["No curve has two measured rank counts yet, so nothing can be said about scaling."]
+    more = len(lines) - _MOST_SERIES
+    blocks = [Bullets((*lines[:_MOST_SERIES], *([f"+{more} more, in Every configuration"] if more > 0 else [])))]
+    return Section("How does it scale?", (*blocks, *([figure] if figure else [])))
+
+
+def best_measured(analysis: Analysis) -> TrialResult | None:
+    """The trial with the shortest epoch, of those that train all images that any of them does; None of none."""
+    known = [trial for trial in analysis.trials.values() if trial.epoch_seconds is not None and not trial.drifts]
+    most = max((trial.trial.data.fraction for trial in known), default=0.0)
+    whole = [trial for trial in known if trial.trial.data.fraction == most]
+    return min(whole, key=_epoch_seconds, default=None)
+
+
+def _epoch_seconds(trial: TrialResult) -> float:
+    return trial.epoch_seconds.value if trial.epoch_seconds else float("inf")
+
+
+def _gpu_hours(trial: TrialResult) -> float:
+    return _epoch_seconds(trial) * trial.trial.world.size / 3600
+
+
+def in_short(analysis: Analysis, trial: TrialResult) -> str:
+    """ "ddp, 2 ranks, micro-batch 32: 3.25 s an epoch"."""
+    epoch = trial.epoch_seconds
+    within = ""
+    if epoch and epoch.low is not None and epoch.high is not None and not epoch.note:
+        within = f" ({units.seconds(epoch.low)} to {units.seconds(epoch.high)})"
+    return f"{trial_label(analysis, trial)}: {units.seconds(epoch.value if epoch else None)} an epoch{within}"
+
+
+def what_to_choose(analysis: Analysis) -> Section:
+    """The best measured configuration, and the cheapest where that is another."""
+    fastest = best_measured(analysis)
+    if fastest is None:
+        return Section("What would I choose?", (Paragraph("Nothing: no trial has completed."),))
+    alike = [
+        trial
+        for trial in analysis.trials.values()
+        if trial.epoch_seconds and not trial.drifts and trial.trial.data.fraction == fastest.trial.data.fraction
+    ]
+    cheapest = min(alike, key=_gpu_hours)
+    runs = counted(len(fastest.runs), "run")
+    lines = [f"Fastest measured: {in_short(analysis, fastest)} ({runs})."]
+    if cheapest is not fastest:
+        hours = units.number(_gpu_hours(cheapest))
+        lines.append(f"Cheapest measured: {in_short(analysis, cheapest)}, {hours} GPU-hours.")
+    return Section("What would I choose?", (Bullets(tuple(lines)),))
+
+
+def why_not_better(analysis: Analysis, figure: Figure | None) -> Section:
+    """The largest loss and the waterfall of its trial, or why no efficiency could be taken apart."""
+    worst = largest_loss(analysis.waterfalls)
+    if worst is None or figure is None:
+        told = sentences.unexplained(analysis) or ("No trial on more ranks than its baseline has completed.",)
+        return Section("Why not better?", (Bullets(told),))
+    return Section("Why not better?", (Paragraph(sentences.largest_loss(worst), "strong"), figure))
+
+
+def what_next(analysis: Analysis, advice: Advice | None, results: Path | None) -> Section:
+    """The advice in one line, with the command; too few runs come first."""
+    lines, commands = [], []
+    if advice is not None and (option := advice.chosen) is not None:
+        lines.append(
+            f"Fastest for {counted(advice.work.epochs, 'epoch')} with start-up: {advised.in_short(option)}: "
+            f"{advised.time(option.seconds)}, {option.label}."
+        )
+    where = str(results) if results is not None else "RESULTS"
+    if advice is not None:
+        commands.append(f"vitscale advise {where} --deadline 1h")
+    few = [trial for trial in analysis.trials.values() if trial.runs and len(trial.runs) < _ENOUGH_RUNS]
+    if few:
+        lines.append(f"{counted(len(few), 'trial')} of {len(analysis.trials)} with fewer than 3 runs: set repeats = 3.")
+    warned = [verdict for verdict in analysis.findings if verdict.severity == "warning" and verdict.advice]
+    if not lines and warned:
+        lines.append(warned[0].advice)
+    if not lines:
+        lines.append("Nothing more to measure for what was asked.")
+    return Section("What next?", (Bullets(tuple(lines)), *([Code(tuple(commands))] if commands else [])))
+
+
+def can_it_be_trusted(analysis: Analysis) -> Section:
+    """One line; warnings and notes folded under it."""
+    found = most_severe_first(analysis.findings)
+    warnings = sum(finding.severity == "warning" for finding in found)
+    runs = [len(trial.runs) for trial in analysis.trials.values() if trial.runs]
+    few = f"intervals need 3 runs of a trial, the fewest here are {min(runs)}" if runs and min(runs) < 3 else ""
+    line = "; ".join(filter(None, (
+        f"{counted(warnings, 'warning')}, {counted(len(found) - warnings, 'note')}" if found else "No warning", few,
+    )))  # fmt: skip
+    blocks = [Paragraph(f"{line}.")]
+    if found:
+        blocks.append(Section(f"{counted(len(found), 'finding')}", found, folded=True))  # type: ignore[arg-type]
+    return Section("Can I trust it?", tuple(blocks))

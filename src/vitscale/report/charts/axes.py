@@ -1,0 +1,138 @@
+"""What charts share: views and the choices between them, rows, axes, marks, the colour and shape of each series.
+
+A chart is Vega-Lite as plain data, one plot without facets, so that a page can draw it as wide as there is room. Text
+of users is a value in its rows, never a field's name or part of an expression.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vitscale.present.data import finite
+from vitscale.present.document import View
+from vitscale.report.style import SERIES_COLOURS, SERIES_SHAPES
+
+Row = dict[str, Any]
+Spec = dict[str, Any]
+
+WIDTH, HEIGHT = 560, 215
+_SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
+IN_ORDER = {"field": "place", "op": "min", "order": "ascending"}
+"""How an axis of users' names is sorted: Vega-Lite would put a list of them into an expression."""
+_MANY = 6
+"""Of more series the legend is set small, or it would be taller than the chart."""
+
+
+@dataclass
+class Plot:
+    """A view in the making: datasets by name, layers from below."""
+
+    datasets: dict[str, list[Row]] = field(default_factory=dict)
+    layers: list[Spec] = field(default_factory=list)
+
+    def add(self, rows: str, mark: Spec, only: str = "", **encoding: Any) -> None:
+        """Adds a layer that draws a dataset; `only`: an expression of ours that its rows must fulfil."""
+        layer: Spec = {"data": {"name": rows}, "mark": mark, "encoding": encoding}
+        if only:
+            layer["transform"] = [{"filter": only}]
+        self.layers.append(layer)
+
+    def spec(self, summary: str, height: int | Spec = HEIGHT) -> Spec:
+        """The finished Vega-Lite; every number that JSON does not know is null."""
+        whole: Spec = finite(
+            {
+                "$schema": _SCHEMA,
+                "width": WIDTH,
+                "height": height,
+                "autosize": {"type": "fit-x", "contains": "padding"},
+                "description": summary,
+                "datasets": self.datasets,
+                "layer": self.layers,
+            }
+        )
+        return whole
+
+
+def first(views: Sequence[View], default: View | None) -> tuple[View, ...]:
+    """The views with `default` in front."""
+    return tuple(views) if default is None else (default, *(view for view in views if view is not default))
+
+
+def quantity(name: str, title: str | None = None, **more: Any) -> Spec:
+    """The encoding of a number."""
+    return {"field": name, "type": "quantitative", **({} if title is None else {"title": title}), **more}
+
+
+def nominal(name: str, title: str | None = None, **more: Any) -> Spec:
+    """The encoding of text."""
+    return {"field": name, "type": "nominal", "title": title, **more}
+
+
+def tooltip(**fields: str) -> list[Spec]:
+    """What is told of a mark: field to heading."""
+    return [{"field": name, "type": "nominal", "title": title} for name, title in fields.items()]
+
+
+def along(name: str, title: str, values: Sequence[float], *, log: bool = True, number: str = "d") -> Spec:
+    """A horizontal axis with a tick at each value that occurs; `log`: in base 2, where all are above 0."""
+    ticks = sorted({*values})
+    logarithmic = log and ticks[0] > 0
+    scale = {"type": "log", "base": 2} if logarithmic else {"zero": False}
+    axis = {"values": ticks, "format": number, "grid": False, "labelOverlap": True}
+    return quantity(name, title, scale={**scale, "nice": False, "padding": 18}, axis=axis)
+
+
+def colour_of(names: Sequence[str], *, legend: bool = True) -> Spec:
+    """Each series' colour, by its place among `names`."""
+    colours = [SERIES_COLOURS[place % len(SERIES_COLOURS)] for place in range(len(names))]
+    return nominal("series", scale={"domain": list(names), "range": colours}, legend=_legend(names) if legend else None)
+
+
+def shape_of(names: Sequence[str]) -> Spec:
+    """Each series' shape, by its place among `names`."""
+    shapes = [SERIES_SHAPES[place % len(SERIES_SHAPES)] for place in range(len(names))]
+    return nominal("series", scale={"domain": list(names), "range": shapes}, legend=_legend(names))
+
+
+def _legend(names: Sequence[str]) -> Spec:
+    longest, many = max((len(name) for name in names), default=0), len(names) > _MANY
+    columns = 3 if longest < 20 else 2 if longest < (40 if many else 30) else 1
+    small = {"labelFontSize": 10, "symbolSize": 50, "columnPadding": 6} if many else {}
+    return {"title": None, "orient": "top", "columns": columns, "symbolOpacity": 1, **small}
+
+
+def add_bars(plot: Plot, rows: str, beside: Spec, colour: Spec | None, *, upright: bool = True) -> None:
+    """Adds intervals to a plot: a rule from `low` to `high` with caps, but for ends that were cut.
+
+    Args:
+        plot: to add to.
+        rows: a dataset with `low` and `high`, null where there is no interval, and what `cut_bars` adds.
+        beside: the axis along which the rows stand; the bars lie along the other.
+        colour: of the rows; None: the theme's.
+        upright: whether the bars stand upright.
+    """
+    ink = {} if colour is None else {"color": colour}
+    here, there = ("x", "y") if upright else ("y", "x")
+    bar = {here: beside, there: quantity("low"), f"{there}2": {"field": "high"}, **ink}
+    plot.add(rows, {"type": "rule", "strokeWidth": 1.5}, "datum.low != null", **bar)
+    cap = {"type": "tick", "thickness": 1.5, "size": 9, "orient": "horizontal" if upright else "vertical"}
+    for end in ("low", "high"):
+        only = f"datum.{end} != null && !datum.{end}_cut"
+        plot.add(rows, cap, only, **{here: beside, there: quantity(end), **ink})
+
+
+def cut_bars(rows: Sequence[Row], lowest: float, highest: float) -> bool:
+    """Cuts intervals that reach beyond a picture, in place; whether there was one."""
+    for row in rows:
+        if row["low"] is not None:
+            row["low_cut"], row["high_cut"] = row["low"] < lowest, row["high"] > highest
+            row["low"], row["high"] = max(row["low"], lowest), min(row["high"], highest)
+    return any(row.get("low_cut") or row.get("high_cut") for row in rows)
+
+
+def scaled(rows: Sequence[Row], factor: float, *fields: str) -> list[Row]:
+    """The rows with their value and its interval, or these fields, multiplied."""
+    names = fields or ("value", "low", "high")
+    return [row | {name: row[name] * factor for name in names if row.get(name) is not None} for row in rows]

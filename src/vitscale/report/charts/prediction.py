@@ -1,0 +1,245 @@
+"""What nobody has measured: measured points, the predicted band beyond them, and three bounds to hold them against."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vitscale.analysis import Analysis
+from vitscale.prediction.evidence import Point, Series
+from vitscale.prediction.results import Forecast, Prediction
+from vitscale.present import units
+from vitscale.present.document import Choice, Figure, View
+from vitscale.report import prediction_words
+from vitscale.report.charts.axes import Plot, Row, Spec, along, nominal, quantity, scaled, tooltip
+from vitscale.report.style import DASHED, IDEAL_COLOUR, SERIES_COLOURS
+from vitscale.trial.trial import Mode
+
+_SAMPLES = 40
+IDEAL, AMDAHL, TRANSFERS = "ideal", "Amdahl, fitted to what was measured", "ideal and the transfers"
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One series' chart as rows; times in seconds."""
+
+    of_epoch: bool
+    """Of an epoch; else of a step, where the images are unknown."""
+    measured: tuple[Row, ...]
+    predicted: tuple[Row, ...]
+    bounds: tuple[Row, ...]
+    """Curves that hold on a model of their own: `bound` names it."""
+
+
+def drawn(analysis: Analysis, series: Series, predictions: Sequence[Prediction]) -> Drawn:
+    """The rows of one series, whose `predictions` are in rising order of ranks."""
+    of_epoch = all(one.epoch_seconds is not None for one in predictions) and all(
+        point.steps_per_epoch is not None for point in series.points
+    )
+    measured = tuple(_measured_row(analysis, point, of_epoch) for point in series.points)
+    return Drawn(
+        of_epoch,
+        measured,
+        tuple(_predicted_row(one, of_epoch) for one in predictions),
+        tuple(_bounds(series.mode, measured, predictions, of_epoch)),
+    )
+
+
+def _measured_row(analysis: Analysis, point: Point, of_epoch: bool) -> Row:
+    """With the report's interval of 95 %, where it has one."""
+    trial = analysis.trials[point.trial_id]
+    interval = trial.epoch_seconds if of_epoch else trial.step_seconds
+    centre = interval.value if interval else _median_seconds(point, of_epoch)
+    return {
+        "gpus": point.gpus,
+        "value": centre,
+        "low": interval.low if interval and not interval.note else None,
+        "high": interval.high if interval and not interval.note else None,
+        "shown": units.seconds(centre),
+        "mean": "",
+        "run": "",
+        "told": "measured",
+        "trial": point.trial_id,
+    }
+
+
+def _predicted_row(one: Prediction, of_epoch: bool) -> Row:
+    estimate = one.epoch_seconds if of_epoch and one.epoch_seconds else one.step_seconds
+    return {
+        "gpus": one.gpus,
+        "value": estimate.value,
+        "low": estimate.low,
+        "high": estimate.high,
+        "future_low": estimate.future_low,
+        "future_high": estimate.future_high,
+        "shown": units.seconds(estimate.value),
+        "mean": f"{units.seconds(estimate.low)} to {units.seconds(estimate.high)}",
+        "run": f"{units.seconds(estimate.future_low)} to {units.seconds(estimate.future_high)}",
+        "told": one.label,
+    }
+
+
+def _bounds(mode: Mode, measured: Sequence[Row], predictions: Sequence[Prediction], of_epoch: bool) -> list[Row]:
+    base: int = measured[0]["gpus"]
+    seconds: float = measured[0]["value"]
+    last = max(predictions[-1].gpus, measured[-1]["gpus"])
+    shrinks = (of_epoch and mode != "weak") or mode == "strong-global"
+
+    def ideal(gpus: float) -> float:
+        return seconds * base / gpus if shrinks else seconds
+
+    counts = [base * (last / base) ** (sample / _SAMPLES) for sample in range(_SAMPLES + 1)]
+    rows = [{"gpus": gpus, "value": ideal(gpus), "bound": IDEAL} for gpus in counts]
+    if shrinks and (fitted := _amdahl(measured)) is not None:
+        serial, parallel = fitted
+        rows += [{"gpus": gpus, "value": serial + parallel / gpus, "bound": AMDAHL} for gpus in counts]
+    return rows + [
+        {"gpus": gpus, "value": ideal(gpus) + more, "bound": TRANSFERS}
+        for gpus, more in _further_transfers(base, predictions, of_epoch)
+    ]
+
+
+def _further_transfers(base: int, predictions: Sequence[Prediction], of_epoch: bool) -> list[tuple[int, float]]:
+    """By rank count, exposed transfer beyond that of the smallest measured count, whose time has its own in it."""
+    seconds = {
+        one.gpus: one.wire_seconds.value + (one.norm_seconds.value if one.norm_seconds is not None else 0.0)
+        for one in predictions
+        if one.wire_seconds is not None
+    }
+    if base not in seconds:
+        return []
+    steps = {
+        one.gpus: one.epoch_seconds.value / one.step_seconds.value if of_epoch and one.epoch_seconds else 1.0
+        for one in predictions
+    }
+    return [(gpus, max(0.0, wire - seconds[base]) * steps[gpus]) for gpus, wire in seconds.items() if gpus >= base]
+
+
+def _amdahl(measured: Sequence[Row]) -> tuple[float, float] | None:
+    """Serial seconds and parallel rank-seconds, least squares of relative errors; None below two rank counts.
+
+    `T(N) = serial + parallel / N` (Amdahl, AFIPS 1967), neither below 0: where the fit would have it so, the other
+    alone is fitted.
+    """
+    rows = [(row["gpus"], row["value"]) for row in measured]
+    if len({gpus for gpus, _ in rows}) < 2:
+        return None
+    # Relative: serial * (1 / T) + parallel * (1 / (N T)) = 1.
+    terms = [(1 / seconds, 1 / (gpus * seconds)) for gpus, seconds in rows]
+    aa, bb = sum(a * a for a, _ in terms), sum(b * b for _, b in terms)
+    ab, a1, b1 = sum(a * b for a, b in terms), sum(a for a, _ in terms), sum(b for _, b in terms)
+    serial, parallel = (a1 * bb - b1 * ab) / (aa * bb - ab * ab), (b1 * aa - a1 * ab) / (aa * bb - ab * ab)
+    if serial < 0:
+        return 0.0, b1 / bb
+    return (a1 / aa, 0.0) if parallel < 0 else (serial, parallel)
+
+
+def _median_seconds(point: Point, of_epoch: bool) -> float:
+    return statistics.median(point.step_seconds) * (point.steps_per_epoch or 1 if of_epoch else 1)
+
+
+_MOST = 12
+"""Series that are drawn; the tables have all."""
+_BLUE, _VERMILION, _GREEN = SERIES_COLOURS[:3]
+_BAND_COLOUR = SERIES_COLOURS[5]
+_BOUND_DASHES = {IDEAL: DASHED, AMDAHL: [2, 3], TRANSFERS: [8, 3, 2, 3]}
+_BOUND_COLOURS = {IDEAL: IDEAL_COLOUR, AMDAHL: _VERMILION, TRANSFERS: _GREEN}
+_SHAPES = {
+    "measured": "circle",
+    "interpolated": "square",
+    "extrapolated": "diamond",
+    "prior-driven": "triangle-up",
+    "does not fit": "cross",
+}
+_FURTHEST = 30
+"""How far beyond the outermost point a band or a bound may reach, as a factor, before the axis cuts it."""
+_TIMES = ("value", "low", "high", "future_low", "future_high")
+
+
+def prediction_chart(analysis: Analysis, outlook: Forecast) -> Figure | None:
+    """A view for each series that has a measured point, by batch policy."""
+    by_series: dict[tuple[str, Mode], list[Prediction]] = {}
+    for one in outlook.predictions:
+        by_series.setdefault((one.series, one.mode), []).append(one)
+    drawable = [series for series in outlook.evidence.series if (series.name, series.mode) in by_series][:_MOST]
+    numbers: dict[Mode, int] = {}
+    views = []
+    for series in drawable:
+        numbers[series.mode] = place = numbers.get(series.mode, 0) + 1
+        rows = drawn(analysis, series, by_series[series.name, series.mode])
+        name = f"{series.mode}-prediction{'' if place == 1 else f'-{place}'}"
+        choice = Choice(str(place), prediction_words.title(series.name, series.mode).removesuffix(f", {series.mode}"))
+        views.append(_view(name, series.mode, choice, rows))
+    return Figure("prediction", "Predicted time", tuple(views)) if views else None
+
+
+def _view(name: str, mode: Mode, series: Choice, rows: Drawn) -> View:
+    unit = units.time_unit(row["value"] for row in (*rows.measured, *rows.predicted))
+    measured, predicted, bounds = (
+        scaled(some, unit.factor, *_TIMES) for some in (rows.measured, rows.predicted, rows.bounds)
+    )
+    points = [*measured, *(row for row in predicted if row["gpus"] not in {one["gpus"] for one in measured})]
+    lowest = min(row["value"] for row in points) / _FURTHEST
+    highest = max(row["value"] for row in points) * _FURTHEST
+    span = [row["value"] for row in (*points, *bounds)] + [row[key] for row in predicted for key in _TIMES[3:]]
+    what = "epoch" if rows.of_epoch else "step"
+    x = along("gpus", "ranks", _ticks(points), number="~s")
+    top, bottom = min(max(span) * 1.1, highest), max(min(span) / 1.1, lowest)
+    scale: Spec = {"domain": [0, top]} if mode == "weak" else {"type": "log", "domain": [bottom, top]}
+    axis = {"tickCount": 6, "format": "~r"}
+    y = quantity("value", f"{what} time ({unit.sign})", scale={**scale, "nice": False, "clamp": True}, axis=axis)
+    plot = Plot({"rows": points, "predicted": predicted, "bounds": bounds})
+    for low, high, opacity in (("future_low", "future_high", 0.2), ("low", "high", 0.3)):
+        area = {"type": "area", "color": _BAND_COLOUR, "opacity": opacity, "clip": True}
+        plot.add("predicted", area, x=x, y=quantity(low, y["title"], scale=y["scale"]), y2={"field": high})
+    names = list(dict.fromkeys(row["bound"] for row in bounds))
+    legend = {"title": None, "orient": "bottom", "columns": 2, "symbolSize": 160, "symbolOpacity": 1}
+    colours = {"domain": names, "range": [_BOUND_COLOURS[each] for each in names]}
+    dashes = {"domain": names, "range": [_BOUND_DASHES[each] for each in names]}
+    bound: Spec = {
+        "color": nominal("bound", scale=colours, legend=legend),
+        "strokeDash": nominal("bound", scale=dashes, legend=legend),
+    }
+    plot.add("bounds", {"type": "line", "strokeWidth": 1.4, "clip": True}, x=x, y=y, **bound)
+    plot.add("predicted", {"type": "line", "strokeWidth": 1.6, "color": _BLUE}, x=x, y=y)
+    _add_points(plot, points, x, y)
+    last = rows.predicted[-1]
+    summary = (
+        f"{series.label}: {last['shown']} {'an epoch' if rows.of_epoch else 'a step'} on {units.ranks(last['gpus'])} "
+        f"(90 % of one run {last['run']}; {last['told']})."
+    )
+    return View(
+        name,
+        {"batch policy": Choice(mode, mode), "series": series},
+        f"Predicted {what} time, {series.label}, {mode}",
+        "dark: 90 % of the mean; light: of one run; bars: measured, 95 %",
+        plot.spec(summary, 280),
+        {"gpus": "ranks", "shown": f"{what} time", "mean": "90 % of the mean", "run": "90 % of one run",
+         "told": "how it is known"},
+        summary,
+    )  # fmt: skip
+
+
+def _add_points(plot: Plot, points: list[Row], x: Spec, y: Spec) -> None:
+    """Measured ones filled and with their bars, predicted ones hollow; the shape tells how surely."""
+    told = [name for name in _SHAPES if name in {row["told"] for row in points}]
+    legend = {"title": None, "orient": "top", "columns": 4}
+    filled = [_BLUE if name == "measured" else _BAND_COLOUR for name in told]
+    shape = nominal("told", scale={"domain": told, "range": [_SHAPES[name] for name in told]}, legend=legend)
+    fill = nominal("told", scale={"domain": told, "range": filled}, legend=legend)
+    rule = {"type": "rule", "strokeWidth": 1.5, "color": _BLUE}
+    bounded = "datum.told == 'measured' && datum.low != null"
+    plot.add("rows", rule, bounded, x=x, y=quantity("low"), y2={"field": "high"})
+    what = tooltip(gpus="ranks", shown="time", told="how it is known", mean="90 % of the mean", run="90 % of one run")
+    mark = {"type": "point", "size": 60, "opacity": 1, "stroke": _BLUE, "strokeWidth": 1.5}
+    plot.add("rows", mark, x=x, y=y, shape=shape, fill=fill, tooltip=what)
+
+
+def _ticks(points: list[Row]) -> list[int]:
+    """Doublings of the smallest count, up to the largest."""
+    counts = sorted({row["gpus"] for row in points})
+    ticks = [counts[0]]
+    while ticks[-1] * 2 <= counts[-1]:
+        ticks.append(ticks[-1] * 2)
+    return ticks

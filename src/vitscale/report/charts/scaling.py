@@ -1,0 +1,304 @@
+"""How it scales: epoch time, speedup, efficiency, throughput and GPU-hours, along ranks or any swept number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from vitscale.analysis import Analysis, CurveResult, Point, TrialResult
+from vitscale.analysis.curve_names import curve_name
+from vitscale.present import units
+from vitscale.present.document import Choice, Figure, View
+from vitscale.present.estimate import Estimate
+from vitscale.report.charts.axes import (
+    Plot,
+    Row,
+    Spec,
+    add_bars,
+    along,
+    colour_of,
+    cut_bars,
+    first,
+    quantity,
+    scaled,
+    shape_of,
+    tooltip,
+)
+from vitscale.report.style import DASHED, IDEAL_COLOUR
+from vitscale.trial.trial import Mode
+
+_IDEAL_SAMPLES = 24
+_MOST_IDEALS = 6
+"""Of more curves only the first one's ideal is drawn: a dashed line each would hide the curves."""
+_WIDE_RANGE = 8
+"""From this ratio of largest to smallest rank count on, both axes are logarithmic."""
+_HEADROOM = 1.5
+"""How far beyond the outermost point or ideal a bar may reach, as a factor."""
+_FEW_RUNS = 3
+"""Below so many the runs themselves are drawn: an interval of two is twelve times as wide as they are apart."""
+_MOST_SWEPT = 3
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One figure along a curve, with its ideal."""
+
+    name: str
+    label: str
+    title: str
+    """Of the axis, without its unit where it is a time."""
+    value: Callable[[TrialResult, Point], Estimate | None]
+    ideal: Callable[[Estimate, float, bool], float]
+    """From the baseline's value, N / N_base and whether the curve is weak: what perfect scaling would give."""
+    show: Callable[[float | None], str]
+    slower_is_more: bool = False
+    """Whether it rises with the seconds of an epoch, so that less is better."""
+    relative: bool = False
+    """To the baseline: with one rank count there is nothing to see, and all curves have one ideal."""
+    is_time: bool = False
+
+
+def _gpu_hours(trial: TrialResult, point: Point) -> Estimate | None:
+    return None if trial.epoch_seconds is None else trial.epoch_seconds.times(point.gpus / 3600)
+
+
+MEASURES = (
+    Measure(
+        "speedup", "speedup", "speedup", lambda _trial, point: point.speedup, lambda _base, times, _weak: times,
+        units.share, relative=True,
+    ),
+    Measure(
+        "efficiency", "efficiency", "efficiency", lambda _trial, point: point.efficiency,
+        lambda _base, _times, _weak: 1.0, units.share, relative=True,
+    ),
+    Measure(
+        "epoch-seconds", "epoch time", "epoch time", lambda trial, _point: trial.epoch_seconds,
+        lambda base, times, weak: base.value if weak else base.value / times, units.seconds, slower_is_more=True,
+        is_time=True,
+    ),
+    Measure(
+        "throughput", "images/s", "images per second", lambda trial, _point: trial.images_per_second,
+        lambda base, times, _weak: base.value * times, units.number,
+    ),
+    Measure(
+        "gpu-hours", "GPU-hours", "GPU-hours of an epoch", _gpu_hours,
+        lambda base, times, weak: base.value * (times if weak else 1.0), units.number, slower_is_more=True,
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What the points of a view stand along."""
+
+    value: str
+    label: str
+    title: str
+    field: str = ""
+    """The swept field; empty: ranks."""
+    gpus: int = 0
+    """The rank count of its points, where a field is swept."""
+
+
+RANKS = Axis("ranks", "ranks", "ranks")
+
+
+def scaling_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure | None:
+    """A view for each batch policy, measure and axis of which anything is known."""
+    views: list[View] = []
+    for mode in dict.fromkeys(curve.mode for curve in curves):
+        own = [curve for curve in curves if curve.mode == mode]
+        for axis in (RANKS, *swept_axes(own)):
+            views += [view for measure in MEASURES if (view := _view(analysis, mode, own, measure, axis)) is not None]
+    if not views:
+        return None
+    names = dict.fromkeys(row["series"] for view in views for row in view.rows)
+    return Figure("scaling", "How it scales", first(views, _default(views)), tuple(names))
+
+
+def _default(views: Sequence[View]) -> View:
+    """Of the first policy: speedup by ranks; without a second rank count images/s by what was swept."""
+    by_ranks = [view for view in views if view.choices["measure"].value == "speedup"]
+    swept = [v for v in views if v.choices["along"].value != "ranks" and v.choices["measure"].value == "throughput"]
+    throughput = [view for view in views if view.choices["measure"].value == "throughput"]
+    return (by_ranks or swept or throughput or list(views))[0]
+
+
+def swept_axes(curves: Sequence[CurveResult]) -> list[Axis]:
+    """An axis for each swept number at each rank count, of the first fields."""
+    numbers: dict[str, set[float]] = {}
+    for curve in curves:
+        for field, value in curve.labels.items():
+            if isinstance(value, int | float) and not isinstance(value, bool) and field != "train.zero_stage":
+                numbers.setdefault(field, set()).add(value)
+    fields = [field for field, values in numbers.items() if len(values) > 1][:_MOST_SWEPT]
+    counts = sorted({point.gpus for curve in curves for point in curve.points})
+    return [
+        Axis(f"{field}-{gpus}", f"{_field_name(field)}, {units.ranks(gpus)}", _field_name(field), field, gpus)
+        for field in fields
+        for gpus in counts
+    ]
+
+
+def _field_name(field: str) -> str:
+    name = field.rpartition(".")[2].replace("_", " ")
+    return {"micro batch": "micro-batch"}.get(name, name)
+
+
+def measured(
+    analysis: Analysis, curves: Sequence[CurveResult], measure: Measure, axis: Axis = RANKS
+) -> tuple[list[Row], list[Row]]:
+    """One row per point that has the figure, and one per run of a point that has too few of them for an interval.
+
+    Of a row `drift` says how a point's work differs from that of the others, or nothing.
+    """
+    rows: list[Row] = []
+    runs: list[Row] = []
+    for curve in curves:
+        for point in curve.points:
+            trial = analysis.trials[point.trial_id]
+            value = measure.value(trial, point)
+            at = point.gpus if not axis.field else curve.labels.get(axis.field)
+            if value is None or at is None or axis.gpus not in (0, point.gpus):
+                continue
+            of_few = bool(value.note) or len(trial.runs) < _FEW_RUNS
+            low, high = (None, None) if of_few else (value.low, value.high)
+            count = f"{len(trial.runs)} run{'' if len(trial.runs) == 1 else 's'}"
+            bounds = f"{measure.show(low)} to {measure.show(high)}" if low is not None and high is not None else count
+            where = {"series": _series(curve, axis, trial), "x": at, "gpus": point.gpus}
+            rows.append(
+                where
+                | {"value": value.value, "low": low, "high": high, "shown": measure.show(value.value)}
+                | {"bounds": bounds, "runs": len(trial.runs), "trial": trial.trial_id}
+                | {"drift": f"loss differs: {units.relative(trial.drift.difference)}" if trial.drifts else ""}
+            )
+            if of_few:
+                runs += [where | {"value": each, "run": place} for place, each in _of_runs(trial, value, measure)]
+    if axis.field:
+        rows.sort(key=lambda row: (row["series"], row["x"]))
+    return rows, runs
+
+
+def _series(curve: CurveResult, axis: Axis, trial: TrialResult) -> str:
+    if not axis.field:
+        return curve.name
+    return curve_name({name: value for name, value in curve.labels.items() if name != axis.field}, trial.trial)
+
+
+def _of_runs(trial: TrialResult, value: Estimate, measure: Measure) -> list[tuple[int, float]]:
+    """Each run's own figure: in proportion to its epoch, of which the point is the geometric mean."""
+    if trial.epoch_seconds is None or len(trial.runs) < 2:
+        return []
+    known = [(place, run.epoch_seconds) for place, run in enumerate(trial.runs, 1) if run.epoch_seconds]
+    times = [(place, seconds / trial.epoch_seconds.value) for place, seconds in known]
+    return [(place, value.value * (share if measure.slower_is_more else 1 / share)) for place, share in times]
+
+
+def ideal(analysis: Analysis, curves: Sequence[CurveResult], measure: Measure) -> list[Row]:
+    """Perfect scaling from each curve's baseline to its largest rank count, sampled finely enough to draw."""
+    rows = []
+    for curve in curves:
+        base = curve.baseline
+        value = measure.value(analysis.trials[base.trial_id], base) if base else None
+        largest = max((point.gpus for point in curve.points), default=0)
+        if base is None or value is None or largest <= base.gpus:
+            continue
+        for sample in range(_IDEAL_SAMPLES + 1):
+            times = (largest / base.gpus) ** (sample / _IDEAL_SAMPLES)
+            level = measure.ideal(value, times, curve.mode == "weak")
+            rows.append({"series": curve.name, "x": base.gpus * times, "value": level})
+    return rows
+
+
+def _view(analysis: Analysis, mode: Mode, curves: Sequence[CurveResult], measure: Measure, axis: Axis) -> View | None:
+    """None where nothing of it is known, or where it compares and there is one rank count."""
+    rows, runs = measured(analysis, curves, measure, axis)
+    if not rows or (axis.field and len({row["x"] for row in rows}) < 2):
+        return None
+    if measure.relative and all(row["value"] == 1.0 for row in rows) and len({row["gpus"] for row in rows}) < 2:
+        return None
+    line = [] if axis.field else ideal(analysis, curves, measure)
+    of_which = ""
+    if line and not measure.relative and len(curves) > _MOST_IDEALS:
+        of_which = line[0]["series"]
+        line = [row for row in line if row["series"] == of_which]
+    title = measure.title
+    if measure.is_time:
+        unit = units.time_unit(row["value"] for row in rows)
+        rows, runs, line = (scaled(some, unit.factor) for some in (rows, runs, line))
+        title = f"{measure.title} ({unit.sign})"
+    levels = [row["value"] for row in (*rows, *line)]
+    cut = cut_bars(rows, min(levels) / _HEADROOM, max(levels) * _HEADROOM)
+    summary = _summary(rows, measure, axis)
+    plot = _plot(rows, runs, line, title, measure, axis, weak=mode == "weak")
+    told = ["bars: 95 % intervals" + (" (cut where no cap)" if cut else "")] if any(r["low"] for r in rows) else []
+    told += ["small: single runs"] if runs else []
+    told += ["dashed: ideal" + (f" of {of_which}" if of_which else "")] if line else []
+    told += ["hollow: drifts"] if any(row["drift"] for row in rows) else []
+    heading = f"{measure.label[:1].upper()}{measure.label[1:]}, {mode}"
+    along_name = "" if not axis.field else f"-by-{axis.value.rpartition('.')[2].replace('_', '-')}"
+    return View(
+        f"{mode}-{measure.name}{along_name}",
+        {
+            "batch policy": Choice(mode, mode),
+            "measure": Choice(measure.name, measure.label),
+            "along": Choice(axis.value, axis.label),
+        },
+        heading if not axis.field else f"{heading}, by {axis.label}",
+        "; ".join(told),
+        plot.spec(summary),
+        {"series": "curve", "x": axis.title, "shown": measure.label, "bounds": "95 % interval", "drift": "drift"}
+        if any(row["drift"] for row in rows)
+        else {"series": "curve", "x": axis.title, "shown": measure.label, "bounds": "95 % interval", "trial": "trial"},
+        summary,
+    )
+
+
+def _plot(
+    rows: list[Row], runs: list[Row], line: list[Row], title: str, measure: Measure, axis: Axis, *, weak: bool
+) -> Plot:
+    names = list(dict.fromkeys(row["series"] for row in rows))
+    x, y = _axes(rows, title, axis, linear=measure.name == "efficiency" or (weak and measure.slower_is_more))
+    colour, shape = colour_of(names), shape_of(names)
+    plot = Plot({"rows": rows})
+    if line:
+        plot.datasets["ideal"] = line
+        faint = {"type": "line", "strokeDash": DASHED, "strokeWidth": 1.2, "strokeOpacity": 0.65, "opacity": 1}
+        ink = {"value": IDEAL_COLOUR} if measure.relative else colour
+        plot.add("ideal", faint, x=x, y=y, color=ink, detail={"field": "series", "type": "nominal"})
+    plot.add("rows", {"type": "line", "strokeWidth": 2}, "!datum.drift", x=x, y=y, color=colour)
+    if any(row["low"] is not None for row in rows):
+        add_bars(plot, "rows", x, colour)
+    if runs:
+        plot.datasets["runs"] = runs
+        small = {"type": "point", "size": 18, "filled": False, "opacity": 0.8, "strokeWidth": 1.2}
+        plot.add("runs", small, x=x, y=y, color=colour, shape=shape)
+    told = tooltip(
+        series="curve", x=axis.title, shown=measure.label, bounds="95 % interval", runs="runs", trial="trial"
+    )
+    for drifts in ("!datum.drift", "datum.drift") if any(row["drift"] for row in rows) else ("",):
+        point = {"type": "point", "size": 60, "filled": drifts != "datum.drift", "opacity": 1}
+        more = [*told, *tooltip(drift="drift")] if drifts == "datum.drift" else told
+        plot.add("rows", point, drifts, x=x, y=y, color=colour, shape=shape, tooltip=more)
+    return plot
+
+
+def _axes(rows: Sequence[Row], title: str, axis: Axis, *, linear: bool) -> tuple[Spec, Spec]:
+    """Both logarithmic over a wide range of ranks; over a narrow one the figure starts at zero."""
+    at = sorted({row["x"] for row in rows})
+    wide = at[-1] >= _WIDE_RANGE * at[0] if at[0] > 0 else False
+    number = "d" if all(isinstance(value, int) for value in at) else "~g"
+    x = along("x", axis.title, at, log=wide or bool(axis.field), number=number)
+    scale = {"type": "log", "base": 2} if wide and not linear and not axis.field else {"zero": True, "nice": True}
+    return x, quantity("value", title, scale=scale, axis={"tickCount": 6, "format": "~r"})
+
+
+def _summary(rows: Sequence[Row], measure: Measure, axis: Axis) -> str:
+    """Who is best at the far end: "At 8 ranks: ddp 7.01, deepspeed 6.20"."""
+    last = max(row["x"] for row in rows)
+    there = sorted((row for row in rows if row["x"] == last), key=lambda row: row["value"])
+    best = there if measure.slower_is_more else there[::-1]
+    named = ", ".join(f"{row['series']} {row['shown']}" for row in best[:3])
+    more = f", and {len(best) - 3} more" if len(best) > 3 else ""
+    where = units.ranks(last) if not axis.field else f"{axis.title} {last:g} on {units.ranks(axis.gpus)}"
+    return f"{measure.label[:1].upper()}{measure.label[1:]} at {where}: {named}{more}."

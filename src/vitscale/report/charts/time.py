@@ -1,0 +1,387 @@
+"""Where the time goes: the parts of a step as stacked bars, and the waterfall from ideal to measured."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from vitscale.analysis import Analysis, CurveResult, TrialResult, Waterfall
+from vitscale.analysis.curve_names import curve_name
+from vitscale.analysis.time.breakdown import Breakdown, RankParts
+from vitscale.analysis.time.run_waterfall import CHECKPOINT, EVALUATION, START_UP
+from vitscale.analysis.time.waterfall import STEP_ROUNDING
+from vitscale.present import units
+from vitscale.present.document import Choice, Figure, View
+from vitscale.present.estimate import Estimate
+from vitscale.report import sentences
+from vitscale.report.charts.axes import IN_ORDER, Plot, Row, Spec, add_bars, cut_bars, nominal, quantity, tooltip
+from vitscale.report.style import COMMUNICATION_COLOUR, IDEAL_COLOUR, PART_COLOURS, ROUNDING_COLOUR
+from vitscale.store.records import COMMUNICATION, EXPOSED
+
+PART_NAMES: Mapping[str, str] = {
+    "data_wait": "data wait",
+    "h2d": "copy to device",
+    "forward": "forward",
+    "backward": "backward",
+    "wait": "exposed wait",
+    "wire": "exposed wire",
+    "norm": "synchronised norm",
+    COMMUNICATION: "exposed communication (wait and wire not told apart)",
+    "optimizer": "optimizer",
+    "launch_gaps": "launch gaps",
+    "other": "other",
+}
+"""In the order of the stack, as a reader wants them named."""
+LONGEST_STEP = 1e9
+"""Seconds. What is longer comes from a broken clock or a broken record, and would leave no room for anything else."""
+COLOURS: Mapping[str, str] = PART_COLOURS | {COMMUNICATION: COMMUNICATION_COLOUR}
+
+
+@dataclass(frozen=True)
+class Bar:
+    """The mean explained step of a trial's typical rank."""
+
+    family: str
+    """The curve without its batch size: bars of one family differ in batch size and rank count alone."""
+    family_place: int
+    batch: str
+    batch_order: int
+    gpus: int
+    trial_id: str
+    seconds: float
+    parts: Mapping[str, float]
+    """Part to seconds, in the order of the stack; the unknown ones are absent."""
+    reasons: Mapping[str, str]
+    """Part to why it is unknown."""
+
+
+def bars(analysis: Analysis, curves: Sequence[CurveResult]) -> list[Bar]:
+    """One bar for each trial of these curves that was explained."""
+    found = []
+    names = families(analysis, curves)
+    places = {family: place for place, family in enumerate(dict.fromkeys(names))}
+    for curve, family in zip(curves, names, strict=True):
+        for point in curve.points:
+            trial = analysis.trials[point.trial_id]
+            if trial.breakdown is None or not _sound(trial.breakdown):
+                continue
+            batch, order = kept_batch(curve, trial)
+            found.append(
+                Bar(
+                    family,
+                    places[family],
+                    batch,
+                    order,
+                    point.gpus,
+                    point.trial_id,
+                    trial.breakdown.typical.seconds,
+                    parts_of(trial.breakdown),
+                    trial.breakdown.reasons,
+                )
+            )
+    return found
+
+
+def _sound(breakdown: Breakdown) -> bool:
+    """Whether its step took some time that is known of, and no part of it more than any can."""
+    parts = parts_of(breakdown).values()
+    return breakdown.typical.seconds > 0 and any(parts) and all(0 <= one < LONGEST_STEP for one in parts)
+
+
+def parts_of(breakdown: Breakdown) -> dict[str, float]:
+    """The known parts of the typical rank's step in seconds, in the order of the stack; they add up to the step."""
+    typical = breakdown.typical
+    parts = {part: seconds for part, seconds in typical.parts.items() if seconds is not None}
+    if not all(part in parts for part in EXPOSED):
+        parts = {part: seconds for part, seconds in parts.items() if part not in EXPOSED}
+        if typical.exposed_seconds is not None:
+            parts[COMMUNICATION] = typical.exposed_seconds
+    return {part: parts[part] for part in PART_NAMES if part in parts}
+
+
+def exposed_share(breakdown: Breakdown) -> float | None:
+    """Exposed communication of the typical rank, as a share of its step."""
+    typical = breakdown.typical
+    exposed = typical.exposed_seconds
+    return exposed / typical.seconds if exposed is not None and typical.seconds > 0 else None
+
+
+def exposed_interval(breakdown: Breakdown) -> Estimate | None:
+    """The same share with its interval over runs."""
+    share = exposed_share(breakdown)
+    rank = breakdown.typical.rank
+    found = breakdown.over_runs(lambda one: _exposed_share(one.rank(rank)), most=1.0)
+    if share is None:
+        return None
+    return Estimate(share) if found is None else Estimate(share, found.low, found.high, note=found.note)
+
+
+def part_interval(breakdown: Breakdown, rank: int, part: str | None) -> Estimate | None:
+    """Seconds of a part of one rank's step over runs; of the whole step where `part` is None."""
+
+    def of_run(one: Breakdown) -> float | None:
+        own = one.rank(rank)
+        if part is None:
+            return own.seconds
+        return own.exposed_seconds if part == COMMUNICATION else own.parts[part]
+
+    return breakdown.over_runs(of_run)
+
+
+def _exposed_share(rank: RankParts) -> float | None:
+    return rank.exposed_seconds / rank.seconds if rank.exposed_seconds is not None and rank.seconds > 0 else None
+
+
+def unknown_parts(found: Sequence[Mapping[str, str]]) -> list[str]:
+    """Why parts are unknown: each reason once, with its parts and the number of trials it holds for."""
+    by_reason: dict[str, dict[str, None]] = {}
+    for reasons in found:
+        for part, reason in reasons.items():
+            by_reason.setdefault(reason, {})[PART_NAMES.get(part, part)] = None
+    return [
+        f"Unknown in {sum(reason in reasons.values() for reasons in found)} of {len(found)} trials: "
+        f"{', '.join(parts)}: {reason}."
+        for reason, parts in by_reason.items()
+    ]
+
+
+_BATCH_FIELDS = ("train.micro_batch", "train.global_batch", "train.grad_accum")
+
+
+def families(analysis: Analysis, curves: Sequence[CurveResult]) -> list[str]:
+    """Each curve's name without its batch size; in full, and numbered, where two would be one at the same batch."""
+    trials = [analysis.trials[curve.points[-1].trial_id] for curve in curves]
+    batches = [kept_batch(curve, trial) for curve, trial in zip(curves, trials, strict=True)]
+    short = [
+        curve_name({field: value for field, value in curve.labels.items() if field not in _BATCH_FIELDS}, trial.trial)
+        for curve, trial in zip(curves, trials, strict=True)
+    ]
+    unclear = {panel for panel, count in Counter(zip(short, batches, strict=True)).items() if count > 1}
+    panels = [
+        (curve.name if (name, batch) in unclear else name, batch)
+        for curve, name, batch in zip(curves, short, batches, strict=True)
+    ]
+    return [
+        f"{panel[0]} ({panels[: place + 1].count(panel)})" if panels.count(panel) > 1 else panel[0]
+        for place, panel in enumerate(panels)
+    ]
+
+
+def kept_batch(curve: CurveResult, trial: TrialResult) -> tuple[str, int]:
+    """What a curve keeps of its batch, in words and as a number of images."""
+    train = trial.trial.train
+    if curve.mode == "strong-global":
+        return f"global batch {trial.trial.global_batch:,}", trial.trial.global_batch
+    accumulated = f" x {train.grad_accum}" if train.grad_accum > 1 else ""
+    return f"micro-batch {train.micro_batch:,}{accumulated}", train.micro_batch * train.grad_accum
+
+
+_LEAST_LABELLED = 0.06
+"""Of the axis: a part that is smaller has no room for its label."""
+_LIGHT_PARTS = [PART_NAMES[part] for part in ("forward", "wait", "norm", "data_wait", "other")]
+"""Their labels are dark."""
+_SHARES = "shares"
+
+
+def breakdown_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure | None:
+    """Stacked bars in seconds and as shares, a view per batch policy and batch size; None without explained steps."""
+    views = []
+    for mode in dict.fromkeys(curve.mode for curve in curves):
+        own = bars(analysis, [curve for curve in curves if curve.mode == mode])
+        batches = sorted({(bar.batch_order, bar.batch) for bar in own})
+        for order, batch in batches:
+            some = [bar for bar in own if (bar.batch_order, bar.batch) == (order, batch)]
+            of_batch = f"-{order}" if len(batches) > 1 else ""
+            unit = units.time_unit([min(bar.seconds for bar in some)])
+            choices = {"batch policy": Choice(mode, mode), "batch": Choice(str(order), batch)}
+            for scale, as_what in ((unit, Choice("time", "time")), (None, Choice(_SHARES, _SHARES))):
+                name = f"{mode}-breakdown{'' if scale else '-share'}{of_batch}"
+                views.append(_stacked_view(name, mode, some, scale, choices | {"as": as_what}))
+    if not views:
+        return None
+    return Figure("breakdown", "Where the time of a step goes", tuple(views))
+
+
+def stacked(found: Sequence[Bar], *, unit: units.Unit | None = None) -> list[Row]:
+    """One row per part with a length: from where to where it stands in its bar.
+
+    Args:
+        found: the bars.
+        unit: of time; None: shares of the step.
+    """
+    rows = []
+    for bar in found:
+        scale = unit.factor if unit else 1 / bar.seconds
+        length = 0.0
+        for order, (part, name) in enumerate(PART_NAMES.items()):
+            seconds = bar.parts.get(part, 0.0)
+            if seconds > 0:
+                where = {"bar": f"{bar.family}, {units.ranks(bar.gpus)}", "family": bar.family, "gpus": bar.gpus}
+                place = {"start": length * scale, "end": (length + seconds) * scale}
+                told = {"shown": units.seconds(seconds), "share": units.percent(seconds / bar.seconds)}
+                rows.append(where | {"trial": bar.trial_id, "part": name, "order": order} | place | told)
+            length += seconds
+    return rows
+
+
+def _stacked_view(
+    name: str, mode: str, found: Sequence[Bar], unit: units.Unit | None, choices: Mapping[str, Choice]
+) -> View:
+    rows = stacked(found, unit=unit)
+    longest = max(row["end"] for row in rows)
+    bars_in_order = list(dict.fromkeys(row["bar"] for row in rows))
+    for row in rows:
+        row["place"] = bars_in_order.index(row["bar"])
+        long = (row["end"] - row["start"]) / longest >= _LEAST_LABELLED
+        shown = units.number(row["end"] - row["start"], 2) if unit else row["share"]
+        row["label"] = shown if long else ""
+        row["ink"] = "#1c2430" if row["part"] in _LIGHT_PARTS else "#ffffff"
+        row["middle"] = (row["start"] + row["end"]) / 2
+    parts = [name for name in PART_NAMES.values() if any(row["part"] == name for row in rows)]
+    colours = [COLOURS[part] for part, name in PART_NAMES.items() if name in parts]
+    y = nominal("bar", sort=IN_ORDER, axis={"labelLimit": 220, "ticks": False})
+    title = f"step ({unit.sign})" if unit else "share of the step"
+    x = quantity("start", title, axis={"format": "~r" if unit else "%", "tickCount": 6}, scale={"nice": bool(unit)})
+    legend = {"title": None, "orient": "top", "columns": 4, "labelLimit": 400, "symbolType": "square"}
+    colour = nominal("part", scale={"domain": parts, "range": colours}, legend=legend)
+    told = tooltip(bar="trial", part="part", shown="time", share="share of the step", trial="trial")
+    plot = Plot({"rows": rows})
+    plot.add("rows", {"type": "bar"}, x=x, x2={"field": "end"}, y=y, color=colour, tooltip=told)
+    text = {"type": "text", "fontSize": 10, "baseline": "middle"}
+    label: Spec = {"text": {"field": "label"}, "color": {"field": "ink", "type": "nominal", "scale": None}}
+    plot.add("rows", text, x=quantity("middle"), y=y, **label)
+    summary = _largest_parts(found)
+    return View(
+        name,
+        choices,
+        f"Where the time of a step goes, {mode}, {choices['batch'].label}",
+        "mean explained step of the rank with the median wait",
+        plot.spec(summary, {"step": 26}),
+        {"bar": "curve and ranks", "part": "part", "shown": "time", "share": "share of the step"},
+        summary,
+    )
+
+
+def _largest_parts(found: Sequence[Bar]) -> str:
+    """Of the bar with the most ranks its three longest parts."""
+    bar = max(found, key=lambda bar: bar.gpus)
+    longest = sorted(bar.parts.items(), key=lambda item: -item[1])[:3]
+    named = ", ".join(f"{PART_NAMES[part]} {units.percent(seconds / bar.seconds)}" for part, seconds in longest)
+    return f"{bar.family} on {units.ranks(bar.gpus)}: {units.seconds(bar.seconds)} a step: {named}."
+
+
+_IDEAL, _MEASURED = "ideal", "measured"
+_FACTOR_COLOURS = {
+    _IDEAL: IDEAL_COLOUR,
+    STEP_ROUNDING: ROUNDING_COLOUR,
+    START_UP: PART_COLOURS["h2d"],
+    "compute scaling": PART_COLOURS["backward"],
+    "data wait": PART_COLOURS["data_wait"],
+    "loading": PART_COLOURS["data_wait"],
+    "decoding": PART_COLOURS["forward"],
+    "straggler wait": PART_COLOURS["wait"],
+    "wire": PART_COLOURS["wire"],
+    "synchronised norm": PART_COLOURS["norm"],
+    COMMUNICATION: COMMUNICATION_COLOUR,
+    "optimizer": PART_COLOURS["optimizer"],
+    "launch gaps": PART_COLOURS["launch_gaps"],
+    "other": PART_COLOURS["other"],
+    EVALUATION: PART_COLOURS["launch_gaps"],
+    CHECKPOINT: PART_COLOURS["optimizer"],
+    _MEASURED: IDEAL_COLOUR,
+}
+_ROOM_FOR_LABELS = 1.16
+"""Right of the longest bar, as a factor of its length."""
+_HEADROOM = 1.5
+"""How far beyond the longest bar an interval may reach, as a factor."""
+
+
+def waterfall_chart(waterfalls: Sequence[Waterfall], name: str = "waterfall") -> Figure | None:
+    """A view for each trial whose efficiency could be taken apart, the one that loses most in front."""
+    known = [one for one in waterfalls if one.factors]
+    if not known:
+        return None
+    worst = largest_loss(known)
+    in_order = [worst, *(one for one in known if one is not worst)] if worst is not None else known
+    views = [_waterfall_view(one, name, place) for place, one in enumerate(in_order, 1)]
+    return Figure(name, "From ideal to measured", tuple(views))
+
+
+def largest_loss(known: Sequence[Waterfall]) -> Waterfall | None:
+    """Of the waterfalls on the most ranks the one whose largest single loss is largest; None of none."""
+    most = max((one.gpus for one in known if one.factors), default=0)
+    largest = [one for one in known if one.factors and one.gpus == most]
+    return max(largest, key=lambda one: max(factor.points for factor in one.factors), default=None)
+
+
+def _waterfall_view(one: Waterfall, name: str, place: int) -> View:
+    rows = waterfall_rows(one)
+    steps = [row["step"] for row in rows]
+    cut_bars(rows, 0.0, _HEADROOM * max(row["right"] for row in rows))
+    for row in rows:
+        row["right"] = max(row["right"], row["high"] or 0.0)
+    longest = max(row["right"] for row in rows)
+    y = nominal("step", sort=steps, axis={"ticks": False, "domain": False, "labelLimit": 200, "labelPadding": 6})
+    ticks = {"values": [0, 25, 50, 75, 100]} if longest < 150 else {}
+    x = quantity(
+        "start",
+        "% of ideal",
+        scale={"domain": [min(0.0, *(min(row["start"], row["end"]) for row in rows)), longest * _ROOM_FOR_LABELS],
+               "nice": False},
+        axis={**ticks, "tickCount": 5, "format": "d", "grid": False},
+    )  # fmt: skip
+    colour = nominal("step", scale={"domain": steps, "range": [_FACTOR_COLOURS[step] for step in steps]}, legend=None)
+    told = tooltip(step="step", label="% of ideal, or points", bounds="95 % interval", factor="factor")
+    plot = Plot({"rows": rows})
+    joint = {"type": "rule", "strokeWidth": 1, "color": IDEAL_COLOUR}
+    band = {"bandPosition": 0.5}
+    plot.add("rows", joint, x=quantity("end"), y=y | band, y2={"field": "next", **band})
+    bar = {"type": "bar", "height": {"band": 0.72}, "stroke": "#80808080", "strokeWidth": 0.5}
+    plot.add("rows", bar, x=x, x2={"field": "end"}, y=y, color=colour, tooltip=told)
+    add_bars(plot, "rows", y, None, upright=False)
+    text = {"type": "text", "align": "left", "dx": 4, "fontSize": 11}
+    plot.add("rows", text, x=quantity("right"), y=y, text={"field": "label"})
+    label = f"{one.curve}, {units.ranks(one.gpus)}"
+    summary = sentences.waterfall(one)
+    return View(
+        name if place == 1 else f"{name}-{place}",
+        {"batch policy": Choice(one.mode, one.mode), "trial": Choice(f"{one.mode}-{place}", label)},
+        f"From ideal to measured: {label}, {one.mode}",
+        "points of efficiency that each factor takes or gives"
+        + ("; thin bars: 95 % intervals" if any(row["low"] is not None for row in rows) else ""),
+        plot.spec(summary, {"step": 19}),
+        {"step": "factor", "label": "% of ideal, or points", "bounds": "95 % interval", "factor": "as a factor"},
+        summary,
+    )
+
+
+def waterfall_rows(one: Waterfall) -> list[Row]:
+    """One bar per row, in percent of ideal: ideal, the factors from where the one before ended, what was measured."""
+    reached, sure = one.efficiency or 0.0, one.interval if one.interval and not one.interval.note else None
+    rows = [_bar(_IDEAL, 0.0, Estimate(100.0), "100 %")]
+    for factor in sorted(one.factors, key=lambda factor: list(_FACTOR_COLOURS).index(factor.name)):
+        points = factor.interval or Estimate(factor.points)
+        low, high = (None if end is None else -100 * end for end in (points.high, points.low))
+        change = Estimate(-100 * factor.points, low, high)
+        rows.append(_bar(factor.name, rows[-1]["end"], change, _signed(change.value), f"{factor.factor:.3f}"))
+    whole = (sure or Estimate(reached)).times(100)
+    rows.append(_bar(_MEASURED, 0.0, whole, f"{whole.value:.0f} %"))
+    following = [row["step"] for row in rows[1:]] + [_MEASURED]
+    return [row | {"next": after} for row, after in zip(rows, following, strict=True)]
+
+
+def _bar(step: str, start: float, change: Estimate, label: str, factor: str = "") -> Row:
+    """From `start` on by `change`, whose interval lies around the end."""
+    row: Row = {"step": step, "start": start, "end": start + change.value, "label": label, "factor": factor}
+    row |= {"low": None, "high": None, "bounds": "", "right": max(start, start + change.value)}
+    if change.low is not None and change.high is not None:
+        row |= {"low": start + change.low, "high": start + change.high}
+        row["bounds"] = f"{_signed(change.low)} to {_signed(change.high)}"
+    return row
+
+
+def _signed(points: float) -> str:
+    """ "-17.2", "+3.1", "0"."""
+    text = f"{points:+.1f}"
+    return "0" if float(text) == 0 else text.replace("-", "\N{MINUS SIGN}")

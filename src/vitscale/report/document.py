@@ -1,0 +1,389 @@
+"""The report as one document: five answers first, what they rest on folded below; each form lays out the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from vitscale.advice import words as advised
+from vitscale.advice.pipeline import Advice
+from vitscale.analysis import Analysis, Factor
+from vitscale.analysis.summaries import NOT_RUN_YET
+from vitscale.prediction.results import Forecast
+from vitscale.present import units
+from vitscale.present.document import (
+    Block,
+    Bullets,
+    Cell,
+    Code,
+    Column,
+    Document,
+    Figure,
+    Group,
+    Paragraph,
+    Row,
+    Section,
+    Table,
+    plain,
+    table,
+)
+from vitscale.report import answers, detail_tables, prediction_words, sentences
+from vitscale.report.charts.accuracy import accuracy_chart, training_chart
+from vitscale.report.charts.advice import advice_chart
+from vitscale.report.charts.prediction import prediction_chart
+from vitscale.report.charts.resources import resolution_chart, resource_chart, startup_chart
+from vitscale.report.charts.scaling import scaling_chart
+from vitscale.report.charts.time import breakdown_chart, waterfall_chart
+from vitscale.report.charts.timeline import timeline_chart
+from vitscale.report.prediction_table import SeriesTable, prediction_tables, shared_notes
+from vitscale.report.resolutions import resolution_table
+from vitscale.report.tables import batch_text, comparison_tables, interval_cell, mode_tables, speedup_cell, trial_label
+from vitscale.report.traffic_table import traffic_table
+
+_LONGEST_DETAIL = 20_000
+_MOST_DETAIL_LINES = 40
+
+
+def report_document(
+    analysis: Analysis, outlook: Forecast | None = None, advice: Advice | None = None, results: Path | None = None
+) -> Document:
+    """All that a results folder says.
+
+    Args:
+        analysis: the results.
+        outlook: what is predicted from them; None leaves it out.
+        advice: what to do; None leaves it out.
+        results: the folder, for commands and paths of logs.
+    """
+    drawn = charts(analysis, outlook, advice)
+    first = (
+        answers.how_it_scales(analysis, drawn.get("scaling")),
+        answers.what_to_choose(analysis),
+        answers.why_not_better(analysis, drawn.get("waterfall")),
+        answers.what_next(analysis, advice, results),
+        answers.can_it_be_trusted(analysis),
+    )
+    rest = (
+        _every_configuration(analysis),
+        _not_completed(analysis, results),
+        _time(analysis, drawn),
+        _engines(analysis),
+        _accuracy(analysis, drawn),
+        _resources(analysis, drawn),
+        _ahead(outlook, advice, drawn),
+        _runs(analysis, results),
+        _environment(analysis),
+        _problems(analysis),
+        _reproduce(analysis),
+    )
+    return Document(analysis.study.name, (*first, *(section for section in rest if section is not None)))
+
+
+def charts(analysis: Analysis, outlook: Forecast | None = None, advice: Advice | None = None) -> dict[str, Figure]:
+    """Name to chart of all that have data, in the order of the report."""
+    measured = [c for c in analysis.curves if any(analysis.trials[point.trial_id].runs for point in c.points)]
+    found = (
+        scaling_chart(analysis, measured),
+        waterfall_chart(analysis.waterfalls),
+        breakdown_chart(analysis, measured),
+        timeline_chart(analysis),
+        training_chart(analysis, measured),
+        accuracy_chart(analysis, measured),
+        resource_chart(analysis, measured),
+        resolution_chart(analysis),
+        startup_chart(analysis),
+        prediction_chart(analysis, outlook) if outlook is not None else None,
+        advice_chart(advice) if advice is not None else None,
+    )
+    return {chart.name: chart for chart in found if chart is not None}
+
+
+def counts(analysis: Analysis) -> str:
+    """ "20 of 23 trials completed, 2 did not complete, 1 not run yet, 46 runs"."""
+    trials = list(analysis.trials.values())
+    completed = sum(1 for trial in trials if trial.outcome == "completed")
+    waiting = sum(1 for trial in trials if trial.outcome is None)
+    parts = [f"{completed} of {units.counted(len(trials), 'trial')} completed"]
+    if failed := len(trials) - completed - waiting:
+        parts.append(f"{failed} did not complete")
+    if waiting:
+        parts.append(f"{waiting} {NOT_RUN_YET}")
+    return ", ".join([*parts, units.counted(sum(trial.runs_done for trial in trials), "run")])
+
+
+def _section(title: str, blocks: Iterable[Block | None]) -> Section | None:
+    known = tuple(block for block in blocks if block is not None)
+    return Section(title, known, folded=True) if known else None
+
+
+def _bullets(texts: Iterable[str]) -> Bullets | None:
+    known = tuple(text for text in texts if text)
+    return Bullets(known) if known else None
+
+
+def _every_configuration(analysis: Analysis) -> Section | None:
+    blocks: list[Block] = []
+    for mode, own in mode_tables(analysis).items():
+        blocks += [Paragraph(sentences.MODE_MEANINGS[mode], "quiet"), own]
+    return _section("Every configuration", blocks)
+
+
+def _not_completed(analysis: Analysis, results: Path | None) -> Section | None:
+    blocks: list[Block] = []
+    for trial in analysis.trials.values():
+        if trial.outcome == "completed" and not trial.failures:
+            continue
+        name = trial_label(analysis, trial)
+        if not trial.failures:
+            blocks.append(Paragraph(f"{name}: {trial.outcome or NOT_RUN_YET}.", "bad"))
+        for failure in trial.failures:
+            blocks.append(Paragraph(f"{name}, repeat {failure.repeat}: {failure.kind}: {failure.reason}", "bad"))
+            if failure.log:
+                blocks.append(Code((_path(results, failure.log),)))
+            if failure.detail:
+                lines = tuple(failure.detail[-_LONGEST_DETAIL:].splitlines()[-_MOST_DETAIL_LINES:])
+                rank = "" if failure.rank is None else f" of rank {failure.rank}"
+                blocks.append(Section(f"What was said last{rank}", (Code(lines),), folded=True))
+    return Section("Trials that did not complete", tuple(blocks)) if blocks else None
+
+
+def _path(results: Path | None, inside: str) -> str:
+    return plain(inside if results is None else str(results / inside))
+
+
+def _time(analysis: Analysis, drawn: dict[str, Figure]) -> Section | None:
+    if not any(trial.runs for trial in analysis.trials.values()):
+        return None
+    explained = any(trial.breakdown for trial in analysis.trials.values())
+    remarks = [
+        "" if explained else "No step was explained, so its parts are unknown.",
+        *sentences.unexplained(analysis),
+    ]
+    meaning = (
+        "Of explained steps: the parts never overlap and add up to the step. Exposed communication is time in which a "
+        "rank computes nothing because a collective is not done: waiting for the slowest rank, and the transfer (wire)."
+    )
+    return _section(
+        "Where the time goes",
+        (
+            Paragraph(meaning, "quiet") if explained else None,
+            _bullets([*remarks, sentences.explaining_cost(analysis)]),
+            drawn.get("breakdown"),
+            drawn.get("timeline"),
+            drawn.get("start-up"),
+            detail_tables.four_figures(analysis),
+            detail_tables.parts_table(analysis),
+        ),
+    )
+
+
+def _accuracy(analysis: Analysis, drawn: dict[str, Figure]) -> Section | None:
+    modes = dict.fromkeys(curve.mode for curve in analysis.curves)
+    by_mode = [[curve for curve in analysis.curves if curve.mode == mode] for mode in modes]
+    found = [
+        drawn.get("training"),
+        drawn.get("accuracy"),
+        *(detail_tables.accuracy_table(analysis, c) for c in by_mode),
+    ]
+    meaning = (
+        "A larger global batch takes fewer steps an epoch, and beyond the gradient noise scale each of them teaches "
+        "less: throughput alone says nothing of the time to an accuracy."
+    )
+    return _section("Accuracy", (Paragraph(meaning, "quiet"), *found)) if any(found) else None
+
+
+def _resources(analysis: Analysis, drawn: dict[str, Figure]) -> Section | None:
+    figures = (drawn.get("resolution"), drawn.get("resources"))
+    return _section("Resources", (*figures, resolution_table(analysis), detail_tables.resource_table(analysis)))
+
+
+def _engines(analysis: Analysis) -> Section | None:
+    compared = comparison_tables(analysis)
+    meaning = (
+        "How many times as fast an epoch is as that of one curve, at equal rank count, of curves that differ in one "
+        "thing: a swept field, or an engine with its options. An interval that holds 1 shows no difference. Every pair "
+        "stands in the JSON."
+    )
+    told = [*engine_sentences(analysis), sentences.equality(analysis)]
+    told += [sentences.multiplicity(analysis), sentences.scope(analysis)]
+    return _section(
+        "Engine against engine",
+        (_bullets(told), Paragraph(meaning, "quiet") if compared else None, *compared, traffic_table(analysis)),
+    )
+
+
+def engine_sentences(analysis: Analysis) -> tuple[str, ...]:
+    """Who is faster, at the most ranks that were compared, a sentence for each comparison."""
+    return tuple(sentences.against(analysis, one) for one in sentences.largest_comparisons(analysis))
+
+
+def _ahead(outlook: Forecast | None, advice: Advice | None, drawn: dict[str, Figure]) -> Section | None:
+    blocks: list[Block | None] = []
+    if outlook is not None:
+        tables = prediction_tables(outlook)
+        blocks += [
+            Paragraph(prediction_words.INTERVALS_MEANING, "quiet"),
+            _bullets(prediction_words.scores(outlook)),
+            drawn.get("prediction"),
+            *(_series_table(one) for one in tables),
+            _bullets(
+                (
+                    *shared_notes(tables),
+                    prediction_words.network(outlook.evidence),
+                    *prediction_words.labels(outlook.predictions),
+                    prediction_words.ASK_FOR_MORE,
+                )
+            ),
+        ]
+    if advice is not None:
+        chosen = [
+            f"{advised.question(advice, answer).capitalize()}: {advised.in_short(answer.option)}: "
+            f"{advised.time(answer.option.seconds)}, {answer.option.label}."
+            for answer in advice.answers
+        ]
+        blocks += [drawn.get("advice"), _bullets((*chosen, *advised.notes(advice)))]
+    return _section("Prediction and advice", blocks)
+
+
+def _series_table(one: SeriesTable) -> Table:
+    """A row per rank count; small: 90 % of the mean, then of one run."""
+    columns = tuple(Column(column.heading, column.unit) for column in one.columns)
+    rows = tuple(
+        (*(Cell(c.cells[at].text, c.cells[at].mean, run=c.cells[at].run) for c in one.columns), Cell(label))
+        for at, label in enumerate(one.labels)
+    )
+    title = f"{one.title}: {one.measured}" if one.measured else one.title
+    return Table((*columns, Column("label", words=True)), (Group("", rows),), one.notes, folded=True, title=title)
+
+
+def _runs(analysis: Analysis, results: Path | None) -> Section | None:
+    measured = [trial for trial in analysis.trials.values() if trial.runs]
+    if not measured:
+        return None
+    step = units.time_unit(run.step_seconds for trial in measured for run in trial.runs)
+    epoch = units.time_unit(run.epoch_seconds for trial in measured for run in trial.runs)
+    columns = [
+        Column("trial", words=True), Column("batch"), Column("repeat"), Column("timed steps"),
+        Column("step", step.sign), Column("epoch", epoch.sign), Column("images/s"), Column("start-up", "s"),
+        Column("memory"), Column("log", words=True),
+    ]  # fmt: skip
+    rows = [
+        [
+            trial_label(analysis, trial), batch_text(trial), str(record.header.repeat), f"{run.timed_steps:,}",
+            step.text(run.step_seconds), epoch.text(run.epoch_seconds), units.number(run.images_per_second),
+            units.number(run.startup_seconds), units.size(run.peak_bytes), _path(results, record.header.log),
+        ]
+        for trial in measured
+        for run, record in zip(trial.runs, trial.records, strict=True)
+    ]  # fmt: skip
+    return _section("Every run", (table(columns, rows),))
+
+
+def _environment(analysis: Analysis) -> Section | None:
+    """The different surroundings of the study's runs, each with the number of trials it was seen in."""
+    around = [trial.surroundings for trial in analysis.trials.values() if trial.surroundings]
+    tables = [
+        table(
+            (Column("", words=True), Column(f"{units.counted(around.count(one), 'trial')}", words=True)),
+            [
+                ("device", ", ".join(one.devices)),
+                ("host", ", ".join(one.hosts)),
+                ("driver", ", ".join(one.drivers) or "none recorded"),
+                ("CPU quota", ", ".join(f"{quota:g} cores" for quota in one.quotas) or "none"),
+                ("git revision", one.git_revision or "none recorded"),
+                ("versions", ", ".join(f"{name} {version}" for name, version in one.versions)),
+                ("transport settings", ", ".join(f"{name}={value}" for name, value in one.settings) or "none"),
+            ],
+        )
+        for one in dict.fromkeys(around)
+    ]
+    return _section("Environment", [*tables] or [Paragraph("No completed run has recorded its environment.")])
+
+
+def _problems(analysis: Analysis) -> Section | None:
+    return _section("What of the records could not be used", [_bullets(analysis.problems)])
+
+
+def _reproduce(analysis: Analysis) -> Section | None:
+    study = analysis.study
+    versions = ", ".join(f"{name} {version or 'not installed'}" for name, version in study.versions.items())
+    return _section(
+        "Reproduce",
+        (
+            Paragraph(
+                f"Save this as {study.name}.toml, then: vitscale run {study.name}.toml; vitscale report RESULTS."
+            ),
+            Code(tuple(study.text.splitlines())),
+            Paragraph(f"Measured with {versions}.", "quiet") if versions else None,
+        ),
+    )
+
+
+def terminal_document(analysis: Analysis, last: Sequence[str] = ()) -> Document:
+    """What `run` and `report` end in: one table, engine against engine, warnings; the rest is folded.
+
+    Args:
+        analysis: the results.
+        last: where the report is, and other lines to end with.
+    """
+    failed = [
+        f"{trial_label(analysis, trial)}: {trial.outcome}: {trial.reason}"
+        for trial in analysis.trials.values()
+        if trial.outcome not in ("completed", None)
+    ]
+    warnings = [finding for finding in analysis.findings if finding.severity == "warning"]
+    notes = [finding for finding in analysis.findings if finding.severity != "warning"]
+    blocks: list[Block | None] = [
+        summary_table(analysis),
+        Bullets(tuple(failed), "bad") if failed else None,
+        _bullets(engine_sentences(analysis)),
+        _bullets(f"{finding.severity}: {finding.message}." for finding in warnings),
+        Section("each configuration", tuple(mode_tables(analysis).values()), folded=True),
+        Section("notes", tuple(notes), folded=True) if notes else None,
+    ]
+    return Document("", tuple(block for block in blocks if block is not None), last=tuple(last))
+
+
+def summary_table(analysis: Analysis) -> Table:
+    """A row per curve under each policy, at its most ranks: epoch, speedup, efficiency and the largest loss.
+
+    Curves of one rank count are left out where others have more: the table of each configuration has them.
+    """
+    epochs = units.time_unit(trial.epoch_seconds.value for trial in analysis.trials.values() if trial.epoch_seconds)
+    losses = {(one.curve, one.mode, one.trial_id): one for one in analysis.waterfalls if one.factors}
+    measured = {
+        place: [point for point in curve.points if analysis.trials[point.trial_id].runs]
+        for place, curve in enumerate(analysis.curves)
+    }
+    several = any(len(points) > 1 for points in measured.values())
+    groups: dict[str, list[Row]] = {}
+    for place, curve in enumerate(analysis.curves):
+        points = measured[place]
+        if not points or (several and len(points) < 2):
+            continue
+        last = points[-1]
+        trial = analysis.trials[last.trial_id]
+        loss = losses.get((curve.name, curve.mode, last.trial_id))
+        epoch = trial.epoch_seconds.times(epochs.factor) if trial.epoch_seconds else None
+        cells = [Cell(curve.name), Cell(f"{last.gpus:,}"), Cell(f"{len(trial.runs)}")]
+        cells.append(interval_cell(epoch, units.number))
+        unknown = Cell(units.UNKNOWN)
+        cells.append(unknown if len(points) < 2 else speedup_cell(trial, last))
+        cells.append(unknown if len(points) < 2 else interval_cell(last.efficiency, units.share))
+        cells.append(Cell(_loss(loss.factors) if loss else units.UNKNOWN))
+        groups.setdefault(curve.mode, []).append(tuple(cells))
+    columns = (
+        Column("curve", words=True), Column("ranks"), Column("runs"), Column("epoch", epochs.sign), Column("speedup"),
+        Column("efficiency", narrow="eff."), Column("largest loss", words=True),
+    )  # fmt: skip
+    return Table(
+        columns,
+        tuple(Group(mode, tuple(rows)) for mode, rows in groups.items()),
+        title=counts(analysis),
+        label="policy",
+    )
+
+
+def _loss(factors: Sequence[Factor]) -> str:
+    worst = max(factors, key=lambda factor: factor.points)
+    return f"{100 * worst.points:.0f} % {worst.name}" if worst.points >= 0.01 else units.UNKNOWN

@@ -1,0 +1,48 @@
+"""A report in its forms, and what stands in its charts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vitscale.analysis import Analysis
+from vitscale.prediction.results import Forecast
+from vitscale.present.document import Figure, View
+from vitscale.present.html import to_html
+from vitscale.present.latex import to_latex
+from vitscale.present.markdown import to_markdown
+from vitscale.present.terminal import lines
+from vitscale.report.document import charts, report_document, terminal_document
+
+
+def page(analysis: Analysis, outlook: Forecast | None = None) -> str:
+    return to_html(report_document(analysis, outlook))
+
+
+def markdown(analysis: Analysis, outlook: Forecast | None = None) -> str:
+    return to_markdown(report_document(analysis, outlook))
+
+
+def latex(analysis: Analysis) -> str:
+    return to_latex(report_document(analysis))
+
+
+def terminal(analysis: Analysis, width: int = 80, *, verbose: bool = False) -> list[str]:
+    return [line.plain for line in lines(terminal_document(analysis, ["Report: x"]), width, verbose)]
+
+
+def views(analysis: Analysis, outlook: Forecast | None = None) -> dict[str, View]:
+    """All views of all charts, by the name of their file."""
+    return {view.name: view for figure in charts(analysis, outlook).values() for view in figure.views}
+
+
+def of(figure: Figure | None) -> dict[str, View]:
+    """The views of a chart, by name; none of no chart."""
+    return {} if figure is None else {view.name: view for view in figure.views}
+
+
+def layers(view: View, mark: str) -> list[dict[str, Any]]:
+    return [layer for layer in view.spec["layer"] if layer["mark"]["type"] == mark]
+
+
+def marks(view: View) -> set[str]:
+    return {layer["mark"]["type"] for layer in view.spec["layer"]}

@@ -98,6 +98,15 @@ def test_results_are_read_where_the_package_is_not(results: Path) -> None:
     assert {trial["engine"] for trial in said["trials"]} == {"ddp", "summed"}
 
 
+@pytest.mark.ranks
+def test_a_chart_shows_what_its_probe_recorded(environment: dict[str, str], results: Path, tmp_path: Path) -> None:
+    vitscale(environment, "report", results, "--chart", "switches", "--format", "md,svg", "-o", tmp_path)
+    assert "## From other packages" in (tmp_path / "report.md").read_text()
+    assert "context switches an epoch" in (tmp_path / "switches.svg").read_text()
+    said = vitscale(environment, "report", results, "--chart", "broken", status=2)
+    assert "chart 'broken' of vitscale-example" in " ".join(said.split())
+
+
 def test_a_log_is_imported(environment: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "times.txt").write_text("1 8.0\n2 4.5\n")
     arguments = [

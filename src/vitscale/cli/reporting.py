@@ -45,6 +45,9 @@ def report(
             "(Garrett, Pittsburgh 2023).",
         ),
     ] = None,
+    charts: Annotated[
+        list[str] | None, typer.Option("--chart", metavar="NAME", help="A chart of another package, beside ours.")
+    ] = None,
     like_paper: Annotated[bool, typer.Option("--like-paper", hidden=True)] = False,
     verbose: VerboseOption = False,
     json: JsonOption = False,
@@ -76,7 +79,8 @@ def report(
         return
     evidence = sources.evidence_of(results, loaded, found)
     ahead = answering.outlook(evidence)
-    reported = report.Reported(found, ahead, _advice(evidence, found), results)
+    brought = report.brought(charts or (), found)
+    reported = report.Reported(found, ahead, _advice(evidence, found), results, brought)
     files = report.write(reported, results, wanted, output)
     if wanted == ["html"] and output is None:
         show(console, report.terminal_document(found, [f"Report: {files[0]}"]), verbose)

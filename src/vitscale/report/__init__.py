@@ -10,6 +10,6 @@ like        published studies' figures from these results
 
 from vitscale.report.contract import to_json
 from vitscale.report.document import terminal_document
-from vitscale.report.outputs import FORMATS, Reported, write
+from vitscale.report.outputs import FORMATS, Reported, brought, write
 
-__all__ = ["FORMATS", "Reported", "terminal_document", "to_json", "write"]
+__all__ = ["FORMATS", "Reported", "brought", "terminal_document", "to_json", "write"]

@@ -45,7 +45,11 @@ _MOST_DETAIL_LINES = 40
 
 
 def report_document(
-    analysis: Analysis, outlook: Forecast | None = None, advice: Advice | None = None, results: Path | None = None
+    analysis: Analysis,
+    outlook: Forecast | None = None,
+    advice: Advice | None = None,
+    results: Path | None = None,
+    brought: Sequence[Figure] = (),
 ) -> Document:
     """All that a results folder says.
 
@@ -54,6 +58,7 @@ def report_document(
         outlook: what is predicted from them; None leaves it out.
         advice: what to do; None leaves it out.
         results: the folder, for commands and paths of logs.
+        brought: charts of other packages.
     """
     drawn = charts(analysis, outlook, advice)
     first = (
@@ -71,6 +76,7 @@ def report_document(
         _accuracy(analysis, drawn),
         _resources(analysis, drawn),
         _ahead(outlook, advice, drawn),
+        _section("From other packages", brought),
         _runs(analysis, results),
         _environment(analysis),
         _problems(analysis),

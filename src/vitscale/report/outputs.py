@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from vitscale.advice.pipeline import Advice
 from vitscale.analysis import Analysis
+from vitscale.base.plugins import known
 from vitscale.errors import RequestError, explain, shown, unknown
 from vitscale.prediction.results import Forecast
+from vitscale.present.document import Figure
 from vitscale.present.drawing import FIGURE_FORMATS, draw, write_bytes
 from vitscale.present.html import to_html
 from vitscale.present.latex import to_latex
@@ -35,15 +37,28 @@ class Reported:
     advice: Advice | None = None
     results: Path | None = None
     """The folder, for commands and paths of logs."""
+    brought: tuple[Figure, ...] = ()
+    """Charts of other packages."""
 
     def text(self, kind: str) -> str:
         """The report as html, md, latex or json."""
         if kind == "json":
             return to_json(self.analysis, self.outlook)
-        document = report_document(self.analysis, self.outlook, self.advice, self.results)
+        document = report_document(self.analysis, self.outlook, self.advice, self.results, self.brought)
         if kind == "html":
             return to_html(document, brand="vitscale scaling report", subtitle=counts(self.analysis))
         return to_latex(document) if kind == "latex" else to_markdown(document)
+
+
+def brought(names: Sequence[str], analysis: Analysis) -> tuple[Figure, ...]:
+    """What charts of other packages (`vitscale.charts`) draw of these results.
+
+    Raises:
+        RequestError: no package offers one of them, or it is broken.
+    """
+    own: dict[str, Callable[[Analysis], Figure | None]] = {}
+    drawn = [known("chart", name, own, "__call__")(analysis) for name in dict.fromkeys(names)]
+    return tuple(figure for figure in drawn if figure is not None)
 
 
 def write(reported: Reported, results: Path, formats: Sequence[str], output: Path | None) -> list[Path]:
@@ -102,7 +117,7 @@ def _write(reported: Reported, results: Path, formats: Sequence[str], output: Pa
             written.append(file or folder / _NAMES[kind])
             write_bytes(written[-1], text.encode())
     if pictures := [kind for kind in formats if kind in FIGURE_FORMATS]:
-        drawn = charts(reported.analysis, reported.outlook, reported.advice).values()
+        drawn = (*charts(reported.analysis, reported.outlook, reported.advice).values(), *reported.brought)
         views = [view for figure in drawn for view in figure.views]
         written += draw(views, output or results / "figures", pictures)
     return written

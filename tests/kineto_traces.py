@@ -2,53 +2,36 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from vitscale.profiles.events import Event, Kind
-from vitscale.profiles.timeline import STEP
+from vitscale.profiles.events import Event
+from vitscale.profiles.trace_file import Trace, read_trace
+from vitscale.profiles.trace_steps import steps_of
 
 TRACES = Path(os.environ.get("VITSCALE_TRACES", Path(__file__).resolve().parents[2] / "shared" / "traces"))
-_KINDS: Mapping[str, Kind] = {
-    "cpu_op": "operator", "user_annotation": "annotation", "kernel": "kernel", "gpu_memcpy": "copy",
-    "gpu_memset": "kernel", "cuda_runtime": "launch", "cuda_driver": "launch",
-}  # fmt: skip
+A100, V100 = "a100-world2-nccl-rank0.json.gz", "v100-world2-nccl-rank1.json.gz"
+MI300X, ALEXNET = "mi300x-world8-rccl-resnet-rank0.json.gz", "a100-one-gpu-alexnet.json.gz"
 
 
-def real_trace(name: str) -> list[Event]:
-    """The events of one of `TRACES`; the test is skipped where it is not there."""
+def trace_path(name: str) -> Path:
+    """One of `TRACES`; the test is skipped where it is not there."""
     path = TRACES / name
     if not path.exists():
         pytest.skip(f"needs the trace {path} (VITSCALE_TRACES names another folder)")
-    return list(_read(path))
+    return path
 
 
 @cache
-def _read(path: Path) -> tuple[Event, ...]:
-    return tuple(
-        Event(
-            _KINDS[raw["cat"]],
-            _annotation(raw["name"]),
-            round(raw["ts"] * 1000),
-            round((raw["ts"] + raw["dur"]) * 1000),
-            raw["tid"] if isinstance(raw["tid"], int) else 0,
-            raw.get("args", {}).get("correlation", 0),
-            raw.get("args", {}).get("Process Group Name", ""),
-            raw.get("args", {}).get("Collective name", ""),
-        )
-        for raw in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-        if raw.get("ph") == "X" and raw.get("cat") in _KINDS
-    )
+def trace_of(name: str) -> Trace:
+    """One of `TRACES` as read."""
+    return read_trace(trace_path(name))
 
 
-def _annotation(name: str) -> str:
-    """In our words, where the trace marks a step, or a phase as "## forward ##"."""
-    if name.startswith("ProfilerStep#"):
-        return STEP
-    return f"vitscale.{name.strip('# ')}" if name.startswith("## ") else name
+def real_trace(name: str) -> list[Event]:
+    """Its events, with the annotations of our own profiles in place of its own."""
+    trace = trace_of(name)
+    return [*(event for event in trace.events if event.kind != "annotation"), *steps_of(trace).annotations]

@@ -91,8 +91,25 @@ def _document(done: Done, results: Path, taken_for: str) -> Document:
     notes += [f"problem: {problem}" for problem in imported.problems] if imported else []
     laid = table(columns, rows, always=[column.name for column in columns])
     blocks: list[Block] = [Paragraph(f"{said} {results}{format_line}", "strong"), laid]
+    if done.data.get("ranks"):
+        blocks.append(_rank_table(done.data["ranks"]))
     blocks += [Bullets(tuple(notes))] if notes else []
     return Document("", tuple(blocks), (f"Report: vitscale report {results}",))
+
+
+def _rank_table(ranks: Sequence[dict[str, Any]]) -> Table:
+    """Where the time of each rank's device went."""
+    from vitscale.present import units
+    from vitscale.present.document import Column, table
+
+    parts = {"computes": "compute", "exposed communication": "exposed_communication", "copies": "copy", "idle": "idle"}
+    columns = [Column("trace", words=True), Column("rank"), Column("in all"), *map(Column, parts)]
+    rows = []
+    for rank in ranks:
+        whole = rank["total_seconds"]
+        shares = [units.share(rank[f"{part}_seconds"] / whole) for part in parts.values()]
+        rows.append([rank["device"] or UNKNOWN, str(rank["rank"]), units.seconds(whole), *shares])
+    return table(columns, rows)
 
 
 def _counts(gpus: Sequence[int]) -> str:
@@ -135,9 +152,34 @@ def _fields(done: Done, results: Path) -> dict[str, Any]:
         "format": imported.log_format if imported else None,
         "files": [one.model_dump() for one in imported.files] if imported else [],
         "series": _series(done),
+        **_told_apart(done, results),
         "notes": list(imported.notes) if imported else [],
         "problems": list(imported.problems) if imported else [],
     }
+
+
+def _told_apart(done: Done, results: Path) -> dict[str, list[Any]]:
+    """What a format tells beyond runs; of ranks also what a step waited and transferred, where all are there."""
+    from vitscale.analysis.time.breakdown import breakdown
+    from vitscale.store import load
+    from vitscale.store.records import EXPOSED
+
+    if not done.data.get("ranks"):
+        return done.data
+    breakdowns = {(run.header.trial_id, run.header.repeat): breakdown(run) for run in load(results).runs}
+    ranks = []
+    for rank in done.data["ranks"]:
+        run = done.runs[rank["job"]]
+        parts = breakdowns.get((run.trial.identity(), run.repeat))
+        own = parts.rank(rank["rank"]).parts if parts is not None else {}
+        ranks.append(
+            {
+                **rank,
+                **{f"{part}_seconds_per_step": own.get(part) for part in (*EXPOSED, "launch_gaps", "optimizer")},
+                "straggler": parts.straggler.rank if parts is not None and parts.straggler is not None else None,
+            }
+        )
+    return {**done.data, "ranks": ranks}
 
 
 def _import_links(logs: list[Path], taken: LinkFormat, results: Path, json: bool) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from vitscale.errors import printable
-from vitscale.store.records import EpochLine, ExplainedLine, StepLine
+from vitscale.store.records import EpochLine, ExplainedLine, StepLine, TrafficLine
 from vitscale.store.results import ImportedFile
 from vitscale.trial.trial import Precision
 
@@ -50,6 +51,7 @@ class LogRank:
     steps: tuple[StepLine, ...] = ()
     epochs: tuple[EpochLine, ...] = ()
     explained: tuple[ExplainedLine, ...] = ()
+    traffic: tuple[TrafficLine, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ class LogContents:
     """What was assumed or left aside, and stands."""
     problems: tuple[str, ...]
     """What could not be used."""
+    data: dict[str, list[Any]] = field(default_factory=dict)
+    """What a format tells beyond runs, for the JSON of the import."""
 
 
 class Problems:

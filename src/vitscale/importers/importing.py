@@ -6,19 +6,21 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from vitscale.base.plugins import known
 from vitscale.errors import RequestError, StoreError, explain, printable, shown
-from vitscale.importers import deepspeed, epochs, links, plain_csv, trainer_state
+from vitscale.importers import deepspeed, epochs, links, plain_csv, traces, trainer_state
 from vitscale.importers.contents import LogContents, Setting
 from vitscale.importers.curves import curves_of
 from vitscale.importers.files import lines
 from vitscale.importers.options import FORMATS, OF_LINKS, LinkFormat, LogFormat, Options, check
 from vitscale.importers.records import TrialRun, fingerprint, write
 from vitscale.importers.trials import micro_batch_of, notes_on, train_samples, trial_of
+from vitscale.profiles.trace_file import is_trace
 from vitscale.store.results import Curve, StudyImport, StudyRecord
 from vitscale.trial.trial import Trial
 
@@ -27,6 +29,7 @@ _READERS: Mapping[str, Callable[[Sequence[Path], Options], LogContents]] = {
     "deepspeed": deepspeed.read,
     "trainer-state": trainer_state.read,
     "csv": plain_csv.read,
+    "trace": traces.read,
 }
 _MOST_FILES = 10_000
 
@@ -39,6 +42,8 @@ class Done:
     runs: tuple[TrialRun, ...]
     written: bool
     """False: it was there already."""
+    data: dict[str, list[Any]] = field(default_factory=dict)
+    """What the format tells beyond runs."""
 
 
 def import_logs(paths: Sequence[Path], log_format: str, options: Options, results: Path) -> Done:
@@ -68,7 +73,7 @@ def import_logs(paths: Sequence[Path], log_format: str, options: Options, result
         )
     runs = _trial_runs(contents, options)
     study = _study(paths, log_format, options, contents, runs)
-    return Done(study, runs, write(results, study, runs))
+    return Done(study, runs, write(results, study, runs), contents.data)
 
 
 def _trial_runs(contents: LogContents, options: Options) -> tuple[TrialRun, ...]:
@@ -182,6 +187,8 @@ def guess(paths: Sequence[Path]) -> LogFormat | LinkFormat:
 
 
 def _of(path: Path) -> LogFormat | LinkFormat | None:
+    if is_trace(path):
+        return "trace"
     for number, text, _ in islice(lines(path), _LOOKED_AT):
         if number == 1 and (table := _table(text)):
             return table

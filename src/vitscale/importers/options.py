@@ -11,7 +11,7 @@ from vitscale.importers.contents import Setting
 from vitscale.trial.model_spec import NAMED_MODELS, ModelSpec, counted, parameters, resolve
 from vitscale.trial.trial import Precision
 
-LogFormat = Literal["epochs", "deepspeed", "trainer-state", "csv"]
+LogFormat = Literal["epochs", "deepspeed", "trainer-state", "csv", "trace"]
 LinkFormat = Literal["nccl-tests", "perftest"]
 """Those that tell of a network, and of no training."""
 FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)

@@ -136,6 +136,7 @@ def _lines(trial_run: TrialRun, rank: LogRank) -> Iterable[RankLine]:
     )
     yield from rank.steps
     yield from rank.explained
+    yield from rank.traffic
     yield from rank.epochs
     yield EndLine()
 

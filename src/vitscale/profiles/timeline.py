@@ -116,16 +116,38 @@ def _holds_one(event: Event, calls: Mapping[int, Sequence[tuple[int, int]]]) -> 
     return place < len(of_thread) and of_thread[place][1] <= event.end_ns
 
 
-def steps_on_cuda(events: Sequence[Event], steps: Sequence[int], block: int, world_size: int) -> list[ExplainedLine]:
+def launches_of(events: Iterable[Event]) -> list[tuple[int, Event]]:
+    """(When it was launched, what ran) of the device's work with times that can be, in the order of launch.
+
+    Correlations count up: work of one below those of all recorded launches was launched before the profile began, at 0.
+    What has no launch for another reason stands at its own start.
+    """
+    events = list(events)
+    launched = _launched(events)
+    first = min(launched, default=0)
+    pairs = []
+    for event in events:
+        if event.kind in ("kernel", "copy"):
+            launch = launched.get(event.correlation, 0 if 0 < event.correlation < first else event.start_ns)
+            if event.start_ns > 0 and event.start_ns >= launch:
+                pairs.append((launch, event))
+    return sorted(pairs)
+
+
+def _launched(events: Iterable[Event]) -> dict[int, int]:
+    return {event.correlation: event.start_ns for event in events if event.kind == "launch" and event.correlation}
+
+
+def steps_on_cuda(
+    events: Sequence[Event], steps: Sequence[int], block: int, world_size: int, *, first_is_whole: bool = False
+) -> list[ExplainedLine]:
     """The lines of one block on a GPU, all in device time. A step ends with the last kernel launched in it.
 
-    The block's first step has no line: it began on a device that had been waited for. What the profiler has lost is
-    unknown, and with it what it would be taken for: without its kernel a device looks idle.
+    The block's first step has no line unless it is whole: it began on a device that had been waited for. What the
+    profiler has lost is unknown, and with it what it would be taken for: without its kernel a device looks idle.
     """
-    launched = {event.correlation: event.start_ns for event in events if event.kind == "launch"}
-    on_device = sorted(
-        (launched.get(event.correlation, event.start_ns), event) for event in events if _ran(event, launched)
-    )
+    launched = _launched(events)
+    on_device = launches_of(events)
     seen = {event.correlation for _, event in on_device}
     work = sorted((e.start_ns, e.correlation in seen) for e in events if e.kind == "launch" and _LAUNCH.match(e.name))
     kernels = [event for _, event in on_device if event.kind == "kernel"]
@@ -140,8 +162,10 @@ def steps_on_cuda(events: Sequence[Event], steps: Sequence[int], block: int, wor
     if world_size > 1 and not collectives:
         block_wide = dict.fromkeys((*of_norms.exposed, COMMUNICATION), NO_NCCL) | block_wide
     lines = []
-    for step, span in list(zip(steps, _steps(events), strict=True))[1:]:
-        begin = ends.before(span.start_ns) or span.start_ns
+    first = min((event.start_ns for _, event in on_device), default=None)
+    for step, span in list(zip(steps, _steps(events), strict=True))[not first_is_whole :]:
+        begin = ends.before(span.start_ns)
+        begin = (first if first_is_whole and first is not None else span.start_ns) if begin is None else begin
         end = max(ends.before(span.end_ns) or begin, begin)
         axis = _Span(STEP, begin, end)
         inside: Interval = (begin, end)
@@ -180,16 +204,10 @@ def steps_on_cuda(events: Sequence[Event], steps: Sequence[int], block: int, wor
     return lines
 
 
-def _ran(event: Event, launched: Mapping[int, int]) -> bool:
-    """Whether it is work of the device with times that can be: it began, and not before it was launched."""
-    return (
-        event.kind in ("kernel", "copy") and event.start_ns > 0 and event.start_ns >= launched.get(event.correlation, 0)
-    )
-
-
 def _without_launch(on_device: Sequence[tuple[int, Event]], launched: Mapping[int, int]) -> dict[str, str]:
     """All parts, where too much of what ran has no launch: nobody knows to which phase or step it belongs."""
-    missing = sum(event.correlation not in launched for _, event in on_device)
+    first = min(launched, default=0)
+    missing = sum(e.correlation not in launched and not 0 < e.correlation < first for _, e in on_device)
     return _all_unknown(NO_LAUNCH, missing, len(on_device)) if missing > _MOST_LOST * len(on_device) else {}
 
 

@@ -15,7 +15,7 @@ longer and the next one shorter, and the minimum keeps the shorter ones. On all 
 one has left: who has left before, and meets the next collective first, waits for what still travels and for nobody's
 work. (At 300 Mbit/s the end of a norm's exchange was 40 ms late on one rank now and then, and both seemed to wait for
 one another.) What of both falls into the rank's idle time is exposed. Holds for collectives in which everybody waits
-for everybody; not for rooted ones.
+for everybody; not for rooted ones: what they take is transfer where it is little, else nothing can be told apart.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from vitscale.store.records import UNKNOWN_OPERATION, ExplainedLine
 
 ROOTED = ("broadcast", "reduce", "gather", "scatter", "send", "recv", "send_recv")
 """Operations a rank may leave before another has come."""
+_BRIEF = 0.01
+"""Of a step: rooted operations that take less on every rank are transfer. DDP broadcasts buffers in each forward."""
 NAMELESS = "kernels of collectives do not name their operation, and some operations do not end together on all ranks"
 
 
@@ -104,11 +106,17 @@ def _transfers(lines: Sequence[ExplainedLine]) -> list[_Transfers]:
         ended = [[end for name, _, _, end in line.collectives if name == communicator] for line in lines]
         # How far each clock is from the first rank's, by the ends they share; and when a collective truly ended: a
         # thread that is scheduled late sees it late, and would make the next one seem short.
-        apart = [statistics.median(map(sub, own, ended[0])) for own in ended]
+        together = [at for at, place in enumerate(places) if lines[0].collectives[place][1] not in ROOTED] or [0]
+        apart = [statistics.median(own[at] - ended[0][at] for at in together) for own in ended]
         seen = [list(map(sub, same, apart)) for same in zip(*ended, strict=True)]
         ends = list(map(min, seen))
         done = [-math.inf]
         for at, end in enumerate(ends):
+            if lines[0].collectives[places[at]][1] in ROOTED:  # brief: `_why_not` has looked
+                for own, starts, stops in zip(transfers, issued, ended, strict=True):
+                    own.all.append((starts[at], stops[at]))
+                bisect.insort(done, end)
+                continue
             arrived = max(starts[at] - offset for starts, offset in zip(issued, apart, strict=True))
             # The least service of all ranks is that of the one that came last.
             wire = max(0.0, end - max(arrived, done[bisect.bisect_right(done, end) - 1]))
@@ -132,7 +140,11 @@ def _why_not(lines: Sequence[tuple[int, ExplainedLine]]) -> str:
     if any(other != named[0] for other in named[1:]):
         return "the ranks recorded different collectives"
     rooted = sorted({op for _, op, _ in named[0] if op in ROOTED})
-    if rooted and len(lines) > 1:
+    brief = all(
+        sum(end - start for _, op, start, end in line.collectives if op in ROOTED) < _BRIEF * line.seconds
+        for _, line in lines
+    )
+    if rooted and len(lines) > 1 and not brief:
         return f"rooted operations ({', '.join(rooted)}) do not end together on all ranks"
     if UNKNOWN_OPERATION in {op for _, op, _ in named[0]} and len(lines) > 1:
         return NAMELESS

@@ -1,0 +1,279 @@
+"""Reads traces of the PyTorch profiler: each file one rank, files of one job one run."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitscale.errors import RequestError, StoreError, explain, shown
+from vitscale.importers.files import identified
+from vitscale.importers.contents import LogContents, LogRank, LogRun, Setting, listed
+from vitscale.importers.options import MOST_GPUS, Options
+from vitscale.profiles.kernels import UNKNOWN
+from vitscale.profiles.timeline import steps_on_cuda
+from vitscale.profiles.trace_figures import DeviceTime, TimeShares, product_rate, step_spans, traffic_lines
+from vitscale.profiles.trace_file import Group, Trace, read_trace
+from vitscale.profiles.trace_steps import Steps, steps_of
+from vitscale.store.records import ExplainedLine, StepLine, TrafficLine
+from vitscale.store.results import ImportedFile
+
+_IN_THE_NAME = re.compile(r"rank[-_ ]?(\d+)|\[(\d+)\]", re.IGNORECASE)
+_LONG = 20_000_000
+"""Bytes of files from which several are read at once."""
+ONE_RANK = (
+    "a collective of rank {} holds the transfer and the wait for the slowest rank: without the traces of the others "
+    "they cannot be told apart"
+)
+_PROFILED = "every step of a trace was profiled, so its time has the profiler's cost in it, which a trace cannot tell"
+_HOSTS = "a trace does not tell how ranks were spread over hosts: one host is assumed"
+
+
+@dataclass(frozen=True)
+class RankTrace:
+    """What one file holds."""
+
+    file: ImportedFile
+    rank: int | None
+    world_size: int | None
+    device: str | None
+    trace_id: str | None
+    backend: str | None
+    versions: dict[str, str | None]
+    groups: tuple[Group, ...]
+    started_unix_seconds: float
+    found_by: str
+    lines: tuple[ExplainedLine, ...]
+    traffic: tuple[TrafficLine, ...]
+    whole: TimeShares
+    """From the device's first event to its last."""
+    steps: tuple[tuple[int, TimeShares, bool], ...]
+    """(Number, times, whether all of it is in the trace) of each step."""
+    kernel_seconds: dict[str, float]
+    flops_per_second: float | None
+    """That matrix products achieved while the device computed."""
+    micro_batch: int | None
+    engine: str | None
+    unknown: dict[str, int]
+
+    @property
+    def job(self) -> tuple[object, ...]:
+        """What files of one job have in common."""
+        return self.device, self.world_size, tuple((group.name, group.ranks) for group in self.groups)
+
+    def as_json(self, rank: int) -> dict[str, Any]:
+        """Its figures over the whole trace."""
+        return {
+            "rank": rank,
+            "file": self.file.name,
+            "device": self.device,
+            "world_size": self.world_size,
+            **self.whole.as_json(),
+            "kernel_seconds": self.kernel_seconds,
+            "achieved_flops_per_second": self.flops_per_second,
+            "steps_told": self.found_by,
+        }
+
+
+def read(paths: Sequence[Path], options: Options) -> LogContents:
+    """The runs that these files are traces of.
+
+    Raises:
+        RequestError: two files are of one rank of one job, or a rank cannot be in its job.
+        StoreError: a file cannot be read, is no trace, or holds nothing that ran on a GPU.
+    """
+    ranks = _read_all(paths)
+    jobs = [_numbered(job, options) for job in _jobs(ranks)]
+    labels = Counter(job[0][1].device for job in jobs)
+    runs: list[LogRun] = []
+    notes, problems = [_PROFILED], list[str]()
+    data: dict[str, list[Any]] = {"ranks": [], "steps": []}
+    for number, job in enumerate(jobs):
+        world = options.gpus or job[0][1].world_size or len(job)
+        device = job[0][1].device
+        label = device or "unknown GPU"
+        if labels[device] > 1:
+            label += f", job {number + 1}"
+        runs.append(_run(job, world, label))
+        for rank, traced in job:
+            data["ranks"].append({"job": number, **traced.as_json(rank)})
+            data["steps"] += [
+                {"job": number, "rank": rank, "step": step, "whole": whole, **shares.as_json()}
+                for step, shares, whole in traced.steps
+            ]
+        notes += _notes_on(job, world)
+        problems += _problems_of(job)
+    if any((options.gpus or job[0][1].world_size or 1) > 1 for job in jobs):
+        notes.append(_HOSTS)
+    return LogContents(tuple(runs), tuple(dict.fromkeys(notes)), tuple(problems), data)
+
+
+def _read_all(paths: Sequence[Path]) -> list[RankTrace]:
+    long = sum(path.stat().st_size for path in paths if path.is_file()) > _LONG
+    workers = min(len(paths), len(os.sched_getaffinity(0)))
+    if not long or workers < 2:
+        return [_rank_trace(path) for path in paths]
+    with ProcessPoolExecutor(workers) as pool:  # what comes back is a few lines a step
+        return list(pool.map(_rank_trace, paths))
+
+
+def _rank_trace(path: Path) -> RankTrace:
+    file = identified(path)
+    trace = read_trace(path)
+    device = DeviceTime(trace)
+    if device.span is None:
+        raise StoreError(
+            explain(
+                f"nothing in {shown(path.name)} ran on a GPU",
+                next_step="Profile with ProfilerActivity.CUDA, with no other profiler attached",
+            )
+        )
+    steps = steps_of(trace)
+    named = _IN_THE_NAME.search(path.name)
+    told = int((named[1] or named[2])[:12]) if named else None
+    return RankTrace(
+        file=file,
+        rank=trace.rank if trace.rank is not None else told,
+        world_size=trace.world_size if trace.world_size is not None and trace.world_size > 0 else None,
+        device=trace.device,
+        trace_id=trace.trace_id,
+        backend=trace.backend,
+        versions=trace.versions,
+        groups=trace.groups,
+        started_unix_seconds=max(0.0, trace.started_unix_seconds or 0.0),
+        found_by=steps.found_by,
+        lines=_explained(trace, steps),
+        traffic=traffic_lines(trace, steps),
+        whole=device.shares(device.span),
+        steps=tuple((number, device.shares(span), whole) for number, span, whole in step_spans(trace, steps)),
+        kernel_seconds=dict(sorted(device.kernel_seconds.items(), key=lambda pair: -pair[1])),
+        flops_per_second=product_rate(trace, steps, device),
+        micro_batch=_micro_batch(trace),
+        engine=_engine(trace),
+        unknown=dict(trace.unknown),
+    )
+
+
+def _explained(trace: Trace, steps: Steps) -> tuple[ExplainedLine, ...]:
+    events = [*(event for event in trace.events if event.kind != "annotation"), *steps.annotations]
+    world = trace.world_size or 1
+    return tuple(steps_on_cuda(events, steps.numbers, 0, world, first_is_whole=steps.first_is_whole))
+
+
+def _micro_batch(trace: Trace) -> int | None:
+    """Images of one pass, where shapes are recorded: what the first convolution takes that has few channels."""
+    first = min(
+        (product for product in trace.products if product.name == "aten::convolution" and len(product.shapes[0]) == 4),
+        key=lambda product: (product.shapes[0][1], product.start_ns),
+        default=None,
+    )
+    return first.shapes[0][0] if first is not None and first.shapes[0][1] <= 4 else None
+
+
+def _engine(trace: Trace) -> str | None:
+    names = {event.name for event in trace.events if event.kind == "annotation"}
+    marks = {"ddp": "DistributedDataParallel.forward", "fsdp2": "FSDP::", "deepspeed": "DeepSpeed"}
+    return next((engine for engine, mark in marks.items() if any(name.startswith(mark) for name in names)), None)
+
+
+def _jobs(ranks: Iterable[RankTrace]) -> list[list[RankTrace]]:
+    """Files by job: of one device, world and groups; where ranks repeat in these, by the trace's id."""
+    alike: dict[tuple[object, ...], list[RankTrace]] = {}
+    for rank in ranks:
+        alike.setdefault(rank.job, []).append(rank)
+    jobs = []
+    for some in alike.values():
+        by_id: dict[str | None, list[RankTrace]] = {}
+        for rank in some:
+            by_id.setdefault(rank.trace_id, []).append(rank)
+        jobs += [some] if _repeated(some) is None else list(by_id.values())
+    for job in jobs:
+        if (twice := _repeated(job)) is not None:
+            raise RequestError(
+                explain(
+                    f"{shown(twice[0].file.name)} and {shown(twice[1].file.name)} are both of rank {twice[0].rank} "
+                    "of one job",
+                    next_step="Import one of them, or each into a folder of its own",
+                )
+            )
+    return jobs
+
+
+def _repeated(ranks: Sequence[RankTrace]) -> tuple[RankTrace, RankTrace] | None:
+    seen: dict[int | None, RankTrace] = {}
+    for rank in ranks:
+        if rank.rank is None and len(ranks) == 1:
+            continue
+        if (other := seen.setdefault(rank.rank, rank)) is not rank:
+            return other, rank
+    return None
+
+
+def _numbered(job: Sequence[RankTrace], options: Options) -> list[tuple[int, RankTrace]]:
+    world = options.gpus or job[0].world_size
+    numbered = sorted(((rank.rank or 0, rank) for rank in job), key=lambda pair: pair[0])
+    most = min(world or MOST_GPUS, MOST_GPUS)
+    for number, rank in numbered:
+        if not 0 <= number < most:
+            raise RequestError(
+                explain(
+                    f"{shown(rank.file.name)} is of rank {number}",
+                    valid=[f"0 to {most - 1:,}, of {most:,} ranks"],
+                    next_step="Say how many ranks there were with --gpus" if world is None else "",
+                )
+            )
+    return numbered
+
+
+def _run(job: Sequence[tuple[int, RankTrace]], world: int, label: str) -> LogRun:
+    first = job[0][1]
+    return LogRun(
+        setting=Setting(
+            gpus=max(world, job[-1][0] + 1),
+            micro_batch=next((rank.micro_batch for _, rank in job if rank.micro_batch), None),
+            engine=next((rank.engine for _, rank in job if rank.engine), None),
+            series=label,
+        ),
+        name=label,
+        files=tuple(rank.file for _, rank in job),
+        ranks=tuple(_found_rank(number, rank, one=len(job) < world) for number, rank in job),
+        versions=dict(first.versions),
+        started_unix_seconds=min(rank.started_unix_seconds for _, rank in job),
+    )
+
+
+def _found_rank(number: int, rank: RankTrace, *, one: bool) -> LogRank:
+    lines = rank.lines
+    if one:
+        untold = dict.fromkeys(("wait", "wire"), ONE_RANK.format(number))
+        lines = tuple(line.model_copy(update={"unknown": untold | line.unknown}) for line in lines)
+    images = rank.micro_batch or 1
+    steps = tuple(
+        StepLine(step=line.step, epoch=0, seconds=line.seconds, images=images, loss=None, warmup=False)
+        for line in lines
+    )
+    return LogRank(number, rank.device, None, steps, explained=lines, traffic=rank.traffic)
+
+
+def _notes_on(job: Sequence[tuple[int, RankTrace]], world: int) -> Iterable[str]:
+    for rank in {rank.found_by: rank for _, rank in job}.values():
+        yield f"{rank.file.name}: steps are told {rank.found_by}"
+    if len(job) < world:
+        yield f"of {world} ranks there are {len(job)}: waiting and transfer cannot be told apart, nor who is slow"
+    if any(not rank.traffic or rank.traffic[0].collectives is None for _, rank in job) and world > 1:
+        yield "what collectives sent is not recorded: traffic is unavailable"
+    for _, rank in job:
+        if seconds := rank.kernel_seconds.get(UNKNOWN, 0.0):
+            share = 100 * seconds / sum(rank.kernel_seconds.values())
+            yield f"{rank.file.name}: kernels of no known kind took {seconds:.3g} s, {share:.2g} % of what ran"
+
+
+def _problems_of(job: Sequence[tuple[int, RankTrace]]) -> Iterable[str]:
+    for _, rank in job:
+        if rank.unknown:
+            yield f"{rank.file.name}: left out {listed([f'{count:,} {what}' for what, count in rank.unknown.items()])}"

@@ -1,0 +1,157 @@
+"""Where a GPU's time went in a trace: compute, exposed communication, exposed copies and idle time add up to the whole.
+
+compute        a kernel runs that is no collective; memsets are kernels
+communication  a collective's kernel runs: exposed while nothing computes, else overlapped
+copy           the device copies: exposed while nothing computes or communicates
+idle           nothing runs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from vitscale.base.time_spans import Interval, intersection, length, union
+from vitscale.profiles.kernels import COMMUNICATION, kind_of
+from vitscale.profiles.timeline import STEP, launches_of
+from vitscale.profiles.trace_file import Trace
+from vitscale.profiles.trace_steps import Steps
+from vitscale.store.records import Collective, TrafficLine
+
+
+@dataclass(frozen=True)
+class TimeShares:
+    """A stretch of a device's time, in seconds."""
+
+    total_seconds: float
+    compute_seconds: float
+    exposed_communication_seconds: float
+    copy_seconds: float
+    """Copies while nothing computes or communicates."""
+    idle_seconds: float
+    communication_seconds: float
+    """Overlapped or not."""
+    copying_seconds: float
+    """Overlapped or not."""
+    communication_overlap_share: float | None
+    """Of communication, what is computed meanwhile; None without any."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The same under these names."""
+        return asdict(self)
+
+
+class DeviceTime:
+    """What ran on the device of one rank, as disjoint intervals in nanoseconds."""
+
+    def __init__(self, trace: Trace) -> None:
+        by_kind: dict[str, list[Interval]] = {"compute": [], "communication": [], "copy": []}
+        self.kernel_seconds: dict[str, float] = {}
+        """By kind of kernel, added up over streams."""
+        for event in trace.on_device:
+            kind = kind_of(event.name) if event.kind == "kernel" else "copy"
+            self.kernel_seconds[kind] = self.kernel_seconds.get(kind, 0.0) + (event.end_ns - event.start_ns) / 1e9
+            of = kind if kind in by_kind else "compute"
+            by_kind[of].append((float(event.start_ns), float(event.end_ns)))
+        self._compute, self._communication, self._copies = (union(some) for some in by_kind.values())
+        ends = [edge for some in (self._compute, self._communication, self._copies) for span in some for edge in span]
+        self.span: Interval | None = (min(ends), max(ends)) if ends else None
+        """From the first event of the device to the last; None where nothing ran."""
+
+    def shares(self, within: Interval) -> TimeShares:
+        """Of a stretch of time."""
+        compute, communication, copies = (
+            intersection(some, [within]) for some in (self._compute, self._communication, self._copies)
+        )
+        working = union([*compute, *communication])
+        busy = union([*working, *copies])
+        whole = length(communication)
+        overlapped = length(intersection(compute, communication))
+        total = within[1] - within[0]
+        return TimeShares(
+            total / 1e9,
+            length(compute) / 1e9,
+            (whole - overlapped) / 1e9,
+            (length(busy) - length(working)) / 1e9,
+            (total - length(busy)) / 1e9,
+            whole / 1e9,
+            length(copies) / 1e9,
+            overlapped / whole if whole else None,
+        )
+
+
+def step_spans(trace: Trace, steps: Steps) -> list[tuple[int, Interval, bool]]:
+    """(Number, span on the device, whether it is whole) of each step that launched something.
+
+    A step lasts from the end of what was launched before it to the end of what it launched. It is not whole where
+    nothing was: it begins with its own first kernel then, and what came before that is not known.
+    """
+    launches = launches_of(trace.events)
+    found: list[tuple[int, Interval, bool]] = []
+    reached, place, first = 0, 0, min((event.start_ns for _, event in launches), default=0)
+    for number, (start, end) in zip(steps.numbers, _host_spans(steps), strict=True):
+        while place < len(launches) and launches[place][0] < start:
+            reached, place = max(reached, launches[place][1].end_ns), place + 1
+        known, begin = reached > 0, reached or first
+        own = place
+        while place < len(launches) and launches[place][0] < end:
+            reached, place = max(reached, launches[place][1].end_ns), place + 1
+        if place > own and reached > begin:
+            found.append((number, (begin, reached), known or steps.first_is_whole))
+    return found
+
+
+def traffic_lines(trace: Trace, steps: Steps) -> tuple[TrafficLine, ...]:
+    """What each step's collectives sent, where the file records their sizes; else why it is unknown."""
+    if not (trace.calls or any(kind_of(event.name) == COMMUNICATION for event in trace.on_device)):
+        return ()
+    lines = []
+    for number, (start, end) in zip(steps.numbers, _host_spans(steps), strict=True):
+        own = [call for call in trace.calls if start <= call.start_ns < end]
+        known = [call for call in own if call.operation and None not in (call.ranks, call.dtype, call.input_elements)]
+        collectives = tuple(
+            Collective(
+                communicator=call.communicator,
+                ranks=max(1, call.ranks or 1),
+                operation=call.operation,
+                dtype=call.dtype or "",
+                input_elements=max(0, call.input_elements or 0),
+                output_elements=max(0, call.output_elements or 0),
+            )
+            for call in known
+        )
+        whole = len(known) == len(own) and known
+        why = "the trace's calls of collectives carry no sizes" if own else "the trace records no calls of collectives"
+        lines.append(
+            TrafficLine(
+                step=number,
+                backend=trace.backend or "nccl",
+                collectives=collectives if whole else None,
+                reason=None if whole else why,
+            )
+        )
+    return tuple(lines)
+
+
+def product_rate(trace: Trace, steps: Steps, device: DeviceTime) -> float | None:
+    """FLOP/s of the matrix products of whole steps while the device computed; None where no shapes were recorded."""
+    hosts = dict(zip(steps.numbers, _host_spans(steps), strict=True))
+    flops, seconds = 0, 0.0
+    for number, span, whole in step_spans(trace, steps):
+        if whole:
+            start, end = hosts[number]
+            flops += sum(product.flops for product in trace.products if start <= product.start_ns < end)
+            seconds += device.shares(span).compute_seconds
+    return flops / seconds if flops and seconds else None
+
+
+def unknown_share(device: DeviceTime) -> float:
+    """Of the time of kernels, what went into those of no kind that is known here."""
+    kernels: Mapping[str, float] = {kind: s for kind, s in device.kernel_seconds.items() if kind != "copy"}
+    whole = sum(kernels.values())
+    return kernels.get("unknown", 0.0) / whole if whole else 0.0
+
+
+def _host_spans(steps: Steps) -> Sequence[tuple[int, int]]:
+    return sorted((event.start_ns, event.end_ns) for event in steps.annotations if event.name == STEP)

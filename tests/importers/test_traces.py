@@ -1,0 +1,127 @@
+"""Traces as results: files of a job are its ranks, waits that are known come out, and what cannot be told is said."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from kineto_traces import A100, ALEXNET, MI300X, V100, trace_path
+from vitscale.analysis.time.breakdown import breakdown
+from vitscale.cli import app
+from vitscale.errors import RequestError
+from vitscale.importers import Options, import_logs
+from vitscale.store import load
+
+LATE_US = 500
+"""By so much a rank that was made late comes to each collective that takes longer than twice that."""
+
+
+def job_of(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(gzip.decompress(trace_path(name).read_bytes()))
+    return content
+
+
+def late_rank(job: dict[str, Any], rank: int) -> tuple[dict[str, Any], dict[int, float]]:
+    """Another rank of the same job, whose clock is 77 s off, and which comes late; seconds by step in collectives."""
+    steps = sorted((e["ts"], e["name"]) for e in job["traceEvents"] if e["name"].startswith("ProfilerStep"))
+    late: dict[int, float] = {}
+    events = []
+    for event in job["traceEvents"]:
+        moved = {**event, "ts": event["ts"] + 77e6}
+        if event.get("cat") == "kernel" and event["name"].startswith("nccl") and event["dur"] > 2 * LATE_US:
+            moved |= {"ts": moved["ts"] + LATE_US, "dur": event["dur"] - LATE_US}
+            number = int([name for start, name in steps if start < event["ts"]][-1].partition("#")[2])
+            late[number] = late.get(number, 0.0) + LATE_US / 1e6
+        events.append(moved)
+    return {**job, "traceEvents": events, "distributedInfo": {**job["distributedInfo"], "rank": rank}}, late
+
+
+def write(folder: Path, name: str, content: dict[str, Any]) -> Path:
+    path = folder / name
+    path.write_bytes(gzip.compress(json.dumps(content).encode(), 1))
+    return path
+
+
+def test_a_known_wait_between_two_ranks_comes_out_though_their_clocks_differ(tmp_path: Path) -> None:
+    job = job_of(A100)
+    second, late = late_rank(job, 1)
+    paths = [write(tmp_path, "a.json.gz", job), write(tmp_path, "b.json.gz", second)]
+    import_logs(paths, "trace", Options(), tmp_path / "results")
+    (run,) = load(tmp_path / "results").runs
+    found = breakdown(run)
+    assert found is not None
+    early, behind = found.ranks
+    assert (early.rank, behind.rank, found.steps, found.wait_known) == (0, 1, 2, True)
+    assert sum(late.values()) > 0.005
+    expected = sum(late[step] for step in (5, 6)) / 2
+    assert early.parts["wait"] == pytest.approx(expected, rel=0.1)
+    assert behind.parts["wait"] == pytest.approx(0, abs=1e-6)
+    assert early.parts["wire"] == pytest.approx(behind.parts["wire"], rel=0.05)
+    arguments = ["import", *map(str, paths), "-o", str(tmp_path / "results"), "--json"]
+    told = json.loads(CliRunner().invoke(app, arguments).stdout)
+    assert [rank["wait_seconds_per_step"] for rank in told["ranks"]] == [early.parts["wait"], behind.parts["wait"]]
+
+
+def test_one_rank_alone_cannot_tell_wait_from_transfer(tmp_path: Path) -> None:
+    done = import_logs([trace_path(MI300X)], "trace", Options(), tmp_path / "results")
+    (run,) = load(tmp_path / "results").runs
+    found = breakdown(run)
+    assert found is not None
+    assert (found.wait_known, found.typical.parts["wait"], found.typical.parts["wire"]) == (False, None, None)
+    assert "cannot be told apart" in found.reasons["wait"]
+    assert found.typical.exposed_seconds == pytest.approx(0.0117, rel=0.01)
+    (trial,) = done.study.trials.values()
+    assert (trial.world.size, trial.train.engine, trial.train.micro_batch) == (8, "ddp", 10)
+
+
+def test_files_of_different_jobs_are_different_runs(tmp_path: Path) -> None:
+    paths = [trace_path(name) for name in (A100, ALEXNET, MI300X, V100)]
+    done = import_logs(paths, "trace", Options(), tmp_path / "results")
+    assert sorted((one.run.setting.gpus, len(one.run.ranks)) for one in done.runs) == [(1, 1), (2, 1), (2, 1), (8, 1)]
+    assert len(done.study.trials) == 4
+    again = import_logs(paths, "trace", Options(), tmp_path / "results")
+    assert not again.written
+
+
+def test_the_same_rank_twice_is_refused_unless_the_traces_are_of_two_jobs(tmp_path: Path) -> None:
+    job = {**job_of(ALEXNET), "trace_id": "first"}
+    other = {**job, "trace_id": "second"}
+    paths = [write(tmp_path, f"{name}.json.gz", content) for name, content in (("a", job), ("b", job), ("c", other))]
+    with pytest.raises(RequestError, match=r"'a\.json\.gz' and 'b\.json\.gz' are both of rank 0 of one job"):
+        import_logs(paths, "trace", Options(), tmp_path / "results")
+    assert len(import_logs(paths[1:], "trace", Options(), tmp_path / "results").runs) == 2
+
+
+def test_a_rank_that_no_job_has_is_a_message(tmp_path: Path) -> None:
+    job = {name: value for name, value in job_of(ALEXNET).items() if name != "distributedInfo"}
+    path = write(tmp_path, "trace-rank-100000000.json.gz", job)
+    with pytest.raises(RequestError, match=r"is of rank 100000000\. Valid: 0 to 999,999"):
+        import_logs([path], "trace", Options(), tmp_path / "results")
+    four = write(tmp_path, "trace-rank3.json.gz", job)
+    (run,) = import_logs([four], "trace", Options(gpus=4), tmp_path / "results").runs
+    assert [rank.rank for rank in run.run.ranks] == [3]
+
+
+def test_json_has_every_rank_and_step(tmp_path: Path) -> None:
+    answer = CliRunner().invoke(
+        app, ["import", str(trace_path(V100)), str(trace_path(ALEXNET)), "-o", str(tmp_path / "results"), "--json"]
+    )
+    assert answer.exit_code == 0
+    told = json.loads(answer.stdout)
+    by_device = {rank["device"]: rank for rank in told["ranks"]}
+    v100 = by_device["Tesla V100-SXM2-32GB"]
+    assert (v100["rank"], v100["world_size"]) == (1, 2)
+    assert v100["total_seconds"] == pytest.approx(1.733, abs=0.001)
+    assert v100["compute_seconds"] == pytest.approx(0.621, abs=0.001)
+    assert v100["idle_seconds"] / v100["total_seconds"] == pytest.approx(0.42, abs=0.005)
+    assert v100["communication_overlap_share"] == 0
+    parts = ("compute_seconds", "exposed_communication_seconds", "copy_seconds", "idle_seconds")
+    for stretch in (*told["ranks"], *told["steps"]):
+        assert sum(stretch[part] for part in parts) == pytest.approx(stretch["total_seconds"], abs=1e-9)
+    assert [step["step"] for step in told["steps"] if step["rank"] == 1] == [2, 3, 4, 5, 6]
+    assert any("steps are told by the profiler's own marks" in note for note in told["notes"])

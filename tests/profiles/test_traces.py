@@ -1,0 +1,324 @@
+"""Trace files of others: read whatever they hold, their steps found, their time told by our definition."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kineto_traces import A100, ALEXNET, MI300X, V100, trace_of, trace_path
+from vitscale.errors import StoreError
+from vitscale.profiles import trace_file
+from vitscale.profiles.flops import product_flops
+from vitscale.profiles.kernels import kind_of
+from vitscale.profiles.trace_figures import DeviceTime, product_rate, step_spans, traffic_lines
+from vitscale.profiles.trace_file import Trace, is_trace, read_trace
+from vitscale.profiles.trace_steps import steps_of
+
+ALL = (A100, ALEXNET, MI300X, V100)
+
+
+def written(folder: Path, content: Any, name: str = "rank0.json") -> Path:
+    path = folder / name
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def kernel(start_us: float, end_us: float, name: str = "gemm", stream: int = 7, correlation: int = 1) -> dict[str, Any]:
+    arguments = {"stream": stream, "correlation": correlation, "device": 0}
+    return {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": stream, "ts": start_us, "dur": end_us - start_us,
+            "args": arguments}  # fmt: skip
+
+
+def launch(at_us: float, correlation: int) -> dict[str, Any]:
+    return {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 9, "tid": 9, "ts": at_us, "dur": 1,
+            "args": {"correlation": correlation, "External id": correlation}}  # fmt: skip
+
+
+def marked(start_us: float, end_us: float, name: str) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "cat": "user_annotation",
+        "name": name,
+        "pid": 9,
+        "tid": 9,
+        "ts": start_us,
+        "dur": end_us - start_us,
+    }
+
+
+TWO_STEPS = [
+    *(marked(at, at + 100, f"ProfilerStep#{number}") for number, at in ((3, 100), (4, 200))),
+    *(launch(at, number) for number, at in enumerate((110, 120, 210, 220), start=1)),
+    kernel(150, 190, correlation=1),
+    kernel(180, 230, "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 20, 2),
+    kernel(260, 300, correlation=3),
+    {**kernel(310, 330, "Memcpy HtoD (Pinned -> Device)", 7, 4), "cat": "gpu_memcpy"},
+]
+"""Step 3 ends at 230; in step 4, 30 us of nothing, 40 of computing, 10 of nothing, and 20 of copying."""
+
+
+def test_time_adds_up_by_hand(tmp_path: Path) -> None:
+    trace = read_trace(written(tmp_path, {"traceEvents": TWO_STEPS, "distributedInfo": {"rank": 1, "world_size": 2}}))
+    assert (trace.rank, trace.world_size) == (1, 2)
+    device, steps = DeviceTime(trace), steps_of(trace)
+    assert steps.numbers == (3, 4)
+    assert device.span is not None
+    whole = device.shares(device.span).as_json()
+    assert {name: round(value * 1e6, 6) for name, value in whole.items() if name.endswith("seconds")} == {
+        "total_seconds": 180, "compute_seconds": 80, "exposed_communication_seconds": 40, "copy_seconds": 20,
+        "idle_seconds": 40, "communication_seconds": 50, "copying_seconds": 20,
+    }  # fmt: skip
+    assert whole["communication_overlap_share"] == pytest.approx(0.2)
+    (three, first, known), (four, second, second_known) = step_spans(trace, steps)
+    assert (three, four, known, second_known) == (3, 4, False, True)
+    assert first[1] - first[0] == 80_000
+    assert device.shares(second).as_json() == pytest.approx({
+        "total_seconds": 1e-4, "compute_seconds": 4e-5, "exposed_communication_seconds": 0, "copy_seconds": 2e-5,
+        "idle_seconds": 4e-5, "communication_seconds": 0, "copying_seconds": 2e-5, "communication_overlap_share": None,
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_parts_of_real_traces_add_up_and_agree_with_a_grid(name: str) -> None:
+    trace = trace_of(name)
+    device = DeviceTime(trace)
+    assert device.span is not None
+    begin, end = device.span
+    shares = device.shares(device.span)
+    grid = np.zeros((3, int((end - begin) / 1000) + 2), bool)
+    for event in trace.on_device:
+        row = 2 if event.kind == "copy" else int(kind_of(event.name) == "communication")
+        grid[row, round((event.start_ns - begin) / 1000) : round((event.end_ns - begin) / 1000)] = True
+    compute, communication, copies = grid
+    expected = [compute, communication & ~compute, copies & ~compute & ~communication, ~grid.any(axis=0)]
+    told = [shares.compute_seconds, shares.exposed_communication_seconds, shares.copy_seconds, shares.idle_seconds]
+    assert told == pytest.approx(
+        [some.sum() / 1e6 for some in expected], rel=0.01, abs=3e-5 * len(trace.on_device) / 100
+    )
+    assert sum(told) == pytest.approx(shares.total_seconds, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "by"),
+    [
+        (A100, (4, 5, 6), "by the profiler's own marks"),
+        (MI300X, (15, 16, 17), "by the profiler's own marks"),
+        (V100, (2, 3, 4, 5, 6), "by the profiler's own marks"),
+        (ALEXNET, (0,), "not at all"),
+    ],
+)
+def test_steps_of_real_traces(name: str, numbers: tuple[int, ...], by: str) -> None:
+    steps = steps_of(trace_of(name))
+    assert (steps.numbers, steps.found_by[: len(by)]) == (numbers, by)
+
+
+def without(trace: Trace, *names: str) -> Trace:
+    kept = [event for event in trace.events if not event.name.startswith(names)]
+    return Trace(**{**vars(trace), "events": kept})
+
+
+@pytest.mark.parametrize("name", [A100, V100, MI300X])
+@pytest.mark.parametrize(
+    ("hidden", "by"),
+    [
+        (("ProfilerStep",), "by the optimizer"),
+        (("ProfilerStep", "Optimizer", "## optimizer"), "by kernels that repeat"),
+    ],
+)
+def test_steps_without_marks_take_as_long(name: str, hidden: tuple[str, ...], by: str) -> None:
+    trace = trace_of(name)
+    bare = without(trace, *hidden)
+    steps = steps_of(bare)
+    if "kernels" in by and name != V100:  # three steps are too few to call a pattern
+        assert steps.found_by.startswith("not at all")
+        return
+    assert steps.found_by.startswith(by)
+    marked_spans = [b - a for _, (a, b), _ in step_spans(trace, steps_of(trace))][1:]
+    spans = [b - a for _, (a, b), whole in step_spans(bare, steps) if whole]
+    assert np.median(spans) == pytest.approx(np.median(marked_spans), rel=0.03)
+
+
+def test_what_was_launched_before_the_profile_is_of_no_step() -> None:
+    trace = trace_of(MI300X)
+    spans = step_spans(trace, steps_of(trace))
+    assert [whole for _, _, whole in spans] == [True, True, True]
+    assert [(b - a) / 1e6 for _, (a, b), _ in spans] == pytest.approx([18.98, 18.98, 18.55], abs=0.01)
+
+
+def test_traffic_where_sizes_are_recorded() -> None:
+    lines = traffic_lines(trace_of(A100), steps_of(trace_of(A100)))
+    assert [line.step for line in lines] == [4, 5, 6]
+    assert lines[1].collectives is not None
+    assert sum(one.input_elements for one in lines[1].collectives if one.operation == "all_reduce") == 25_557_032
+    assert {(one.ranks, one.dtype) for one in lines[1].collectives if one.operation == "all_reduce"} == {(2, "float32")}
+    bare = traffic_lines(trace_of(V100), steps_of(trace_of(V100)))
+    assert {line.collectives for line in bare} == {None}
+    assert bare[0].reason == "the trace's calls of collectives carry no sizes"
+
+
+def test_rate_of_products_where_shapes_are_recorded() -> None:
+    """ResNet-18 at 224 takes 1.82 G multiply-adds an image forward, twice that backward; it recomputes its forward."""
+    trace = trace_of(MI300X)
+    steps = steps_of(trace)
+    device = DeviceTime(trace)
+    rate = product_rate(trace, steps, device)
+    seconds = sum(device.shares(span).compute_seconds for _, span, _ in step_spans(trace, steps))
+    assert rate is not None
+    assert rate * seconds / 3 / 10 == pytest.approx(2 * 1.82e9 * 4, rel=0.05)
+    assert product_rate(trace_of(A100), steps_of(trace_of(A100)), DeviceTime(trace_of(A100))) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "concrete", "flops"),
+    [
+        ("aten::mm", [[2, 3], [3, 5]], [], 60),
+        ("aten::addmm", [[5], [2, 3], [3, 5]], [], 60),
+        ("aten::bmm", [[7, 2, 3], [7, 3, 5]], [], 420),
+        ("aten::convolution", [[4, 3, 8, 8], [16, 3, 3, 3]],
+         ["", "", "", "[2, 2]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1"], 2 * 4 * 16 * 27 * 16),
+        ("aten::convolution_backward", [[4, 16, 4, 4], [4, 3, 8, 8], [16, 3, 3, 3]],
+         ["", "", "", "[0]", "[2, 2]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1", "[False, True, False]"],
+         2 * 4 * 16 * 27 * 16),
+        ("aten::_scaled_dot_product_flash_attention", [[1, 2, 5, 4], [1, 2, 7, 4], [1, 2, 7, 4]], [], 1120),
+        ("aten::mm", [[2, 3]], [], None),
+        ("aten::convolution", [[4, 3, 8, 8], [16, 3, 3, 3]], [], None),
+        ("aten::add", [[2, 3], [2, 3]], [], None),
+    ],
+)  # fmt: skip
+def test_flops_by_hand(name: str, shapes: list[list[int]], concrete: list[object], flops: int | None) -> None:
+    assert product_flops(name, shapes, concrete) == flops
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)", "communication"),
+        ("ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)", "communication"),
+        ("void vllm::cross_device_reduce_1stage<float, 2>", "communication"),
+        ("void flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128>>", "attention"),
+        ("fmha_cutlassF_bf16_aligned_64x128_rf_sm80", "attention"),
+        ("nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_TNT", "matrix product"),
+        ("Cijk_Ailk_Bljk_BBS_BH_MT32x32x64_MI16x16x16x1", "matrix product"),
+        ("SubTensorOpWithScalar1d", "elementwise"),
+        ("void at::native::batch_norm_transform_input_kernel<float>", "norm"),
+        ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native>", "optimizer"),
+        ("Memset (Device)", "memset"),
+        ("__amd_rocclr_copyBuffer", "copy"),
+        ("of_nobody", "unknown"),
+    ],
+)
+def test_kinds_of_kernels(name: str, kind: str) -> None:
+    assert kind_of(name) == kind
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_kernel_of_the_real_traces_is_known(name: str) -> None:
+    assert {
+        event.name for event in trace_of(name).on_device if event.kind == "kernel" and kind_of(event.name) == "unknown"
+    } == set()
+    assert trace_of(name).unknown == {}
+
+
+ODD = st.text(alphabet='}{,[]"\\ab \n:', max_size=12)
+
+
+@given(
+    names=st.lists(ODD, min_size=1, max_size=40), block=st.integers(1, 400), bare=st.booleans(), indent=st.booleans()
+)
+@settings(deadline=None, max_examples=60)
+def test_however_a_file_is_cut_into_blocks_its_events_are_the_same(
+    names: list[str], block: int, bare: bool, indent: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    events = [kernel(10 * place + 1, 10 * place + 5, name) for place, name in enumerate(names)]
+    around = {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "GPU"}, {"id": 1}]}
+    after = {"distributedInfo": {"rank": 3}, "after": [{}, {"a": 1}]}
+    content: Any = events if bare else {**around, "traceEvents": events, **after}
+    path = tmp_path_factory.mktemp("blocks") / "trace.json"
+    path.write_text(json.dumps(content, indent=2 if indent else None))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trace_file, "_BLOCK", block)
+        trace = read_trace(path)
+    assert [event.name for event in trace.events] == names
+    assert (trace.rank, trace.device) == ((None, None) if bare else (3, "GPU"))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda text: text[: len(text) // 2], "is cut off or broken after"),
+        (lambda text: text.replace('"ph"', "ph", 1), "is cut off or broken after"),
+        (lambda text: "{}", "has no list of traceEvents"),
+        (lambda text: "steps: 3", "it is no JSON object"),
+        (lambda text: "", "it is no JSON object"),
+        (lambda text: '{"traceEvents": [' + "[" * 100_000, "is cut off or broken after"),
+    ],
+)
+def test_what_is_no_trace_is_one_message(spoil: Callable[[str], str], said: str, tmp_path: Path) -> None:
+    path = written(tmp_path, spoil(json.dumps({"traceEvents": TWO_STEPS})))
+    with pytest.raises(StoreError, match=said):
+        read_trace(path)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        7, None, [], {}, {"ph": "X"}, {"ph": "X", "cat": 3, "name": []}, {"ph": "X", "cat": "kernel", "name": {}},
+        {**kernel(1, 2), "ts": "soon"}, {**kernel(1, 2), "ts": -5}, {**kernel(1, 2), "dur": 1e300},
+        {**kernel(1, 2), "args": 5}, {**kernel(1, 2), "args": {"stream": "x", "correlation": [1]}},
+        {**kernel(1, 2), "ts": 10**400}, {**kernel(1, 2), "pid": "GPU 0", "tid": "stream 7"},
+    ],
+)  # fmt: skip
+def test_hostile_events_are_passed_over_or_counted(event: object, tmp_path: Path) -> None:
+    trace = read_trace(written(tmp_path, {"traceEvents": [event, *TWO_STEPS, event]}))
+    own = {1, 2, 3, 4}
+    assert own <= {one.correlation for one in trace.on_device}
+    assert all(one.start_ns > 0 for one in trace.on_device)
+
+
+def test_a_bomb_and_a_file_cut_off_inside_gzip_are_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_file, "_MOST_BYTES", 10_000_000)
+    bomb = tmp_path / "bomb.json.gz"
+    bomb.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * 11_000_000))
+    with pytest.raises(StoreError, match="unpacked"):
+        read_trace(bomb)
+    whole = gzip.compress(json.dumps({"traceEvents": TWO_STEPS * 100}).encode())
+    (tmp_path / "half.json.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(StoreError, match="is cut off or broken"):
+        read_trace(tmp_path / "half.json.gz")
+    (tmp_path / "bad.json.gz").write_bytes(whole[:20] + b"\xff" * 30 + whole[50:])
+    with pytest.raises(StoreError, match=r"cannot be unpacked|cut off"):
+        read_trace(tmp_path / "bad.json.gz")
+
+
+def test_an_early_release_in_capitals_and_whole_microseconds(tmp_path: Path) -> None:
+    capitals = {"kernel": "Kernel", "cuda_runtime": "Runtime", "gpu_memcpy": "Memcpy", "user_annotation": "cpu_op"}
+    early = [{**event, "cat": capitals[event["cat"]]} for event in TWO_STEPS]
+    now, then = (
+        read_trace(written(tmp_path, {"traceEvents": TWO_STEPS})),
+        read_trace(written(tmp_path, {"traceEvents": early})),
+    )
+    assert sorted(now.events) == sorted(then.events)
+
+
+def test_one_launch_of_a_graph_runs_many_kernels(tmp_path: Path) -> None:
+    graph = [
+        marked(100, 200, "ProfilerStep#0"), marked(200, 300, "ProfilerStep#1"),
+        {**launch(150, 5), "name": "cudaGraphLaunch"}, {**launch(250, 6), "name": "cudaGraphLaunch"},
+        *(kernel(160 + 10 * place, 168 + 10 * place, correlation=5) for place in range(12)),
+        *(kernel(300 + 10 * place, 308 + 10 * place, correlation=6) for place in range(3)),
+    ]  # fmt: skip
+    trace = read_trace(written(tmp_path, {"traceEvents": graph}))
+    (_, first, _), (_, second, _) = step_spans(trace, steps_of(trace))
+    assert (first[1] - first[0], second[1] - second[0]) == (118_000, 50_000)
+
+
+def test_real_traces_are_recognised() -> None:
+    assert all(is_trace(trace_path(name)) for name in ALL)

@@ -15,7 +15,7 @@ from vitscale.present.units import UNKNOWN
 
 if TYPE_CHECKING:
     from vitscale.importers import Done, LinkFormat
-    from vitscale.present.document import Document
+    from vitscale.present.document import Document, Table
 
 
 @app.command("import")
@@ -26,7 +26,9 @@ def import_(
     ] = None,
     log_format: Annotated[
         str,
-        typer.Option("--format", metavar="F", help="Or epochs, deepspeed, trainer-state, csv, nccl-tests, perftest."),
+        typer.Option(
+            "--format", metavar="F", help="Or epochs, deepspeed, trainer-state, csv, trace, nccl-tests, perftest."
+        ),
     ] = "auto",
     name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Of the study.")] = None,
     model: Annotated[
@@ -107,7 +109,7 @@ def _rank_table(ranks: Sequence[dict[str, Any]]) -> Table:
     rows = []
     for rank in ranks:
         whole = rank["total_seconds"]
-        shares = [units.share(rank[f"{part}_seconds"] / whole) for part in parts.values()]
+        shares = [units.percent(rank[f"{part}_seconds"] / whole, 1) for part in parts.values()]
         rows.append([rank["device"] or UNKNOWN, str(rank["rank"]), units.seconds(whole), *shares])
     return table(columns, rows)
 

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from vitscale.errors import RequestError, StoreError, explain, shown
+from vitscale.importers.contents import LogContents, LogRank, LogRun, Setting
 from vitscale.importers.files import identified
-from vitscale.importers.contents import LogContents, LogRank, LogRun, Setting, listed
 from vitscale.importers.options import MOST_GPUS, Options
+from vitscale.present.units import listed
 from vitscale.profiles.kernels import UNKNOWN
 from vitscale.profiles.timeline import steps_on_cuda
 from vitscale.profiles.trace_figures import DeviceTime, TimeShares, product_rate, step_spans, traffic_lines

@@ -82,6 +82,18 @@ def test_ranks_arrive_where_they_should_and_all_end_when_one_is_killed(
     assert sorted(path.name for path in tmp_path.iterdir()) == [folder], "no shell has run the search path"
 
 
+def test_open_mpi_keeps_its_files_where_no_other_lab_finds_them(lab: Laboratory) -> None:
+    """It names them by host and process id, which labs have alike; /tmp is shared by all."""
+    argv = ["mpirun", "-np", "2", "--hostfile", str(lab.hostfile), "--map-by", "ppr:1:node", "--bind-to", "none"]
+    done = subprocess.run(
+        lab.command(0, [*argv, "--allow-run-as-root", "env"]), capture_output=True, text=True, timeout=60, check=True
+    )
+    names = ("OMPI_MCA_orte_jobfam_session_dir=", "PMIX_SERVER_TMPDIR=")
+    folders = [line.partition("=")[2] for line in done.stdout.splitlines() if line.startswith(names)]
+    assert len(folders) == 4
+    assert all(folder.startswith("/run/ompi.host") for folder in folders), folders
+
+
 STUDY = Path(__file__).parents[2] / "examples" / "two_hosts.toml"
 """Also run by srun in an allocation and by sbatch: tests/runner/test_batch_jobs_on_ranks.py."""
 DISCOVERY = '[launch]\nlauncher = "mpirun"\nmpi_discovery = true\n'

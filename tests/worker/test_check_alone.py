@@ -39,3 +39,16 @@ def test_a_rank_that_waits_in_vain_still_measures_the_rest(tmp_path: Path) -> No
     assert found.matmul is not None
     assert found.disk is not None
     assert found.disk.seen_reason == "the ranks did not meet"
+
+
+def test_what_ends_a_check_outside_its_stages_is_recorded(tmp_path: Path) -> None:
+    wanted = request(world=World(nodes=1, ranks_per_node=1, threads_per_rank=1), device="cuda")
+    (tmp_path / "request.json").write_text(wanted.model_dump_json())
+    command = [sys.executable, "-m", "vitscale.worker.check", str(tmp_path)]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    answer = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert answer.returncode == 1
+    found = read_checked_rank(tmp_path / "rank-0.jsonl")
+    assert (found.ended, found.stages, found.last_sign) == (False, (), "nothing recorded")
+    assert found.error is not None
+    assert found.error.message.startswith("this trial computes on GPUs, and torch sees none on this host")

@@ -135,6 +135,10 @@ def hold_to_own(plan: Plan, firsts: Sequence[Process]) -> None:
 
 
 HOSTS_FILE = "hosts"
+_OPEN_MPI = Path("/etc/openmpi/openmpi-mca-params.conf")
+_OWN_SESSIONS = "orte_tmpdir_base = /run"
+"""Open MPI keeps a job's files in /tmp, which all hosts share, under the host's name and a process id, which two labs
+have alike: the job that ends first takes the other's away."""
 
 
 def write_hosts_file(folder: Path, hosts: Sequence[tuple[str, str]]) -> None:
@@ -149,6 +153,10 @@ def mount_files(first: Process, folder: Path, host: Path, *, with_ssh: bool) -> 
     _mount(first, "-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/dev/shm")  # noqa: S108 - the host's own
     _own_sys(first)
     _mount(first, "--bind", str(folder / HOSTS_FILE), "/etc/hosts")
+    if _OPEN_MPI.is_file():
+        own = host / _OPEN_MPI.name
+        own.write_text(f"{_OPEN_MPI.read_text(encoding='utf-8')}\n{_OWN_SESSIONS}\n", encoding="utf-8")
+        _mount(first, "--bind", str(own), str(_OPEN_MPI))
     if with_ssh:
         _mount(first, "--bind", str(folder / secure_shell.CLIENT_CONFIGURATION), "/etc/ssh/ssh_config")
         # Without PAM, sshd lets nobody in whose password is locked, as Ubuntu's root's is.

@@ -75,7 +75,7 @@ def test_the_same_setting_on_another_cluster_is_another_trial(tmp_path: Path) ->
     rows = [*epoch_rows(1, [[100.0]], cluster="north"), *epoch_rows(1, [[80.0]], cluster="south", gpu="A100")]
     found = imported(tmp_path, [epoch_table(tmp_path / "epochs.csv", rows)], "epochs")
     assert len(found.trials) == 2
-    assert {t.surroundings.devices for t in found.trials.values() if t.surroundings} == {("Tesla T4",), ("A100",)}
+    assert {t.environment.devices for t in found.trials.values() if t.environment} == {("Tesla T4",), ("A100",)}
 
 
 def test_one_cluster_with_two_types_of_gpu_is_two_curves(tmp_path: Path) -> None:

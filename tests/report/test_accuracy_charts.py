@@ -10,9 +10,10 @@ import pytest
 
 from explained_factory import NOISE_SCALE, batch_study
 from results_factory import make_curve, make_results, make_trial, one_curve, steady_run
-from vitscale.analysis import Analysis, Interval, TrialResult, analyse
+from vitscale.analysis import Analysis, TrialResult, analyse
 from vitscale.analysis.learning.convergence import Convergence, TargetRun
 from vitscale.present.document import View
+from vitscale.present.estimate import Estimate
 from vitscale.report.charts import accuracy as accuracy_data
 from vitscale.report.charts.accuracy import accuracy_chart
 
@@ -94,7 +95,7 @@ def test_the_noise_scale_is_marked_where_it_is_near_and_told_where_it_is_far() -
     assert "Gradient noise scale (images, median of trials): ddp 100." in near.summary
     far = changed(
         analysis,
-        lambda trial, found: dataclasses.replace(found, noise_scale_images=Interval(1e6)),
+        lambda trial, found: dataclasses.replace(found, noise_scale_images=Estimate(1e6)),
     )
     told = figures(far)["accuracy-by-batch"]
     assert "dotted" not in told.subtitle
@@ -112,9 +113,9 @@ def with_target(analysis: Analysis) -> Analysis:
     def change(trial: TrialResult, found: Convergence) -> Convergence:
         reached = TargetRun(0, 0, 2, 2048, 10.0)
         missed = TargetRun(1, 1, None, None, None)
-        seconds = Interval(20.0 / trial.trial.world.size, 5.0, 25.0)
+        seconds = Estimate(20.0 / trial.trial.world.size, 5.0, 25.0)
         return dataclasses.replace(
-            found, target_accuracy=0.5, target_runs=(reached, missed), images_to_target=Interval(2048),
+            found, target_accuracy=0.5, target_runs=(reached, missed), images_to_target=Estimate(2048),
             seconds_to_target=seconds,
         )  # fmt: skip
 

@@ -9,8 +9,9 @@ import pytest
 
 from explained_factory import NO_ENERGY, NO_GPU, batch_study, run_of
 from results_factory import explained_run, make_curve, make_results, make_trial, one_curve
-from vitscale.analysis import Analysis, Interval, analyse
+from vitscale.analysis import Analysis, analyse
 from vitscale.present.document import Table
+from vitscale.present.estimate import Estimate
 from vitscale.report.detail_tables import accuracy_table, four_figures, parts_table, resource_table
 from vitscale.store.records import CheckpointLine
 
@@ -75,7 +76,7 @@ def test_a_known_mfu_names_its_peak() -> None:
         name: dataclasses.replace(
             trial,
             resources=dataclasses.replace(
-                trial.resources, mfu=Interval(0.314, 0.301, 0.327), mfu_reason="", peak_name="H100 SXM, 989 TFLOP/s"
+                trial.resources, mfu=Estimate(0.314, 0.301, 0.327), mfu_reason="", peak_name="H100 SXM, 989 TFLOP/s"
             ),
         )
         for name, trial in analysis.trials.items()

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from results_factory import explained_run, make_curve, make_results, make_trial, one_curve
-from vitscale.analysis import Analysis, Factor, Interval, Waterfall, analyse
+from vitscale.analysis import Analysis, Factor, Waterfall, analyse
 from vitscale.analysis.time.breakdown import Straggler
 from vitscale.analysis.time.waterfall import FACTORS
+from vitscale.present.estimate import Estimate
 from vitscale.report import sentences as words
 from vitscale.report.charts.time import largest_loss, waterfall_chart
 from vitscale.report.sentences import contributions, whole
@@ -21,7 +22,7 @@ from vitscale.report.style import COMMUNICATION_COLOUR, PART_COLOURS
 from vitscale.store.records import PARTS
 from vitscale.store.results import Results
 
-SURE = Interval(0.71, 0.70, 0.72)
+SURE = Estimate(0.71, 0.70, 0.72)
 
 
 def made(efficiency: float, points: Mapping[str, float], **changes: Any) -> Waterfall:
@@ -154,16 +155,16 @@ def test_gained_under_drop_last_says_what_it_leaves_out() -> None:
 @pytest.mark.parametrize(
     ("interval", "said"),
     [
-        (Interval(0.71, 0.69, 0.73), "reach 71 % of ideal"),
-        (Interval(0.71, note="one run: no interval"), "measured at 71 % of ideal (one run: too few to tell)"),
+        (Estimate(0.71, 0.69, 0.73), "reach 71 % of ideal"),
+        (Estimate(0.71, note="one run: no interval"), "measured at 71 % of ideal (one run: too few to tell)"),
         (
-            Interval(0.71, 0.70, 0.72, note="too few repeats"),
+            Estimate(0.71, 0.70, 0.72, note="too few repeats"),
             "measured at 71 % of ideal (too few repeats)",
         ),
-        (Interval(0.71, 0.62, 0.80), "reach 71 % of ideal (95 % interval 0.62 to 0.80)"),
+        (Estimate(0.71, 0.62, 0.80), "reach 71 % of ideal (95 % interval 0.62 to 0.80)"),
     ],
 )
-def test_what_cannot_be_relied_on_says_so(interval: Interval, said: str) -> None:
+def test_what_cannot_be_relied_on_says_so(interval: Estimate, said: str) -> None:
     one = made(0.71, {"wire": 29}, interval=interval)
     assert words.waterfall(one) == f"8 ranks {said}: 29 points are the transfer."
 

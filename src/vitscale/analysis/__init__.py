@@ -26,7 +26,6 @@ from vitscale.analysis.summaries import summarise, without_one_off
 from vitscale.analysis.time.waterfall import Factor, Waterfall, waterfalls
 from vitscale.analysis.trials import TrialResult
 from vitscale.present.document import Finding
-from vitscale.present.estimate import Estimate as Interval  # the name that the report uses still
 from vitscale.store.results import Results, Run, StudyRecord
 
 __all__ = [
@@ -34,7 +33,6 @@ __all__ = [
     "CurveComparison",
     "CurveResult",
     "Factor",
-    "Interval",
     "Point",
     "TrialResult",
     "Waterfall",

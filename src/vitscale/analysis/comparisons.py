@@ -157,7 +157,7 @@ def _apart(first: CurveResult, second: CurveResult) -> tuple[str, ...]:
 def _like(ours: TrialResult, theirs: TrialResult, combine_unlike: bool) -> bool:
     if not ours.comparable_costs or not theirs.comparable_costs:
         return False
-    return combine_unlike or not differences(ours.surroundings, theirs.surroundings)
+    return combine_unlike or not differences(ours.environment, theirs.environment)
 
 
 def _compared(

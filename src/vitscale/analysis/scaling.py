@@ -67,13 +67,13 @@ def scale(curve: Curve, trials: Mapping[str, TrialResult], combine_unlike: bool)
         speedup = efficiency = over_plain = efficiency_over_plain = None
         if base is not None and result.comparable_costs:
             reference = trials[base.trial_id]
-            between = () if combine_unlike else differences(reference.surroundings, result.surroundings)
+            between = () if combine_unlike else differences(reference.environment, result.environment)
             if between:
                 unlike.append(f"{point.gpus} ranks: {'; '.join(between)}")
             else:
                 speedup, efficiency = _against(reference, result, curve.mode, point.gpus / base.gpus)
         if plain is not None and result.comparable_costs:
-            between = () if combine_unlike else differences(plain.surroundings, result.surroundings)
+            between = () if combine_unlike else differences(plain.environment, result.environment)
             if not between:
                 over_plain, efficiency_over_plain = _against(plain, result, curve.mode, point.gpus)
         points.append(Point(point.gpus, point.trial_id, speedup, efficiency, over_plain, efficiency_over_plain))

@@ -78,7 +78,7 @@ def summarise(
             for r in all_runs
             if r.outcome.kind != "completed"
         ),
-        surroundings=around,
+        environment=around,
         step_seconds=over_runs([figure.step_seconds for figure in figures]),
         images_per_second=over_runs([figure.images_per_second for figure in figures]),
         epoch_seconds=over_runs([figure.epoch_seconds for figure in figures]),

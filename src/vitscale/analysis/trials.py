@@ -71,7 +71,7 @@ class TrialResult:
     left_out: tuple[str, ...]
     """Why completed runs were not combined with the others."""
     failures: tuple[Failure, ...]
-    surroundings: RunEnvironment | None
+    environment: RunEnvironment | None
     step_seconds: Estimate | None
     images_per_second: Estimate | None
     """Times `epoch_seconds` it is the images trained in an epoch, where the size of the dataset is known."""

@@ -56,11 +56,6 @@ class Estimate:
         return "above" if self.low > value else "below" if self.high < value else None
 
     @property
-    def centre(self) -> float:
-        """`value`, for callers that have not been renamed."""
-        return self.value
-
-    @property
     def one_run(self) -> Estimate:
         """Where one future run lies, as an estimate of its own; without an interval where that is unknown."""
         if self.of == "a future run":

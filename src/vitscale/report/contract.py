@@ -194,7 +194,7 @@ def _trial(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
         "offload": trial.train.offload,
         "launcher": trial.launcher,
         "device": trial.train.device,
-        "device_name": " and ".join(result.surroundings.devices) if result.surroundings else None,
+        "device_name": " and ".join(result.environment.devices) if result.environment else None,
         "mode": modes[0] if modes else None,
         "modes": list(dict.fromkeys(modes)),
         "curve": curve.name if curve else None,

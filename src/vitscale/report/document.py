@@ -287,7 +287,7 @@ def _runs(analysis: Analysis, results: Path | None) -> Section | None:
 
 def _environment(analysis: Analysis) -> Section | None:
     """The different surroundings of the study's runs, each with the number of trials it was seen in."""
-    around = [trial.surroundings for trial in analysis.trials.values() if trial.surroundings]
+    around = [trial.environment for trial in analysis.trials.values() if trial.environment]
     tables = [
         table(
             (Column("", words=True), Column(f"{units.counted(around.count(one), 'trial')}", words=True)),

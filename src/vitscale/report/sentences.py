@@ -195,7 +195,7 @@ def comparison(one: CurveComparison) -> str:
 
 def scope(analysis: Analysis) -> str:
     """What the intervals over runs do not cover, in a sentence; empty where no trial was repeated, or nobody knows."""
-    repeated = [trial for trial in analysis.trials.values() if len(trial.runs) > 1 and trial.surroundings is not None]
+    repeated = [trial for trial in analysis.trials.values() if len(trial.runs) > 1 and trial.environment is not None]
     if not repeated:
         return ""
     kind = "allocation" if any(one.allocation for t in repeated for one in environments(t.records[0])) else "host"

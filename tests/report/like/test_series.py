@@ -76,7 +76,7 @@ def test_one_gpu_is_borrowed_from_the_twin_in_one_host() -> None:
     spread = series(study)[1]
     assert [member.gpus for member in spread.members] == [1, 2, 4]
     # 1024 images at 16 a GPU: 64, 32 and 16 steps.
-    speedups = [member.against_base.centre for member in spread.members if member.against_base is not None]
+    speedups = [member.against_base.value for member in spread.members if member.against_base is not None]
     assert speedups == pytest.approx([1, 64 * 0.8 / (32 * 0.84), 64 * 0.8 / 16])
 
 

@@ -191,7 +191,7 @@ def gradient_dtypes(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 def surroundings_changed(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Host, settings or revision that changed in the course of the study."""
-    around = [trial.surroundings for trial in measured if trial.surroundings]
+    around = [trial.environment for trial in measured if trial.environment]
     changed = []
     if len({run.hosts for run in around if len(run.hosts) == 1}) > 1:
         changed.append("host")

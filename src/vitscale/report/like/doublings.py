@@ -79,7 +79,7 @@ def doublings(found: Sequence[Series], network: Network | None) -> list[SeriesDo
         members = {member.gpus: member.trial for member in one.members if member.trial.comparable_costs}
         for gpus, fewer in members.items():
             more = members.get(2 * gpus)
-            if more is not None and not differences(fewer.surroundings, more.surroundings):
+            if more is not None and not differences(fewer.environment, more.environment):
                 tests.append(_doubling(name, gpus, fewer, more, network))
     gains = corrected([test.test.gain for test in tests], [test.trials for test in tests])
     return [replace(one, test=replace(one.test, gain=gain)) for one, gain in zip(tests, gains, strict=True)]

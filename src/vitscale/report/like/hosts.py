@@ -53,7 +53,7 @@ def _test(inside: Series, spread: Series) -> HostsTest | None:
         for gpus in one_host
         if gpus in several
         and several[gpus].trial.world.nodes > 1
-        and not differences(one_host[gpus].surroundings, several[gpus].surroundings)
+        and not differences(one_host[gpus].environment, several[gpus].environment)
     ]
     return hosts_test(
         {gpus: one_host[gpus].comparable_costs for gpus in both},

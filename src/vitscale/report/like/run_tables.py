@@ -86,7 +86,7 @@ def _strong(material: Material) -> list[Series]:
 
 def _training_cells(one: Member) -> tuple[Cell, ...]:
     trial, against = one.trial, one.against_base
-    used, devices = trial.resources, trial.surroundings.devices if trial.surroundings else ()
+    used, devices = trial.resources, trial.environment.devices if trial.environment else ()
     whole = run_seconds(trial)
     efficiency = against.times(one.base_gpus / one.gpus) if against is not None and one.base_gpus else None
     return (

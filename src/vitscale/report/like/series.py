@@ -153,7 +153,7 @@ def _of_curve(analysis: Analysis, curve: CurveResult) -> list[Series]:
 
 
 def _devices(trial: TrialResult) -> tuple[str, ...]:
-    return trial.surroundings.devices if trial.surroundings is not None else ()
+    return trial.environment.devices if trial.environment is not None else ()
 
 
 def _published_as_unlike(curve: CurveResult, members: Sequence[Member]) -> bool:
@@ -188,7 +188,7 @@ def _compared(one: Series) -> Series:
         if figure is not None:
             members.append(replace(member, against_base=figure))
             continue
-        if between := differences(base.trial.surroundings, member.trial.surroundings):
+        if between := differences(base.trial.environment, member.trial.environment):
             members.append(replace(member, why_not="; ".join(between)))
         elif member.trial.trial_id == base.trial.trial_id:
             exact = 1.0 if len(costs) > 1 else None

@@ -123,7 +123,7 @@ def main(run_folder: Path) -> NoReturn:
         code = 1
         log.end_with(error_line(error))
         if fault == "killed" and header.trial.launcher == "mpirun":
-            # It tells of the process that it hears of first, and ends the others: that is to be the one that was killed.
+            # It tells of the process that it hears of first, and ends the others: let that be the one that was killed.
             time.sleep(60)
     line.close()
     os._exit(code)

@@ -25,7 +25,7 @@ from vitscale.store import RankLog
 from vitscale.store.records import EndLine, StepLine
 from vitscale.store.results import RunHeader
 from vitscale.worker import place as placing
-from vitscale.worker.failure import error_line
+from vitscale.worker.rank_process import error_line
 
 FAULTS = ("well", "killed", "stopped", "raises", "exits_early", "stuck", "endless")
 """By the trial's seed. All but `well` and `endless` befall rank 1."""

@@ -10,8 +10,8 @@ import pytest
 
 from image_files import cache, encoded, photograph
 from vitscale import sources
+from vitscale.sources.base import Meter, Spent
 from vitscale.sources.pictures import decode_square
-from vitscale.sources.spent import Meter, Spent
 from vitscale.trial.trial import DataSpec
 
 __all__ = ["cache"]
@@ -21,7 +21,7 @@ __all__ = ["cache"]
 def seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock of a second a look, for what is counted one after the other."""
     ticks = iter(range(10_000))
-    monkeypatch.setattr("vitscale.sources.spent.time.perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr("vitscale.sources.base.time.perf_counter", lambda: float(next(ticks)))
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])

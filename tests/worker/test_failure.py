@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vitscale.errors import RequestError
-from vitscale.worker.failure import error_line
+from vitscale.worker.rank_process import error_line
 
 
 def too_much() -> RuntimeError:

@@ -14,7 +14,7 @@ from vitscale.processes.launch_file import TOKEN_VARIABLE
 PROGRAM = """
 import ctypes, mmap, os, sys
 from pathlib import Path
-from vitscale.worker.process_memory import InitialMemory, file_pages, map_pages
+from vitscale.worker.prepared import InitialMemory, file_pages, map_pages
 token, path, user = sys.argv[1:4]
 file = open(path, "rb")
 if user == "nobody":

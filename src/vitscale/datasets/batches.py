@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from vitscale.datasets.order import EpochOrder
-from vitscale.sources.base import Split
-from vitscale.sources.spent import Meter, Spent
+from vitscale.sources.base import Meter, Spent, Split
 
 # Batches per thread that wait to be taken or are being made: one in the making, one ready.
 _AHEAD_PER_WORKER = 2

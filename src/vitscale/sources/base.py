@@ -3,18 +3,56 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Collection
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitscale.errors import RequestError, explain, shown
-from vitscale.sources.spent import spending
 from vitscale.trial.model_spec import Task
 from vitscale.trial.trial import DataSpec
+
+_lock = threading.Lock()
+_seconds = {"reading": 0.0, "decoding": 0.0, "both": 0.0}
+
+
+class Spent(NamedTuple):
+    """Seconds of threads, added up."""
+
+    reading: float
+    """From files, a decoded cache or memory."""
+    decoding: float
+
+
+@contextmanager
+def spending(on: Literal["reading", "decoding", "both"]) -> Iterator[None]:
+    """Counts the time inside it. "both": by a library that reads as it decodes, so that they cannot be told apart."""
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds = time.perf_counter() - began
+        with _lock:
+            _seconds[on] += seconds
+
+
+class Meter:
+    """What is spent from now on."""
+
+    def __init__(self) -> None:
+        self._before = dict(_seconds)
+
+    def read(self) -> Spent | None:
+        """None where nothing was spent, as with images that are made, or where the two cannot be told apart."""
+        reading, decoding, both = (_seconds[on] - self._before[on] for on in ("reading", "decoding", "both"))
+        return Spent(reading, decoding) if reading + decoding > 0 and both == 0 else None
+
 
 Images = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.float32]
 """`[n, H, W, C]`, in the dtype that the dataset is stored in (`trial.PixelType`)."""

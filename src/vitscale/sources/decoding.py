@@ -17,11 +17,10 @@ import numpy as np
 from vitscale.errors import RequestError, explain, shown
 from vitscale.processes.parent_death import end_with_parent
 from vitscale.sources.arrays import ARRAY_EXTENSIONS, ArrayShape, decode_array, verify_array
-from vitscale.sources.base import Encoded, Images, Progress
+from vitscale.sources.base import Encoded, Images, Progress, spending
 from vitscale.sources.cache import Room, Unfinished, chunk_samples, in_threads
 from vitscale.sources.pictures import BrokenImage, decode_square, verify_picture
 from vitscale.sources.scenes import ScenePairs
-from vitscale.sources.spent import spending
 
 FEWEST_FOR_PROCESSES = 2048
 """Fewer images are decoded before processes have started."""

@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitscale.errors import RequestError, explain, shown
-from vitscale.sources.base import Content, Images
+from vitscale.sources.base import Content, Images, spending
 from vitscale.sources.paths import reason
-from vitscale.sources.spent import spending
 
 if TYPE_CHECKING:
     from PIL.Image import Image

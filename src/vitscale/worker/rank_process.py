@@ -4,9 +4,11 @@ it fails. Nothing here imports torch, which takes its threads and cores from wha
 from __future__ import annotations
 
 import contextlib
+import errno
 import faulthandler
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -16,10 +18,9 @@ from vitscale.processes import launch_file
 from vitscale.processes.heartbeat import PROGRESS, Heartbeat
 from vitscale.processes.launch_file import LaunchFile
 from vitscale.store import RankLog
-from vitscale.store.records import EndLine
+from vitscale.store.records import EndLine, ErrorLine
 from vitscale.trial.trial import Device, World
 from vitscale.worker import place as placing
-from vitscale.worker.failure import error_line
 from vitscale.worker.place import Place
 
 
@@ -108,3 +109,43 @@ def _heartbeat(launch: LaunchFile | None, rank: int, folder: Path) -> Heartbeat 
         return Heartbeat(launch, f"rank {rank}", PROGRESS, dump_stacks)
     except OSError as error:
         sys.exit(f"vitscale: rank {rank} cannot reach the driver at {launch.lifeline}: {error}")
+
+
+_LONGEST = 16_000
+_MEMORY_MESSAGES = (
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "not enough memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
+
+
+def error_line(error: BaseException) -> ErrorLine:
+    """The record of `error`, with its traceback; told apart are running out of memory and out of disk."""
+    text = "".join(traceback.format_exception(error))
+    return ErrorLine(
+        error_type=type(error).__name__,
+        message=str(error)[:_LONGEST],
+        traceback=text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}\n...\n{text[-_LONGEST // 2 :]}",
+        out_of_memory=any(map(_is_out_of_memory, _chain(error))),
+        disk_full=isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT),
+        unix_seconds=time.time(),
+    )
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """`error` and what it was raised from: a user's model that runs out of memory arrives wrapped in a message."""
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None and cause not in chain:
+        chain.append(cause)
+    return chain
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Only allocation failures: an illegal access or a lost device is not a lack of memory."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, RuntimeError) and any(message in str(error) for message in _MEMORY_MESSAGES)

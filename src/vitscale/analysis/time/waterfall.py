@@ -27,7 +27,7 @@ come later: what an explained step takes beyond S is taken out of launch gaps an
 are scaled.
 
 Where images are decoded while training waits, data wait is two factors, loading and decoding: it is shared out as the
-loader's threads shared out their time (`sources.spent`).
+loader's threads shared out their time (`sources.base.Spent`).
 """
 
 from __future__ import annotations

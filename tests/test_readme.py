@@ -24,6 +24,16 @@ def test_every_room_stands_in_the_tree_and_in_the_layout() -> None:
     assert len(README.partition("## The tree")[2].splitlines()) < 20
 
 
+def test_the_readme_is_short_and_says_where_gpus_stand() -> None:
+    assert len(README.splitlines()) <= 150
+    assert "the GPU paths are written and\nhave tests of their own (`tests/gpu`), which have not been run yet" in README
+
+
+def test_every_page_on_clusters_says_what_not_to_reinstall() -> None:
+    for page in (ROOT / "docs/clusters").glob("*.md"):
+        assert "Do not reinstall torch" in page.read_text(), page.name
+
+
 def test_every_command_is_listed() -> None:
     listed = set(re.findall(r"^vitscale (\w+)", README, flags=re.MULTILINE))
     assert listed == set(get_command(app).commands)  # type: ignore[attr-defined]

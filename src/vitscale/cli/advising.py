@@ -17,11 +17,13 @@ from vitscale.cli.base import (
     ResultsArgument,
     VerboseOption,
     app,
+    compute_on_one_core,
 )
 from vitscale.errors import RequestError, explain, shown
 
 if TYPE_CHECKING:
     from vitscale.advice.request import Request
+    from vitscale.prediction.instances import Instance
 
 
 @app.command()
@@ -85,17 +87,22 @@ def advise(
     json: JsonOption = False,
 ) -> None:
     """What to rent: fastest, cheapest, most ranks, the knee. Exits with 1 where nothing meets the limits."""
+    compute_on_one_core()
     from vitscale.advice.request import Request
     from vitscale.cli.option_values import positive, rank_counts, seconds_of, size_bytes
     from vitscale.prediction.finishing import Horizon
-    from vitscale.prediction.instances import read_instances
 
     for option, count in (
         ("--max-gpus", max_gpus), ("--nodes-of", nodes_of), ("--epochs", epochs), ("--images", images)
     ):  # fmt: skip
         if count is not None and not 1 <= count <= 10**9:
             raise RequestError(explain(f"{option}: {count} cannot be", valid=["1 or more"]))
-    instances, left_out = ((), ()) if devices is None else read_instances(devices)
+    instances: tuple[Instance, ...] = ()
+    left_out: tuple[str, ...] = ()
+    if devices is not None:
+        from vitscale.prediction.instances import read_instances
+
+        instances, left_out = read_instances(devices)
     for note in left_out:
         ProgramConsole(stderr=True).print(note, markup=False, highlight=False)
     job = Horizon.of(epochs or 1, checkpoint_seconds, node_mtbf)

@@ -62,6 +62,12 @@ HostfileOption = Annotated[
 ]
 
 
+def compute_on_one_core() -> None:
+    """For verbs that start no ranks, before numpy is imported: a fit's matrix products are so small that OpenBLAS's
+    threads spend as much processor time on waiting for each other as it takes."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
 class ProgramConsole(Console):
     """A study goes on when nobody listens any more (`vitscale run ... | head`): what is left to say is dropped."""
 

@@ -17,6 +17,7 @@ from vitscale.cli.base import (
     ResultsArgument,
     VerboseOption,
     app,
+    compute_on_one_core,
 )
 
 
@@ -83,6 +84,7 @@ def predict(
     json: JsonOption = False,
 ) -> None:
     """Time, efficiency, memory and cost on rank counts that nobody has measured, with intervals."""
+    compute_on_one_core()
     from vitscale import analysis, store
     from vitscale.cli import option_values
     from vitscale.prediction import answering, finishing, questions, sources

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitscale.cli.base import JsonOption, ProgramConsole, ResultsArgument, VerboseOption, app
+from vitscale.cli.base import JsonOption, ProgramConsole, ResultsArgument, VerboseOption, app, compute_on_one_core
 from vitscale.errors import RequestError, explain, unknown
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def report(
     json: JsonOption = False,
 ) -> None:
     """Tables, figures and one self-contained HTML page."""
+    compute_on_one_core()
     from vitscale import analysis, report, store
     from vitscale.prediction import answering, sources
     from vitscale.present.terminal import show

@@ -18,6 +18,7 @@ from vitscale.cli.base import (
     StudyArgument,
     VerboseOption,
     app,
+    compute_on_one_core,
 )
 from vitscale.errors import RequestError, explain
 
@@ -57,6 +58,7 @@ def plan(
     json: JsonOption = False,
 ) -> None:
     """What would run: trials, memory, time and cost, exact commands. Starts nothing and writes nothing."""
+    compute_on_one_core()
     from vitscale import runner
     from vitscale.present.data import envelope
     from vitscale.present.terminal import show

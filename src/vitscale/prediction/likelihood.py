@@ -30,6 +30,9 @@ _PARTS_SPREAD = {"compute": 0.03, "optimizer": 0.10, "exposed": 0.15, "wire": 0.
 _EXPOSED_FLOOR = 0.01
 """Of a step: exposed transfers are not told more closely than that."""
 _ITERATIONS = 30
+_CLOSE = 1e-3
+"""Of a log density: the maximum is a place to begin at."""
+_TRIED = 64
 _COMPUTE = NAMES.index("compute")
 
 
@@ -98,19 +101,14 @@ class Likelihood:
         sampled. Tried by moving each by a standard deviation, from many sets of the prior."""
         self.active = np.arange(len(NAMES))
         rng = np.random.default_rng(7)
-        standard = np.column_stack([rng.standard_normal((64, len(NAMES))), np.zeros(64)])
-        before = np.column_stack(self.residuals(standard))
-        depends = []
-        for n in range(len(NAMES)):
-            moved = standard.copy()
-            moved[:, n] += 1.0
-            steps, others = self.residuals(moved)
-            after = np.column_stack([steps, others])
-            change = np.abs(after - before)
-            change[:, len(self.log_steps) + n] = 0.0  # its own prior
-            if change.max() > 1e-9:
-                depends.append(n)
-        return np.array(sorted({_COMPUTE, *depends}))
+        size = len(NAMES)
+        standard = np.column_stack([rng.standard_normal((_TRIED, size)), np.zeros(_TRIED)])
+        moved = standard + np.eye(size, size + 1)[:, None, :]
+        both = np.column_stack(self.residuals(np.vstack([standard, *moved])))
+        change = np.abs(both[_TRIED:].reshape(size, _TRIED, -1) - both[:_TRIED])
+        own = np.arange(size)
+        change[own, :, len(self.log_steps) + own] = 0.0  # the priors
+        return np.array(sorted({_COMPUTE, *np.flatnonzero(change.max(axis=(1, 2)) > 1e-9).tolist()}))
 
     def _parts(self, times: StepTimes, point: Point, n: int) -> list[Array]:
         parts = point.parts
@@ -162,7 +160,7 @@ class Likelihood:
                 break
             best = tried
             damping = max(1e-9, damping / 10)
-            if cost[0] - new_cost < 1e-6:
+            if cost[0] - new_cost < _CLOSE:
                 break
         covariance = np.zeros((size + 1, size + 1))
         covariance[:size, :size] = np.linalg.inv(hessian)
@@ -202,7 +200,7 @@ class _FromThePrior:
         at = rows.copy()
         at[:, self.column] = 0.0
         by_one = self.likelihood.spread[_COMPUTE]
-        for _ in range(4):
+        for _ in range(2):
             residual = np.median(self.likelihood.residuals(at)[0], axis=1)
             above = at.copy()
             above[:, self.column] += 0.01 / by_one

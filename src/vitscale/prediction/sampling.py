@@ -105,6 +105,7 @@ class StudentT:
     def __init__(self, centre: Array, covariance: Array) -> None:
         self.centre = centre
         self.factor: Array = np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
+        self.inverse: Array = np.asarray(np.linalg.inv(self.factor), dtype=np.float64)
 
     def draw(self, rng: np.random.Generator, count: int) -> Array:
         """See `Proposal`."""
@@ -112,7 +113,8 @@ class StudentT:
 
     def log_density(self, rows: Array) -> Array:
         """See `Proposal`."""
-        distance: Array = (np.linalg.solve(self.factor, (rows - self.centre).T) ** 2).sum(axis=0)
+        apart = (rows - self.centre) @ self.inverse.T
+        distance: Array = np.einsum("ij,ij->i", apart, apart)
         return _log_t(distance, self.factor)
 
 
@@ -155,7 +157,8 @@ class Mixture:
 
     def log_density(self, rows: Array) -> Array:
         """See `Proposal`."""
-        logs = [part.log_density(rows / self.scales) for part in self.parts]
+        standard = rows / self.scales
+        logs = [part.log_density(standard) for part in self.parts]
         density = np.logaddexp.reduce(logs + np.log(self.weights)[:, None]) - np.log(self.scales).sum()
         return np.asarray(density, dtype=np.float64)
 

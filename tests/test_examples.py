@@ -128,8 +128,8 @@ def test_batch_sizes_16_to_256_on_1_and_2_ranks_show_where_the_time_goes(tmp_pat
             parts = {name: seconds for name, seconds in rank["parts"].items() if seconds is not None}
             assert {"data_wait", "forward", "backward", "wait", "wire", "optimizer", "other"} <= set(parts)
             assert sum(parts.values()) == pytest.approx(rank["seconds"], rel=1e-6)
-    drawn = (tmp_path / "out" / "strong-micro-breakdown.svg").read_text()
     for batch in (16, 32, 64, 128, 256):
+        drawn = (tmp_path / "out" / f"strong-micro-breakdown-{batch}.svg").read_text()
         assert f"micro-batch {batch}<" in drawn
 
 

@@ -30,7 +30,7 @@ from vitscale.lab import Laboratory, laboratory
 from vitscale.prediction import sources
 from vitscale.prediction.fitting import fit
 from vitscale.prediction.predicting import Question, predict
-from vitscale.prediction.results import Estimate
+from vitscale.present.estimate import Estimate
 from vitscale.trial.trial import Trial
 
 BEGIN, END = "<!-- lab table: begin -->", "<!-- lab table: end -->"
@@ -104,7 +104,8 @@ class Row:
     @property
     def held(self) -> bool:
         """Whether the 90 % interval of a future run holds it."""
-        return self.predicted.future_low <= self.measured <= self.predicted.future_high
+        low, high = self.predicted.future_ends
+        return low <= self.measured <= high
 
 
 def main() -> None:

@@ -10,7 +10,8 @@ from results_factory import make_curve, make_results, make_trial, one_curve, ste
 from vitscale.analysis import Analysis, analyse
 from vitscale.prediction.evidence import Evidence, Point, Series
 from vitscale.prediction.network.links import Link, Network
-from vitscale.prediction.results import Assumption, Estimate, Forecast, Label, Prediction, Score
+from vitscale.prediction.results import Assumption, Forecast, Label, Prediction, Score, predicted
+from vitscale.present.estimate import Estimate
 from vitscale.store.results import Results
 from vitscale.trial.model_spec import resolve
 from vitscale.trial.trial import Mode, World
@@ -25,7 +26,7 @@ NETWORK = Assumption(
 
 def estimate(value: float, mean: float = 0.04, run: float = 0.1) -> Estimate:
     """With intervals of that share to either side."""
-    return Estimate(value, value * (1 - mean), value * (1 + mean), value * (1 - run), value * (1 + run))
+    return predicted(value, value * (1 - mean), value * (1 + mean), value * (1 - run), value * (1 + run))
 
 
 def make_prediction(

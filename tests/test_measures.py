@@ -25,8 +25,6 @@ FINDINGS = {
 ESTIMATES = {
     "present/estimate.py: Estimate",
     "prediction/configurations.py: Estimates",  # arrays of them
-    "prediction/results.py: Estimate",
-    "advice/option.py: Range",
 }
 FORMATTERS = {
     "present/units.py",

@@ -16,7 +16,7 @@ from vitscale.prediction.evidence import Evidence, Point, Series, StepParts
 from vitscale.prediction.fitting import fit
 from vitscale.prediction.network.links import Network, declared_link
 from vitscale.prediction.predicting import Question, predict
-from vitscale.prediction.results import Estimate, Prediction
+from vitscale.prediction.results import Prediction, predicted
 from vitscale.trial.model_spec import ModelSpec, resolve
 
 PARTS = StepParts(0.19, 0.125, 0.01, 0.0, 0.0, 0.0, 0.0)
@@ -63,7 +63,7 @@ def test_the_parts_add_up_to_the_step() -> None:
 
 def test_the_smallest_measured_count_has_speedup_one_by_definition() -> None:
     found = ask(1)
-    assert found.speedup == found.efficiency == Estimate(1.0, 1.0, 1.0, 1.0, 1.0)
+    assert found.speedup == found.efficiency == predicted(1.0, 1.0, 1.0, 1.0, 1.0)
 
 
 def test_weak_scaling_keeps_the_images_of_a_rank() -> None:
@@ -228,7 +228,8 @@ def test_rank_counts_that_cannot_be_are_refused(gpus: int) -> None:
 
 def test_a_hundred_thousand_ranks_are_answered() -> None:
     found = ask(100_000, nodes_of=8)
-    assert all(math.isfinite(number) and number > 0 for number in astuple(found.step_seconds))
+    step = found.step_seconds
+    assert all(math.isfinite(number) and number > 0 for number in (step.value, *step.ends, *step.future_ends))
     assert found.efficiency is not None
     assert found.efficiency.value < 0.05  # one step of 6.4 million images for 50,000
 

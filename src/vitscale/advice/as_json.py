@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from vitscale.advice.option import Option, Range
+from vitscale.advice.option import Option
 from vitscale.advice.pipeline import Advice
+from vitscale.present.data import estimate_fields
 
 
 def advice_fields(advice: Advice, study: str | None) -> dict[str, Any]:
@@ -87,20 +87,14 @@ def _option(option: Option) -> dict[str, Any]:
         "label": option.label,
         "series": option.series,
         "engine_measured": option.measured_engine,
-        **_range("seconds", option.seconds),
-        **_range("startup_seconds", option.startup),
-        **_range("gpu_hours", option.gpu_hours),
-        **_range("cost", option.cost),
-        **_range("efficiency", option.efficiency),
+        **estimate_fields("seconds", option.seconds),
+        **estimate_fields("startup_seconds", option.startup),
+        **estimate_fields("gpu_hours", option.gpu_hours),
+        **estimate_fields("cost", option.cost),
+        **estimate_fields("efficiency", option.efficiency),
         "seconds_to_same_loss": option.same_loss_seconds,
         "memory_bytes": option.memory_bytes,
         "oom_chance": option.oom_chance,
         "verdicts": dict(option.verdicts),
         "verdict": option.verdict,
     }
-
-
-def _range(name: str, between: Range | None) -> dict[str, float | None]:
-    parts = (None, None, None) if between is None else (between.value, between.low, between.high)
-    known = [None if part is None or not math.isfinite(part) else part for part in parts]
-    return dict(zip((name, f"{name}_low", f"{name}_high"), known, strict=True))

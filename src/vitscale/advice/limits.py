@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitscale.advice.forecast_table import ForecastTable, Mask
-from vitscale.advice.option import VERDICTS, Option, Range, Verdict
+from vitscale.advice.option import VERDICTS, Option, Verdict, of_a_run
 from vitscale.advice.request import Request
 from vitscale.prediction.step.model import Array
 
@@ -57,7 +57,7 @@ def option_at(view: ForecastTable, asked: Request, found: Limits, place: int) ->
 
     candidate = view.candidates[place]
     seconds, training, efficiency = (
-        Range(*map(float, each[:, place])) for each in (view.time, view.training, view.efficiency)
+        of_a_run(*map(float, each[:, place])) for each in (view.time, view.training, view.efficiency)
     )
     gpu_hours = seconds.times(candidate.gpus / 3600)
     price = float(view.price_per_gpu_hour[place]) if asked.priced else None
@@ -72,9 +72,7 @@ def option_at(view: ForecastTable, asked: Request, found: Limits, place: int) ->
         large_batch=bool(view.large_batch[place]),
         seconds=seconds,
         training=training,
-        startup=None
-        if starts is None
-        else Range(starts.seconds.value, starts.seconds.future_low, starts.seconds.future_high),
+        startup=None if starts is None else starts.seconds.one_run,
         startup_assumed=None if starts is None else starts.assumption,
         gpu_hours=gpu_hours,
         cost=None if price is None else gpu_hours.times(price),

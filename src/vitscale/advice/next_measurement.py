@@ -58,9 +58,10 @@ def measurements(
         network: what is known of it.
         shares: of that variance, by part; "job-to-job" is never the whole.
     """
-    if not option.training.low > 0:
+    low, high = option.training.ends
+    if not low > 0:
         return ()
-    width = math.log(option.training.high / option.training.low)
+    width = math.log(high / low)
     if not (math.isfinite(width) and width > 0):
         return ()
     variance = (width / (2 * _Z)) ** 2

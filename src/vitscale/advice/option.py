@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from vitscale.prediction.results import Assumption, Label
+from vitscale.prediction.results import CONFIDENCE, Assumption, Label
+from vitscale.present.estimate import Estimate
 
 if TYPE_CHECKING:
     from vitscale.prediction.configurations import Candidate
@@ -18,17 +19,9 @@ VERDICTS: tuple[Verdict, ...] = ("misses", "probably", "meets")
 """From worst to best."""
 
 
-@dataclass(frozen=True)
-class Range:
+def of_a_run(value: float, low: float, high: float) -> Estimate:
     """An expected value, and the 90 % interval of a future run."""
-
-    value: float
-    low: float
-    high: float
-
-    def times(self, factor: float) -> Range:
-        """In another unit."""
-        return Range(self.value * factor, self.low * factor, self.high * factor)
+    return Estimate(value, low, high, CONFIDENCE, "a future run")
 
 
 @dataclass(frozen=True)
@@ -46,18 +39,18 @@ class Option:
     """Whether it trains with a global batch that the study's own policy has at this rank count, or measured."""
     large_batch: bool
     """Whether it makes few steps an epoch, or has far more images in a batch than the gradient noise scale."""
-    seconds: Range
+    seconds: Estimate
     """Of the whole work, with start-up."""
-    training: Range
+    training: Estimate
     """Of the work without start-up."""
-    startup: Range | None
+    startup: Estimate | None
     """Of one run on it; None: no run under its launcher measured one, and none is in `seconds`."""
     startup_assumed: Assumption | None
     """Where no run of its engine measured one."""
-    gpu_hours: Range
-    cost: Range | None
+    gpu_hours: Estimate
+    cost: Estimate | None
     """In the currency of the price that was given."""
-    efficiency: Range
+    efficiency: Estimate
     same_loss_seconds: float | None
     """Until the loss that the study's own global batch would have after this work."""
     memory_bytes: float | None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from vitscale.advice import words
 from vitscale.advice.next_measurement import Measurement
-from vitscale.advice.option import Option, Range, Verdict
+from vitscale.advice.option import Option, Verdict
 from vitscale.advice.pipeline import Advice
 from vitscale.prediction.configurations import Candidate
 from vitscale.present import units
@@ -23,6 +23,7 @@ from vitscale.present.document import (
     Table,
     table,
 )
+from vitscale.present.estimate import Estimate
 from vitscale.present.units import counted, number
 
 _SHORT_VERDICT: dict[Verdict, str] = {"meets": "yes", "probably": "probably", "misses": "no"}
@@ -126,7 +127,7 @@ def _with_bounds(option: Option) -> Cell:
     return _seconds_cell(option.seconds)
 
 
-def _seconds_cell(between: Range | None) -> Cell:
+def _seconds_cell(between: Estimate | None) -> Cell:
     """With bounds in the unit of the value."""
     if between is None:
         return Cell(units.UNKNOWN)
@@ -134,7 +135,7 @@ def _seconds_cell(between: Range | None) -> Cell:
     return Cell(units.seconds(between.value), units.bounds(between.low, between.high, unit.text))
 
 
-def _amount_cell(between: Range | None) -> Cell:
+def _amount_cell(between: Estimate | None) -> Cell:
     if between is None:
         return Cell(units.UNKNOWN)
     return Cell(number(between.value), units.bounds(between.low, between.high))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vitscale.advice.answers import Answer
-from vitscale.advice.option import Option, Range
+from vitscale.advice.option import Option
 from vitscale.advice.pipeline import Advice
 from vitscale.present import units
+from vitscale.present.estimate import Estimate
 from vitscale.present.units import number
 
 QUESTIONS = {"fastest": "fastest", "cheapest": "cheapest", "most": "most ranks", "knee": "knee of the curve"}
@@ -35,14 +36,16 @@ def mark(option: Option) -> str:
     return LARGE if option.large_batch else ""
 
 
-def time(between: Range) -> str:
+def time(between: Estimate) -> str:
     """ "1.50 h (1.40 h to 1.70 h)"."""
-    return f"{units.seconds(between.value)} ({units.seconds(between.low)} to {units.seconds(between.high)})"
+    low, high = between.ends
+    return f"{units.seconds(between.value)} ({units.seconds(low)} to {units.seconds(high)})"
 
 
-def amount(between: Range) -> str:
+def amount(between: Estimate) -> str:
     """ "12.0 (11.2 to 13.6)"."""
-    return f"{number(between.value)} ({number(between.low)} to {number(between.high)})"
+    low, high = between.ends
+    return f"{number(between.value)} ({number(low)} to {number(high)})"
 
 
 def amounts(option: Option) -> str:

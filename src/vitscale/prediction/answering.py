@@ -12,7 +12,8 @@ from vitscale.errors import RequestError
 from vitscale.prediction.evidence import Evidence, Point, Series
 from vitscale.prediction.fitting import Fitted, fit, fit_series
 from vitscale.prediction.predicting import Question, predict
-from vitscale.prediction.results import CONFIDENCE, Estimate, Forecast, Prediction, Score
+from vitscale.prediction.results import CONFIDENCE, Forecast, Prediction, Score, predicted
+from vitscale.present.estimate import Estimate
 
 _FRACTIONS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 """How many times the largest measured rank count a report looks ahead."""
@@ -101,13 +102,14 @@ def score_series(series: Series, evidence: Evidence) -> Score | None:
     errors, base_errors, scores, base_scores, held = list[float](), list[float](), list[float](), list[float](), 0
     for point in held_out:
         asked = Question((point.gpus,), nodes_of=point.trial.world.ranks_per_node, series=series.name)
-        predicted = predict(Fitted(evidence, {series.name: fitted}), asked)[0].step_seconds
+        said = predict(Fitted(evidence, {series.name: fitted}), asked)[0].step_seconds
+        low, high = said.future_ends
         for seconds in point.step_seconds:
-            errors.append(abs(predicted.value / seconds - 1))
+            errors.append(abs(said.value / seconds - 1))
             base_errors.append(abs(baseline.value / seconds - 1))
-            scores.append(interval_score(predicted.future_low, predicted.future_high, seconds))
-            base_scores.append(interval_score(baseline.future_low, baseline.future_high, seconds))
-            held += predicted.future_low <= seconds <= predicted.future_high
+            scores.append(interval_score(low, high, seconds))
+            base_scores.append(interval_score(*baseline.future_ends, seconds))
+            held += low <= seconds <= high
     return Score(
         series=series.name,
         fitted_gpus=tuple(point.gpus for point in known),
@@ -139,10 +141,10 @@ def constant_seconds_per_step(points: Sequence[Point]) -> Estimate:
     steps = [seconds for point in points for seconds in point.step_seconds]
     middle = statistics.median(steps)
     if len(steps) < 2:
-        return Estimate(middle, middle, middle, 0.0, math.inf)
+        return predicted(middle, middle, middle, 0.0, math.inf)
     logs = [math.log(seconds) for seconds in steps]
     half = t_quantile(len(logs) - 1, (1 + CONFIDENCE) / 2) * statistics.stdev(logs)
     mean, future = half / math.sqrt(len(logs)), half * math.sqrt(1 + 1 / len(logs))
-    return Estimate(
+    return predicted(
         middle, middle * math.exp(-mean), middle * math.exp(mean), middle * math.exp(-future), middle * math.exp(future)
     )

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vitscale.prediction.results import Estimate, Label
+from vitscale.prediction.results import Label, predicted
 from vitscale.prediction.step.model import Array
+from vitscale.present.estimate import Estimate
 from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import Trial
 
@@ -58,7 +59,7 @@ class Estimates:
 
     def at(self, n: int) -> Estimate:
         """Of one configuration."""
-        return Estimate(*(float(getattr(self, one.name)[n]) for one in fields(self)))
+        return predicted(*(float(getattr(self, one.name)[n]) for one in fields(self)))
 
 
 @dataclass(frozen=True)

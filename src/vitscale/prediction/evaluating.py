@@ -20,12 +20,13 @@ from vitscale.prediction.layouts import Place, images_at, whole_steps
 from vitscale.prediction.memory.forecast import oom_chance
 from vitscale.prediction.memory.many import peak_bytes_of_many
 from vitscale.prediction.parameters import JOB_DEVIATION, JOB_TO_JOB_RUNS, job_scale
-from vitscale.prediction.results import CONFIDENCE, Estimate, Label
+from vitscale.prediction.results import CONFIDENCE, Label, predicted
 from vitscale.prediction.sampling import spread_out_jobs, spread_out_normals
 from vitscale.prediction.step import of_series
 from vitscale.prediction.step.model import Array, Worlds
 from vitscale.prediction.step.of_series import device_factors, slowdown
 from vitscale.prediction.variants import Variant
+from vitscale.present.estimate import Estimate
 from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import Trial, World
 
@@ -148,7 +149,8 @@ class _Draws:
         for n, one in enumerate(candidates):
             if one in self.measured:
                 own = self.measured[one]
-                spread = math.log(own.high / own.low) / (2 * _Z)
+                low, high = own.ends
+                spread = math.log(high / low) / (2 * _Z)
                 mean[:, [n]] = own.value * np.exp(spread * self.of_runs)
         parts = {
             "compute": times.compute + times.optimizer, "wait": times.wait, "wire": times.wire, "norm": times.norm
@@ -183,7 +185,7 @@ def measured_step(points: Sequence[Point], point: Point) -> Estimate:
     error = (_OF_A_MEDIAN if count > 2 else 1.0) / math.sqrt(count)
     middle = math.exp(statistics.median(math.log(seconds) for seconds in point.step_seconds))
     mean, future = math.exp(reach * error), math.exp(reach * math.hypot(1.0, error))
-    return Estimate(middle, middle / mean, middle * mean, middle / future, middle * future)
+    return predicted(middle, middle / mean, middle * mean, middle / future, middle * future)
 
 
 def _estimates(mean: Array, future: Array) -> Estimates:

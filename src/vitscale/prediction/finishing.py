@@ -14,7 +14,8 @@ from vitscale.analysis import Analysis
 from vitscale.analysis.runs.figures import CheckpointCost
 from vitscale.errors import RequestError, explain
 from vitscale.prediction.evidence import Evidence, Series
-from vitscale.prediction.results import Assumption, Estimate, Prediction
+from vitscale.prediction.results import Assumption, Prediction
+from vitscale.present.estimate import Estimate
 from vitscale.trial import model_spec
 from vitscale.trial.trial import Trial
 
@@ -250,11 +251,11 @@ def with_start_up(startup: Estimate | None, middle: float, low: float, high: flo
     """
     if startup is None:
         return middle, low, high
-    whole = startup.value + middle
+    whole, (soonest, latest) = startup.value + middle, startup.future_ends
     return (
         whole,
-        whole - math.hypot(startup.value - startup.future_low, middle - low),
-        whole + math.hypot(startup.future_high - startup.value, high - middle),
+        whole - math.hypot(startup.value - soonest, middle - low),
+        whole + math.hypot(latest - startup.value, high - middle),
     )
 
 
@@ -279,7 +280,7 @@ def _finish(asked: Horizon, one: Prediction, timed: CheckpointCost | None) -> Fi
     starts, epoch = one.startup_seconds, one.epoch_seconds
     middle, low, high = (
         between.wall(asked.epochs * seconds, one.nodes, starts.value if starts else 0.0)
-        for seconds in (epoch.value, epoch.future_low, epoch.future_high)
+        for seconds in (epoch.value, *epoch.future_ends)
     )
     ends = math.isfinite(middle.wall_seconds)
     wall, least, most = with_start_up(starts, middle.wall_seconds, low.wall_seconds, high.wall_seconds)

@@ -14,10 +14,11 @@ from vitscale.prediction.evaluating import evaluate
 from vitscale.prediction.fitting import Fitted, FittedSeries
 from vitscale.prediction.labels import assumptions
 from vitscale.prediction.layouts import Place, place
-from vitscale.prediction.results import Assumption, Estimate, Prediction
+from vitscale.prediction.results import Assumption, Prediction
 from vitscale.prediction.start_up import launcher_of, start_up
 from vitscale.prediction.variance import variance_by_part, widest_first
 from vitscale.prediction.variants import Variant, differing, variant
+from vitscale.present.estimate import Estimate
 
 
 @dataclass(frozen=True)
@@ -109,11 +110,11 @@ def _prediction(
     step = found.step.at(n)
     epoch = None if at.effective_steps is None else step.times(at.effective_steps)
     scaling: tuple[Estimate | None, Estimate | None] = _scaling(fitted, base, at, found.speed.at(n))
-    rate: Estimate | None = _inverse(step, at.trial.global_batch)
+    rate: Estimate | None = step.into(at.trial.global_batch)
     if epoch is None:
         reasons["epoch_seconds"] = "how many images an epoch has is not recorded"
     elif at.images and at.effective_steps and not at.trial.train.drop_last:
-        rate = _inverse(step, at.images / at.effective_steps)
+        rate = step.into(at.images / at.effective_steps)
     if at.images and epoch is None:
         scaling, rate = (None, None), None
         why = f"{at.images:,} images do not fill one batch of {at.trial.global_batch:,}, and drop_last leaves them out"
@@ -188,13 +189,6 @@ def _scaling(fitted: FittedSeries, base: Place, at: Place, ratio: Estimate) -> t
     if fitted.series.mode == "weak":
         return ratio.times(times_the_ranks), ratio
     return ratio, ratio.times(1 / times_the_ranks)
-
-
-def _inverse(seconds: Estimate, amount: float) -> Estimate:
-    return Estimate(
-        amount / seconds.value, amount / seconds.high, amount / seconds.low, amount / seconds.future_high,
-        amount / seconds.future_low,
-    )  # fmt: skip
 
 
 def _joules_per_epoch(asked: Variant, at: Place, epoch: Estimate | None) -> Estimate | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from vitscale.prediction.evidence import Evidence
+from vitscale.present.estimate import Estimate
 from vitscale.trial.trial import Mode, Trial
 
 CONFIDENCE = 0.90
@@ -19,23 +20,11 @@ prior-driven: a part that decides the answer rests on nothing but what is known 
 the model is far from some of the measured points themselves, and the intervals are wide enough to hold those."""
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A figure with its 90 % intervals: of the mean over many runs, and of one run still to be made."""
-
-    value: float
-    low: float
-    high: float
-    """Of the mean."""
-    future_low: float
-    future_high: float
-    """Of a future run: job-to-job variation is in it."""
-
-    def times(self, factor: float) -> Estimate:
-        """The same in another unit: all five numbers multiplied by a positive exact `factor`."""
-        return Estimate(*(factor * number for number in (
-            self.value, self.low, self.high, self.future_low, self.future_high
-        )))  # fmt: skip
+def predicted(value: float, low: float, high: float, future_low: float, future_high: float) -> Estimate:
+    """A figure with its 90 % intervals: of the mean over many runs, and of one run still to be made, which job-to-job
+    variation makes wider.
+    """
+    return Estimate(value, low, high, CONFIDENCE, future_low=future_low, future_high=future_high)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from typing import Any
 
 from vitscale.analysis.statistics import t_quantile
 from vitscale.prediction.evidence import Point
-from vitscale.prediction.results import Assumption, Estimate
+from vitscale.prediction.results import Assumption, predicted
+from vitscale.present.estimate import Estimate
 from vitscale.trial.trial import OF_THE_WRAPPER, Trial
 
 _RUN_TO_RUN, _RUN_TO_RUN_WEIGHT = 0.35, 3
@@ -118,7 +119,7 @@ def _estimate(points: Sequence[Point], spread: float, freedom: int, apart: float
     reach = t_quantile(freedom, 0.95)
     mean = math.exp(reach * math.hypot(spread / math.sqrt(len(seconds)), apart))
     future = math.exp(reach * math.hypot(spread * math.sqrt(1 + 1 / len(seconds)), apart))
-    return Estimate(middle, middle / mean, middle * mean, middle / future, middle * future)
+    return predicted(middle, middle / mean, middle * mean, middle / future, middle * future)
 
 
 def launcher_of(points: Sequence[Point], gpus: int) -> str:

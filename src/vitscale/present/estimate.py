@@ -56,6 +56,24 @@ class Estimate:
         return "above" if self.low > value else "below" if self.high < value else None
 
     @property
+    def ends(self) -> tuple[float, float]:
+        """(low, high).
+
+        Raises:
+            ValueError: there is no interval.
+        """
+        return _known(self.low, self.high)
+
+    @property
+    def future_ends(self) -> tuple[float, float]:
+        """(low, high) of one run still to be made.
+
+        Raises:
+            ValueError: there is no such interval.
+        """
+        return _known(self.future_low, self.future_high)
+
+    @property
     def one_run(self) -> Estimate:
         """Where one future run lies, as an estimate of its own; without an interval where that is unknown."""
         if self.of == "a future run":
@@ -70,6 +88,12 @@ class Estimate:
     def bounds(self, form: Callable[[float], str] = units.number) -> str:
         """The interval as text, "1.90-2.05"; empty where there is none, or where it holds nothing but the value."""
         return "" if self.low == self.high else units.bounds(self.low, self.high, form)
+
+
+def _known(low: float | None, high: float | None) -> tuple[float, float]:
+    if low is None or high is None:
+        raise ValueError("this figure has no such interval")
+    return low, high
 
 
 def _times(value: float | None, factor: float) -> float | None:

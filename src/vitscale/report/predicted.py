@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from vitscale.prediction.finishing import Finish
-from vitscale.prediction.results import Estimate, Forecast, Prediction
+from vitscale.prediction.results import Forecast, Prediction
 from vitscale.present import units
 from vitscale.present.document import (
     Block,
@@ -19,6 +19,7 @@ from vitscale.present.document import (
     Section,
     Table,
 )
+from vitscale.present.estimate import Estimate
 from vitscale.present.units import UNKNOWN, number
 from vitscale.report import prediction_contract, prediction_words
 from vitscale.report.prediction_contract import Object

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from vitscale.prediction.results import Estimate, Forecast, Prediction, Score
+from vitscale.prediction.results import Forecast, Prediction, Score
+from vitscale.present.estimate import Estimate
 from vitscale.report import prediction_words
 from vitscale.trial.trial import Mode
 

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from vitscale.prediction.results import Estimate, Forecast, Label, Prediction
+from vitscale.prediction.results import Forecast, Label, Prediction
 from vitscale.present import units
+from vitscale.present.estimate import Estimate
 from vitscale.present.units import DASH, UNKNOWN, number
 from vitscale.report import prediction_words, sentences
 from vitscale.trial.trial import Mode

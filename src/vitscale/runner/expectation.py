@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitscale.advice.option import Range
+from vitscale.advice.option import of_a_run
 from vitscale.errors import RequestError, StoreError
+from vitscale.present.estimate import Estimate
 from vitscale.runner.planning import Plan
 from vitscale.store.checks import latest
 from vitscale.trial.trial import Trial
@@ -20,7 +21,6 @@ from vitscale.trial.trial import Trial
 if TYPE_CHECKING:
     from vitscale.prediction.evidence import Point, Series
     from vitscale.prediction.fitting import Fitted
-    from vitscale.prediction.results import Estimate
 
 ROUGHLY = "order of magnitude"
 _SHARE_OF_MATMUL = 1 / 3
@@ -32,7 +32,7 @@ _NOTHING_TO_GO_BY = "no results to predict from (give --from RESULTS), and no st
 class Expected:
     """One run of a trial. `seconds` None: unavailable, and `reason` says why."""
 
-    seconds: Range | None
+    seconds: Estimate | None
     """With start-up where it was measured; the 90 % interval of a future run."""
     known_by: str
     """measured, interpolated, extrapolated, prior-driven, or `ROUGHLY`; empty where unavailable."""
@@ -52,7 +52,7 @@ class Expectations:
 
     def total(
         self, plan: Plan, without: Collection[str] = (), done: Collection[tuple[str, int]] = ()
-    ) -> tuple[Range, int, Range] | None:
+    ) -> tuple[Estimate, int, Estimate] | None:
         """(seconds of all runs one after another, how many runs those are, GPU-hours); None where none is known.
 
         Trials `without` and runs (trial, repeat) that are `done` are left out.
@@ -66,10 +66,10 @@ class Expectations:
                 continue
             runs += 1
             ranks = plan.record.trials[task.trial_id].world.size
-            for n, end in enumerate((own.value, own.low, own.high)):
+            for n, end in enumerate((own.value, *own.ends)):
                 seconds[n] += end
                 hours[n] += ranks * end / 3600
-        return (Range(*seconds), runs, Range(*hours)) if runs else None
+        return (of_a_run(*seconds), runs, of_a_run(*hours)) if runs else None
 
 
 def expectations(plan: Plan, results: Path | None, price_per_gpu_hour: float | None = None) -> Expectations:
@@ -166,8 +166,8 @@ def _run(plan: Plan, trial_id: str, points: Sequence[Point], step: Estimate, lab
     trial = plan.record.trials[trial_id]
     _, count = plan.steps_of(trial_id)
     starts = start_up(points, trial)
-    ends = (count * step.value, count * step.future_low, count * step.future_high)
-    seconds = Range(*with_start_up(starts.seconds if starts else None, *ends))
+    ends = [count * seconds for seconds in (step.value, *step.future_ends)]
+    seconds = of_a_run(*with_start_up(starts.seconds if starts else None, *ends))
     return Expected(seconds, label, "", "" if starts is not None else trial.launcher)
 
 
@@ -192,7 +192,7 @@ def _from_flops(plan: Plan, trial_ids: list[str]) -> tuple[dict[str, Expected], 
         _, count = plan.steps_of(trial_id)
         least = count * trial.global_batch / trial.world.size * flops / rate
         found[trial_id] = Expected(
-            Range(least / _SHARE_OF_MATMUL, least, least / _SHARE_OF_MATMUL**2), ROUGHLY
+            of_a_run(least / _SHARE_OF_MATMUL, least, least / _SHARE_OF_MATMUL**2), ROUGHLY
         )  # fmt: skip
     day = time.strftime("%Y-%m-%d", time.gmtime(check.started_unix_seconds))
     how = f"{ROUGHLY} from FLOPs at a third of the matrix-multiply rate of vitscale check, {day}"

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vitscale.advice.option import Range
 from vitscale.analysis.curve_names import trial_name
 from vitscale.prediction import forecast_bytes, unavailable
 from vitscale.prediction.memory.forecast import forecast
 from vitscale.present import units
+from vitscale.present.data import estimate_fields
+from vitscale.present.estimate import Estimate
 from vitscale.present.units import UNKNOWN, number
 from vitscale.runner.expectation import ROUGHLY, Expectations, Expected
 from vitscale.runner.memory_fit import MemoryFit, largest_images
@@ -144,9 +145,9 @@ class PlanEstimate:
         hours = None if own is None or own.seconds is None else own.seconds.times(trial.world.size / 3600)
         return (
             found
-            | _numbers("expected_seconds", None if own is None else own.seconds)
-            | _numbers("gpu_hours", hours)
-            | _numbers("cost", self._cost(hours))
+            | estimate_fields("expected_seconds", None if own is None else own.seconds)
+            | estimate_fields("gpu_hours", hours)
+            | estimate_fields("cost", self._cost(hours))
             | {"known_by": (own.known_by or None) if own is not None else None}
             | {"expected_reason": (own.reason or None) if own is not None else None}
         )
@@ -159,12 +160,12 @@ class PlanEstimate:
         seconds, runs, hours = whole
         return (
             {"runs": runs, "origin": self.expected.origin}
-            | _numbers("seconds", seconds)
-            | _numbers("gpu_hours", hours)
-            | _numbers("cost", self._cost(hours))
+            | estimate_fields("seconds", seconds)
+            | estimate_fields("gpu_hours", hours)
+            | estimate_fields("cost", self._cost(hours))
         )
 
-    def _cost(self, hours: Range | None) -> Range | None:
+    def _cost(self, hours: Estimate | None) -> Estimate | None:
         price = None if self.expected is None else self.expected.price_per_gpu_hour
         return None if hours is None or price is None else hours.times(price)
 
@@ -194,11 +195,6 @@ def _pixels(size: int | None) -> str:
     return "none" if size is None else f"{size:,}"
 
 
-def _between(between: Range, form: Callable[[float], str]) -> str:
-    return f"{form(between.value)} ({form(between.low)} to {form(between.high)})"
-
-
-def _numbers(name: str, between: Range | None) -> dict[str, float | None]:
-    if between is None:
-        return dict.fromkeys((name, f"{name}_low", f"{name}_high"))
-    return {name: between.value, f"{name}_low": between.low, f"{name}_high": between.high}
+def _between(between: Estimate, form: Callable[[float], str]) -> str:
+    low, high = between.ends
+    return f"{form(between.value)} ({form(low)} to {form(high)})"

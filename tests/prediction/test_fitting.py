@@ -150,7 +150,7 @@ def test_a_step_that_doubles_is_not_taken_for_a_slow_job() -> None:
     assert fitted.job_spread.max() <= 0.15
     (found,) = predict(fit(evidence), Question((2,)))
     assert found.step_seconds.value == pytest.approx(0.5, rel=0.05)
-    assert found.step_seconds.future_low > 0.4
+    assert found.step_seconds.future_ends[0] > 0.4
 
 
 def test_two_explanations_of_one_growth_are_both_kept() -> None:
@@ -203,7 +203,7 @@ def test_one_run_that_hung_does_not_move_those_that_did_not(engine: str) -> None
     (four,) = predict(fitted, Question((4,)))
     assert four.label == "interpolated"
     assert four.step_seconds.value == pytest.approx(0.51, rel=0.03)
-    assert four.step_seconds.future_high < 0.6
+    assert four.step_seconds.future_ends[1] < 0.6
 
 
 def test_measured_points_that_no_step_can_explain_are_named_and_the_intervals_hold_them() -> None:
@@ -212,8 +212,8 @@ def test_measured_points_that_no_step_can_explain_are_named_and_the_intervals_ho
     assert 4 in [misfit.gpus for misfit in fitted.series["ddp"].misfits]
     four, eight = predict(fitted, Question((4, 8)))
     assert four.label == eight.label == "does not fit"
-    assert four.step_seconds.future_low < 2.0 < four.step_seconds.future_high
-    assert eight.step_seconds.future_high > 2.0
+    assert four.step_seconds.future_ends[0] < 2.0 < four.step_seconds.future_ends[1]
+    assert eight.step_seconds.future_ends[1] > 2.0
     (first, *_) = eight.assumptions
     assert "4 ranks took 2 s where it has" in first.taken
 
@@ -230,7 +230,7 @@ def test_few_draws_widen_the_answer_and_say_so() -> None:
     few = Fitted(fitted.evidence, {"ddp": replace(series, effective_draws=50.0)})
     (enough,), (widened,) = predict(fitted, Question((8,))), predict(few, Question((8,)))
     assert widened.step_seconds.value == pytest.approx(enough.step_seconds.value, rel=1e-6)
-    ratio = [math.log(one.step_seconds.high / one.step_seconds.low) for one in (widened, enough)]
+    ratio = [math.log(one.step_seconds.ends[1] / one.step_seconds.ends[0]) for one in (widened, enough)]
     assert ratio[0] / ratio[1] == pytest.approx(2.0, rel=1e-3)  # sqrt(200 / 50)
     assert "rest on 50 draws" in widened.assumptions[0].taken
     assert enough.effective_draws >= 400
@@ -243,7 +243,7 @@ def test_ten_seeds_move_the_middle_by_a_percent_and_the_ends_by_three(monkeypatc
     for seed in range(10):
         monkeypatch.setattr(fitting, "SEED", seed)
         (found,) = predict(fit(evidence), Question((16,)))
-        told.append([found.step_seconds.value, found.step_seconds.low, found.step_seconds.high])
+        told.append([found.step_seconds.value, *found.step_seconds.ends])
     spread = np.std(np.log(told), axis=0)
     assert spread[0] < 0.01
     assert spread[1:].max() < 0.03

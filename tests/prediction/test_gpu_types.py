@@ -83,7 +83,7 @@ def test_a_prediction_on_another_gpu_is_prior_driven_and_has_its_memory() -> Non
     assert (own.gpu, other.gpu, other.label) == (None, "L4", "prior-driven")
     assert other.memory_capacity_bytes == 24 * 10**9
     assert other.step_seconds.value == pytest.approx(own.step_seconds.value * 8.1 / 24, rel=0.15)
-    wide, narrow = (one.step_seconds.high / one.step_seconds.low for one in (other, own))
+    wide, narrow = (one.step_seconds.ends[1] / one.step_seconds.ends[0] for one in (other, own))
     assert wide > 1.8
     assert wide > narrow
     assert any("L4 for Tesla T4" in one.part for one in other.assumptions)

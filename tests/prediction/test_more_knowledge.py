@@ -58,7 +58,7 @@ def answers(table: dict[str, Any], *, named: bool, network: str | None = None) -
     return [
         (
             abs(math.log(one.step_seconds.value / truth[one.gpus])),
-            math.log(one.step_seconds.future_high / one.step_seconds.future_low),
+            math.log(one.step_seconds.future_ends[1] / one.step_seconds.future_ends[0]),
         )
         for one in predict(fitted, Question(tuple(table["held"]), nodes_of=table["per_node"]))
     ]

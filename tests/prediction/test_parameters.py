@@ -84,4 +84,4 @@ def test_fit_label_measured_answer_and_next_measurement_go_by_one_job_to_job_sca
     assert Likelihood(fitted.model, [point], priors([point], MEASURED, True)).job_to_job == scale
     assert told.taken == f"about {100 * scale:.2g} % from one run to the next"
     # Of one run that the prior alone says something of: 2.13 is t(4) at 95 %, and sqrt(2) the deviation of a t(4).
-    assert math.log(measured.high / measured.value) == pytest.approx(2.1318 * math.sqrt(2) * scale, rel=1e-3)
+    assert math.log(measured.ends[1] / measured.value) == pytest.approx(2.1318 * math.sqrt(2) * scale, rel=1e-3)

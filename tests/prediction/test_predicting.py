@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -44,7 +44,7 @@ def test_images_a_second_are_those_of_a_whole_step() -> None:
     found = ask(16, nodes_of=8)
     assert found.images_per_second is not None
     assert found.images_per_second.value == pytest.approx(16 * 64 / found.step_seconds.value)
-    assert found.images_per_second.low == pytest.approx(16 * 64 / found.step_seconds.high)
+    assert found.images_per_second.ends[0] == pytest.approx(16 * 64 / found.step_seconds.ends[1])
 
 
 def test_a_measured_point_is_met() -> None:
@@ -103,7 +103,7 @@ def test_one_host_says_nothing_of_the_network_between_hosts() -> None:
     assert [one.part for one in checked.assumptions] == ["further hosts"]
 
     def width(found: Prediction) -> float:
-        return math.log(found.step_seconds.high / found.step_seconds.low)
+        return math.log(found.step_seconds.ends[1] / found.step_seconds.ends[0])
 
     assert width(blind) > 2 * width(checked)
 
@@ -180,7 +180,7 @@ def test_further_hosts_are_an_assumption_and_wider_where_their_gpus_are_unknown(
         (hosts,) = (one for one in found.assumptions if one.part == "further hosts")
         within = ask(8, *points, nodes_of=8)
         assert "further hosts" not in {one.part for one in within.assumptions}
-        return found.step_seconds.high / found.step_seconds.value, hosts.taken
+        return found.step_seconds.ends[1] / found.step_seconds.value, hosts.taken
 
     alike, untold, unlike = widened("V100"), widened(), widened("V100", "T4")
     assert alike[1] == "as those measured are (V100)"
@@ -285,7 +285,7 @@ def test_another_model_scales_with_its_flops_and_says_so() -> None:
     assert larger.compute_seconds is not None
     assert larger.compute_seconds.value == pytest.approx(0.19 * 61.6 / 17.6, rel=0.15)  # GFLOPs of a ViT-L and a ViT-B
     assert [one.part for one in larger.assumptions][:1] == ["compute of another model"]
-    assert larger.step_seconds.high / larger.step_seconds.low > 1.5
+    assert larger.step_seconds.ends[1] / larger.step_seconds.ends[0] > 1.5
 
 
 def test_another_engine_sends_what_it_sends() -> None:
@@ -365,7 +365,15 @@ def test_intervals_hold_each_other_and_their_figure(hosts: int, per_host: int) -
     for one in predict(FITTED, Question((hosts * per_host,), nodes_of=per_host)):
         for figure in (one.step_seconds, one.epoch_seconds, one.images_per_second, one.speedup, one.efficiency):
             assert figure is not None
-            assert 0 < figure.future_low <= figure.low <= figure.value <= figure.high <= figure.future_high < math.inf
+            assert (
+                0
+                < figure.future_ends[0]
+                <= figure.ends[0]
+                <= figure.value
+                <= figure.ends[1]
+                <= figure.future_ends[1]
+                < math.inf
+            )
 
 
 @settings(max_examples=15, deadline=None)

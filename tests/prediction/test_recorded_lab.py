@@ -37,7 +37,7 @@ def test_the_step_is_within_a_tenth(
 def test_the_intervals_hold_most_runs(predictions: Mapping[tuple[str, str, int], Prediction]) -> None:
     """Of 90 % each. All of a link rest on one check, and all engines on one set of hosts, so that they err together."""
     held = [
-        one.step_seconds.future_low <= TRUTH[link][engine][hosts] <= one.step_seconds.future_high
+        one.step_seconds.future_ends[0] <= TRUTH[link][engine][hosts] <= one.step_seconds.future_ends[1]
         for (link, engine, hosts), one in predictions.items()
     ]
     assert sum(held) >= 16

@@ -47,6 +47,6 @@ def test_the_baseline_of_two_runs_by_hand() -> None:
     d = 0.01
     points = [make_point(1, 0.6 * math.exp(d)), make_point(2, 0.6 * math.exp(-d))]
     found = constant_seconds_per_step(points)
-    assert found.high / found.value == pytest.approx(math.exp(6.3138 * d), rel=1e-3)
-    assert found.future_high / found.value == pytest.approx(math.exp(6.3138 * d * math.sqrt(3)), rel=1e-3)
+    assert found.ends[1] / found.value == pytest.approx(math.exp(6.3138 * d), rel=1e-3)
+    assert found.future_ends[1] / found.value == pytest.approx(math.exp(6.3138 * d * math.sqrt(3)), rel=1e-3)
     assert constant_seconds_per_step(points[:1]).future_high == math.inf

@@ -29,7 +29,7 @@ def test_a_measured_configuration_has_its_own_start_up_whatever_others_took() ->
 
     assert found is not None
     assert (found.seconds.value, found.known_by, found.assumption) == (9.66, "measured", None)
-    assert found.seconds.future_low < 9.0 < 10.0 < found.seconds.future_high < 2 * 9.66
+    assert found.seconds.future_ends[0] < 9.0 < 10.0 < found.seconds.future_ends[1] < 2 * 9.66
 
 
 def test_the_nearest_rank_count_of_the_same_engine_comes_next_and_is_less_sure() -> None:
@@ -43,8 +43,8 @@ def test_the_nearest_rank_count_of_the_same_engine_comes_next_and_is_less_sure()
     assert (found.seconds.value, found.known_by, found.assumption) == (8.0, "nearest", None)
     # One doubling away: 0.2, beside 0.3 for another batch and 0.35 from run to run, as logarithms; t of 3 degrees.
     mean = 2.3534 * math.sqrt(0.35**2 + 0.2**2 + 0.3**2)
-    assert math.log(found.seconds.high / found.seconds.value) == pytest.approx(mean, rel=1e-4)
-    assert math.log(there.seconds.high / there.seconds.value) == pytest.approx(2.3534 * 0.35, rel=1e-4)
+    assert math.log(found.seconds.ends[1] / found.seconds.value) == pytest.approx(mean, rel=1e-4)
+    assert math.log(there.seconds.ends[1] / there.seconds.value) == pytest.approx(2.3534 * 0.35, rel=1e-4)
 
 
 def test_an_engine_that_nobody_ran_is_assumed_from_all_widely() -> None:
@@ -55,7 +55,7 @@ def test_an_engine_that_nobody_ran_is_assumed_from_all_widely() -> None:
     assert found is not None
     assert found.assumption is not None
     assert (found.seconds.value, found.known_by) == (6.0, "assumed")
-    assert found.seconds.future_low < 4.0 < 9.0 < found.seconds.future_high
+    assert found.seconds.future_ends[0] < 4.0 < 9.0 < found.seconds.future_ends[1]
     assert found.assumption.part == "start-up"
 
 
@@ -82,4 +82,4 @@ def test_runs_that_differ_more_make_it_less_sure() -> None:
     assert alike is not None
     assert unlike is not None
     assert unlike.seconds.value == alike.seconds.value == 5.0
-    assert unlike.seconds.future_high > 1.5 * alike.seconds.future_high
+    assert unlike.seconds.future_ends[1] > 1.5 * alike.seconds.future_ends[1]

@@ -75,7 +75,7 @@ def test_times_come_from_results_of_the_same_work(tmp_path: Path, results: Path)
     # 10 epochs of 128 steps, and the start-up.
     assert one.seconds.value == pytest.approx(1280 * 0.1 + 6.0, rel=0.03)
     assert two.seconds.value == pytest.approx(640 * 0.11 + 6.0, rel=0.03)
-    assert one.seconds.low < one.seconds.value < one.seconds.high
+    assert one.seconds.ends[0] < one.seconds.value < one.seconds.ends[1]
     # Measured for 3 epochs, planned for 10: another trial, whose steps were measured.
     assert {one.known_by, two.known_by} == {"measured"}
     assert four.known_by == "extrapolated"
@@ -190,8 +190,8 @@ def test_a_check_gives_the_order_of_magnitude(tmp_path: Path, monkeypatch: pytes
     assert one is not None
     assert two is not None
     # At the rate of matrix products, at a third and at a ninth of it; half as long on two ranks.
-    assert one.value == pytest.approx(3 * one.low)
-    assert one.high == pytest.approx(9 * one.low)
+    assert one.value == pytest.approx(3 * one.ends[0])
+    assert one.ends[1] == pytest.approx(9 * one.ends[0])
     assert one.value == pytest.approx(2 * two.value)
     text = printed(found, PlanEstimate(expected=expected), 200)
     how = "order of magnitude from FLOPs at a third of the matrix-multiply rate of vitscale check, 2023-11-14"

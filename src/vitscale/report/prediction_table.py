@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from vitscale.prediction.results import Forecast, Label, Prediction
 from vitscale.present import units
 from vitscale.present.estimate import Estimate
-from vitscale.present.units import DASH, UNKNOWN, number
+from vitscale.present.units import UNKNOWN, number
 from vitscale.report import prediction_words, sentences
 from vitscale.trial.trial import Mode
 
@@ -167,10 +167,4 @@ def _texts(key: str, heading: str, texts: Sequence[str]) -> Column:
 def _cell(estimate: Estimate | None, show: Callable[[float], str]) -> Foretold:
     if estimate is None:
         return Foretold(UNKNOWN)
-    if estimate.future_low == estimate.future_high:
-        return Foretold(show(estimate.value))
-    return Foretold(
-        show(estimate.value),
-        f"{show(estimate.low)}{DASH}{show(estimate.high)}",
-        f"{show(estimate.future_low)}{DASH}{show(estimate.future_high)}",
-    )
+    return Foretold(show(estimate.value), estimate.bounds(show), estimate.one_run.bounds(show))

@@ -68,7 +68,9 @@ def what_to_choose(analysis: Analysis) -> Section:
     """The best measured configuration, and the cheapest where that is another."""
     fastest = best_measured(analysis)
     if fastest is None:
-        return Section("What would I choose?", (Paragraph("Nothing: no trial has completed."),))
+        completed = any(trial.runs for trial in analysis.trials.values())
+        why = "no trial tells an epoch time" if completed else "no trial has completed"
+        return Section("What would I choose?", (Paragraph(f"Nothing: {why}."),))
     alike = [
         trial
         for trial in analysis.trials.values()
@@ -87,9 +89,25 @@ def why_not_better(analysis: Analysis, figure: Figure | None) -> Section:
     """The largest loss and the waterfall of its trial, or why no efficiency could be taken apart."""
     worst = largest_loss(analysis.waterfalls)
     if worst is None or figure is None:
-        told = sentences.unexplained(analysis) or ("No trial on more ranks than its baseline has completed.",)
+        told = sentences.unexplained(analysis) or _losses(analysis)
         return Section("Why not better?", (Bullets(told),))
     return Section("Why not better?", (Paragraph(sentences.largest_loss(worst), "strong"), figure))
+
+
+def _losses(analysis: Analysis) -> tuple[str, ...]:
+    """What of a step computes nothing, where no baseline makes it an efficiency: in the trials that lose most."""
+    lost = []
+    for trial in analysis.trials.values():
+        if trial.breakdown is not None and (typical := trial.breakdown.typical).seconds > 0:
+            parts = {"exposed communication": typical.exposed_seconds} | {
+                words: typical.parts[part]
+                for part, words in (("data_wait", "waiting for data"), ("launch_gaps", "an idle device"))
+            }
+            shares = {words: seconds / typical.seconds for words, seconds in parts.items() if seconds}
+            told = [f"{units.percent(share)} of a step is {words}" for words, share in shares.items() if share >= 0.01]
+            lost.append((sum(shares.values()), f"{trial_label(analysis, trial)}: {', '.join(told)}.", bool(told)))
+    lines = [line for _, line, told in sorted(lost, reverse=True) if told][:_MOST_SERIES]
+    return tuple(lines) or ("No trial on more ranks than its baseline has completed.",)
 
 
 def what_next(analysis: Analysis, advice: Advice | None, results: Path | None) -> Section:
@@ -105,7 +123,8 @@ def what_next(analysis: Analysis, advice: Advice | None, results: Path | None) -
         commands.append(f"vitscale advise {where} --deadline 1h")
     few = [trial for trial in analysis.trials.values() if trial.runs and len(trial.runs) < _ENOUGH_RUNS]
     if few:
-        lines.append(f"{counted(len(few), 'trial')} of {len(analysis.trials)} with fewer than 3 runs: set repeats = 3.")
+        more = "set repeats = 3" if all(trial.trial.origin is None for trial in few) else "import 3 of each together"
+        lines.append(f"{counted(len(few), 'trial')} of {len(analysis.trials)} with fewer than 3 runs: {more}.")
     warned = [verdict for verdict in analysis.findings if verdict.severity == "warning" and verdict.advice]
     if not lines and warned:
         lines.append(warned[0].advice)

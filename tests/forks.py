@@ -309,6 +309,7 @@ def _run(asked: dict[str, Any], descriptors: list[int], set_by_imports: Mapping[
             case "script":
                 subprocess.Popen = _fork_scripts  # type: ignore[assignment, misc]
                 sys.argv = asked["argv"]
+                sys.path.insert(0, str(Path(asked["argv"][0]).parent))  # as Python does of a script
                 runpy.run_path(asked["argv"][0], run_name="__main__")
             case "command":
                 _as_module()

@@ -16,12 +16,12 @@ demo: install
 	$(BIN)/vitscale run examples/quickstart.toml -o demo/results
 	$(BIN)/vitscale report demo/results -o demo/report.html
 
-# Tests wait for hosts, clusters and ranks half of the time, so there are more of them at once than cores. The checks run
+# Tests wait for hosts, clusters and ranks now and then, so there are more of them at once than cores. The checks run
 # beside them; what they say comes last. Nothing runs beside the tests marked alone.
 test: install
 	@failed=0; checks=$$(mktemp); { $(CHECKS); } > $$checks 2>&1 & checking=$$!; \
 	trap 'exit 130' INT TERM; trap 'kill $$checking 2> /dev/null; rm -f $$checks' EXIT; \
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not alone" || failed=1; \
+	$(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder -m "not alone" || failed=1; \
 	wait $$checking || failed=1; checking=; \
 	$(BIN)/python -m pytest -m alone $(sort $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)) || failed=1; \
 	cat $$checks; \

@@ -154,15 +154,19 @@ class Browser:
         self.folder.cleanup()
 
 
-@functools.cache
 def shared_page() -> Page:
     """One page of one browser for all tests of a process; skipped where no Chromium is installed."""
-    import atexit
-
     program = next((name for name in _NAMES if shutil.which(name) is not None), None)
-    if program is None:
+    if program is None:  # also where an earlier test has opened a page
         needs.programs("chromium")
         raise AssertionError
+    return _page_of(program)
+
+
+@functools.cache
+def _page_of(program: str) -> Page:
+    import atexit
+
     browser = Browser(program)
     atexit.register(browser.close)
     return browser.page()

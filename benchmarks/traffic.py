@@ -9,6 +9,7 @@ the table into docs/traffic.md between its marks. A minute or two.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import sys
 import tempfile
@@ -28,7 +29,8 @@ from engines.test_traffic_volumes import (  # noqa: E402 - the path to it stands
     through_accelerate,
     zero,
 )
-from vitscale.analysis.time.traffic import Traffic  # noqa: E402
+from forks import share_forks  # noqa: E402 - so does this
+from vitscale.analysis.time.traffic import Traffic  # noqa: E402 - sorted among them
 
 PAGE = ROOT / "docs/traffic.md"
 BEGIN, END = "<!-- benchmarks/traffic.py writes from here -->\n", "<!-- to here -->\n"
@@ -68,7 +70,8 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     ranks = parser.parse_args().ranks
     cases = [case | {"grad_accum": accumulation} for accumulation in (1, 3) for _, case, _ in ROWS]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as forks:
+        forks.callback(share_forks())
         found = [told for told, _ in launch(cases, ranks, Path(folder))]
     once, thrice = found[: len(ROWS)], found[len(ROWS) :]
     lines = [

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -26,19 +27,23 @@ from PIL import Image, features
 from PIL import __version__ as pillow_version
 
 WIDTH, HEIGHT = 500, 375
+DISTINCT = 2000
 
 
 def write_pictures(folder: Path, count: int) -> list[str]:
-    """Smooth colours with noise; about 70 kB each."""
+    """Smooth colours with noise; about 70 kB each. Those after the first `DISTINCT` are copies, files of their own."""
     rng = np.random.default_rng(0)
     paths = []
     for number in range(count):
-        smooth = Image.fromarray(rng.integers(0, 256, (24, 32, 3)).astype(np.uint8)).resize((WIDTH, HEIGHT))
-        noisy = np.asarray(smooth).astype(int) + rng.normal(0, 8, (HEIGHT, WIDTH, 3))
         path = folder / f"class{number % 2}" / f"{number:06}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(path, quality=90)
         paths.append(str(path))
+        if number >= DISTINCT:
+            shutil.copyfile(paths[number % DISTINCT], path)
+            continue
+        smooth = Image.fromarray(rng.integers(0, 256, (24, 32, 3)).astype(np.uint8)).resize((WIDTH, HEIGHT))
+        noisy = np.asarray(smooth).astype(int) + rng.normal(0, 8, (HEIGHT, WIDTH, 3))
+        Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(path, quality=90)
     return paths
 
 
@@ -152,7 +157,7 @@ def main() -> int:
             if isinstance(decode, str):
                 print(f"{name:50} not here: {decode}")
                 continue
-            ms = least_seconds(decode, paths, options.rounds) * 1e3
+            ms = least_seconds(decode, paths[:DISTINCT], options.rounds) * 1e3
             pixels = np.stack([decode(path) for path in paths[:20]]).astype(int)
             reference = pixels if reference is None else reference
             apart = abs(pixels - reference).max()

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitscale.analysis.runs.target_ci import half_width, looked_at, run_plan
+from vitscale.analysis.runs.repeats import half_width, looked_at, run_plan
 from vitscale.analysis.statistics import interval
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]

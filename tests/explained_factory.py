@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from results_factory import explained_run, make_curve, make_results, make_trial
-from vitscale.analysis.runs.energy import SHORTEST_SECONDS
+from vitscale.analysis.runs.compute import SHORTEST_SECONDS
 from vitscale.store.records import EnergyReading, GpuSamples, GradientLine, MatmulLine, RankRecord, ResourcesLine
 from vitscale.store.results import Results, Run
 from vitscale.trial.trial import Mode, Trial

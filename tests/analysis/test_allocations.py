@@ -15,7 +15,7 @@ from results_factory import (
     steady_run,
 )
 from vitscale.analysis import Analysis, analyse
-from vitscale.analysis.runs.allocations import components, groups, observations
+from vitscale.analysis.runs.repeats import components, groups, observations
 from vitscale.analysis.statistics import interval, mean_interval
 from vitscale.report import sentences as words
 from vitscale.store.records import ResourcesLine

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from results_factory import make_environment, make_rank, make_run, make_trial
-from vitscale.analysis.runs.energy import Energy, energy_per_image
+from vitscale.analysis.runs.compute import Energy, energy_per_image
 from vitscale.store.records import EnergyReading, ResourcesLine
 from vitscale.store.results import Run
 

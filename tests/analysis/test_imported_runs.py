@@ -6,8 +6,8 @@ import pytest
 
 from results_factory import make_curve, make_rank, make_results, make_run, make_trial, steady_run
 from vitscale.analysis import analyse
-from vitscale.analysis.curve_names import curve_name
 from vitscale.analysis.runs.figures import run_figures
+from vitscale.analysis.scaling import curve_name
 from vitscale.store.results import Imported, ImportedFile, Results, Run, StudyImport
 from vitscale.trial.trial import Trial
 

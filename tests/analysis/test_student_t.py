@@ -7,14 +7,14 @@ import itertools
 import pytest
 from scipy.special import fdtrc, stdtr, stdtrit
 
-from vitscale.analysis import student_t
-from vitscale.analysis.student_t import f_above, t_below, t_quantile
+from vitscale.analysis import statistics
+from vitscale.analysis.statistics import f_above, t_below, t_quantile
 
 
 @pytest.fixture(autouse=True)
 def own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever was asked before in this process."""
-    monkeypatch.setattr(student_t, "_asked", itertools.count())
+    monkeypatch.setattr(statistics, "_asked", itertools.count())
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 5.5, 10, 33, 1234.5, 1e6])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from results_factory import failed_run, make_environment, make_trial, one_curve, steady_run
 from verdict_finder import kinds, of_one_trial, verdict
 from vitscale.analysis import analyse
-from vitscale.analysis.runs.target_ci import (
+from vitscale.analysis.runs.repeats import (
     FEWEST_AFTER,
     FEWEST_LOOKED_AT,
     RunPlan,

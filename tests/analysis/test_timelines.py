@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from results_factory import explained_line, make_rank, make_run, make_trial
 from vitscale.analysis.time.breakdown import breakdown
-from vitscale.analysis.time.timelines import explained_steps, lanes
+from vitscale.analysis.time.exposure import explained_steps, lanes
 from vitscale.base.time_spans import Interval, intersection, length
 from vitscale.store.records import COMMUNICATION, PARTS, ExplainedLine, PhaseName
 from vitscale.store.results import Run

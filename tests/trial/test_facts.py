@@ -61,7 +61,7 @@ import json, sys
 from pathlib import Path
 from study_factory import expanded
 from vitscale.advice.study_text import _train
-from vitscale.analysis.curve_names import curve_name
+from vitscale.analysis.scaling import curve_name
 from vitscale.errors import RequestError
 
 folder = Path(sys.argv[1])

@@ -1,13 +1,12 @@
 """Analysis: records in, results out. Pure: no I/O, no charts, no torch.
 
-statistics    intervals, ratios, comparisons over runs, with `student_t`
+statistics    intervals, ratios, comparisons over runs, Student's t
 peaks         what GPUs can compute, as published
 runs/         what one run says, and which runs count together
 time/         where the time of a step goes, from exposure to the waterfall
 learning/     accuracy, the noise scale, and whether trials compute the same
 trials        one trial over its runs; `summaries` makes it
-curve_names   what curves and trials are called
-scaling       speedup and efficiency along a curve
+scaling       speedup and efficiency along a curve; what curves are called
 comparisons   curve against curve at equal rank count
 claims        published claims as tests
 quality/      can this be trusted? what to do?

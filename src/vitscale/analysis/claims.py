@@ -22,11 +22,11 @@ from vitscale.analysis.statistics import (
     Comparison,
     compare,
     ratio,
+    t_below,
     t_quantile,
     welch_half,
     welch_p,
 )
-from vitscale.analysis.student_t import t_below
 from vitscale.present.estimate import Estimate
 
 MARGIN = 0.05

@@ -14,11 +14,10 @@ from dataclasses import replace
 from typing import Any
 
 from vitscale.analysis.learning.convergence import convergence
-from vitscale.analysis.runs.allocations import allocation_of, clusters_of, components, groups, observations
 from vitscale.analysis.runs.environments import differences, largest_like_group, run_environment
 from vitscale.analysis.runs.figures import LEARNED, PHASES, EpochFigures, RunFigures, checkpoint_cost, run_figures
+from vitscale.analysis.runs.repeats import allocation_of, clusters_of, components, groups, looked_at, observations
 from vitscale.analysis.runs.resources import resource_figures
-from vitscale.analysis.runs.target_ci import looked_at
 from vitscale.analysis.statistics import interval, known_median
 from vitscale.analysis.time.breakdown import breakdown, combined
 from vitscale.analysis.time.traffic import traffic

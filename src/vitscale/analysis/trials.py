@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from vitscale.analysis.learning.convergence import Convergence
-from vitscale.analysis.runs.allocations import Components, clusters_of, observations
 from vitscale.analysis.runs.environments import RunEnvironment
 from vitscale.analysis.runs.figures import CheckpointCost, EpochFigures, RunFigures
-from vitscale.analysis.runs.pace import PaceSource
+from vitscale.analysis.runs.repeats import Components, clusters_of, observations
 from vitscale.analysis.runs.resources import ResourceFigures
+from vitscale.analysis.runs.steps import PaceSource
 from vitscale.analysis.statistics import known_median
 from vitscale.analysis.time.breakdown import Breakdown, combined
 from vitscale.analysis.time.traffic import Traffic
@@ -99,7 +99,7 @@ class TrialResult:
     """What a checkpoint takes; None where no run measured it."""
     drift: Drift = Drift("unknown", reason="not held against another trial")
     looked: int = 0
-    """By how many of the first runs it was decided how many there are (`vitscale.analysis.runs.target_ci`)."""
+    """By how many of the first runs it was decided how many there are (`vitscale.analysis.runs.repeats`)."""
     allocations: tuple[tuple[int, ...], ...] = ()
     """The runs of each allocation, or of the same hosts, by their place in `runs`; empty where no run is."""
     components: Components | None = None

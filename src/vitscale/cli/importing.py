@@ -127,7 +127,7 @@ def _counts(gpus: Sequence[int]) -> str:
 
 def _series(done: Done) -> list[dict[str, Any]]:
     """One object for each series; epochs and steps are those of the first rank of each run."""
-    from vitscale.analysis.curve_names import curve_name
+    from vitscale.analysis.scaling import curve_name
 
     objects = []
     for curve in done.study.curves:

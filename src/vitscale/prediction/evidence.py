@@ -48,7 +48,7 @@ class Point:
     """Of an epoch, all ranks together."""
     steps_per_epoch: int | None
     step_seconds: tuple[float, ...]
-    """Of each run: its mean whole step (`analysis.runs.pace`)."""
+    """Of each run: its mean whole step (`analysis.runs.steps`)."""
     parts: StepParts | None = None
     sent_bytes: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """What an optimizer step was counted to send: (operation, dtype) -> bytes of the whole tensors, all calls together;

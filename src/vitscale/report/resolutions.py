@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitscale.analysis import Analysis, CurveResult, TrialResult
-from vitscale.analysis.curve_names import curve_name
 from vitscale.analysis.runs.compute import flops_per_image
+from vitscale.analysis.scaling import curve_name
 from vitscale.prediction import forecast_bytes, unavailable
 from vitscale.prediction.memory.forecast import LEFT_OUT
 from vitscale.present import units

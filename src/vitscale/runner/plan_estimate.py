@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vitscale.analysis.curve_names import trial_name
+from vitscale.analysis.scaling import trial_name
 from vitscale.prediction import forecast_bytes, unavailable
 from vitscale.prediction.memory.forecast import forecast
 from vitscale.present import units

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitscale.analysis.curve_names import engine_name
+from vitscale.analysis.scaling import engine_name
 from vitscale.lint.of_trials import findings_of
 from vitscale.present.data import finding_fields
 from vitscale.present.document import (

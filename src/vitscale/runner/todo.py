@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from vitscale import store
-from vitscale.analysis.runs.target_ci import TargetStatus, target_status
+from vitscale.analysis.runs.repeats import TargetStatus, target_status
 from vitscale.analysis.summaries import summarise
 from vitscale.runner.one_run import RunContext, Task, new_attempt, unstarted
 from vitscale.runner.planning import Plan, begun_study

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _MOST_RUNS = 20_000
 FEWEST_FOR_TARGET = 6
-"""Runs from which on `measure.target_ci` can be reached; `vitscale.analysis.runs.target_ci` says why."""
+"""Runs from which on `measure.target_ci` can be reached; `vitscale.analysis.runs.repeats` says why."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 

@@ -14,9 +14,9 @@ from itertools import pairwise
 from typing import Literal
 
 from vitscale.analysis.learning.noise_scale import noise_scale, seed_of
-from vitscale.analysis.runs.allocations import Clusters, observations
 from vitscale.analysis.runs.figures import RunFigures
-from vitscale.analysis.runs.pace import whole_epochs_alone
+from vitscale.analysis.runs.repeats import Clusters, observations
+from vitscale.analysis.runs.steps import whole_epochs_alone
 from vitscale.analysis.statistics import finite_or_none, interval
 from vitscale.present.estimate import Estimate
 from vitscale.store.records import EpochLine

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vitscale.analysis.curve_names import trial_name
+from vitscale.analysis.scaling import trial_name
 from vitscale.analysis.trials import Drift, TrialResult
 from vitscale.trial.engines import of_engine
 from vitscale.trial.facts import fields_where

@@ -9,10 +9,10 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
-from vitscale.analysis.curve_names import trial_name
 from vitscale.analysis.quality.wording import count, note, warning
 from vitscale.analysis.runs.environments import environments
-from vitscale.analysis.time.timelines import explained_steps, lanes
+from vitscale.analysis.scaling import trial_name
+from vitscale.analysis.time.exposure import explained_steps, lanes
 from vitscale.analysis.trials import TrialResult
 from vitscale.base.time_spans import length
 from vitscale.present.document import Finding

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from vitscale.analysis.curve_names import trial_name
 from vitscale.analysis.quality.wording import count, imported, names, note, warning, worst
-from vitscale.analysis.runs.target_ci import half_width, target_status
-from vitscale.analysis.scaling import CurveResult
+from vitscale.analysis.runs.repeats import half_width, target_status
+from vitscale.analysis.scaling import CurveResult, trial_name
 from vitscale.analysis.statistics import FEWEST_REPEATS
 from vitscale.analysis.trials import TrialResult
 from vitscale.present.document import Finding

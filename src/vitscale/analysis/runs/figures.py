@@ -11,8 +11,20 @@ import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vitscale.analysis.runs.pace import NO_PACE, Pace, cost, of_an_epoch, of_epochs, of_steps, whole_epochs_alone
-from vitscale.analysis.runs.steps import SlowSteps, common_steps, elapsed_by_step, slow_steps, step_kinds
+from vitscale.analysis.runs.steps import (
+    NO_PACE,
+    Pace,
+    SlowSteps,
+    common_steps,
+    cost,
+    elapsed_by_step,
+    of_an_epoch,
+    of_epochs,
+    of_steps,
+    slow_steps,
+    step_kinds,
+    whole_epochs_alone,
+)
 from vitscale.analysis.runs.warmup import WarmUp, warm_up
 from vitscale.analysis.statistics import finite_or_none, quantile
 from vitscale.store.records import ModelLine, PhaseLine, RankRecord, StepLine

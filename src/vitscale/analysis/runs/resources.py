@@ -11,11 +11,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from vitscale.analysis.runs.allocations import Clusters, over_runs
-from vitscale.analysis.runs.compute import Compute, compute
-from vitscale.analysis.runs.energy import Energy, energy_per_image
+from vitscale.analysis.runs.compute import Compute, Energy, compute, energy_per_image
 from vitscale.analysis.runs.environments import environments
 from vitscale.analysis.runs.figures import RunFigures
+from vitscale.analysis.runs.repeats import Clusters, over_runs
 from vitscale.analysis.statistics import known_median
 from vitscale.present.estimate import Estimate
 from vitscale.store.records import GPU_LIMITS, GpuSamples, RankRecord, ResourcesLine

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vitscale.analysis.student_t import t_below
+from vitscale.analysis.statistics import t_below
 
 FEWEST_STEPS = 12
 """Below it chance makes the first steps look slow too often, and nothing is looked for."""

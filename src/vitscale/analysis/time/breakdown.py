@@ -22,11 +22,10 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from vitscale.analysis.runs.allocations import Clusters, observations
+from vitscale.analysis.runs.repeats import Clusters, observations
 from vitscale.analysis.runs.steps import StepKind, common_steps, elapsed_by_step, slow_steps, step_kinds
 from vitscale.analysis.statistics import mean_interval
-from vitscale.analysis.time.exposure import RankExposure, exposures
-from vitscale.analysis.time.timelines import step_parts
+from vitscale.analysis.time.exposure import RankExposure, exposures, step_parts
 from vitscale.base.time_spans import length
 from vitscale.present.estimate import Estimate
 from vitscale.store.records import COMMUNICATION, EXPOSED, PARTS, ExplainedLine
@@ -264,7 +263,7 @@ def _common_straggler(by_run: Sequence[Breakdown | None], clusters: Clusters) ->
 
 
 def _overheads(run: Run, steady_from: int) -> tuple[float | None, float | None]:
-    """What explaining costs, and what it leaves behind, by the estimator of all times (`analysis.runs.pace`).
+    """What explaining costs, and what it leaves behind, by the estimator of all times (`analysis.runs.steps`).
 
     Returns:
         The median over blocks of the explained steps' mean against that of the timed steps of their kind beside them,

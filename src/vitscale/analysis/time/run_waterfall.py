@@ -22,8 +22,8 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 
-from vitscale.analysis.runs.allocations import observations
 from vitscale.analysis.runs.figures import RunFigures
+from vitscale.analysis.runs.repeats import observations
 from vitscale.analysis.scaling import CurveResult, Point
 from vitscale.analysis.statistics import ratio
 from vitscale.analysis.time.waterfall import (

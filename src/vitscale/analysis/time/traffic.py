@@ -21,8 +21,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from vitscale.analysis.runs.allocations import Clusters, over_runs
 from vitscale.analysis.runs.figures import RunFigures
+from vitscale.analysis.runs.repeats import Clusters, over_runs
 from vitscale.analysis.runs.steps import common_steps
 from vitscale.analysis.time.exposure import exposures
 from vitscale.present.estimate import Estimate

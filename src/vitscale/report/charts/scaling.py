@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from vitscale.analysis import Analysis, CurveResult, Point, TrialResult
-from vitscale.analysis.curve_names import curve_name
+from vitscale.analysis.scaling import curve_name
 from vitscale.present import units
 from vitscale.present.document import Choice, Figure, View
 from vitscale.present.estimate import Estimate

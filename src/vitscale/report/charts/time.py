@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vitscale.analysis import Analysis, CurveResult, TrialResult, Waterfall
-from vitscale.analysis.curve_names import curve_name
+from vitscale.analysis.scaling import curve_name
 from vitscale.analysis.time.breakdown import Breakdown, RankParts
 from vitscale.analysis.time.run_waterfall import CHECKPOINT, EVALUATION, START_UP
 from vitscale.analysis.time.waterfall import STEP_ROUNDING

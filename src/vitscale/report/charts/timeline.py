@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vitscale.analysis import Analysis, TrialResult
-from vitscale.analysis.time.timelines import explained_steps, lanes
+from vitscale.analysis.time.exposure import explained_steps, lanes
 from vitscale.base.time_spans import Interval, length
 from vitscale.present import units
 from vitscale.present.document import Choice, Figure, View

@@ -65,7 +65,7 @@ def test_a_value_python_cannot_write_out_is_named_by_its_type(value: object) -> 
 
 def test_no_message_carries_control_characters_to_the_terminal() -> None:
     error = VitscaleError("a path \x1b]0;owned\x07 and \udcff\nsecond line")
-    assert str(error) == "a path \\x1b]0;owned\\x07 and \\udcff\nsecond line"
+    assert str(error) == "a path \\x1b]0;owned\\x07 and \\udcff\nsecond line."
 
 
 @given(st.text(alphabet=st.characters()))

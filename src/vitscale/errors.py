@@ -14,9 +14,10 @@ class VitscaleError(Exception):
 
     exit_code = 2
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, what: str, *, valid: Iterable[object] = (), next_step: str = "") -> None:
+        """The message is that of `explain`."""
         # Whatever a value, a path or a library's message carried in: no escape sequence reaches the terminal.
-        super().__init__(printable(message))
+        super().__init__(printable(explain(what, valid=valid, next_step=next_step)))
 
 
 class RequestError(VitscaleError):
@@ -53,7 +54,7 @@ def shown(value: object) -> str:
 
 def explain(what: str, *, valid: Iterable[object] = (), next_step: str = "") -> str:
     """Puts a message together: `what` failed (with the bad value in it), the valid values, the next step."""
-    parts = [what.rstrip(".") + "."]
+    parts = [what if what.endswith("?") else what.rstrip(".") + "."]
     choices = [str(choice) for choice in valid]
     if choices:
         parts.append(f"Valid: {', '.join(choices)}.")

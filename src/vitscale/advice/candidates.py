@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vitscale.errors import RequestError, explain
+from vitscale.errors import RequestError
 from vitscale.prediction.evidence import Series
 from vitscale.prediction.layouts import MOST_RANKS, equal_hosts, host_size
 
@@ -55,11 +55,9 @@ def rank_counts(
         uneven = [count for count in gpus if count > per_node and count % per_node]
         if uneven and ranks_per_node is not None:
             raise RequestError(
-                explain(
-                    f"{uneven[0]} ranks do not fill hosts of {per_node}",
-                    valid=[f"multiples of {per_node}, or fewer than that"],
-                    next_step="Say how many ranks a host has with --nodes-of",
-                )
+                f"{uneven[0]} ranks do not fill hosts of {per_node}",
+                valid=[f"multiples of {per_node}, or fewer than that"],
+                next_step="Say how many ranks a host has with --nodes-of",
             )
         wanted = set(gpus)
     else:
@@ -70,7 +68,7 @@ def rank_counts(
     if max_gpus is not None:
         wanted = {count for count in wanted if count <= max_gpus}
     if not wanted:
-        raise RequestError(explain("no rank count is left", next_step="Raise --max-gpus, or leave --gpus out"))
+        raise RequestError("no rank count is left", next_step="Raise --max-gpus, or leave --gpus out")
     return tuple((count, equal_hosts(count, per_node)) for count in sorted(wanted))
 
 
@@ -193,7 +191,7 @@ def rented(comparable: ComparableSeries, instances: Sequence[Instance], max_gpus
         for checkpointing in (False, True)
     ]
     if not found:
-        raise RequestError(explain("no instance can train this", next_step="; ".join(refused.values())))
+        raise RequestError("no instance can train this", next_step="; ".join(refused.values()))
     return Candidates(tuple(found), (True,) * len(found), refused)
 
 

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from vitscale.advice.request import NoiseScale, Request, Work
 from vitscale.analysis import Analysis
-from vitscale.errors import RequestError, explain, unknown
+from vitscale.errors import RequestError, unknown
 from vitscale.prediction.configurations import Candidate
 from vitscale.prediction.evidence import Evidence, Series
 from vitscale.prediction.workloads import workload
@@ -66,10 +66,8 @@ def comparable_series(evidence: Evidence, name: str | None) -> ComparableSeries:
     """
     if not evidence.series:
         raise RequestError(
-            explain(
-                "the results have no completed run to advise from",
-                next_step="`vitscale report` on them says what happened to each trial",
-            )
+            "the results have no completed run to advise from",
+            next_step="`vitscale report` on them says what happened to each trial",
         )
     by_name = {series.name: series for series in evidence.series}
     if name is not None and name not in by_name:
@@ -110,16 +108,11 @@ def work_of(comparable: ComparableSeries, asked: Request) -> Work:
     known = [point.images for point in points if point.images is not None]
     images = asked.images or max(known, default=None)
     if images is None:
-        raise RequestError(
-            explain("these results do not say how many images an epoch has", next_step="Give them with --images")
-        )
+        raise RequestError("these results do not say how many images an epoch has", next_step="Give them with --images")
     epochs = asked.epochs or comparable.trial.train.epochs
     if epochs is None:
         raise RequestError(
-            explain(
-                "the study measured some steps and does not say for how many epochs to train",
-                next_step="Give --epochs",
-            )
+            "the study measured some steps and does not say for how many epochs to train", next_step="Give --epochs"
         )
     return Work(images, epochs, comparable.trial.train.drop_last)
 

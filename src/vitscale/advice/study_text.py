@@ -11,7 +11,7 @@ from typing import Any
 from vitscale.advice.candidates import with_engine
 from vitscale.advice.option import Option
 from vitscale.advice.request import Work
-from vitscale.errors import RequestError, explain
+from vitscale.errors import RequestError
 from vitscale.launchers import Spawn, launcher_named
 from vitscale.machine.hosts import Host
 from vitscale.present import units
@@ -30,18 +30,14 @@ def advised_trial(option: Option, trial: Trial, work: Work) -> Trial:
     chosen = option.candidate
     if trial.origin is not None:
         raise RequestError(
-            explain(
-                f"these results were imported ({trial.origin}), and do not say how to start such a training",
-                next_step="Write a study with the engine, batch and ranks as advised",
-            )
+            f"these results were imported ({trial.origin}), and do not say how to start such a training",
+            next_step="Write a study with the engine, batch and ranks as advised",
         )
     if own.deepspeed_config is not None and (own.engine, own.zero_stage) == (chosen.engine, chosen.zero_stage):
         raise RequestError(
-            explain(
-                "the study trained with a DeepSpeed file of its own, which the results hold no copy of that a study "
-                "could name",
-                next_step="Take the study's own file, and set [scaling] and [train] as advised",
-            )
+            "the study trained with a DeepSpeed file of its own, which the results hold no copy of that a study "
+            "could name",
+            next_step="Take the study's own file, and set [scaling] and [train] as advised",
         )
     train = with_engine(own, chosen.engine, chosen.zero_stage).model_copy(
         update={

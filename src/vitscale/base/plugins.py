@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any, Literal, TypeVar
 
-from vitscale.errors import RequestError, explain, shown, unknown
+from vitscale.errors import RequestError, shown, unknown
 
 T = TypeVar("T")
 Kind = Literal["engine", "model", "dataset", "launcher", "scheduler", "probe", "chart", "importer"]
@@ -79,8 +79,6 @@ def _entry(kind: Kind, name: str) -> metadata.EntryPoint | None:
 def _broken(kind: Kind, entry: metadata.EntryPoint, why: str) -> RequestError:
     package = entry.dist.name if entry.dist is not None else "an unknown package"
     return RequestError(
-        explain(
-            f"{kind} {shown(entry.name)} of {package} ({entry.value}) cannot be loaded: {shown(why)}",
-            next_step=f"Repair or remove that package, or use another {kind}",
-        )
+        f"{kind} {shown(entry.name)} of {package} ({entry.value}) cannot be loaded: {shown(why)}",
+        next_step=f"Repair or remove that package, or use another {kind}",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 
 _LARGEST_BYTES = 1 << 20
 _KEY_CHAIN = re.compile(r"""(?<![\w"'.-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){20}""")
@@ -23,17 +23,15 @@ def read_text(path: Path, what: str, *, next_step: str) -> str:
             content = file.read(_LARGEST_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL or a lone surrogate in the path
         reason = (isinstance(error, OSError) and error.strerror) or "no such path"
-        raise RequestError(explain(f"{named} cannot be read: {reason}", next_step=next_step)) from None
+        raise RequestError(f"{named} cannot be read: {reason}", next_step=next_step) from None
     if len(content) > _LARGEST_BYTES:
-        raise RequestError(explain(f"{named} is larger than 1 MiB", next_step=next_step))
+        raise RequestError(f"{named} is larger than 1 MiB", next_step=next_step)
     if not content.strip():
-        raise RequestError(explain(f"{named} is empty", next_step=next_step))
+        raise RequestError(f"{named} is empty", next_step=next_step)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise RequestError(
-            explain(f"{named} is not text (byte {error.start} is not UTF-8)", next_step=next_step)
-        ) from None
+        raise RequestError(f"{named} is not text (byte {error.start} is not UTF-8)", next_step=next_step) from None
 
 
 def has_long_keys(text: str) -> bool:
@@ -49,6 +47,6 @@ def beside(file: Path, named: str) -> Path:
         path = Path(named).expanduser()
     except RuntimeError as error:  # "~nobody/data" where there is no such user
         raise RequestError(
-            explain(f"the path {shown(named)} in {shown(str(file))} cannot be used: {error}", next_step="Write it out")
+            f"the path {shown(named)} in {shown(str(file))} cannot be used: {error}", next_step="Write it out"
         ) from None
     return path if path.is_absolute() else (file.parent / path).absolute()

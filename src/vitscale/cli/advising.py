@@ -19,7 +19,7 @@ from vitscale.cli.base import (
     app,
     compute_on_one_core,
 )
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 
 if TYPE_CHECKING:
     from vitscale.advice.request import Request
@@ -96,7 +96,7 @@ def advise(
         ("--max-gpus", max_gpus), ("--nodes-of", nodes_of), ("--epochs", epochs), ("--images", images)
     ):  # fmt: skip
         if count is not None and not 1 <= count <= 10**9:
-            raise RequestError(explain(f"{option}: {count} cannot be", valid=["1 or more"]))
+            raise RequestError(f"{option}: {count} cannot be", valid=["1 or more"])
     instances: tuple[Instance, ...] = ()
     left_out: tuple[str, ...] = ()
     if devices is not None:
@@ -186,12 +186,10 @@ def _write(path: Path, study: str | None) -> None:
     from vitscale.store import write_whole
 
     if study is None:
-        raise RequestError(explain(f"{shown(str(path))} is not written: there is no answer to write"))
+        raise RequestError(f"{shown(str(path))} is not written: there is no answer to write")
     if path.exists():
-        raise RequestError(explain(f"{shown(str(path))} is there already", next_step="Name a new file with -o"))
+        raise RequestError(f"{shown(str(path))} is there already", next_step="Name a new file with -o")
     try:
         write_whole(path, study)
     except OSError as error:
-        raise RequestError(
-            explain(f"the study cannot be written to {shown(str(path))}: {error.strerror or error}")
-        ) from error
+        raise RequestError(f"the study cannot be written to {shown(str(path))}: {error.strerror or error}") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 
 _MOST_RANKS = 100_000
 MOST_COUNTS = 1000
@@ -28,19 +28,17 @@ def rank_counts(text: str, option: str = "--gpus") -> tuple[int, ...]:
     for part in text.split(","):
         match = _COUNT.fullmatch(part)
         if match is None:
-            raise RequestError(explain(f"{option}: {shown(part.strip())} is no rank count", next_step=_EXAMPLE))
+            raise RequestError(f"{option}: {shown(part.strip())} is no rank count", next_step=_EXAMPLE)
         first = int(match[1])
         last = int(match[2]) if match[2] is not None else first
         for count in (first, last):
             if not 1 <= count <= _MOST_RANKS:
-                raise RequestError(explain(f"{option}: {count} ranks cannot be", valid=[f"1 to {_MOST_RANKS:,}"]))
+                raise RequestError(f"{option}: {count} ranks cannot be", valid=[f"1 to {_MOST_RANKS:,}"])
         if last < first:
-            raise RequestError(
-                explain(f"{option}: {shown(part.strip())} runs backwards", next_step=f'Write "{last}-{first}"')
-            )
+            raise RequestError(f"{option}: {shown(part.strip())} runs backwards", next_step=f'Write "{last}-{first}"')
         if len(found) + last - first + 1 > MOST_COUNTS:
             raise RequestError(
-                explain(f"{option}: more than {MOST_COUNTS:,} rank counts", next_step="Ask for fewer, such as 8,16,32")
+                f"{option}: more than {MOST_COUNTS:,} rank counts", next_step="Ask for fewer, such as 8,16,32"
             )
         found.update(range(first, last + 1))
     return tuple(sorted(found))
@@ -54,12 +52,12 @@ def size_bytes(text: str, option: str) -> int:
     """
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise RequestError(explain(f"{option}: {shown(text)} is no size", next_step='Write "80GB" or "75.5GiB"'))
+        raise RequestError(f"{option}: {shown(text)} is no size", next_step='Write "80GB" or "75.5GiB"')
     base = 1024 if match[2].lower().endswith("i") else 1000
     power = "KMGT".index(match[2][0].upper()) + 1
     size = int(float(match[1]) * base**power)
     if size < 1:
-        raise RequestError(explain(f"{option}: {shown(text)} is nothing", next_step='Write "80GB" or "75.5GiB"'))
+        raise RequestError(f"{option}: {shown(text)} is nothing", next_step='Write "80GB" or "75.5GiB"')
     return size
 
 
@@ -76,9 +74,7 @@ def seconds_of(text: str, option: str) -> float:
     found = _DURATION.fullmatch(text.strip())
     seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
     if seconds <= 0.0:
-        raise RequestError(
-            explain(f"{option}: {shown(text)} is no duration", next_step='Write "90s", "30m", "2h" or "1.5d"')
-        )
+        raise RequestError(f"{option}: {shown(text)} is no duration", next_step='Write "90s", "30m", "2h" or "1.5d"')
     return seconds
 
 
@@ -90,5 +86,5 @@ def positive(value: float | None, option: str, most: float = math.inf) -> float 
     """
     if value is not None and not (0 < value <= most and math.isfinite(value)):
         upper = "" if math.isinf(most) else f" and at most {most:g}"
-        raise RequestError(explain(f"{option}: {value:g} cannot be", valid=[f"numbers above 0{upper}"]))
+        raise RequestError(f"{option}: {value:g} cannot be", valid=[f"numbers above 0{upper}"])
     return value

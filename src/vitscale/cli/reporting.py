@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitscale.cli.base import JsonOption, ProgramConsole, ResultsArgument, VerboseOption, app, compute_on_one_core
-from vitscale.errors import RequestError, explain, unknown
+from vitscale.errors import RequestError, unknown
 
 if TYPE_CHECKING:
     from vitscale.advice.pipeline import Advice
@@ -60,7 +60,7 @@ def report(
     from vitscale.report import like as published
 
     if json and formats is not None:
-        raise RequestError(explain("--json and --format are both given", next_step="Use --format, with json among it"))
+        raise RequestError("--json and --format are both given", next_step="Use --format, with json among it")
     listed = "json" if json else formats or "html"
     wanted = list(dict.fromkeys(part.strip().lower() for part in listed.split(",")))
     like = "paper" if like_paper else like

@@ -20,7 +20,7 @@ from vitscale.cli.base import (
     app,
     compute_on_one_core,
 )
-from vitscale.errors import RequestError, explain
+from vitscale.errors import RequestError
 
 if TYPE_CHECKING:
     from vitscale.runner import Plan
@@ -235,7 +235,7 @@ def lint(
     from vitscale.trial import deepspeed_config
 
     if gpus is not None and gpus < 1:
-        raise RequestError(explain(f"--gpus is {gpus}", valid=["1 or more"]))
+        raise RequestError(f"--gpus is {gpus}", valid=["1 or more"])
     setting = linter.setting_of(model, gpus, deepspeed)
     content = deepspeed_config.read_json(config, next_step="Give the JSON file that deepspeed.initialize gets")
     findings = linter.lint(content, setting)

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from vitscale.engines import checkpoint
 from vitscale.engines.whole_tensors import TorchTensors, WholeTensors, torch_loss_scale
-from vitscale.errors import RequestError, explain
+from vitscale.errors import RequestError
 from vitscale.models import logits_of
 from vitscale.probes.explainer import Phase, no_phase
 from vitscale.probes.gradient_norms import squared_norm
@@ -167,10 +167,8 @@ class Engine(ABC):
             RequestError: this engine or optimizer cannot give them.
         """
         raise RequestError(
-            explain(
-                f"{type(self).__name__} saves no checkpoint: its states are in buffers of its own layout",
-                next_step="Leave measure.checkpoint out, or use another engine",
-            )
+            f"{type(self).__name__} saves no checkpoint: its states are in buffers of its own layout",
+            next_step="Leave measure.checkpoint out, or use another engine",
         )
 
     def save_checkpoint(self, folder: Path, step: int, alive: checkpoint.Alive = lambda: None) -> None:

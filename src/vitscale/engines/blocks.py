@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 from vitscale.trial.trial import TrainSpec
 
 
@@ -47,11 +47,9 @@ def with_options(model: nn.Module, train: TrainSpec) -> nn.Module:
     if not blocks:
         option = "activation_checkpointing" if train.activation_checkpointing else "compile"
         raise RequestError(
-            explain(
-                f"train.{option} works block by block, and {shown(type(model).__name__)} has no list of two or more "
-                "modules of one class",
-                next_step=f"Keep the model's blocks in a torch.nn.ModuleList or Sequential, or leave {option} out",
-            )
+            f"train.{option} works block by block, and {shown(type(model).__name__)} has no list of two or more "
+            "modules of one class",
+            next_step=f"Keep the model's blocks in a torch.nn.ModuleList or Sequential, or leave {option} out",
         )
     for block in blocks:
         if train.activation_checkpointing:

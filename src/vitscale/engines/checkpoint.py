@@ -27,7 +27,7 @@ from torch import Tensor
 
 from vitscale.base.text_file import read_text
 from vitscale.engines.whole_tensors import STATES, WholeTensors
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 
 FORMAT: Literal[1] = 1
 _DESCRIPTION = "checkpoint.json"
@@ -135,7 +135,7 @@ def read_description(folder: Path) -> Description:
 
 def refused(folder: Path, why: str) -> RequestError:
     """The error for a checkpoint that cannot be restored."""
-    return RequestError(explain(f"the checkpoint {shown(str(folder))} {why}", next_step=_NEXT_STEP))
+    return RequestError(f"the checkpoint {shown(str(folder))} {why}", next_step=_NEXT_STEP)
 
 
 def sync(path: Path) -> None:
@@ -160,7 +160,7 @@ def save(whole: WholeTensors, folder: Path, step: int, alive: Alive) -> None:
         OSError: it cannot be written.
     """
     if folder.exists():
-        raise RequestError(explain(f"{shown(str(folder))} exists already", next_step="Name a folder that does not"))
+        raise RequestError(f"{shown(str(folder))} exists already", next_step="Name a folder that does not")
     description = _describe(whole, step)
     _wait()  # until all have looked: the folder is there soon
     draft = folder.with_name(f".{folder.name}.draft")
@@ -240,10 +240,8 @@ def _describe(whole: WholeTensors, step: int) -> Description:
     if any(states != kept[0] for states in kept):
         some = next(name for name, states in zip(whole.trained, kept, strict=True) if states != max(kept))
         raise RequestError(
-            explain(
-                f"the optimizer cannot be saved: no update has reached the parameter {shown(some)} yet",
-                next_step="Freeze parameters that no image reaches, or use all of them in every step",
-            )
+            f"the optimizer cannot be saved: no update has reached the parameter {shown(some)} yet",
+            next_step="Freeze parameters that no image reaches, or use all of them in every step",
         )
     scale = whole.loss_scale.get() if whole.loss_scale else None
     return Description(

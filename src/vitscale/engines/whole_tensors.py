@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 
 STATES: dict[str, tuple[str, ...]] = {
     "adamw": ("exp_avg", "exp_avg_sq"),
@@ -46,11 +46,9 @@ class WholeTensors(ABC):
         """Of the model inside the wrapper and the optimizer that updates it, which is a `kind` of `STATES`."""
         if kind not in STATES:
             raise RequestError(
-                explain(
-                    f"train.optimizer = {shown(kind)} cannot be saved: what it keeps of a parameter is not known here, "
-                    "or is another on every rank",
-                    valid=[f"train.optimizer = {shown(name)}" for name in STATES],
-                )
+                f"train.optimizer = {shown(kind)} cannot be saved: what it keeps of a parameter is not known here, "
+                "or is another on every rank",
+                valid=[f"train.optimizer = {shown(name)}" for name in STATES],
             )
         self.module, self.optimizer, self.kind = module, optimizer, kind
         self.parameters: dict[str, nn.Parameter] = dict(module.named_parameters())
@@ -98,11 +96,9 @@ class WholeTensors(ABC):
             counted = {int(state["step"]) for state in self.optimizer.state.values() if "step" in state}
         if len(counted) > 1:
             raise RequestError(
-                explain(
-                    "the optimizer cannot be saved: some parameters got fewer updates than others "
-                    f"({min(counted)} against {max(counted)})",
-                    next_step="Freeze parameters that no image reaches, or use all of them in every step",
-                )
+                "the optimizer cannot be saved: some parameters got fewer updates than others "
+                f"({min(counted)} against {max(counted)})",
+                next_step="Freeze parameters that no image reaches, or use all of them in every step",
             )
         return counted.pop() if counted else 0
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from vitscale.engines.whole_tensors import LossScale, TorchTensors, WholeTensors
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 
 
 def deepspeed_tensors(engine: Any, kind: str) -> WholeTensors:
@@ -38,10 +38,8 @@ def deepspeed_tensors(engine: Any, kind: str) -> WholeTensors:
     if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
         return _Stage3(module, optimizer, kind)
     raise RequestError(
-        explain(
-            f"what DeepSpeed makes of this configuration ({shown(type(optimizer).__name__)}) cannot be saved",
-            next_step="Leave data_types and optimizer out of the DeepSpeed file, or do without the checkpoint",
-        )
+        f"what DeepSpeed makes of this configuration ({shown(type(optimizer).__name__)}) cannot be saved",
+        next_step="Leave data_types and optimizer out of the DeepSpeed file, or do without the checkpoint",
     )
 
 

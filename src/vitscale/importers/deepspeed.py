@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 from vitscale.importers.contents import LogContents, LogRank, LogRun, Problems, Setting
 from vitscale.importers.deepspeed_lines import MOST_MICRO_STEPS, Broken, Facts, timers, without_colours
 from vitscale.importers.deepspeed_steps import ONE_RANK, WARMUP_STEPS, RankTimes, step_lines
@@ -115,7 +115,7 @@ def _run(group: Sequence[_Part], options: Options, number: int) -> tuple[LogRun,
         notes.append(f"{name} is of {gpus} GPUs: times of rank {listed(beyond)} are left out")
         ranks = {rank: times for rank, times in ranks.items() if rank < gpus}
     if not ranks:
-        raise RequestError(explain(f"{shown(name)} tells of no rank of its world of {gpus}"))
+        raise RequestError(f"{shown(name)} tells of no rank of its world of {gpus}")
     accum = next((n for f in facts if 0 < (n := f.numbers.get("grad_accum", 0)) <= MOST_MICRO_STEPS), 1)
     micro_batch = next((known for f in facts if (known := f.micro_batch(gpus, accum)) is not None), None)
     nodes = next((known for f in facts if (known := f.nodes(gpus)) is not None), None)
@@ -166,13 +166,11 @@ def _gpus(facts: Iterable[Facts], options: Options, name: str) -> tuple[int, lis
         said = fact.world_sizes() | said
     told = next((said[key] for key in ("world_size", "NCCL's nranks", "train_batch_size") if key in said), None)
     if told is not None and options.gpus is not None and options.gpus != told:
-        raise RequestError(
-            explain(f"--gpus is {options.gpus}, but {shown(name)} is of {told}", next_step="Leave --gpus out")
-        )
+        raise RequestError(f"--gpus is {options.gpus}, but {shown(name)} is of {told}", next_step="Leave --gpus out")
     gpus = told or options.gpus
     if gpus is None:
         raise RequestError(
-            explain(f"{shown(name)} does not tell its world size", next_step="Give it: --gpus 8, of all ranks together")
+            f"{shown(name)} does not tell its world size", next_step="Give it: --gpus 8, of all ranks together"
         )
     others = [f"{key} {size}" for key, size in said.items() if size != gpus]
     return gpus, [f"{name} is taken for one of {gpus} GPUs; it also says {listed(others)}"] if others else []

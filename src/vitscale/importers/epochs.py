@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from vitscale.errors import RequestError, StoreError, explain
+from vitscale.errors import RequestError, StoreError
 from vitscale.importers import numbers
 from vitscale.importers.contents import LogContents, LogRank, LogRun, Problems, Setting
 from vitscale.importers.files import identified
@@ -73,7 +73,7 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
             _add(run, rank, epoch, values, row.line, told)
             kept += 1
             if kept > _MOST_ROWS:
-                raise StoreError(explain(f"more than {_MOST_ROWS:,} rows", next_step="Import fewer files at a time"))
+                raise StoreError(f"more than {_MOST_ROWS:,} rows", next_step="Import fewer files at a time")
         notes |= dict.fromkeys(_notes_on(columns))
         problems += told.told()
     files = tuple(identified(path) for path in paths)

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from vitscale.errors import StoreError, explain, printable, shown
+from vitscale.errors import StoreError, printable, shown
 from vitscale.store.results import ImportedFile
 
 LONGEST_LINE = 64 * 1024
@@ -48,7 +48,7 @@ def lines(path: Path) -> Iterator[tuple[int, str, bool]]:
                 number += 1
                 if number > MOST_LINES:
                     raise StoreError(
-                        explain(f"{shown(path.name)} has more than {MOST_LINES:,} lines", next_step="Cut it into parts")
+                        f"{shown(path.name)} has more than {MOST_LINES:,} lines", next_step="Cut it into parts"
                     )
                 whole = raw.endswith(b"\n")
                 if not whole and len(raw) == LONGEST_LINE:
@@ -67,12 +67,10 @@ def _check(path: Path) -> None:
     except (OSError, ValueError) as error:
         raise cannot_read(path, error) from None
     if other:
-        raise StoreError(
-            explain(f"{shown(str(path))} cannot be read: it is no file", next_step="Give the file of a log")
-        )
+        raise StoreError(f"{shown(str(path))} cannot be read: it is no file", next_step="Give the file of a log")
 
 
 def cannot_read(path: Path, error: Exception) -> StoreError:
     """What to say of a file that cannot be read."""
     why = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
-    return StoreError(explain(f"{shown(str(path))} cannot be read: {why}", next_step="Give the file of a log"))
+    return StoreError(f"{shown(str(path))} cannot be read: {why}", next_step="Give the file of a log")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vitscale.base.plugins import known
-from vitscale.errors import RequestError, StoreError, explain, printable, shown
+from vitscale.errors import RequestError, StoreError, printable, shown
 from vitscale.importers import deepspeed, epochs, links, plain_csv, traces, trainer_state
 from vitscale.importers.contents import LogContents, Setting
 from vitscale.importers.curves import curves_of
@@ -61,15 +61,13 @@ def import_logs(paths: Sequence[Path], log_format: str, options: Options, result
     """
     check(options)
     if not 1 <= len(paths) <= _MOST_FILES:
-        raise RequestError(explain(f"{len(paths)} files are given", valid=[f"1 to {_MOST_FILES:,}"]))
+        raise RequestError(f"{len(paths)} files are given", valid=[f"1 to {_MOST_FILES:,}"])
     contents = known("importer", log_format, _READERS, "__call__")(paths, options)
     if not contents.runs:
         why = f": {'; '.join(contents.problems)}" if contents.problems else ""
         raise StoreError(
-            explain(
-                f"nothing in {shown(', '.join(path.name for path in paths))} can be used as {log_format}{why}",
-                next_step=f"See docs/importing.md for what each format needs: {', '.join(FORMATS)}",
-            )
+            f"nothing in {shown(', '.join(path.name for path in paths))} can be used as {log_format}{why}",
+            next_step=f"See docs/importing.md for what each format needs: {', '.join(FORMATS)}",
         )
     runs = _trial_runs(contents, options)
     study = _study(paths, log_format, options, contents, runs)
@@ -173,16 +171,14 @@ def guess(paths: Sequence[Path]) -> LogFormat | LinkFormat:
     for path, taken in formats.items():
         if taken is None:
             raise RequestError(
-                explain(
-                    f"nothing in {shown(path.name)} tells its format",
-                    valid=(*FORMATS, *OF_LINKS),
-                    next_step="Name it with --format; docs/importing.md says what each needs",
-                )
+                f"nothing in {shown(path.name)} tells its format",
+                valid=(*FORMATS, *OF_LINKS),
+                next_step="Name it with --format; docs/importing.md says what each needs",
             )
     kinds = {taken for taken in formats.values() if taken is not None}
     if len(kinds) != 1:
         each = ", ".join(f"{path.name} is {taken}" for path, taken in list(formats.items())[:4])
-        raise RequestError(explain(f"the files are of different formats: {each}", next_step="Import them one by one"))
+        raise RequestError(f"the files are of different formats: {each}", next_step="Import them one by one")
     return kinds.pop()
 
 

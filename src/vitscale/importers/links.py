@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 from vitscale.importers import numbers
 from vitscale.importers.contents import Problems
 from vitscale.importers.files import identified, lines
@@ -136,11 +136,9 @@ def _operation(path: Path, test: str | None) -> Operation:
     name = test or (match[1] if match else None)
     if name is None:
         raise RequestError(
-            explain(
-                f"{shown(path.name)} does not say which test of nccl-tests it is of",
-                valid=_TESTS,
-                next_step="Give the file the test's name: all_reduce_perf.txt",
-            )
+            f"{shown(path.name)} does not say which test of nccl-tests it is of",
+            valid=_TESTS,
+            next_step="Give the file the test's name: all_reduce_perf.txt",
         )
     return _TESTS[name]
 
@@ -151,10 +149,8 @@ def _of_first_group(path: Path, hosts: Mapping[tuple[int, int], str]) -> tuple[s
     own = [host for _, (group, host) in sorted(by_rank.items()) if group == by_rank[min(by_rank)][0]]
     if len(own) < 2:
         raise RequestError(
-            explain(
-                f"{shown(path.name)} tells of {len(own)} ranks ('#  Rank 0 ... on HOST device 0'): a link needs two",
-                next_step="Import the whole output of nccl-tests, with its header",
-            )
+            f"{shown(path.name)} tells of {len(own)} ranks ('#  Rank 0 ... on HOST device 0'): a link needs two",
+            next_step="Import the whole output of nccl-tests, with its header",
         )
     return tuple(own)
 
@@ -172,9 +168,7 @@ def _json(path: Path, program: str, results: type) -> Mapping[str, Any] | None:
         if not isinstance(content, dict) or not isinstance(content.get("results"), results):
             raise ValueError("it holds no results")
     except (OSError, RecursionError, ValueError) as error:
-        raise RequestError(
-            explain(f"{shown(path.name)} is no whole JSON report of {program}: {str(error)[:100]}")
-        ) from None
+        raise RequestError(f"{shown(path.name)} is no whole JSON report of {program}: {str(error)[:100]}") from None
     return content
 
 
@@ -254,10 +248,8 @@ def _of_perftest_json(path: Path, document: Mapping[str, Any], file: ImportedFil
     except (KeyError, ValueError) as error:
         why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise RequestError(
-            explain(
-                f"{shown(path.name)} tells no bandwidth: {why}",
-                next_step="Give what ib_write_bw printed, or its --out_json report",
-            )
+            f"{shown(path.name)} tells no bandwidth: {why}",
+            next_step="Give what ib_write_bw printed, or its --out_json report",
         ) from None
     directions = 2 if match[2] else 1
     return MeasuredLink("rdma", ("client", "server"), file, {size: [directions / per_second]})

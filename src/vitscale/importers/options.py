@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal, get_args
 
-from vitscale.errors import RequestError, explain, shown, unknown
+from vitscale.errors import RequestError, shown, unknown
 from vitscale.importers.contents import Setting
 from vitscale.trial.model_spec import NAMED_MODELS, ModelSpec, counted, parameters, resolve
 from vitscale.trial.trial import Precision
@@ -60,21 +60,15 @@ def check(options: Options) -> None:
         precision(options.precision)
     for option, value in (("--engine", options.engine), ("--name", options.name)):
         if value is not None and not (value.strip() and value.isprintable() and len(value) <= _LONGEST_NAME):
-            raise RequestError(
-                explain(f"{option} is {shown(value)}", valid=[f"1 to {_LONGEST_NAME} printable characters"])
-            )
+            raise RequestError(f"{option} is {shown(value)}", valid=[f"1 to {_LONGEST_NAME} printable characters"])
     if options.image_size is not None and options.model is None:
-        raise RequestError(
-            explain("--image-size is given without --model", next_step="Name the model too: --model vit-b16")
-        )
+        raise RequestError("--image-size is given without --model", next_step="Name the model too: --model vit-b16")
     spec = model_of(options, Setting(1))
     if options.model is not None and options.parameters is not None:
         known = parameters(spec)
         raise RequestError(
-            explain(
-                f"--parameters {shown(options.parameters)} is for a model that has no name here",
-                next_step=f"Leave it out: {options.model} has {known:,}" if known else "Give one of the two",
-            )
+            f"--parameters {shown(options.parameters)} is for a model that has no name here",
+            next_step=f"Leave it out: {options.model} has {known:,}" if known else "Give one of the two",
         )
 
 
@@ -112,4 +106,4 @@ def model_of(options: Options, setting: Setting) -> ModelSpec:
 
 def _within(option: str, value: int | None, least: int, most: int) -> None:
     if value is not None and not least <= value <= most:
-        raise RequestError(explain(f"{option} is {value}", valid=[f"{least:,} to {most:,}"]))
+        raise RequestError(f"{option} is {value}", valid=[f"{least:,} to {most:,}"])

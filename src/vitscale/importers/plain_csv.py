@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 from vitscale.importers import numbers
 from vitscale.importers.contents import LogContents, LogRank, LogRun, Problems, Setting
 from vitscale.importers.files import identified
@@ -44,7 +44,7 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
     for path in paths:
         columns = header(path)
         if not set(columns) & set(TIMES):
-            raise RequestError(explain(f"{shown(path.name)} has no column of times", valid=TIMES))
+            raise RequestError(f"{shown(path.name)} has no column of times", valid=TIMES)
         told = Problems(path.name)
         for row in rows(path, ("gpus",), told):
             try:
@@ -56,7 +56,7 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
                 continue
             name = text_of(row["run"]) or f"{path.name}:{row.line}"
             if len(runs) >= _MOST_ROWS:
-                raise RequestError(explain(f"more than {_MOST_ROWS:,} runs", next_step="Import fewer at a time"))
+                raise RequestError(f"more than {_MOST_ROWS:,} runs", next_step="Import fewer at a time")
             run = runs.setdefault((setting, name), _Run(setting, name))
             run.steps += [] if step is None else [step]
             run.epochs += [] if epoch is None else [epoch]

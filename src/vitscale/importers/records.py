@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitscale.errors import StoreError, explain, shown
+from vitscale.errors import StoreError, shown
 from vitscale.importers.contents import LogRank, LogRun
 from vitscale.store import read_study
 from vitscale.store.records import FORMAT, Device, EndLine, Environment, ModelLine, RankLine, StartLine
@@ -55,7 +55,7 @@ def write(results: Path, study: StudyRecord, runs: Sequence[TrialRun]) -> bool:
     except OSError as error:
         why = error.strerror or str(error)
         raise StoreError(
-            explain(f"{shown(str(results))} cannot be written: {why}", next_step="Give another folder with -o")
+            f"{shown(str(results))} cannot be written: {why}", next_step="Give another folder with -o"
         ) from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -71,21 +71,19 @@ def _held(results: Path, study: StudyRecord, runs: Iterable[TrialRun]) -> bool:
     try:
         there = results.is_symlink() or (results.exists() and (not results.is_dir() or any(results.iterdir())))
     except OSError as error:
-        raise StoreError(explain(f"{shown(str(results))} cannot be read: {error.strerror}")) from None
+        raise StoreError(f"{shown(str(results))} cannot be read: {error.strerror}") from None
     if not there:
         return False
     held = read_study(results) if results.is_dir() else None
     other = "Give another folder with -o, or remove this one"
     if held is None or held.imported is None:
         what = "results of another kind" if held is not None else "something else than results"
-        raise StoreError(explain(f"{shown(str(results))} exists already and holds {what}", next_step=other))
+        raise StoreError(f"{shown(str(results))} exists already and holds {what}", next_step=other)
     if held != study:
         files = ", ".join(file.name for file in held.imported.files)
-        raise StoreError(
-            explain(f"{shown(str(results))} holds another import already (of {shown(files)})", next_step=other)
-        )
+        raise StoreError(f"{shown(str(results))} holds another import already (of {shown(files)})", next_step=other)
     if not all((results / "runs" / run.folder / "outcome.json").is_file() for run in runs):
-        raise StoreError(explain(f"{shown(str(results))} holds a part of this import only", next_step=other))
+        raise StoreError(f"{shown(str(results))} holds a part of this import only", next_step=other)
     return True
 
 

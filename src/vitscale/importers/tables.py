@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 from vitscale.importers import numbers
 from vitscale.importers.contents import Problems, Setting
 from vitscale.importers.files import lines
@@ -128,12 +128,10 @@ def _check(path: Path, columns: Sequence[str], required: Sequence[str]) -> None:
     missing = [column for column in required if column not in columns]
     if missing:
         raise RequestError(
-            explain(
-                f"{shown(path.name)} lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}; "
-                f"its first line is {shown(','.join(columns))}",
-                valid=required,
-                next_step="Give a CSV file whose first line names its columns, or another --format",
-            )
+            f"{shown(path.name)} lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}; "
+            f"its first line is {shown(','.join(columns))}",
+            valid=required,
+            next_step="Give a CSV file whose first line names its columns, or another --format",
         )
     if twice := sorted({column for column in columns if column and columns.count(column) > 1}):
-        raise RequestError(explain(f"{shown(path.name)} has the column {shown(twice[0])} twice"))
+        raise RequestError(f"{shown(path.name)} has the column {shown(twice[0])} twice")

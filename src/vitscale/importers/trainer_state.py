@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitscale.errors import RequestError, StoreError, explain, shown
+from vitscale.errors import RequestError, StoreError, shown
 from vitscale.importers.contents import LogContents, LogRank, LogRun, Setting
 from vitscale.importers.files import cannot_read, identified
 from vitscale.importers.numbers import LONGEST_SECONDS
@@ -31,9 +31,7 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
     gpus = options.gpus
     if gpus is None:
         raise RequestError(
-            explain(
-                "a trainer_state.json does not tell the GPUs", next_step="Give them: --gpus 8, of all ranks together"
-            )
+            "a trainer_state.json does not tell the GPUs", next_step="Give them: --gpus 8, of all ranks together"
         )
     runs: list[LogRun] = []
     problems: list[str] = []
@@ -52,7 +50,7 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
 def _state(path: Path) -> Mapping[str, Any]:
     try:
         if path.stat().st_size > _LARGEST_BYTES:
-            raise StoreError(explain(f"{shown(path.name)} is larger than {_LARGEST_BYTES >> 20} MiB"))
+            raise StoreError(f"{shown(path.name)} is larger than {_LARGEST_BYTES >> 20} MiB")
         content = json.loads(path.read_bytes())
     except OSError as error:
         raise cannot_read(path, error) from None

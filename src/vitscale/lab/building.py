@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from vitscale.errors import RequestError, explain
+from vitscale.errors import RequestError
 from vitscale.lab import namespaces, network, programs, quota, secure_shell, state
 from vitscale.lab.namespaces import call_inside
 from vitscale.lab.plan import Plan
@@ -26,11 +26,9 @@ def make_folder(name: str) -> None:
         folder_of(name).mkdir(0o700)
     except FileExistsError:
         raise RequestError(
-            explain(
-                f"a lab {name!r} exists already",
-                next_step="Use it ('vitscale lab status' shows it), end it "
-                f"('vitscale lab down --name {name}'), or give the new one another --name",
-            )
+            f"a lab {name!r} exists already",
+            next_step="Use it ('vitscale lab status' shows it), end it "
+            f"('vitscale lab down --name {name}'), or give the new one another --name",
         ) from None
 
 

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from vitscale.errors import RequestError, VitscaleError, explain, unknown
+from vitscale.errors import RequestError, VitscaleError, unknown
 from vitscale.lab import building, namespaces, network, processes, programs, quota, secure_shell
 from vitscale.lab.guard import Guard, end_holders, take_down
 from vitscale.lab.plan import Plan
@@ -149,9 +149,7 @@ def command_on(name: str, host: str, argv: Sequence[str]) -> list[str]:
     number = lab.names.index(host)
     if not lab.state.hosts[number].first.alive:
         again = f"vitscale lab down --name {name}"
-        raise RequestError(
-            explain(f"{host} of the lab {name!r} is gone", next_step=f"End the lab, and make it anew: {again}")
-        )
+        raise RequestError(f"{host} of the lab {name!r} is gone", next_step=f"End the lab, and make it anew: {again}")
     return lab.command(number, argv)
 
 
@@ -164,5 +162,5 @@ def _built(plan: Plan) -> Iterator[tuple[State, Guard]]:
         try:
             state = building.build(plan, started)
         except OSError as error:
-            raise VitscaleError(explain(f"the lab {plan.name!r} cannot be made: {error}")) from None
+            raise VitscaleError(f"the lab {plan.name!r} cannot be made: {error}") from None
         yield state, guard

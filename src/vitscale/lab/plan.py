@@ -7,7 +7,7 @@ import os
 import re
 from dataclasses import dataclass
 
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 from vitscale.lab.network import MOST_HOSTS
 from vitscale.lab.quota import LEAST_CORES
 
@@ -54,7 +54,7 @@ def check_name(name: str) -> str:
     """
     if not _NAME.fullmatch(name):
         valid = "at most 31 of a-z, 0-9 and -, and no - in front"
-        raise RequestError(explain(f"{shown(name)} cannot be the name of a lab", valid=[valid]))
+        raise RequestError(f"{shown(name)} cannot be the name of a lab", valid=[valid])
     return name
 
 
@@ -67,12 +67,10 @@ def parse_bandwidth(text: str) -> float:
     match = _BANDWIDTH.fullmatch(text)
     megabits = float(match[1]) * _MBIT[match[2]] if match else math.nan
     if not LEAST_MBIT <= megabits <= MOST_MBIT:
-        raise RequestError(
-            explain(f"{shown(text)} is no bandwidth", valid=["a number and mbit or gbit, from 1mbit to 100gbit"])
-        )
+        raise RequestError(f"{shown(text)} is no bandwidth", valid=["a number and mbit or gbit, from 1mbit to 100gbit"])
     return megabits
 
 
 def _check(what: str, value: float, least: float, most: float) -> None:
     if not least <= value <= most:  # false for nan too
-        raise RequestError(explain(f"{what}: {shown(value)}", valid=[f"{least:g} to {most:g}"]))
+        raise RequestError(f"{what}: {shown(value)}", valid=[f"{least:g} to {most:g}"])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from vitscale.errors import VitscaleError, explain
+from vitscale.errors import VitscaleError
 from vitscale.lab.enter import start_ticks
 
 ENDING_SECONDS = 10.0
@@ -62,10 +62,8 @@ def kill(processes: Iterable[Process]) -> None:
             left_ms = max(0.0, end - time.monotonic()) * 1e3
             if not _gone(handle, left_ms):
                 raise VitscaleError(
-                    explain(
-                        f"process {one.pid} of the lab did not end within {ENDING_SECONDS:g} s of SIGKILL",
-                        next_step="The kernel still holds it, for a disk mostly: try again later",
-                    )
+                    f"process {one.pid} of the lab did not end within {ENDING_SECONDS:g} s of SIGKILL",
+                    next_step="The kernel still holds it, for a disk mostly: try again later",
                 )
     finally:
         for handle in handles:

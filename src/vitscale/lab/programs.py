@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 
 _NEEDED = {"unshare": "util-linux", "nsenter": "util-linux", "mount": "mount", "ip": "iproute2", "tc": "iproute2"}
 """Programs, and the Debian packages they come in."""
@@ -34,15 +34,13 @@ def require() -> None:
         RequestError: not Linux, not root, or a program is not installed.
     """
     if sys.platform != "linux":
-        raise RequestError(explain(f"vitscale lab needs Linux, and this is {sys.platform}"))
+        raise RequestError(f"vitscale lab needs Linux, and this is {sys.platform}")
     if os.geteuid() != 0:
-        raise RequestError(
-            explain("vitscale lab needs root: it makes namespaces", next_step=f"Use: sudo {sys.argv[0]} lab ...")
-        )
+        raise RequestError("vitscale lab needs root: it makes namespaces", next_step=f"Use: sudo {sys.argv[0]} lab ...")
     if missing := [program for program in _NEEDED if find(program) is None]:
         packages = " ".join(dict.fromkeys(_NEEDED[program] for program in missing))
         raise RequestError(
-            explain(f"vitscale lab needs {', '.join(missing)}", next_step=f"Install it: apt-get install {packages}")
+            f"vitscale lab needs {', '.join(missing)}", next_step=f"Install it: apt-get install {packages}"
         )
 
 
@@ -62,8 +60,6 @@ def call(program: str, *arguments: str) -> str:
 def failed(argv: Sequence[str], said: str) -> RequestError:
     """What to raise when a program refused."""
     return RequestError(
-        explain(
-            f"this machine cannot make hosts: {shown(' '.join(argv))} said: {shown(said.strip() or 'nothing')}",
-            next_step="In a container, hosts can be made only if it was started with --privileged",
-        )
+        f"this machine cannot make hosts: {shown(' '.join(argv))} said: {shown(said.strip() or 'nothing')}",
+        next_step="In a container, hosts can be made only if it was started with --privileged",
     )

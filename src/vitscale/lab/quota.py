@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitscale.errors import RequestError, VitscaleError, explain
+from vitscale.errors import RequestError, VitscaleError
 
 PERIOD_MICROSECONDS = 20_000
 """Shorter than a step, so that a host with half a core is a slow host and not one that stands still now and then."""
@@ -81,7 +81,7 @@ class Controller:
         for path in (*(host for host in folder.glob("*") if host.is_dir()), folder):
             while not _removed(path):
                 if time.monotonic() > end:
-                    raise VitscaleError(explain(f"cgroup {path} is still in use", next_step="Try again later"))
+                    raise VitscaleError(f"cgroup {path} is still in use", next_step="Try again later")
                 time.sleep(0.01)
 
 
@@ -103,10 +103,8 @@ def find_controller(mounts: Path = Path("/proc/self/mounts")) -> Controller | No
 def refused(reason: str) -> RequestError:
     """What to raise when a quota was asked for and cannot be set."""
     return RequestError(
-        explain(
-            f"this machine cannot limit the cores of hosts: {reason}",
-            next_step="Leave out --cores-per-host; in a container, start it with --privileged --cgroupns=host",
-        )
+        f"this machine cannot limit the cores of hosts: {reason}",
+        next_step="Leave out --cores-per-host; in a container, start it with --privileged --cgroupns=host",
     )
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitscale.errors import VitscaleError, explain, shown
+from vitscale.errors import VitscaleError, shown
 from vitscale.lab import programs
 
 CLIENT_KEY, HOST_KEY = "client_key", "host_key"
@@ -80,9 +80,7 @@ def wait_for_daemon(host: Path) -> None:
         if time.monotonic() > end:
             log = host / "sshd.log"
             said = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-            raise VitscaleError(
-                explain(f"sshd does not start on {host.name}: {shown(said.strip() or 'it says nothing')}")
-            )
+            raise VitscaleError(f"sshd does not start on {host.name}: {shown(said.strip() or 'it says nothing')}")
         time.sleep(0.01)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from vitscale.errors import RequestError, VitscaleError, explain
+from vitscale.errors import RequestError, VitscaleError
 from vitscale.lab.plan import check_name
 from vitscale.lab.processes import Process, pid_namespace
 
@@ -67,7 +67,7 @@ class State(BaseModel):
         """
         if self.switch is None:
             raise RequestError(
-                explain(f"lab {self.name!r} was never finished", next_step=f"vitscale lab down --name {self.name}")
+                f"lab {self.name!r} was never finished", next_step=f"vitscale lab down --name {self.name}"
             )
         return self.switch.first
 
@@ -113,10 +113,8 @@ def read(name: str) -> State | None:
         raise _damaged(folder, "lab.json cannot be read") from error
     if state.pid_namespace != pid_namespace("self"):
         raise RequestError(
-            explain(
-                f"lab {name!r} was made elsewhere: this is one of its hosts, or another container",
-                next_step="Give the command where 'vitscale lab up' was given",
-            )
+            f"lab {name!r} was made elsewhere: this is one of its hosts, or another container",
+            next_step="Give the command where 'vitscale lab up' was given",
         )
     return state
 
@@ -130,12 +128,12 @@ def existing(name: str) -> State:
     state = read(name)
     if state is None:
         raise RequestError(
-            explain(f"there is no lab {name!r}", valid=names(), next_step=f"Make it: vitscale lab up --name {name}")
+            f"there is no lab {name!r}", valid=names(), next_step=f"Make it: vitscale lab up --name {name}"
         )
     return state
 
 
 def _damaged(folder: Path, why: str) -> VitscaleError:
     return VitscaleError(
-        explain(f"{folder} is no lab's folder: {why}", next_step="Look at it, and remove it if nothing of a lab runs")
+        f"{folder} is no lab's folder: {why}", next_step="Look at it, and remove it if nothing of a lab runs"
     )

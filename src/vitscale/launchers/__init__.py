@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vitscale.base.plugins import known
-from vitscale.errors import RequestError, explain
+from vitscale.errors import RequestError
 from vitscale.launchers.base import Launcher, Spawn
 from vitscale.launchers.deepspeed import DeepSpeed
 from vitscale.launchers.local import InProcess, Local
@@ -45,7 +45,7 @@ def launcher_named(name: str, world: World, hosts: tuple[Host, ...] = ()) -> Lau
     launcher = find_launcher(name)
     reason = launcher.unavailable() or launcher.unfit(world, hosts)
     if reason is not None:
-        raise RequestError(explain(f"launch.launcher = '{name}' cannot be used: {reason}"))
+        raise RequestError(f"launch.launcher = '{name}' cannot be used: {reason}")
     return launcher
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 from vitscale.launchers.base import Spawn, hostfile, lacking
 from vitscale.machine.hosts import Host, is_this_machine
 from vitscale.trial.trial import World
@@ -55,7 +55,7 @@ class DeepSpeed:
             words = [("the run's folder" if word == folder else "the ranks' argument", word) for word in program]
             if reason := first_unfit([("the interpreter", python), *words]):
                 what = f"launch.launcher = 'deepspeed' cannot be used: {reason}; {_UNQUOTED}; {_WAY_OUT}"
-                raise RequestError(explain(what))
+                raise RequestError(what)
         return replace(
             spawn,
             commands=(tuple(command),),

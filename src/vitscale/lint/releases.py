@@ -9,7 +9,7 @@ from functools import cache
 from importlib import metadata, resources
 from typing import Any
 
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 
 _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?(?:[.+-][\w.+-]*)?")
 
@@ -48,7 +48,7 @@ class Release:
         self.wanted = known[-1] if wanted is None else wanted
         number = _numbers(self.wanted)
         if number is None:
-            raise RequestError(explain(f"{shown(self.wanted)} is no version of DeepSpeed", valid=known))
+            raise RequestError(f"{shown(self.wanted)} is no version of DeepSpeed", valid=known)
         self.version = _nearest(number)
         self.exact = self.version == self.wanted
         self._place = known.index(self.version)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitscale.errors import RequestError, explain, shown, unknown
+from vitscale.errors import RequestError, shown, unknown
 from vitscale.lint.releases import Release, installed_version
 from vitscale.trial import model_spec
 from vitscale.trial.model_spec import NAMED_MODELS, ModelSpec
@@ -68,11 +68,9 @@ def _parameters(model: str) -> int:
     count = model_spec.parameters(model_spec.resolve(spec, _IMAGENET_CLASSES if model in NAMED_MODELS else 1))
     if count is None:
         raise RequestError(
-            explain(
-                f"the size of {shown(model)} cannot be known without building it",
-                valid=["a plain ViT or DeiT", *NAMED_MODELS],
-                next_step="Leave --model out: the rules that need a size then say nothing",
-            )
+            f"the size of {shown(model)} cannot be known without building it",
+            valid=["a plain ViT or DeiT", *NAMED_MODELS],
+            next_step="Leave --model out: the rules that need a size then say nothing",
         )
     return count
 

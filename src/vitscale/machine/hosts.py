@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitscale.base.text_file import read_text
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 
 # A name reaches other programs' command lines: no leading dash, nothing that a shell would act on.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}")
@@ -41,17 +41,13 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
         if host is None or host.name in hosts:
             wrong = "names a host twice" if host is not None else "is no line of a hostfile"
             raise RequestError(
-                explain(
-                    f"hostfile {shown(str(path))}, line {number} {wrong}: {shown(raw.strip())}",
-                    next_step="Write one line per host: NAME slots=4",
-                )
+                f"hostfile {shown(str(path))}, line {number} {wrong}: {shown(raw.strip())}",
+                next_step="Write one line per host: NAME slots=4",
             )
         hosts[host.name] = host
     if not hosts or len(hosts) > _MOST_HOSTS:
         what = "names no host" if not hosts else f"names {len(hosts):,} hosts"
-        raise RequestError(
-            explain(f"hostfile {shown(str(path))} {what}", next_step="Write one line per host: NAME slots=4")
-        )
+        raise RequestError(f"hostfile {shown(str(path))} {what}", next_step="Write one line per host: NAME slots=4")
     return tuple(hosts.values())
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 from vitscale.models.segmentation import AuxiliaryLogits
 from vitscale.trial.model_spec import ModelSpec
 
@@ -36,10 +36,8 @@ def freeze_unused(model: nn.Module, spec: ModelSpec) -> None:
         auxiliary.close()
     if logits.shape[:2] != (2, spec.num_classes) or logits.ndim != (4 if spec.task == "segmentation" else 2):
         raise RequestError(
-            explain(
-                f"the model {shown(spec.hf)} gives logits of shape {tuple(logits.shape)} for 2 images",
-                valid=[(2, spec.num_classes)],
-            )
+            f"the model {shown(spec.hf)} gives logits of shape {tuple(logits.shape)} for 2 images",
+            valid=[(2, spec.num_classes)],
         )
     unused = {name for name, gradient in zip(wanted, gradients, strict=True) if gradient is None}
     for name, parameter in model.named_parameters():
@@ -65,11 +63,9 @@ def refuse_other_sizes(model: nn.Module, spec: ModelSpec) -> None:
             return
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise RequestError(
-            explain(
-                f"the model {shown(spec.hf or spec.factory)} does not take pictures of {side} x {width} pixels, and "
-                f"whole ones are evaluated in their own proportions ({why})",
-                next_step='Set data.evaluation = "sliding"',
-            )
+            f"the model {shown(spec.hf or spec.factory)} does not take pictures of {side} x {width} pixels, and "
+            f"whole ones are evaluated in their own proportions ({why})",
+            next_step='Set data.evaluation = "sliding"',
         ) from error
     finally:
         model.train(training)

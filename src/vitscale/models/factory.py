@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 from vitscale.models.segmentation import auxiliary_head
 from vitscale.trial.model_spec import ModelSpec
 
@@ -28,10 +28,8 @@ def build_factory(spec: ModelSpec) -> nn.Module:
         signature.bind(**arguments)
     except (TypeError, ValueError) as error:
         raise RequestError(
-            explain(
-                f"model.factory {shown(spec.factory)} does not take the keyword arguments num_classes and image_size: "
-                f"{error}"
-            )
+            f"model.factory {shown(spec.factory)} does not take the keyword arguments num_classes and image_size: "
+            f"{error}"
         ) from error
     try:
         model = function(**arguments)
@@ -39,10 +37,7 @@ def build_factory(spec: ModelSpec) -> nn.Module:
         raise _raised(spec.factory, error) from error
     if not isinstance(model, nn.Module):
         raise RequestError(
-            explain(
-                f"model.factory {shown(spec.factory)} returned {shown(type(model).__name__)}",
-                valid=["a torch.nn.Module"],
-            )
+            f"model.factory {shown(spec.factory)} returned {shown(type(model).__name__)}", valid=["a torch.nn.Module"]
         )
     if spec.auxiliary_weight == 0 and (head := auxiliary_head(model)) is not None:
         head.requires_grad_(False)  # DDP would wait for its gradients
@@ -55,10 +50,8 @@ def _function(factory: str) -> Callable[..., object]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise RequestError(
-            explain(
-                f"model.factory {shown(factory)}: no module {shown(error.name or module_name)}",
-                next_step="Install it, or put its folder on PYTHONPATH",
-            )
+            f"model.factory {shown(factory)}: no module {shown(error.name or module_name)}",
+            next_step="Install it, or put its folder on PYTHONPATH",
         ) from error
     except Exception as error:  # the user's code may raise anything
         raise _raised(factory, error) from error
@@ -66,7 +59,7 @@ def _function(factory: str) -> Callable[..., object]:
     if not callable(function):
         functions = [name for name, _ in inspect.getmembers(module, inspect.isfunction) if not name.startswith("_")]
         raise RequestError(
-            explain(f"model.factory {shown(factory)}: no function of that name in the module", valid=functions[:20])
+            f"model.factory {shown(factory)}: no function of that name in the module", valid=functions[:20]
         )
     return function
 
@@ -76,4 +69,4 @@ def _raised(factory: str | None, error: Exception) -> RequestError:
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     message = " ".join(str(error).split())[:300]
-    return RequestError(explain(f"model.factory {shown(factory)} raised {type(error).__name__}: {message}{where}"))
+    return RequestError(f"model.factory {shown(factory)} raised {type(error).__name__}: {message}{where}")

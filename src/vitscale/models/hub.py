@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 from vitscale.models.dry_run import freeze_unused
 from vitscale.models.named import quiet_transformers
 from vitscale.trial.hf_config import hf_shape, read_config
@@ -52,10 +52,8 @@ def _configuration(transformers: Any, spec: ModelSpec) -> Any:
         changed = [key for key, value in shape.fields().items() if getattr(spec, key) != value]
         if changed:
             raise RequestError(
-                explain(
-                    f"config.json of model.hf {shown(hf)} differs from the planned model in {', '.join(changed)}",
-                    next_step="Run the study again, so that it is planned with the file as it is now",
-                )
+                f"config.json of model.hf {shown(hf)} differs from the planned model in {', '.join(changed)}",
+                next_step="Run the study again, so that it is planned with the file as it is now",
             )
     try:
         config = transformers.AutoConfig.from_pretrained(
@@ -74,10 +72,8 @@ def _configuration(transformers: Any, spec: ModelSpec) -> Any:
         raise _refused(spec, "cannot be loaded", error) from error
     if channels != spec.channels:
         raise RequestError(
-            explain(
-                f"data.channels = {spec.channels}, and model.hf {shown(hf)} has no num_channels in its configuration",
-                next_step="Use images of 3 channels, or another model",
-            )
+            f"data.channels = {spec.channels}, and model.hf {shown(hf)} has no num_channels in its configuration",
+            next_step="Use images of 3 channels, or another model",
         )
     return config
 
@@ -101,9 +97,7 @@ def _attention(spec: ModelSpec, config: Any) -> str:
 def _refused(spec: ModelSpec, what: str, error: Exception) -> RequestError:
     reason = " ".join(str(error).split())[:300] or type(error).__name__
     return RequestError(
-        explain(
-            f"model.hf {shown(spec.hf)} {what}: {reason}",
-            next_step=f"Name a configuration for {spec.task}: a local folder, or a model of the hub where there is a "
-            "network",
-        )
+        f"model.hf {shown(spec.hf)} {what}: {reason}",
+        next_step=f"Name a configuration for {spec.task}: a local folder, or a model of the hub where there is a "
+        "network",
     )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 from vitscale.models.named import quiet_transformers
 
 _BODIES = ("backbone", "vit", "swinv2")
@@ -53,10 +53,8 @@ def load_weights(model: nn.Module, source: str) -> None:
     if unlike or not taken:
         what = "; ".join(unlike[:3]) or "none of its tensors has the name of one of the model's"
         raise RequestError(
-            explain(
-                f"model.weights {shown(source)} are of another model: {what}",
-                next_step="Name weights of the same architecture and size, or leave weights out",
-            )
+            f"model.weights {shown(source)} are of another model: {what}",
+            next_step="Name weights of the same architecture and size, or leave weights out",
         )
     _keep_distances(model, pretrained, prefix)
 
@@ -75,10 +73,8 @@ def _pretrained(source: str) -> Any:
     except Exception as error:  # whatever the library, the files or the network bring
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise RequestError(
-            explain(
-                f"model.weights {shown(source)} cannot be loaded: {reason}",
-                next_step="Name a folder with config.json and model.safetensors, or a model of the hub",
-            )
+            f"model.weights {shown(source)} cannot be loaded: {reason}",
+            next_step="Name a folder with config.json and model.safetensors, or a model of the hub",
         ) from error
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from vitscale.analysis import Analysis
 from vitscale.analysis.runs.figures import CheckpointCost
-from vitscale.errors import RequestError, explain
+from vitscale.errors import RequestError
 from vitscale.prediction.evidence import Evidence, Series
 from vitscale.prediction.results import Assumption, Prediction
 from vitscale.present.estimate import Estimate
@@ -143,7 +143,7 @@ class Horizon:
             ("--node-mtbf", node_mtbf_hours, 1e-3, 1e9),
         ):
             if value is not None and not least <= value <= most:
-                raise RequestError(explain(f"{option} is {value}", valid=[f"{least:g} to {most:,g}"]))
+                raise RequestError(f"{option} is {value}", valid=[f"{least:g} to {most:,g}"])
         return Horizon(epochs, checkpoint_seconds, None if node_mtbf_hours is None else 3600 * node_mtbf_hours)
 
 
@@ -180,7 +180,7 @@ def horizon(epochs: int | None, checkpoint_seconds: float | None, node_mtbf_hour
         return Horizon.of(epochs, checkpoint_seconds, node_mtbf_hours)
     for option, value in (("--checkpoint-seconds", checkpoint_seconds), ("--node-mtbf", node_mtbf_hours)):
         if value is not None:
-            raise RequestError(explain(f"{option} says nothing without --epochs", next_step="Add --epochs 100"))
+            raise RequestError(f"{option} says nothing without --epochs", next_step="Add --epochs 100")
     return None
 
 

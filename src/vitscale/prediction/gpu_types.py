@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitscale.analysis.peaks import Peak, peak
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 from vitscale.trial.trial import Precision
 
 Array = NDArray[np.float64]
@@ -52,7 +52,7 @@ class GpuType:
         """
         found = peak("cuda", self.name, _DTYPES[precision])
         if not isinstance(found, Peak):
-            raise RequestError(explain(f"{self.name} does not train in {precision}: {found}"))
+            raise RequestError(f"{self.name} does not train in {precision}: {found}")
         return found.flops_per_second
 
 
@@ -132,7 +132,7 @@ def gpu_type(name: str) -> GpuType:
     if found is None:
         near = difflib.get_close_matches(_plain(name), _BY_NAME, _NEAREST, 0.0)
         raise RequestError(
-            explain(f"the GPU {shown(name)} is unknown", valid=list(dict.fromkeys(_BY_NAME[one].name for one in near)))
+            f"the GPU {shown(name)} is unknown", valid=list(dict.fromkeys(_BY_NAME[one].name for one in near))
         )
     return found
 
@@ -151,7 +151,7 @@ def common_type(devices: Sequence[str]) -> GpuType:
         ran_on = ", ".join(map(shown, names))
         what = f"the runs were on unlike devices ({ran_on})" if len(names) > 1 else f"{ran_on} is no GPU known here"
         step = ""
-    raise RequestError(explain(f"another GPU cannot be told from these results: {what}", next_step=step))
+    raise RequestError(f"another GPU cannot be told from these results: {what}", next_step=step)
 
 
 def time_factors(old: GpuType, new: GpuType, precision: Precision, normals: tuple[Array, Array]) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitscale.errors import RequestError, explain, printable, shown
+from vitscale.errors import RequestError, printable, shown
 from vitscale.importers import numbers, tables
 from vitscale.importers.contents import Problems
 from vitscale.prediction.gpu_types import GpuType, gpu_type
@@ -69,7 +69,7 @@ def read_instances(path: Path) -> tuple[tuple[Instance, ...], tuple[str, ...]]:
             found[key] = one
     if not found:
         why = "; ".join([*unknown.values(), *problems.told()][:1]) or "no row has a GPU"
-        raise RequestError(explain(f"{shown(path.name)} holds no instance that can be used: {why}"))
+        raise RequestError(f"{shown(path.name)} holds no instance that can be used: {why}")
     left = [f"{path.name}: GPUs that are unknown here are left out: {listed(sorted(unknown))}"] if unknown else []
     return tuple(found.values()), (*left, *problems.told())
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from vitscale.errors import RequestError, explain
+from vitscale.errors import RequestError
 from vitscale.prediction.evidence import Point, Series
 from vitscale.trial.trial import Trial, effective_steps, exact, steps_per_epoch, world_of_hosts
 
@@ -81,7 +81,7 @@ def place(series: Series, template: Trial, gpus: int, nodes_of: int | None) -> P
         RequestError: so many ranks cannot be, or a global batch does not divide over them.
     """
     if not 1 <= gpus <= MOST_RANKS:
-        raise RequestError(explain(f"--gpus holds {gpus}", valid=[f"1 to {MOST_RANKS:,}"]))
+        raise RequestError(f"--gpus holds {gpus}", valid=[f"1 to {MOST_RANKS:,}"])
     per_node, assumed = ranks_per_node(series, gpus, nodes_of)
     train = template.train.model_copy(update={"micro_batches": None})
     if series.mode == "strong-global":
@@ -118,11 +118,9 @@ def _share_of(series: Series, template: Trial, gpus: int) -> dict[str, int]:
     if whole % gpus:
         near = [n for n in range(1, min(whole, 2 * gpus) + 1) if whole % n == 0]
         raise RequestError(
-            explain(
-                f"a global batch of {whole} does not divide over {gpus} ranks",
-                valid=[str(n) for n in near[-4:]],
-                next_step="Ask for a rank count that divides it",
-            )
+            f"a global batch of {whole} does not divide over {gpus} ranks",
+            valid=[str(n) for n in near[-4:]],
+            next_step="Ask for a rank count that divides it",
         )
     share = whole // gpus
     most = max(point.trial.train.micro_batch for point in series.points)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vitscale.errors import RequestError, explain, unknown
+from vitscale.errors import RequestError, unknown
 from vitscale.prediction.configurations import Candidate, Evaluated
 from vitscale.prediction.evaluating import evaluate
 from vitscale.prediction.fitting import Fitted, FittedSeries
@@ -46,17 +46,15 @@ def predict(fitted: Fitted, question: Question) -> tuple[Prediction, ...]:
     """
     if not fitted.series:
         raise RequestError(
-            explain("no trial has a completed run to predict from", next_step="Run the study first: vitscale run")
+            "no trial has a completed run to predict from", next_step="Run the study first: vitscale run"
         )
     if question.series is not None and question.series not in fitted.series:
         raise unknown("series", question.series, fitted.series)
     chosen = _chosen(fitted, question)
     if not chosen:
         raise RequestError(
-            explain(
-                "every measured series asked for is of engine 'none', which has no way to several ranks",
-                next_step="Add --engine ddp, or run the study with an engine",
-            )
+            "every measured series asked for is of engine 'none', which has no way to several ranks",
+            next_step="Add --engine ddp, or run the study with an engine",
         )
     return tuple(one for series in chosen for one in _of_series(series, question))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from vitscale.errors import RequestError, explain, shown, unknown
+from vitscale.errors import RequestError, shown, unknown
 from vitscale.prediction.answering import can_grow
 from vitscale.prediction.evidence import Evidence, Point, Series
 from vitscale.prediction.gpu_types import gpu_type
@@ -53,10 +53,8 @@ def told(evidence: Evidence, changes: Changes) -> tuple[Evidence, Changes]:
     if count is not None and not any(one.points[-1].trial.model.unknown for one in evidence.series):
         known = ", ".join(sorted({one.points[-1].trial.model.name or "a folder's" for one in evidence.series}))
         raise RequestError(
-            explain(
-                f"--parameters {shown(changes.parameters)}: the model is known ({known})",
-                next_step="Leave it out; --model NAME asks for another",
-            )
+            f"--parameters {shown(changes.parameters)}: the model is known ({known})",
+            next_step="Leave it out; --model NAME asks for another",
         )
     _check(changes)
     series = [
@@ -95,19 +93,17 @@ def questions(
     """
     if not evidence.series:
         raise RequestError(
-            explain(
-                "the results have no completed run to predict from",
-                next_step="`vitscale report` on them says what happened to each trial; run the study again",
-            )
+            "the results have no completed run to predict from",
+            next_step="`vitscale report` on them says what happened to each trial; run the study again",
         )
     _check(changes)
     named = {one.name: one for one in evidence.series}
     if series is not None and series not in named:
         raise unknown("series", series, named, next_step="Name one of them with --series, or leave it out for all")
     if nodes_of is not None and nodes_of < 1:
-        raise RequestError(explain(f"--nodes-of is {nodes_of}", valid=["1 or more"]))
+        raise RequestError(f"--nodes-of is {nodes_of}", valid=["1 or more"])
     if price_per_gpu_hour is not None and not 0 < price_per_gpu_hour <= _MOST_A_PRICE:
-        raise RequestError(explain(f"--price is {price_per_gpu_hour:g}", valid=["more than 0"]))
+        raise RequestError(f"--price is {price_per_gpu_hour:g}", valid=["more than 0"])
     return tuple(
         Question(
             gpus=gpus,
@@ -126,9 +122,7 @@ def _chosen(series: Sequence[Series], gpus: tuple[int, ...], changes: Changes) -
     able = [one for one in series if max(gpus) == 1 or can_grow(one, changes.engine)]
     if not able:
         names = ", ".join(shown(one.name) for one in series)
-        raise RequestError(
-            explain(f"{names}: measured without an engine, so on one rank only", next_step="Add --engine ddp")
-        )
+        raise RequestError(f"{names}: measured without an engine, so on one rank only", next_step="Add --engine ddp")
     return [one for one in able if not differing(one.points, _changed(one, changes))] or able
 
 
@@ -138,14 +132,14 @@ def _check(changes: Changes) -> None:
     if changes.precision is not None and changes.precision not in get_args(Precision):
         raise unknown("precision", changes.precision, get_args(Precision))
     if changes.zero_stage is not None and not 0 <= changes.zero_stage <= 3:
-        raise RequestError(explain(f"--zero-stage is {changes.zero_stage}", valid=[0, 1, 2, 3]))
+        raise RequestError(f"--zero-stage is {changes.zero_stage}", valid=[0, 1, 2, 3])
     for option, value, most in (
         ("--micro-batch", changes.micro_batch, 1_000_000),
         ("--grad-accum", changes.grad_accum, 1_000_000),
         ("--image-size", changes.image_size, 8192),
     ):
         if value is not None and not 1 <= value <= most:
-            raise RequestError(explain(f"{option} is {value}", valid=[f"1 to {most:,}"]))
+            raise RequestError(f"{option} is {value}", valid=[f"1 to {most:,}"])
 
 
 def _changed(series: Series, changes: Changes) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitscale.analysis import Analysis
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 from vitscale.prediction.evidence import Evidence, gather
 from vitscale.prediction.network.checked import network_of
 from vitscale.prediction.network.links import declared_link
@@ -44,10 +44,8 @@ def evidence_of(
     record = checks.read_check(check) if check is not None else _found(folder, results)
     if declared == "check" and record is None:
         raise RequestError(
-            explain(
-                "--network check: there is no check of the hosts of these results",
-                next_step=f"Run vitscale check --hostfile HOSTS -o {shown(str(folder))}, or say --network 25GbE",
-            )
+            "--network check: there is no check of the hosts of these results",
+            next_step=f"Run vitscale check --hostfile HOSTS -o {shown(str(folder))}, or say --network 25GbE",
         )
     link = None if declared in (None, "check") else declared_link(declared)
     found = gather(analysis, network_of(record, link), _loader(record))

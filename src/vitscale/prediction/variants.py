@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vitscale.errors import RequestError, explain, unknown
+from vitscale.errors import RequestError, unknown
 from vitscale.prediction.evidence import Point
 from vitscale.prediction.fitting import DRAWS, FittedSeries
 from vitscale.prediction.gpu_types import GpuType, common_type, optimizer_factor, time_factors
@@ -134,10 +134,8 @@ class _Changed:
         counts = [model_spec.parameters(trial.model) for trial in (self.base, self.trial)]
         if not (flops[0] and flops[1] and counts[0] and counts[1]):
             raise RequestError(
-                explain(
-                    "the model cannot be exchanged: the FLOPs of the measured or of the wanted one are unavailable",
-                    next_step="Both must be named models (vit-b16) or folders with a plain ViT's config.json",
-                )
+                "the model cannot be exchanged: the FLOPs of the measured or of the wanted one are unavailable",
+                next_step="Both must be named models (vit-b16) or folders with a plain ViT's config.json",
             )
         factor = flops[1] / flops[0]
         self._scale("compute", factor, _SPREAD_OF_MODELS)
@@ -191,10 +189,8 @@ class _Changed:
         train = self.trial.train
         if sent is None:
             raise RequestError(
-                explain(
-                    f"what engine {train.engine!r} sends for this model is unavailable",
-                    next_step="Name a model whose shape is known (vit-b16) and an engine that is measured or modelled",
-                )
+                f"what engine {train.engine!r} sends for this model is unavailable",
+                next_step="Name a model whose shape is known (vit-b16) and an engine that is measured or modelled",
             )
         backend = self.fitted.model.backend
         norms = norm_messages(self.trial) or ()

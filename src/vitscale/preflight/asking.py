@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vitscale import sources
 from vitscale.base.text_file import beside
-from vitscale.errors import RequestError, explain
+from vitscale.errors import RequestError
 from vitscale.machine.hardware import Machine
 from vitscale.machine.hosts import Host, read_hostfile
 from vitscale.schedulers import Hostfile, Placement, Submitter, described, scheduler_for
@@ -71,10 +71,8 @@ def where(path: Path | None, overlay: Overlay) -> Where:
     scheduler = scheduler_for(study, read_from)
     if isinstance(scheduler, Submitter):
         raise RequestError(
-            explain(
-                f"this is a login node: {scheduler.title} names the hosts once a job runs",
-                next_step="Check inside an allocation: salloc --nodes=2 vitscale check, or a job that runs it",
-            )
+            f"this is a login node: {scheduler.title} names the hosts once a job runs",
+            next_step="Check inside an allocation: salloc --nodes=2 vitscale check, or a job that runs it",
         )
     hosts: tuple[Host, ...] = ()
     nodes = 1
@@ -97,7 +95,7 @@ def request(place: Where, *, ranks_per_node: int | None, quick: bool) -> CheckRe
         RequestError: `ranks_per_node` is none.
     """
     if ranks_per_node is not None and not 1 <= ranks_per_node <= _MOST_RANKS_PER_NODE:
-        raise RequestError(explain(f"--ranks-per-node is {ranks_per_node}", valid=[f"1 to {_MOST_RANKS_PER_NODE:,}"]))
+        raise RequestError(f"--ranks-per-node is {ranks_per_node}", valid=[f"1 to {_MOST_RANKS_PER_NODE:,}"])
     machine = place.scheduler.machine()
     trial = place.trial
     on_each = ranks_per_node or (trial.world.ranks_per_node if trial else None) or _usual_ranks(place, machine)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitscale.errors import StoreError, explain, shown
+from vitscale.errors import StoreError, shown
 from vitscale.importers.links import MeasuredLink, read_nccl_tests, read_perftest
 from vitscale.importers.options import LinkFormat
 from vitscale.preflight.fit import fits
@@ -43,10 +43,8 @@ def import_links(
     if not record.fits:
         why = f": {'; '.join(problems)}" if problems else ""
         raise StoreError(
-            explain(
-                f"nothing in {shown(', '.join(path.name for path in paths))} can be used as {log_format}{why}",
-                next_step="Import the whole output of the test, its table of sizes and times included",
-            )
+            f"nothing in {shown(', '.join(path.name for path in paths))} can be used as {log_format}{why}",
+            next_step="Import the whole output of the test, its table of sizes and times included",
         )
     return record, checks.write_check(checks.check_folder(results), record), (*problems, *left_out)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from vitscale import sources, store
 from vitscale.analysis.runs.compute import flops_per_image
 from vitscale.analysis.runs.figures import run_figures
-from vitscale.errors import RequestError, StoreError, VitscaleError, explain, printable, shown
+from vitscale.errors import RequestError, StoreError, VitscaleError, printable, shown
 from vitscale.preflight.asking import Where
 from vitscale.preflight.fit import fits
 from vitscale.preflight.reach import ask
@@ -79,10 +79,8 @@ def run_check(
         write_whole(folder / "request.json", wanted.model_dump_json())
     except OSError as error:
         raise StoreError(
-            explain(
-                f"{shown(str(checks))} cannot be written: {error.strerror or error}",
-                next_step="Give a folder you may write to with -o",
-            )
+            f"{shown(str(checks))} cannot be written: {error.strerror or error}",
+            next_step="Give a folder you may write to with -o",
         ) from None
     try:
         answers = ask(place.hosts, folder / "request.json")
@@ -147,7 +145,7 @@ def _measure(place: Where, wanted: CheckRequest, folder: Path) -> _End:
                 ready=partial(prepared.ready, "check", None),
             )
     except OSError as error:
-        raise RequestError(explain(f"the ranks cannot be started: {error.strerror or error}")) from None
+        raise RequestError(f"the ranks cannot be started: {error.strerror or error}") from None
     how = "ended" if ending.stopped is None else "stopped"
     if ending.stopped in _STOPPED:
         return _End(how, _STOPPED[ending.stopped].format(limit=ending.limit_seconds or 0.0))

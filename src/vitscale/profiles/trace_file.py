@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from vitscale.errors import StoreError, explain, printable, shown
+from vitscale.errors import StoreError, printable, shown
 from vitscale.profiles.collectives import dtype_name, is_collective, operation
 from vitscale.profiles.events import COMMUNICATION_CALL, KIND_OF_ACTIVITY, Event, Kind
 from vitscale.profiles.flops import FLOPS_OF, product_flops
@@ -222,10 +222,8 @@ class _Reader:
             if isinstance(error, StoreError):
                 raise
             raise StoreError(
-                explain(
-                    f"{shown(self._path.name)} is cut off or broken after {self._trace.total_events:,} events",
-                    next_step="Copy it again from where it was written",
-                )
+                f"{shown(self._path.name)} is cut off or broken after {self._trace.total_events:,} events",
+                next_step="Copy it again from where it was written",
             ) from None
         return [_lenient(one) for one in last]
 
@@ -239,10 +237,8 @@ class _Reader:
 
     def _no_trace(self, why: str) -> StoreError:
         return StoreError(
-            explain(
-                f"{shown(self._path.name)} is no trace of the PyTorch profiler: {why}",
-                next_step="Give a file that profile.export_chrome_trace wrote",
-            )
+            f"{shown(self._path.name)} is no trace of the PyTorch profiler: {why}",
+            next_step="Give a file that profile.export_chrome_trace wrote",
         )
 
     def take(self, raw: Any) -> None:
@@ -286,7 +282,7 @@ class _Reader:
                 trace.products.append(product)
             return
         if len(trace.events) >= _MOST_EVENTS:
-            raise StoreError(explain(f"{shown(self._path.name)} has more than {_MOST_EVENTS:,} events of a timeline"))
+            raise StoreError(f"{shown(self._path.name)} has more than {_MOST_EVENTS:,} events of a timeline")
         name = self._names.setdefault(name, name)
         correlation = _integer(arguments.correlation) or 0 if arguments is not None else 0
         communicator = operation_name = ""
@@ -359,7 +355,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
     """
     try:
         if path.exists() and not path.is_file():
-            raise StoreError(explain(f"{shown(str(path))} cannot be read: it is no file"))
+            raise StoreError(f"{shown(str(path))} cannot be read: it is no file")
         with path.open("rb") as file:
             packed = file.read(2) == b"\x1f\x8b"
             file.seek(0)
@@ -368,15 +364,13 @@ def _blocks(path: Path) -> Iterator[bytes]:
                 total += len(block)
                 if total > _MOST_BYTES:
                     raise StoreError(
-                        explain(
-                            f"{shown(path.name)} has more than {_MOST_BYTES >> 30} GiB unpacked",
-                            next_step="Profile fewer steps",
-                        )
+                        f"{shown(path.name)} has more than {_MOST_BYTES >> 30} GiB unpacked",
+                        next_step="Profile fewer steps",
                     )
                 yield block
     except (OSError, ValueError) as error:  # ValueError: a NUL in its name
         why = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
-        raise StoreError(explain(f"{shown(str(path))} cannot be read: {why}")) from None
+        raise StoreError(f"{shown(str(path))} cannot be read: {why}") from None
 
 
 def _unpacked(file: Any, path: Path) -> Iterator[bytes]:
@@ -391,7 +385,7 @@ def _unpacked(file: Any, path: Path) -> Iterator[bytes]:
                     packed, unpacker = unpacker.unused_data, zlib.decompressobj(wbits=31)
                     packed = packed.lstrip(b"\0")
     except zlib.error as error:
-        raise StoreError(explain(f"{shown(path.name)} cannot be unpacked: {error}")) from None
+        raise StoreError(f"{shown(path.name)} cannot be unpacked: {error}") from None
 
 
 def _decoded(text: bytes) -> list[Any] | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from vitscale.advice.pipeline import Advice
 from vitscale.analysis import Analysis
 from vitscale.base.plugins import known
-from vitscale.errors import RequestError, explain, shown, unknown
+from vitscale.errors import RequestError, shown, unknown
 from vitscale.prediction.results import Forecast
 from vitscale.present.document import Figure
 from vitscale.present.drawing import FIGURE_FORMATS, draw, write_bytes
@@ -87,10 +87,8 @@ def write(reported: Reported, results: Path, formats: Sequence[str], output: Pat
     except OSError as error:
         where = error.filename or output or "standard output"
         raise RequestError(
-            explain(
-                f"the report cannot be written to {shown(str(where))}: {error.strerror or error}",
-                next_step="Name another file or folder with -o",
-            )
+            f"the report cannot be written to {shown(str(where))}: {error.strerror or error}",
+            next_step="Name another file or folder with -o",
         ) from error
 
 

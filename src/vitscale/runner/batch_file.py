@@ -13,7 +13,7 @@ from typing import TextIO
 from pydantic import Field
 
 from vitscale.base.locks import file_lock
-from vitscale.errors import StoreError, explain, shown
+from vitscale.errors import StoreError, shown
 from vitscale.runner.evidence import log_tail
 from vitscale.runner.one_run import RunContext, Task, new_attempt
 from vitscale.schedulers import Submitter, made
@@ -100,7 +100,7 @@ def read_job(results: Path, name: str) -> JobFile:
         return JobFile.model_validate_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise StoreError(explain(f"the job file {shown(str(path))} cannot be read: {reason}")) from None
+        raise StoreError(f"the job file {shown(str(path))} cannot be read: {reason}") from None
 
 
 def open_jobs(results: Path) -> list[JobFile]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from vitscale.errors import StoreError, VitscaleError, explain, shown
+from vitscale.errors import StoreError, VitscaleError, shown
 from vitscale.runner.batch_file import BatchTask, JobFile, open_jobs, run_states, waiting
 from vitscale.runner.batch_watching import (
     FIRST_LOOK_SECONDS,
@@ -87,10 +87,8 @@ def refuse_live_jobs(results: Path) -> None:
     """
     if jobs := live_jobs(results):
         raise StoreError(
-            explain(
-                f"jobs of Slurm are still at work on {shown(str(results))}: {', '.join(jobs[:8])}",
-                next_step="Wait for them with --scheduler slurm, cancel them (scancel), or give another folder with -o",
-            )
+            f"jobs of Slurm are still at work on {shown(str(results))}: {', '.join(jobs[:8])}",
+            next_step="Wait for them with --scheduler slurm, cancel them (scancel), or give another folder with -o",
         )
 
 

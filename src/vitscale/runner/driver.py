@@ -14,7 +14,7 @@ from types import FrameType
 from rich.console import Console
 
 from vitscale import sources
-from vitscale.errors import RequestError, StoreError, VitscaleError, explain, shown
+from vitscale.errors import RequestError, StoreError, VitscaleError, shown
 from vitscale.runner.one_run import run_task, skip_reason
 from vitscale.runner.planning import Plan, Report, check_folder
 from vitscale.runner.progress import StudyProgress, decoding_progress
@@ -80,16 +80,12 @@ def run(plan: Plan, results: Path, options: Options, console: Console) -> Report
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFullError(
-                explain(
-                    f"the disk of {shown(str(results))} is full",
-                    next_step="What is written is whole; free space and run the same command again",
-                )
+                f"the disk of {shown(str(results))} is full",
+                next_step="What is written is whole; free space and run the same command again",
             ) from error
         raise StoreError(
-            explain(
-                f"results folder {shown(str(results))} cannot be written: {error.strerror or error}",
-                next_step="Give a folder you may write to with -o",
-            )
+            f"results folder {shown(str(results))} cannot be written: {error.strerror or error}",
+            next_step="Give a folder you may write to with -o",
         ) from error
     except KeyboardInterrupt:
         raise Interrupted(
@@ -145,7 +141,7 @@ def _run_outstanding(plan: Plan, placement: Placement, results: Path, options: O
             progress.end(trial, outcome)
             done += 1
             if outcome.external:
-                raise DiskFullError(explain(outcome.reason, next_step="What is written is whole"))
+                raise DiskFullError(outcome.reason, next_step="What is written is whole")
     return Report(done, outcomes)
 
 

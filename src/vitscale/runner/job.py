@@ -15,7 +15,7 @@ from types import FrameType
 
 from rich.console import Console
 
-from vitscale.errors import RequestError, StoreError, VitscaleError, explain
+from vitscale.errors import RequestError, StoreError, VitscaleError
 from vitscale.runner.batch_file import BatchTask, JobFile, drivers_lock, read_job, run_state, write_missing_outcomes
 from vitscale.runner.batch_watching import patiently
 from vitscale.runner.one_run import RunContext, run_task, skip_reason
@@ -58,7 +58,7 @@ def _work(results: Path, name: str) -> int:
     with drivers_lock(results, name, element, patience_seconds=0.0) as lock:
         if lock is None:
             # Slurm may start a job again while a node that it has lost still runs it.
-            raise StoreError(explain("another process does the runs of this job", next_step="Wait for it, or end it"))
+            raise StoreError("another process does the runs of this job", next_step="Wait for it, or end it")
         begun = [task for task in mine if run_state(results, task, job.measure.retries).folder.exists()]
         cause = Cause("failed", f"{submitter.title} began job {own.job_id} anew")
         write_missing_outcomes(context, begun, cause)

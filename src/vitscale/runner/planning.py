@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vitscale import sources
-from vitscale.errors import RequestError, StoreError, VitscaleError, explain, shown
+from vitscale.errors import RequestError, StoreError, VitscaleError, shown
 from vitscale.launchers import LOCAL, find_launcher
 from vitscale.machine.hardware import Machine
 from vitscale.runner.one_run import RANK_MODULE, RunContext, Task
@@ -175,11 +175,9 @@ def _launcher_of(begun: StudyRecord | None) -> str | None:
 def _check_discovery(launch: LaunchSection, trial: Trial) -> None:
     if launch.mpi_discovery and (trial.launcher != "mpirun" or trial.train.wrapper != "deepspeed"):
         raise RequestError(
-            explain(
-                f"launch.mpi_discovery = true is DeepSpeed's under mpirun, and a trial has launcher = "
-                f"'{trial.launcher}' and engine = '{trial.train.wrapper}'",
-                next_step="Remove it, or use launcher = 'mpirun' with engine = 'deepspeed'",
-            )
+            f"launch.mpi_discovery = true is DeepSpeed's under mpirun, and a trial has launcher = "
+            f"'{trial.launcher}' and engine = '{trial.train.wrapper}'",
+            next_step="Remove it, or use launcher = 'mpirun' with engine = 'deepspeed'",
         )
 
 
@@ -199,11 +197,9 @@ def check_folder(results: Path, record: StudyRecord, *, allow_version_change: bo
         foreign = [name for name in entries if name not in ("lock", "checks") and not name.startswith(".")]
         if foreign:
             raise StoreError(
-                explain(
-                    f"{shown(str(results))} is not empty and holds no results of vitscale (it has {shown(foreign[0])}, "
-                    "but no study.json)",
-                    next_step="Give a new folder with -o",
-                )
+                f"{shown(str(results))} is not empty and holds no results of vitscale (it has {shown(foreign[0])}, "
+                "but no study.json)",
+                next_step="Give a new folder with -o",
             )
         return
     _refuse_another_study(results, held, record)
@@ -214,11 +210,9 @@ def check_folder(results: Path, record: StudyRecord, *, allow_version_change: bo
     ]
     if changed and not allow_version_change and RunIndex(results).finished:
         raise StoreError(
-            explain(
-                f"{shown(str(results))} was begun under other library versions: {', '.join(changed)}",
-                next_step="Install those versions, begin a new folder with -o, or mix them on purpose with "
-                "--allow-version-change",
-            )
+            f"{shown(str(results))} was begun under other library versions: {', '.join(changed)}",
+            next_step="Install those versions, begin a new folder with -o, or mix them on purpose with "
+            "--allow-version-change",
         )
 
 
@@ -231,9 +225,7 @@ def _entries(results: Path) -> list[str] | None:
     except (OSError, ValueError) as error:  # a file, a name too long, a NUL in it, no permission
         reason = (isinstance(error, OSError) and error.strerror) or "no such path"
         raise StoreError(
-            explain(
-                f"{shown(str(results))} cannot be a results folder: {reason}", next_step="Give another folder with -o"
-            )
+            f"{shown(str(results))} cannot be a results folder: {reason}", next_step="Give another folder with -o"
         ) from None
 
 
@@ -242,18 +234,14 @@ def _refuse_another_study(results: Path, held: StudyRecord, record: StudyRecord)
     if held.name != record.name or not common:
         what = shown(held.name) if held.name != record.name else f"other trials under the name {shown(held.name)}"
         raise StoreError(
-            explain(
-                f"{shown(str(results))} holds another study: {what}",
-                next_step=f"Give the results of {shown(record.name)} a folder of their own with -o",
-            )
+            f"{shown(str(results))} holds another study: {what}",
+            next_step=f"Give the results of {shown(record.name)} a folder of their own with -o",
         )
     for trial_id in common:
         before, now = held.dataset_fingerprints.get(trial_id), record.dataset_fingerprints.get(trial_id)
         if before != now:
             raise StoreError(
-                explain(
-                    f"the data of trial {trial_id} has changed since these results were begun "
-                    f"(fingerprint {before}, now {now})",
-                    next_step="Restore the data, or begin a new folder with -o",
-                )
+                f"the data of trial {trial_id} has changed since these results were begun "
+                f"(fingerprint {before}, now {now})",
+                next_step="Restore the data, or begin a new folder with -o",
             )

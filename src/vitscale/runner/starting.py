@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from vitscale.errors import RequestError, explain
+from vitscale.errors import RequestError
 from vitscale.launchers import launcher_named
 from vitscale.launchers.base import Spawn
 from vitscale.machine.hosts import Host, is_this_machine
@@ -51,7 +51,7 @@ def launch_plan(
     hosts = scheduler.hosts(world)
     chosen = launcher_named(launcher, world, hosts)
     if (reason := scheduler.refuses(launcher, world)) is not None:
-        raise RequestError(explain(f"launch.launcher = '{launcher}' cannot be used: {reason}"))
+        raise RequestError(f"launch.launcher = '{launcher}' cannot be used: {reason}")
     spawn = Spawn(
         commands=((scheduler.python, "-m", module, str(run_folder)),),
         run_folder=run_folder,
@@ -116,7 +116,7 @@ def start_ranks(
         return placement.start(spawn, heartbeats, prepared.process)
     except PreparedError as error:
         heartbeats.close()
-        raise RequestError(explain(f"the ranks cannot be started: {error}")) from None
+        raise RequestError(f"the ranks cannot be started: {error}") from None
     except BaseException:
         heartbeats.close()
         raise
@@ -162,6 +162,4 @@ def _address_towards(host: str) -> str:
             return str(probe.getsockname()[0])
     except (OSError, UnicodeError) as error:  # UnicodeError: an empty or an overlong part between two dots
         why = error.strerror if isinstance(error, OSError) else "no such name"
-        raise RequestError(
-            explain(f"host {host} cannot be found: {why or error}", next_step="Correct the hostfile")
-        ) from None
+        raise RequestError(f"host {host} cannot be found: {why or error}", next_step="Correct the hostfile") from None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vitscale.base import plugins
 from vitscale.base.text_file import beside
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 from vitscale.machine.hosts import read_hostfile
 from vitscale.schedulers.base import Placement, Scheduler, Submitter, described
 from vitscale.schedulers.hostfile import Hostfile
@@ -29,18 +29,14 @@ def _hostfile(launch: LaunchSection, slurm: SlurmSection, node: NodeSection | No
     del slurm
     if launch.hostfile is None:
         raise RequestError(
-            explain(
-                "launch.scheduler = 'hostfile' needs hosts",
-                next_step='Give launch.hostfile = "hosts" with one line per host: NAME slots=4',
-            )
+            "launch.scheduler = 'hostfile' needs hosts",
+            next_step='Give launch.hostfile = "hosts" with one line per host: NAME slots=4',
         )
     hosts = read_hostfile(beside(study_path, launch.hostfile))
     if len(hosts) > 1 and any(host.name in ("localhost", "127.0.0.1", "::1") for host in hosts):
         raise RequestError(
-            explain(
-                f"hostfile {shown(launch.hostfile)} names localhost beside other hosts, to whom that is another",
-                next_step="Write the name that the other hosts know this machine by",
-            )
+            f"hostfile {shown(launch.hostfile)} names localhost beside other hosts, to whom that is another",
+            next_step="Write the name that the other hosts know this machine by",
         )
     return Hostfile(hosts, described(node))
 
@@ -72,10 +68,8 @@ def scheduler_for(study: Study, study_path: Path) -> Placement | Submitter:
         name = "hostfile" if launch.hostfile else "slurm" if "SLURM_JOB_ID" in os.environ else "local"
     if name in SCHEDULERS and name != "hostfile" and launch.hostfile is not None:
         raise RequestError(
-            explain(
-                f"launch.hostfile = {shown(launch.hostfile)} has no meaning under launch.scheduler = '{name}'",
-                next_step="Remove one of the two",
-            )
+            f"launch.hostfile = {shown(launch.hostfile)} has no meaning under launch.scheduler = '{name}'",
+            next_step="Remove one of the two",
         )
     scheduler = made(name, launch, study.slurm, study.node, study_path)
     own = scheduler.own_job() if isinstance(scheduler, Submitter) else None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from vitscale.errors import RequestError, explain
+from vitscale.errors import RequestError
 from vitscale.launchers.base import Spawn
 from vitscale.machine.hardware import Machine, this_machine
 from vitscale.machine.hosts import Host, is_this_machine
@@ -65,11 +65,9 @@ class Hostfile(Placement):
         if len(fitting) < world.nodes:
             ranks = f"{world.ranks_per_node} rank{'s' if world.ranks_per_node > 1 else ''}"
             raise RequestError(
-                explain(
-                    f"{world.nodes} hosts with room for {ranks} each are needed, and the hostfile has {len(fitting)}",
-                    valid=[f"{host.name} slots={host.slots or 'any'}" for host in self._hosts[:16]],
-                    next_step="Add hosts or slots, or use fewer ranks in scaling.gpus",
-                )
+                f"{world.nodes} hosts with room for {ranks} each are needed, and the hostfile has {len(fitting)}",
+                valid=[f"{host.name} slots={host.slots or 'any'}" for host in self._hosts[:16]],
+                next_step="Add hosts or slots, or use fewer ranks in scaling.gpus",
             )
         return tuple(fitting[: world.nodes])
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 from vitscale.launchers.base import Spawn
 from vitscale.machine.hardware import Machine, this_machine
 from vitscale.machine.hosts import Host, is_this_machine
@@ -58,11 +58,9 @@ class SlurmAllocation(Placement):
         if (machine := described(self._node)) is None:
             if os.environ.get("SLURMD_NODENAME") not in self._names and not any(map(is_this_machine, self._names)):
                 raise RequestError(
-                    explain(
-                        f"this machine is none of the nodes of job {self._job_id} ({', '.join(self._names[:8])})",
-                        next_step="Describe one of them: add [node] with cores = 64 and gpus = 4, in the study or in "
-                        "the file given with --site",
-                    )
+                    f"this machine is none of the nodes of job {self._job_id} ({', '.join(self._names[:8])})",
+                    next_step="Describe one of them: add [node] with cores = 64 and gpus = 4, in the study or in "
+                    "the file given with --site",
                 )
             machine = this_machine()
         cores = self._cores()
@@ -81,19 +79,15 @@ class SlurmAllocation(Placement):
         """
         if len(self._names) < world.nodes:
             raise RequestError(
-                explain(
-                    f"{world.nodes} nodes are needed, and job {self._job_id} has {len(self._names)}",
-                    next_step="Ask salloc for more nodes, or use fewer ranks in scaling.gpus",
-                )
+                f"{world.nodes} nodes are needed, and job {self._job_id} has {len(self._names)}",
+                next_step="Ask salloc for more nodes, or use fewer ranks in scaling.gpus",
             )
         threads, cores = world.ranks_per_node * world.threads_per_rank, self._cores()
         if cores is not None and threads > cores:
             raise RequestError(
-                explain(
-                    f"{world.ranks_per_node} x {world.threads_per_rank} threads are needed on each node, and job "
-                    f"{self._job_id} has {cores} CPUs there",
-                    next_step="Ask Slurm for more (--cpus-per-task), or set launch.threads_per_rank",
-                )
+                f"{world.ranks_per_node} x {world.threads_per_rank} threads are needed on each node, and job "
+                f"{self._job_id} has {cores} CPUs there",
+                next_step="Ask Slurm for more (--cpus-per-task), or set launch.threads_per_rank",
             )
         return tuple(Host(name) for name in self._names[: world.nodes])
 
@@ -183,10 +177,8 @@ def contained(srun: Sequence[str], slurm: SlurmSection, folders: Sequence[Path],
 def _mount(path: str) -> str:
     if ":" in path or "," in path:
         raise RequestError(
-            explain(
-                f"{shown(path)} cannot be mounted in a container: container runtimes take ':' and ',' for separators",
-                next_step="Use a folder without them",
-            )
+            f"{shown(path)} cannot be mounted in a container: container runtimes take ':' and ',' for separators",
+            next_step="Use a folder without them",
         )
     return f"{path}:{path}"
 
@@ -195,10 +187,8 @@ def _checked(mount: str) -> str:
     host, colon, inside = mount.partition(":")
     if not (host.startswith("/") and colon and inside.startswith("/")) or "," in mount:
         raise RequestError(
-            explain(
-                f"slurm.container_mounts has {shown(mount)}",
-                valid=["HOST:CONTAINER", "HOST:CONTAINER:ro"],
-                next_step="Write absolute paths without commas",
-            )
+            f"slurm.container_mounts has {shown(mount)}",
+            valid=["HOST:CONTAINER", "HOST:CONTAINER:ro"],
+            next_step="Write absolute paths without commas",
         )
     return mount

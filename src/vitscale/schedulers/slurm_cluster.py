@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitscale.errors import RequestError, explain
+from vitscale.errors import RequestError
 from vitscale.machine.hardware import Machine
 from vitscale.schedulers import slurm_commands
 from vitscale.schedulers.base import BatchJob, Cause, JobState, OwnJob, SchedulerError, Submitter, described
@@ -51,11 +51,9 @@ class SlurmCluster(Submitter):
         """
         if (machine := described(self._node)) is None:
             raise RequestError(
-                explain(
-                    "launch.scheduler = 'slurm' submits jobs to nodes that this machine knows nothing of",
-                    next_step="Describe one of them: add [node] with cores = 64 and gpus = 4, to the study or to the "
-                    "file given with --site",
-                )
+                "launch.scheduler = 'slurm' submits jobs to nodes that this machine knows nothing of",
+                next_step="Describe one of them: add [node] with cores = 64 and gpus = 4, to the study or to the "
+                "file given with --site",
             )
         return machine
 

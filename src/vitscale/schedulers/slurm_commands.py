@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitscale.errors import explain, shown
+from vitscale.errors import shown
 from vitscale.schedulers.base import JobState, SchedulerError, SchedulerMissingError, SchedulerSilentError
 
 _ANSWER_SECONDS = 120.0
@@ -61,9 +61,7 @@ def ask(*argv: str, cwd: Path | None = None) -> str:
         raise SchedulerSilentError(f"{argv[0]} has not answered within {_ANSWER_SECONDS:g} s") from None
     except OSError as error:
         raise SchedulerMissingError(
-            explain(
-                f"{argv[0]} cannot be run: {error.strerror}", next_step="Work on a machine where Slurm is installed"
-            )
+            f"{argv[0]} cannot be run: {error.strerror}", next_step="Work on a machine where Slurm is installed"
         ) from None
     if answer.returncode == 0:
         return answer.stdout

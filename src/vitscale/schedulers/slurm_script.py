@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 from vitscale.schedulers.base import BatchJob
 from vitscale.study.sections import SlurmSection
 
@@ -112,27 +112,23 @@ def _check(slurm: SlurmSection, job: BatchJob) -> None:
     for where, text in texts.items():
         if not text.isprintable() or not text.strip():
             what = f"{where} is {shown(text)}, which cannot stand in a batch script"
-            raise RequestError(explain(what, next_step="Write one line of printable characters"))
+            raise RequestError(what, next_step="Write one line of printable characters")
     if "\\" in str(job.results):
         what = f"the results folder {shown(str(job.results))} has a backslash in its path"
-        raise RequestError(explain(what, next_step="Slurm drops backslashes from paths: use a folder without one"))
+        raise RequestError(what, next_step="Slurm drops backslashes from paths: use a folder without one")
     for module in slurm.modules:
         if not _MODULE.fullmatch(module):
-            raise RequestError(explain(f"slurm.modules has {shown(module)}", valid=["NAME", "NAME/VERSION"]))
+            raise RequestError(f"slurm.modules has {shown(module)}", valid=["NAME", "NAME/VERSION"])
     if slurm.gpu_type is not None and not _GPU_TYPE.fullmatch(slurm.gpu_type):
-        raise RequestError(explain(f"slurm.gpu_type is {shown(slurm.gpu_type)}", valid=["a name such as a100"]))
+        raise RequestError(f"slurm.gpu_type is {shown(slurm.gpu_type)}", valid=["a name such as a100"])
     for option in slurm.options:
         match = _OPTION.fullmatch(option)
         if match is None:
             raise RequestError(
-                explain(
-                    f"slurm.options has {shown(option)}", valid=["--NAME", "--NAME=VALUE"], next_step="Write one each"
-                )
+                f"slurm.options has {shown(option)}", valid=["--NAME", "--NAME=VALUE"], next_step="Write one each"
             )
         if match["name"] in _FOLLOWS:
-            raise RequestError(
-                explain(f"slurm.options has {shown(option)}", next_step=f"Remove it: {_FOLLOWS[match['name']]}")
-            )
+            raise RequestError(f"slurm.options has {shown(option)}", next_step=f"Remove it: {_FOLLOWS[match['name']]}")
 
 
 def _warning_seconds(limit: str | None) -> int:

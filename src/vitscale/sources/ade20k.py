@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 from vitscale.sources.arrays import ArrayShape
 from vitscale.sources.base import OUTSIDE, class_count
 from vitscale.sources.image_folder import files_under, fingerprint_of, refuse_link_out, split_folders, stamp
@@ -41,7 +41,7 @@ def list_ade20k(spec: DataSpec) -> Listing:
     names = spec.classes if isinstance(spec.classes, tuple) else [f"class {n + 1}" for n in range(class_count(spec))]
     if len(names) > OUTSIDE:
         what = f"data.classes = {len(names)} do not fit into masks"
-        raise RequestError(explain(what, valid=[f"at most {OUTSIDE}"]))
+        raise RequestError(what, valid=[f"at most {OUTSIDE}"])
     stamps: list[list[str]] = []
     splits = []
     for split in _SPLITS:
@@ -69,7 +69,7 @@ def _files(root: Path, kind: str, split: str, extensions: frozenset[str]) -> dic
     """Path below its folder, without the extension -> each file of one kind in a split."""
     folder, real = root / kind / split, Path(os.path.realpath(root))
     if kind_of(folder) != "folder":
-        raise RequestError(explain(f"{shown(str(folder))} is not a folder", next_step=_HOW))
+        raise RequestError(f"{shown(str(folder))} is not a folder", next_step=_HOW)
     refuse_link_out(str(folder), real)
     found = {
         os.path.splitext(os.path.relpath(path, folder))[0]: _File(path, stamp(path, folder, status))  # noqa: PTH122
@@ -77,7 +77,5 @@ def _files(root: Path, kind: str, split: str, extensions: frozenset[str]) -> dic
         if stat.S_ISREG(status.st_mode) and Path(path).suffix.lower() in extensions
     }
     if not found:
-        raise RequestError(
-            explain(f"{shown(str(folder))} holds no {'picture' if kind == 'images' else 'PNG'}", next_step=_HOW)
-        )
+        raise RequestError(f"{shown(str(folder))} holds no {'picture' if kind == 'images' else 'PNG'}", next_step=_HOW)
     return found

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 from vitscale.trial.model_spec import Task
 from vitscale.trial.trial import DataSpec
 
@@ -207,10 +207,8 @@ def refuse_other_keys(spec: DataSpec, taken: Collection[str] = ()) -> None:
     if wrong:
         why = ", which has no archive" if wrong[0] in ("md5", "download") else ""
         raise RequestError(
-            explain(
-                f"data.{wrong[0]} does not apply to the dataset '{spec.name}'{why}",
-                next_step=f"Remove {wrong[0]} from [data], or use {_OF_SOME[wrong[0]]}",
-            )
+            f"data.{wrong[0]} does not apply to the dataset '{spec.name}'{why}",
+            next_step=f"Remove {wrong[0]} from [data], or use {_OF_SOME[wrong[0]]}",
         )
 
 
@@ -218,9 +216,7 @@ def class_count(spec: DataSpec) -> int:
     """Classes of a dataset that is made: a number."""
     if isinstance(spec.classes, int):
         return spec.classes
-    raise RequestError(
-        explain(f"data.classes of the dataset '{spec.name}' is {shown(spec.classes)}", valid=["a number from 2"])
-    )
+    raise RequestError(f"data.classes of the dataset '{spec.name}' is {shown(spec.classes)}", valid=["a number from 2"])
 
 
 def unused_root_notes(spec: DataSpec) -> tuple[str, ...]:
@@ -238,4 +234,4 @@ def library(module: str, what: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError:
         what = f"{what} is read by {module}, which is not installed"
-        raise RequestError(explain(what, next_step=f"Run pip install 'vitscale[{extra}]'")) from None
+        raise RequestError(what, next_step=f"Run pip install 'vitscale[{extra}]'") from None

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 from vitscale.sources.base import Dataset, Images, Labels, Summary, refuse_other_keys
 from vitscale.sources.cache import Room, cached, in_memory
 from vitscale.sources.cifar_layout import CIFAR10, CIFAR100, HELD_OUT_SAMPLES, IMAGE_SHAPE, Layout
@@ -71,10 +71,8 @@ class Cifar:
         if kind_of(path) == "folder":
             if expected_md5 is not None:
                 raise RequestError(
-                    explain(
-                        f"data.md5 is the checksum of an archive, but {shown(str(path))} is an unpacked folder",
-                        next_step=f"Remove md5, or point data.root at {self.layout.archive}",
-                    )
+                    f"data.md5 is the checksum of an archive, but {shown(str(path))} is an unpacked folder",
+                    next_step=f"Remove md5, or point data.root at {self.layout.archive}",
                 )
             return _unpacked(self.layout, path)
         return _archive(self.layout, path, expected_md5, spec.verify)
@@ -88,9 +86,7 @@ class Cifar:
         if kind == "file":
             return root
         if kind == "other":
-            raise RequestError(
-                explain(f"data.root {shown(str(root))} is neither a file nor a folder", next_step=self._how())
-            )
+            raise RequestError(f"data.root {shown(str(root))} is neither a file nor a folder", next_step=self._how())
         if kind == "folder":
             if kind_of(root / layout.archive) == "file":
                 return root / layout.archive
@@ -102,7 +98,7 @@ class Cifar:
             md5 = _md5_of(spec) or (layout.archive_md5 if spec.verify else None)
             fetch(layout.url, target, md5=md5, most_bytes=MOST_BYTES)
             return target
-        raise RequestError(explain(self._missing(spec, root, kind is None), next_step=self._how()))
+        raise RequestError(self._missing(spec, root, kind is None), next_step=self._how())
 
     def _missing(self, spec: DataSpec, root: Path, is_absent: bool) -> str:
         layout = self.layout
@@ -129,11 +125,9 @@ def _md5_of(spec: DataSpec) -> str | None:
         return None
     if not re.fullmatch("[0-9a-fA-F]{32}", spec.md5):
         raise RequestError(
-            explain(
-                f"data.md5 {shown(spec.md5)} is not an MD5 checksum",
-                valid=["32 hexadecimal digits"],
-                next_step="Write down what md5sum prints for the archive",
-            )
+            f"data.md5 {shown(spec.md5)} is not an MD5 checksum",
+            valid=["32 hexadecimal digits"],
+            next_step="Write down what md5sum prints for the archive",
         )
     return spec.md5.lower()
 
@@ -143,10 +137,8 @@ def _file_md5(path: Path) -> str:
     try:
         if (size := path.stat().st_size) > MOST_BYTES:
             raise RequestError(
-                explain(
-                    f"{shown(str(path))} has {size:,} bytes, more than any CIFAR file ({MOST_BYTES:,} at most)",
-                    next_step="Point data.root at the CIFAR archive",
-                )
+                f"{shown(str(path))} has {size:,} bytes, more than any CIFAR file ({MOST_BYTES:,} at most)",
+                next_step="Point data.root at the CIFAR archive",
             )
         with path.open("rb") as file:
             return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
@@ -155,27 +147,23 @@ def _file_md5(path: Path) -> str:
 
 
 def _unreadable(path: Path, error: OSError) -> RequestError:
-    return RequestError(explain(f"cannot read {shown(str(path))}: {reason(error)}"))
+    return RequestError(f"cannot read {shown(str(path))}: {reason(error)}")
 
 
 def _archive(layout: Layout, path: Path, expected_md5: str | None, verify: bool) -> _Files:
     found = _file_md5(path)
     if expected_md5 is not None and found != expected_md5:
         raise RequestError(
-            explain(
-                f"{shown(str(path))} has the MD5 {found}, but data.md5 is {expected_md5}",
-                next_step="Get the archive again, or correct md5",
-            )
+            f"{shown(str(path))} has the MD5 {found}, but data.md5 is {expected_md5}",
+            next_step="Get the archive again, or correct md5",
         )
     is_official = found == layout.archive_md5
     if not is_official and expected_md5 is None and verify:
         raise RequestError(
-            explain(
-                f"{shown(str(path))} has the MD5 {found}, but the official {layout.archive} has "
-                f"{layout.archive_md5}: it is truncated, corrupt or another archive",
-                next_step=f"Get it again from {layout.url}; for an archive of your own set "
-                f'data.md5 = "{found}" or data.verify = false',
-            )
+            f"{shown(str(path))} has the MD5 {found}, but the official {layout.archive} has "
+            f"{layout.archive_md5}: it is truncated, corrupt or another archive",
+            next_step=f"Get it again from {layout.url}; for an archive of your own set "
+            f'data.md5 = "{found}" or data.verify = false',
         )
     notes = () if is_official else (f"not the official {layout.archive}: its MD5 is {found}",)
 
@@ -191,10 +179,7 @@ def _unpacked(layout: Layout, folder: Path) -> _Files:
     missing = [name for name in layout.files if kind_of(folder / name) != "file"]
     if missing:
         raise RequestError(
-            explain(
-                f"the folder {shown(str(folder))} lacks {', '.join(missing)}",
-                next_step=f"Unpack {layout.archive} again",
-            )
+            f"the folder {shown(str(folder))} lacks {', '.join(missing)}", next_step=f"Unpack {layout.archive} again"
         )
     found = {name: _file_md5(folder / name) for name in layout.files}
     differing = [name for name, md5 in layout.files.items() if found[name] != md5]
@@ -261,6 +246,4 @@ def _class_names(layout: Layout, content: bytes) -> tuple[str, ...]:
 
 
 def _malformed(name: str, what: str) -> RequestError:
-    return RequestError(
-        explain(f"the CIFAR file {name} is malformed: {what}", next_step="Get the official archive again")
-    )
+    return RequestError(f"the CIFAR file {name} is malformed: {what}", next_step="Get the official archive again")

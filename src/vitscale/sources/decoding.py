@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 from vitscale.processes.parent_death import end_with_parent
 from vitscale.sources.arrays import ARRAY_EXTENSIONS, ArrayShape, decode_array, verify_array
 from vitscale.sources.base import Encoded, Images, Progress, spending
@@ -84,10 +84,8 @@ def refuse_broken(problems: Sequence[tuple[str, str]], skipped_at_most: int = 0)
     named = "; ".join(f"{shown(name)} ({what})" for name, what in problems[:_MOST_NAMED])
     more = f"; and {len(problems) - _MOST_NAMED:,} more" if len(problems) > _MOST_NAMED else ""
     raise RequestError(
-        explain(
-            f"{len(problems):,} images are broken: {named}{more}",
-            next_step=f"Repair or remove the files, or set data.skip_broken = {len(problems)} to leave them out",
-        )
+        f"{len(problems):,} images are broken: {named}{more}",
+        next_step=f"Repair or remove the files, or set data.skip_broken = {len(problems)} to leave them out",
     )
 
 
@@ -170,7 +168,7 @@ def _by_processes(
                 yield pending.pop(future), *future.result()
     except BrokenProcessPool:
         raise Unfinished(
-            explain("a process that decodes images was ended from outside", next_step="Run again: what is done is kept")
+            "a process that decodes images was ended from outside", next_step="Run again: what is done is kept"
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitscale.errors import RequestError, explain
+from vitscale.errors import RequestError
 from vitscale.sources.base import Dataset, Images, Labels, Summary, refuse_other_keys, unused_root_notes
 from vitscale.sources.cache import Room, cached, in_memory
 from vitscale.sources.split import held_out_count, split_ids
@@ -28,9 +28,7 @@ class Digits:
         """Only looks whether scikit-learn is there: importing it takes longer than the rest of a plan."""
         refuse_other_keys(spec)
         if importlib.util.find_spec("sklearn") is None:
-            raise RequestError(
-                explain("the dataset 'digits' needs scikit-learn", next_step="Run pip install scikit-learn")
-            )
+            raise RequestError("the dataset 'digits' needs scikit-learn", next_step="Run pip install scikit-learn")
         held_out = held_out_count(_SAMPLES, len(_CLASSES), spec.held_out)
         return Summary(
             train_samples=_SAMPLES - held_out,
@@ -67,9 +65,6 @@ def _read() -> tuple[Images, Labels]:
     labels = bunch.target.astype(np.int64)
     if hashlib.sha256(grey.tobytes() + labels.astype("<i8").tobytes()).hexdigest() != _SHA256:
         raise RequestError(
-            explain(
-                "scikit-learn's digits are not the images that 'digits' stands for",
-                next_step="Reinstall scikit-learn",
-            )
+            "scikit-learn's digits are not the images that 'digits' stands for", next_step="Reinstall scikit-learn"
         )
     return grey, labels

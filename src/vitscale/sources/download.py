@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 from vitscale.sources.paths import reason
 
 _TIMEOUT_SECONDS = 30
@@ -30,17 +30,15 @@ def fetch(url: str, target: Path, *, md5: str | None, most_bytes: int) -> None:
     content is larger than `most_bytes` or has another MD5, or the folder cannot be written.
     """
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
-        raise RequestError(explain(f"cannot download {shown(url)}: only http and https"))
+        raise RequestError(f"cannot download {shown(url)}: only http and https")
     by_hand = f"without a network here, download {url} elsewhere and place it at {target}"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
     except OSError as error:
         raise RequestError(
-            explain(
-                f"cannot write to {shown(str(target.parent))}: {reason(error)}",
-                next_step="Set data.root to a folder you can write to",
-            )
+            f"cannot write to {shown(str(target.parent))}: {reason(error)}",
+            next_step="Set data.root to a folder you can write to",
         ) from None
     partial = Path(name)
     try:
@@ -48,16 +46,11 @@ def fetch(url: str, target: Path, *, md5: str | None, most_bytes: int) -> None:
             found = _transfer(url, file, most_bytes)
         if md5 is not None and found != md5:
             raise RequestError(
-                explain(
-                    f"what {url} sent has the MD5 {found}, not {md5}: nothing was kept",
-                    next_step=f"Try again; {by_hand}",
-                )
+                f"what {url} sent has the MD5 {found}, not {md5}: nothing was kept", next_step=f"Try again; {by_hand}"
             )
         partial.replace(target)
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise RequestError(
-            explain(f"could not download {url}: {reason(error)}", next_step=f"Try again; {by_hand}")
-        ) from None
+        raise RequestError(f"could not download {url}: {reason(error)}", next_step=f"Try again; {by_hand}") from None
     finally:
         partial.unlink(missing_ok=True)
 
@@ -122,21 +115,16 @@ def read_members(archive: Path, wanted: Collection[str], most_bytes: int) -> dic
             found = _read(_Bounded(gzip.GzipFile(fileobj=compressed), most_bytes), set(wanted))
     except _Refused as refusal:
         raise RequestError(
-            explain(f"the archive {name} was refused: {refusal}", next_step="Get the official archive again")
+            f"the archive {name} was refused: {refusal}", next_step="Get the official archive again"
         ) from None
     except (OSError, EOFError, zlib.error, tarfile.TarError, ValueError, RecursionError, OverflowError) as error:
         raise RequestError(
-            explain(
-                f"the archive {name} is truncated or corrupt ({reason(error)})",
-                next_step="Delete it and download it again",
-            )
+            f"the archive {name} is truncated or corrupt ({reason(error)})", next_step="Delete it and download it again"
         ) from None
     if missing := sorted(set(wanted) - set(found)):
         raise RequestError(
-            explain(
-                f"the archive {name} lacks {', '.join(missing)}: it is truncated or another archive",
-                next_step="Delete it and download it again",
-            )
+            f"the archive {name} lacks {', '.join(missing)}: it is truncated or another archive",
+            next_step="Delete it and download it again",
         )
     return found
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 from vitscale.sources.base import Labels, library
 from vitscale.sources.image_folder import HELD_OUT_NAMES, fingerprint_of
 from vitscale.sources.image_set import Listing, chosen_classes, listing_of
@@ -67,9 +67,7 @@ def list_hf(spec: DataSpec) -> Listing:
     held_out = next((splits[name] for name in HELD_OUT_NAMES if name in splits and splits[name] is not train), None)
     image, label = spec.columns or _columns(spec, train.features)
     if unknown := [name for name in (image, label) if name not in train.features]:
-        raise RequestError(
-            explain(f"data.hf {shown(spec.hf)} has no column {shown(unknown[0])}", valid=sorted(train.features))
-        )
+        raise RequestError(f"data.hf {shown(spec.hf)} has no column {shown(unknown[0])}", valid=sorted(train.features))
     names: list[str] | None = getattr(train.features[label], "names", None)
 
     def read(table: Any) -> tuple[list[str], Any]:
@@ -77,9 +75,7 @@ def list_hf(spec: DataSpec) -> Listing:
         if names is not None:
             values = [names[value] if isinstance(value, int) and 0 <= value < len(names) else None for value in values]
         if None in values:
-            raise RequestError(
-                explain(f"data.hf {shown(spec.hf)} has rows without a class in {shown(label)}", next_step=_HOW)
-            )
+            raise RequestError(f"data.hf {shown(spec.hf)} has rows without a class in {shown(label)}", next_step=_HOW)
         return [str(value) for value in values], table.cast_column(image, _library().Image(decode=False))
 
     labels, table = read(train)
@@ -101,7 +97,7 @@ def list_hf(spec: DataSpec) -> Listing:
 
 def _splits(spec: DataSpec) -> dict[str, Any]:
     if spec.hf is None:
-        raise RequestError(explain("the dataset 'hf' needs data.hf", next_step=_HOW))
+        raise RequestError("the dataset 'hf' needs data.hf", next_step=_HOW)
     datasets = _library()
     datasets.disable_progress_bars()
     try:
@@ -115,10 +111,10 @@ def _splits(spec: DataSpec) -> dict[str, Any]:
             loaded = datasets.load_dataset(name, configuration or None)
     except Exception as error:  # whatever files, parsers and the network bring
         text = " ".join((reason(error) or type(error).__name__).split())[:300]
-        raise RequestError(explain(f"data.hf {shown(spec.hf)} cannot be loaded: {text}", next_step=_HOW)) from None
+        raise RequestError(f"data.hf {shown(spec.hf)} cannot be loaded: {text}", next_step=_HOW) from None
     splits = dict(loaded) if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
     if not splits or not all(isinstance(split, datasets.Dataset) and len(split) for split in splits.values()):
-        raise RequestError(explain(f"data.hf {shown(spec.hf)} has no rows", next_step=_HOW))
+        raise RequestError(f"data.hf {shown(spec.hf)} has no rows", next_step=_HOW)
     return splits
 
 
@@ -135,10 +131,8 @@ def _columns(spec: DataSpec, features: Any) -> tuple[str, str]:
         labels = [name for name in ("label", "labels") if name in features]
     if len(images) != 1 or len(labels) != 1:
         raise RequestError(
-            explain(
-                f"data.hf {shown(spec.hf)} has {len(images)} columns of images and {len(labels)} of classes",
-                valid=sorted(features),
-                next_step='Say which: columns = ["image", "label"]',
-            )
+            f"data.hf {shown(spec.hf)} has {len(images)} columns of images and {len(labels)} of classes",
+            valid=sorted(features),
+            next_step='Say which: columns = ["image", "label"]',
         )
     return images[0], labels[0]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 from vitscale.sources.arrays import ARRAY_EXTENSIONS, acquisition_of, images_in
 from vitscale.sources.base import Labels
 from vitscale.sources.image_set import Listing, chosen_classes, listing_of
@@ -93,10 +93,10 @@ def split_folders(spec: DataSpec, how: str, is_split: Callable[[Path], bool]) ->
     """
     root = root_of(spec)
     if root is None:
-        raise RequestError(explain(f"the dataset '{spec.name}' needs data.root", next_step=how))
+        raise RequestError(f"the dataset '{spec.name}' needs data.root", next_step=how)
     if kind_of(root) != "folder":
         there = "is not a folder" if kind_of(root) else "does not exist"
-        raise RequestError(explain(f"data.root {shown(str(root))} {there}", next_step=how))
+        raise RequestError(f"data.root {shown(str(root))} {there}", next_step=how)
     train = root / "train"
     if kind_of(train) != "folder" or not is_split(train):
         return root, None
@@ -135,10 +135,8 @@ def refuse_link_out(path: str, root: Path) -> None:
     target = os.path.realpath(path)
     if not Path(target).is_relative_to(root) and os.path.exists(target):  # noqa: PTH110
         raise RequestError(
-            explain(
-                f"the link {shown(path)} leads out of {shown(str(root))}, to {shown(target)}",
-                next_step="Put the file there instead; to take some classes of a folder, name them by data.classes",
-            )
+            f"the link {shown(path)} leads out of {shown(str(root))}, to {shown(target)}",
+            next_step="Put the file there instead; to take some classes of a folder, name them by data.classes",
         )
 
 
@@ -173,7 +171,7 @@ def _files(folder: Path, present: list[str], classes: list[str], root: Path) -> 
     """The images of every class of `folder`, at any depth, sorted by class and path."""
     if stray := sorted(set(present) - set(classes)):
         what = f"{shown(str(folder))} has the class {shown(stray[0])}, which is not among the training classes"
-        raise RequestError(explain(what, next_step="Rename or remove that folder"))
+        raise RequestError(what, next_step="Rename or remove that folder")
     number = {name: label for label, name in enumerate(classes)}
     files: list[_File] = []
     for name in present:
@@ -184,10 +182,10 @@ def _files(folder: Path, present: list[str], classes: list[str], root: Path) -> 
         )
         if not found:
             what = f"the class folder {shown(str(folder / name))} holds no image"
-            raise RequestError(explain(what, valid=sorted(_READ), next_step="Add images or remove the folder"))
+            raise RequestError(what, valid=sorted(_READ), next_step="Add images or remove the folder")
         files += found
     if not files:
-        raise RequestError(explain(f"{shown(str(folder))} has no class folders", next_step=_HOW))
+        raise RequestError(f"{shown(str(folder))} has no class folders", next_step=_HOW)
     return files
 
 
@@ -203,7 +201,7 @@ def _flat_volumes(spec: DataSpec, train_root: Path, held_out_root: Path | None) 
         ]
         if unknown := [path for path, kind, _ in found if kind is None]:
             what = f"{shown(unknown[0])} lies in no class folder, and no attribute 'acquisition' of it tells its class"
-            raise RequestError(explain(what, next_step=_HOW))
+            raise RequestError(what, next_step=_HOW)
         splits.append([(path, kind or "", stamp) for path, kind, stamp in found])
     names = chosen_classes(spec, sorted({kind for _, kind, _ in splits[0]}), str(train_root), "class folders", _HOW)
     number = {name: label for label, name in enumerate(names)}
@@ -236,4 +234,4 @@ def stamp(path: str, folder: Path, status: os.stat_result) -> str:
 
 def _unreadable(path: Path, error: OSError) -> RequestError:
     what = f"cannot read {shown(str(error.filename or path))}: {reason(error)}"
-    return RequestError(explain(what, next_step="Repair or remove it"))
+    return RequestError(what, next_step="Repair or remove it")

@@ -247,7 +247,7 @@ def listing_of(
         share = str(spec.held_out)
         if held_out_count(len(labels), len(classes), spec.held_out) < 1:
             what = f"{shown(where)} has one image for each class: nothing can be held out"
-            raise RequestError(explain(what, next_step="Add images, or make the folders train and val"))
+            raise RequestError(what, next_step="Add images, or make the folders train and val")
         train_ids, held_out_ids = split_ids(labels, spec.held_out)
         held_out = encoded.some(held_out_ids), labels[held_out_ids]
         encoded, labels = encoded.some(train_ids), labels[train_ids]
@@ -291,7 +291,7 @@ def chosen_classes(
         chosen = sorted(set(named))
     if len(chosen) < 2:
         what = f"{shown(where)} has {len(chosen)} {kind}; at least 2 are needed"
-        raise RequestError(explain(what, next_step=next_step))
+        raise RequestError(what, next_step=next_step)
     return chosen
 
 
@@ -339,19 +339,15 @@ def _require_memory(listing: Listing) -> None:
     free = psutil.virtual_memory().available
     if listing.decoded_bytes > free:
         raise RequestError(
-            explain(
-                f"data.source = 'memory' takes {listing.decoded_bytes / 1e9:.1f} GB in each rank, and "
-                f"{free / 1e9:.1f} GB are free here",
-                next_step='Use source = "cache", which all ranks of a host share, or a smaller data.source_size',
-            )
+            f"data.source = 'memory' takes {listing.decoded_bytes / 1e9:.1f} GB in each rank, and "
+            f"{free / 1e9:.1f} GB are free here",
+            next_step='Use source = "cache", which all ranks of a host share, or a smaller data.source_size',
         )
 
 
 def _no_cache(listing: Listing, cache_root: Path) -> RequestError:
     return RequestError(
-        explain(
-            f"data.source = 'cache' needs {listing.decoded_bytes / 1e9:.1f} GB in {shown(str(cache_root))}, which "
-            "is full or cannot be written",
-            next_step="Set VITSCALE_CACHE to a folder that has room",
-        )
+        f"data.source = 'cache' needs {listing.decoded_bytes / 1e9:.1f} GB in {shown(str(cache_root))}, which "
+        "is full or cannot be written",
+        next_step="Set VITSCALE_CACHE to a folder that has room",
     )

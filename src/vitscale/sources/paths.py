@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 from typing import Literal
 
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 from vitscale.trial.trial import DataSpec
 
 
@@ -20,7 +20,7 @@ def default_cache_root() -> Path:
     try:
         return Path("~/.cache/vitscale").expanduser()
     except RuntimeError as error:  # neither HOME nor an entry for this user
-        raise RequestError(explain(str(error), next_step="Set VITSCALE_CACHE to a folder for decoded images")) from None
+        raise RequestError(str(error), next_step="Set VITSCALE_CACHE to a folder for decoded images") from None
 
 
 def root_of(spec: DataSpec) -> Path | None:
@@ -30,7 +30,7 @@ def root_of(spec: DataSpec) -> Path | None:
     try:
         return Path(spec.root).expanduser()
     except RuntimeError as error:  # ~nobody: no such user
-        raise RequestError(explain(f"data.root {shown(spec.root)}: {error}")) from None
+        raise RequestError(f"data.root {shown(spec.root)}: {error}") from None
 
 
 def kind_of(path: Path) -> Literal["file", "folder", "other"] | None:
@@ -44,7 +44,7 @@ def kind_of(path: Path) -> Literal["file", "folder", "other"] | None:
         return None
     except (OSError, ValueError) as error:  # no permission, a name too long, a null byte, a loop of links
         raise RequestError(
-            explain(f"cannot look at {shown(str(path))}: {reason(error)}", next_step="Correct data.root")
+            f"cannot look at {shown(str(path))}: {reason(error)}", next_step="Correct data.root"
         ) from None
     if stat.S_ISREG(mode):
         return "file"

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 
 _MOST_OPCODES = 1_000_000
 """CIFAR-100's training file has about 250,000."""
@@ -65,17 +65,12 @@ def read_pickle(content: bytes, name: str) -> dict[str, Any]:
         return _as_result(_Machine().run(content))
     except _Refused as refusal:
         raise RequestError(
-            explain(
-                f"{name} was refused, and nothing in it was executed: it contains {refusal}, which no CIFAR file does",
-                next_step="Get the official archive again, from a source you trust",
-            )
+            f"{name} was refused, and nothing in it was executed: it contains {refusal}, which no CIFAR file does",
+            next_step="Get the official archive again, from a source you trust",
         ) from None
     except (ValueError, IndexError, KeyError, OverflowError, RecursionError) as error:
         raise RequestError(
-            explain(
-                f"{name} is damaged or not a CIFAR file ({shown(str(error))})",
-                next_step="Get the official archive again",
-            )
+            f"{name} is damaged or not a CIFAR file ({shown(str(error))})", next_step="Get the official archive again"
         ) from None
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 from vitscale.sources.arrays import ARRAY_EXTENSIONS, images_in
 from vitscale.sources.base import Labels
 from vitscale.sources.cache import in_threads
@@ -96,7 +96,7 @@ def list_shards(spec: DataSpec) -> Listing:
     number = {name: label for label, name in enumerate(names)}
     if stray := [member for member in held_out_members if member.label not in number and isinstance(spec.classes, int)]:
         what = f"{shown(held_out[stray[0].shard])} has the class {shown(stray[0].label)} ({shown(stray[0].name)})"
-        raise RequestError(explain(f"{what}, which is not among the training classes", next_step="Remove its images"))
+        raise RequestError(f"{what}, which is not among the training classes", next_step="Remove its images")
 
     def chosen(shards: list[str], of_split: list[_Member]) -> tuple[Members, Labels]:
         taken = [member for member in of_split if member.label in number]
@@ -111,7 +111,7 @@ def list_shards(spec: DataSpec) -> Listing:
 def _shards(folder: Path, root: Path) -> tuple[list[str], list[str]]:
     found = sorted((path, status) for path, status in files_under(folder, root) if path.lower().endswith(".tar"))
     if not found:
-        raise RequestError(explain(f"{shown(str(folder))} holds no shard (*.tar)", next_step=_HOW))
+        raise RequestError(f"{shown(str(folder))} holds no shard (*.tar)", next_step=_HOW)
     stamps = [stamp(path, folder, status) for path, status in found]
     return [path for path, _ in found], stamps
 
@@ -186,4 +186,4 @@ def _label(content: bytes, extension: str, path: str, name: str) -> str:
 
 
 def _damaged(path: str, what: str) -> RequestError:
-    return RequestError(explain(f"the shard {shown(path)} is damaged: {what}", next_step="Repair or remove it"))
+    return RequestError(f"the shard {shown(path)} is damaged: {what}", next_step="Repair or remove it")

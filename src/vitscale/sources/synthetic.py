@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from vitscale.errors import RequestError, explain
+from vitscale.errors import RequestError
 from vitscale.sources.base import (
     IGNORED,
     ChannelStatistics,
@@ -133,7 +133,7 @@ class Synthetic:
         masks = self.task == "segmentation"
         if masks and class_count(spec) > _MOST_CLASSES:
             raise RequestError(
-                explain(f"data.classes = {spec.classes} do not fit into masks", valid=[f"at most {_MOST_CLASSES}"])
+                f"data.classes = {spec.classes} do not fit into masks", valid=[f"at most {_MOST_CLASSES}"]
             )
         name = "synthetic masks" if masks else "synthetic"
         recipe = f"{name} {_VERSION} {spec.samples} {spec.classes} {spec.source_size} {spec.held_out}"

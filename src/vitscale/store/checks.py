@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitscale.errors import StoreError, explain, shown
+from vitscale.errors import StoreError, shown
 from vitscale.store.check_records import FORMAT, CheckedRank, CheckRecord
 from vitscale.store.rank_log import first_reason, rank_files, read_lines
 from vitscale.store.writing import write_whole
@@ -52,10 +52,8 @@ def write_check(folder: Path, record: CheckRecord) -> Path:
         write_whole(path, record.model_dump_json(indent=1))
     except OSError as error:
         raise StoreError(
-            explain(
-                f"the check cannot be written to {shown(str(folder))}: {error.strerror or error}",
-                next_step="Give a folder you may write to with -o",
-            )
+            f"the check cannot be written to {shown(str(folder))}: {error.strerror or error}",
+            next_step="Give a folder you may write to with -o",
         ) from None
     return path
 
@@ -73,10 +71,8 @@ def read_check(path: Path) -> CheckRecord:
         content = refuse_wild_numbers(json.loads(text))
         if isinstance(content, dict) and isinstance(content.get("format"), int) and content["format"] > FORMAT:
             raise StoreError(
-                explain(
-                    f"{path} has check format {content['format']}, newer than this vitscale's {FORMAT}",
-                    next_step="Update vitscale to read it",
-                )
+                f"{path} has check format {content['format']}, newer than this vitscale's {FORMAT}",
+                next_step="Update vitscale to read it",
             )
         return CheckRecord.model_validate_json(text)
     except (OSError, RecursionError, ValueError) as error:

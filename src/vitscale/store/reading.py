@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from vitscale.errors import StoreError, explain, shown
+from vitscale.errors import StoreError, shown
 from vitscale.store.rank_log import first_reason, rank_files, read_lines
 from vitscale.store.records import FORMAT, RankLine, RankRecord
 from vitscale.store.results import Outcome, Results, Run, RunHeader, StudyRecord
@@ -26,10 +26,8 @@ def _read_json(path: Path, model: type[Model]) -> Model:
         content = json.loads(text)
         if isinstance(content, dict) and isinstance(content.get("format"), int) and content["format"] > FORMAT:
             raise StoreError(
-                explain(
-                    f"{path} has record format {content['format']}, newer than this vitscale's {FORMAT}",
-                    next_step="Update vitscale to read it",
-                )
+                f"{path} has record format {content['format']}, newer than this vitscale's {FORMAT}",
+                next_step="Update vitscale to read it",
             )
         return model.model_validate_json(text)
     except (OSError, RecursionError, ValueError) as error:  # ValueError: not UTF-8, not JSON, not the model
@@ -46,7 +44,7 @@ def read_study(results: Path) -> StudyRecord | None:
     try:
         held = path.exists()
     except OSError as error:  # a name too long, a folder that may not be entered
-        raise StoreError(explain(f"{shown(str(results))} cannot be read: {error.strerror}")) from None
+        raise StoreError(f"{shown(str(results))} cannot be read: {error.strerror}") from None
     return _read_json(path, StudyRecord) if held else None
 
 
@@ -120,10 +118,8 @@ def load(results: Path, only: str | None = None) -> Results:
     study = read_study(results)
     if study is None:
         raise StoreError(
-            explain(
-                f"{shown(str(results))} holds no results of vitscale (study.json is missing)",
-                next_step="Give the folder that `vitscale run STUDY.toml -o FOLDER` wrote to",
-            )
+            f"{shown(str(results))} holds no results of vitscale (study.json is missing)",
+            next_step="Give the folder that `vitscale run STUDY.toml -o FOLDER` wrote to",
         )
     index = RunIndex(results)
     problems = list(index.problems)

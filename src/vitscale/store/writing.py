@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vitscale.base.locks import file_lock
-from vitscale.errors import StoreError, explain, shown
+from vitscale.errors import StoreError, shown
 from vitscale.store.results import Outcome, RunHeader, StudyRecord
 
 _OUTCOME_BYTES = 256 * 1024
@@ -50,10 +50,8 @@ def locked(results: Path) -> Iterator[None]:
             holder = (results / "lock").read_text(encoding="ascii", errors="replace")[:32].strip()
             who = f" (process {holder})" if holder.isdigit() else ""
             raise StoreError(
-                explain(
-                    f"another `vitscale run`{who} is writing to {shown(str(results))}",
-                    next_step="Wait for it, stop it with Ctrl-C, or give this study a folder of its own with -o",
-                )
+                f"another `vitscale run`{who} is writing to {shown(str(results))}",
+                next_step="Wait for it, stop it with Ctrl-C, or give this study a folder of its own with -o",
             )
         file.truncate(0)
         file.write(str(os.getpid()))

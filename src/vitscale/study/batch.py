@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vitscale.errors import RequestError, explain
+from vitscale.errors import RequestError
 from vitscale.study.sections import Study, TrainSection
 from vitscale.trial.rank_batches import shares
 from vitscale.trial.trial import Mode, TrainSpec, exact
@@ -21,18 +21,16 @@ def batch_of(mode: Mode, train: TrainSection, world_size: int, smallest_world: i
         RequestError: the micro-batch is missing, or the global batch does not divide over the ranks.
     """
     if train.micro_batch is None:
-        raise RequestError(explain("train.micro_batch is missing", next_step="Add micro_batch = 64 to [train]"))
+        raise RequestError("train.micro_batch is missing", next_step="Add micro_batch = 64 to [train]")
     if mode != "strong-global":
         return train.micro_batch, train.grad_accum
     global_batch = train.global_batch or smallest_world * train.micro_batch * train.grad_accum
     if global_batch % world_size:
         nearby = sorted({global_batch // world_size * world_size, -(-global_batch // world_size) * world_size} - {0})
         raise RequestError(
-            explain(
-                f"a global batch of {global_batch} does not divide over {world_size} ranks",
-                valid=[f"train.global_batch = {size}" for size in nearby],
-                next_step=f"Or leave {world_size} out of scaling.gpus",
-            )
+            f"a global batch of {global_batch} does not divide over {world_size} ranks",
+            valid=[f"train.global_batch = {size}" for size in nearby],
+            next_step=f"Or leave {world_size} out of scaling.gpus",
         )
     share = global_batch // world_size
     # The largest micro-batch that divides the rank's share needs the fewest micro-steps.
@@ -70,20 +68,16 @@ def micro_batches_of(train: TrainSection, world_size: int, micro_batch: int) -> 
         return None
     if len(train.rank_speeds) < world_size:
         raise RequestError(
-            explain(
-                f"train.rank_speeds holds {len(train.rank_speeds)} speeds for {world_size} ranks",
-                next_step=f"Give {world_size}, one for each rank in order (fewer ranks use the first of them), or "
-                f"leave {world_size} out of scaling.gpus",
-            )
+            f"train.rank_speeds holds {len(train.rank_speeds)} speeds for {world_size} ranks",
+            next_step=f"Give {world_size}, one for each rank in order (fewer ranks use the first of them), or "
+            f"leave {world_size} out of scaling.gpus",
         )
     found = shares(world_size * micro_batch, train.rank_speeds[:world_size])
     if max(found) > _MOST_IMAGES:
         raise RequestError(
-            explain(
-                f"train.rank_speeds gives one rank {max(found):,} of {world_size * micro_batch:,} images",
-                valid=[f"at most {_MOST_IMAGES:,} images on a rank"],
-                next_step="Use a smaller train.micro_batch",
-            )
+            f"train.rank_speeds gives one rank {max(found):,} of {world_size * micro_batch:,} images",
+            valid=[f"at most {_MOST_IMAGES:,} images on a rank"],
+            next_step="Use a smaller train.micro_batch",
         )
     return None if len(set(found)) == 1 else found
 
@@ -103,11 +97,9 @@ def fraction_of(study: Study, world_size: int) -> float:
         share = exact(per_gpu) * world_size
     if share > 1:
         raise RequestError(
-            explain(
-                f"weak scaling with scaling.fraction_per_gpu = {per_gpu} needs {float(share):g} of the training images "
-                f"at {world_size} ranks",
-                valid=[f"scaling.fraction_per_gpu <= 1/{max(study.scaling.gpus)}"],
-                next_step="Use a smaller share per rank, or fewer ranks",
-            )
+            f"weak scaling with scaling.fraction_per_gpu = {per_gpu} needs {float(share):g} of the training images "
+            f"at {world_size} ranks",
+            valid=[f"scaling.fraction_per_gpu <= 1/{max(study.scaling.gpus)}"],
+            next_step="Use a smaller share per rank, or fewer ranks",
         )
     return float(share)

@@ -12,7 +12,7 @@ from typing import Any
 
 from vitscale.base import plugins
 from vitscale.base.text_file import beside, read_text
-from vitscale.errors import RequestError, explain, shown, unknown
+from vitscale.errors import RequestError, shown, unknown
 from vitscale.machine.hardware import Machine
 from vitscale.sources import Summary
 from vitscale.store.results import Curve, CurvePoint
@@ -140,17 +140,12 @@ def _refuse_idle_fields(file: StudyFile) -> None:
         if given and mode not in modes:
             said = f"{field} = {value}" if value is not None else f"sweep.'{field}'"
             raise RequestError(
-                explain(
-                    f"{said} has no meaning under scaling.mode = {', '.join(shown(m) for m in modes)}",
-                    next_step=f'Remove it, or set scaling.mode = "{mode}"',
-                )
+                f"{said} has no meaning under scaling.mode = {', '.join(shown(m) for m in modes)}",
+                next_step=f'Remove it, or set scaling.mode = "{mode}"',
             )
         if field in file.swept_fields and set(modes) != {mode}:
             raise RequestError(
-                explain(
-                    f"sweep.'{field}' varies nothing under other batch policies than {mode}",
-                    next_step="Split the study",
-                )
+                f"sweep.'{field}' varies nothing under other batch policies than {mode}", next_step="Split the study"
             )
 
 
@@ -172,7 +167,7 @@ def _refuse_idle_values(study: Study, by_hand: frozenset[str]) -> None:
         idle = ("data.fraction", "scaling.mode = 'weak' with scaling.fraction_per_gpu", "leave one of the two out")
     if idle is not None:
         field, where, otherwise = idle
-        raise RequestError(explain(f"{field} has no meaning under {where}", next_step=f"Remove it, or {otherwise}"))
+        raise RequestError(f"{field} has no meaning under {where}", next_step=f"Remove it, or {otherwise}")
 
 
 def _settled(
@@ -241,10 +236,8 @@ def _rank_counts(study: Study) -> list[int]:
         return gpus
     if 1 not in gpus:
         raise RequestError(
-            explain(
-                f"train.engine = 'none' trains on one rank, but scaling.gpus is {shown(gpus)}",
-                next_step="Add 1 to scaling.gpus, or use another engine",
-            )
+            f"train.engine = 'none' trains on one rank, but scaling.gpus is {shown(gpus)}",
+            next_step="Add 1 to scaling.gpus, or use another engine",
         )
     return [1]
 
@@ -278,18 +271,14 @@ def _check_length_is_said(study: Study) -> None:
     if study.train.target_accuracy is not None and (study.train.epochs is None or not study.measure.evaluate):
         lacking = "train.epochs is not given" if study.train.epochs is None else "measure.evaluate is false"
         raise RequestError(
-            explain(
-                f"train.target_accuracy = {study.train.target_accuracy} is looked for after each epoch, and {lacking}",
-                next_step="Give train.epochs as the limit, and leave measure.evaluate at true",
-            )
+            f"train.target_accuracy = {study.train.target_accuracy} is looked for after each epoch, and {lacking}",
+            next_step="Give train.epochs as the limit, and leave measure.evaluate at true",
         )
     if (study.train.epochs is None) == (study.measure.steps is None):
         both = "both are given" if study.train.epochs is not None else "neither is given"
         raise RequestError(
-            explain(
-                f"a run's length is train.epochs or measure.steps, and {both}",
-                next_step="Give one: epochs = 3 under [train], or steps = 50 under [measure]",
-            )
+            f"a run's length is train.epochs or measure.steps, and {both}",
+            next_step="Give one: epochs = 3 under [train], or steps = 50 under [measure]",
         )
 
 
@@ -300,17 +289,13 @@ def _check_length(trial: Trial, summary: Summary) -> None:
     steps = steps_per_epoch(images, trial.world.size, train.micro_batch, train.grad_accum, train.drop_last)
     if steps == 0:
         raise RequestError(
-            explain(
-                f"{images} training images do not fill one global batch of {trial.global_batch}, and train.drop_last "
-                "leaves incomplete ones out",
-                next_step="Use a smaller train.micro_batch, fewer ranks, or drop_last = false",
-            )
+            f"{images} training images do not fill one global batch of {trial.global_batch}, and train.drop_last "
+            "leaves incomplete ones out",
+            next_step="Use a smaller train.micro_batch, fewer ranks, or drop_last = false",
         )
     if train.epochs is not None and steps * train.epochs <= window.warmup_steps:
         raise RequestError(
-            explain(
-                f"{train.epochs} epoch(s) of {steps} step(s) on {trial.world.size} rank(s) are all warm-up "
-                f"(measure.warmup_steps = {window.warmup_steps})",
-                next_step="Train more epochs, or warm up for fewer steps",
-            )
+            f"{train.epochs} epoch(s) of {steps} step(s) on {trial.world.size} rank(s) are all warm-up "
+            f"(measure.warmup_steps = {window.warmup_steps})",
+            next_step="Train more epochs, or warm up for fewer steps",
         )

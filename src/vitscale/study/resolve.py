@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from vitscale.base.pydantic_errors import wrong_value
 from vitscale.base.text_file import beside
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 from vitscale.machine.hardware import Machine
 from vitscale.study.sections import Study, TrainSection
 from vitscale.trial import deepspeed_config
@@ -34,10 +34,8 @@ def with_deepspeed_config(
         return study, None
     if "deepspeed" not in (train.engine, train.accelerate_backend):
         raise RequestError(
-            explain(
-                f"train.deepspeed_config is set, but train.engine is {shown(train.engine)}",
-                next_step='Use train.engine = "deepspeed", or remove train.deepspeed_config',
-            )
+            f"train.deepspeed_config is set, but train.engine is {shown(train.engine)}",
+            next_step='Use train.engine = "deepspeed", or remove train.deepspeed_config',
         )
     config = deepspeed_config.read(beside(study_path, train.deepspeed_config))
     values = train.model_dump()
@@ -45,9 +43,7 @@ def with_deepspeed_config(
     wrong = deepspeed_config.contradictions(config, set_by_hand)
     if wrong:
         raise RequestError(
-            explain(
-                "; ".join(wrong), next_step="Let one of the two decide: what the DeepSpeed file fixes cannot be varied"
-            )
+            "; ".join(wrong), next_step="Let one of the two decide: what the DeepSpeed file fixes cannot be varied"
         )
     fixed = deepspeed_config.fixed_fields(config)
     fixed.pop("train.optimizer", None)  # built by DeepSpeed as the file describes it
@@ -82,21 +78,17 @@ def device_of(study: Study, machine: Machine) -> Device:
     """
     if study.train.device != "cpu" and machine.gpus_unreadable is not None:
         raise RequestError(
-            explain(
-                f"train.device is '{study.train.device}', and no GPU can be read: {machine.gpus_unreadable}",
-                next_step="Correct CUDA_VISIBLE_DEVICES, or give the container NVML (NVIDIA_DRIVER_CAPABILITIES with "
-                "'utility'); or set train.device = 'cpu'",
-            )
+            f"train.device is '{study.train.device}', and no GPU can be read: {machine.gpus_unreadable}",
+            next_step="Correct CUDA_VISIBLE_DEVICES, or give the container NVML (NVIDIA_DRIVER_CAPABILITIES with "
+            "'utility'); or set train.device = 'cpu'",
         )
     if study.train.device == "auto":
         return "cuda" if machine.gpus else "cpu"
     if study.train.device == "cuda" and not machine.gpus:
         raise RequestError(
-            explain(
-                "train.device is 'cuda', but this machine offers no GPU",
-                valid=["cpu", "auto"],
-                next_step="Check nvidia-smi and CUDA_VISIBLE_DEVICES if it should have one",
-            )
+            "train.device is 'cuda', but this machine offers no GPU",
+            valid=["cpu", "auto"],
+            next_step="Check nvidia-smi and CUDA_VISIBLE_DEVICES if it should have one",
         )
     return study.train.device
 
@@ -124,11 +116,9 @@ def world_of(ranks: int, ranks_per_node: int | None, threads: int) -> World:
         return World(ranks_per_node=ranks, threads_per_rank=threads)
     if ranks % ranks_per_node:
         raise RequestError(
-            explain(
-                f"{ranks} ranks do not fill hosts of {ranks_per_node}",
-                valid=[f"scaling.gpus in multiples of {ranks_per_node}, or below it"],
-                next_step="Or set scaling.gpus_per_node to a number that divides them all",
-            )
+            f"{ranks} ranks do not fill hosts of {ranks_per_node}",
+            valid=[f"scaling.gpus in multiples of {ranks_per_node}, or below it"],
+            next_step="Or set scaling.gpus_per_node to a number that divides them all",
         )
     return World(nodes=ranks // ranks_per_node, ranks_per_node=ranks_per_node, threads_per_rank=threads)
 
@@ -163,9 +153,7 @@ def threads_of(study: Study, device: Device, machine: Machine, most_per_node: in
 def _refuse(what: str, fitting_ranks: int) -> None:
     fitting = f"scaling.gpus up to {fitting_ranks}" if fitting_ranks else "fewer launch.threads_per_rank"
     raise RequestError(
-        explain(
-            what,
-            valid=[fitting],
-            next_step="Or set launch.oversubscribe = true to share them, which says nothing about scaling",
-        )
+        what,
+        valid=[fitting],
+        next_step="Or set launch.oversubscribe = true to share them, which says nothing about scaling",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 from vitscale.sources import Summary
 from vitscale.trial.hf_config import read_config
 from vitscale.trial.model_spec import ModelSpec
@@ -24,16 +24,14 @@ def check(trial: Trial, summary: Summary) -> None:
     """
     if trial.model.task != summary.task:
         raise RequestError(
-            explain(
-                f"data.name = {shown(trial.data.name)} has labels for {summary.task}, and the model is for "
-                f"{trial.model.task}",
-                next_step=f"Set model.task = {shown(summary.task)}, or use other data",
-            )
+            f"data.name = {shown(trial.data.name)} has labels for {summary.task}, and the model is for "
+            f"{trial.model.task}",
+            next_step=f"Set model.task = {shown(summary.task)}, or use other data",
         )
     own_sizes = summary.sizes_vary and trial.data.evaluation == "whole" and trial.window.evaluate
     if own_sizes and trial.model.name is not None and trial.model.depths is None:
         what = f"{trial.model.name} takes images of one size, and whole ones are evaluated in their own proportions"
-        raise RequestError(explain(what, next_step='Set data.evaluation = "sliding"'))
+        raise RequestError(what, next_step='Set data.evaluation = "sliding"')
     if trial.model.task == "segmentation" and _pools_to_one_pixel(trial.model):
         _check_batch_norm(trial, samples_used(summary.train_samples, trial.data.fraction))
 
@@ -63,11 +61,9 @@ def _check_batch_norm(trial: Trial, samples: int) -> None:
     whose = "a rank's own images" if local else "the images of all ranks"
     other = ', or train.batch_norm = "synchronised" on two ranks or more' if local else ""
     raise RequestError(
-        explain(
-            f"on {trial.world.size} rank(s) {what} leaves a batch norm over {whose} only one of them, and UperNet "
-            "pools each to a single pixel: one value has no variance",
-            next_step=remedy + other,
-        )
+        f"on {trial.world.size} rank(s) {what} leaves a batch norm over {whose} only one of them, and UperNet "
+        "pools each to a single pixel: one value has no variance",
+        next_step=remedy + other,
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitscale.base.text_file import beside, has_long_keys, read_text
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 
 SECTIONS = ("launch", "slurm", "node")
 """What a site file may say; it is put over what the study says of the same."""
@@ -46,19 +46,15 @@ def read_site(path: Path) -> dict[str, dict[str, Any]]:
         raw = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise RequestError(
-            explain(
-                f"site file {shown(str(path))} is not TOML: {error}", next_step="Strings need quotes, lists brackets"
-            )
+            f"site file {shown(str(path))} is not TOML: {error}", next_step="Strings need quotes, lists brackets"
         ) from None
     for name, section in raw.items():
         if name not in SECTIONS or not isinstance(section, dict):
             kind = f"section {shown(name)}" if isinstance(section, dict) else f"key {shown(name)} outside a section"
             raise RequestError(
-                explain(
-                    f"site file {shown(str(path))} has a {kind}",
-                    valid=[f"[{each}]" for each in SECTIONS],
-                    next_step="What is to be studied belongs in the study file",
-                )
+                f"site file {shown(str(path))} has a {kind}",
+                valid=[f"[{each}]" for each in SECTIONS],
+                next_step="What is to be studied belongs in the study file",
             )
     hostfile = raw.get("launch", {}).get("hostfile")
     if isinstance(hostfile, str):

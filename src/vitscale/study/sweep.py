@@ -37,7 +37,7 @@ def choices(sweep: Mapping[str, Sequence[Any]]) -> list[list[Choice]]:
             if field in by_field:
                 both = f"sweep.{shown(by_field[field])} and sweep.{shown(key)}"
                 raise RequestError(
-                    explain(f"{both} both vary {field}", next_step="Give all values of a field under one of the two")
+                    f"{both} both vary {field}", next_step="Give all values of a field under one of the two"
                 )
             by_field[field] = key
     return found
@@ -53,9 +53,9 @@ def _choices_of(key: str, values: Sequence[Any]) -> list[Choice]:
     if key not in SWEEPABLE and key not in _SECTIONS:
         raise RequestError(explain(f"{named} is no field that can be swept", valid=SWEEPABLE) + nearest(key, SWEEPABLE))
     if not values:
-        raise RequestError(explain(f"{named} is an empty list", next_step="Give at least one value"))
+        raise RequestError(f"{named} is an empty list", next_step="Give at least one value")
     if any(value in values[:place] for place, value in enumerate(values)):
-        raise RequestError(explain(f"{named} holds a value twice: {shown(values)}", next_step="Name each value once"))
+        raise RequestError(f"{named} holds a value twice: {shown(values)}", next_step="Name each value once")
     if key in SWEEPABLE:
         return [{key: value} for value in values]
     return [_of_table(key, value) for value in values]
@@ -66,15 +66,13 @@ def _of_table(section: str, table: Any) -> Choice:
     fields = [field.partition(".")[2] for field in SWEEPABLE if field.startswith(f"{section}.")]
     if not isinstance(table, dict):
         raise RequestError(
-            explain(
-                f"{named} names a section, and holds {shown(table)}",
-                next_step=f"Give tables of fields that go together, as {{{fields[0]} = ...}}, or sweep one field, as "
-                f'"{section}.{fields[0]}" = [...]',
-            )
+            f"{named} names a section, and holds {shown(table)}",
+            next_step=f"Give tables of fields that go together, as {{{fields[0]} = ...}}, or sweep one field, as "
+            f'"{section}.{fields[0]}" = [...]',
         )
     if not table:
         raise RequestError(
-            explain(f"{named} holds an empty table", next_step="Give each table at least one field, or leave it out")
+            f"{named} holds an empty table", next_step="Give each table at least one field, or leave it out"
         )
     for key in table:
         if key not in fields:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vitscale.base.plugins import target
 from vitscale.base.text_file import beside, read_text
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 from vitscale.trial.model_spec import NAMED_MODELS, ModelSpec
 
 _WEIGHTS = "model.safetensors"
@@ -49,10 +49,8 @@ def weights_digest(model: ModelSpec) -> str | None:
     files = sorted(folder.glob("*.safetensors"))
     if not files or not (folder / "config.json").is_file():
         raise RequestError(
-            explain(
-                f"model.weights {shown(model.weights)} has no {'config.json' if files else 'file *.safetensors'}",
-                next_step="Give a folder that `save_pretrained` of transformers wrote, or a name of the hub",
-            )
+            f"model.weights {shown(model.weights)} has no {'config.json' if files else 'file *.safetensors'}",
+            next_step="Give a folder that `save_pretrained` of transformers wrote, or a name of the hub",
         )
     digest = hashlib.sha256()
     for path in (folder / "config.json", *files):
@@ -91,11 +89,8 @@ def _from_hub(name: str, file: str, key: str) -> Path:
     except Exception as error:  # no network, no such model, no permission: the library has a class for each
         reason = " ".join(str(error).split())[:300]
         raise RequestError(
-            explain(
-                f"model.{key} {shown(name)} is no folder beside the study file and cannot be had from the hub: "
-                f"{reason}",
-                next_step=f"Give a local folder with a {file}, or a name that exists there",
-            )
+            f"model.{key} {shown(name)} is no folder beside the study file and cannot be had from the hub: {reason}",
+            next_step=f"Give a local folder with a {file}, or a name that exists there",
         ) from None
 
 
@@ -105,20 +100,16 @@ def _check_factory(study_path: Path, factory: str) -> None:
     spec = _found(module.split("."), [str(Path.cwd()), str(study_path.parent.absolute())])
     if spec is None:
         raise RequestError(
-            explain(
-                f"model.factory {shown(factory)}: there is no module {shown(module)}",
-                next_step="Put it beside the study file or into the working directory, or install it",
-            )
+            f"model.factory {shown(factory)}: there is no module {shown(module)}",
+            next_step="Put it beside the study file or into the working directory, or install it",
         )
     if spec.origin is None or not spec.origin.endswith(".py"):
         return  # compiled: only the rank can look inside
     names = _names_in(Path(spec.origin), factory)
     if names is not None and function not in names:
         raise RequestError(
-            explain(
-                f"model.factory {shown(factory)}: {spec.origin} has no {shown(function)}",
-                valid=sorted(name for name in names if not name.startswith("_"))[:20],
-            )
+            f"model.factory {shown(factory)}: {spec.origin} has no {shown(function)}",
+            valid=sorted(name for name in names if not name.startswith("_"))[:20],
         )
 
 
@@ -145,7 +136,7 @@ def _names_in(source: Path, factory: str) -> set[str] | None:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
-        raise RequestError(explain(f"model.factory {shown(factory)}: {source}{line} is no Python: {error}")) from None
+        raise RequestError(f"model.factory {shown(factory)}: {source}{line} is no Python: {error}") from None
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vitscale.base.pydantic_errors import wrong_value
 from vitscale.base.text_file import read_text
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 from vitscale.trial.trial import ZeroStage
 
 _DEEPEST = 20
@@ -86,15 +86,13 @@ def read_json(path: Path, *, next_step: str) -> dict[str, Any]:
         config = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
         _require_plain(config)
     except json.JSONDecodeError as error:
-        raise RequestError(
-            explain(f"{named} is not JSON at line {error.lineno}, column {error.colno}: {error.msg}")
-        ) from None
+        raise RequestError(f"{named} is not JSON at line {error.lineno}, column {error.colno}: {error.msg}") from None
     except RecursionError:
-        raise RequestError(explain(f"{named} is nested too deeply", valid=[f"{_DEEPEST} levels"])) from None
+        raise RequestError(f"{named} is nested too deeply", valid=[f"{_DEEPEST} levels"]) from None
     except ValueError as error:
-        raise RequestError(explain(f"{named} is not JSON: {error}")) from None
+        raise RequestError(f"{named} is not JSON: {error}") from None
     if not isinstance(config, dict):
-        raise RequestError(explain(f"{named} holds {shown(config)}", valid=["one object: { ... }"]))
+        raise RequestError(f"{named} holds {shown(config)}", valid=["one object: { ... }"])
     return config
 
 
@@ -171,19 +169,15 @@ def _precision(known: _Known) -> str | None:
     enabled = [precision for precision, switch in switches.items() if switch.enabled]
     if len(enabled) > 1:
         raise RequestError(
-            explain(
-                f"the DeepSpeed configuration enables {' and '.join(enabled)} at once",
-                valid=["one of bf16.enabled, fp16.enabled and torch_autocast.enabled"],
-            )
+            f"the DeepSpeed configuration enables {' and '.join(enabled)} at once",
+            valid=["one of bf16.enabled, fp16.enabled and torch_autocast.enabled"],
         )
     if not enabled:
         # Autocast refused, and nothing else asked for: fp32 is what is left.
         return "fp32" if known.torch_autocast.enabled is False else None
     dtype = known.torch_autocast.dtype
     if enabled == ["bf16"] and dtype not in (None, "bfloat16", "bf16", "torch.bfloat16"):
-        raise RequestError(
-            explain(f"torch_autocast.dtype is {shown(dtype)} in the DeepSpeed configuration", valid=["bfloat16"])
-        )
+        raise RequestError(f"torch_autocast.dtype is {shown(dtype)} in the DeepSpeed configuration", valid=["bfloat16"])
     return enabled[0]
 
 
@@ -275,10 +269,8 @@ def check_batch(config: dict[str, Any], mode: str, trial_values: dict[str, int])
             wrong.append(f"{key} is {value} in the file but {trial_values[key]} in the study")
     if wrong:
         raise RequestError(
-            explain(
-                f"the DeepSpeed configuration contradicts the study: {'; '.join(wrong)}",
-                next_step=f'Remove {", ".join(given)} from the file (or set to "auto"): the study sets them',
-            )
+            f"the DeepSpeed configuration contradicts the study: {'; '.join(wrong)}",
+            next_step=f'Remove {", ".join(given)} from the file (or set to "auto"): the study sets them',
         )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vitscale.base import plugins
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 from vitscale.trial.facts import fact_of
 from vitscale.trial.rank_batches import in_words
 from vitscale.trial.trial import Device, Precision, TrainSpec, Trial
@@ -77,7 +77,7 @@ def check(train: TrainSpec) -> None:
     """
     known(train.engine)
     for refusal in _refusals(train):
-        raise RequestError(explain(refusal.what, next_step=refusal.next_step))
+        raise RequestError(refusal.what, next_step=refusal.next_step)
 
 
 def check_checkpoint(train: TrainSpec) -> None:
@@ -93,7 +93,7 @@ def check_checkpoint(train: TrainSpec) -> None:
         reason = "the optimizer is that of the DeepSpeed file, whose states may be of any form"
     if reason is not None:
         raise RequestError(
-            explain(f"measure.checkpoint cannot be done under {_engine(train)}: {reason}", next_step="Leave it out")
+            f"measure.checkpoint cannot be done under {_engine(train)}: {reason}", next_step="Leave it out"
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 _LARGEST_CONFIG_BYTES = 1 << 20
@@ -57,9 +57,7 @@ def hf_shape(hf: str) -> HfShape | None:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         raise RequestError(
-            explain(
-                f"model.hf {shown(hf)}: {key} = {shown(first['input'])} in config.json cannot be used: {first['msg']}"
-            )
+            f"model.hf {shown(hf)}: {key} = {shown(first['input'])} in config.json cannot be used: {first['msg']}"
         ) from None
 
 
@@ -87,8 +85,6 @@ def read_config(hf: str) -> dict[str, Any] | None:
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: no home folder, or nested too deeply
         problem = f"cannot be read: {type(error).__name__}: {str(error)[:200]}"
     raise RequestError(
-        explain(
-            f"model.hf {shown(hf)} {problem}",
-            next_step="Name a folder with an image-classification config.json, or a model of the hub",
-        )
+        f"model.hf {shown(hf)} {problem}",
+        next_step="Name a folder with an image-classification config.json, or a model of the hub",
     )

@@ -16,7 +16,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import BeforeValidator, Field
 
 from vitscale.base.plugins import names
-from vitscale.errors import RequestError, VitscaleError, explain, shown, unknown
+from vitscale.errors import RequestError, VitscaleError, shown, unknown
 from vitscale.trial import model_counts
 from vitscale.trial.facts import Fact, Spec
 from vitscale.trial.hf_config import hf_shape
@@ -123,27 +123,21 @@ def resolve(spec: ModelSpec, dataset_classes: int, channels: int | None = None) 
     given = [key for key in ("name", "hf", "factory") if getattr(spec, key) is not None]
     if len(given) != 1:
         got = " and ".join(given) if given else "none of them"
-        raise RequestError(
-            explain(f"[model] needs exactly one of name, hf and factory; it has {got}", valid=NAMED_MODELS)
-        )
+        raise RequestError(f"[model] needs exactly one of name, hf and factory; it has {got}", valid=NAMED_MODELS)
     if spec.parameter_count is not None:
-        raise RequestError(explain("model.parameter_count is of imported logs alone", next_step="Remove it"))
+        raise RequestError("model.parameter_count is of imported logs alone", next_step="Remove it")
     classes = dataset_classes if spec.num_classes is None else spec.num_classes
     if classes < dataset_classes:
         raise RequestError(
-            explain(
-                f"model.num_classes = {classes} is fewer than the dataset's {dataset_classes} classes",
-                next_step="Leave num_classes out to take the dataset's count",
-            )
+            f"model.num_classes = {classes} is fewer than the dataset's {dataset_classes} classes",
+            next_step="Leave num_classes out to take the dataset's count",
         )
     if channels is None:
         channels = spec.channels
     elif "channels" in spec.model_fields_set and spec.channels != channels:
         raise RequestError(
-            explain(
-                f"model.channels = {spec.channels}, and the images have {channels}",
-                next_step="Remove it: the model takes what data.channels says",
-            )
+            f"model.channels = {spec.channels}, and the images have {channels}",
+            next_step="Remove it: the model takes what data.channels says",
         )
     filled: dict[str, object] = {"num_classes": classes, "channels": channels}
     if spec.name is not None:
@@ -154,10 +148,8 @@ def resolve(spec: ModelSpec, dataset_classes: int, channels: int | None = None) 
         _refuse_shape_fields(spec, "factory", {})
         if not _FACTORY.fullmatch(spec.factory or "") or len(spec.factory or "") > 500:
             raise RequestError(
-                explain(
-                    f"model.factory {shown(spec.factory)} is not of the form 'module:function'",
-                    next_step="Name an importable function, such as 'my_models.vit:build'",
-                )
+                f"model.factory {shown(spec.factory)} is not of the form 'module:function'",
+                next_step="Name an importable function, such as 'my_models.vit:build'",
             )
     resolved = spec.model_copy(update=filled | _segmentation(spec))
     _check_shape(resolved)
@@ -176,16 +168,14 @@ def _segmentation(spec: ModelSpec) -> dict[str, object]:
         ("auxiliary_weight", spec.task == "segmentation", 'model.task = "segmentation"'),
     ):
         if not applies and (value := getattr(spec, key)) is not None:
-            raise RequestError(explain(f"model.{key} = {value} is of {where} alone", next_step=f"Remove {key}"))
+            raise RequestError(f"model.{key} = {value} is of {where} alone", next_step=f"Remove {key}")
     if spec.task == "classification":
         return {}
     if spec.hf is not None and hf_shape(spec.hf) is not None:
         raise RequestError(
-            explain(
-                f"model.hf {shown(spec.hf)} is a plain ViT, which transformers has no segmentation head for",
-                next_step="Name a vit-* model, whose pyramid is vitscale's own, or a configuration of upernet, beit, "
-                "dpt or segformer",
-            )
+            f"model.hf {shown(spec.hf)} is a plain ViT, which transformers has no segmentation head for",
+            next_step="Name a vit-* model, whose pyramid is vitscale's own, or a configuration of upernet, beit, "
+            "dpt or segformer",
         )
     if spec.name is None:
         return {}
@@ -201,11 +191,9 @@ def _named_shape(spec: ModelSpec) -> dict[str, object]:
     for key in SHAPE_FIELDS:
         if key not in own and getattr(spec, key) is not None:
             raise RequestError(
-                explain(
-                    f"model.{key} = {shown(getattr(spec, key))} has no meaning for {spec.name}",
-                    valid=own,
-                    next_step=f"Remove {key}",
-                )
+                f"model.{key} = {shown(getattr(spec, key))} has no meaning for {spec.name}",
+                valid=own,
+                next_step=f"Remove {key}",
             )
     filled = {key: getattr(spec, key) or getattr(shape, key, None) for key in own}
     return filled if shape.depths else filled | {"mlp_size": spec.mlp_size or 4 * (filled["hidden_size"] or 0)}
@@ -216,48 +204,38 @@ def _check_shape(spec: ModelSpec) -> None:
     segments = spec.task == "segmentation" and spec.name is not None
     if segments and spec.depths is not None and len(spec.depths) < _LEAST_STAGES:
         raise RequestError(
-            explain(
-                f"model.depths = {list(spec.depths)} makes {len(spec.depths)} feature maps, too few for UperNet",
-                valid=[f"{_LEAST_STAGES} stages or more"],
-            )
+            f"model.depths = {list(spec.depths)} makes {len(spec.depths)} feature maps, too few for UperNet",
+            valid=[f"{_LEAST_STAGES} stages or more"],
         )
     if segments and spec.depths is None and patch is not None and spec.image_size < 2 * patch:
         raise RequestError(
-            explain(
-                f"model.image_size = {spec.image_size} is one patch, and a pyramid's smallest map has half its side",
-                valid=[f"{2 * patch} or more"],
-            )
+            f"model.image_size = {spec.image_size} is one patch, and a pyramid's smallest map has half its side",
+            valid=[f"{2 * patch} or more"],
         )
     if patch is not None and spec.depths is not None:
         least = patch << (len(spec.depths) - 1)  # the library pads the rest
         if spec.image_size < least:
             raise RequestError(
-                explain(
-                    f"model.image_size = {spec.image_size} leaves nothing of an image for the last of "
-                    f"{len(spec.depths)} stages",
-                    valid=[f"{least} or more"],
-                    next_step="Use larger images, or fewer model.depths",
-                )
+                f"model.image_size = {spec.image_size} leaves nothing of an image for the last of "
+                f"{len(spec.depths)} stages",
+                valid=[f"{least} or more"],
+                next_step="Use larger images, or fewer model.depths",
             )
     elif patch is not None and spec.image_size % patch:
         below = spec.image_size // patch * patch
         nearest = [size for size in (below, below + patch) if 0 < size <= 8192]
         raise RequestError(
-            explain(
-                f"model.image_size = {spec.image_size} is not divisible by patch_size = {patch}",
-                valid=nearest,
-                next_step="Take one of these image sizes, or set model.patch_size",
-            )
+            f"model.image_size = {spec.image_size} is not divisible by patch_size = {patch}",
+            valid=nearest,
+            next_step="Take one of these image sizes, or set model.patch_size",
         )
     hidden, heads = spec.hidden_size, spec.heads
     if hidden is not None and heads is not None and hidden % heads:
         divisors = [n for n in range(1, min(hidden, 1024) + 1) if hidden % n == 0]
         raise RequestError(
-            explain(
-                f"model.hidden_size = {hidden} is not divisible by heads = {heads}",
-                valid=sorted(sorted(divisors, key=lambda n: abs(n - heads))[:4]),
-                next_step="Take one of these numbers of heads, or another hidden_size",
-            )
+            f"model.hidden_size = {hidden} is not divisible by heads = {heads}",
+            valid=sorted(sorted(divisors, key=lambda n: abs(n - heads))[:4]),
+            next_step="Take one of these numbers of heads, or another hidden_size",
         )
 
 
@@ -268,11 +246,9 @@ def _refuse_shape_fields(spec: ModelSpec, source: str, allowed: dict[str, int]) 
         if value is not None and value != allowed.get(key):
             fixed = f", which says {allowed[key]}" if key in allowed else ""
             raise RequestError(
-                explain(
-                    f"model.{key} = {value} cannot be set with model.{source}{fixed}",
-                    valid=["image_size", "num_classes"],
-                    next_step=f"Remove {key}, or use a named model",
-                )
+                f"model.{key} = {value} cannot be set with model.{source}{fixed}",
+                valid=["image_size", "num_classes"],
+                next_step=f"Remove {key}, or use a named model",
             )
 
 
@@ -444,7 +420,7 @@ def counted(text: str) -> int:
     count = round(float(match[1]) * 1000 ** _THOUSANDS[match[2].lower()]) if match else 0
     if not 1 <= count <= 10**14:
         raise RequestError(
-            explain(f"{shown(text)} is no number of parameters", valid=["1 to 10^14"], next_step="Write 110M or 1.3B")
+            f"{shown(text)} is no number of parameters", valid=["1 to 10^14"], next_step="Write 110M or 1.3B"
         )
     return count
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vitscale.errors import RequestError, explain, shown
+from vitscale.errors import RequestError, shown
 
 Level = Literal["inside", "across"]
 """Of a host."""
@@ -126,9 +126,5 @@ def _link(named: str, bytes_per_second: float, latency: float) -> Link:
 
 def _refused(text: str, why: str) -> RequestError:
     return RequestError(
-        explain(
-            f"the network {shown(text)} {why}",
-            valid=VALID,
-            next_step="Or leave it out and measure it: `vitscale check`",
-        )
+        f"the network {shown(text)} {why}", valid=VALID, next_step="Or leave it out and measure it: `vitscale check`"
     )

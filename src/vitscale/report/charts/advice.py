@@ -7,7 +7,7 @@ from pathlib import Path
 from vitscale.advice import words as advised
 from vitscale.advice.option import Option
 from vitscale.advice.pipeline import Advice
-from vitscale.errors import RequestError, explain, shown, unknown
+from vitscale.errors import RequestError, shown, unknown
 from vitscale.prediction.configurations import Candidate
 from vitscale.present import units
 from vitscale.present.document import Figure, View
@@ -133,13 +133,11 @@ def write_advice_chart(advice: Advice, path: Path) -> None:
     kind = check_format(path)
     chart = advice_chart(advice)
     if chart is None:
-        raise RequestError(explain("there is nothing to draw: no configuration's time is known"))
+        raise RequestError("there is nothing to draw: no configuration's time is known")
     try:
         write_bytes(path, picture(chart.views[0], kind))
     except OSError as error:
-        raise RequestError(
-            explain(f"the chart cannot be written to {shown(str(path))}: {error.strerror or error}")
-        ) from error
+        raise RequestError(f"the chart cannot be written to {shown(str(path))}: {error.strerror or error}") from error
 
 
 def check_format(path: Path) -> str:

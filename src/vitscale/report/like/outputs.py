@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitscale.errors import RequestError, explain, shown, unknown
+from vitscale.errors import RequestError, shown, unknown
 from vitscale.present.document import Block, Bullets, Code, Document, Paragraph, Section
 from vitscale.present.drawing import FIGURE_FORMATS, draw
 from vitscale.present.html import to_html
@@ -70,11 +70,9 @@ def write(
         raise  # nobody reads on: no error
     except OSError as error:
         raise RequestError(
-            explain(
-                f"the figures cannot be written to {shown(str(error.filename or output or results))}: "
-                f"{error.strerror or error}",
-                next_step="Name another folder with -o",
-            )
+            f"the figures cannot be written to {shown(str(error.filename or output or results))}: "
+            f"{error.strerror or error}",
+            next_step="Name another folder with -o",
         ) from error
 
 

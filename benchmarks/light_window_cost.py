@@ -31,7 +31,7 @@ from vitscale.engines.plain import PlainEngine
 from vitscale.store import RankLog
 from vitscale.trial.model_spec import ModelSpec, resolve
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
-from vitscale.worker.place import Place
+from vitscale.worker.rank_process import Place
 from vitscale.worker.training import Training
 
 LIMIT_SHARE = 0.005

@@ -13,7 +13,7 @@ from pathlib import Path
 from vitscale.processes import launch_file
 from vitscale.processes.heartbeat import Heartbeat
 from vitscale.store import write_whole
-from vitscale.worker import place as placing
+from vitscale.worker import rank_process
 
 SHOWN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME", "ARRIVING")
 
@@ -21,17 +21,17 @@ SHOWN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "GLOO
 def main(folder: Path) -> None:
     launch = launch_file.read(folder)
     assert launch is not None
-    placing.with_environment(launch)
-    placing.die_with_parent(launch)
-    place = placing.own_place(placing.now_ns(), launch)
-    heartbeat = Heartbeat(launch, f"rank {place.rank}")
+    rank_process.with_environment(launch)
+    rank_process.die_with_parent(launch)
+    own = rank_process.rank_info(rank_process.now_ns(), launch)
+    heartbeat = Heartbeat(launch, f"rank {own.rank}")
     said = {
-        "place": [place.rank, place.world_size, place.local_rank],
+        "place": [own.rank, own.world_size, own.local_rank],
         "host": socket.gethostname(),
         "variables": {name: os.environ.get(name) for name in SHOWN},
     }
-    write_whole(folder / f"arrived-{place.rank}.json", json.dumps(said))
-    while not (folder / f"kill-{place.rank}").exists():
+    write_whole(folder / f"arrived-{own.rank}.json", json.dumps(said))
+    while not (folder / f"kill-{own.rank}").exists():
         time.sleep(0.02)
     os.kill(os.getpid(), signal.SIGKILL)
     heartbeat.close()

@@ -31,11 +31,11 @@ from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 from vitscale.worker import passes
 from vitscale.worker.group import device_of, join
 from vitscale.worker.passes import Passes
-from vitscale.worker.place import Place
+from vitscale.worker.rank_process import RankInfo
 from vitscale.worker.session import measured_checkpoint
 from vitscale.worker.training import counted_traffic
 
-PLACE = Place(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"]), None)
+PLACE = RankInfo(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"]), None)
 
 
 def trial_of(job: Job) -> Trial:

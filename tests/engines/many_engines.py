@@ -22,8 +22,7 @@ from engines.forgetting import forget_engines
 from vitscale import engines, models
 from vitscale.datasets import label_losses
 from vitscale.models.segmentation import AuxiliaryLogits
-from vitscale.probes.flight_recorder import size_ring
-from vitscale.probes.traffic import TrafficCounter
+from vitscale.probes.traffic import TrafficCounter, size_ring
 from vitscale.trial.model_spec import ModelSpec, resolve
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 from vitscale.worker.training import COUNTED_STEPS, FIRST_USUAL_STEP

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vitscale.engines.blocks import blocks_of, with_options
+from vitscale.engines.base import blocks_of, with_options
 from vitscale.errors import RequestError
 from vitscale.models import build
 from vitscale.trial.model_spec import ModelSpec, resolve

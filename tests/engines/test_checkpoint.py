@@ -22,8 +22,7 @@ from vitscale.engines import checkpoint
 from vitscale.engines.base import Engine
 from vitscale.engines.deepspeed import quiet_import
 from vitscale.engines.plain import PlainEngine
-from vitscale.engines.whole_tensors import TorchTensors
-from vitscale.engines.zero_tensors import _DeepSpeedLossScale
+from vitscale.engines.whole_tensors import TorchTensors, _DeepSpeedLossScale
 from vitscale.errors import RequestError
 from vitscale.trial.trial import TrainSpec
 

@@ -220,10 +220,10 @@ def test_a_binding_is_told_from_what_is_inherited(
 PIN = """
 import json, os
 from vitscale.trial.trial import World
-from vitscale.worker.place import Place, pin
+from vitscale.worker.rank_process import RankInfo, pin
 before = sorted(os.sched_getaffinity(0))
 rank = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", "0"))
-pin(Place(rank, 2, rank, None), World(ranks_per_node=2, threads_per_rank=1), "cpu")
+pin(RankInfo(rank, 2, rank, None), World(ranks_per_node=2, threads_per_rank=1), "cpu")
 print(json.dumps([before, sorted(os.sched_getaffinity(0))]))
 """
 

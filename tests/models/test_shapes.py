@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vitscale import models
-from vitscale.engines.blocks import blocks_of
+from vitscale.engines.base import blocks_of
 from vitscale.models.segmentation import AuxiliaryLogits
 from vitscale.prediction.step.gradients import tensors
 from vitscale.trial import model_spec

@@ -13,8 +13,8 @@ import pynvml
 import pytest
 
 from fake_nvml import UUID, FakeNvml, installed
-from vitscale.probes import energy
-from vitscale.probes.energy import Counter, CounterMeter, energy_meter
+from vitscale.probes import resources
+from vitscale.probes.resources import Counter, CounterMeter, energy_meter
 from vitscale.store.records import EnergyReading
 
 rapl_of_zeus = pytest.importorskip("zeus.device.cpu.rapl", reason="needs vitscale[energy]")
@@ -45,7 +45,7 @@ class Rapl:
 def rapl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rapl]:
     folder = tmp_path / "intel-rapl"
     monkeypatch.setattr(rapl_of_zeus, "RAPL_DIR", str(folder))
-    monkeypatch.setattr(energy, "RAPL_FOLDERS", (folder,))
+    monkeypatch.setattr(resources, "RAPL_FOLDERS", (folder,))
     rapl_of_zeus.rapl_is_available.cache_clear()
     yield Rapl(folder)
     rapl_of_zeus.rapl_is_available.cache_clear()
@@ -155,7 +155,7 @@ def reason_of(gpu_uuid: str | None = None) -> str:
 
 
 def test_without_rapl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(energy, "RAPL_FOLDERS", (tmp_path / "none",))
+    monkeypatch.setattr(resources, "RAPL_FOLDERS", (tmp_path / "none",))
     assert reason_of() == f"no RAPL on this host: {tmp_path / 'none'} is missing"
 
 
@@ -201,7 +201,7 @@ def test_without_zeus_the_reason_says_what_to_install(rapl: Rapl, no_zeus: None)
 def test_nobody_is_sent_to_install_zeus_where_there_is_nothing_to_measure(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_zeus: None
 ) -> None:
-    monkeypatch.setattr(energy, "RAPL_FOLDERS", (tmp_path / "none",))
+    monkeypatch.setattr(resources, "RAPL_FOLDERS", (tmp_path / "none",))
     assert "no RAPL" in reason_of()
 
 

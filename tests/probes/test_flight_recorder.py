@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitscale.probes import flight_recorder
-from vitscale.probes.flight_recorder import NO_DTYPE, Unreadable, parse, size_ring
+from vitscale.probes import traffic
+from vitscale.probes.traffic import NO_DTYPE, Unreadable, parse, size_ring
 from vitscale.profiles.collectives import operation
 
 
@@ -141,7 +141,7 @@ def test_the_ring_is_sized_unless_the_user_did(monkeypatch: pytest.MonkeyPatch) 
 def test_a_recorder_that_is_switched_off_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
     with pytest.raises(Unreadable, match="switched off"):
-        flight_recorder.entries("gloo")
+        traffic.entries("gloo")
 
 
 class Recorders:
@@ -159,11 +159,11 @@ class Recorders:
 
 def test_the_recorder_of_the_backend_in_use_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     nccl, others = dump(raw(0, "nccl:all_reduce")), dump(raw(0, "gloo:barrier"), raw(1, "gloo:broadcast"))
-    monkeypatch.setattr(flight_recorder, "c10d", Recorders(nccl, others))
-    assert [entry.operation for entry in flight_recorder.entries("nccl")] == ["all_reduce"]
-    assert [entry.operation for entry in flight_recorder.entries("gloo")] == ["barrier", "broadcast"]
+    monkeypatch.setattr(traffic, "c10d", Recorders(nccl, others))
+    assert [entry.operation for entry in traffic.entries("nccl")] == ["all_reduce"]
+    assert [entry.operation for entry in traffic.entries("gloo")] == ["barrier", "broadcast"]
 
 
 def test_a_backend_without_a_recorder_is_named() -> None:
     with pytest.raises(Unreadable, match="no flight recorder of mpi that can be read"):
-        flight_recorder.entries("mpi")
+        traffic.entries("mpi")

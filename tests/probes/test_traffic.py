@@ -11,8 +11,16 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, ProcessGroup
 
 from vitscale.probes import traffic
-from vitscale.probes.flight_recorder import Entry, Unreadable
-from vitscale.probes.traffic import CLOCK_SET, NO_GROUP, CountedStep, ReduceScatter, TrafficCounter, collectives
+from vitscale.probes.traffic import (
+    CLOCK_SET,
+    NO_GROUP,
+    CountedStep,
+    Entry,
+    ReduceScatter,
+    TrafficCounter,
+    Unreadable,
+    collectives,
+)
 from vitscale.store.records import Collective
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from processes import alive, pid_in, wait_until
-from vitscale.processes.cleanup import carrying, end_all
+from vitscale.processes.host_agent import carrying, end_all
 from vitscale.processes.launch_file import TOKEN_VARIABLE
 
 ASLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -75,7 +75,7 @@ def test_what_is_started_meanwhile_is_ended_too(tmp_path: Path, token: str) -> N
 # Starts a child that carries its token, ends all that carry it, and says whether the child is gone.
 ENDS_ITS_OWN = """
 import os, subprocess, sys
-from vitscale.processes.cleanup import end_all
+from vitscale.processes.host_agent import end_all
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 end_all(os.environ["VITSCALE_JOB"])
 print(child.wait())

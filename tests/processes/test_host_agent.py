@@ -13,9 +13,9 @@ import pytest
 from heartbeats import TOKEN, write_launch
 from processes import alive, pid_in, wait_until
 from vitscale.processes import launch_file
-from vitscale.processes.cleanup import carrying
 from vitscale.processes.heartbeat import LOST_DRIVER_EXIT_CODE
 from vitscale.processes.heartbeat_server import HeartbeatServer
+from vitscale.processes.host_agent import carrying
 from vitscale.processes.launch_file import TOKEN_VARIABLE
 
 KEEPER = [sys.executable, "-m", "vitscale.processes.host_agent"]

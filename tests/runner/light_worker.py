@@ -24,7 +24,7 @@ from vitscale.processes.launch_file import LaunchFile
 from vitscale.store import RankLog
 from vitscale.store.records import EndLine, StepLine
 from vitscale.store.results import RunHeader
-from vitscale.worker import place as placing
+from vitscale.worker import rank_process
 from vitscale.worker.rank_process import error_line
 
 FAULTS = ("well", "killed", "stopped", "raises", "exits_early", "stuck", "endless")
@@ -38,7 +38,7 @@ SILENCE_SECONDS = 5.0
 class Together:
     """Lets no rank leave before all have come; rank 0 keeps the door."""
 
-    def __init__(self, own: placing.Place, launch: LaunchFile) -> None:
+    def __init__(self, own: rank_process.RankInfo, launch: LaunchFile) -> None:
         self.rank = own.rank
         # A launcher that tells ranks of their master is asked as torch would.
         address = os.environ.get("MASTER_ADDR") or launch.master_address or ""
@@ -91,9 +91,9 @@ def befall(fault: str) -> None:
 def main(run_folder: Path) -> NoReturn:
     launch = launch_file.read(run_folder)
     assert launch is not None
-    placing.with_environment(launch)
-    placing.die_with_parent(launch)
-    own = placing.own_place(placing.now_ns(), launch)
+    rank_process.with_environment(launch)
+    rank_process.die_with_parent(launch)
+    own = rank_process.rank_info(rank_process.now_ns(), launch)
     header = RunHeader.model_validate_json((run_folder / "trial.json").read_text())
     stacks = run_folder / f"stack-rank-{own.rank}.txt"
 

@@ -18,7 +18,7 @@ from vitscale.store import RankLog
 from vitscale.store.records import EndLine, StepLine
 from vitscale.store.results import RunHeader
 from vitscale.trial.trial import World
-from vitscale.worker.place import die_with_parent
+from vitscale.worker.rank_process import die_with_parent
 
 
 class RecordOnly:

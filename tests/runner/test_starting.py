@@ -18,8 +18,8 @@ from vitscale.errors import RequestError
 from vitscale.launchers import Spawn
 from vitscale.machine.hosts import Host
 from vitscale.processes import launch_file
-from vitscale.processes.cleanup import carrying
 from vitscale.processes.heartbeat_server import HeartbeatServer
+from vitscale.processes.host_agent import carrying
 from vitscale.runner.starting import _PASSED_ON, launch_plan, start_ranks
 from vitscale.schedulers import Hostfile, Job, Local
 from vitscale.study.sections import LaunchSection

@@ -12,8 +12,8 @@ import pytest
 
 from processes import alive, pid_in
 from vitscale.launchers import Spawn
-from vitscale.processes.cleanup import carrying
 from vitscale.processes.heartbeat_server import HeartbeatServer, RankStatus
+from vitscale.processes.host_agent import carrying
 from vitscale.runner import watch as watching
 from vitscale.runner.watch import StepCounter, watch
 from vitscale.schedulers import Job

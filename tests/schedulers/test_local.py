@@ -61,7 +61,7 @@ def start(folder: Path, *commands: list[str], drop: tuple[str, ...] = (), **envi
 @pytest.fixture
 def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are deaf would be waited for in vain."""
-    monkeypatch.setattr("vitscale.processes.cleanup._GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("vitscale.processes.host_agent._GRACE_SECONDS", 0.2)
 
 
 def start_tree(folder: Path, then: str) -> tuple[Job, dict[str, int]]:

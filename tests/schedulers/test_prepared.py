@@ -12,8 +12,8 @@ import pytest
 from launching import a_trial, world
 from processes import alive
 from vitscale.launchers import Spawn
-from vitscale.processes.cleanup import carrying
 from vitscale.processes.heartbeat_server import HeartbeatServer
+from vitscale.processes.host_agent import carrying
 from vitscale.schedulers import Job
 from vitscale.schedulers import prepared as own
 from vitscale.schedulers.prepared import Prepared, PreparedError, PreparedProcesses, kept_for

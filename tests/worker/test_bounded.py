@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from vitscale.store.check_records import STAGES, Stage, StageLine
-from vitscale.worker.bounded import Stages
+from vitscale.worker.check_stages import Stages
 
 
 class Recorded:

@@ -15,9 +15,9 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from vitscale.worker import group
-from vitscale.worker.place import Place
+from vitscale.worker.rank_process import RankInfo
 
-PLACE = Place(rank=0, world_size=2, local_rank=0, launch_seconds=None)
+PLACE = RankInfo(rank=0, world_size=2, local_rank=0, launch_seconds=None)
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +98,7 @@ def test_a_rank_meets_rank_0_when_that_listens_and_not_before(monkeypatch: pytes
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(listening.getsockname()[1]))
     with listening:
-        group.join("ddp", Place(rank=1, world_size=2, local_rank=1, launch_seconds=None), torch.device("cpu"))
+        group.join("ddp", RankInfo(rank=1, world_size=2, local_rank=1, launch_seconds=None), torch.device("cpu"))
         group.join("ddp", PLACE, torch.device("cpu"))
 
     assert events == ["refused"] * 3 + ["meets", "meets"]
@@ -115,6 +115,6 @@ def test_a_rank_0_that_cannot_be_reached_is_torchs_to_tell(monkeypatch: pytest.M
     monkeypatch.setenv("MASTER_ADDR", "192.0.2.1")
     monkeypatch.setenv("MASTER_PORT", "1")
 
-    group.join("ddp", Place(rank=1, world_size=2, local_rank=0, launch_seconds=None), torch.device("cpu"))
+    group.join("ddp", RankInfo(rank=1, world_size=2, local_rank=0, launch_seconds=None), torch.device("cpu"))
 
     assert met == ["gloo"]

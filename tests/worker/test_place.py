@@ -14,10 +14,9 @@ import pytest
 from heartbeats import TOKEN, write_launch
 from results_factory import make_trial
 from vitscale.processes import launch_file
-from vitscale.processes.launch_file import TOKEN_VARIABLE
-from vitscale.processes.rank_variables import ALL_NAMES
+from vitscale.processes.launch_file import ALL_NAMES, TOKEN_VARIABLE
 from vitscale.store.results import RunHeader
-from vitscale.worker.place import Place, now_ns, own_place
+from vitscale.worker.rank_process import RankInfo, now_ns, rank_info
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "torch", "MASTER_PORT": "1"}
 MPIRUN = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "6", "OMPI_COMM_WORLD_LOCAL_RANK": "2"}
@@ -44,15 +43,15 @@ def told() -> list[str | None]:
 
 
 def test_without_a_launcher_it_is_the_only_rank(tmp_path: Path) -> None:
-    assert own_place(now_ns(), None) == Place(0, 1, 0, None)
-    own_place(now_ns(), write_launch(tmp_path, 1, master_address="node0", master_port=7))
+    assert rank_info(now_ns(), None) == RankInfo(0, 1, 0, None)
+    rank_info(now_ns(), write_launch(tmp_path, 1, master_address="node0", master_port=7))
     assert told() == [None] * 5
 
 
 def test_torchrun_and_deepspeed_tell_torch_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given(monkeypatch, TORCHRUN)
-    place = own_place(now_ns(), write_launch(tmp_path, 1, master_address="node0", master_port=7))
-    assert (place.rank, place.world_size, place.local_rank) == (3, 4, 1)
+    own = rank_info(now_ns(), write_launch(tmp_path, 1, master_address="node0", master_port=7))
+    assert (own.rank, own.world_size, own.local_rank) == (3, 4, 1)
     assert told() == ["3", "4", "1", "torch", "1"]
 
 
@@ -61,15 +60,15 @@ def test_for_others_the_launch_file_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], numbers: tuple[int, int, int]
 ) -> None:
     given(monkeypatch, environment)
-    place = own_place(now_ns(), write_launch(tmp_path, 1, master_address="node0", master_port=7))
-    assert (place.rank, place.world_size, place.local_rank) == numbers
+    own = rank_info(now_ns(), write_launch(tmp_path, 1, master_address="node0", master_port=7))
+    assert (own.rank, own.world_size, own.local_rank) == numbers
     assert told() == [*map(str, numbers), "node0", "7"]
 
 
 def test_deepspeed_s_own_discovery_is_not_forestalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given(monkeypatch, MPIRUN)
     launch = write_launch(tmp_path, 1, master_address="node0", master_port=7, mpi_discovery=True)
-    assert own_place(now_ns(), launch).rank == 5
+    assert rank_info(now_ns(), launch).rank == 5
     assert told() == [None] * 5
 
 
@@ -88,21 +87,21 @@ def test_the_innermost_launcher_counts(
 ) -> None:
     """torchrun may be started by srun, mpirun in an allocation; and half of a family is none."""
     given(monkeypatch, *environments)
-    assert own_place(now_ns(), None).rank == rank
+    assert rank_info(now_ns(), None).rank == rank
 
 
 def test_numbers_that_are_none_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     given(monkeypatch, SRUN, {"SLURM_NTASKS": "many"})
     with pytest.raises(SystemExit, match="SLURM_PROCID='7', SLURM_NTASKS='many', SLURM_LOCALID='3'"):
-        own_place(now_ns(), None)
+        rank_info(now_ns(), None)
 
 
 def test_the_start_up_is_known_where_clocks_are_the_same(tmp_path: Path) -> None:
     launch = write_launch(tmp_path, 1)
-    assert own_place(launch.started_ns + 1_500_000_000, launch).launch_seconds == 1.5
+    assert rank_info(launch.started_ns + 1_500_000_000, launch).launch_seconds == 1.5
     elsewhere = launch.model_copy(update={"host_id": "another boot"})
-    assert own_place(now_ns(), elsewhere).launch_seconds is None
-    assert own_place(now_ns(), launch.model_copy(update={"host_id": ""})).launch_seconds is None
+    assert rank_info(now_ns(), elsewhere).launch_seconds is None
+    assert rank_info(now_ns(), launch.model_copy(update={"host_id": ""})).launch_seconds is None
 
 
 # --- real processes ------------------------------------------------------------------------------------------------
@@ -112,10 +111,10 @@ PROGRAM = """
 import json, os, sys
 from pathlib import Path
 from vitscale.processes import launch_file
-from vitscale.worker import place
+from vitscale.worker import rank_process
 launch = launch_file.read(Path(sys.argv[1]))
 print("once", flush=True)
-place.with_environment(launch)
+rank_process.with_environment(launch)
 print(json.dumps({"pid": os.getpid(), "argv": sys.argv[1:], "dev": sys.flags.dev_mode,
                   "colour": os.environ.get("COLOUR"), "size": os.environ.get("SIZE"),
                   "token": os.environ.get("VITSCALE_JOB"), "seen": "COLOUR" in Path("/proc/self/environ").read_text()}))

@@ -13,7 +13,7 @@ from torch import nn
 from results_factory import make_trial, steady_run
 from vitscale.store.records import PhaseLine
 from vitscale.worker import session
-from vitscale.worker.place import Place
+from vitscale.worker.rank_process import RankInfo
 
 GIT_SECONDS = 7.0
 
@@ -61,7 +61,7 @@ def test_what_the_host_is_asked_is_part_of_start_up_and_only_rank_0_starts_progr
     monkeypatch.setattr("vitscale.worker.environment.shutil.which", lambda program: f"/usr/bin/{program}")
     monkeypatch.setattr("vitscale.worker.environment.subprocess.run", run)
     with pytest.raises(Reached):
-        session.train(header, Place(rank, 2, rank, None), log, 0.0)
+        session.train(header, RankInfo(rank, 2, rank, None), log, 0.0)
     assert started == programs
     phases = {line.name: line.seconds for line in lines if isinstance(line, PhaseLine)}
     assert phases == {"imports": 2.0, "data": 1.0, "model": 0.5, "engine": 7.0 + GIT_SECONDS * len(programs)}

@@ -22,7 +22,7 @@ from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.step_schedule import GRADIENT_STEPS, windows
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 from vitscale.worker.extensions import BLOCKS
-from vitscale.worker.place import Place
+from vitscale.worker.rank_process import RankInfo
 from vitscale.worker.training import Training
 
 CPU = torch.device("cpu")
@@ -87,8 +87,8 @@ def trained(folder: Path, trial: Trial, seed: int = 0) -> tuple[RankRecord, Watc
     torch.manual_seed(seed)
     engine = WatchedEngine(models.build(trial.model), trial, CPU)
     log = store.RankLog(folder, 0)
-    place = Place(rank=0, world_size=1, local_rank=0, launch_seconds=None)
-    Training(trial, place, sources.load(trial.data), engine, CPU, log, seed).run()
+    own = RankInfo(rank=0, world_size=1, local_rank=0, launch_seconds=None)
+    Training(trial, own, sources.load(trial.data), engine, CPU, log, seed).run()
     log.close()
     return store.read_rank(log.path), engine
 
@@ -260,8 +260,8 @@ def compiled(folder: Path, rehearses: bool) -> tuple[RankRecord, CompiledEngine]
     torch.manual_seed(0)
     engine = CompiledEngine(models.build(trial.model), trial, CPU)
     log = store.RankLog(folder, 0)
-    place = Place(rank=0, world_size=1, local_rank=0, launch_seconds=None)
-    training = Training(trial, place, sources.load(trial.data), engine, CPU, log, 0)
+    own = RankInfo(rank=0, world_size=1, local_rank=0, launch_seconds=None)
+    training = Training(trial, own, sources.load(trial.data), engine, CPU, log, 0)
     assert training.rehearses
     training.rehearses = rehearses
     training.run()
@@ -317,8 +317,8 @@ def test_counters_are_asked_outside_the_timed_steps_they_tell_of(
     torch.manual_seed(0)
     engine = WatchedEngine(models.build(trial.model), trial, CPU)
     log = store.RankLog(tmp_path, 0)
-    place = Place(rank=0, world_size=1, local_rank=0, launch_seconds=None)
-    training = Training(trial, place, sources.load(trial.data), engine, CPU, log, 0)
+    own = RankInfo(rank=0, world_size=1, local_rank=0, launch_seconds=None)
+    training = Training(trial, own, sources.load(trial.data), engine, CPU, log, 0)
     training.resources = probe = AskedProbe(training)
     monkeypatch.setattr("vitscale.worker.training.barrier", lambda: probe.order.append("met"))
     training.run()

@@ -18,15 +18,15 @@ from vitscale.engines.base import (
     LossOf,
     TorchEngine,
     autocast,
+    blocks_of,
     compressed_to,
     optimizer_of,
     set_rate,
     weight_dtype,
+    with_options,
 )
-from vitscale.engines.blocks import blocks_of, with_options
 from vitscale.engines.deepspeed import configuration
-from vitscale.engines.whole_tensors import TorchTensors, WholeTensors, torch_loss_scale
-from vitscale.engines.zero_tensors import deepspeed_tensors
+from vitscale.engines.whole_tensors import TorchTensors, WholeTensors, deepspeed_tensors, torch_loss_scale
 from vitscale.models import logits_of
 from vitscale.probes.explainer import Phase, no_phase
 from vitscale.trial.trial import TrainSpec, Trial

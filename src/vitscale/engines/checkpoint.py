@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitscale.base.text_file import read_text
+from vitscale.base.files import read_text
 from vitscale.engines.whole_tensors import STATES, WholeTensors
 from vitscale.errors import RequestError, shown
 

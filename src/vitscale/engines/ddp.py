@@ -10,8 +10,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
-from vitscale.engines.base import TorchEngine, compressed_to, weight_dtype
-from vitscale.engines.blocks import with_options
+from vitscale.engines.base import TorchEngine, compressed_to, weight_dtype, with_options
 from vitscale.trial.trial import TrainSpec
 
 _COMPRESSED = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}

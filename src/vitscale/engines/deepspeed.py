@@ -13,10 +13,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from vitscale.engines.base import Engine, LossOf, optimizer_of, set_rate
-from vitscale.engines.blocks import with_options
-from vitscale.engines.whole_tensors import WholeTensors
-from vitscale.engines.zero_tensors import deepspeed_tensors
+from vitscale.engines.base import Engine, LossOf, optimizer_of, set_rate, with_options
+from vitscale.engines.whole_tensors import WholeTensors, deepspeed_tensors
 from vitscale.models import logits_of
 from vitscale.probes.explainer import Phase, no_phase
 from vitscale.trial.trial import TrainSpec, Trial

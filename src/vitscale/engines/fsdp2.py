@@ -8,8 +8,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from typing_extensions import override
 
-from vitscale.engines.base import COMMUNICATED, TorchEngine, weight_dtype
-from vitscale.engines.blocks import blocks_of, with_options
+from vitscale.engines.base import COMMUNICATED, TorchEngine, blocks_of, weight_dtype, with_options
 from vitscale.trial.trial import TrainSpec
 
 

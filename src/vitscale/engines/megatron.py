@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from vitscale.engines.base import COMMUNICATED, Engine, LossOf, autocast, set_rate
-from vitscale.engines.blocks import with_options
+from vitscale.engines.base import COMMUNICATED, Engine, LossOf, autocast, set_rate, with_options
 from vitscale.models import logits_of
 from vitscale.probes.explainer import Phase, no_phase
 from vitscale.trial.trial import TrainSpec, Trial

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from vitscale.engines.base import TorchEngine, weight_dtype
-from vitscale.engines.blocks import with_options
+from vitscale.engines.base import TorchEngine, weight_dtype, with_options
 from vitscale.trial.trial import TrainSpec
 
 

@@ -8,7 +8,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitscale.base.text_file import read_text
+from vitscale.base.files import read_text
 from vitscale.errors import RequestError, shown
 
 # A name reaches other programs' command lines: no leading dash, nothing that a shell would act on.

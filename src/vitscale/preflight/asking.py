@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitscale import sources
-from vitscale.base.text_file import beside
+from vitscale.base.files import beside
 from vitscale.errors import RequestError
 from vitscale.machine.hardware import Machine
 from vitscale.machine.hosts import Host, read_hostfile

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from types import FrameType
 
-from vitscale.processes.rank_variables import ALL_NAMES, TORCH
+from vitscale.processes.launch_file import ALL_NAMES, TORCH
 
 _LAST_WORDS_SECONDS = 0.5
 """What the others have to say why they end too, once a rank has failed."""

@@ -1,7 +1,7 @@
 """`python -m vitscale.processes.parent_death PID -- ARGV...`: becomes ARGV, which ends with its parent PID.
 
 The driver starts launchers through it, so that SIGKILL of the driver ends the launcher too, and with it the ranks
-(`vitscale.worker.place.die_with_parent`). It imports nothing heavy: it stands before every launch.
+(`vitscale.worker.rank_process.die_with_parent`). It imports nothing heavy: it stands before every launch.
 """
 
 import ctypes

@@ -12,7 +12,7 @@ from typing import TextIO
 
 from pydantic import Field
 
-from vitscale.base.locks import file_lock
+from vitscale.base.files import file_lock
 from vitscale.errors import StoreError, shown
 from vitscale.runner.evidence import log_tail
 from vitscale.runner.one_run import RunContext, Task, new_attempt

@@ -18,8 +18,7 @@ from vitscale.launchers.base import Spawn
 from vitscale.machine.hosts import Host, is_this_machine
 from vitscale.processes import launch_file
 from vitscale.processes.heartbeat_server import HeartbeatServer
-from vitscale.processes.launch_file import LaunchFile
-from vitscale.processes.rank_variables import LIBRARY_SETTINGS
+from vitscale.processes.launch_file import LIBRARY_SETTINGS, LaunchFile
 from vitscale.schedulers import Job, Placement, Scheduler
 from vitscale.schedulers.prepared import PreparedError, Ready, ranks_environment
 from vitscale.store import write_whole

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vitscale.base import plugins
-from vitscale.base.text_file import beside
+from vitscale.base.files import beside
 from vitscale.errors import RequestError, shown
 from vitscale.machine.hosts import read_hostfile
 from vitscale.schedulers.base import Placement, Scheduler, Submitter, described

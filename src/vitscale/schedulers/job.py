@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from vitscale.launchers.base import Spawn
-from vitscale.processes.cleanup import end_all
 from vitscale.processes.heartbeat_server import HeartbeatServer
+from vitscale.processes.host_agent import end_all
 from vitscale.processes.launch_file import TOKEN_VARIABLE
 from vitscale.schedulers.prepared import Fork, Prepared, ranks_environment
 

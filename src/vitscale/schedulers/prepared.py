@@ -21,8 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from vitscale.processes.launch_file import TOKEN_VARIABLE
-from vitscale.processes.rank_variables import ALL_NAMES
+from vitscale.processes.launch_file import ALL_NAMES, TOKEN_VARIABLE
 from vitscale.trial.engines import ENGINES
 from vitscale.trial.trial import Trial
 

@@ -21,7 +21,7 @@ from typing import TypeVar, get_args
 
 import numpy as np
 
-from vitscale.base.locks import file_lock
+from vitscale.base.files import file_lock
 from vitscale.errors import RequestError
 from vitscale.sources.base import ArraySplit, Dataset, Images, Labels, Summary
 from vitscale.trial.trial import PixelType

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vitscale.base.locks import file_lock
+from vitscale.base.files import file_lock
 from vitscale.errors import StoreError, shown
 from vitscale.store.results import Outcome, RunHeader, StudyRecord
 

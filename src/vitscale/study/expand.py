@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vitscale.base import plugins
-from vitscale.base.text_file import beside, read_text
+from vitscale.base.files import beside, read_text
 from vitscale.errors import RequestError, shown, unknown
 from vitscale.machine.hardware import Machine
 from vitscale.sources import Summary

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import ValidationError
 
+from vitscale.base.files import has_long_keys, read_text
 from vitscale.base.pydantic_errors import wrong_value
-from vitscale.base.text_file import has_long_keys, read_text
 from vitscale.errors import RequestError, explain, nearest, shown
 from vitscale.study.sections import SECTIONS, Study
 from vitscale.study.site import Overlay

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from vitscale.base.files import beside
 from vitscale.base.pydantic_errors import wrong_value
-from vitscale.base.text_file import beside
 from vitscale.errors import RequestError, shown
 from vitscale.machine.hardware import Machine
 from vitscale.study.sections import Study, TrainSection

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vitscale.base.text_file import beside, has_long_keys, read_text
+from vitscale.base.files import beside, has_long_keys, read_text
 from vitscale.errors import RequestError, shown
 
 SECTIONS = ("launch", "slurm", "node")

@@ -9,8 +9,8 @@ import sys
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+from vitscale.base.files import beside, read_text
 from vitscale.base.plugins import target
-from vitscale.base.text_file import beside, read_text
 from vitscale.errors import RequestError, shown
 from vitscale.trial.model_spec import NAMED_MODELS, ModelSpec
 

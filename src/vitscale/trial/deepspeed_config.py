@@ -14,8 +14,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from vitscale.base.files import read_text
 from vitscale.base.pydantic_errors import wrong_value
-from vitscale.base.text_file import read_text
 from vitscale.errors import RequestError, shown
 from vitscale.trial.trial import ZeroStage
 

@@ -46,7 +46,7 @@ class Block(NamedTuple):
     repeats: int = 1
     """Like blocks in a row."""
     wrapped: bool = False
-    """Whether it is one of the model's repeated blocks, which engines wrap one by one (`engines.blocks.blocks_of`)."""
+    """Whether it is one of the model's repeated blocks, which engines wrap one by one (`engines.base.blocks_of`)."""
 
     @property
     def elements(self) -> int:

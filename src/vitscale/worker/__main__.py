@@ -12,8 +12,7 @@ from vitscale.store import RankLog
 from vitscale.store.records import PhaseLine
 from vitscale.store.results import RunHeader
 from vitscale.trial.trial import Device, World
-from vitscale.worker.place import Place, now_ns
-from vitscale.worker.rank_process import run_rank
+from vitscale.worker.rank_process import RankInfo, now_ns, run_rank
 
 _ARRIVED_NS = now_ns()
 
@@ -40,7 +39,7 @@ class Train:
     def begin(self) -> None:
         """Nothing."""
 
-    def work(self, own: Place, log: RankLog, folder: Path, launch: LaunchFile | None) -> object:
+    def work(self, own: RankInfo, log: RankLog, folder: Path, launch: LaunchFile | None) -> object:
         """From the first import of torch to the last step."""
         del folder
         if launch is not None and launch.prepared_seconds is not None:

@@ -12,8 +12,7 @@ from vitscale.processes.launch_file import LaunchFile
 from vitscale.store import RankLog
 from vitscale.store.check_records import CheckRequest
 from vitscale.trial.trial import Device, World
-from vitscale.worker.place import Place, now_ns
-from vitscale.worker.rank_process import run_rank
+from vitscale.worker.rank_process import RankInfo, now_ns, run_rank
 
 _ARRIVED_NS = now_ns()
 _GRACE_SECONDS = 30.0
@@ -47,7 +46,7 @@ class Check:
         timer.start()
         self._host_cores = len(os.sched_getaffinity(0))
 
-    def work(self, own: Place, log: RankLog, folder: Path, launch: LaunchFile | None) -> None:
+    def work(self, own: RankInfo, log: RankLog, folder: Path, launch: LaunchFile | None) -> None:
         """Every stage."""
         del launch
         # Only now: torch takes its threads and cores from how the rank is pinned.

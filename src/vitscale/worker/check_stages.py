@@ -1,12 +1,15 @@
-"""The stages of one rank's check, in order: those that need no other rank are done even where ranks do not meet."""
+"""The stages of one rank's check, in order: those that need no other rank are done even where ranks do not meet.
+
+Each ends in time, whatever hangs in it: it has a thread of its own, which is left if need be."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -17,9 +20,8 @@ from vitscale.datasets import Batches, EpochOrder
 from vitscale.machine.hardware import cpu_throttled_seconds
 from vitscale.probes import disk_speed, interfaces
 from vitscale.probes.collective_sweep import sweep
-from vitscale.probes.compute_speed import compute_speed
 from vitscale.probes.gpu_monitor import gpu_monitor
-from vitscale.probes.matmul import measured_matmul
+from vitscale.probes.matmul import compute_speed, measured_matmul
 from vitscale.processes.heartbeat import PROGRESS
 from vitscale.store import RankLog
 from vitscale.store.check_records import (
@@ -31,20 +33,77 @@ from vitscale.store.check_records import (
     LoaderLine,
     ReachLine,
     Stage,
+    StageLine,
     SweepPlan,
 )
 from vitscale.trial.trial import Trial
 from vitscale.worker import group
-from vitscale.worker.bounded import Stages
 from vitscale.worker.environment import environment
-from vitscale.worker.place import Place
+from vitscale.worker.rank_process import RankInfo
+
+_LONGEST_REASON = 500
+
+
+class Stages:
+    """Does one stage after the other, and records how each ended."""
+
+    def __init__(
+        self,
+        limits: dict[Stage, float],
+        record: Callable[[StageLine], None],
+        begins: Callable[[Stage], None],
+        prepare: Callable[[], None],
+    ) -> None:
+        """Nothing is done yet.
+
+        Args:
+            limits: seconds that each stage may take.
+            record: takes how a stage ended.
+            begins: is told of a stage before it begins.
+            prepare: called in each stage's thread first: torch keeps the device of a process by thread.
+        """
+        self._limits, self._record, self._begins, self._prepare = limits, record, begins, prepare
+
+    def do(self, stage: Stage, work: Callable[[], None]) -> bool:
+        """Does `work`; True where it was done in time. What it raised, or that it did not end, is recorded."""
+        self._begins(stage)
+        failure: list[BaseException] = []
+
+        def attempt() -> None:
+            try:
+                self._prepare()
+                work()
+            except BaseException as error:
+                failure.append(error)
+
+        thread = threading.Thread(target=attempt, name=f"stage-{stage}", daemon=True)
+        began = time.perf_counter()
+        thread.start()
+        limit = self._limits[stage]
+        thread.join(limit)
+        seconds = time.perf_counter() - began
+        if thread.is_alive():
+            self._record(StageLine(name=stage, ending="timeout", seconds=seconds, reason=f"not done after {limit:g} s"))
+            return False
+        if failure:
+            reason = f"{type(failure[0]).__name__}: {failure[0]}".splitlines()[0][:_LONGEST_REASON]
+            reason = reason.encode("utf-8", errors="backslashreplace").decode()
+            self._record(StageLine(name=stage, ending="failed", seconds=seconds, reason=reason))
+            return False
+        self._record(StageLine(name=stage, ending="done", seconds=seconds))
+        return True
+
+    def skip(self, stage: Stage, reason: str) -> None:
+        """Records that a stage was not begun."""
+        self._record(StageLine(name=stage, ending="skipped", seconds=0.0, reason=reason))
+
 
 _SEEN_SECONDS = 10.0
 _CONNECT_SECONDS = 3.0
 _WARM_UP_BATCHES = 3
 
 
-def measure(request: CheckRequest, own: Place, log: RankLog, folder: Path, host_cores: int) -> None:
+def measure(request: CheckRequest, own: RankInfo, log: RankLog, folder: Path, host_cores: int) -> None:
     """Does every stage, each within its limit.
 
     Args:
@@ -89,7 +148,7 @@ def measure(request: CheckRequest, own: Place, log: RankLog, folder: Path, host_
 class _Rank:
     """What one rank measures, stage by stage."""
 
-    def __init__(self, request: CheckRequest, own: Place, log: RankLog, folder: Path, device: torch.device) -> None:
+    def __init__(self, request: CheckRequest, own: RankInfo, log: RankLog, folder: Path, device: torch.device) -> None:
         self.request, self.own, self.log, self.folder, self.device = request, own, log, folder, device
         self.together = False
         """Whether collectives can be trusted to end."""
@@ -195,7 +254,7 @@ class _Rank:
             group.barrier()
 
 
-def sweep_groups(plan: SweepPlan, own: Place, device: torch.device) -> Iterator[CollectiveLine]:
+def sweep_groups(plan: SweepPlan, own: RankInfo, device: torch.device) -> Iterator[CollectiveLine]:
     """Sweeps each group in its turn, those that are another set of ranks than the others. Called on all ranks at once.
 
     The groups inside hosts are swept at the same time, as training uses them.
@@ -220,7 +279,7 @@ def sweep_groups(plan: SweepPlan, own: Place, device: torch.device) -> Iterator[
     group.barrier()
 
 
-def _ranks_by_host(own: Place, device: torch.device) -> list[list[int]]:
+def _ranks_by_host(own: RankInfo, device: torch.device) -> list[list[int]]:
     """The ranks of each host, by what the hosts call themselves: where a launcher put them need not be asked."""
     digest = hashlib.sha256(socket.gethostname().encode("utf-8", errors="replace")).digest()
     name = torch.tensor([int.from_bytes(digest[:7])], dtype=torch.int64, device=device)
@@ -232,7 +291,7 @@ def _ranks_by_host(own: Place, device: torch.device) -> list[list[int]]:
     return list(hosts.values())
 
 
-def loader_rate(trial: Trial, place: Place, seconds: float, *, pin: bool) -> LoaderLine:
+def loader_rate(trial: Trial, own: RankInfo, seconds: float, *, pin: bool) -> LoaderLine:
     """Reads batches for `seconds`, epoch after epoch, as training would. Called on all ranks at once.
 
     Raises:
@@ -245,11 +304,11 @@ def loader_rate(trial: Trial, place: Place, seconds: float, *, pin: bool) -> Loa
             len(dataset.train),
             seed=trial.train.seed,
             epoch=epoch,
-            micro_batches=[trial.train.micro_batch] * place.world_size,
+            micro_batches=[trial.train.micro_batch] * own.world_size,
             grad_accum=1,
             fraction=trial.data.fraction,
         )
-        with Batches(dataset.train, order, rank=place.rank, workers=trial.data.workers, pin=pin) as batches:
+        with Batches(dataset.train, order, rank=own.rank, workers=trial.data.workers, pin=pin) as batches:
             began = time.perf_counter()
             for batch in batches:
                 now = time.perf_counter()

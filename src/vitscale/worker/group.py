@@ -11,13 +11,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore  # where torch's own stubs declare it
 
-from vitscale.probes.flight_recorder import size_ring
-from vitscale.worker.place import Place
+from vitscale.probes.traffic import size_ring
+from vitscale.worker.rank_process import RankInfo
 
 _PATIENCE_SECONDS = 10.0
 
 
-def device_of(kind: str, place: Place) -> torch.device:
+def device_of(kind: str, own: RankInfo) -> torch.device:
     """This rank's device.
 
     Raises:
@@ -31,14 +31,14 @@ def device_of(kind: str, place: Place) -> torch.device:
             f"{os.environ.get('CUDA_VISIBLE_DEVICES')!r}, and torch {torch.__version__} is built for CUDA "
             f"{torch.version.cuda}. Install torch for CUDA and see to the driver, or set train.device = 'cpu'"
         )
-    device = torch.device("cuda", place.local_rank % count)
+    device = torch.device("cuda", own.local_rank % count)
     torch.cuda.set_device(device)
     return device
 
 
 def join(
     engine: str,
-    place: Place,
+    own: RankInfo,
     device: torch.device,
     mpi_discovery_port: int | None = None,
     *,
@@ -48,7 +48,7 @@ def join(
 
     Args:
         engine: of the trial.
-        place: this rank.
+        own: this rank.
         device: of this rank.
         mpi_discovery_port: let DeepSpeed find the ranks itself, through mpi4py, and meet at this port of rank 0's host.
         gradients_on_host: of GPUs' ranks. See `backends`.
@@ -61,12 +61,12 @@ def join(
     if mpi_discovery_port is not None:
         _discovered_by_deepspeed(backend, mpi_discovery_port)
     elif "MASTER_ADDR" in os.environ:
-        if place.rank:
+        if own.rank:
             _await_rank_0(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         dist.init_process_group(backend, device_id=device if of_device == "nccl" else None)
     else:
         # One rank without a launcher: nobody to meet, so no port is opened. DeepSpeed insists on the variable.
-        os.environ.setdefault("LOCAL_RANK", str(place.local_rank))
+        os.environ.setdefault("LOCAL_RANK", str(own.local_rank))
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     return of_device
 

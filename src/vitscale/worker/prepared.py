@@ -32,7 +32,7 @@ from vitscale.processes.launch_file import TOKEN_VARIABLE
 from vitscale.processes.parent_death import end_with_parent
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.trial import TrainSpec
-from vitscale.worker.place import now_ns
+from vitscale.worker.rank_process import now_ns
 
 _ARGUMENTS_START, _ENVIRONMENT_START = 48, 50
 """Fields of /proc/PID/stat, counted from 1."""

@@ -1,5 +1,6 @@
-"""One rank, whatever it was started for: finds its place in the world, does its work, and leaves the true reason where
-it fails. Nothing here imports torch, which takes its threads and cores from what is set before."""
+"""One rank, whatever it was started for: finds out which one it is, whose death ends it and which cores are its own,
+does its work, and leaves the true reason where it fails. Nothing here imports torch, which takes its threads and cores
+from what is set before."""
 
 from __future__ import annotations
 
@@ -11,17 +12,114 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, Protocol
 
+from vitscale.machine.cores import bound_by_launcher, node_distances, physical_cores, share_of_cores
+from vitscale.machine.gpus import GpusUnreadable, visible_gpus
 from vitscale.processes import launch_file
 from vitscale.processes.heartbeat import PROGRESS, Heartbeat
-from vitscale.processes.launch_file import LaunchFile
+from vitscale.processes.launch_file import FAMILIES, TOKEN_VARIABLE, TORCH, LaunchFile
+from vitscale.processes.parent_death import end_with_parent
 from vitscale.store import RankLog
 from vitscale.store.records import EndLine, ErrorLine
 from vitscale.trial.trial import Device, World
-from vitscale.worker import place as placing
-from vitscale.worker.place import Place
+
+
+@dataclass(frozen=True)
+class RankInfo:
+    """Which rank of the world this is, from the launcher's environment."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    launch_seconds: float | None
+    """From the driver's start of the launcher to here; None where the driver runs on another boot or host."""
+
+
+def with_environment(launch: LaunchFile | None) -> None:
+    """Starts this very program again with the run's environment, where the launcher has not brought it here.
+
+    Libraries and the interpreter read variables as they start, and those who look for a run's processes see only what a
+    program began with.
+    """
+    if launch is not None and os.environ.get(TOKEN_VARIABLE) != launch.token:
+        environment = launch_file.completed_environment(launch)
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606 - no shell is wanted
+
+
+def rank_info(arrived_ns: int, launch: LaunchFile | None) -> RankInfo:
+    """Reads the rank from the environment, in any launcher's words; without a launcher this is the only rank.
+
+    Where the launcher does not tell torch of the rank and of rank 0's address, this does. Ends the process, with a
+    message, where the launcher's numbers are none.
+    """
+    start_up = None
+    if launch is not None and launch.host_id and launch.host_id == launch_file.host_id():
+        start_up = max(0.0, (arrived_ns - launch.started_ns) / 1e9)
+    family = next((family for family in FAMILIES if family.given(os.environ)), None)
+    if family is None:
+        return RankInfo(rank=0, world_size=1, local_rank=0, launch_seconds=start_up)
+    names = (family.rank, family.world_size, family.local_rank)
+    try:
+        rank, world_size, local_rank = (int(os.environ.get(name, "0")) for name in names)
+    except ValueError:
+        said = ", ".join(f"{name}={os.environ.get(name, '')!r}" for name in names)
+        sys.exit(f"vitscale: the launcher's numbers of this rank are none: {said}")
+    if family is not TORCH and launch is not None and not launch.mpi_discovery:
+        _tell_torch(rank, world_size, local_rank, launch)
+    return RankInfo(rank, world_size, local_rank, start_up)
+
+
+def _tell_torch(rank: int, world_size: int, local_rank: int, launch: LaunchFile) -> None:
+    if launch.master_address is not None and launch.master_port is not None:
+        os.environ |= {"MASTER_ADDR": launch.master_address, "MASTER_PORT": str(launch.master_port)}
+    numbers = (rank, world_size, local_rank)
+    os.environ |= {
+        name: str(number)
+        for name, number in zip((TORCH.rank, TORCH.world_size, TORCH.local_rank), numbers, strict=True)
+    }
+
+
+def die_with_parent(launch: LaunchFile | None) -> None:
+    """Asks the kernel to end this rank when its launcher dies, whatever it is doing then; the launcher is tied to the
+    driver in the same way, so ranks end with their driver even when that is killed by SIGKILL. On other hosts than the
+    driver's the heartbeat does it.
+    """
+    # The launcher may have died before the call: then nobody is left to send the signal.
+    end_with_parent(os.getppid())
+    if (
+        launch is not None
+        and launch.host_id == launch_file.host_id()
+        and not Path(f"/proc/{launch.driver_pid}").exists()
+    ):
+        sys.exit("vitscale: the driver is gone")
+
+
+def pin(own: RankInfo, world: World, device: Device) -> None:
+    """Pins this rank to cores of its own and says how many threads to compute with, before any library asks.
+
+    Nothing is pinned where the launcher has bound the rank already (srun --cpu-bind, mpirun --bind-to), and where the
+    cores do not suffice (oversubscription).
+    """
+    os.environ["OMP_NUM_THREADS"] = str(world.threads_per_rank)
+    if bound_by_launcher():
+        return
+    nodes: list[int | None] = []
+    if device == "cuda":
+        with contextlib.suppress(GpusUnreadable):
+            nodes = [gpu.numa_node for gpu in visible_gpus()]
+    cores = share_of_cores(
+        own.local_rank, world.ranks_per_node, world.threads_per_rank, physical_cores(), nodes, node_distances()
+    )
+    if cores is not None:
+        os.sched_setaffinity(0, cores)
+
+
+def now_ns() -> int:
+    """The clock that driver and ranks of one host share."""
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
 
 
 class Body(Protocol):
@@ -43,7 +141,7 @@ class Body(Protocol):
     def begin(self) -> None:
         """Called once this rank's place is known to be right, before it is pinned."""
 
-    def work(self, own: Place, log: RankLog, folder: Path, launch: LaunchFile | None) -> object:
+    def work(self, own: RankInfo, log: RankLog, folder: Path, launch: LaunchFile | None) -> object:
         """Does it all; what is returned must not be taken apart before the process ends."""
 
 
@@ -60,9 +158,9 @@ def run_rank(folder: Path, read: Callable[[Path], Body], arrived_ns: int) -> NoR
         arrived_ns: when this process began its work, on the monotonic clock.
     """
     launch = launch_file.read(folder)
-    placing.with_environment(launch)
-    placing.die_with_parent(launch)
-    own = placing.own_place(arrived_ns, launch)
+    with_environment(launch)
+    die_with_parent(launch)
+    own = rank_info(arrived_ns, launch)
     try:
         body = read(folder)
     except FileNotFoundError:
@@ -75,7 +173,7 @@ def run_rank(folder: Path, read: Callable[[Path], Body], arrived_ns: int) -> NoR
         )
     body.begin()
     heartbeat = _heartbeat(launch, own.rank, folder)
-    placing.pin(own, body.world, body.device)
+    pin(own, body.world, body.device)
     log = RankLog(folder, own.rank, at_once=body.at_once)
     exit_code = 0
     try:

@@ -27,18 +27,18 @@ from vitscale.trial.trial import TrainSpec
 from vitscale.worker import extensions, group
 from vitscale.worker.environment import environment
 from vitscale.worker.group import barrier
-from vitscale.worker.place import Place
+from vitscale.worker.rank_process import RankInfo
 from vitscale.worker.training import Training
 
 
 def train(
-    header: RunHeader, place: Place, log: RankLog, began: float, mpi_discovery_port: int | None = None
+    header: RunHeader, own: RankInfo, log: RankLog, began: float, mpi_discovery_port: int | None = None
 ) -> Training:
     """Builds, trains, and returns what must not be taken apart before the process ends.
 
     Args:
         header: what this run is to do.
-        place: this rank.
+        own: this rank.
         log: where it records.
         began: `time.perf_counter()` before torch was imported.
         mpi_discovery_port: let DeepSpeed find the ranks itself, and meet at this port.
@@ -51,7 +51,7 @@ def train(
     _set_thread_pools(trial.world.threads_per_rank)
     laps.end("imports")
 
-    device = group.device_of(trial.train.device, place)
+    device = group.device_of(trial.train.device, own)
     dataset = sources.load(trial.data)
     if dataset.summary.fingerprint != header.dataset_fingerprint:
         raise RuntimeError(
@@ -67,21 +67,21 @@ def train(
     if whole and trial.model.name is None:
         models.refuse_other_sizes(model, trial.model)
     # From here on each rank draws numbers of its own: what a model drops out is not the same on every rank.
-    torch.manual_seed(seed + place.rank)
+    torch.manual_seed(seed + own.rank)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     laps.end("model")
 
     on_host = trial.train.wrapper == "fsdp2" and trial.train.offload == "parameters"
     with extensions.watched() as compiled:
-        backend = group.join(trial.train.engine, place, device, mpi_discovery_port, gradients_on_host=on_host)
+        backend = group.join(trial.train.engine, own, device, mpi_discovery_port, gradients_on_host=on_host)
         engine = engines.build(model, trial, device)
     log.write(
         StartLine(
             format=FORMAT,
             trial=header.trial_id,
-            rank=place.rank,
-            world_size=place.world_size,
-            environment=environment(device, backend, with_revision=place.rank == 0, engines=(trial.train.engine,)),
+            rank=own.rank,
+            world_size=own.world_size,
+            environment=environment(device, backend, with_revision=own.rank == 0, engines=(trial.train.engine,)),
         )
     )
     laps.end("engine", compiled)
@@ -96,7 +96,7 @@ def train(
             held_out_samples=dataset.summary.held_out_samples,
         )
     )
-    training = Training(trial, place, dataset, engine, device, log, seed)
+    training = Training(trial, own, dataset, engine, device, log, seed)
     training.run()
     training.resources.close()
     # On all ranks at once, as in training; after it, so that it disturbs nothing.

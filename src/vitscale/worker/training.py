@@ -29,7 +29,7 @@ from vitscale.trial.trial import Trial
 from vitscale.worker.extensions import watched
 from vitscale.worker.group import barrier, total
 from vitscale.worker.passes import Evaluation, Passes
-from vitscale.worker.place import Place
+from vitscale.worker.rank_process import RankInfo
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Training:
     def __init__(
         self,
         trial: Trial,
-        place: Place,
+        own: RankInfo,
         dataset: Dataset,
         engine: Engine,
         device: torch.device,
@@ -54,8 +54,8 @@ class Training:
         seed: int,
     ) -> None:
         """`seed`: of this run, for the order and the augmentation."""
-        self.trial, self.place, self.engine, self.device, self.log = trial, place, engine, device, log
-        self.passes = Passes(trial, place, dataset, engine, device, seed)
+        self.trial, self.own, self.engine, self.device, self.log = trial, own, engine, device, log
+        self.passes = Passes(trial, own, dataset, engine, device, seed)
         self.clock: StepClock[_Mark] = step_clock(device)
         self.step = 0
         steps = trial.window.steps
@@ -65,9 +65,9 @@ class Training:
         """Whether a step of other shapes would be compiled among the timed ones."""
         self.windows = windows(trial, self.last_step or per_epoch * (trial.train.epochs or 0), per_epoch)
         traces = log.path.parent if trial.window.traces else None
-        self.explainer = Explainer(device, place.world_size, traces)
+        self.explainer = Explainer(device, own.world_size, traces)
         # Containers of one machine have hostnames of their own, and its counters of energy in common.
-        self.resources = ResourceProbe(device, place.local_rank, boot_id() or socket.gethostname())
+        self.resources = ResourceProbe(device, own.local_rank, boot_id() or socket.gethostname())
         self.probes: dict[str, Probe] = {name: known("probe", name, {}, "begin", "end") for name in trial.window.probes}
         self.held_out_accuracy: float | None = None
 
@@ -224,7 +224,7 @@ class Training:
     def _read_profile(self, batches: Batches) -> None:
         """Ends an explained block. A pause: the loader is held, and the ranks go on together."""
         batches.hold()
-        for line in self.explainer.end_block(self.place.rank):
+        for line in self.explainer.end_block(self.own.rank):
             self.log.write(line.model_copy(update={"unknown": line.unknown | self.engine.unknown_parts}))
         barrier()
         batches.go_on()
@@ -251,7 +251,7 @@ class Training:
                 self.step,
                 images=images,
                 own_images=own_images,
-                world_size=self.place.world_size,
+                world_size=self.own.world_size,
                 unreduced=unreduced,
                 reduced=reduced,
             )

@@ -266,7 +266,7 @@ def test_hostile_keys_and_values_reach_no_terminal_raw_and_stay_short(tmp_path: 
 def test_more_than_five_mistakes_are_counted(tmp_path: Path) -> None:
     message = refusal(write_study(tmp_path, {"train": {f"wrong{n}": 1 for n in range(9)}}))
     assert message.count("unknown key") == 5
-    assert message.endswith("(and 4 more)")
+    assert message.endswith("(and 4 more).")
 
 
 # --- sweeps --------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from vitscale import models
 from vitscale.analysis.time.exposure import exposures
 from vitscale.base.time_spans import length
 from vitscale.models import logits_of
-from vitscale.probes.explainer import Explainer
+from vitscale.probes.steps import Explainer
 from vitscale.store.records import ExplainedLine
 from vitscale.trial.model_spec import ModelSpec, resolve
 

@@ -1,9 +1,16 @@
-"""What failed, the bad value, the valid ones, and what to do next: one message, no traceback."""
+"""What failed, the bad value, the valid ones, and what to do next: one message, no traceback. And what pydantic finds
+wrong with a value, in the words of a study file."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
 
 _LONGEST_VALUE = 200
 """Enough for most paths, which must stand whole to be of use."""
@@ -74,3 +81,51 @@ def unknown(kind: str, bad: object, valid: Iterable[str], next_step: str = "") -
     names = sorted(valid)
     hint = nearest(bad, names) if isinstance(bad, str) else ""
     return RequestError(explain(f"unknown {kind} {shown(bad)}", valid=names, next_step=next_step) + hint)
+
+
+_EXPECTED = {
+    "model_type": "a table",
+    "dict_type": "a table",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "text in quotes",
+    "too_short": "a list of at least {min_length}",
+    "too_long": "a list of at most {max_length}",
+    "string_pattern_mismatch": "text of the form {pattern}",
+    "string_too_short": "text of at least {min_length} character(s)",
+    "greater_than": "greater than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+}
+_UNQUOTED = frozenset({"int_type", "float_type", "bool_type"})
+
+
+def _dotted_field(problem: ErrorDetails) -> str:
+    """The dotted field ("train.micro_batch") with keys that a user wrote shortened."""
+    return ".".join(_bare(str(part)) for part in problem["loc"])
+
+
+def _bare(key: str) -> str:
+    return key if re.fullmatch(r"[\w.-]{1,80}", key) else shown(key)
+
+
+def wrong_value(problem: ErrorDetails, *, next_step: str = "") -> str:
+    """One message: the field, its value, what it should be, and what to do."""
+    kind, value = problem["type"], problem["input"]
+    field = _dotted_field(problem)
+    if kind == "missing":
+        return explain(f"{field} is missing", next_step=next_step)
+    if kind in _UNQUOTED and isinstance(value, str):
+        next_step = "Write it without quotes"
+    limits = problem.get("ctx", {})
+    expected = _EXPECTED.get(kind, "").format_map(limits) or problem["msg"].removeprefix("Input should be ")
+    hint = ""
+    if kind == "literal_error" and isinstance(value, str):
+        hint = nearest(value, re.findall(r"'([^']*)'", str(limits.get("expected", ""))))
+    written = list(value) if isinstance(value, tuple) else value  # as TOML and JSON have it
+    return explain(f"{field} is {shown(written)}, but should be {expected}", next_step=next_step) + hint

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitscale.datasets.order import Purpose, device_mix64, stream, uniform_integers
-from vitscale.sources.split import mix64
+from vitscale.sources.base import mix64
 
 
 @settings(deadline=None)

@@ -26,7 +26,7 @@ from vitscale import engines, models, sources
 from vitscale.datasets import Batch, Batches, slot_loss
 from vitscale.engines import deepspeed
 from vitscale.engines.deepspeed import configuration
-from vitscale.probes.explainer import no_phase
+from vitscale.probes.steps import no_phase
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 from vitscale.worker import passes
 from vitscale.worker.group import device_of, join

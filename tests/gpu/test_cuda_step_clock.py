@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from vitscale.probes.step_clock import CudaStepClock
+from vitscale.probes.steps import CudaStepClock
 
 pytestmark = [
     pytest.mark.gpu,

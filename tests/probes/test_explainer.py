@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from vitscale.probes.explainer import Explainer
+from vitscale.probes.steps import Explainer
 
 CPU = torch.device("cpu")
 
@@ -41,7 +41,7 @@ def step(explainer: Explainer, number: int, matrix: torch.Tensor) -> tuple[Span,
 def test_on_a_gpu_the_profiler_first_starts_with_the_first_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """CUPTI would stay attached through every timed step, and an empty session may cost later ones their kernels."""
     profile = Mock()
-    monkeypatch.setattr("vitscale.probes.explainer.profile", profile)
+    monkeypatch.setattr("vitscale.probes.steps.profile", profile)
     Explainer(torch.device("cuda"), 1).warm_up()
     assert profile.call_count == 0
     Explainer(CPU, 1).warm_up()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vitscale.probes.interfaces import hostname_addresses, infiniband_ports, interfaces
+from vitscale.probes.host import hostname_addresses, infiniband_ports, interfaces
 
 
 def make(folder: Path, name: str, *, real: bool = True, **files: str) -> None:

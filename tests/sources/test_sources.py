@@ -11,7 +11,7 @@ import pytest
 
 from vitscale import sources
 from vitscale.errors import RequestError
-from vitscale.sources.paths import default_cache_root
+from vitscale.sources.base import default_cache_root
 from vitscale.trial.trial import DataSpec
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitscale.sources.split import held_out_count, split_ids
+from vitscale.sources.base import held_out_count, split_ids
 
 
 @given(st.lists(st.integers(0, 6), min_size=2, max_size=200), st.floats(0.01, 0.99))

@@ -14,8 +14,8 @@ from typing_extensions import override
 from vitscale import models, sources, store
 from vitscale.engines.base import LossOf
 from vitscale.engines.plain import PlainEngine
-from vitscale.probes.explainer import Explainer, Phase, no_phase
 from vitscale.probes.resources import ResourceProbe
+from vitscale.probes.steps import Explainer, Phase, no_phase
 from vitscale.processes.heartbeat import PROGRESS
 from vitscale.store.records import RankRecord, ResourcesLine
 from vitscale.trial.model_spec import ModelSpec

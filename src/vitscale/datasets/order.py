@@ -1,6 +1,6 @@
 """Which images each rank gets in each micro-step of an epoch: the same global batches for any number of ranks.
 
-Its random words are those of `sources.split.mix64` on a device: the same, bit for bit, on every device."""
+Its random words are those of `sources.base.mix64` on a device: the same, bit for bit, on every device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitscale.sources.split import mix64
+from vitscale.sources.base import mix64
 from vitscale.trial.trial import samples_used, steps_per_epoch
 
 _GAMMA = 0x9E3779B97F4A7C15

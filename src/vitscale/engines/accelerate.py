@@ -28,7 +28,7 @@ from vitscale.engines.base import (
 from vitscale.engines.deepspeed import configuration
 from vitscale.engines.whole_tensors import TorchTensors, WholeTensors, deepspeed_tensors, torch_loss_scale
 from vitscale.models import logits_of
-from vitscale.probes.explainer import Phase, no_phase
+from vitscale.probes.steps import Phase, no_phase
 from vitscale.trial.trial import TrainSpec, Trial
 
 

@@ -19,8 +19,8 @@ from vitscale.engines import checkpoint
 from vitscale.engines.whole_tensors import TorchTensors, WholeTensors, torch_loss_scale
 from vitscale.errors import RequestError, shown
 from vitscale.models import logits_of
-from vitscale.probes.explainer import Phase, no_phase
 from vitscale.probes.gradient_norms import squared_norm
+from vitscale.probes.steps import Phase, no_phase
 from vitscale.trial.trial import TrainSpec, Trial
 
 

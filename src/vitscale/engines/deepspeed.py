@@ -16,7 +16,7 @@ from typing_extensions import override
 from vitscale.engines.base import Engine, LossOf, optimizer_of, set_rate, with_options
 from vitscale.engines.whole_tensors import WholeTensors, deepspeed_tensors
 from vitscale.models import logits_of
-from vitscale.probes.explainer import Phase, no_phase
+from vitscale.probes.steps import Phase, no_phase
 from vitscale.trial.trial import TrainSpec, Trial
 
 

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from vitscale.engines.base import COMMUNICATED, Engine, LossOf, autocast, set_rate, with_options
 from vitscale.models import logits_of
-from vitscale.probes.explainer import Phase, no_phase
+from vitscale.probes.steps import Phase, no_phase
 from vitscale.trial.trial import TrainSpec, Trial
 
 _WEIGHTS = {"bf16-params": torch.bfloat16}

@@ -10,14 +10,13 @@ import numpy as np
 
 from vitscale.base.plugins import known
 from vitscale.sources.ade20k import list_ade20k
-from vitscale.sources.base import ChannelStatistics, Dataset, Progress, Source, Split, Summary
+from vitscale.sources.base import ChannelStatistics, Dataset, Progress, Source, Split, Summary, default_cache_root
 from vitscale.sources.cifar import Cifar
 from vitscale.sources.cifar_layout import CIFAR10, CIFAR100
 from vitscale.sources.digits import Digits
 from vitscale.sources.hf_datasets import list_hf
 from vitscale.sources.image_folder import list_folder
 from vitscale.sources.image_set import ImageSet
-from vitscale.sources.paths import default_cache_root
 from vitscale.sources.shards import list_shards
 from vitscale.sources.synthetic import Synthetic
 from vitscale.trial.trial import DataSpec

@@ -11,10 +11,9 @@ import numpy as np
 
 from vitscale.errors import RequestError, shown
 from vitscale.sources.arrays import ArrayShape
-from vitscale.sources.base import OUTSIDE, class_count
+from vitscale.sources.base import OUTSIDE, class_count, kind_of
 from vitscale.sources.image_folder import files_under, fingerprint_of, refuse_link_out, split_folders, stamp
 from vitscale.sources.image_set import FileSplit, Listing
-from vitscale.sources.paths import kind_of
 from vitscale.sources.pictures import EXTENSIONS
 from vitscale.sources.scenes import SCENE_CHANNELS, ScenePairs
 from vitscale.trial.trial import DataSpec

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitscale.errors import RequestError, shown
-from vitscale.sources.base import Content, Images, library
-from vitscale.sources.paths import reason
+from vitscale.sources.base import Content, Images, library, reason
 from vitscale.sources.pictures import MOST_PIXELS, BrokenImage, centre_box
 from vitscale.trial.trial import PixelType
 

@@ -1,8 +1,11 @@
-"""What every source of images gives: a summary, and two splits of images."""
+"""What every source of images gives: a summary, and two splits of images, one kept back where a dataset has none of its
+own; where datasets and the cache lie. A path that cannot be used becomes a message instead of a traceback."""
 
 from __future__ import annotations
 
 import importlib
+import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -235,3 +238,106 @@ def library(module: str, what: str, extra: str) -> Any:
     except ImportError:
         what = f"{what} is read by {module}, which is not installed"
         raise RequestError(what, next_step=f"Run pip install 'vitscale[{extra}]'") from None
+
+
+Words = NDArray[np.uint64]
+
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+
+
+def mix64(positions: Words, stream: int) -> Words:
+    """Pseudo-random 64-bit words, one per position, same shape; each `stream` is an independent sequence.
+
+    The output function of SplitMix64 (Steele, Lea & Flood, "Fast splittable pseudorandom number
+    generators", OOPSLA 2014) applied to `(positions + 1) * gamma` offset by the finalised stream number.
+    """
+    offset = _finalise(np.array([stream], dtype=np.uint64) * _GAMMA + np.uint64(1))
+    return _finalise((positions + np.uint64(1)) * _GAMMA + offset)
+
+
+def _finalise(z: Words) -> Words:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+_STREAM = 1
+
+
+def held_out_count(samples: int, classes: int, share: float) -> int:
+    """How many images are held out: `round(samples * share)`, at least 1, leaving one of every class."""
+    return min(max(1, round(samples * share)), samples - classes)
+
+
+def split_ids(labels: Labels, share: float) -> tuple[Labels, Labels]:
+    """Ids of the training and of the held-out images, each ascending; always the same for the same labels.
+
+    Every class gives about its share: within a class the images are shuffled and placed at equal distances
+    in [0, 1), and the images placed lowest over all classes are held out. One image per class always stays
+    in training; where no class has two images there is nothing to hold out.
+    """
+    shuffled = np.argsort(mix64(np.arange(len(labels), dtype=np.uint64), _STREAM), kind="stable")
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    _, starts, sizes = np.unique(labels[by_class], return_index=True, return_counts=True)
+    position = np.arange(len(labels)) - np.repeat(starts, sizes)
+    place = (position + 0.5) / np.repeat(sizes, sizes)
+    place[starts + sizes - 1] = np.inf
+    lowest = by_class[np.argsort(place, kind="stable")]
+    count = held_out_count(len(labels), len(sizes), share)
+    return np.sort(lowest[count:]).astype(np.int64), np.sort(lowest[:count]).astype(np.int64)
+
+
+def default_cache_root() -> Path:
+    """`$VITSCALE_CACHE`, else `$XDG_CACHE_HOME/vitscale`, else `~/.cache/vitscale`."""
+    if own := os.environ.get("VITSCALE_CACHE"):
+        return Path(own)
+    if xdg := os.environ.get("XDG_CACHE_HOME"):
+        return Path(xdg) / "vitscale"
+    try:
+        return Path("~/.cache/vitscale").expanduser()
+    except RuntimeError as error:  # neither HOME nor an entry for this user
+        raise RequestError(str(error), next_step="Set VITSCALE_CACHE to a folder for decoded images") from None
+
+
+def root_of(spec: DataSpec) -> Path | None:
+    """`spec.root` with `~` expanded; None where it is not given."""
+    if not spec.root:
+        return None
+    try:
+        return Path(spec.root).expanduser()
+    except RuntimeError as error:  # ~nobody: no such user
+        raise RequestError(f"data.root {shown(spec.root)}: {error}") from None
+
+
+def kind_of(path: Path) -> Literal["file", "folder", "other"] | None:
+    """What lies at `path` (links followed); None where there is nothing.
+
+    Raises `RequestError` where one cannot look.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:  # no permission, a name too long, a null byte, a loop of links
+        raise RequestError(
+            f"cannot look at {shown(str(path))}: {reason(error)}", next_step="Correct data.root"
+        ) from None
+    if stat.S_ISREG(mode):
+        return "file"
+    return "folder" if stat.S_ISDIR(mode) else "other"
+
+
+def write_if_possible(path: Path, text: str) -> None:
+    """Keeps what every rank would else find out for itself: whole or not at all, and not where it cannot be written."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        partial.write_text(text)
+        partial.replace(path)
+    except OSError:
+        pass
+
+
+def reason(error: Exception) -> str:
+    """The text of an error without the path, which the message names already (and truncates)."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

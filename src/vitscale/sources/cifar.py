@@ -13,12 +13,21 @@ from typing import Any
 import numpy as np
 
 from vitscale.errors import RequestError, shown
-from vitscale.sources.base import Dataset, Images, Labels, Summary, refuse_other_keys
+from vitscale.sources.base import (
+    Dataset,
+    Images,
+    Labels,
+    Summary,
+    default_cache_root,
+    kind_of,
+    reason,
+    refuse_other_keys,
+    root_of,
+)
 from vitscale.sources.cache import Room, cached, in_memory
 from vitscale.sources.cifar_layout import CIFAR10, CIFAR100, HELD_OUT_SAMPLES, IMAGE_SHAPE, Layout
 from vitscale.sources.cifar_layout import MOST_ARCHIVE_BYTES as MOST_BYTES
 from vitscale.sources.download import fetch, read_members
-from vitscale.sources.paths import default_cache_root, kind_of, reason, root_of
 from vitscale.sources.restricted_pickle import read_pickle
 from vitscale.trial.trial import DataSpec
 

@@ -10,9 +10,17 @@ from pathlib import Path
 import numpy as np
 
 from vitscale.errors import RequestError
-from vitscale.sources.base import Dataset, Images, Labels, Summary, refuse_other_keys, unused_root_notes
+from vitscale.sources.base import (
+    Dataset,
+    Images,
+    Labels,
+    Summary,
+    held_out_count,
+    refuse_other_keys,
+    split_ids,
+    unused_root_notes,
+)
 from vitscale.sources.cache import Room, cached, in_memory
-from vitscale.sources.split import held_out_count, split_ids
 from vitscale.trial.trial import DataSpec
 
 _SAMPLES, _SIDE = 1797, 8

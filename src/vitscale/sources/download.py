@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from vitscale.errors import RequestError, shown
-from vitscale.sources.paths import reason
+from vitscale.sources.base import reason
 
 _TIMEOUT_SECONDS = 30
 _CHUNK_BYTES = 1 << 18

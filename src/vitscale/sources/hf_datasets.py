@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from vitscale.errors import RequestError, shown
-from vitscale.sources.base import Labels, library
+from vitscale.sources.base import Labels, library, reason
 from vitscale.sources.image_folder import HELD_OUT_NAMES, fingerprint_of
 from vitscale.sources.image_set import Listing, chosen_classes, listing_of
-from vitscale.sources.paths import reason
 from vitscale.sources.pictures import BrokenImage
 from vitscale.trial.trial import DataSpec
 

@@ -14,9 +14,8 @@ import numpy as np
 
 from vitscale.errors import RequestError, shown
 from vitscale.sources.arrays import ARRAY_EXTENSIONS, acquisition_of, images_in
-from vitscale.sources.base import Labels
+from vitscale.sources.base import Labels, kind_of, reason, root_of
 from vitscale.sources.image_set import Listing, chosen_classes, listing_of
-from vitscale.sources.paths import kind_of, reason, root_of
 from vitscale.sources.pictures import EXTENSIONS
 from vitscale.trial.trial import DataSpec
 

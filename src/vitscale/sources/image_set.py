@@ -22,8 +22,12 @@ from vitscale.sources.base import (
     Labels,
     Progress,
     Summary,
+    default_cache_root,
+    held_out_count,
     refuse_other_keys,
     require_ids,
+    split_ids,
+    write_if_possible,
 )
 from vitscale.sources.cache import (
     SPLITS,
@@ -35,9 +39,7 @@ from vitscale.sources.cache import (
     in_threads,
 )
 from vitscale.sources.decoding import Problems, decode_image, decode_split, problems_of, refuse_broken
-from vitscale.sources.paths import default_cache_root, write_if_possible
 from vitscale.sources.scenes import SceneSplit
-from vitscale.sources.split import held_out_count, split_ids
 from vitscale.trial.model_spec import Task
 from vitscale.trial.trial import DataSpec
 

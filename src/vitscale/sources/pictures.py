@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitscale.errors import RequestError, explain, shown
-from vitscale.sources.base import Content, Images, spending
-from vitscale.sources.paths import reason
+from vitscale.sources.base import Content, Images, reason, spending
 
 if TYPE_CHECKING:
     from PIL.Image import Image

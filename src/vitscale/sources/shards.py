@@ -14,11 +14,10 @@ import numpy as np
 
 from vitscale.errors import RequestError, shown
 from vitscale.sources.arrays import ARRAY_EXTENSIONS, images_in
-from vitscale.sources.base import Labels
+from vitscale.sources.base import Labels, default_cache_root, reason, root_of, write_if_possible
 from vitscale.sources.cache import in_threads
 from vitscale.sources.image_folder import HELD_OUT_NAMES, files_under, fingerprint_of, split_folders, stamp
 from vitscale.sources.image_set import Listing, chosen_classes, listing_of
-from vitscale.sources.paths import default_cache_root, reason, root_of, write_if_possible
 from vitscale.sources.pictures import EXTENSIONS
 from vitscale.trial.trial import DataSpec
 

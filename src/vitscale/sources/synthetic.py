@@ -22,12 +22,13 @@ from vitscale.sources.base import (
     Images,
     Labels,
     Summary,
+    Words,
     class_count,
+    mix64,
     refuse_other_keys,
     require_ids,
     unused_root_notes,
 )
-from vitscale.sources.split import Words, mix64
 from vitscale.trial.model_spec import Task
 from vitscale.trial.trial import DataSpec
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from pydantic import ValidationError
 
 from vitscale.base.files import has_long_keys, read_text
-from vitscale.base.pydantic_errors import wrong_value
-from vitscale.errors import RequestError, explain, nearest, shown
+from vitscale.errors import RequestError, explain, nearest, shown, wrong_value
 from vitscale.study.sections import SECTIONS, Study
 from vitscale.study.site import Overlay
 from vitscale.study.sweep import Choice, choices, swept_fields

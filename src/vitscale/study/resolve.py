@@ -8,8 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from vitscale.base.files import beside
-from vitscale.base.pydantic_errors import wrong_value
-from vitscale.errors import RequestError, shown
+from vitscale.errors import RequestError, shown, wrong_value
 from vitscale.machine.hardware import Machine
 from vitscale.study.sections import Study, TrainSection
 from vitscale.trial import deepspeed_config

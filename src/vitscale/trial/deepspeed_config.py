@@ -15,8 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vitscale.base.files import read_text
-from vitscale.base.pydantic_errors import wrong_value
-from vitscale.errors import RequestError, shown
+from vitscale.errors import RequestError, shown, wrong_value
 from vitscale.trial.trial import ZeroStage
 
 _DEEPEST = 20

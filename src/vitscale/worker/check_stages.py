@@ -18,7 +18,7 @@ import torch.distributed as dist
 from vitscale import sources
 from vitscale.datasets import Batches, EpochOrder
 from vitscale.machine.hardware import cpu_throttled_seconds
-from vitscale.probes import disk_speed, interfaces
+from vitscale.probes import host
 from vitscale.probes.collective_sweep import sweep
 from vitscale.probes.gpu_monitor import gpu_monitor
 from vitscale.probes.matmul import compute_speed, measured_matmul
@@ -164,9 +164,9 @@ class _Rank:
                 environment=environment(self.device, backend),
                 host_cores=host_cores,
                 cpu_throttled_seconds=cpu_throttled_seconds(),
-                hostname_addresses=interfaces.hostname_addresses(),
-                interfaces=interfaces.interfaces(),
-                infiniband=interfaces.infiniband_ports(),
+                hostname_addresses=host.hostname_addresses(),
+                interfaces=host.interfaces(),
+                infiniband=host.infiniband_ports(),
             )
         )
 
@@ -225,7 +225,7 @@ class _Rank:
 
     def measure_disk(self) -> None:
         """Writes and flushes as records are; and looks for a file of rank 0 where ranks can be told of it."""
-        size, seconds = disk_speed.record_seconds(self.folder, self.own.rank)
+        size, seconds = host.record_seconds(self.folder, self.own.rank)
         seen, reason = None, "the ranks did not meet"
         if self.own.world_size == 1:
             reason = "there is one rank"
@@ -233,7 +233,7 @@ class _Rank:
             seen, reason = self._look_for_rank_0s_file()
         self.log.write(
             DiskLine(
-                free_bytes=disk_speed.free_bytes(self.folder),
+                free_bytes=host.free_bytes(self.folder),
                 record_seconds=seconds,
                 record_bytes=size,
                 seen_seconds=seen,
@@ -244,9 +244,9 @@ class _Rank:
     def _look_for_rank_0s_file(self) -> tuple[float | None, str]:
         group.barrier()
         if self.own.rank == 0:
-            disk_speed.show(self.folder, "shown")
+            host.show(self.folder, "shown")
             return 0.0, ""
-        seen = disk_speed.seen_after(self.folder, "shown", _SEEN_SECONDS)
+        seen = host.seen_after(self.folder, "shown", _SEEN_SECONDS)
         return seen, "" if seen is not None else f"not seen within {_SEEN_SECONDS:g} s"
 
     def _meet(self) -> None:

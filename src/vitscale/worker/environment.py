@@ -15,7 +15,7 @@ import torch
 from vitscale.machine.cores import numa_nodes, physical_cores
 from vitscale.machine.gpus import gpu_settings, known_gpu
 from vitscale.machine.hardware import cpu_quota_cores
-from vitscale.probes.interfaces import infiniband_ports
+from vitscale.probes.host import infiniband_ports
 from vitscale.processes.launch_file import LIBRARY_SETTINGS
 from vitscale.store.records import Device, Environment, GpuSettings
 from vitscale.trial.engines import installed_versions

@@ -26,7 +26,7 @@ from vitscale.datasets import (
 from vitscale.engines import Engine
 from vitscale.models.batch_norm import average_statistics, norms_of
 from vitscale.models.segmentation import AuxiliaryLogits
-from vitscale.probes.explainer import Phase, no_phase
+from vitscale.probes.steps import Phase, no_phase
 from vitscale.sources import Dataset, Split
 from vitscale.trial.rank_batches import micro_batches
 from vitscale.trial.trial import Trial

@@ -15,10 +15,9 @@ from vitscale.base.plugins import known
 from vitscale.datasets import Batches, means
 from vitscale.engines import Engine
 from vitscale.probes import Probe
-from vitscale.probes.explainer import Explainer
 from vitscale.probes.gradient_norms import MicroBatchNorms, gradient_line
 from vitscale.probes.resources import ResourceProbe
-from vitscale.probes.step_clock import StepClock, step_clock
+from vitscale.probes.steps import Explainer, StepClock, step_clock
 from vitscale.probes.traffic import NO_GROUP, TrafficCounter
 from vitscale.processes.launch_file import boot_id
 from vitscale.sources import Dataset

@@ -8,7 +8,7 @@ from torch import distributed as dist
 from typing_extensions import override
 
 from vitscale.engines.base import LossOf, TorchEngine, weight_dtype, with_options
-from vitscale.probes.explainer import Phase, no_phase
+from vitscale.probes.steps import Phase, no_phase
 from vitscale.trial.trial import TrainSpec
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from vitscale.probes import disk_speed
+from vitscale.probes import host
 
 
 def test_records_are_timed_and_nothing_is_left(tmp_path: Path) -> None:
-    size, seconds = disk_speed.record_seconds(tmp_path, 3)
+    size, seconds = host.record_seconds(tmp_path, 3)
     assert size == 300
     assert len(seconds) == 20
     assert all(one > 0 for one in seconds)
@@ -17,21 +17,21 @@ def test_records_are_timed_and_nothing_is_left(tmp_path: Path) -> None:
 
 
 def test_a_file_is_seen_when_it_is_there_with_its_content(tmp_path: Path) -> None:
-    disk_speed.show(tmp_path, "before")
-    assert disk_speed.seen_after(tmp_path, "after", 0.05) is None
+    host.show(tmp_path, "before")
+    assert host.seen_after(tmp_path, "after", 0.05) is None
     begun = threading.Event()
 
     def show() -> None:
         begun.wait()
-        disk_speed.show(tmp_path, "after")
+        host.show(tmp_path, "after")
 
     thread = threading.Thread(target=show)
     thread.start()
     begun.set()
-    seen = disk_speed.seen_after(tmp_path, "after", 60.0)
+    seen = host.seen_after(tmp_path, "after", 60.0)
     thread.join()
     assert seen is not None
 
 
 def test_room_is_that_of_the_disk(tmp_path: Path) -> None:
-    assert disk_speed.free_bytes(tmp_path) > 0
+    assert host.free_bytes(tmp_path) > 0

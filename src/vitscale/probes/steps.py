@@ -1,18 +1,26 @@
-"""Explained blocks: a few steps under the profiler, their phases annotated; in every other step nothing at all.
+"""A rank's steps: light ones carry nothing but a timestamp at their end, explained ones are a few under the profiler,
+their phases annotated.
 
-On a GPU the profiler leaves something behind: Kineto does not detach CUPTI when it stops (its TEARDOWN_CUPTI is off),
-so that no step's time is reported from the first block on (`vitscale.trial.step_schedule`).
+On a GPU the timestamp is a CUDA event and is read only when it has long passed, together with the loss that was copied
+to pinned memory before it: the clock waits for nothing inside a step. The profiler leaves something behind there:
+Kineto does not detach CUPTI when it stops (its TEARDOWN_CUPTI is off), so that no step's time is reported from the
+first block on (`vitscale.trial.step_schedule`).
 """
 
 from __future__ import annotations
 
+import time
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
+from typing_extensions import override
 
 from vitscale.processes.heartbeat import PROGRESS
 from vitscale.profiles.events import COMMUNICATION_CALL, GLOO, KIND_OF_ACTIVITY, Event, Kind
@@ -139,3 +147,86 @@ def _kind(event: Any) -> Kind | None:
     kind = KIND_OF_ACTIVITY.get(event.activity_type())
     # gloo's asynchronous work is reported beside the operators, from its issue to its completion.
     return "collective" if kind is not None and event.name().startswith(GLOO) else kind
+
+
+Mark = TypeVar("Mark")
+
+
+class StepClock(ABC, Generic[Mark]):
+    """Times steps from the end of one to the end of the next."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Begins an epoch: the next step is timed from here."""
+
+    @abstractmethod
+    def mark(self, mark: Mark, loss: Tensor) -> list[tuple[Mark, float, float]]:
+        """Ends a step, and returns what is known by now of this and earlier steps: (mark, seconds, loss)."""
+
+    @abstractmethod
+    def drain(self) -> list[tuple[Mark, float, float]]:
+        """Waits for the device and returns all that is left. Only between epochs."""
+
+
+class CpuStepClock(StepClock[Mark]):
+    """`time.perf_counter` after each step: on CPU a step is over when the call returns."""
+
+    def __init__(self) -> None:
+        self._last = 0.0
+
+    @override
+    def start(self) -> None:
+        self._last = time.perf_counter()
+
+    @override
+    def mark(self, mark: Mark, loss: Tensor) -> list[tuple[Mark, float, float]]:
+        now = time.perf_counter()
+        seconds, self._last = now - self._last, now
+        return [(mark, seconds, float(loss))]
+
+    @override
+    def drain(self) -> list[tuple[Mark, float, float]]:
+        return []
+
+
+class CudaStepClock(StepClock[Mark]):
+    """CUDA events on the current stream, read when they have passed."""
+
+    def __init__(self) -> None:
+        self._last: torch.cuda.Event | None = None
+        self._pending: deque[tuple[Mark, torch.cuda.Event, torch.cuda.Event, Tensor]] = deque()
+
+    @override
+    def start(self) -> None:
+        self._last = self._event()
+
+    @override
+    def mark(self, mark: Mark, loss: Tensor) -> list[tuple[Mark, float, float]]:
+        pinned = torch.empty((), dtype=torch.float32, pin_memory=True)
+        pinned.copy_(loss, non_blocking=True)
+        begin, self._last = self._last or self._event(), self._event()
+        self._pending.append((mark, begin, self._last, pinned))
+        return self._passed()
+
+    @override
+    def drain(self) -> list[tuple[Mark, float, float]]:
+        torch.cuda.synchronize()
+        return self._passed()
+
+    def _passed(self) -> list[tuple[Mark, float, float]]:
+        done = []
+        while self._pending and self._pending[0][2].query():
+            mark, begin, end, pinned = self._pending.popleft()
+            done.append((mark, begin.elapsed_time(end) / 1000, float(pinned)))
+        return done
+
+    @staticmethod
+    def _event() -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+def step_clock(device: torch.device) -> StepClock[Mark]:
+    """The clock for `device`."""
+    return CudaStepClock() if device.type == "cuda" else CpuStepClock()

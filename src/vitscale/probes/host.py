@@ -1,9 +1,13 @@
-"""The network interfaces of a host, as the kernel tells of them, and what the host takes its own name for."""
+"""What a host has beside its processors: the disk that holds the results (room, how long a record takes to be safe on
+it, whether all hosts see it), and its network interfaces, as the kernel tells of them."""
 
 from __future__ import annotations
 
 import ipaddress
+import os
+import shutil
 import socket
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +15,54 @@ from typing import Any, Literal
 import psutil
 
 from vitscale.store.check_records import InfinibandPort, Interface
+
+_RECORD_BYTES = 300
+"""About one step of one rank."""
+_RECORDS = 20
+
+
+def free_bytes(folder: Path) -> int:
+    """Room on the disk of `folder`, for this user."""
+    return shutil.disk_usage(folder).free
+
+
+def record_seconds(folder: Path, rank: int) -> tuple[int, tuple[float, ...]]:
+    """(bytes of a record, seconds of each append with fsync), to a file of this rank that is removed afterwards."""
+    path = folder / f".probe-{rank}"
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+    line = b"x" * (_RECORD_BYTES - 1) + b"\n"
+    seconds = []
+    try:
+        for _ in range(_RECORDS):
+            began = time.perf_counter()
+            os.write(file, line)
+            os.fsync(file)
+            seconds.append(time.perf_counter() - began)
+    finally:
+        os.close(file)
+        path.unlink(missing_ok=True)
+    return _RECORD_BYTES, tuple(seconds)
+
+
+def show(folder: Path, text: str) -> None:
+    """Rank 0's part: writes the file that the others look for."""
+    draft = folder / ".shown.draft"
+    draft.write_text(text, encoding="ascii")
+    draft.replace(folder / ".shown")
+
+
+def seen_after(folder: Path, text: str, seconds: float) -> float | None:
+    """The others' part: how long until the file is there with `text` in it; None: not within `seconds`."""
+    began = time.perf_counter()
+    while (waited := time.perf_counter() - began) < seconds:
+        try:
+            if (folder / ".shown").read_text(encoding="ascii") == text:
+                return waited
+        except (OSError, UnicodeDecodeError):
+            pass
+        time.sleep(0.005)
+    return None
+
 
 # The kernel's ARPHRD_* numbers (include/uapi/linux/if_arp.h).
 _KINDS: dict[int, Literal["ethernet", "infiniband", "loopback"]] = {1: "ethernet", 32: "infiniband", 772: "loopback"}

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import sys
-from importlib import util
 from pathlib import Path
 
 import pytest
@@ -57,23 +55,6 @@ def test_several_hosts_need_names_that_mean_the_same_everywhere(launcher: str, n
     with pytest.raises(RequestError, match=f"'{name}' is another machine on each of 2 hosts; name it in the hostfile"):
         launcher_named(launcher, world(2, 1), (Host(name), Host("node1")))
     assert launcher_named(launcher, world(1, 1), (Host("localhost"),))
-
-
-@pytest.mark.parametrize(
-    ("launcher", "package", "said"),
-    [
-        ("torchrun", "torch", "torch is not installed; install it"),
-        ("deepspeed", "deepspeed", "deepspeed is not installed; install it, or use launcher = 'torchrun'"),
-    ],
-)
-def test_a_launcher_that_is_not_here_says_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str, package: str, said: str
-) -> None:
-    monkeypatch.setattr(util, "find_spec", lambda name: None if name == package else sys.modules[name].__spec__)
-    with pytest.raises(RequestError, match=f"launch.launcher = '{launcher}' cannot be used: {said}"):
-        launcher_for(a_trial(tmp_path, launcher, world(1, 1)))
-    assert find_launcher(launcher) is LAUNCHERS[launcher], "it stays listed"
-    assert launcher_for(a_trial(tmp_path, "in-process", world(1, 1)))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +44,10 @@ def test_digits_of_another_scikit_learn_are_refused(tmp_path: Path, monkeypatch:
         sources.load(DataSpec(name="digits"), tmp_path)
 
 
-def test_without_scikit_learn_the_message_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(RequestError, match="needs scikit-learn"):
-        sources.check(DataSpec(name="digits"))
+def test_without_scikit_learn_a_plan_is_told_all_and_reading_says_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    assert sources.check(DataSpec(name="digits", held_out=0.25)).train_samples == 1797 - 449
+    with pytest.raises(RequestError, match=r"which is not installed\. Run pip install 'vitscale\[train\]'"):
+        sources.load(DataSpec(name="digits"), tmp_path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 
 from vitscale.launchers.base import Spawn, lacking
@@ -46,9 +45,7 @@ class Torchrun:
         return (*agent, "--max-restarts=0", *program)
 
     def unavailable(self) -> str | None:
-        """Needs torch, found without importing it."""
-        if importlib.util.find_spec("torch") is None:
-            return "torch is not installed; install it, or use a machine where it is"
+        """Always available: it is a module of torch, which all ranks need."""
         return None
 
     def unfit(self, world: World, hosts: tuple[Host, ...]) -> str | None:

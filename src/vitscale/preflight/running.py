@@ -21,7 +21,7 @@ from vitscale.preflight.reach import ask
 from vitscale.runner.classify import outcome_of
 from vitscale.runner.evidence import Evidence, log_tail
 from vitscale.runner.one_run import ranks_variables, run_ranks
-from vitscale.runner.starting import launch_plan
+from vitscale.runner.starting import launch_plan, refuse_without_torch
 from vitscale.schedulers.prepared import PreparedProcesses
 from vitscale.store import write_whole
 from vitscale.store.check_records import CheckedRank, CheckRecord, CheckRequest, LoaderNeed
@@ -63,6 +63,7 @@ def run_check(
         StoreError: the folder cannot be written.
         CheckInterrupted: on Ctrl-C; no process is left.
     """
+    refuse_without_torch(place.scheduler)
     if place.trial is not None:
         # Decoded once and here: damage shows before anything starts.
         sources.prepare(place.trial.data.model_copy(update={"fraction": 1.0}))

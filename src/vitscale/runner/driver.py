@@ -18,6 +18,7 @@ from vitscale.errors import RequestError, StoreError, VitscaleError, shown
 from vitscale.runner.one_run import run_task, skip_reason
 from vitscale.runner.planning import Plan, Report, check_folder
 from vitscale.runner.progress import StudyProgress, decoding_progress
+from vitscale.runner.starting import refuse_without_torch
 from vitscale.runner.todo import AddedRuns, existing_outcomes, outstanding, skip_unfit
 from vitscale.schedulers import Placement, Submitter
 from vitscale.schedulers.prepared import PreparedProcesses
@@ -50,11 +51,12 @@ def run(plan: Plan, results: Path, options: Options, console: Console) -> Report
     """Runs what is missing of a study.
 
     Raises:
-        RequestError: the data is damaged; nothing was started or written.
+        RequestError: the data is damaged, or what ranks need is not installed; nothing was started or written.
         StoreError: the folder cannot be used; nothing was started or overwritten.
         Interrupted: on Ctrl-C; no process is left.
         DiskFullError: the disk filled up.
     """
+    refuse_without_torch(plan.scheduler, {trial.train.engine for trial in plan.record.trials.values()})
     check_folder(results, plan.record, allow_version_change=options.allow_version_change)
     results = results.absolute()
     made = [folder for folder in (results, *results.parents) if not folder.exists()]

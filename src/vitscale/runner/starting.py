@@ -8,12 +8,12 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from vitscale.errors import RequestError
-from vitscale.launchers import launcher_named
+from vitscale.launchers import LOCAL, launcher_named
 from vitscale.launchers.base import Spawn
 from vitscale.machine.hosts import Host, is_this_machine
 from vitscale.processes import launch_file
@@ -23,6 +23,7 @@ from vitscale.schedulers import Job, Placement, Scheduler
 from vitscale.schedulers.prepared import PreparedError, Ready, ranks_environment
 from vitscale.store import write_whole
 from vitscale.study.sections import LaunchSection
+from vitscale.trial.engines import missing_packages
 from vitscale.trial.trial import World
 
 _PASSED_ON = (*LIBRARY_SETTINGS, "HF_", "VITSCALE_")
@@ -59,6 +60,22 @@ def launch_plan(
         interface=section.interface,
     )
     return scheduler.adapt(chosen.launch(world, spawn))
+
+
+def refuse_without_torch(scheduler: Scheduler, engines: Iterable[str] = ()) -> None:
+    """Refuses what would start ranks on this machine where what they import is not installed: nothing has begun yet.
+
+    Raises:
+        RequestError: something is missing; the message names the extra that brings it.
+    """
+    if scheduler.default_launcher != LOCAL:
+        return  # on other hosts, or inside a job, there may be what is not here
+    if missing := missing_packages(engines):
+        are = "is" if len(missing) == 1 else "are"
+        raise RequestError(
+            f"ranks on this machine need {' and '.join(missing)}, which {are} not installed",
+            next_step="Run pip install 'vitscale[train]'. All verbs but run, check and lab do without it",
+        )
 
 
 def start_ranks(

@@ -312,11 +312,7 @@ def _megatron_unavailable(device: Device) -> str | None:
 
 
 def _missing(distribution: str, remedy: str) -> str | None:
-    try:
-        metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return f"{distribution} is not installed ({remedy})"
-    return None
+    return f"{distribution} is not installed ({remedy})" if versions_of([distribution])[distribution] is None else None
 
 
 _STEP, _MEMORY = "vitscale.prediction.step", "vitscale.prediction.memory"
@@ -416,13 +412,25 @@ def takes(engine: str, option: str) -> bool:
     return engine in takers(option) or option in of_engine(engine).options
 
 
+def missing_packages(engines: Iterable[str]) -> list[str]:
+    """What ranks of these engines import and is neither installed here nor on Python's path (where a cluster's
+    module may have put it); nothing is imported."""
+    needed = ["torch", *(package for name in engines for package in of_engine(name).packages)]
+    unknown = [name for name, version in versions_of(needed).items() if version is None]
+    return [name for name in unknown if find_spec(name.replace("-", "_")) is None]
+
+
 def installed_versions(engines: Iterable[str] = ()) -> dict[str, str | None]:
     """The versions of the distributions that decide a result, of every engine of vitscale and of those that are named;
     nothing is imported. None: not installed."""
     of_engines = [package for name in (*ENGINES, *engines) for package in of_engine(name).packages]
-    always = ("vitscale", "torch", "deepspeed", "transformers", "numpy")
+    return versions_of(("vitscale", "torch", "deepspeed", "transformers", "numpy", *of_engines, "pytorch-optimizer"))
+
+
+def versions_of(distributions: Iterable[str]) -> dict[str, str | None]:
+    """The version of each distribution, None where it is not installed; nothing is imported."""
     versions: dict[str, str | None] = {}
-    for name in (*always, *of_engines, "pytorch-optimizer"):
+    for name in distributions:
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -1,0 +1,189 @@
+"""What a wheel and an sdist hold, and what they do beside the light install's dependencies alone, without torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from prediction_factory import resolved_study
+from results_factory import write_results
+
+ROOT = Path(__file__).parent.parent
+STUDY = """
+name = "light"
+[model]
+name = "vit-ti16"
+image_size = 32
+patch_size = 8
+[data]
+name = "digits"
+[train]
+device = "cpu"
+epochs = 2
+micro_batch = 8
+[scaling]
+gpus = [1, 2]
+[sweep]
+"train.engine" = {engines}
+"""
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A wheel and an sdist of this tree, and a wheel of that sdist, each built by the project's own backend."""
+    folder = tmp_path_factory.mktemp("packages")
+    tree = folder / "tree"
+    tree.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE", "src"):
+        (tree / name).symlink_to(ROOT / name)
+    made = {
+        "wheel": _build(tree, folder / "wheel", "build_wheel"),
+        "sdist": _build(tree, folder / "sdist", "build_sdist"),
+    }
+    with tarfile.open(made["sdist"]) as archive:
+        archive.extractall(folder / "unpacked", filter="data")
+    (unpacked,) = (folder / "unpacked").iterdir()
+    return made | {"wheel of the sdist": _build(unpacked, folder / "again", "build_wheel")}
+
+
+def _build(tree: Path, into: Path, what: str) -> Path:
+    into.mkdir()
+    program = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])(sys.argv[2])"
+    # The name of a folder for its notes: beside the tree, and not inside the sources.
+    settings = {"egg_info": {"egg_base": str(into)}, "build": {"build_base": str(into / "build")}}
+    config = into / "notes.cfg"
+    config.write_text("".join(f"[{c}]\n" + "".join(f"{k}={v}\n" for k, v in s.items()) for c, s in settings.items()))
+    environment = os.environ | {"DIST_EXTRA_CONFIG": str(config), "PYTHONDONTWRITEBYTECODE": "1"}
+    backend = [sys.executable, "-c", program, what, str(into)]
+    subprocess.run(backend, cwd=tree, env=environment, check=True, capture_output=True)
+    (made,) = (path for path in into.iterdir() if path.name.endswith((".whl", ".tar.gz")))
+    return made
+
+
+@pytest.fixture(scope="module")
+def light(packages: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[int, str, str]]:
+    """The command line of the wheel, in a Python that sees its dependencies, theirs, and nothing else."""
+    folder = tmp_path_factory.mktemp("light")
+    site = folder / "site"
+    site.mkdir()
+    with zipfile.ZipFile(packages["wheel"]) as archive:
+        archive.extractall(site)  # noqa: S202 - made above
+        text = archive.read(next(name for name in archive.namelist() if name.endswith("METADATA"))).decode()
+    needed = [line.removeprefix("Requires-Dist: ") for line in text.splitlines() if line.startswith("Requires-Dist: ")]
+    for distribution in _with_dependencies(needed):
+        for name in {Path(file).parts[0] for file in metadata.files(distribution) or ()} - {"..", "__pycache__"}:
+            source = Path(str(metadata.distribution(distribution).locate_file(name)))
+            if not (site / name).exists() and source.exists():
+                (site / name).symlink_to(source)
+
+    def call(*arguments: str | Path) -> tuple[int, str, str]:
+        done = subprocess.run(
+            [sys.executable, "-S", "-m", "vitscale", *map(str, arguments)],
+            cwd=folder,
+            env={"PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": str(site), "COLUMNS": "80"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    return call
+
+
+def _with_dependencies(requirements: list[str]) -> set[str]:
+    """Names of distributions: those required without an extra, and what they require, with the extras they name."""
+    seen: set[tuple[str, str]] = set()
+    waiting = [(Requirement(each), "") for each in requirements]
+    while waiting:
+        requirement, extra = waiting.pop()
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        for wanted in ("", *requirement.extras):
+            if (requirement.name, wanted) not in seen:
+                seen.add((requirement.name, wanted))
+                waiting += [(Requirement(each), wanted) for each in metadata.requires(requirement.name) or ()]
+    return {name for name, _ in seen}
+
+
+def test_all_three_packages_hold_every_file_of_the_sources(packages: dict[str, Path]) -> None:
+    listed = subprocess.run(["git", "ls-files", "src"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    files = {line.removeprefix("src/") for line in listed.splitlines() if (ROOT / line).exists()}
+    if not files:
+        pytest.skip("not a clone")
+    for name in ("wheel", "wheel of the sdist"):
+        with zipfile.ZipFile(packages[name]) as archive:
+            held = {file for file in archive.namelist() if ".dist-info/" not in file}
+        assert held >= files, f"{name} lacks {sorted(files - held)}"
+    with tarfile.open(packages["sdist"]) as archive:
+        names = {file.split("/", 1)[1] for file in archive.getnames() if "/" in file}
+    assert {"LICENSE", "README.md", "pyproject.toml"} <= names
+
+
+def test_torch_comes_with_the_extra_that_trains_alone(packages: dict[str, Path]) -> None:
+    with zipfile.ZipFile(packages["wheel"]) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("METADATA"))
+        lines = archive.read(name).decode().splitlines()
+    torch = [line for line in lines if re.match(r"Requires-Dist: torch\b", line)]
+    assert [line.split(";")[1].strip() for line in torch] == ['extra == "train"']
+    assert {"energy", "hf", "images", "megatron", "mpi", "train"} <= {
+        line.removeprefix("Provides-Extra: ") for line in lines if line.startswith("Provides-Extra: ")
+    }
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("measured") / "results"
+    write_results(resolved_study({1: [0.1, 0.101], 2: [0.104, 0.105], 4: [0.108, 0.109]}), folder)
+    return folder
+
+
+def test_without_torch_it_plans_reads_predicts_and_advises(
+    light: Callable[..., tuple[int, str, str]], results: Path, tmp_path: Path
+) -> None:
+    study = tmp_path / "study.toml"
+    study.write_text(STUDY.format(engines=["ddp"]))
+    code, said, error = light("plan", study)
+    assert (code, error) == (0, ""), error
+    assert "light: 2 trials, " in said
+    for verb in ("plan", study), ("report", results), ("predict", results, "--gpus", "8"), ("advise", results):
+        code, said, error = light(*verb, "--json")
+        assert (code, error) == (0, ""), f"{verb}: {error}"
+        assert json.loads(said)["vitscale"] == verb[0]
+    code, said, error = light("report", results, "-o", tmp_path / "page.html")
+    assert code == 0, error
+    assert "<svg" in (tmp_path / "page.html").read_text()
+    (tmp_path / "ds.json").write_text('{"train_batch_size": 8}')
+    assert light("lint", tmp_path / "ds.json")[0] in (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("engines", "missing"), [(["ddp"], "torch, which is"), (["ddp", "deepspeed"], "torch and deepspeed, which are")]
+)
+def test_without_torch_a_run_says_which_extra_trains_and_writes_nothing(
+    light: Callable[..., tuple[int, str, str]], tmp_path: Path, engines: list[str], missing: str
+) -> None:
+    study = tmp_path / "study.toml"
+    study.write_text(STUDY.format(engines=engines))
+    code, said, error = light("run", study, "-o", tmp_path / "results")
+    assert (code, said) == (2, "")
+    assert re.sub(r"\s+", " ", error).startswith(
+        f"vitscale: ranks on this machine need {missing} not installed. Run pip install 'vitscale[train]'."
+    )
+    assert not (tmp_path / "results").exists()
+
+
+def test_without_torch_a_check_says_which_extra_it_needs(light: Callable[..., tuple[int, str, str]]) -> None:
+    code, _, error = light("check")
+    assert code == 2
+    assert "pip install 'vitscale[train]'" in re.sub(r"\s+", " ", error)

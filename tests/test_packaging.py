@@ -187,3 +187,20 @@ def test_without_torch_a_check_says_which_extra_it_needs(light: Callable[..., tu
     code, _, error = light("check")
     assert code == 2
     assert "pip install 'vitscale[train]'" in re.sub(r"\s+", " ", error)
+
+
+def test_containers_and_citation_name_what_there_is(packages: dict[str, Path]) -> None:
+    """Extras that exist, files that a build needs, the version of the package."""
+    with zipfile.ZipFile(packages["wheel"]) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("METADATA"))
+        lines = archive.read(name).decode().splitlines()
+    extras = {line.removeprefix("Provides-Extra: ") for line in lines if line.startswith("Provides-Extra: ")}
+    (version,) = (line.removeprefix("Version: ") for line in lines if line.startswith("Version: "))
+    for recipe in ("containers/Dockerfile", "containers/vitscale.def"):
+        text = (ROOT / recipe).read_text()
+        (wanted,) = re.findall(r"/opt/vitscale\[([^]]+)\]", text)
+        assert set(wanted.split(",")) <= extras
+        assert all(part in text for part in ("pyproject.toml", "README.md", "LICENSE", "src /opt/vitscale/src"))
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## {version}\n" in (ROOT / "CHANGELOG.md").read_text()
+    assert "bash .ci/run" in (ROOT / ".github/workflows/test.yml").read_text()

@@ -32,19 +32,19 @@ def complement(disjoint: Sequence[Interval], within: Interval) -> list[Interval]
     return gaps
 
 
-def intersection(ones: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
+def intersection(left: Sequence[Interval], right: Sequence[Interval]) -> list[Interval]:
     """What lies in both; each side is disjoint and in order."""
     common: list[Interval] = []
-    one = other = 0
-    while one < len(ones) and other < len(others):
-        start = max(ones[one][0], others[other][0])
-        end = min(ones[one][1], others[other][1])
+    i = j = 0
+    while i < len(left) and j < len(right):
+        start = max(left[i][0], right[j][0])
+        end = min(left[i][1], right[j][1])
         if end > start:
             common.append((start, end))
-        if ones[one][1] <= others[other][1]:
-            one += 1
+        if left[i][1] <= right[j][1]:
+            i += 1
         else:
-            other += 1
+            j += 1
     return common
 
 

@@ -47,7 +47,7 @@ class Batches(Iterator[Batch]):
     def __init__(self, split: Split, order: EpochOrder, *, rank: int, workers: int = 0, pin: bool = False) -> None:
         """`pin` puts batches in page-locked memory, for copies to a CUDA device that do not block."""
         self._split, self._order, self._rank, self._pin = split, order, rank, pin
-        self._places = ((step, micro) for step in range(order.steps) for micro in range(order.grad_accum))
+        self._micro_steps = ((step, micro) for step in range(order.steps) for micro in range(order.grad_accum))
         self._ahead: deque[Future[Batch]] = deque()
         self._workers = workers
         self._reads: list[tuple[int, float]] = []
@@ -70,7 +70,7 @@ class Batches(Iterator[Batch]):
 
     def __next__(self) -> Batch:
         if self._pool is None:
-            return self._read(*next(self._places))
+            return self._read(*next(self._micro_steps))
         self._read_ahead()
         if not self._ahead:
             raise StopIteration
@@ -95,7 +95,7 @@ class Batches(Iterator[Batch]):
     def close(self) -> None:
         """Ends the threads, waiting for what they are reading; may be called again."""
         self.go_on()
-        self._places = ((0, 0) for _ in ())
+        self._micro_steps = ((0, 0) for _ in ())
         self._ahead.clear()
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
@@ -103,10 +103,10 @@ class Batches(Iterator[Batch]):
 
     def _read_ahead(self) -> None:
         while self._pool is not None and len(self._ahead) < self._limit:
-            place = next(self._places, None)
-            if place is None:
+            micro_step = next(self._micro_steps, None)
+            if micro_step is None:
                 return
-            self._ahead.append(self._pool.submit(self._read_unless_held, *place))
+            self._ahead.append(self._pool.submit(self._read_unless_held, *micro_step))
 
     def _read_unless_held(self, step: int, micro_step: int) -> Batch:
         self._going.wait()

@@ -140,9 +140,9 @@ class EpochOrder:
         batch = self._ids[step * global_batch : (step + 1) * global_batch]
         entries = [-(-size * len(batch) // global_batch) for size in self.micro_batches]
         first = micro_step * sum(entries) + sum(entries[:rank])
-        places = np.arange(first, first + entries[rank])
-        real = places < len(batch)
-        return Slot(batch[places % len(batch)], real.astype(np.float32), int(real.sum()), len(batch))
+        positions = np.arange(first, first + entries[rank])
+        real = positions < len(batch)
+        return Slot(batch[positions % len(batch)], real.astype(np.float32), int(real.sum()), len(batch))
 
 
 def _shuffled(ids: Ids, number: int) -> Ids:

@@ -153,8 +153,8 @@ class Scenes:
         side = (2 * torch.arange(counted, device=masks.device) + 1) * size // (2 * counted)
         nearest, inside = [], []
         for axis in (0, 1):
-            found = _axis(stored[:, axis], scaled[:, axis], (tries[:, :, axis, None] + side).flatten(1))
-            nearest.append(found.nearest.unflatten(1, (-1, counted)).flatten(0, 1))
+            pixels = _axis(stored[:, axis], scaled[:, axis], (tries[:, :, axis, None] + side).flatten(1))
+            nearest.append(pixels.nearest.unflatten(1, (-1, counted)).flatten(0, 1))
             inside.append((side < scaled[:, axis, None]).repeat_interleave(tries.shape[1], 0))
         scene = torch.arange(len(masks), device=masks.device).repeat_interleave(tries.shape[1])
         labels = masks[scene[:, None, None], nearest[0][:, :, None], nearest[1][:, None, :]].flatten(1).long()

@@ -96,18 +96,18 @@ class TensorFile:
             self._file = cast(Any, safe_open(path, framework="pt"))
         except (SafetensorError, OSError) as error:
             raise refused(folder, f"cannot be used: {path.name}: {error}") from None
-        found = {key: self._file.get_slice(key) for key in self._file.keys()}  # noqa: SIM118 - it is no mapping
-        missing, foreign = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
+        slices = {key: self._file.get_slice(key) for key in self._file.keys()}  # noqa: SIM118 - it is no mapping
+        missing, foreign = sorted(expected.keys() - slices.keys()), sorted(slices.keys() - expected.keys())
         if missing or foreign:
             what = f"lacks {shown(missing[0])}" if missing else f"has {shown(foreign[0])}, which the model has not"
             raise refused(folder, f"is of another model: {path.name} {what}")
         for key, shape in expected.items():
-            if tuple(found[key].get_shape()) != shape:
+            if tuple(slices[key].get_shape()) != shape:
                 raise refused(
-                    folder, f"is of another model: {shown(key)} is {found[key].get_shape()}, here {list(shape)}"
+                    folder, f"is of another model: {shown(key)} is {slices[key].get_shape()}, here {list(shape)}"
                 )
-            if fp32 and found[key].get_dtype() != "F32":
-                raise refused(folder, f"cannot be used: {shown(key)} in {path.name} is {found[key].get_dtype()}")
+            if fp32 and slices[key].get_dtype() != "F32":
+                raise refused(folder, f"cannot be used: {shown(key)} in {path.name} is {slices[key].get_dtype()}")
         self._names = list(expected)
 
     def tensors(self, alive: Callable[[], object]) -> Iterator[tuple[str, Tensor]]:

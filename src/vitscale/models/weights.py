@@ -62,14 +62,14 @@ def load_weights(model: nn.Module, source: str) -> None:
 def _pretrained(source: str) -> Any:
     transformers = quiet_transformers()
     local = Path(source).expanduser()
-    place = str(local) if local.is_dir() else source
+    folder_or_name = str(local) if local.is_dir() else source
     try:
-        config = transformers.AutoConfig.from_pretrained(place, trust_remote_code=False)
+        config = transformers.AutoConfig.from_pretrained(folder_or_name, trust_remote_code=False)
         kind = getattr(transformers, str((config.architectures or ["none"])[0]), None)
         if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
             raise ValueError(f"its config.json names no model of transformers in architectures: {config.architectures}")
         load: Any = kind.from_pretrained  # type: ignore[attr-defined]
-        return load(place, use_safetensors=True, dtype=torch.float32)
+        return load(folder_or_name, use_safetensors=True, dtype=torch.float32)
     except Exception as error:  # whatever the library, the files or the network bring
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise RequestError(

@@ -48,15 +48,15 @@ def end_all(token: str, first: signal.Signals = signal.SIGTERM) -> None:
 
 def carrying(token: str) -> list[psutil.Process]:
     """The processes of this host that carry the token, but for the caller."""
-    found = []
+    carriers = []
     own = psutil.Process().pid
     for process in psutil.process_iter():
         try:
             if process.pid != own and process.environ().get(TOKEN_VARIABLE) == token and _runs(process):
-                found.append(process)
+                carriers.append(process)
         except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess):
             continue
-    return found
+    return carriers
 
 
 def _runs(process: psutil.Process) -> bool:

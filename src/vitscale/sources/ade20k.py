@@ -70,11 +70,11 @@ def _files(root: Path, kind: str, split: str, extensions: frozenset[str]) -> dic
     if kind_of(folder) != "folder":
         raise RequestError(f"{shown(str(folder))} is not a folder", next_step=_HOW)
     refuse_link_out(str(folder), real)
-    found = {
+    files = {
         os.path.splitext(os.path.relpath(path, folder))[0]: _File(path, stamp(path, folder, status))  # noqa: PTH122
         for path, status in files_under(folder, real)
         if stat.S_ISREG(status.st_mode) and Path(path).suffix.lower() in extensions
     }
-    if not found:
+    if not files:
         raise RequestError(f"{shown(str(folder))} holds no {'picture' if kind == 'images' else 'PNG'}", next_step=_HOW)
-    return found
+    return files

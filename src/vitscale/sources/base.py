@@ -280,9 +280,9 @@ def split_ids(labels: Labels, share: float) -> tuple[Labels, Labels]:
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     _, starts, sizes = np.unique(labels[by_class], return_index=True, return_counts=True)
     position = np.arange(len(labels)) - np.repeat(starts, sizes)
-    place = (position + 0.5) / np.repeat(sizes, sizes)
-    place[starts + sizes - 1] = np.inf
-    lowest = by_class[np.argsort(place, kind="stable")]
+    quantile = (position + 0.5) / np.repeat(sizes, sizes)
+    quantile[starts + sizes - 1] = np.inf
+    lowest = by_class[np.argsort(quantile, kind="stable")]
     count = held_out_count(len(labels), len(sizes), share)
     return np.sort(lowest[count:]).astype(np.int64), np.sort(lowest[:count]).astype(np.int64)
 

@@ -182,17 +182,17 @@ def cached(cache_root: Path, key: str, build: Build, *, verify: bool = False) ->
     nothing behind; it must not raise `OSError` for its own reasons. `verify` proves the checksums of an entry that was
     there; chunks that have changed are built again.
     """
-    if (found := find(cache_root, key)) and not verify:
-        return found
+    if (entry := find(cache_root, key)) and not verify:
+        return entry
     try:
         cache_root.mkdir(parents=True, exist_ok=True, mode=0o700)
         with file_lock(cache_root / f"{key}.lock"):
-            found = find(cache_root, key)
-            if found is None:
+            entry = find(cache_root, key)
+            if entry is None:
                 return _build(cache_root, key, build)
-            whole = found.whole_chunks()
-            if found.is_whole(whole):
-                return found
+            whole = entry.whole_chunks()
+            if entry.is_whole(whole):
+                return entry
             partial = _partial(cache_root, key)
             shutil.rmtree(partial, ignore_errors=True)
             (cache_root / key).rename(partial)
@@ -240,7 +240,7 @@ def _build(cache_root: Path, key: str, build: Build) -> Decoded | None:
             os.fsync(file.fileno())
         (partial / _JOURNAL).unlink(missing_ok=True)
         _put_in_place(partial, cache_root / key, find(cache_root, key) is not None)
-        found = find(cache_root, key)
+        entry = find(cache_root, key)
     except Unfinished:
         raise
     except Exception:
@@ -248,7 +248,7 @@ def _build(cache_root: Path, key: str, build: Build) -> Decoded | None:
         raise
     # Only now: whoever is interrupted while building goes on with it another time.
     shutil.rmtree(partial, ignore_errors=True)
-    return found
+    return entry
 
 
 def _journalled(partial: Path) -> dict[str, dict[int, int]]:

@@ -160,27 +160,27 @@ def _unreadable(path: Path, error: OSError) -> RequestError:
 
 
 def _archive(layout: Layout, path: Path, expected_md5: str | None, verify: bool) -> _Files:
-    found = _file_md5(path)
-    if expected_md5 is not None and found != expected_md5:
+    md5 = _file_md5(path)
+    if expected_md5 is not None and md5 != expected_md5:
         raise RequestError(
-            f"{shown(str(path))} has the MD5 {found}, but data.md5 is {expected_md5}",
+            f"{shown(str(path))} has the MD5 {md5}, but data.md5 is {expected_md5}",
             next_step="Get the archive again, or correct md5",
         )
-    is_official = found == layout.archive_md5
+    is_official = md5 == layout.archive_md5
     if not is_official and expected_md5 is None and verify:
         raise RequestError(
-            f"{shown(str(path))} has the MD5 {found}, but the official {layout.archive} has "
+            f"{shown(str(path))} has the MD5 {md5}, but the official {layout.archive} has "
             f"{layout.archive_md5}: it is truncated, corrupt or another archive",
             next_step=f"Get it again from {layout.url}; for an archive of your own set "
-            f'data.md5 = "{found}" or data.verify = false',
+            f'data.md5 = "{md5}" or data.verify = false',
         )
-    notes = () if is_official else (f"not the official {layout.archive}: its MD5 is {found}",)
+    notes = () if is_official else (f"not the official {layout.archive}: its MD5 is {md5}",)
 
     def read() -> Mapping[str, bytes]:
         wanted = {f"{layout.folder}/{name}": name for name in layout.files}
         return {wanted[name]: content for name, content in read_members(path, wanted, MOST_BYTES).items()}
 
-    return _Files(found, is_official, notes, read)
+    return _Files(md5, is_official, notes, read)
 
 
 def _unpacked(layout: Layout, folder: Path) -> _Files:
@@ -190,12 +190,12 @@ def _unpacked(layout: Layout, folder: Path) -> _Files:
         raise RequestError(
             f"the folder {shown(str(folder))} lacks {', '.join(missing)}", next_step=f"Unpack {layout.archive} again"
         )
-    found = {name: _file_md5(folder / name) for name in layout.files}
-    differing = [name for name, md5 in layout.files.items() if found[name] != md5]
+    md5_of = {name: _file_md5(folder / name) for name in layout.files}
+    differing = [name for name, md5 in layout.files.items() if md5_of[name] != md5]
     fingerprint = layout.archive_md5  # the same content as the archive
     notes: tuple[str, ...] = ()
     if differing:
-        listing = "".join(f"{md5}  {name}\n" for name, md5 in sorted(found.items()))
+        listing = "".join(f"{md5}  {name}\n" for name, md5 in sorted(md5_of.items()))
         fingerprint = hashlib.sha256(listing.encode()).hexdigest()
         notes = (f"not the official files: the MD5 of {', '.join(differing)} differs",)
 

@@ -43,10 +43,11 @@ def fetch(url: str, target: Path, *, md5: str | None, most_bytes: int) -> None:
     partial = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            found = _transfer(url, file, most_bytes)
-        if md5 is not None and found != md5:
+            received_md5 = _transfer(url, file, most_bytes)
+        if md5 is not None and received_md5 != md5:
             raise RequestError(
-                f"what {url} sent has the MD5 {found}, not {md5}: nothing was kept", next_step=f"Try again; {by_hand}"
+                f"what {url} sent has the MD5 {received_md5}, not {md5}: nothing was kept",
+                next_step=f"Try again; {by_hand}",
             )
         partial.replace(target)
     except (OSError, http.client.HTTPException, ValueError) as error:
@@ -112,7 +113,7 @@ def read_members(archive: Path, wanted: Collection[str], most_bytes: int) -> dic
     name = shown(archive.name)
     try:
         with archive.open("rb") as compressed:
-            found = _read(_Bounded(gzip.GzipFile(fileobj=compressed), most_bytes), set(wanted))
+            contents = _read(_Bounded(gzip.GzipFile(fileobj=compressed), most_bytes), set(wanted))
     except _Refused as refusal:
         raise RequestError(
             f"the archive {name} was refused: {refusal}", next_step="Get the official archive again"
@@ -121,12 +122,12 @@ def read_members(archive: Path, wanted: Collection[str], most_bytes: int) -> dic
         raise RequestError(
             f"the archive {name} is truncated or corrupt ({reason(error)})", next_step="Delete it and download it again"
         ) from None
-    if missing := sorted(set(wanted) - set(found)):
+    if missing := sorted(set(wanted) - set(contents)):
         raise RequestError(
             f"the archive {name} lacks {', '.join(missing)}: it is truncated or another archive",
             next_step="Delete it and download it again",
         )
-    return found
+    return contents
 
 
 class _Bounded(io.RawIOBase):
@@ -147,7 +148,7 @@ class _Bounded(io.RawIOBase):
 
 
 def _read(stream: _Bounded, wanted: set[str]) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     with tarfile.open(fileobj=stream, mode="r|") as tar:
         for count, member in enumerate(tar):
             if count == _MOST_MEMBERS:
@@ -156,14 +157,14 @@ def _read(stream: _Bounded, wanted: set[str]) -> dict[str, bytes]:
             if name not in wanted:
                 continue
             content = tar.extractfile(member)
-            if content is None or name in found:
+            if content is None or name in contents:
                 raise _Refused(f"{name} is there twice, or is not a file")
-            found[name] = content.read()
-            if len(found[name]) != member.size:
+            contents[name] = content.read()
+            if len(contents[name]) != member.size:
                 raise EOFError("the end is missing")
     while stream.read(_CHUNK_BYTES):  # to the end, where the checksum is
         pass
-    return found
+    return contents
 
 
 def _safe_name(member: tarfile.TarInfo) -> str:

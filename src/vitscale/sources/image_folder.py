@@ -157,13 +157,13 @@ def _has_classes(folder: Path) -> bool:
 def _subfolders(folder: Path, root: Path) -> list[str]:
     try:
         with os.scandir(folder) as entries:
-            found = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+            folders = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
     except OSError as error:
         raise _unreadable(folder, error) from None
-    for entry in found:
+    for entry in folders:
         if entry.is_symlink():
             refuse_link_out(entry.path, root)
-    return sorted(entry.name for entry in found)
+    return sorted(entry.name for entry in folders)
 
 
 def _files(folder: Path, present: list[str], classes: list[str], root: Path) -> list[_File]:
@@ -174,15 +174,15 @@ def _files(folder: Path, present: list[str], classes: list[str], root: Path) -> 
     number = {name: label for label, name in enumerate(classes)}
     files: list[_File] = []
     for name in present:
-        found = sorted(
+        of_class = sorted(
             _File(path, number[name], stamp(path, folder, status))
             for path, status in files_under(folder / name, root)
             if stat.S_ISREG(status.st_mode) and not path.lower().endswith(".tar")
         )
-        if not found:
+        if not of_class:
             what = f"the class folder {shown(str(folder / name))} holds no image"
             raise RequestError(what, valid=sorted(_READ), next_step="Add images or remove the folder")
-        files += found
+        files += of_class
     if not files:
         raise RequestError(f"{shown(str(folder))} has no class folders", next_step=_HOW)
     return files
@@ -193,15 +193,15 @@ def _flat_volumes(spec: DataSpec, train_root: Path, held_out_root: Path | None) 
     real = Path(os.path.realpath(root_of(spec) or train_root))
     splits: list[list[tuple[str, str, str]]] = []
     for folder in (train_root, held_out_root):
-        found = [
+        volumes = [
             (path, acquisition_of(path), stamp(path, folder, status))
             for path, status in sorted(files_under(folder, real) if folder is not None else ())
             if path.lower().endswith(_VOLUMES) and folder is not None
         ]
-        if unknown := [path for path, kind, _ in found if kind is None]:
+        if unknown := [path for path, kind, _ in volumes if kind is None]:
             what = f"{shown(unknown[0])} lies in no class folder, and no attribute 'acquisition' of it tells its class"
             raise RequestError(what, next_step=_HOW)
-        splits.append([(path, kind or "", stamp) for path, kind, stamp in found])
+        splits.append([(path, kind or "", stamp) for path, kind, stamp in volumes])
     names = chosen_classes(spec, sorted({kind for _, kind, _ in splits[0]}), str(train_root), "class folders", _HOW)
     number = {name: label for label, name in enumerate(names)}
     train, held_out = (

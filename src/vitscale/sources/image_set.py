@@ -173,7 +173,9 @@ class ImageSet:
         cache_root = default_cache_root()
         listing = self._listing(spec, cache_root)
         if not spec.skip_broken and listing.key not in self._verified and find(cache_root, listing.key) is None:
-            refuse_broken([problem for found in listing.judged(wholly=False).values() for problem in found.values()])
+            refuse_broken(
+                [problem for of_split in listing.judged(wholly=False).values() for problem in of_split.values()]
+            )
             self._verified.add(listing.key)
         return listing.summary
 
@@ -214,7 +216,9 @@ class ImageSet:
         listing = self._list_images(spec)
         if spec.skip_broken:
             problems = _remembered(cache_root / f"{listing.key}.broken.json", listing)
-            refuse_broken([problem for found in problems.values() for problem in found.values()], spec.skip_broken)
+            refuse_broken(
+                [problem for of_split in problems.values() for problem in of_split.values()], spec.skip_broken
+            )
             listing = listing.without(problems)
         return listing
 

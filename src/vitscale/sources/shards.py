@@ -108,11 +108,11 @@ def list_shards(spec: DataSpec) -> Listing:
 
 
 def _shards(folder: Path, root: Path) -> tuple[list[str], list[str]]:
-    found = sorted((path, status) for path, status in files_under(folder, root) if path.lower().endswith(".tar"))
-    if not found:
+    shards = sorted((path, status) for path, status in files_under(folder, root) if path.lower().endswith(".tar"))
+    if not shards:
         raise RequestError(f"{shown(str(folder))} holds no shard (*.tar)", next_step=_HOW)
-    stamps = [stamp(path, folder, status) for path, status in found]
-    return [path for path, _ in found], stamps
+    stamps = [stamp(path, folder, status) for path, status in shards]
+    return [path for path, _ in shards], stamps
 
 
 def _members(shards: list[str], stamps: list[str]) -> list[_Member]:

@@ -96,12 +96,12 @@ def read_json(path: Path, *, next_step: str) -> dict[str, Any]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    content: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in content:
             raise ValueError(f"key {shown(key)} stands twice in one object")
-        found[key] = value
-    return found
+        content[key] = value
+    return content
 
 
 def _no_constant(name: str) -> float:
@@ -186,23 +186,25 @@ def contradictions(config: dict[str, Any], study_values: Mapping[str, Any]) -> l
     `study_values` holds the fields set by hand in the study (dotted names) with their values.
     """
     fixed = fixed_fields(config)
-    found = []
+    disagreements = []
     for field, ours in study_values.items():
         if field in fixed:
             theirs = fixed[field]
             same = str(ours).lower() == str(theirs).lower() if field == "train.optimizer" else ours == theirs
             if not same:
-                found.append(
+                disagreements.append(
                     f"{field} is {shown(ours)} in the study but {shown(theirs)} in the DeepSpeed configuration"
                 )
         elif key := _set_twice(config, field):
-            found.append(f"{field} is {shown(ours)} in the study, and the DeepSpeed configuration sets {key} too")
+            disagreements.append(
+                f"{field} is {shown(ours)} in the study, and the DeepSpeed configuration sets {key} too"
+            )
         elif "train.optimizer" in fixed and (key := _OF_THE_OPTIMIZER.get(field)) and not _says_auto(config, key):
-            found.append(
+            disagreements.append(
                 f"{field} is {shown(ours)} in the study, but the DeepSpeed configuration describes the optimizer and "
                 f'leaves {key} to DeepSpeed (say "{key}": "auto" there to take the study\'s)'
             )
-    return found
+    return disagreements
 
 
 _ALSO_A_KEY: dict[str, tuple[str, ...]] = {

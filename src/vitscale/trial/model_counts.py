@@ -56,7 +56,7 @@ class Block(NamedTuple):
     @property
     def in_forward(self) -> tuple[Module, ...]:
         """The modules in the order of forward."""
-        return tuple(self.modules[place] for place in self.forward)
+        return tuple(self.modules[index] for index in self.forward)
 
 
 def in_order(modules: Iterable[Module]) -> Block:
@@ -116,12 +116,12 @@ class Stage(NamedTuple):
 def stages(shape: SwinShape) -> list[Stage]:
     """Swin's stages. Sides are rounded up; a window is no larger than the side rounded down."""
     side, nominal = -(-shape.image_size // shape.patch_size), shape.image_size // shape.patch_size
-    found = []
+    built = []
     for number, depth in enumerate(shape.depths):
         window = min(nominal >> number, shape.window_size)
-        found.append(Stage(shape.hidden_size << number, shape.heads << number, depth, side, window))
+        built.append(Stage(shape.hidden_size << number, shape.heads << number, depth, side, window))
         side = (side + 1) // 2
-    return found
+    return built
 
 
 def swin(shape: SwinShape) -> list[Block]:
@@ -129,21 +129,21 @@ def swin(shape: SwinShape) -> list[Block]:
 
     Left out of the products, as for the ViT: biases, norms, GELU, softmax, and the two vector norms of its attention.
     """
-    found = stages(shape)
-    patches = convolution(shape.channels, shape.hidden_size, shape.patch_size, found[0].side)
-    if len(found) == 1:  # a list of one stage is none, but its own blocks are
-        blocks = [swin_block(found[0])._replace(repeats=found[0].depth, wrapped=found[0].depth > 1)]
+    built = stages(shape)
+    patches = convolution(shape.channels, shape.hidden_size, shape.patch_size, built[0].side)
+    if len(built) == 1:  # a list of one stage is none, but its own blocks are
+        blocks = [swin_block(built[0])._replace(repeats=built[0].depth, wrapped=built[0].depth > 1)]
     else:
-        blocks = [_stage(s, s is found[-1]) for s in found]
+        blocks = [_stage(s, s is built[-1]) for s in built]
     return [in_order([patches, norm(shape.hidden_size)]), *blocks]
 
 
 def _stage(s: Stage, last: bool) -> Block:
     modules, forward = swin_block(s)[:2]
-    places = tuple(number * len(modules) + place for number in range(s.depth) for place in forward)
+    indices = tuple(number * len(modules) + index for number in range(s.depth) for index in forward)
     merge = () if last else swin_merge(s)
-    behind = tuple(len(places) + place for place in range(len(merge)))
-    return Block(s.depth * modules + merge, places + behind, wrapped=True)
+    behind = tuple(len(indices) + index for index in range(len(merge)))
+    return Block(s.depth * modules + merge, indices + behind, wrapped=True)
 
 
 def swin_merge(s: Stage) -> tuple[Module, Module]:
@@ -191,9 +191,9 @@ both norms' mean and deviation (4). Autocast casts softmax back from fp32; it wa
 
 def swin_kept_bytes(shape: SwinShape, precision: str) -> int:
     """Bytes that Swin's blocks and the merging between stages keep of one image for backward."""
-    found = stages(shape)
-    return sum(s.depth * block_kept_bytes(s, precision) for s in found) + sum(
-        merge_kept_bytes(s, precision) for s in found[:-1]
+    built = stages(shape)
+    return sum(s.depth * block_kept_bytes(s, precision) for s in built) + sum(
+        merge_kept_bytes(s, precision) for s in built[:-1]
     )
 
 
@@ -288,12 +288,12 @@ def upernet(shape: DecoderShape, before: Sequence[Module] = (), *, auxiliary_fir
     auxiliary = range(joined + 2, len(layers))
     order = [joined + 1, *range(others, pooled), *range(others), *range(pooled, joined + 1), *auxiliary]
     modules = list(before)
-    places: dict[int, range] = {}
+    indices: dict[int, range] = {}
     for number in order:
-        places[number] = range(len(modules), len(modules) + len(layers[number].modules))
+        indices[number] = range(len(modules), len(modules) + len(layers[number].modules))
         modules += layers[number].modules
     heads = (range(joined + 2), auxiliary)
-    forward = [place for head in (reversed(heads) if auxiliary_first else heads) for n in head for place in places[n]]
+    forward = [index for head in (reversed(heads) if auxiliary_first else heads) for n in head for index in indices[n]]
     return Block(tuple(modules), (*range(len(before)), *forward))
 
 

@@ -100,8 +100,8 @@ def _tells_siblings() -> bool:
 
 def _governor(cores: frozenset[int], cpus: Path = _CPUS) -> str | None:
     """Of all `cores`, which may have unlike ones; None where the kernel does not tell."""
-    found = {_text(cpus / f"cpu{core}/cpufreq/scaling_governor") for core in cores}
-    return None if None in found else ", ".join(sorted(filter(None, found)))
+    governors = {_text(cpus / f"cpu{core}/cpufreq/scaling_governor") for core in cores}
+    return None if None in governors else ", ".join(sorted(filter(None, governors)))
 
 
 def _boost(cpus: Path = _CPUS) -> bool | None:
@@ -114,12 +114,12 @@ def _boost(cpus: Path = _CPUS) -> bool | None:
 
 def _network_adapters(adapters: Path = _ADAPTERS) -> tuple[str, ...] | None:
     """Without their names, whose numbers differ from host to host."""
-    found = set()
+    described = set()
     for port in infiniband_ports(adapters):
         folder = adapters / port.name.partition(":")[0]
         if port.active and (firmware := _text(folder / "fw_ver")):
-            found.add(f"{_text(folder / 'hca_type') or 'unknown type'}, firmware {firmware}, {port.rate}")
-    return tuple(sorted(found)) or None
+            described.add(f"{_text(folder / 'hca_type') or 'unknown type'}, firmware {firmware}, {port.rate}")
+    return tuple(sorted(described)) or None
 
 
 def _text(path: Path) -> str | None:

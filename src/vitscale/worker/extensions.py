@@ -96,10 +96,10 @@ def _libraries(name: str) -> dict[str, int]:
     folder = getattr(cpp_extension, "_get_build_directory", None)
     if folder is None:
         return {}
-    found: dict[str, int] = {}
+    written_ns: dict[str, int] = {}
     for path in Path(folder(name, verbose=False)).glob("*.so"):
         try:
-            found[path.name] = path.stat().st_mtime_ns
+            written_ns[path.name] = path.stat().st_mtime_ns
         except OSError:
             continue  # another rank's linker has just taken it away
-    return found
+    return written_ns

@@ -110,8 +110,8 @@ class Passes:
                 continue
             with phase("forward"):
                 # On the device: nobody waits for the number. A step without any such pixel has a loss of 0.
-                count = total(torch.stack([(one.labels >= 0).sum() for one in ready]).sum()).clamp(min=1)
-            yield from (one._replace(step_count=count) for one in ready)
+                count = total(torch.stack([(batch.labels >= 0).sum() for batch in ready]).sum()).clamp(min=1)
+            yield from (batch._replace(step_count=count) for batch in ready)
 
     def micro_step(self, batch: MicroBatch, sums: Tensor, *, last: bool, phase: Phase) -> Tensor:
         """Forward and backward of one micro-batch; adds to `sums` [3] what `means` takes.

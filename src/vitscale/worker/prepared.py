@@ -84,7 +84,7 @@ class InitialMemory:
 def file_pages() -> list[tuple[int, int]]:
     """The pages of files that this process has mapped: (address, bytes) of each stretch. Empty where it is not told."""
     page = mmap.PAGESIZE
-    found = []
+    mapped = []
     try:
         with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:  # noqa: PTH123 - seeked
             for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
@@ -98,10 +98,10 @@ def file_pages() -> list[tuple[int, int]]:
                 here = ((entries & _PRESENT) != 0) & ((entries & _OF_A_FILE) != 0)
                 edges = np.flatnonzero(np.diff(np.concatenate(([False], here, [False]))))
                 stretches = edges.reshape(-1, 2).tolist()
-                found += [(begin + first * page, (last - first) * page) for first, last in stretches]
+                mapped += [(begin + first * page, (last - first) * page) for first, last in stretches]
     except OSError:
         return []
-    return found
+    return mapped
 
 
 def map_pages(stretches: Iterable[tuple[int, int]]) -> None:

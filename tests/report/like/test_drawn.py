@@ -48,11 +48,13 @@ def rows(spec: dict[str, Any], layer: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def points(one: Drawn, *, filled: bool) -> list[dict[str, Any]]:
+    """Of all views, one after the other."""
     return [
         row
-        for layer in layers(one.figure.views[0].titled)
+        for view in one.figure.views
+        for layer in layers(view.titled)
         if layer["mark"]["type"] == "point" and layer["mark"]["filled"] is filled
-        for row in rows(one.figure.views[0].titled, layer)
+        for row in rows(view.titled, layer)
     ]
 
 
@@ -69,7 +71,8 @@ def test_every_figure_is_there_and_has_data_or_says_what_it_lacks() -> None:
         if one.lack is not None:
             said = " ".join(" ".join(texts).split())
             assert said.startswith(" ".join(f"Would show: {one.paper.draws}. {one.lack.reason}".split()))
-            assert "vitscale run STUDY.toml" in texts[-1]
+            assert "vitscale run STUDY.toml" in texts[-2]
+            assert f"vitscale report --like {one.paper.study}" in texts[-1]
         else:
             assert texts == []
 
@@ -79,14 +82,14 @@ def test_other_studies_are_drawn_with_their_own_workloads(study: Callable[[], Re
     results = study()
     own = figure(8, results)
     assert own.lack is None
-    assert "in place of CIFAR-10" in own.figure.views[0].text[0]
+    assert "in place of CIFAR-10" in own.figure.views[0].subtitle
 
 
 def test_epoch_times_and_speedups_by_hand() -> None:
     # 1024 images at 16 a GPU: 64, 32 steps; then 8 GPUs take 8 steps.
     study = paper_study(paper_curve({1: [1.0], 2: [1.25], 8: [2.0]}))
     found = points(figure(8, study), filled=True)
-    assert [(row["gpus"], row["value"]) for row in found] == [
+    assert [(row["x"], row["value"]) for row in found] == [
         (1, 64.0), (2, 40.0), (8, 16.0), (1, 1.0), (2, pytest.approx(1.6)), (8, pytest.approx(4.0)),
     ]  # fmt: skip
 
@@ -97,14 +100,14 @@ def test_the_ideal_falls_with_every_gpu_or_stays(mode: Any, number: int, last: f
     one = figure(number, paper_study(paper_curve({1: [1.0], 4: [1.5]}, mode=mode)))
     dashed = [layer for layer in layers(one.figure.views[0].titled) if "strokeDash" in layer["mark"]]
     ideal = rows(one.figure.views[0].titled, dashed[0])
-    assert ideal[-1]["gpus"] == pytest.approx(4)
+    assert ideal[-1]["x"] == pytest.approx(4)
     assert ideal[-1]["value"] == pytest.approx(last)
 
 
 def test_single_runs_have_no_bar_and_repeated_ones_have() -> None:
     found = whole()
     bars = [row for layer in layers(found[8].figure.views[0].titled) if layer["mark"]["type"] == "rule"
-            for row in rows(found[8].figure.views[0].titled, layer)]  # fmt: skip
+            for row in rows(found[8].figure.views[0].titled, layer) if row["low"] is not None]  # fmt: skip
     assert {row["series"] for row in bars} == {"micro-batch 16"}
     assert not [layer for layer in layers(found[14].figure.views[0].titled) if layer["mark"]["type"] == "rule"]
     assert "one run each: no intervals" in found[14].figure.views[0].titled["title"]["subtitle"]
@@ -113,7 +116,7 @@ def test_single_runs_have_no_bar_and_repeated_ones_have() -> None:
 def test_published_points_stand_beside_the_same_workload() -> None:
     hollow = points(whole()[14], filled=False)
     assert [row["value"] for row in hollow][:2] == [1813.93, 892.55]
-    assert {row["gpus"] for row in hollow} == set(range(1, 9))
+    assert {row["x"] for row in hollow} == set(range(1, 9))
     assert "Tesla T4" in hollow[0]["what"]
     subtitle = whole()[14].figure.views[0].titled["title"]["subtitle"]
     assert "hollow grey: published (arXiv 2602.21081), Tesla T4, fp32; other hardware" in subtitle
@@ -132,12 +135,12 @@ def test_the_ideal_of_unlike_hosts_is_said_to_be_none() -> None:
     one = figure(4, study)
     assert one.lack is None
     assert "ideal, were every host like the first" in one.figure.views[0].titled["title"]["subtitle"]
-    assert any("not held against 1: device: Slow GPU against" in line for line in one.figure.views[0].text)
+    assert "not held against 1: device: Slow GPU against" in one.figure.views[0].summary
 
 
 def test_hosts_are_compared_count_by_count() -> None:
     one = whole()[15]
-    ratios = {row["gpus"]: row["value"] for row in points(one, filled=True)}
+    ratios = {row["x"]: row["value"] for row in points(one, filled=True)}
     assert ratios == pytest.approx({2: 0.83 / 0.82, 4: 1.0, 8: 0.92 / 0.9})
     assert {row["low"] for row in points(one, filled=True)} == {None}
 
@@ -158,21 +161,24 @@ def test_the_time_split_is_the_pages_own_chart_under_its_number() -> None:
 
 def test_accuracy_by_gpus_has_a_curve_per_epoch_and_loss_one_per_count() -> None:
     found = whole()
-    by_epoch = next(rows for name, rows in found[10].figure.views[0].titled["datasets"].items() if name != "rows")
-    first = [row for row in by_epoch if row["panel"].startswith("CIFAR-10, micro-batch 16")]
-    assert {(row["curve"], row["gpus"]) for row in first} == {(str(e), n) for e in (1, 2, 3) for n in (1, 2, 4, 8)}
+    labels = {view.choices["workload"].label: view for view in found[10].figure.views}
+    first = next(view for name, view in labels.items() if name.startswith("CIFAR-10, micro-batch 16")).rows
+    assert {(row["series"], row["x"]) for row in first} == {(f"epoch {e}", n) for e in (1, 2, 3) for n in (1, 2, 4, 8)}
     # The factory's held-out accuracy: 0.35, 0.50, 0.65.
     assert {row["epoch"]: row["value"] for row in first} == pytest.approx({1: 0.35, 2: 0.5, 3: 0.65})
-    assert "held-out figures" in found[11].figure.views[0].text[0]
+    assert "held-out figures" in found[11].figure.views[0].subtitle
+    assert {view.choices["measure"].value for view in found[11].figure.views} == {"loss", "accuracy"}
+    assert {row["series"] for row in found[11].figure.views[0].rows} == {"1 GPU", "2 GPUs", "4 GPUs", "8 GPUs"}
 
 
 def test_accuracy_by_micro_batch_is_of_an_epoch_that_all_have() -> None:
     study = paper_study(paper_curve(CELLS, micro_batch=16, epochs=3), paper_curve(CELLS, micro_batch=64, epochs=2))
     one = figure(7, study)
     assert one.lack is None
-    lines = [line for line in one.figure.views[0].text if "micro-batch" in line]
-    assert len(lines) == 4
-    assert all(line.endswith("50.0% after epoch 2") for line in lines)
+    assert [(row["series"], row["x"]) for row in one.figure.views[0].rows] == [
+        ("1 GPU", 16), ("1 GPU", 64), ("2 GPUs", 16), ("2 GPUs", 64),
+    ]  # fmt: skip
+    assert {(row["shown"], row["bounds"]) for row in one.figure.views[0].rows} == {("50.0 %", "after epoch 2, 1 run")}
     assert figure(7, paper_study(paper_curve(CELLS))).lack is not None
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from vitscale.present.data import finite
 from vitscale.present.document import View
-from vitscale.report.style import SERIES_COLOURS, SERIES_SHAPES
+from vitscale.report.style import DASHED, IDEAL_COLOUR, SERIES_COLOURS, SERIES_SHAPES
 
 Row = dict[str, Any]
 Spec = dict[str, Any]
@@ -23,6 +23,8 @@ IN_ORDER = {"field": "place", "op": "min", "order": "ascending"}
 """How an axis of users' names is sorted: Vega-Lite would put a list of them into an expression."""
 _MANY = 6
 """Of more series the legend is set small, or it would be taller than the chart."""
+_ORDERED_EXTENT = [0.12, 0.88]
+"""Of the ordered colours those that vanish neither on a dark page nor on a light one."""
 
 
 @dataclass
@@ -84,10 +86,12 @@ def along(name: str, title: str, values: Sequence[float], *, log: bool = True, n
     return quantity(name, title, scale={**scale, "nice": False, "padding": 18}, axis=axis)
 
 
-def colour_of(names: Sequence[str], *, legend: bool = True) -> Spec:
-    """Each series' colour, by its place among `names`."""
-    colours = [SERIES_COLOURS[place % len(SERIES_COLOURS)] for place in range(len(names))]
-    return nominal("series", scale={"domain": list(names), "range": colours}, legend=_legend(names) if legend else None)
+def colour_of(names: Sequence[str], *, legend: bool = True, ordered: bool = False) -> Spec:
+    """Each series' colour, by its place among `names`; `ordered`: from dark to light."""
+    colours: Spec = {"range": [SERIES_COLOURS[place % len(SERIES_COLOURS)] for place in range(len(names))]}
+    if ordered:
+        colours = {"scheme": {"name": "cividis", "extent": _ORDERED_EXTENT}}
+    return nominal("series", scale={"domain": list(names), **colours}, legend=_legend(names) if legend else None)
 
 
 def shape_of(names: Sequence[str]) -> Spec:
@@ -101,6 +105,45 @@ def _legend(names: Sequence[str]) -> Spec:
     columns = 3 if longest < 20 else 2 if longest < (40 if many else 30) else 1
     small = {"labelFontSize": 10, "symbolSize": 50, "columnPadding": 6} if many else {}
     return {"title": None, "orient": "top", "columns": columns, "symbolOpacity": 1, **small}
+
+
+def add_curves(
+    plot: Plot, x: Spec, y: Spec, told: list[Spec], *, one_ideal: bool = True, ordered: bool = False
+) -> None:
+    """Adds what the datasets of a plot hold: curves of points with their intervals and what stands beside them.
+
+    Args:
+        plot: `rows` are joined within each `series`, hollow and apart where they `drift`; `ideal` is dashed, `runs` are
+            small, `published` points hollow and grey.
+        x: the axis along which points stand.
+        y: that of their `value`.
+        told: of a point.
+        one_ideal: whether the ideal is that of all series, else each one's own.
+        ordered: whether the series have an order, which their colours keep.
+    """
+    rows = plot.datasets["rows"]
+    names = list(dict.fromkeys(row["series"] for row in rows))
+    colour, shape = colour_of(names, ordered=ordered), shape_of(names)
+    if plot.datasets.get("ideal"):
+        faint = {"type": "line", "strokeDash": DASHED, "strokeWidth": 1.2, "strokeOpacity": 0.65, "opacity": 1}
+        ink = {"value": IDEAL_COLOUR} if one_ideal else colour
+        plot.add("ideal", faint, x=x, y=y, color=ink, detail={"field": "series", "type": "nominal"})
+    plot.add("rows", {"type": "line", "strokeWidth": 2}, "!datum.drift", x=x, y=y, color=colour)
+    if any(row["low"] is not None for row in rows):
+        add_bars(plot, "rows", x, colour)
+    if plot.datasets.get("runs"):
+        small = {"type": "point", "size": 18, "filled": False, "opacity": 0.8, "strokeWidth": 1.2}
+        plot.add("runs", small, x=x, y=y, color=colour, shape=shape)
+    for drifts in ("!datum.drift", "datum.drift") if any(row.get("drift") for row in rows) else ("",):
+        point = {"type": "point", "size": 60, "filled": drifts != "datum.drift", "opacity": 1}
+        more = [*told, *tooltip(drift="drift")] if drifts == "datum.drift" else told
+        plot.add("rows", point, drifts, x=x, y=y, color=colour, shape=shape, tooltip=more)
+    if plot.datasets.get("published"):
+        hollow = {"type": "point", "size": 60, "filled": False, "opacity": 1, "strokeWidth": 1.6}
+        grey = {"value": IDEAL_COLOUR}
+        plot.add(
+            "published", hollow, x=x, y=y, color=grey, shape=shape, tooltip=tooltip(what="published", shown="value")
+        )
 
 
 def add_bars(plot: Plot, rows: str, beside: Spec, colour: Spec | None, *, upright: bool = True) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from vitscale.analysis import Analysis, CurveResult, Point, TrialResult
 from vitscale.analysis.scaling import curve_name
@@ -14,17 +15,14 @@ from vitscale.report.charts.axes import (
     Plot,
     Row,
     Spec,
-    add_bars,
+    add_curves,
     along,
-    colour_of,
     cut_bars,
     first,
     quantity,
     scaled,
-    shape_of,
     tooltip,
 )
-from vitscale.report.style import DASHED, IDEAL_COLOUR
 from vitscale.trial.trial import Mode
 
 _IDEAL_SAMPLES = 24
@@ -161,22 +159,27 @@ def measured(
             at = point.gpus if not axis.field else curve.labels.get(axis.field)
             if value is None or at is None or axis.gpus not in (0, point.gpus):
                 continue
-            of_few = bool(value.note) or len(trial.runs) < _FEW_RUNS
-            low, high = (None, None) if of_few else (value.low, value.high)
-            count = f"{len(trial.runs)} run{'' if len(trial.runs) == 1 else 's'}"
-            bounds = f"{measure.show(low)} to {measure.show(high)}" if low is not None and high is not None else count
             where = {"series": _series(curve, axis, trial), "x": at, "gpus": point.gpus}
-            rows.append(
-                where
-                | {"value": value.value, "low": low, "high": high, "shown": measure.show(value.value)}
-                | {"bounds": bounds, "runs": len(trial.runs), "trial": trial.trial_id}
-                | {"drift": f"loss differs: {units.relative(trial.drift.difference)}" if trial.drifts else ""}
-            )
-            if of_few:
+            drift = f"loss differs: {units.relative(trial.drift.difference)}" if trial.drifts else ""
+            told = point_row(value, measure.show, len(trial.runs))
+            rows.append(where | told | {"trial": trial.trial_id, "drift": drift})
+            if _of_few(value, len(trial.runs)):
                 runs += [where | {"value": each, "run": place} for place, each in _of_runs(trial, value, measure)]
     if axis.field:
         rows.sort(key=lambda row: (row["series"], row["x"]))
     return rows, runs
+
+
+def point_row(value: Estimate, show: Callable[[float | None], str], runs: int) -> Row:
+    """A figure as a chart has it: with its interval, or in its place the number of runs where these are few."""
+    low, high = (None, None) if _of_few(value, runs) else (value.low, value.high)
+    bounds = f"{show(low)} to {show(high)}" if low is not None and high is not None else units.counted(runs, "run")
+    figures = {"value": value.value, "low": low, "high": high}
+    return figures | {"shown": show(value.value), "bounds": bounds, "runs": runs}
+
+
+def _of_few(value: Estimate, runs: int) -> bool:
+    return bool(value.note) or runs < _FEW_RUNS
 
 
 def _series(curve: CurveResult, axis: Axis, trial: TrialResult) -> str:
@@ -195,19 +198,25 @@ def _of_runs(trial: TrialResult, value: Estimate, measure: Measure) -> list[tupl
 
 
 def ideal(analysis: Analysis, curves: Sequence[CurveResult], measure: Measure) -> list[Row]:
-    """Perfect scaling from each curve's baseline to its largest rank count, sampled finely enough to draw."""
+    """Perfect scaling from each curve's baseline to its largest rank count."""
     rows = []
     for curve in curves:
         base = curve.baseline
         value = measure.value(analysis.trials[base.trial_id], base) if base else None
-        largest = max((point.gpus for point in curve.points), default=0)
-        if base is None or value is None or largest <= base.gpus:
-            continue
-        for sample in range(_IDEAL_SAMPLES + 1):
-            times = (largest / base.gpus) ** (sample / _IDEAL_SAMPLES)
-            level = measure.ideal(value, times, curve.mode == "weak")
-            rows.append({"series": curve.name, "x": base.gpus * times, "value": level})
+        if base is not None and value is not None:
+            level = partial(_level, measure, value, curve.mode == "weak")
+            rows += ideal_line(curve.name, base.gpus, max(point.gpus for point in curve.points), level)
     return rows
+
+
+def _level(measure: Measure, base: Estimate, weak: bool, times: float) -> float:
+    return measure.ideal(base, times, weak)
+
+
+def ideal_line(series: str, base: int, largest: int, level: Callable[[float], float]) -> list[Row]:
+    """Perfect scaling from `base` ranks to `largest`, sampled finely enough to draw; `level`: from N / N_base."""
+    factors = [(largest / base) ** (sample / _IDEAL_SAMPLES) for sample in range(_IDEAL_SAMPLES + 1)]
+    return [{"series": series, "x": base * times, "value": level(times)} for times in factors if largest > base]
 
 
 def _view(analysis: Analysis, mode: Mode, curves: Sequence[CurveResult], measure: Measure, axis: Axis) -> View | None:
@@ -229,8 +238,13 @@ def _view(analysis: Analysis, mode: Mode, curves: Sequence[CurveResult], measure
         title = f"{measure.title} ({unit.sign})"
     levels = [row["value"] for row in (*rows, *line)]
     cut = cut_bars(rows, min(levels) / _HEADROOM, max(levels) * _HEADROOM)
-    summary = _summary(rows, measure, axis)
-    plot = _plot(rows, runs, line, title, measure, axis, weak=mode == "weak")
+    summary = far_end(rows, measure.label, axis, less_is_better=measure.slower_is_more)
+    x, y = axes(rows, title, axis, linear=measure.name == "efficiency" or (mode == "weak" and measure.slower_is_more))
+    shown = tooltip(
+        series="curve", x=axis.title, shown=measure.label, bounds="95 % interval", runs="runs", trial="trial"
+    )
+    plot = Plot({"rows": rows, **({"ideal": line} if line else {}), **({"runs": runs} if runs else {})})
+    add_curves(plot, x, y, shown, one_ideal=measure.relative)
     told = ["bars: 95 % intervals" + (" (cut where no cap)" if cut else "")] if any(r["low"] for r in rows) else []
     told += ["small: single runs"] if runs else []
     told += ["dashed: ideal" + (f" of {of_which}" if of_which else "")] if line else []
@@ -254,36 +268,7 @@ def _view(analysis: Analysis, mode: Mode, curves: Sequence[CurveResult], measure
     )
 
 
-def _plot(
-    rows: list[Row], runs: list[Row], line: list[Row], title: str, measure: Measure, axis: Axis, *, weak: bool
-) -> Plot:
-    names = list(dict.fromkeys(row["series"] for row in rows))
-    x, y = _axes(rows, title, axis, linear=measure.name == "efficiency" or (weak and measure.slower_is_more))
-    colour, shape = colour_of(names), shape_of(names)
-    plot = Plot({"rows": rows})
-    if line:
-        plot.datasets["ideal"] = line
-        faint = {"type": "line", "strokeDash": DASHED, "strokeWidth": 1.2, "strokeOpacity": 0.65, "opacity": 1}
-        ink = {"value": IDEAL_COLOUR} if measure.relative else colour
-        plot.add("ideal", faint, x=x, y=y, color=ink, detail={"field": "series", "type": "nominal"})
-    plot.add("rows", {"type": "line", "strokeWidth": 2}, "!datum.drift", x=x, y=y, color=colour)
-    if any(row["low"] is not None for row in rows):
-        add_bars(plot, "rows", x, colour)
-    if runs:
-        plot.datasets["runs"] = runs
-        small = {"type": "point", "size": 18, "filled": False, "opacity": 0.8, "strokeWidth": 1.2}
-        plot.add("runs", small, x=x, y=y, color=colour, shape=shape)
-    told = tooltip(
-        series="curve", x=axis.title, shown=measure.label, bounds="95 % interval", runs="runs", trial="trial"
-    )
-    for drifts in ("!datum.drift", "datum.drift") if any(row["drift"] for row in rows) else ("",):
-        point = {"type": "point", "size": 60, "filled": drifts != "datum.drift", "opacity": 1}
-        more = [*told, *tooltip(drift="drift")] if drifts == "datum.drift" else told
-        plot.add("rows", point, drifts, x=x, y=y, color=colour, shape=shape, tooltip=more)
-    return plot
-
-
-def _axes(rows: Sequence[Row], title: str, axis: Axis, *, linear: bool) -> tuple[Spec, Spec]:
+def axes(rows: Sequence[Row], title: str, axis: Axis, *, linear: bool) -> tuple[Spec, Spec]:
     """Both logarithmic over a wide range of ranks; over a narrow one the figure starts at zero."""
     at = sorted({row["x"] for row in rows})
     wide = at[-1] >= _WIDE_RANGE * at[0] if at[0] > 0 else False
@@ -293,12 +278,14 @@ def _axes(rows: Sequence[Row], title: str, axis: Axis, *, linear: bool) -> tuple
     return x, quantity("value", title, scale=scale, axis={"tickCount": 6, "format": "~r"})
 
 
-def _summary(rows: Sequence[Row], measure: Measure, axis: Axis) -> str:
+def far_end(rows: Sequence[Row], label: str, axis: Axis, *, less_is_better: bool) -> str:
     """Who is best at the far end: "At 8 ranks: ddp 7.01, deepspeed 6.20"."""
     last = max(row["x"] for row in rows)
     there = sorted((row for row in rows if row["x"] == last), key=lambda row: row["value"])
-    best = there if measure.slower_is_more else there[::-1]
+    best = there if less_is_better else there[::-1]
     named = ", ".join(f"{row['series']} {row['shown']}" for row in best[:3])
     more = f", and {len(best) - 3} more" if len(best) > 3 else ""
-    where = units.ranks(last) if not axis.field else f"{axis.title} {last:g} on {units.ranks(axis.gpus)}"
-    return f"{measure.label[:1].upper()}{measure.label[1:]} at {where}: {named}{more}."
+    where = f"{axis.title} {last:g}" + (f" on {units.ranks(axis.gpus)}" if axis.gpus else "")
+    if not axis.field:
+        where = units.counted(int(last), axis.title.removesuffix("s"))
+    return f"{label[:1].upper()}{label[1:]} at {where}: {named}{more}."

@@ -11,7 +11,7 @@ from vitscale.analysis import TrialResult
 from vitscale.analysis.claims import AccuracyDifference, accuracy_difference
 from vitscale.analysis.learning.convergence import EqualSamples, equal_samples
 from vitscale.analysis.statistics import NOT_AMONG_ALL, corrected
-from vitscale.report.like.points import gpus_text
+from vitscale.report.like.curves import gpus_text
 from vitscale.report.like.series import Member, Series, apart_in_micro_batch, names
 from vitscale.report.like.study import Material, Tested
 

@@ -14,15 +14,13 @@ from vitscale.analysis.time.run_waterfall import run_seconds
 from vitscale.prediction.network.collectives import OPERATIONS, LinkDraws, collective_seconds
 from vitscale.prediction.network.links import Level, Network
 from vitscale.present import units
-from vitscale.present.document import Figure
+from vitscale.present.document import Choice, Figure
 from vitscale.present.estimate import Estimate
-from vitscale.report.charts.axes import Row
-from vitscale.report.like.beside import Beside
-from vitscale.report.like.panels import joined, panel
-from vitscale.report.like.points import gpus_text, row_of, sentences
-from vitscale.report.like.selection import Lack, Selection, steps_for
+from vitscale.report.charts.axes import Plot, Row
+from vitscale.report.charts.scaling import point_row
+from vitscale.report.like.curves import bars_note, curves_view, figure_of, gpus_text
 from vitscale.report.like.series import Series, names
-from vitscale.report.like.study import Material, StudyFigure, Tested
+from vitscale.report.like.study import Lack, Material, Selection, StudyFigure, Tested, steps_for
 
 
 @dataclass(frozen=True)
@@ -145,28 +143,29 @@ def doublings_figure(figure: StudyFigure, chosen: Selection, network: Network | 
     rows = [_row(one, one.test.interval) for one in tests]
     # A short line for each, for a single doubling would have no length.
     left = [
-        {"series": f"{place} transfers", "gpus": 2 * one.gpus * end, "value": one.test.left}
+        {"series": f"{place} transfers", "x": 2 * one.gpus * end, "value": one.test.left}
         for place, one in enumerate(tests)
         if one.test.left is not None
         for end in (0.94, 1.06)
     ]
-    counts = {row["gpus"] for row in rows}
+    counts = {row["x"] for row in rows}
     published = [
-        {"series": labels[0], "what": f"published: {gain.where}", "gpus": gain.gpus, "value": gain.gain,
+        {"series": labels[0], "what": f"published: {gain.where}", "x": gain.gpus, "value": gain.gain,
          "shown": f"{gain.gain:.3f}"}
         for gain in GAINS
         if gain.gpus in counts
     ]  # fmt: skip
-    panels = [panel(rows, left, published, labels, "epoch: times as fast as on half the GPUs")]
     whole = [_row(one, one.run_gain) for one in tests if one.run_gain is not None]
-    if whole:
-        panels.append(panel(whole, [], published, labels, "whole run: times as fast"))
-    notes = ["2 is ideal; hollow grey: published"]
+    notes = [*chosen.notes, bars_note(rows), "2 is ideal; hollow grey: published"]
     notes += ["dashed: were all transfers to come on top of the step on half the GPUs"] if left else []
-    text = [*(_sentence(one) for one in tests), *(f"whole run, {line}" for line in sentences(whole))]
-    bounded = any(row["low"] is not None for row in rows)
-    return joined(figure, panels, replace(chosen, notes=(*chosen.notes, *notes)), Beside(), text, bounded=bounded,
-                  ideal="")  # fmt: skip
+    views = [
+        curves_view({"measure": Choice(name, label)}, Plot({"rows": some, "ideal": dashed, "published": published}),
+                    "times as fast as on half the GPUs", notes)
+        for name, label, some, dashed in (("epoch", "gain of an epoch", rows, left),
+                                          ("whole-run", "gain of a whole run", whole, []))
+        if some
+    ]  # fmt: skip
+    return figure_of(figure, views, labels)
 
 
 def _doubling(name: str, gpus: int, fewer: TrialResult, more: TrialResult, network: Network | None) -> SeriesDoubling:
@@ -194,7 +193,7 @@ def _steps(trial: TrialResult) -> list[float]:
 
 
 def _row(one: SeriesDoubling, gain: Estimate) -> Row:
-    return row_of(one.name, 2 * one.gpus, gain, _times, one.runs)
+    return {"series": one.name, "x": 2 * one.gpus} | point_row(gain, _times, one.runs)
 
 
 def _overall(tests: Sequence[SeriesDoubling]) -> str:

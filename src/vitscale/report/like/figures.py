@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
-import altair as alt
+from collections.abc import Callable, Mapping
 
 from vitscale.analysis import Analysis, CurveResult
 from vitscale.analysis.time.run_waterfall import run_waterfalls
-from vitscale.present.document import Figure
+from vitscale.present.document import Figure, View
+from vitscale.report.charts.axes import Plot, quantity
 from vitscale.report.charts.resources import RESOURCES, resource_chart
 from vitscale.report.charts.time import breakdown_chart, waterfall_chart
-from vitscale.report.like import accuracies
+from vitscale.report.like.curves import (
+    accuracy_by_gpus,
+    accuracy_by_micro_batch,
+    against_base,
+    loss_and_accuracy,
+    scaling_pair,
+)
 from vitscale.report.like.doublings import doublings_figure
-from vitscale.report.like.hosts import hosts
-from vitscale.report.like.marks import finished
-from vitscale.report.like.scaling import against_base, scaling_pair
-from vitscale.report.like.selection import Lack, Selection, select, steps_for
-from vitscale.report.like.study import Kind, Material, PublishedStudy, StudyFigure
-from vitscale.report.style import DASHED, IDEAL_COLOUR
+from vitscale.report.like.hosts import hosts_figure
+from vitscale.report.like.study import Kind, Lack, Material, PublishedStudy, Selection, StudyFigure, select, steps_for
 
-_WIDTH, _LINE, _LETTERS = 860, 17, 132
+_LINE, _LETTERS = 17, 86
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ def draw_one(study: PublishedStudy, figure: StudyFigure, material: Material) -> 
     made = chosen if isinstance(chosen, Lack) else _DRAWN[figure.kind](study, figure, chosen, material)
     if isinstance(made, Lack):
         return Drawn(figure, _missing(figure, made), made)
-    return Drawn(figure, made, None)
+    return Drawn(figure, _as_the_studys(figure, made), None)
 
 
 def _curves(chosen: Selection) -> list[CurveResult]:
@@ -62,7 +62,7 @@ def _time_split(figure: StudyFigure, chosen: Selection, analysis: Analysis) -> F
             "the time of a step goes.",
             steps_for(figure),
         )
-    return _as_the_studys(figure, drawn)
+    return drawn
 
 
 def _utilisation(figure: StudyFigure, chosen: Selection, analysis: Analysis) -> Figure | Lack:
@@ -76,7 +76,10 @@ def _utilisation(figure: StudyFigure, chosen: Selection, analysis: Analysis) -> 
         if member.trial.resources is not None and member.trial.resources.gpu_utilisation is None
     }
     unknown = [f"GPU utilisation is unavailable: {' and '.join(sorted(filter(None, reasons)))}"] if reasons else []
-    return _as_the_studys(figure, drawn, unknown)
+    views = [
+        dataclasses.replace(view, subtitle="; ".join(filter(None, (view.subtitle, *unknown)))) for view in drawn.views
+    ]
+    return dataclasses.replace(drawn, views=tuple(views))
 
 
 def _run_waterfall(figure: StudyFigure, chosen: Selection, analysis: Analysis) -> Figure | Lack:
@@ -86,17 +89,16 @@ def _run_waterfall(figure: StudyFigure, chosen: Selection, analysis: Analysis) -
         why = "; ".join(sorted({one.reason for one in found})) or "there is one GPU count only"
         return Lack(f"No run of these results can be taken apart: {why}.", steps_for(figure))
     drawn = waterfall_chart(known)
-    return Lack("No factor is known.", steps_for(figure)) if drawn is None else _as_the_studys(figure, drawn)
+    return drawn or Lack("No factor is known.", steps_for(figure))
 
 
-def _as_the_studys(figure: StudyFigure, drawn: Figure, notes: Sequence[str] = ()) -> Figure:
-    """The report's own chart under the study's number and title."""
+def _as_the_studys(figure: StudyFigure, drawn: Figure) -> Figure:
+    """A chart under the study's number and title."""
     views = tuple(
         dataclasses.replace(
             view,
             name=figure.name if place == 0 else f"{figure.name}-{view.name}",
             title=figure.heading if len(drawn.views) == 1 else f"{figure.heading}: {view.title}",
-            subtitle="; ".join(filter(None, (view.subtitle, *notes))),
         )
         for place, view in enumerate(drawn.views)
     )
@@ -105,46 +107,30 @@ def _as_the_studys(figure: StudyFigure, drawn: Figure, notes: Sequence[str] = ()
 
 _Draw = Callable[[PublishedStudy, StudyFigure, Selection, Material], Figure | Lack]
 _DRAWN: Mapping[Kind, _Draw] = {
-    "scaling": lambda study, figure, chosen, _: scaling_pair(figure, chosen, study.beside(chosen.series)),
-    "speedup": lambda study, figure, chosen, _: against_base(figure, chosen, study.beside(chosen.series)),
-    "efficiency": lambda study, figure, chosen, _: against_base(figure, chosen, study.beside(chosen.series)),
+    "scaling": lambda study, figure, chosen, _: scaling_pair(figure, chosen, study.published_points(chosen.series)),
+    "speedup": lambda study, figure, chosen, _: against_base(figure, chosen, study.published_points(chosen.series)),
+    "efficiency": lambda study, figure, chosen, _: against_base(figure, chosen, study.published_points(chosen.series)),
     "doublings": lambda _study, figure, chosen, material: doublings_figure(figure, chosen, material.network),
     "utilisation": lambda _study, figure, chosen, material: _utilisation(figure, chosen, material.analysis),
-    "hosts": lambda _study, figure, chosen, _: hosts(figure, chosen),
-    "accuracy by GPUs": lambda _study, figure, chosen, _: accuracies.by_gpus(figure, chosen),
-    "loss and accuracy": lambda _study, figure, chosen, _: accuracies.loss_and_accuracy(figure, chosen),
-    "accuracy by micro-batch": lambda _study, figure, chosen, _: accuracies.by_micro_batch(figure, chosen),
+    "hosts": lambda _study, figure, chosen, _: hosts_figure(figure, chosen),
+    "accuracy by GPUs": lambda _study, figure, chosen, _: accuracy_by_gpus(figure, chosen),
+    "loss and accuracy": lambda _study, figure, chosen, _: loss_and_accuracy(figure, chosen),
+    "accuracy by micro-batch": lambda _study, figure, chosen, _: accuracy_by_micro_batch(figure, chosen),
     "time split": lambda _study, figure, chosen, material: _time_split(figure, chosen, material.analysis),
     "run waterfall": lambda _study, figure, chosen, material: _run_waterfall(figure, chosen, material.analysis),
 }
 
 
 def _missing(figure: StudyFigure, lack: Lack) -> Figure:
-    """A frame that says what the figure would show, what is missing, and what would produce it."""
+    """A picture of words: what the figure would show, what is missing, and what would produce it."""
     commands = [step.removeprefix("# ") for step in lack.steps if step.startswith("# ")]
-    sentences = (
-        f"Would show: {figure.draws}.",
-        lack.reason,
-        f"What would produce it: {', then '.join(commands)}",
+    sentences = (f"Would show: {figure.draws}.", lack.reason, "What would produce it:", *commands)
+    lines = [line for sentence in sentences for line in textwrap.wrap(sentence, _LETTERS, break_on_hyphens=False)]
+    plot = Plot({"rows": [{"text": line, "place": place} for place, line in enumerate(lines)]})
+    y = quantity("place", axis=None, scale={"reverse": True, "domain": [-0.5, len(lines) - 0.5], "nice": False})
+    mark = {"type": "text", "align": "left", "fontSize": 12}
+    plot.add("rows", mark, x={"value": 0}, y=y, text={"field": "text", "type": "nominal"})
+    view = View(
+        "missing", {}, figure.heading, "", plot.spec(lack.reason, _LINE * len(lines)), {"text": ""}, lack.reason
     )
-    lines = [line for one in sentences for line in textwrap.wrap(one, _LETTERS, break_on_hyphens=False)]
-    height = _LINE * len(lines) + 30
-    data = alt.InlineData(values=[{"text": line, "place": place} for place, line in enumerate(lines)])
-    frame = (
-        alt.Chart(alt.InlineData(values=[{}]))
-        .mark_rect(fillOpacity=0, stroke=IDEAL_COLOUR, strokeDash=DASHED)
-        .encode(x=alt.value(0), x2=alt.value(_WIDTH), y=alt.value(0), y2=alt.value(height))
-    )
-    text = (
-        alt.Chart(data)
-        .mark_text(align="left", baseline="middle", fontSize=12, limit=_WIDTH - 24)
-        .encode(
-            x=alt.value(14),
-            y=alt.Y("place:Q", axis=None, scale=alt.Scale(domain=[-0.7, len(lines) - 0.3], nice=False, reverse=True)),
-            text="text:N",
-        )
-    )
-    chart: Any = alt.layer(frame, text).properties(width=_WIDTH, height=height)
-    whole = chart.properties(title=alt.Title(figure.heading, subtitle="no data"))
-    words = [f"Would show: {figure.draws}.", lack.reason, "Study file and commands:", *lack.steps]
-    return finished(figure.name, figure.heading, whole, words)
+    return _as_the_studys(figure, Figure(figure.name, figure.heading, (view,)))

@@ -6,21 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import altair as alt
-
 from vitscale.analysis import TrialResult
 from vitscale.analysis.claims import HostsTest, hosts_test
 from vitscale.analysis.runs.environments import differences
 from vitscale.present import units
-from vitscale.present.document import Figure
-from vitscale.report.charts.axes import Row
-from vitscale.report.like.marks import colour_of, finished, shape_of
-from vitscale.report.like.selection import Lack, Selection, steps_for
+from vitscale.present.document import Choice, Figure
+from vitscale.report.charts.axes import Plot, Row, colour_of, cut_bars, quantity
+from vitscale.report.charts.scaling import point_row
+from vitscale.report.like.curves import bars_note, curves_view, figure_of
 from vitscale.report.like.series import Series, names
-from vitscale.report.like.study import Material, StudyFigure, Tested
+from vitscale.report.like.study import Lack, Material, Selection, StudyFigure, Tested, steps_for
 from vitscale.report.style import DASHED, IDEAL_COLOUR
-
-_WIDTH, _HEIGHT = 560, 260
 
 
 @dataclass(frozen=True)
@@ -92,7 +88,7 @@ def hosts_sentence(test: HostsTest) -> str:
     return f"{head}; {bounds}{scatter}): {verdict}."
 
 
-def hosts(figure: StudyFigure, chosen: Selection) -> Figure | Lack:
+def hosts_figure(figure: StudyFigure, chosen: Selection) -> Figure | Lack:
     """The ratio of epoch times by GPU count; a lack where no workload was measured both ways."""
     pairs = host_pairs(chosen.series)
     if not pairs:
@@ -101,98 +97,48 @@ def hosts(figure: StudyFigure, chosen: Selection) -> Figure | Lack:
             steps_for(figure),
         )
     rows = [row for pair in pairs for row in _rows(pair)]
-    labels = [pair.name for pair in pairs]
-    chart = _chart(rows, [_mean(pair) for pair in pairs], labels, pairs[0].test.margin)
-    bounded = any(row["low"] is not None for row in rows)
-    subtitle = [
-        f"line and band: mean over GPU counts and its 95 % interval; dashed: +/- {100 * pairs[0].test.margin:.0f} %",
-        "bars: 95 % intervals over runs" if bounded else "one run per count: single points have no interval",
+    margin, labels = pairs[0].test.margin, [pair.name for pair in pairs]
+    means = [
+        {"series": pair.name, "value": (whole := pair.test.ratio).value, "low": whole.low, "high": whole.high}
+        for pair in pairs
     ]
-    title = figure.heading
-    whole = chart.properties(title=alt.Title(title, subtitle=subtitle))
-    text = [f"{pair.name}: {hosts_sentence(pair.test)}" for pair in pairs]
-    text += [f"{row['series']}, {row['gpus']} GPUs: {row['shown']} ({row['bounds']})" for row in rows]
-    return finished(figure.name, title, whole, text)
+    bounds = [1 / (1 + margin), 1 + margin]
+    known = [value for row in (*rows, *means) for key in ("value", "low", "high") if (value := row[key]) is not None]
+    # The interval of two runs can be so wide that the points would shrink to a line.
+    lowest, highest = max(0.7, min(*known, bounds[0])) - 0.02, min(1.4, max(*known, bounds[1])) + 0.02
+    cut_bars(rows, lowest, highest)
+    domain = {"domain": [lowest, highest], "nice": False, "clamp": True, "zero": False}
+    y = quantity("value", "several hosts / one host", scale=domain, axis={"format": ".2f", "tickCount": 6})
+    lines = [{"value": 1.0, "equal": True}, *({"value": bound, "equal": False} for bound in bounds)]
+    plot = Plot({"rows": rows, "means": means, "lines": lines})
+    colour, band = colour_of(labels), {"y": quantity("low", scale=domain), "y2": {"field": "high"}}
+    plot.add("means", {"type": "rect", "opacity": 0.13}, "datum.low != null", color=colour, **band)
+    rule = {"type": "rule", "color": IDEAL_COLOUR}
+    plot.add("lines", rule, "datum.equal", y=y)
+    plot.add("lines", rule | {"strokeDash": DASHED}, "!datum.equal", y=y)
+    plot.add("means", {"type": "rule", "strokeWidth": 1.6}, y=y, color=colour)
+    notes = [
+        *chosen.notes,
+        f"line and band: mean over GPU counts and its 95 % interval; dashed: +/- {100 * margin:.0f} %",
+        bars_note(rows),
+    ]
+    told = [f"{pair.name}: {hosts_sentence(pair.test)}" for pair in pairs]
+    choice = {"measure": Choice("ratio", "several hosts against one")}
+    view = curves_view(choice, plot, "", notes, y=y, less_is_better=True, more=told)
+    return figure_of(figure, [view], labels)
 
 
 def _rows(pair: HostPair) -> list[Row]:
-    rows = []
     inside = {member.gpus: member.trial for member in pair.inside.members}
     spread = {member.gpus: member.trial for member in pair.spread.members}
+    rows = []
     for one in pair.test.counts:
-        low, high = one.ratio.low, one.ratio.high
-        bounds = f"{low:.3f} to {high:.3f}" if low is not None and high is not None else ""
         times = [units.seconds(e.value) for t in (spread[one.gpus], inside[one.gpus]) if (e := t.epoch_seconds)]
-        rows.append(
-            {
-                "series": pair.name,
-                "gpus": one.gpus,
-                "value": one.ratio.value,
-                "low": low,
-                "high": high,
-                "shown": f"{one.ratio.value:.3f}",
-                "bounds": ", ".join(part for part in (bounds, one.ratio.note) if part),
-                "times": " against ".join(times),
-            }
-        )
+        runs = min(one.one_host_runs, one.several_hosts_runs)
+        row = point_row(one.ratio, lambda value: f"{value:.3f}", runs)
+        told = f"{row['bounds']} ({' against '.join(times)})" if times else row["bounds"]
+        rows.append({"series": pair.name, "x": one.gpus} | row | {"bounds": told})
     return rows
-
-
-def _mean(pair: HostPair) -> Row:
-    whole = pair.test.ratio
-    return {"series": pair.name, "value": whole.value, "low": whole.low, "high": whole.high}
-
-
-def _chart(rows: Sequence[Row], means: Sequence[Row], labels: Sequence[str], margin: float) -> Any:
-    bounds = [1 / (1 + margin), 1 + margin]
-    drawn = [value for row in (*rows, *means) for key in ("value", "low", "high") if (value := row[key]) is not None]
-    # The interval of two runs can be so wide that the points would shrink to a line.
-    lowest, highest = max(0.7, min(*drawn, bounds[0])) - 0.02, min(1.4, max(*drawn, bounds[1])) + 0.02
-    counts = sorted({row["gpus"] for row in rows})
-    colour, shape = colour_of(labels), shape_of(labels)
-    x = alt.X(
-        "gpus:Q",
-        title="GPUs",
-        scale=alt.Scale(zero=False, nice=False, padding=24),
-        axis=alt.Axis(values=counts, format="d", grid=False),
-    )
-    scale = alt.Scale(domain=[lowest, highest], nice=False, clamp=True, zero=False)
-    y = alt.Y(
-        "value:Q",
-        title="several hosts / one host",
-        scale=scale,
-        axis=alt.Axis(format=".2f", tickCount=6),
-    )
-    points = alt.Chart(alt.InlineData(values=list(rows)))
-    whole = [row for row in means if row["low"] is not None]
-    lines = [{"value": 1.0, "kind": "equal"}, *({"value": bound, "kind": "margin"} for bound in bounds)]
-    layers: list[Any] = [
-        alt.Chart(alt.InlineData(values=whole)).mark_rect(opacity=0.13).encode(
-            y=alt.Y("low:Q", scale=scale), y2="high:Q", color=colour
-        ),
-        alt.Chart(alt.InlineData(values=lines[1:])).mark_rule(strokeDash=DASHED, color=IDEAL_COLOUR).encode(y=y),
-        alt.Chart(alt.InlineData(values=lines[:1])).mark_rule(color=IDEAL_COLOUR).encode(y=y),
-        alt.Chart(alt.InlineData(values=list(means))).mark_rule(strokeWidth=1.6).encode(y=y, color=colour),
-    ]  # fmt: skip
-    if bars := [row for row in rows if row["low"] is not None]:
-        rule = alt.Chart(alt.InlineData(values=bars)).mark_rule(strokeWidth=1.5, clip=True)
-        layers.append(rule.encode(x=x, y=alt.Y("low:Q", scale=scale), y2="high:Q", color=colour))
-    layers.append(
-        points.mark_point(size=70, filled=True, opacity=1).encode(
-            x=x,
-            y=y,
-            color=colour,
-            shape=shape,
-            tooltip=[
-                alt.Tooltip("series:N", title="workload"),
-                alt.Tooltip("gpus:Q", title="GPUs"),
-                alt.Tooltip("shown:N", title="ratio"),
-                alt.Tooltip("bounds:N", title="95 % interval"),
-                alt.Tooltip("times:N", title="epoch times"),
-            ],
-        )
-    )
-    return alt.layer(*layers).properties(width=_WIDTH, height=_HEIGHT)
 
 
 def _entry(pair: HostPair) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def study_named(name: str) -> PublishedStudy:
     Raises:
         RequestError: it is none of them.
     """
-    from vitscale.report.like.paper import PAPER  # altair takes half a second to import
+    from vitscale.report.like.paper import PAPER
     from vitscale.report.like.thesis import THESIS
 
     for study in (PAPER, THESIS):
@@ -161,7 +161,9 @@ def _to_json(study: PublishedStudy, drawn: Sequence[Drawn], tested: Sequence[Tes
                 "drawn": one.lack is None,
                 "missing": one.lack.reason if one.lack is not None else None,
                 "steps": list(one.lack.steps) if one.lack is not None else [],
-                "text": [line for view in one.figure.views for line in view.text],
+                "text": [
+                    line for view in one.figure.views for line in (view.subtitle, view.summary, *view.text) if line
+                ],
             }
             for one in drawn
         ],

@@ -10,8 +10,8 @@ from functools import partial
 
 from vitscale.published import published
 from vitscale.report.like.accuracy_claim import accuracy_claim
-from vitscale.report.like.beside import beside
 from vitscale.report.like.hosts import hosts_claim
+from vitscale.report.like.series import published_points
 from vitscale.report.like.study import Claim, PublishedStudy, StudyFigure
 
 _figure = partial(StudyFigure, "paper")
@@ -157,5 +157,5 @@ PAPER = PublishedStudy(
             'several. Sweep "scaling.gpus_per_node", or import logs of both.',
         ),
     ),
-    beside=beside,
+    published_points=published_points,
 )

@@ -2,21 +2,136 @@
 
 Only what its abstract says is used. It fine-tunes for semantic segmentation on ADE20K with 8 images for each GPU and
 iteration, and scales the iterations down: here strong-micro, whatever it is called.
+
+Tables by GPU count and kind of GPU: training time, speedup, utilisation; and the seconds of a whole run by part.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
+from vitscale.analysis import TrialResult
+from vitscale.analysis.statistics import interval
+from vitscale.analysis.time.run_waterfall import CHECKPOINT, EVALUATION, START_UP, epochs_of, run_breakdown, run_seconds
+from vitscale.analysis.time.waterfall import FACTORS, Unexplained
+from vitscale.present import units
+from vitscale.present.document import Cell, Column, Group, Table
+from vitscale.present.estimate import Estimate
 from vitscale.report.like.doublings import doublings_claim
-from vitscale.report.like.run_tables import tables
-from vitscale.report.like.study import Claim, PublishedStudy, StudyFigure
+from vitscale.report.like.series import Member, Series, names
+from vitscale.report.like.study import Claim, Material, PublishedStudy, StudyFigure
+from vitscale.report.tables import batch_text, interval_cell
 
 _SOURCE = (
     "Evaluation of Scalability for Distributed Data-Parallel Training of Swin Transformer V2 (Garrett, University of "
     "Pittsburgh 2023, d-scholarship.pitt.edu/44738)"
 )
 _figure = partial(StudyFigure, "thesis", None)
+
+
+UNAVAILABLE = "unavailable"
+_SAID = {"compute scaling": "computing", "straggler wait": "waiting for ranks", "wire": "transfer"}
+_ORDER = (START_UP, *FACTORS, EVALUATION, CHECKPOINT)
+
+
+def training_table(material: Material) -> Table:
+    """The thesis's quantities: time, speedup, efficiency, and how busy GPUs and processors were."""
+    columns = ("GPUs", "device", "global batch", "epoch", "whole run", "speedup", "efficiency", "GPU utilisation",
+               "CPU utilisation")  # fmt: skip
+    notes = [
+        "A whole run: start-up, the epochs that its trial trains (one where it measures some steps alone), an "
+        "evaluation after each, and a checkpoint where one was measured.",
+        "GPU utilisation: share of time in which a kernel ran. CPU utilisation: of the threads of the ranks.",
+    ]
+    found = [one.trial.resources for s in _strong(material) for one in s.members]
+    reasons = sorted({used.gpu_reason for used in found if used and used.gpu_utilisation is None and used.gpu_reason})
+    notes += [f"GPU utilisation is unavailable: {'; '.join(reasons)}."] if reasons else []
+    return _table(material, "Training time and utilisation", columns, _training_cells, notes)
+
+
+def parts_table(material: Material) -> Table:
+    """Where the seconds of a whole run go."""
+    members = [one for s in _strong(material) for one in s.members]
+    known = {id(one.trial): _breakdown(one.trial) for one in members}
+    parts = [name for name in _ORDER if any(isinstance(of, dict) and name in of for of in known.values())]
+
+    def cells(one: Member) -> tuple[Cell, ...]:
+        found = known[id(one.trial)]
+        if isinstance(found, str):
+            return (Cell(units.UNKNOWN), *(Cell(units.UNKNOWN) for _ in parts))
+        each = (Cell(units.seconds(found[name])) if name in found else Cell(units.UNKNOWN) for name in parts)
+        return (Cell(units.seconds(sum(found.values()))), *each)
+
+    why = sorted({found for found in known.values() if isinstance(found, str)})
+    notes = [f"Parts of a run are unavailable: {'; '.join(why)}."] if why else []
+    counts = sorted({epochs_of(one.trial) for one in members})
+    notes.append(f"Of a run of {' or '.join(map(str, counts))} epoch{'s' if counts != [1] else ''}.")
+    if not any(isinstance(of, dict) and "decoding" in of for of in known.values()):
+        notes.append("Data wait is not split: nothing was decoded while training, or no record tells how long it took.")
+    columns = ("GPUs", "whole run", *(_SAID.get(name, name) for name in parts))
+    return _table(
+        material, "Where the time of a whole run goes", columns, lambda one: (Cell(f"{one.gpus:,}"), *cells(one)), notes
+    )
+
+
+def tables(material: Material) -> list[Table]:
+    """Both; none without a series."""
+    return [training_table(material), parts_table(material)] if _strong(material) else []
+
+
+def _table(
+    material: Material,
+    title: str,
+    columns: tuple[str, ...],
+    cells: Callable[[Member], tuple[Cell, ...]],
+    notes: list[str],
+) -> Table:
+    series = _strong(material)
+    groups = [
+        Group(name, tuple(cells(member) for member in one.members))
+        for one, name in zip(series, names(series), strict=True)
+    ]
+    return Table(tuple(map(Column, columns)), tuple(groups), tuple(notes), title=title, label="series")
+
+
+def _strong(material: Material) -> list[Series]:
+    return [one for one in material.series if one.mode == "strong-micro"]
+
+
+def _training_cells(one: Member) -> tuple[Cell, ...]:
+    trial, against = one.trial, one.against_base
+    used, devices = trial.resources, trial.environment.devices if trial.environment else ()
+    whole = run_seconds(trial)
+    efficiency = against.times(one.base_gpus / one.gpus) if against is not None and one.base_gpus else None
+    return (
+        Cell(f"{one.gpus:,}"),
+        Cell(", ".join(dict.fromkeys(devices)) or UNAVAILABLE),
+        Cell(batch_text(trial)),
+        _seconds(trial.epoch_seconds),
+        _seconds(interval(whole) if whole else None),
+        interval_cell(against, units.share),
+        interval_cell(efficiency, units.share),
+        Cell(_percent(used.gpu_utilisation if used else None)),
+        Cell(_percent(used.cpu_utilisation if used else None)),
+    )
+
+
+def _breakdown(trial: TrialResult) -> dict[str, float] | str:
+    """Why it is unknown, where it is."""
+    try:
+        return dict(run_breakdown(trial))
+    except Unexplained as why:
+        return str(why)
+
+
+def _seconds(value: Estimate | None) -> Cell:
+    return interval_cell(value, units.seconds) if value is not None else Cell(UNAVAILABLE)
+
+
+def _percent(value: float | None) -> str:
+    return UNAVAILABLE if value is None else units.percent(value)
+
 
 THESIS = PublishedStudy(
     name="thesis",

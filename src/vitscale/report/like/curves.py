@@ -1,0 +1,319 @@
+"""Figures of curves: epoch time, speedup and efficiency by GPU count; accuracy and loss by GPU count, epoch and batch.
+
+Drawn by the report's own charts; the published points stand in them where they are of the same workload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Literal
+
+from vitscale.present import units
+from vitscale.present.document import Choice, Figure, View
+from vitscale.report.charts.axes import Plot, Row, Spec, add_curves, quantity, scaled, tooltip
+from vitscale.report.charts.scaling import Axis, axes, far_end, ideal_line, point_row
+from vitscale.report.like.series import (
+    DATASET_NAMES,
+    Member,
+    PublishedPoints,
+    Series,
+    apart_in_micro_batch,
+    names,
+)
+from vitscale.report.like.study import Lack, Selection, StudyFigure, steps_for
+
+_GPUS = Axis("gpus", "GPUs", "GPUs")
+_EPOCHS = Axis("epochs", "epoch", "epochs")
+_MICRO_BATCHES = Axis("micro-batch", "micro-batch", "micro-batch (images per GPU)", "train.micro_batch")
+_MOST_PANELS = 6
+_MOST_LINES = 10
+"""Epochs that are drawn as curves: evenly spaced, and the last of each series."""
+Split = Literal["held_out", "train"]
+_SPLIT_NAMES: dict[Split, str] = {"held_out": "held-out", "train": "training"}
+_NOTHING = "No trial of these results has recorded an accuracy."
+
+
+def figure_of(figure: StudyFigure, views: Sequence[View], series: Sequence[str] = ()) -> Figure:
+    """Views under the study's number and title."""
+    return Figure(figure.name, figure.heading, tuple(views), tuple(series))
+
+
+def curves_view(
+    choices: Mapping[str, Choice],
+    plot: Plot,
+    y_title: str,
+    notes: Sequence[str],
+    *,
+    axis: Axis = _GPUS,
+    y: Spec | None = None,
+    linear: bool = True,
+    less_is_better: bool = False,
+    ordered: bool = False,
+    more: Sequence[str] = (),
+) -> View:
+    """One picture of curves.
+
+    Args:
+        choices: control to the option that shows it; the last one is what it shows.
+        plot: with the datasets that `add_curves` draws; layers that it has already lie below.
+        y_title: of the axis of values.
+        notes: what a reader must know of it.
+        axis: along which the points stand.
+        y: that of values; None: from 0, or logarithmic over a wide range of counts unless `linear`.
+        linear: see `y`.
+        less_is_better: of what is drawn.
+        ordered: whether the curves have an order.
+        more: sentences behind the summary.
+    """
+    rows = plot.datasets["rows"]
+    label = list(choices.values())[-1].label
+    x, usual = axes(rows, y_title, axis, linear=linear)
+    told = {"series": "curve", "x": axis.title, "shown": label, "bounds": "95 % interval"}
+    add_curves(plot, x, y or usual, tooltip(**told, runs="runs"), ordered=ordered)
+    summary = " ".join([far_end(rows, label, axis, less_is_better=less_is_better), *more])
+    name = "-".join(choice.value for choice in choices.values())
+    title = ", ".join(choice.label for choice in reversed(choices.values()))
+    subtitle = "; ".join(filter(None, notes))
+    return View(name, choices, title[:1].upper() + title[1:], subtitle, plot.spec(summary), told, summary)
+
+
+def scaling_pair(figure: StudyFigure, chosen: Selection, published: PublishedPoints) -> Figure | Lack:
+    """The epoch times of the chosen series, and their speedup or efficiency where it may be worked out."""
+    labels, weak = names(chosen.series), figure.mode == "weak"
+    times, ideals = [], []
+    for one, name in zip(chosen.series, labels, strict=True):
+        known = [(member, value) for member in one.members if (value := member.trial.epoch_seconds) is not None]
+        times += [
+            _row(name, member, point_row(value, units.seconds, len(member.trial.runs))) for member, value in known
+        ]
+        if one.base is not None and one.base.trial.epoch_seconds is not None:
+            level = partial(_ideal_seconds, one.base.trial.epoch_seconds.value, weak)
+            ideals += ideal_line(name, one.base.gpus, one.members[-1].gpus, level)
+    if not times:
+        return Lack("No trial of this kind has recorded an epoch time.", steps_for(figure))
+    unit = units.time_unit(row["value"] for row in times)
+    data = {"rows": times, "ideal": ideals, "published": _published(published, chosen, labels, relative=False)}
+    plot = Plot({name: scaled(rows, unit.factor) for name, rows in data.items()})
+    choice = {"measure": Choice("epoch-seconds", "epoch time")}
+    notes = _notes(figure, chosen, times, published)
+    why = _not_compared(chosen)
+    views = [curves_view(choice, plot, f"epoch time ({unit.sign})", notes, linear=weak, less_is_better=True, more=why)]
+    relative = _relative_view(figure, chosen, published, "efficiency" if weak else "speedup")
+    return figure_of(figure, [*views, *([relative] if relative else [])], labels)
+
+
+def against_base(figure: StudyFigure, chosen: Selection, published: PublishedPoints) -> Figure | Lack:
+    """The speedup, or the efficiency, of every chosen series over its smallest GPU count."""
+    view = _relative_view(figure, chosen, published, figure.kind)
+    if view is None:
+        return Lack("No two GPU counts of this micro-batch may be held against each other.", steps_for(figure))
+    return figure_of(figure, [view], names(chosen.series))
+
+
+def _relative_view(figure: StudyFigure, chosen: Selection, published: PublishedPoints, what: str) -> View | None:
+    """Against the smallest GPU count: speedup of strong series, efficiency of weak ones or for each of its GPUs."""
+    labels, per_gpu = names(chosen.series), what == "efficiency" and figure.mode != "weak"
+    rows = [
+        _row(name, member, point_row(value.times(one.base.gpus / member.gpus if per_gpu else 1.0), units.share,
+                                     len(member.trial.runs)))
+        for one, name in zip(chosen.series, labels, strict=True)
+        for member in one.members
+        if (value := member.against_base) is not None and one.base is not None
+    ]  # fmt: skip
+    if len({row["x"] for row in rows}) < 2:
+        return None
+    flat = what == "efficiency"
+    bases = {one.base.gpus: one for one in chosen.series if one.base is not None}
+    ideals = [
+        row
+        for base in sorted(bases)
+        for row in ideal_line(f"ideal {base}", base, max(r["x"] for r in rows), lambda t: 1.0 if flat else t)
+    ]
+    beside = [] if per_gpu else _published(published, chosen, labels, relative=True)
+    baselines = [
+        f"Baseline of {name}: {gpus_text(base.gpus)}, {units.seconds(base.trial.epoch_seconds.value)} an epoch."
+        for one, name in zip(chosen.series, labels, strict=True)
+        if (base := one.base) is not None and base.trial.epoch_seconds is not None
+    ]
+    plot = Plot({"rows": rows, "ideal": ideals, "published": beside})
+    notes = _notes(figure, chosen, rows, published)
+    return curves_view({"measure": Choice(what, what)}, plot, what, notes, more=[*baselines, *_not_compared(chosen)])
+
+
+def _row(name: str, member: Member, row: Row) -> Row:
+    return {"series": name, "x": member.gpus} | row
+
+
+def _ideal_seconds(base: float, weak: bool, times: float) -> float:
+    """Less with every GPU, or constant where it is weak."""
+    return base if weak else base / times
+
+
+def _published(published: PublishedPoints, chosen: Selection, labels: Sequence[str], *, relative: bool) -> list[Row]:
+    """The published epoch seconds, each in the shape of the series that it stands beside.
+
+    `relative`: speedups, or efficiencies of weak series, against the GPU count that is the series' own base; left out
+    where that was not published.
+    """
+    name_of = {id(one): name for one, name in zip(chosen.series, labels, strict=True)}
+    rows = []
+    for one, facts in published.facts:
+        base = next((fact.epoch_seconds for fact in facts if one.base and fact.gpus == one.base.gpus), None)
+        for fact in facts if base is not None or not relative else ():
+            value = base / fact.epoch_seconds if relative and base is not None else fact.epoch_seconds
+            dataset, devices = DATASET_NAMES[fact.dataset], ", ".join(fact.devices)
+            what = f"published: {dataset}, micro-batch {fact.micro_batch}, {devices}"
+            shown = units.share(value) if relative else units.seconds(value)
+            rows.append({"series": name_of[id(one)], "what": what, "x": fact.gpus, "value": value, "shown": shown})
+    return rows
+
+
+def _notes(figure: StudyFigure, chosen: Selection, rows: Sequence[Row], published: PublishedPoints) -> list[str]:
+    bases = {base.gpus for one in chosen.series if (base := one.base) is not None}
+    unlike = figure.place == "several unlike hosts"
+    return [
+        *chosen.notes,
+        bars_note(rows),
+        f"relative to {' and '.join(map(str, sorted(bases)))} GPUs" if bases - {1} else "",
+        "dashed: ideal, were every host like the first" if unlike else "dashed: ideal",
+        published.note,
+    ]
+
+
+def bars_note(rows: Sequence[Row]) -> str:
+    """What the bars of some rows are; or why there are none."""
+    if any(row["low"] is not None for row in rows):
+        return "bars: 95 % intervals over runs"
+    most = max(row["runs"] for row in rows)
+    return "one run each: no intervals" if most == 1 else f"{most} runs at most: no intervals"
+
+
+def _not_compared(chosen: Selection) -> list[str]:
+    """What is not held against the base, and why."""
+    return sorted(
+        {
+            f"{one.curve.name}: {member.gpus} GPUs are not held against {one.base.gpus}: {member.why_not}."
+            for one in chosen.series
+            for member in one.members
+            if member.why_not and one.base is not None
+        }
+    )
+
+
+def gpus_text(count: int) -> str:
+    """ "1 GPU", "8 GPUs"."""
+    return units.counted(count, "GPU")
+
+
+def accuracy_by_gpus(figure: StudyFigure, chosen: Selection) -> Figure | Lack:
+    """Accuracy by GPU count, one curve per epoch."""
+    drawn, split = _with_accuracy(_first(chosen.series))
+    rows = [row for one, name in drawn for row in _learning_rows(one, name, split, "accuracy")]
+    last = max((row["epoch"] for row in rows), default=0)
+    kept = {max(1, round(last * (k + 1) / _MOST_LINES)) for k in range(_MOST_LINES)}
+    kept |= {max(row["epoch"] for row in rows if row["panel"] == name) for name in {row["panel"] for row in rows}}
+    rows = [row for row in rows if row["epoch"] in kept]
+    if not rows or len({row["gpus"] for row in rows}) < 2:
+        return Lack(_NOTHING if not rows else "Accuracy was recorded at one GPU count only.", steps_for(figure))
+    placed = [row | {"series": f"epoch {row['epoch']}", "x": row["gpus"]} for row in rows]
+    return figure_of(figure, _panels(placed, split, "accuracy", _GPUS))
+
+
+def loss_and_accuracy(figure: StudyFigure, chosen: Selection) -> Figure | Lack:
+    """Loss and accuracy by epoch, one curve per GPU count."""
+    drawn, split = _with_accuracy(_first(chosen.series))
+    if not drawn:
+        return Lack(_NOTHING, steps_for(figure))
+    views = []
+    for what in ("loss", "accuracy"):
+        rows = [row for one, name in drawn for row in _learning_rows(one, name, split, what)]
+        placed = [row | {"series": gpus_text(row["gpus"]), "x": row["epoch"]} for row in rows]
+        views += _panels(placed, split, what, _EPOCHS)
+    return figure_of(figure, views)
+
+
+def accuracy_by_micro_batch(figure: StudyFigure, chosen: Selection) -> Figure | Lack:
+    """Accuracy by micro-batch after the same epoch, one curve per GPU count; a view for series apart in it alone."""
+    drawn, split = _with_accuracy(chosen.series)
+    several = apart_in_micro_batch([one for one, _ in drawn])
+    if not several:
+        return Lack(
+            _NOTHING if not drawn else "Accuracy was recorded at one micro-batch only of any workload.",
+            steps_for(figure),
+        )
+    rows = [row for name, some in several[:_MOST_PANELS] for row in _at_common_epoch(some, name, split)]
+    placed = [row | {"series": gpus_text(row["gpus"]), "x": row["micro_batch"]} for row in rows]
+    placed.sort(key=lambda row: (row["panel"], row["gpus"], row["x"]))
+    return figure_of(figure, _panels(placed, split, "accuracy", _MICRO_BATCHES))
+
+
+def _first(series: Sequence[Series]) -> list[Series]:
+    """As many as have room: those of several GPU counts first, those in one host before the others."""
+    return sorted(series, key=lambda one: (len(one.members) < 2, one.place != "one host"))[:_MOST_PANELS]
+
+
+def _with_accuracy(series: Sequence[Series]) -> tuple[list[tuple[Series, str]], Split]:
+    """The series that have accuracies, named; held-out where any has it."""
+    splits: tuple[Split, ...] = ("held_out", "train")
+    for split in splits:
+        known = [one for one in series if any(_by_epoch(member, split, "accuracy") for member in one.members)]
+        if known:
+            return list(zip(known, names(known), strict=True)), split
+    return [], "train"
+
+
+def _by_epoch(member: Member, split: str, what: str) -> dict[int, float]:
+    """Epoch, counted from 1, to the mean over runs."""
+    values = {epoch.epoch + 1: getattr(epoch, f"{split}_{what}") for epoch in member.trial.epochs}
+    return {epoch: float(value) for epoch, value in values.items() if value is not None}
+
+
+def _learning_rows(one: Series, name: str, split: Split, what: str) -> list[Row]:
+    """Loss or accuracy of each GPU count and epoch, with the lowest and the highest run."""
+    rows = []
+    for member in one.members:
+        for epoch, value in _by_epoch(member, split, what).items():
+            runs = [
+                getattr(e, f"{split}_{what}") for run in member.trial.runs for e in run.epochs if e.epoch + 1 == epoch
+            ]
+            known = [run for run in runs if run is not None]
+            low, high = (min(known), max(known)) if len(known) > 1 else (None, None)
+            shown = f"{value:.3f}" if what == "loss" else units.percent(value, 1)
+            row = {"panel": name, "gpus": member.gpus, "micro_batch": one.micro_batch, "epoch": epoch, "value": value}
+            told = f"after epoch {epoch}, {units.counted(len(known), 'run')}"
+            rows.append(row | {"low": low, "high": high, "runs": len(known), "shown": shown, "bounds": told})
+    return rows
+
+
+def _at_common_epoch(some: Sequence[Series], name: str, split: Split) -> list[Row]:
+    """The rows of the last epoch that all these trials have: every one has then seen the same images."""
+    rows = [row for one in some for row in _learning_rows(one, name, split, "accuracy")]
+    trials = {(row["micro_batch"], row["gpus"]) for row in rows}
+    common = [
+        epoch
+        for epoch in {row["epoch"] for row in rows}
+        if {(row["micro_batch"], row["gpus"]) for row in rows if row["epoch"] == epoch} == trials
+    ]
+    return [row for row in rows if common and row["epoch"] == max(common)]
+
+
+def _panels(rows: Sequence[Row], split: Split, what: str, axis: Axis) -> list[View]:
+    """A view for each workload."""
+    repeated = any(row["low"] is not None for row in rows)
+    notes = [
+        f"{_SPLIT_NAMES[split]} figures; equal images at equal epochs, but the global batch grows with the GPUs",
+        "bars: lowest and highest run" if repeated else "one run each: nothing is known of other seeds",
+    ]
+    y = quantity("value", f"{_SPLIT_NAMES[split]} {what}", scale={"zero": False},
+                 axis={"format": "%" if what == "accuracy" else "~r", "tickCount": 5})  # fmt: skip
+    measure = Choice(what, what)
+    views = []
+    for place, panel in enumerate(dict.fromkeys(row["panel"] for row in rows)):
+        own = [row for row in rows if row["panel"] == panel]
+        choices = {"workload": Choice(f"workload-{place + 1}", panel), "measure": measure}
+        views.append(
+            curves_view(choices, Plot({"rows": own}), "", notes, axis=axis, y=y, less_is_better=what == "loss",
+                        ordered=True)
+        )  # fmt: skip
+    return views

@@ -73,7 +73,7 @@ def curves_view(
     add_curves(plot, x, y or usual, tooltip(**told, runs="runs"), ordered=ordered)
     summary = " ".join([far_end(rows, label, axis, less_is_better=less_is_better), *more])
     name = "-".join(choice.value for choice in choices.values())
-    title = ", ".join(choice.label for choice in reversed(choices.values()))
+    title = ", ".join(choice.label for choice in reversed(list(choices.values())))
     subtitle = "; ".join(filter(None, notes))
     return View(name, choices, title[:1].upper() + title[1:], subtitle, plot.spec(summary), told, summary)
 

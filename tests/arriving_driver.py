@@ -11,7 +11,7 @@ from pathlib import Path
 
 from processes import wait_until
 from vitscale.machine.hosts import read_hostfile
-from vitscale.runner.starting import launch_plan, start_ranks
+from vitscale.runner.one_run import launch_plan, start_ranks
 from vitscale.schedulers.hostfile import Hostfile
 from vitscale.study.sections import LaunchSection
 from vitscale.trial.trial import World

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitscale.cli.option_values import rank_counts, size_bytes
+from vitscale.cli.base import rank_counts, size_bytes
 from vitscale.errors import RequestError
 from vitscale.prediction.layouts import MOST_RANKS
 

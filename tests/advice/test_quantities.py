@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from vitscale.cli.option_values import positive, seconds_of
+from vitscale.cli.base import positive, seconds_of
 from vitscale.errors import RequestError
 
 

@@ -15,7 +15,7 @@ import pytest
 import needs
 from driving import vitscale
 from vitscale.errors import RequestError, VitscaleError
-from vitscale.lab import Plan, down, laboratories, parse_bandwidth, programs, state, up
+from vitscale.lab import Plan, down, laboratories, parse_bandwidth, processes, state, up
 
 NAME = f"said-{os.getpid()}"
 
@@ -161,7 +161,7 @@ def test_without_root_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_iproute2_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needs.root_and()
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(programs, "_SYSTEM_FOLDERS", ())
+    monkeypatch.setattr(processes, "_SYSTEM_FOLDERS", ())
     with pytest.raises(RequestError, match=r"needs .*ip, tc\. Install it: apt-get install util-linux mount iproute2\."):
         up(Plan(NAME))
 

@@ -17,7 +17,7 @@ from driving import vitscale
 from lab.outside import left_of, machine, namespaces_of
 from processes import alive, pid_in, wait_until
 from vitscale.errors import RequestError
-from vitscale.lab import Laboratory, Plan, down, laboratories, laboratory, programs, state, up
+from vitscale.lab import Laboratory, Plan, down, laboratories, laboratory, processes, state, up
 from vitscale.lab.processes import Process, process
 from vitscale.lab.state import Holder
 
@@ -201,9 +201,9 @@ def test_two_labs_know_nothing_of_each_other() -> None:
 
 def test_without_sshd_hosts_are_made_without_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ip", "tc", "unshare", "nsenter", "mount", "mkdir", "rmdir", "ssh", "ssh-keygen", "true"):
-        (tmp_path / name).symlink_to(programs.find(name) or name)
+        (tmp_path / name).symlink_to(processes.find(name) or name)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(programs, "_SYSTEM_FOLDERS", ())
+    monkeypatch.setattr(processes, "_SYSTEM_FOLDERS", ())
     made = up(Plan(NAME))
     assert made.missing_for_ssh == ("openssh-server",)
     assert subprocess.run(Laboratory(made).command(0, ["true"]), check=False).returncode == 0

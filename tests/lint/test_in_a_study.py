@@ -10,7 +10,7 @@ from rich.console import Console
 
 from driving import vitscale
 from study_factory import EIGHT_CORES, summary, toml, write_study
-from vitscale.lint.of_trials import findings_of
+from vitscale.lint.rules import findings_of
 from vitscale.present.terminal import show
 from vitscale.runner.planning import Plan, plan
 from vitscale.runner.preview import finding_lines, plan_document, plan_fields

@@ -10,7 +10,7 @@ import pytest
 from check_factory import trial
 from vitscale.errors import RequestError
 from vitscale.machine.hardware import Gpu, Machine
-from vitscale.preflight.asking import Where, request, where
+from vitscale.preflight.running import Where, request, where
 from vitscale.schedulers import Hostfile, Local
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vitscale.machine.hosts import Host
-from vitscale.preflight.reach import ask
+from vitscale.preflight.reach_verdicts import ask
 
 
 def test_this_machine_answers_without_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from processes import alive, pid_in, wait_until
-from vitscale.runner import launcher_reports
+from vitscale.runner import evidence
 
 # A rank: says who it is and who started it, then does what its folder's file of its number says.
 RANK = """
@@ -47,9 +47,9 @@ def start(folder: Path, *ranks: str, setting: str = "", **environment: str) -> s
     )
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[int, launcher_reports.Reports]:
+def ended(process: subprocess.Popen[str]) -> tuple[int, evidence.Reports]:
     said = process.communicate(timeout=300)[1]
-    return process.returncode, launcher_reports.read(said)
+    return process.returncode, evidence.read(said)
 
 
 def test_each_rank_is_told_its_place_and_not_that_of_a_launcher_around(tmp_path: Path) -> None:

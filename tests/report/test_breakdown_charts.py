@@ -11,8 +11,8 @@ from results_factory import NOT_TOLD_APART, make_curve, make_results, make_trial
 from vitscale.analysis import analyse
 from vitscale.present.document import View
 from vitscale.present.units import Unit
+from vitscale.report.charts.axes import COMMUNICATION_COLOUR, PART_COLOURS
 from vitscale.report.charts.time import PART_NAMES, Bar, bars, breakdown_chart, stacked, unknown_parts
-from vitscale.report.style import COMMUNICATION_COLOUR, PART_COLOURS
 from vitscale.store.records import PARTS
 from vitscale.store.results import Results
 

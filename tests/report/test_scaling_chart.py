@@ -15,10 +15,10 @@ from report_forms import layers, marks, views
 from results_factory import make_curve, make_rank, make_results, make_run, make_trial, one_curve, rich_study
 from vitscale.analysis import analyse
 from vitscale.present.document import View
+from vitscale.report.charts.axes import SERIES_COLOURS, SERIES_SHAPES
 from vitscale.report.charts.resources import startup
 from vitscale.report.charts.scaling import MEASURES, ideal, measured, scaling_chart
 from vitscale.report.document import charts
-from vitscale.report.style import SERIES_COLOURS, SERIES_SHAPES
 from vitscale.store.results import Results
 
 BY_NAME = {measure.name: measure for measure in MEASURES}

@@ -16,9 +16,9 @@ from vitscale.analysis.time.breakdown import Straggler
 from vitscale.analysis.time.waterfall import FACTORS
 from vitscale.present.estimate import Estimate
 from vitscale.report import sentences as words
+from vitscale.report.charts.axes import COMMUNICATION_COLOUR, PART_COLOURS
 from vitscale.report.charts.time import largest_loss, waterfall_chart
 from vitscale.report.sentences import contributions, whole
-from vitscale.report.style import COMMUNICATION_COLOUR, PART_COLOURS
 from vitscale.store.records import PARTS
 from vitscale.store.results import Results
 

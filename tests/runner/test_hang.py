@@ -11,7 +11,7 @@ import pytest
 
 from processes import wait_until
 from vitscale.processes.heartbeat_server import RankStatus
-from vitscale.runner.hang import is_stopped, position, silence_limit, start_up_phase, starved, waited_for
+from vitscale.runner.watch import is_stopped, position, silence_limit, start_up_phase, starved, waited_for
 
 
 def status(step: int = 4, phase: str = "backward", **changes: Any) -> RankStatus:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import needs
-from vitscale.runner.launcher_reports import read
+from vitscale.runner.evidence import read
 
 # torchrun (torch 2.13), rank 1 ended by os._exit(3).
 TORCHRUN = """\

@@ -12,8 +12,7 @@ from vitscale.errors import StoreError
 from vitscale.present.terminal import lines
 from vitscale.runner import Plan, expectation, plan
 from vitscale.runner.expectation import Expectations, expectations
-from vitscale.runner.memory_fit import memory_fits, unfit
-from vitscale.runner.plan_estimate import PlanEstimate
+from vitscale.runner.plan_estimate import PlanEstimate, memory_fits, unfit
 from vitscale.runner.preview import _batch, plan_document, plan_fields
 from vitscale.trial.model_spec import resolve
 from vitscale.trial.trial import Trial

@@ -16,7 +16,7 @@ from study_factory import EIGHT_CORES, write_study
 from vitscale import analysis, cli, launchers, store
 from vitscale.runner import Options, Plan, Report, plan
 from vitscale.runner import run as drive
-from vitscale.runner.memory_fit import memory_fits, unfit
+from vitscale.runner.plan_estimate import memory_fits, unfit
 from vitscale.runner.preview import command_list
 
 BESIDE_TENSORS = 500_000_000

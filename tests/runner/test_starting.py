@@ -20,7 +20,7 @@ from vitscale.machine.hosts import Host
 from vitscale.processes import launch_file
 from vitscale.processes.heartbeat_server import HeartbeatServer
 from vitscale.processes.host_agent import carrying
-from vitscale.runner.starting import _PASSED_ON, launch_plan, start_ranks
+from vitscale.runner.one_run import _PASSED_ON, launch_plan, start_ranks
 from vitscale.schedulers import Hostfile, Job, Local
 from vitscale.study.sections import LaunchSection
 

@@ -22,7 +22,7 @@ from vitscale.launchers.torchrun import Torchrun
 from vitscale.machine.hardware import this_machine
 from vitscale.machine.hosts import Host
 from vitscale.processes.host_agent import carrying, end_all
-from vitscale.runner.starting import launch_plan, start_ranks
+from vitscale.runner.one_run import launch_plan, start_ranks
 from vitscale.schedulers import Job
 from vitscale.schedulers.hostfile import Hostfile
 from vitscale.study.sections import LaunchSection

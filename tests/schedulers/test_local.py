@@ -177,7 +177,7 @@ def test_several_commands_end_when_all_have_ended(tmp_path: Path) -> None:
 
 def test_of_several_commands_the_first_that_failed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others get a while to say why; one that never ends is not waited for."""
-    monkeypatch.setattr("vitscale.schedulers.job._OTHERS_SECONDS", 0.2)
+    monkeypatch.setattr("vitscale.schedulers.prepared._OTHERS_SECONDS", 0.2)
     job = start(
         tmp_path, [sys.executable, "-c", "raise SystemExit(7)"], [sys.executable, "-c", "import time; time.sleep(600)"]
     )

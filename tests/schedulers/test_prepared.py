@@ -110,7 +110,7 @@ def test_one_is_kept_until_it_would_serve_a_trial_again_and_ends_with_the_driver
         pid = again.process._process.pid
         job = start(again.process, log)
         os.kill(pid, signal.SIGSTOP)
-        monkeypatch.setattr("vitscale.schedulers.job._REAP_SECONDS", 0.1)
+        monkeypatch.setattr("vitscale.schedulers.prepared._REAP_SECONDS", 0.1)
         job.end()
         assert not alive(pid), "it could never tell how its fork ended"
         assert job.exit_code == -signal.SIGKILL

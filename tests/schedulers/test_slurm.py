@@ -156,7 +156,7 @@ import psutil
 from vitscale.launchers import Spawn
 from vitscale.processes.heartbeat_server import HeartbeatServer
 from vitscale.schedulers.slurm import SlurmAllocation
-from vitscale.schedulers.slurm_commands import steps_named
+from vitscale.schedulers.slurm import steps_named
 from vitscale.study.sections import SlurmSection
 folder, launcher = Path(sys.argv[1]), sys.argv[2:]
 program = ["sh", "-c", 'touch "$0/$SLURM_PROCID" && exec env -u VITSCALE_JOB sleep 600.25', str(folder)]

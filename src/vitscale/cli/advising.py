@@ -89,7 +89,7 @@ def advise(
     """What to rent: fastest, cheapest, most ranks, the knee. Exits with 1 where nothing meets the limits."""
     compute_on_one_core()
     from vitscale.advice.request import Request
-    from vitscale.cli.option_values import positive, rank_counts, seconds_of, size_bytes
+    from vitscale.cli.base import positive, rank_counts, seconds_of, size_bytes
     from vitscale.prediction.finishing import Horizon
 
     for option, count in (

@@ -1,8 +1,13 @@
-"""The program, and what its verbs share: arguments, options, the console."""
+"""The program, and what its verbs share: arguments, options, the console.
+
+Values of options as a user writes them: "16,32,1024", "1-8", "80GB", "1.5d".
+"""
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any, TextIO
@@ -11,6 +16,8 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 from typing_extensions import override
+
+from vitscale.errors import RequestError, shown
 
 VERBS = ("plan", "run", "report", "predict", "advise", "import", "check", "lint", "lab")
 """In the order in which `--help` lists them."""
@@ -80,3 +87,86 @@ class ProgramConsole(Console):
 def silence(stream: TextIO) -> None:
     """Points a stream that can no longer be written at nothing, so that leaving does not fail on it once more."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+_MOST_RANKS = 100_000
+MOST_COUNTS = 1000
+"""In one question."""
+
+_COUNT = re.compile(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?")
+_SIZE = re.compile(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([KMGT]i?)B\s*", re.IGNORECASE)
+_EXAMPLE = 'Write "16,32,1024" or "1-8"'
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?|\.\d{1,9})([smhd])")
+
+
+def rank_counts(text: str, option: str = "--gpus") -> tuple[int, ...]:
+    """The counts in a list of numbers and ranges, each once, in rising order.
+
+    Raises:
+        RequestError: a part is no count, a range runs backwards, a count is 0 or too large, or there are too many.
+    """
+    found: set[int] = set()
+    for part in text.split(","):
+        match = _COUNT.fullmatch(part)
+        if match is None:
+            raise RequestError(f"{option}: {shown(part.strip())} is no rank count", next_step=_EXAMPLE)
+        first = int(match[1])
+        last = int(match[2]) if match[2] is not None else first
+        for count in (first, last):
+            if not 1 <= count <= _MOST_RANKS:
+                raise RequestError(f"{option}: {count} ranks cannot be", valid=[f"1 to {_MOST_RANKS:,}"])
+        if last < first:
+            raise RequestError(f"{option}: {shown(part.strip())} runs backwards", next_step=f'Write "{last}-{first}"')
+        if len(found) + last - first + 1 > MOST_COUNTS:
+            raise RequestError(
+                f"{option}: more than {MOST_COUNTS:,} rank counts", next_step="Ask for fewer, such as 8,16,32"
+            )
+        found.update(range(first, last + 1))
+    return tuple(sorted(found))
+
+
+def size_bytes(text: str, option: str) -> int:
+    """Bytes of "80GB" (10^9 bytes) or "80GiB" (2^30).
+
+    Raises:
+        RequestError: it is no size, or none at all.
+    """
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise RequestError(f"{option}: {shown(text)} is no size", next_step='Write "80GB" or "75.5GiB"')
+    base = 1024 if match[2].lower().endswith("i") else 1000
+    power = "KMGT".index(match[2][0].upper()) + 1
+    size = int(float(match[1]) * base**power)
+    if size < 1:
+        raise RequestError(f"{option}: {shown(text)} is nothing", next_step='Write "80GB" or "75.5GiB"')
+    return size
+
+
+def seconds_of(text: str, option: str) -> float:
+    """The seconds of "90s", "30m", "2h" or "1.5d".
+
+    Args:
+        text: as the user gave it.
+        option: which option it was given to, for the message.
+
+    Raises:
+        RequestError: it is no duration, or none that is longer than nothing.
+    """
+    found = _DURATION.fullmatch(text.strip())
+    seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
+    if seconds <= 0.0:
+        raise RequestError(f"{option}: {shown(text)} is no duration", next_step='Write "90s", "30m", "2h" or "1.5d"')
+    return seconds
+
+
+def positive(value: float | None, option: str, most: float = math.inf) -> float | None:
+    """`value`, where it is a number above 0 and at most `most`, or not given.
+
+    Raises:
+        RequestError: it is neither.
+    """
+    if value is not None and not (0 < value <= most and math.isfinite(value)):
+        upper = "" if math.isinf(most) else f" and at most {most:g}"
+        raise RequestError(f"{option}: {value:g} cannot be", valid=[f"numbers above 0{upper}"])
+    return value

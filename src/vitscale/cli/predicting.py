@@ -86,14 +86,14 @@ def predict(
     """Time, efficiency, memory and cost on rank counts that nobody has measured, with intervals."""
     compute_on_one_core()
     from vitscale import analysis, store
-    from vitscale.cli import option_values
+    from vitscale.cli import base
     from vitscale.prediction import answering, finishing, questions, sources
     from vitscale.present.data import envelope
     from vitscale.present.terminal import show
     from vitscale.report.predicted import predict_document, predict_fields
 
-    counts = option_values.rank_counts(gpus)
-    memory = None if gpu_memory is None else option_values.size_bytes(gpu_memory, "--gpu-memory")
+    counts = base.rank_counts(gpus)
+    memory = None if gpu_memory is None else base.size_bytes(gpu_memory, "--gpu-memory")
     horizon = finishing.horizon(epochs, checkpoint_seconds, node_mtbf)
     loaded = store.load(results)
     found = analysis.analyse(loaded)

@@ -152,10 +152,9 @@ def _estimate(
     planned: Plan, predict_from: Path | None, price: float | None, gpu_memory: str | None, *, skip_unfit: bool
 ) -> PlanEstimate:
     from vitscale import runner
-    from vitscale.cli.option_values import positive
+    from vitscale.cli.base import positive
     from vitscale.runner.expectation import expectations
-    from vitscale.runner.memory_fit import memory_fits, unfit
-    from vitscale.runner.plan_estimate import PlanEstimate
+    from vitscale.runner.plan_estimate import PlanEstimate, memory_fits, unfit
 
     per_hour = positive(price, "--price")
     fits = memory_fits(planned, _bytes(gpu_memory))
@@ -165,13 +164,13 @@ def _estimate(
 
 
 def _unfit(planned: Plan, gpu_memory: str | None) -> dict[str, str]:
-    from vitscale.runner.memory_fit import memory_fits, unfit
+    from vitscale.runner.plan_estimate import memory_fits, unfit
 
     return unfit(memory_fits(planned, _bytes(gpu_memory)))
 
 
 def _bytes(gpu_memory: str | None) -> int | None:
-    from vitscale.cli.option_values import size_bytes
+    from vitscale.cli.base import size_bytes
 
     return None if gpu_memory is None else size_bytes(gpu_memory, "--gpu-memory")
 

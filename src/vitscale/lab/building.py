@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vitscale.errors import RequestError
-from vitscale.lab import namespaces, network, programs, quota, secure_shell, state
+from vitscale.lab import namespaces, processes, quota, secure_shell, state
 from vitscale.lab.namespaces import call_inside
-from vitscale.lab.plan import Plan
+from vitscale.lab.plan import Plan, address, link, start_switch
 from vitscale.lab.processes import Process, pid_namespace
 from vitscale.lab.state import Holder, State, folder_of
 
@@ -41,24 +41,24 @@ def build(plan: Plan, started: list[subprocess.Popen[str]]) -> State:
     building = _Building(plan, started)
     with_ssh = not building.state.missing_for_ssh
     names = tuple(f"host{number}" for number in range(plan.hosts))
-    known = [(name, network.address(number)) for number, name in enumerate(names)]
+    known = [(name, address(number)) for number, name in enumerate(names)]
     folder = building.state.folder
     switch = building.hold_switch()
-    network.start_switch(switch)
+    start_switch(switch)
     _make_quotas(plan, building.state.cgroup, names)
     write_hosts_file(folder, known)
     if with_ssh:
         secure_shell.write_keys(folder, known)
     firsts = [building.hold_host(name) for name in names]
     hold_to_own(plan, firsts)
-    for number, ((name, address), first) in enumerate(zip(known, firsts, strict=True)):
+    for number, ((name, own_address), first) in enumerate(zip(known, firsts, strict=True)):
         own = folder / name
         own.mkdir()
-        network.link(switch, first, number, plan.bandwidth_mbit)
+        link(switch, first, number, plan.bandwidth_mbit)
         mount_files(first, folder, own, with_ssh=with_ssh)
         if with_ssh:
-            secure_shell.write_daemon_configuration(folder, own, address)
-            programs.call(*namespaces.enter_command(building.state, number, secure_shell.daemon_command(own)))
+            secure_shell.write_daemon_configuration(folder, own, own_address)
+            processes.call(*namespaces.enter_command(building.state, number, secure_shell.daemon_command(own)))
     for name in names if with_ssh else ():
         secure_shell.wait_for_daemon(folder / name)
     building.state.hostfile.write_text("".join(f"{name} slots={plan.slots}\n" for name in names), encoding="ascii")
@@ -75,7 +75,7 @@ class _Building:
             pid_namespace=pid_namespace("self"),
             slots=plan.slots,
             bandwidth_mbit=plan.bandwidth_mbit,
-            missing_for_ssh=programs.missing_for_ssh(),
+            missing_for_ssh=processes.missing_for_ssh(),
         )
 
     def hold_switch(self) -> Process:

@@ -9,16 +9,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from vitscale.errors import RequestError, VitscaleError, unknown
-from vitscale.lab import building, namespaces, network, processes, programs, quota, secure_shell
+from vitscale.lab import building, namespaces, processes, quota, secure_shell
 from vitscale.lab.guard import Guard, end_holders, take_down
-from vitscale.lab.plan import Plan
+from vitscale.lab.plan import INTERFACE, Plan, address, set_link
 from vitscale.lab.state import State, existing, names, read
 
 
 class Laboratory:
     """Hosts by number, from 0."""
 
-    interface = network.INTERFACE
+    interface = INTERFACE
     """The name of every host's network interface."""
 
     def __init__(self, state: State) -> None:
@@ -26,7 +26,7 @@ class Laboratory:
         self.hostfile = state.hostfile
         """One line per host: `host0 slots=1`."""
         self.names = tuple(host.name for host in state.hosts)
-        self.addresses = tuple(network.address(number) for number in range(len(state.hosts)))
+        self.addresses = tuple(address(number) for number in range(len(state.hosts)))
 
     def command(self, host: int, argv: Sequence[str]) -> list[str]:
         """`argv` as it is run on a host, in the same folder and environment; its exit code is the command's.
@@ -37,11 +37,11 @@ class Laboratory:
 
     def cut(self, host: int) -> None:
         """Pulls the host's cable."""
-        network.set_link(self.state.switch_process, host, "down")
+        set_link(self.state.switch_process, host, "down")
 
     def mend(self, host: int) -> None:
         """Plugs it in again."""
-        network.set_link(self.state.switch_process, host, "up")
+        set_link(self.state.switch_process, host, "up")
 
     def kill(self, host: int) -> None:
         """The host is gone, with everything that ran on it, when this returns."""
@@ -118,13 +118,13 @@ def down(name: str) -> bool:
     Raises:
         VitscaleError: something was not gone after 10 s.
     """
-    programs.require()
+    processes.require()
     return take_down(name)
 
 
 def laboratories() -> tuple[list[Laboratory], list[VitscaleError]]:
     """All that there are, by name; and what is wrong with those that cannot be read."""
-    programs.require()
+    processes.require()
     found, wrong = [], []
     for name in names():
         try:
@@ -142,7 +142,7 @@ def command_on(name: str, host: str, argv: Sequence[str]) -> list[str]:
     Raises:
         RequestError: there is no such lab or host, or the host is gone.
     """
-    programs.require()
+    processes.require()
     lab = Laboratory(existing(name))
     if host not in lab.names:
         raise unknown("host", host, lab.names)
@@ -155,7 +155,7 @@ def command_on(name: str, host: str, argv: Sequence[str]) -> list[str]:
 
 @contextmanager
 def _built(plan: Plan) -> Iterator[tuple[State, Guard]]:
-    programs.require()
+    processes.require()
     building.make_folder(plan.name)
     started: list[subprocess.Popen[str]] = []
     with Guard(plan.name, started) as guard:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitscale.lab import programs, quota
+from vitscale.lab import processes, quota
 from vitscale.lab.processes import Process, process
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def hold(name: str, write_down: Callable[[Process, Process], None]) -> tuple[sub
         RequestError: namespaces cannot be made here.
     """
     argv = [
-        *(programs.find("unshare") or "unshare", *_KINDS, "--fork", "--kill-child", "--mount-proc"),
+        *(processes.find("unshare") or "unshare", *_KINDS, "--fork", "--kill-child", "--mount-proc"),
         *(sys.executable, "-I", "-S", str(_INIT), name),
     ]
     holder = subprocess.Popen(
@@ -50,7 +50,7 @@ def hold(name: str, write_down: Callable[[Process, Process], None]) -> tuple[sub
             ready, _, _ = select.select([holder.stdout], [], [], _START_SECONDS)
             if not ready or holder.stdout.readline() != "ready\n":
                 holder.kill()
-                raise programs.failed(argv, holder.stderr.read())
+                raise processes.failed(argv, holder.stderr.read())
             first = process(_only_child(holder.pid))
             write_down(process(holder.pid), first)
             holder.stdin.write("stay\n")
@@ -71,8 +71,8 @@ def call_inside(first: Process, program: str, *arguments: str) -> str:
     Raises:
         RequestError: it failed, with what it said.
     """
-    inside = programs.find(program) or program
-    return programs.call("nsenter", f"--target={first.pid}", "--net", "--mount", "--", inside, *arguments)
+    inside = processes.find(program) or program
+    return processes.call("nsenter", f"--target={first.pid}", "--net", "--mount", "--", inside, *arguments)
 
 
 _ENTER = Path(__file__).with_name("enter.py")

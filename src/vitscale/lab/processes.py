@@ -1,18 +1,24 @@
-"""Processes named so that no other is ever taken for them: by id and by when they started."""
+"""Processes named so that no other is ever taken for them: by id and by when they started.
+
+Programs that a laboratory is made with: which are missing, and running them.
+"""
 
 from __future__ import annotations
 
 import os
 import select
+import shutil
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from vitscale.errors import VitscaleError
+from vitscale.errors import RequestError, VitscaleError, shown
 from vitscale.lab.enter import start_ticks
 
 ENDING_SECONDS = 10.0
@@ -112,3 +118,58 @@ def innermost_id(pid: int) -> int | None:
     except OSError:
         return None
     return next((int(line.split()[-1]) for line in status.splitlines() if line.startswith("NSpid:")), None)
+
+
+_NEEDED = {"unshare": "util-linux", "nsenter": "util-linux", "mount": "mount", "ip": "iproute2", "tc": "iproute2"}
+"""Programs, and the Debian packages they come in."""
+_SSH = {"ssh": "openssh-client", "ssh-keygen": "openssh-client", "sshd": "openssh-server"}
+_SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
+"""Where Debian has them, and where the PATH of root (after `su`, say) may not look."""
+
+
+def find(program: str) -> str | None:
+    """Its absolute path; None where it is not installed."""
+    return shutil.which(program) or shutil.which(program, path=os.pathsep.join(_SYSTEM_FOLDERS))
+
+
+def missing_for_ssh() -> tuple[str, ...]:
+    """Packages without which hosts have no ssh."""
+    return tuple(dict.fromkeys(package for program, package in _SSH.items() if find(program) is None))
+
+
+def require() -> None:
+    """Returns where hosts can be made.
+
+    Raises:
+        RequestError: not Linux, not root, or a program is not installed.
+    """
+    if sys.platform != "linux":
+        raise RequestError(f"vitscale lab needs Linux, and this is {sys.platform}")
+    if os.geteuid() != 0:
+        raise RequestError("vitscale lab needs root: it makes namespaces", next_step=f"Use: sudo {sys.argv[0]} lab ...")
+    if missing := [program for program in _NEEDED if find(program) is None]:
+        packages = " ".join(dict.fromkeys(_NEEDED[program] for program in missing))
+        raise RequestError(
+            f"vitscale lab needs {', '.join(missing)}", next_step=f"Install it: apt-get install {packages}"
+        )
+
+
+def call(program: str, *arguments: str) -> str:
+    """Runs a program to its end and returns what it printed.
+
+    Raises:
+        RequestError: it failed, with what it said.
+    """
+    argv = [find(program) or program, *arguments]
+    answer = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if answer.returncode != 0:
+        raise failed([program, *arguments], answer.stderr or answer.stdout)
+    return answer.stdout
+
+
+def failed(argv: Sequence[str], said: str) -> RequestError:
+    """What to raise when a program refused."""
+    return RequestError(
+        f"this machine cannot make hosts: {shown(' '.join(argv))} said: {shown(said.strip() or 'nothing')}",
+        next_step="In a container, hosts can be made only if it was started with --privileged",
+    )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitscale.errors import VitscaleError, shown
-from vitscale.lab import programs
+from vitscale.lab import processes
 
 CLIENT_KEY, HOST_KEY = "client_key", "host_key"
 CLIENT_CONFIGURATION, KNOWN_HOSTS = "ssh_config", "known_hosts"
@@ -17,7 +17,7 @@ _START_SECONDS = 30.0
 def write_keys(folder: Path, hosts: Sequence[tuple[str, str]]) -> None:
     """Makes the keys, and what clients on every host read. `hosts` are names and addresses."""
     for key in (CLIENT_KEY, HOST_KEY):
-        programs.call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "vitscale-lab", "-f", str(folder / key))
+        processes.call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "vitscale-lab", "-f", str(folder / key))
     (folder / "authorized_keys").write_text(_public(folder, CLIENT_KEY), encoding="ascii")
     names = ",".join(name for host in hosts for name in host)
     (folder / KNOWN_HOSTS).write_text(f"{names} {_public(folder, HOST_KEY)}", encoding="ascii")
@@ -66,7 +66,7 @@ ClientAliveCountMax 3
 
 def daemon_command(host: Path) -> list[str]:
     """Starts a host's sshd, which goes on in the background."""
-    return [programs.find("sshd") or "sshd", "-f", str(host / "sshd_config"), "-E", str(host / "sshd.log")]
+    return [processes.find("sshd") or "sshd", "-f", str(host / "sshd_config"), "-E", str(host / "sshd.log")]
 
 
 def wait_for_daemon(host: Path) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from vitscale.preflight import data_verdicts, host_verdicts, network_verdicts, pace_verdicts, reach_verdicts
+from vitscale.preflight import host_verdicts, network_verdicts, pace_verdicts, reach_verdicts
 from vitscale.present.document import Finding, most_severe_first
 from vitscale.runner import Plan
 from vitscale.store.check_records import CheckRecord
@@ -19,8 +19,8 @@ RULES: tuple[Callable[[CheckRecord], Iterable[Finding]], ...] = (
     reach_verdicts.rank_0_not_reached,
     reach_verdicts.failed_stages,
     network_verdicts.interface_choices,
-    data_verdicts.unshared_folder,
-    data_verdicts.full_disk,
+    host_verdicts.unshared_folder,
+    host_verdicts.full_disk,
     pace_verdicts.slow_ranks,
     pace_verdicts.throttled,
     pace_verdicts.clocks_differ,
@@ -29,8 +29,8 @@ RULES: tuple[Callable[[CheckRecord], Iterable[Finding]], ...] = (
     host_verdicts.versions_differ,
     host_verdicts.drivers_differ,
     network_verdicts.slow_link,
-    data_verdicts.slow_loader,
-    data_verdicts.slow_disk,
+    host_verdicts.slow_loader,
+    host_verdicts.slow_disk,
     pace_verdicts.power_limits,
     pace_verdicts.unsteady,
     reach_verdicts.broken_lines,

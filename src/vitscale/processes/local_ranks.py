@@ -1,7 +1,7 @@
 """`python -m vitscale.processes.local_ranks N PORT MODULE FOLDER`: N ranks `python -m MODULE FOLDER` on this machine.
 
 What the launcher `local` stands for. When a rank fails the others are ended, and what each ended with is printed
-(`vitscale.runner.launcher_reports` reads it). Asked to end, it asks its ranks. Its exit code is that of the rank that
+(`vitscale.runner.evidence` reads it). Asked to end, it asks its ranks. Its exit code is that of the rank that
 failed first, 128 + N where signal N ended that, as a shell has it.
 """
 

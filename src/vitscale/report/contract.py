@@ -48,7 +48,7 @@ from vitscale.analysis.runs.figures import EpochFigures
 from vitscale.analysis.trials import Drift
 from vitscale.prediction.results import Forecast
 from vitscale.present.data import envelope, finding_fields, finite
-from vitscale.report import contract_details, prediction_contract, resolutions, sentences
+from vitscale.report import contract_details, prediction_table, resolutions, sentences
 from vitscale.report.contract_details import interval_fields
 from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import Trial
@@ -69,8 +69,8 @@ def to_json(analysis: Analysis, outlook: Forecast | None = None, verb: Literal["
         "comparisons": [_comparison(one) for one in analysis.comparisons],
         "verdicts": [finding_fields(finding) for finding in analysis.findings],
         "problems": list(analysis.problems),
-        "predictions": [prediction_contract.prediction(one) for one in (outlook.predictions if outlook else ())],
-        "prediction_scores": prediction_contract.scores(outlook) if outlook else [],
+        "predictions": [prediction_table.prediction(one) for one in (outlook.predictions if outlook else ())],
+        "prediction_scores": prediction_table.scores(outlook) if outlook else [],
     }
     return envelope(verb, content)
 

@@ -21,8 +21,8 @@ from vitscale.present.document import (
 )
 from vitscale.present.estimate import Estimate
 from vitscale.present.units import UNKNOWN, number
-from vitscale.report import prediction_contract, prediction_words
-from vitscale.report.prediction_contract import Object
+from vitscale.report import prediction_table, prediction_words
+from vitscale.report.prediction_table import Object
 
 _NEVER = "never"
 _LIKELY_ENOUGH = 0.05
@@ -33,12 +33,12 @@ Show = Callable[[Prediction], Cell]
 
 def predict_fields(forecast: Forecast, finishes: Sequence[Finish] = ()) -> Object:
     """An object for each series and rank count, with its time to finish where that was asked for."""
-    objects = [prediction_contract.prediction(one) for one in forecast.predictions]
+    objects = [prediction_table.prediction(one) for one in forecast.predictions]
     if finishes:
         objects = [fields | _finish_fields(end) for fields, end in zip(objects, finishes, strict=True)]
     return {
         "predictions": objects,
-        "prediction_scores": prediction_contract.scores(forecast),
+        "prediction_scores": prediction_table.scores(forecast),
         "left_out": list(forecast.left_out),
     }
 

@@ -11,17 +11,21 @@ from pathlib import Path
 from rich.console import Console
 
 from vitscale.errors import StoreError, VitscaleError, shown
-from vitscale.runner.batch_file import BatchTask, JobFile, open_jobs, run_states, waiting
-from vitscale.runner.batch_watching import (
+from vitscale.runner.batch_file import (
     FIRST_LOOK_SECONDS,
     LATEST_LOOK_SECONDS,
     LOOK_GROWTH,
+    BatchTask,
+    JobFile,
     Say,
     close,
     line_of,
     look,
+    open_jobs,
     patiently,
+    run_states,
     settle_ended,
+    waiting,
 )
 from vitscale.runner.one_run import RunContext, Task
 from vitscale.runner.planning import Plan, Report

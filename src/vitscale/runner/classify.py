@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from vitscale.errors import printable
 from vitscale.runner.evidence import Evidence, Verdict, log_tail, lost_peer, own_cause
-from vitscale.runner.hang import position, starved, waited_for
+from vitscale.runner.watch import position, starved, waited_for
 from vitscale.store.records import ErrorLine
 from vitscale.store.results import Outcome
 

@@ -15,10 +15,9 @@ from rich.console import Console
 
 from vitscale import sources
 from vitscale.errors import RequestError, StoreError, VitscaleError, shown
-from vitscale.runner.one_run import run_task, skip_reason
+from vitscale.runner.one_run import refuse_without_torch, run_task, skip_reason
 from vitscale.runner.planning import Plan, Report, check_folder
 from vitscale.runner.progress import StudyProgress, decoding_progress
-from vitscale.runner.starting import refuse_without_torch
 from vitscale.runner.todo import AddedRuns, existing_outcomes, outstanding, skip_unfit
 from vitscale.schedulers import Placement, Submitter
 from vitscale.schedulers.prepared import PreparedProcesses

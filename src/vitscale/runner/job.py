@@ -16,8 +16,15 @@ from types import FrameType
 from rich.console import Console
 
 from vitscale.errors import RequestError, StoreError, VitscaleError
-from vitscale.runner.batch_file import BatchTask, JobFile, drivers_lock, read_job, run_state, write_missing_outcomes
-from vitscale.runner.batch_watching import patiently
+from vitscale.runner.batch_file import (
+    BatchTask,
+    JobFile,
+    drivers_lock,
+    patiently,
+    read_job,
+    run_state,
+    write_missing_outcomes,
+)
 from vitscale.runner.one_run import RunContext, run_task, skip_reason
 from vitscale.runner.progress import StudyProgress
 from vitscale.schedulers import Placement, Submitter

@@ -11,8 +11,7 @@ from vitscale import sources
 from vitscale.errors import RequestError, StoreError, VitscaleError, shown
 from vitscale.launchers import LOCAL, find_launcher
 from vitscale.machine.hardware import Machine
-from vitscale.runner.one_run import RANK_MODULE, RunContext, Task
-from vitscale.runner.starting import launch_plan
+from vitscale.runner.one_run import RANK_MODULE, RunContext, Task, launch_plan
 from vitscale.schedulers import Placement, Submitter, scheduler_for
 from vitscale.store import RunIndex, read_study
 from vitscale.store.results import Outcome, StudyRecord

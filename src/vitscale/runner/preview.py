@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitscale.analysis.scaling import engine_name
-from vitscale.lint.of_trials import findings_of
+from vitscale.lint.rules import findings_of
 from vitscale.present.data import finding_fields
 from vitscale.present.document import (
     Bullets,
@@ -25,10 +25,9 @@ from vitscale.present.document import (
     shown_key,
 )
 from vitscale.present.units import counted
-from vitscale.runner.one_run import RANK_MODULE
+from vitscale.runner.one_run import RANK_MODULE, launch_plan
 from vitscale.runner.plan_estimate import NOTHING_KNOWN, PlanEstimate, buckets_note
 from vitscale.runner.planning import Plan, check_folder
-from vitscale.runner.starting import launch_plan
 from vitscale.runner.todo import outstanding
 from vitscale.schedulers import Submitter
 from vitscale.store import RunIndex

@@ -10,10 +10,9 @@ from vitscale.base import plugins
 from vitscale.base.files import beside
 from vitscale.errors import RequestError, shown
 from vitscale.machine.hosts import read_hostfile
-from vitscale.schedulers.base import Placement, Scheduler, Submitter, described
+from vitscale.schedulers.base import Local, Placement, Scheduler, Submitter, described
 from vitscale.schedulers.hostfile import Hostfile
-from vitscale.schedulers.job import Job
-from vitscale.schedulers.local import Local
+from vitscale.schedulers.prepared import Job
 from vitscale.study.sections import LaunchSection, NodeSection, SlurmSection, Study
 
 Factory = Callable[[LaunchSection, SlurmSection, NodeSection | None, Path], Placement | Submitter]

@@ -1,4 +1,7 @@
-"""What a scheduler is: it knows the hosts, and either starts processes on them now or submits jobs that will."""
+"""What a scheduler is: it knows the hosts, and either starts processes on them now or submits jobs that will.
+
+This machine.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,10 @@ from pathlib import Path
 
 from vitscale.errors import VitscaleError
 from vitscale.launchers.base import Spawn
-from vitscale.machine.hardware import Gpu, Machine
+from vitscale.machine.hardware import Gpu, Machine, this_machine
 from vitscale.machine.hosts import Host
 from vitscale.processes.heartbeat_server import HeartbeatServer
-from vitscale.schedulers.job import Job
-from vitscale.schedulers.prepared import Prepared
+from vitscale.schedulers.prepared import Job, Prepared
 from vitscale.store.results import OutcomeKind
 from vitscale.study.sections import NodeSection
 from vitscale.trial.trial import World
@@ -218,3 +220,24 @@ def described(node: NodeSection | None) -> Machine | None:
     capability = (8, 0) if node.fast_bf16 else None
     gpus = tuple(Gpu(f"gpu-{n}", "GPU of [node]", None, None, capability) for n in range(node.gpus))
     return Machine(node.cores, None, gpus, node.fast_bf16)
+
+
+class Local(Placement):
+    """One host: this one, with as many ranks as its cores and GPUs allow."""
+
+    default_launcher = "local"
+
+    def machine(self) -> Machine:
+        """This machine."""
+        return this_machine()
+
+    def refuses(self, launcher: str, world: World) -> str | None:
+        """srun needs an allocation, and several nodes other hosts."""
+        if launcher == "srun":
+            return (
+                "srun starts ranks in a Slurm allocation, and this is none; run inside one (salloc), or set "
+                "launch.scheduler = 'slurm' to submit jobs"
+            )
+        if world.nodes > 1:
+            return f"{world.nodes} nodes are asked for, and this is one machine; name the others in launch.hostfile"
+        return None

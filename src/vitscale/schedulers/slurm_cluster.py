@@ -10,10 +10,9 @@ from pathlib import Path
 
 from vitscale.errors import RequestError
 from vitscale.machine.hardware import Machine
-from vitscale.schedulers import slurm_commands
+from vitscale.schedulers import slurm
 from vitscale.schedulers.base import BatchJob, Cause, JobState, OwnJob, SchedulerError, Submitter, described
-from vitscale.schedulers.slurm import SlurmAllocation
-from vitscale.schedulers.slurm_commands import ask, job_fields
+from vitscale.schedulers.slurm import SlurmAllocation, ask, job_fields
 from vitscale.schedulers.slurm_script import WARNING_SECONDS, batch_script, seconds_of
 from vitscale.study.sections import NodeSection, SlurmSection
 from vitscale.trial.trial import World
@@ -83,11 +82,11 @@ class SlurmCluster(Submitter):
 
     def submit(self, script: Path) -> str:
         """By sbatch."""
-        return slurm_commands.submit(script)
+        return slurm.submit(script)
 
     def states(self, names: Sequence[str]) -> list[JobState]:
         """By squeue, for as long as slurmctld keeps ended jobs (MinJobAge)."""
-        return slurm_commands.job_states(names)
+        return slurm.job_states(names)
 
     def cause(self, job_id: str, nodes: Sequence[str] = ()) -> Cause:
         """Asks Slurm."""

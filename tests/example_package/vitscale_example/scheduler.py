@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitscale.launchers.base import Spawn
-from vitscale.schedulers.local import Local
+from vitscale.schedulers.base import Local
 from vitscale.study.sections import LaunchSection, NodeSection, SlurmSection
 
 

@@ -1,1 +1,119 @@
-"""The rules, by topic: each is a function from a `View` to its findings; `vitscale.lint.table` lists them."""
+"""All rules in one table, a configuration's way through them, and that of the files of a study's trials"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from vitscale.lint.releases import Release, installed_version
+from vitscale.lint.rules import batch, keys, memory, optimizer, overlap, parts, precision, timing, values
+from vitscale.lint.view import Setting, View
+from vitscale.present.document import Document, Finding, Paragraph, counts_of, most_severe_first
+from vitscale.trial import model_spec
+from vitscale.trial.deepspeed_config import BATCH_KEYS
+from vitscale.trial.trial import TrainSpec, Trial
+
+Rule = Callable[[View], Iterable[Finding]]
+
+RULES: tuple[Rule, ...] = (
+    keys.release_not_in_the_table,
+    keys.unknown_and_removed_keys,
+    values.wrong_types,
+    values.values_left_to_an_integration,
+    batch.batch_arithmetic,
+    precision.no_reduced_precision,
+    precision.several_precisions,
+    precision.bf16_is_not_autocast,
+    precision.loss_scale,
+    precision.communication_type,
+    precision.accumulation_type,
+    precision.low_precision_states,
+    timing.wall_clock_breakdown,
+    timing.throughput_timer,
+    timing.flops_profiler,
+    timing.comms_logger,
+    timing.memory_breakdown,
+    timing.autotuning,
+    overlap.nothing_overlaps,
+    overlap.one_bucket,
+    overlap.gradients_sent_every_micro_step,
+    memory.bucket_memory,
+    memory.offload_that_cannot_pay,
+    memory.offload_without_effect,
+    memory.stage_that_saves_little,
+    memory.parameters_gathered_once,
+    optimizer.clipping_omitted,
+    optimizer.optimizer_type,
+    optimizer.clipping_in_the_optimizer,
+    optimizer.adam_is_adamw,
+    optimizer.scheduler_type,
+    parts.scaling_before_reduction,
+    parts.keys_without_effect_at_this_stage,
+    parts.old_form_of_zero,
+    parts.parts_that_need_the_program,
+)
+
+
+def lint(config: dict[str, Any], setting: Setting) -> tuple[Finding, ...]:
+    """Every finding of every rule, most severe first, otherwise in the order of `RULES`.
+
+    Raises:
+        RequestError: `setting.deepspeed` is no version.
+    """
+    view = View(config, setting, Release(setting.deepspeed))
+    return most_severe_first([finding for rule in RULES for finding in rule(view)])
+
+
+def lint_document(file: str, findings: Sequence[Finding], setting: Setting) -> Document:
+    """How much was found in a file, judged for what, and each finding."""
+    return Document("", (Paragraph(f"{file}: {counts_of(findings)} ({setting.described()})", "strong"), *findings))
+
+
+_ALWAYS_SETTLED = (*BATCH_KEYS, "gradient_clipping", "timers.throughput", "steps_per_print")
+"""What the engine writes into every configuration, so that it is open in no file."""
+
+_SWITCHES = {"bf16": "torch_autocast", "bf16-params": "bf16", "fp16": "fp16"}
+
+
+def findings_of(trials: Mapping[str, Trial]) -> tuple[Finding, ...]:
+    """Each finding once, most severe first, about the trials that it concerns; none on trials without a file."""
+    concerned: dict[Finding, list[str]] = {}
+    for trial_id, trial in trials.items():
+        config = trial.train.deepspeed_config
+        for finding in lint(config, _setting(trial)) if config is not None else ():
+            concerned.setdefault(finding, []).append(trial_id)
+    return most_severe_first(
+        [replace(finding, about=replace(finding.about, trials=tuple(ids))) for finding, ids in concerned.items()]
+    )
+
+
+def _setting(trial: Trial) -> Setting:
+    version = installed_version()
+    return Setting(
+        model=trial.model.name,
+        parameters=model_spec.parameters(trial.model),
+        gpus=trial.world.size,
+        deepspeed=version,
+        installed=version is not None,
+        stage=trial.train.zero_stage,
+        settled=frozenset(_settled(trial.train)),
+    )
+
+
+def _settled(train: TrainSpec) -> list[str]:
+    """The keys that this trial writes over or completes."""
+    zero = {
+        "overlap_comm": train.overlap_comm is not None,
+        "reduce_bucket_size": train.bucket_mib is not None,
+        "allgather_bucket_size": train.gather_bucket_mib is not None,
+        "stage3_prefetch_bucket_size": train.gather_bucket_mib is not None,
+        "offload_optimizer": train.offload != "none",
+        "offload_param": train.offload == "parameters",
+    }
+    settled = [*_ALWAYS_SETTLED, *(f"zero_optimization.{name}" for name, given in zero.items() if given)]
+    if train.gradient_dtype is not None:
+        settled.append("communication_data_type")
+    if train.precision in _SWITCHES:
+        settled.append(_SWITCHES[train.precision])
+    return settled

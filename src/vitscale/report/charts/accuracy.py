@@ -10,6 +10,8 @@ from vitscale.analysis.learning.convergence import Reach, accuracy_at_images, ac
 from vitscale.present import units
 from vitscale.present.document import Choice, Figure, View
 from vitscale.report.charts.axes import (
+    DASHED,
+    SOLID,
     Plot,
     Row,
     Spec,
@@ -23,7 +25,6 @@ from vitscale.report.charts.axes import (
     tooltip,
 )
 from vitscale.report.charts.time import families
-from vitscale.report.style import DASHED, SOLID
 from vitscale.trial.trial import Mode
 
 AT_THE_END = "at the end of training"

@@ -12,8 +12,7 @@ from vitscale.prediction.configurations import Candidate
 from vitscale.present import units
 from vitscale.present.document import Figure, View
 from vitscale.present.drawing import picture, write_bytes
-from vitscale.report.charts.axes import Plot, Row, Spec, colour_of, quantity, shape_of, tooltip
-from vitscale.report.style import DASHED, IDEAL_COLOUR
+from vitscale.report.charts.axes import DASHED, IDEAL_COLOUR, Plot, Row, Spec, colour_of, quantity, shape_of, tooltip
 
 _MOST_ENGINES = 7
 """Measured ones first: more curves than shapes nobody tells apart."""

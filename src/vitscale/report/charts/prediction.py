@@ -12,8 +12,19 @@ from vitscale.prediction.results import Forecast, Prediction
 from vitscale.present import units
 from vitscale.present.document import Choice, Figure, View
 from vitscale.report import prediction_words
-from vitscale.report.charts.axes import Plot, Row, Spec, along, nominal, quantity, scaled, tooltip
-from vitscale.report.style import DASHED, IDEAL_COLOUR, SERIES_COLOURS
+from vitscale.report.charts.axes import (
+    DASHED,
+    IDEAL_COLOUR,
+    SERIES_COLOURS,
+    Plot,
+    Row,
+    Spec,
+    along,
+    nominal,
+    quantity,
+    scaled,
+    tooltip,
+)
 from vitscale.trial.trial import Mode
 
 _SAMPLES = 40

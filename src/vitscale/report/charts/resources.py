@@ -13,7 +13,9 @@ from vitscale.present import units
 from vitscale.present.document import Choice, Figure, View
 from vitscale.present.estimate import Estimate
 from vitscale.report.charts.axes import (
+    DASHED,
     IN_ORDER,
+    ORDERED_COLOURS,
     Plot,
     Row,
     add_bars,
@@ -26,7 +28,6 @@ from vitscale.report.charts.axes import (
     tooltip,
 )
 from vitscale.report.resolutions import by_resolution
-from vitscale.report.style import DASHED, ORDERED_COLOURS
 from vitscale.report.tables import trial_label
 from vitscale.trial.trial import Device, Mode
 

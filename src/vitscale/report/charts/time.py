@@ -15,8 +15,21 @@ from vitscale.present import units
 from vitscale.present.document import Choice, Figure, View
 from vitscale.present.estimate import Estimate
 from vitscale.report import sentences
-from vitscale.report.charts.axes import IN_ORDER, Plot, Row, Spec, add_bars, cut_bars, nominal, quantity, tooltip
-from vitscale.report.style import COMMUNICATION_COLOUR, IDEAL_COLOUR, PART_COLOURS, ROUNDING_COLOUR
+from vitscale.report.charts.axes import (
+    COMMUNICATION_COLOUR,
+    IDEAL_COLOUR,
+    IN_ORDER,
+    PART_COLOURS,
+    ROUNDING_COLOUR,
+    Plot,
+    Row,
+    Spec,
+    add_bars,
+    cut_bars,
+    nominal,
+    quantity,
+    tooltip,
+)
 from vitscale.store.records import COMMUNICATION, EXPOSED
 
 PART_NAMES: Mapping[str, str] = {

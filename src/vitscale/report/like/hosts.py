@@ -11,12 +11,11 @@ from vitscale.analysis.claims import HostsTest, hosts_test
 from vitscale.analysis.runs.environments import differences
 from vitscale.present import units
 from vitscale.present.document import Choice, Figure
-from vitscale.report.charts.axes import Plot, Row, colour_of, cut_bars, quantity
+from vitscale.report.charts.axes import DASHED, IDEAL_COLOUR, Plot, Row, colour_of, cut_bars, quantity
 from vitscale.report.charts.scaling import point_row
 from vitscale.report.like.curves import bars_note, curves_view, figure_of
 from vitscale.report.like.series import Series, names
 from vitscale.report.like.study import Lack, Material, Selection, StudyFigure, Tested, steps_for
-from vitscale.report.style import DASHED, IDEAL_COLOUR
 
 
 @dataclass(frozen=True)

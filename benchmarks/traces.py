@@ -15,12 +15,13 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import resource
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from between_marks import write_between
 
@@ -52,20 +53,31 @@ def installed() -> Path:
     return python
 
 
-def ask(argv: list[str]) -> tuple[dict[str, Any], float, float]:
-    """(Answer, seconds, MB) of a whole process."""
-    began = time.perf_counter()
+class Cost(NamedTuple):
+    """Of a whole process with its children."""
+
+    seconds: float
+    cpu_seconds: float
+    peak_mb: float
+
+    def __str__(self) -> str:
+        return f"{self.seconds:.1f} | {self.cpu_seconds:.1f} | {self.peak_mb:.0f}"
+
+
+def ask(argv: list[str]) -> tuple[dict[str, Any], Cost]:
+    """The answer of a process, and what it cost."""
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
-    seconds = time.perf_counter() - began
+    seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     answer: dict[str, Any] = json.loads(done.stdout)
-    return answer, seconds, answer.get("peak_mb") or float(done.stderr.split()[-1])
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return answer, Cost(seconds, used, answer.get("peak_mb") or float(done.stderr.split()[-1]))
 
 
-def ours(paths: list[Path]) -> tuple[float, float]:
-    """(Seconds, MB of the process, and twice its largest child) of an import."""
+def ours(paths: list[Path]) -> Cost:
+    """Of an import; its memory is that of the process and twice that of its largest child."""
     with tempfile.TemporaryDirectory() as folder:
-        _, seconds, peak = ask([sys.executable, "-c", OURS, f"{folder}/results", *map(str, paths)])
-    return seconds, peak
+        return ask([sys.executable, "-c", OURS, f"{folder}/results", *map(str, paths)])[1]
 
 
 def rows(path: Path, python: Path, tracelens: Path | None) -> list[str]:
@@ -74,22 +86,22 @@ def rows(path: Path, python: Path, tracelens: Path | None) -> list[str]:
     if device.span is None:
         raise SystemExit(f"{path}: nothing ran on a device")
     begin = device.span[0]
-    seconds, peak = ours([path])
+    cost = ours([path])
     whole = device.shares(device.span)
-    found = [_row(path.name, "vitscale", _figures(whole.as_json()), seconds, peak)]
+    table = [_row(path.name, "vitscale", _figures(whole.as_json()), cost)]
     peers = [("HTA", [str(python), str(INSIDE), "hta", str(path)])]
     if tracelens is not None:
         peers.append(("TraceLens", [str(python), str(INSIDE), "tracelens", str(path), str(tracelens)]))
     for name, argv in peers:
-        told, seconds, peak = ask(argv)
+        told, cost = ask(argv)
         if "failed" in told:
-            found.append(f"| {path.name} | {name} | fails: {told['failed']} | | | | | {seconds:.1f} | {peak:.0f} |")
+            table.append(f"| {path.name} | {name} | fails: {told['failed']} | | | | | {cost} |")
             continue
-        found.append(_row(path.name, name, told, seconds, peak))
+        table.append(_row(path.name, name, told, cost))
         if abs(told["total"] * 1000 - (device.span[1] - begin)) > 1e6:
             same = device.shares((begin, begin + told["total"] * 1000))
-            found.append(_row(path.name, f"vitscale, {name}'s window", _figures(same.as_json()), None, None))
-    return found
+            table.append(_row(path.name, f"vitscale, {name}'s window", _figures(same.as_json()), None))
+    return table
 
 
 def _figures(shares: dict[str, Any]) -> dict[str, Any]:
@@ -98,13 +110,12 @@ def _figures(shares: dict[str, Any]) -> dict[str, Any]:
     return {**figures, "overlap": shares["communication_overlap_share"]}
 
 
-def _row(path: str, who: str, told: dict[str, Any], seconds: float | None, peak: float | None) -> str:
+def _row(path: str, who: str, told: dict[str, Any], cost: Cost | None) -> str:
     times = " | ".join(
         f"{told[key] / 1000:.3f}" if key in told else "" for key in ("total", "compute", "exposed", "idle")
     )
     overlap = "" if told.get("overlap") is None else f"{100 * told['overlap']:.1f} %"
-    cost = " | |" if seconds is None or peak is None else f"{seconds:.1f} | {peak:.0f} |"
-    return f"| {path} | {who} | {times} | {overlap} | {cost}"
+    return f"| {path} | {who} | {times} | {overlap} | {cost or '| |'} |"
 
 
 def synthesised(path: Path, size: int, folder: Path) -> list[Path]:
@@ -145,18 +156,18 @@ def main() -> None:
     parser.add_argument("--write", type=Path)
     asked = parser.parse_args()
     python = installed()
-    lines = [
-        "| file | by | total (ms) | compute | exposed communication | idle | overlapped | process (s) | memory (MB) |",
-        "|:--|:--|--:|--:|--:|--:|--:|--:|--:|",
-    ]
+    times = ("total (ms)", "compute", "exposed communication", "idle", "overlapped")
+    columns = (*times, "process (s)", "CPU (s)", "memory (MB)")
+    lines = [f"| file | by | {' | '.join(columns)} |", f"|:--|:--|{'--:|' * len(columns)}"]
     for path in asked.files:
         lines += rows(path, python, asked.tracelens)
     if asked.synthesise:
         with tempfile.TemporaryDirectory() as folder:
             files = synthesised(asked.files[0], asked.synthesise, Path(folder))
-            seconds, peak = ours(files)
-        lines += ["", f"Eight ranks made of {asked.files[0].name}, {asked.synthesise / 1e6:,.0f} MB unpacked: "
-                  f"{seconds:.1f} s, {peak:.0f} MB, of which two processes read at once."]  # fmt: skip
+            cost = ours(files)
+        told = f"Eight ranks made of {asked.files[0].name}, {asked.synthesise / 1e6:,.0f} MB unpacked"
+        spent = f"{cost.seconds:.1f} s, {cost.cpu_seconds:.1f} s of CPU, {cost.peak_mb:.0f} MB"
+        lines += ["", f"{told}: {spent}; two processes read at once."]
     text = "\n".join(lines)
     print(text)
     if asked.write:

@@ -11,10 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from kineto_traces import A100, ALEXNET, MI300X, V100, trace_path
+from vitscale.analysis import analyse
 from vitscale.analysis.time.breakdown import breakdown
 from vitscale.cli import app
 from vitscale.errors import RequestError
 from vitscale.importers import Options, import_logs
+from vitscale.report.contract import trial_rows
 from vitscale.store import load
 
 LATE_US = 500
@@ -125,3 +127,47 @@ def test_json_has_every_rank_and_step(tmp_path: Path) -> None:
         assert sum(stretch[part] for part in parts) == pytest.approx(stretch["total_seconds"], abs=1e-9)
     assert [step["step"] for step in told["steps"] if step["rank"] == 1] == [2, 3, 4, 5, 6]
     assert any("steps are told by the profiler's own marks" in note for note in told["notes"])
+
+
+def test_a_micro_batch_that_nobody_tells_is_no_1(tmp_path: Path) -> None:
+    """The A100's trace has no shapes; the MI300X's has, and tells 10 images."""
+    untold, told = tmp_path / "untold", tmp_path / "told"
+    import_logs([trace_path(A100), trace_path(MI300X)], "trace", Options(), untold)
+    import_logs([trace_path(A100)], "trace", Options(micro_batch=32), told)
+    rows = {row["gpus"]: row for row in trial_rows(analyse(load(untold)))}
+    fields = ("micro_batch", "global_batch", "images_per_second")
+    assert [rows[2][field] for field in fields] == [None, None, None]
+    assert [rows[8][field] for field in fields] == [10, 80, pytest.approx(8 * 10 / rows[8]["step_seconds"], rel=0.01)]
+    assert "micro-batch" not in rows[2]["curve"]
+    (row,) = trial_rows(analyse(load(told)))
+    assert [row[field] for field in fields] == [32, 64, pytest.approx(2 * 32 / row["step_seconds"], rel=0.01)]
+    page = CliRunner().invoke(app, ["report", str(untold), "--format", "md"]).stdout
+    assert "micro-batch 1 " not in page
+    answer = CliRunner().invoke(
+        app, ["advise", str(untold), "--images", "50000", "--epochs", "3", "--series", rows[2]["curve"]]
+    )
+    assert "Import the files again with --micro-batch" in str(answer.exception)
+
+
+def test_predictions_from_traces_say_so_and_what_they_lack(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    import_logs([trace_path(A100)], "trace", Options(), results)
+    said = " ".join(CliRunner().invoke(app, ["predict", str(results), "--gpus", "4", "--verbose"]).stdout.split())
+    assert "Rests on profiler traces alone" in said
+    assert "Each series has one rank count" in said
+    assert "measured on 2 ranks, 1 host, in 2 steps of a trace, profiler attached" in said
+    assert "Images/s: unavailable: the micro-batch is not told: import again with --micro-batch" in said
+    answer = json.loads(CliRunner().invoke(app, ["predict", str(results), "--gpus", "4", "--json"]).stdout)
+    (told,) = answer["predictions"]
+    assert (told["images_per_second"], told["epoch_seconds"]) == (None, None)
+    assert any(assumed["part"] == "the profiler's cost" for assumed in told["assumptions"])
+
+
+def test_a_trace_without_steps_predicts_nothing(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    import_logs([trace_path(ALEXNET)], "trace", Options(), results)
+    for verb in (["predict", "--gpus", "4"], ["advise"]):
+        answer = CliRunner().invoke(app, [verb[0], str(results), *verb[1:]])
+        assert isinstance(answer.exception, RequestError)
+        assert "tell of no step how long it took" in str(answer.exception)
+        assert "torch.profiler.schedule" in str(answer.exception)

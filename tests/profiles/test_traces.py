@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from kineto_traces import A100, ALEXNET, MI300X, V100, trace_of, trace_path
 from vitscale.errors import StoreError
-from vitscale.profiles import trace_file
+from vitscale.profiles import trace_json
 from vitscale.profiles.flops import product_flops
 from vitscale.profiles.kernels import kind_of
 from vitscale.profiles.trace_figures import DeviceTime, product_rate, step_spans, traffic_lines
-from vitscale.profiles.trace_file import Trace, is_trace, read_trace
+from vitscale.profiles.trace_file import Trace, read_trace
+from vitscale.profiles.trace_json import is_trace
 from vitscale.profiles.trace_steps import steps_of
 
 ALL = (A100, ALEXNET, MI300X, V100)
@@ -164,6 +165,26 @@ def test_traffic_where_sizes_are_recorded() -> None:
     assert bare[0].reason == "the trace's calls of collectives carry no sizes"
 
 
+@pytest.mark.parametrize(
+    ("spoilt", "known"),
+    [({}, True), ({"Group size": 0}, False), ({"In msg nelems": -1}, False), ({"In msg nelems": 0}, True),
+     ({"In msg nelems": 0, "Out msg nelems": 0}, False), ({"Out msg nelems": -5}, False), ({"dtype": ""}, False)],
+)  # fmt: skip
+def test_a_call_of_impossible_size_is_unknown(spoilt: dict[str, Any], known: bool, tmp_path: Path) -> None:
+    told = {
+        "Collective name": "allreduce",
+        "Group size": 2,
+        "dtype": "Float",
+        "In msg nelems": 10,
+        "Out msg nelems": 10,
+    }
+    call = {**launch(112, 0), "cat": "cpu_op", "name": "record_param_comms", "args": told | spoilt}
+    trace = read_trace(written(tmp_path, {"traceEvents": [call, *TWO_STEPS]}))
+    line = traffic_lines(trace, steps_of(trace))[0]
+    assert (line.collectives is not None) == known
+    assert known or line.reason == "the trace's calls of collectives carry no sizes"
+
+
 def test_rate_of_products_where_shapes_are_recorded() -> None:
     """ResNet-18 at 224 takes 1.82 G multiply-adds an image forward, twice that backward; it recomputes its forward."""
     trace = trace_of(MI300X)
@@ -244,7 +265,7 @@ def test_however_a_file_is_cut_into_blocks_its_events_are_the_same(
     path = tmp_path_factory.mktemp("blocks") / "trace.json"
     path.write_text(json.dumps(content, indent=2 if indent else None))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trace_file, "_BLOCK", block)
+        patch.setattr(trace_json, "_BLOCK", block)
         trace = read_trace(path)
     assert [event.name for event in trace.events] == names
     assert (trace.rank, trace.device) == ((None, None) if bare else (3, "GPU"))
@@ -284,7 +305,7 @@ def test_hostile_events_are_passed_over_or_counted(event: object, tmp_path: Path
 
 
 def test_a_bomb_and_a_file_cut_off_inside_gzip_are_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_file, "_MOST_BYTES", 10_000_000)
+    monkeypatch.setattr(trace_json, "_MOST_BYTES", 10_000_000)
     bomb = tmp_path / "bomb.json.gz"
     bomb.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * 11_000_000))
     with pytest.raises(StoreError, match="unpacked"):

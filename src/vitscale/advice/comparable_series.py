@@ -10,7 +10,7 @@ from functools import cached_property
 
 from vitscale.advice.request import NoiseScale, Request, Work
 from vitscale.analysis import Analysis
-from vitscale.errors import RequestError, unknown
+from vitscale.errors import RequestError, shown, unknown
 from vitscale.prediction.configurations import Candidate
 from vitscale.prediction.evidence import Evidence, Series
 from vitscale.prediction.workloads import workload
@@ -65,10 +65,7 @@ def comparable_series(evidence: Evidence, name: str | None) -> ComparableSeries:
         RequestError: there is no such series, or none at all.
     """
     if not evidence.series:
-        raise RequestError(
-            "the results have no completed run to advise from",
-            next_step="`vitscale report` on them says what happened to each trial",
-        )
+        raise evidence.refusal("to advise from")
     by_name = {series.name: series for series in evidence.series}
     if name is not None and name not in by_name:
         raise unknown("series", name, by_name, next_step="Name one of them with --series")
@@ -105,6 +102,12 @@ def work_of(comparable: ComparableSeries, asked: Request) -> Work:
         RequestError: the results do not say how many images or epochs.
     """
     points = comparable.reference.points
+    if not all(point.batch_known for point in points):
+        raise RequestError(
+            f"how many images a step of {shown(comparable.reference.name)} takes is not told, and so not how many "
+            "steps an epoch has",
+            next_step="Import the files again with --micro-batch",
+        )
     known = [point.images for point in points if point.images is not None]
     images = asked.images or max(known, default=None)
     if images is None:

@@ -9,6 +9,7 @@ from vitscale.advice.next_measurement import Measurement
 from vitscale.advice.option import Option, Verdict
 from vitscale.advice.pipeline import Advice
 from vitscale.prediction.configurations import Candidate
+from vitscale.prediction.labels import PROFILER
 from vitscale.present import units
 from vitscale.present.document import (
     Block,
@@ -47,6 +48,8 @@ def advice_document(advice: Advice, launch: Sequence[str], written: str | None) 
         f"{counted(advice.looked_at, 'configuration')} looked at."
     )
     limits = [f"Limits: {'; '.join(told)}."] if (told := words.limit_lines(advice)) else []
+    if any(assumed.part == PROFILER for assumed in advice.assumptions):
+        limits.append("It rests on profiler traces: a few steps, the profiler's cost in each.")
     narrower, *others = _measurements(advice.measurements)
     blocks: list[Block] = [Paragraph(" ".join([head, *limits]), "strong"), *_answers(advice), Paragraph(narrower)]
     last = []

@@ -106,6 +106,14 @@ class TrialResult:
     """The spread between allocations and inside them; None where fewer than 2 of them have 2 runs."""
 
     @property
+    def batch_known(self) -> bool:
+        """Whether its micro-batch is: where an import does not tell it, 1 stands for it and steps have no images."""
+        if self.trial.origin is None or self.trial.train.micro_batch > 1:
+            return True
+        ranks = [rank for run in self.records for rank in run.ranks]
+        return any(line.images for rank in ranks for line in rank.steps) or any(rank.epochs for rank in ranks)
+
+    @property
     def drifts(self) -> bool:
         """Whether it computes something else than the others: its times stand for other work than theirs."""
         return self.drift.status == "drifts"

@@ -30,7 +30,8 @@ def report(
         typer.Option(
             "--format",
             metavar="LIST",
-            help="Comma-separated: html, md, latex, json, csv, parquet, png, svg or pdf.  [default: html]",
+            help="Comma-separated: html, md, latex, json, csv, parquet, png, svg, pdf or trace (for Perfetto).  "
+            "[default: html]",
         ),
     ] = None,
     combine_unlike: Annotated[

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from vitscale.runner import Plan
     from vitscale.runner.plan_estimate import PlanEstimate
     from vitscale.runner.planning import Report
+    from vitscale.study.site import Overlay
 
 MemoryOption = Annotated[
     str | None,
@@ -187,6 +188,9 @@ def check(
         int | None, typer.Option("--ranks-per-node", metavar="M", help="Ranks on each host.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small messages and short measurements.")] = False,
+    training: Annotated[
+        bool, typer.Option("--training", help="Train a tiny run of each engine instead, and prove what is measured.")
+    ] = False,
     launcher: LauncherOption = None,
     hostfile: HostfileOption = None,
     scheduler: SchedulerOption = None,
@@ -201,7 +205,11 @@ def check(
     from vitscale.present.terminal import show
     from vitscale.study.site import overlay
 
-    place = preflight.where(study, overlay(site, launcher=launcher, scheduler=scheduler, hostfile=hostfile))
+    over = overlay(site, launcher=launcher, scheduler=scheduler, hostfile=hostfile)
+    if training:
+        _check_training(study, over, ranks_per_node, output, verbose=verbose, json=json)
+        return
+    place = preflight.where(study, over)
     wanted = preflight.request(place, ranks_per_node=ranks_per_node, quick=quick)
     say = ProgramConsole(stderr=True)
     record, path = preflight.run_check(place, wanted, output, lambda line: say.print(line, highlight=False))
@@ -211,6 +219,28 @@ def check(
     else:
         show(ProgramConsole(), check_document(record, findings, path), verbose)
     if any(finding.severity == "error" for finding in findings):
+        raise typer.Exit(1)
+
+
+def _check_training(
+    study: Path | None, over: Overlay, ranks: int | None, output: Path | None, *, verbose: bool, json: bool
+) -> None:
+    from vitscale.preflight import training
+    from vitscale.preflight.bundle import write_bundle
+    from vitscale.present.data import envelope
+    from vitscale.present.terminal import show
+
+    if study is not None:
+        raise RequestError("--training brings runs of its own, and a study is given", next_step="Leave one of them out")
+    results, proved, missing = training.check_training(over, ranks, output, ProgramConsole(stderr=True))
+    findings = training.training_findings(proved)
+    fields = training.training_fields(results, proved, missing, findings)
+    bundle = write_bundle(results, fields)
+    if json:
+        sys.stdout.write(envelope("check", fields | {"bundle": str(bundle)}))
+    else:
+        show(ProgramConsole(), training.training_document(results, bundle, proved, missing, findings), verbose)
+    if findings:
         raise typer.Exit(1)
 
 

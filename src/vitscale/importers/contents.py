@@ -8,7 +8,7 @@ from typing import Any
 from vitscale.errors import printable
 from vitscale.store.records import EpochLine, ExplainedLine, StepLine, TrafficLine
 from vitscale.store.results import ImportedFile
-from vitscale.trial.trial import Precision
+from vitscale.trial.trial import Device, Precision
 
 MOST_NAMED = 5
 """So many broken lines are named; of the others the number is told."""
@@ -39,6 +39,7 @@ class Setting:
     """Training images of the whole dataset, where the file itself tells them."""
     devices: tuple[str, ...] = ()
     """Different GPU types of the ranks, by name."""
+    device: Device = "cuda"
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,9 @@ def _lines(labels: Mapping[str, Any], points: Sequence[_Point]) -> Iterable[_Lin
     fixed = [same for same in fixed if not _all_on(same, on_any)]
     on_any |= {point.trial_id for same in fixed for point in same}
     for (micro_batch, grad_accum), some in by_batch.items():
-        own = {**labels, "train.micro_batch": micro_batch, "train.grad_accum": grad_accum, "train.global_batch": None}
+        batch_told = micro_batch > 1 or any(point.setting.micro_batch for point in some)
+        batch = micro_batch if batch_told else None
+        own = {**labels, "train.micro_batch": batch, "train.grad_accum": grad_accum, "train.global_batch": None}
         alone = [[point] for point in some if point.trial_id not in on_any]
         for same in (*strong[micro_batch, grad_accum], *alone):
             yield _Line(own, "strong-micro", same[0].setting.fraction, tuple(same))

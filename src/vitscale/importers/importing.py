@@ -20,7 +20,7 @@ from vitscale.importers.files import lines
 from vitscale.importers.options import FORMATS, OF_LINKS, LinkFormat, LogFormat, Options, check
 from vitscale.importers.records import TrialRun, fingerprint, write
 from vitscale.importers.trials import micro_batch_of, notes_on, train_samples, trial_of
-from vitscale.profiles.trace_file import is_trace
+from vitscale.profiles.trace_json import is_trace
 from vitscale.store.results import Curve, StudyImport, StudyRecord
 from vitscale.trial.trial import Trial
 

@@ -143,7 +143,7 @@ def _environment(run: LogRun, host: str | None, device: str) -> Environment:
     versions: Mapping[str, str | None] = run.versions
     return Environment(
         host=host or _UNKNOWN_HOST,
-        device=Device(type="cuda", name=device),
+        device=Device(type=run.setting.device, name=device),
         cores_allowed=(),
         threads=None,
         cpu_quota_cores=None,

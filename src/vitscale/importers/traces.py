@@ -11,16 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitscale.errors import RequestError, StoreError, explain, shown
+from vitscale.errors import RequestError, StoreError, shown
 from vitscale.importers.contents import LogContents, LogRank, LogRun, Setting
 from vitscale.importers.files import identified
 from vitscale.importers.options import MOST_GPUS, Options
+from vitscale.importers.step_traces import exported_run
 from vitscale.present.units import listed
 from vitscale.profiles.kernels import UNKNOWN
+from vitscale.profiles.step_trace import is_step_trace
 from vitscale.profiles.timeline import steps_on_cuda
 from vitscale.profiles.trace_figures import DeviceTime, TimeShares, product_rate, step_spans, traffic_lines
 from vitscale.profiles.trace_file import Group, Trace, read_trace
-from vitscale.profiles.trace_steps import Steps, steps_of
+from vitscale.profiles.trace_steps import UNTOLD, Steps, steps_of
 from vitscale.store.records import ExplainedLine, StepLine, TrafficLine
 from vitscale.store.results import ImportedFile
 
@@ -88,11 +90,12 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
         RequestError: two files are of one rank of one job, or a rank cannot be in its job.
         StoreError: a file cannot be read, is no trace, or holds nothing that ran on a GPU.
     """
-    ranks = _read_all(paths)
+    own = {path for path in paths if is_step_trace(path)}
+    ranks = _read_all([path for path in paths if path not in own])
     jobs = [_numbered(job, options) for job in _jobs(ranks)]
     labels = Counter(job[0][1].device for job in jobs)
     runs: list[LogRun] = []
-    notes, problems = [_PROFILED], list[str]()
+    notes, problems = [_PROFILED] if jobs else [], list[str]()
     data: dict[str, list[Any]] = {"ranks": [], "steps": []}
     for number, job in enumerate(jobs):
         world = options.gpus or job[0][1].world_size or len(job)
@@ -100,7 +103,7 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
         label = device or "unknown GPU"
         if labels[device] > 1:
             label += f", job {number + 1}"
-        runs.append(_run(job, world, label))
+        runs.append(_run(job, world, label, options))
         for rank, traced in job:
             data["ranks"].append({"job": number, **traced.as_json(rank)})
             data["steps"] += [
@@ -111,6 +114,9 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
         problems += _problems_of(job)
     if any((options.gpus or job[0][1].world_size or 1) > 1 for job in jobs):
         notes.append(_HOSTS)
+    for path in sorted(own):
+        runs.append(exported_run(path, data, len(runs)))
+        notes.append(f"{path.name}: explained steps as vitscale wrote them; others are not in it")
     return LogContents(tuple(runs), tuple(dict.fromkeys(notes)), tuple(problems), data)
 
 
@@ -129,10 +135,8 @@ def _rank_trace(path: Path) -> RankTrace:
     device = DeviceTime(trace)
     if device.span is None:
         raise StoreError(
-            explain(
-                f"nothing in {shown(path.name)} ran on a GPU",
-                next_step="Profile with ProfilerActivity.CUDA, with no other profiler attached",
-            )
+            f"nothing in {shown(path.name)} ran on a GPU",
+            next_step="Profile with ProfilerActivity.CUDA, with no other profiler attached",
         )
     steps = steps_of(trace)
     named = _IN_THE_NAME.search(path.name)
@@ -196,11 +200,9 @@ def _jobs(ranks: Iterable[RankTrace]) -> list[list[RankTrace]]:
     for job in jobs:
         if (twice := _repeated(job)) is not None:
             raise RequestError(
-                explain(
-                    f"{shown(twice[0].file.name)} and {shown(twice[1].file.name)} are both of rank {twice[0].rank} "
-                    "of one job",
-                    next_step="Import one of them, or each into a folder of its own",
-                )
+                f"{shown(twice[0].file.name)} and {shown(twice[1].file.name)} are both of rank {twice[0].rank} "
+                "of one job",
+                next_step="Import one of them, or each into a folder of its own",
             )
     return jobs
 
@@ -222,41 +224,41 @@ def _numbered(job: Sequence[RankTrace], options: Options) -> list[tuple[int, Ran
     for number, rank in numbered:
         if not 0 <= number < most:
             raise RequestError(
-                explain(
-                    f"{shown(rank.file.name)} is of rank {number}",
-                    valid=[f"0 to {most - 1:,}, of {most:,} ranks"],
-                    next_step="Say how many ranks there were with --gpus" if world is None else "",
-                )
+                f"{shown(rank.file.name)} is of rank {number}",
+                valid=[f"0 to {most - 1:,}, of {most:,} ranks"],
+                next_step="Say how many ranks there were with --gpus" if world is None else "",
             )
     return numbered
 
 
-def _run(job: Sequence[tuple[int, RankTrace]], world: int, label: str) -> LogRun:
+def _run(job: Sequence[tuple[int, RankTrace]], world: int, label: str, options: Options) -> LogRun:
     first = job[0][1]
+    micro_batch = next((rank.micro_batch for _, rank in job if rank.micro_batch), None)
+    images = micro_batch or options.micro_batch or 0
     return LogRun(
         setting=Setting(
             gpus=max(world, job[-1][0] + 1),
-            micro_batch=next((rank.micro_batch for _, rank in job if rank.micro_batch), None),
+            micro_batch=micro_batch,
             engine=next((rank.engine for _, rank in job if rank.engine), None),
             series=label,
         ),
         name=label,
         files=tuple(rank.file for _, rank in job),
-        ranks=tuple(_found_rank(number, rank, one=len(job) < world) for number, rank in job),
+        ranks=tuple(_log_rank(number, rank, images, some=len(job) < world) for number, rank in job),
         versions=dict(first.versions),
         started_unix_seconds=min(rank.started_unix_seconds for _, rank in job),
     )
 
 
-def _found_rank(number: int, rank: RankTrace, *, one: bool) -> LogRank:
+def _log_rank(number: int, rank: RankTrace, images: int, *, some: bool) -> LogRank:
     lines = rank.lines
-    if one:
+    if some:
         untold = dict.fromkeys(("wait", "wire"), ONE_RANK.format(number))
         lines = tuple(line.model_copy(update={"unknown": untold | line.unknown}) for line in lines)
-    images = rank.micro_batch or 1
-    steps = tuple(
+    steps = tuple(  # a whole trace may be of any number of steps: where its time went is known, and no step's time
         StepLine(step=line.step, epoch=0, seconds=line.seconds, images=images, loss=None, warmup=False)
         for line in lines
+        if rank.found_by != UNTOLD
     )
     return LogRank(number, rank.device, None, steps, explained=lines, traffic=rank.traffic)
 

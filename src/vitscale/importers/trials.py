@@ -41,7 +41,7 @@ def trial_of(run: LogRun, options: Options) -> Trial:
         train=TrainSpec(
             engine=engine,
             precision=told or _ASSUMED_PRECISION,
-            device="cuda",
+            device=setting.device,
             micro_batch=micro_batch_of(run, options) or _ASSUMED_MICRO_BATCH,
             grad_accum=setting.grad_accum,
             zero_stage=stage or 0,
@@ -90,7 +90,7 @@ def notes_on(runs: Sequence[LogRun], options: Options) -> Iterable[str]:
     if options.precision is None and any(run.setting.precision is None for run in runs):
         yield f"the precision is not told (--precision): {_ASSUMED_PRECISION} is assumed"
     if any(micro_batch_of(run, options) is None for run in runs):
-        yield "the micro-batch is not told (--micro-batch): 1 stands for it, and what follows from it is unknown"
+        yield "the micro-batch is not told (--micro-batch): images/s, and all that follows from it, is unknown"
     if any(not rank.epochs for run in runs for rank in run.ranks[:1] if train_samples(run.setting, options) is None):
         yield "how many images the dataset has is not told (--train-samples): no epoch times, and no speedup from them"
     unsized = sorted({run.setting.dataset or "(not named)" for run in runs if _unsized(run)})

@@ -12,6 +12,7 @@ from vitscale.analysis.quality.shares import rank_speeds
 from vitscale.analysis.time.breakdown import Breakdown
 from vitscale.analysis.time.waterfall import unprofiled
 from vitscale.analysis.trials import TrialResult
+from vitscale.errors import RequestError
 from vitscale.prediction.network.links import Network
 from vitscale.store.records import COMMUNICATION, EXPOSED, PARTS
 from vitscale.trial.trial import Mode, Trial, samples_used, steps_per_epoch
@@ -67,6 +68,10 @@ class Point:
     memory_capacity_bytes: int | None = None
     backend: str = "nccl"
     """What carries collectives: nccl or gloo."""
+    batch_known: bool = True
+    """Whether anybody told the micro-batch (`TrialResult.batch_known`)."""
+    trace_steps: int = 0
+    """Where all its runs are profiler traces, how many steps they hold: each has the profiler's cost in it."""
 
     @property
     def gpus(self) -> int:
@@ -94,6 +99,19 @@ class Evidence:
     """What is known of it: measured by a check, declared by the user, or nothing."""
     loader_images_per_second: float | None = None
     """Of one rank's data loader alone, as a check measured it; None: not measured."""
+    completed: bool = False
+    """Whether any run has: where one has and there is no series, none tells how long a step takes."""
+
+    def refusal(self, purpose: str) -> RequestError:
+        """What to say where there is no series: "to predict from", "to advise from"."""
+        what, then = (
+            "have no completed run",
+            "`vitscale report` on them says what happened to each trial; run the study again",
+        )
+        if self.completed:
+            what = "tell of no step how long it took, and have nothing"
+            then = "Import traces that mark their steps (torch.profiler.schedule and step()), or the training's own log"
+        return RequestError(f"the results {what} {purpose}", next_step=then)
 
 
 def gather(analysis: Analysis, network: Network, loader_images_per_second: float | None = None) -> Evidence:
@@ -109,7 +127,8 @@ def gather(analysis: Analysis, network: Network, loader_images_per_second: float
         if points:
             name = curve.name if names.count(curve.name) == 1 else f"{curve.name}, {curve.mode}"
             found.append(Series(name, curve.mode, curve.labels, points))
-    return Evidence(tuple(found), network, loader_images_per_second)
+    completed = any(result.runs for result in analysis.trials.values())
+    return Evidence(tuple(found), network, loader_images_per_second, completed)
 
 
 def _costs(result: TrialResult) -> tuple[float, ...]:
@@ -132,6 +151,7 @@ def _point(result: TrialResult) -> Point:
     capacities = [device.memory_bytes for device in devices if device.memory_bytes]
     backend = result.traffic.backend if result.traffic else None
     joules = result.resources.joules_per_image if result.resources else None
+    traces = all(run.header.imported and run.header.imported.log_format == "trace" for run in result.records)
     return Point(
         trial_id=result.trial_id,
         trial=trial,
@@ -148,6 +168,8 @@ def _point(result: TrialResult) -> Point:
         joules_per_image=joules.value if joules else None,
         startup_seconds=tuple(run.startup_seconds for run in result.runs if run.startup_seconds),
         memory_capacity_bytes=min(capacities) if capacities else None,
+        batch_known=result.batch_known,
+        trace_steps=sum(run.timed_steps for run in result.runs) if traces else 0,
         backend=backend if backend in ("nccl", "gloo") else ("nccl" if train.device == "cuda" else "gloo"),
     )
 

@@ -36,6 +36,7 @@ INSIDE, ACROSS = "network inside a host", "network between hosts"
 HOST_SIZE = "ranks on a host"
 """Where it is assumed, so is which transfers cross hosts."""
 FURTHER_HOSTS = "further hosts"
+PROFILER = "the profiler's cost"
 
 
 def assumptions(asked: Variant, place: Place) -> tuple[Assumption, ...]:
@@ -54,6 +55,9 @@ def assumptions(asked: Variant, place: Place) -> tuple[Assumption, ...]:
         alike = f"as those measured are ({', '.join(names) or 'GPU types not recorded'})"
         taken = alike if types_are_known(asked.fitted) else f"{alike}, or slower"
         found.append(Assumption(FURTHER_HOSTS, taken, f"a run on more than {measured} host{'s' * (measured > 1)}"))
+    if any(point.trace_steps for point in points):
+        taken = "is in the measured steps, and taken for the training's own"
+        found.append(Assumption(PROFILER, taken, "a run without the profiler, `vitscale run` or its log"))
     if max(len(point.step_seconds) for point in points) < 2 and len(points) < 3:
         found.append(
             Assumption(

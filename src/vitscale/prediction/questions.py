@@ -92,10 +92,7 @@ def questions(
         RequestError: there is no such series, or a value cannot be.
     """
     if not evidence.series:
-        raise RequestError(
-            "the results have no completed run to predict from",
-            next_step="`vitscale report` on them says what happened to each trial; run the study again",
-        )
+        raise evidence.refusal("to predict from")
     _check(changes)
     named = {one.name: one for one in evidence.series}
     if series is not None and series not in named:

@@ -8,14 +8,14 @@ idle           nothing runs
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from vitscale.base.time_spans import Interval, intersection, length, union
 from vitscale.profiles.kernels import COMMUNICATION, kind_of
 from vitscale.profiles.timeline import STEP, launches_of
-from vitscale.profiles.trace_file import Trace
+from vitscale.profiles.trace_file import Call, Trace
 from vitscale.profiles.trace_steps import Steps
 from vitscale.store.records import Collective, TrafficLine
 
@@ -109,29 +109,35 @@ def traffic_lines(trace: Trace, steps: Steps) -> tuple[TrafficLine, ...]:
     lines = []
     for number, (start, end) in zip(steps.numbers, _host_spans(steps), strict=True):
         own = [call for call in trace.calls if start <= call.start_ns < end]
-        known = [call for call in own if call.operation and None not in (call.ranks, call.dtype, call.input_elements)]
-        collectives = tuple(
-            Collective(
-                communicator=call.communicator,
-                ranks=max(1, call.ranks or 1),
-                operation=call.operation,
-                dtype=call.dtype or "",
-                input_elements=max(0, call.input_elements or 0),
-                output_elements=max(0, call.output_elements or 0),
-            )
-            for call in known
-        )
-        whole = len(known) == len(own) and known
+        known = [collective for call in own if (collective := _collective(call)) is not None]
+        whole = bool(known) and len(known) == len(own)
         why = "the trace's calls of collectives carry no sizes" if own else "the trace records no calls of collectives"
         lines.append(
             TrafficLine(
                 step=number,
                 backend=trace.backend or "nccl",
-                collectives=collectives if whole else None,
+                collectives=tuple(known) if whole else None,
                 reason=None if whole else why,
             )
         )
     return tuple(lines)
+
+
+def _collective(call: Call) -> Collective | None:
+    """None where the call does not tell all of it, or tells what no collective has: nothing sent, or by nobody."""
+    sizes = call.input_elements, call.output_elements
+    if not (call.operation and call.dtype and call.ranks and call.ranks > 0) or call.input_elements is None:
+        return None
+    if any(size is not None and size < 0 for size in sizes) or not (any(sizes) or call.operation == "barrier"):
+        return None
+    return Collective(
+        communicator=call.communicator,
+        ranks=call.ranks,
+        operation=call.operation,
+        dtype=call.dtype,
+        input_elements=call.input_elements,
+        output_elements=call.output_elements or 0,
+    )
 
 
 def product_rate(trace: Trace, steps: Steps, device: DeviceTime) -> float | None:
@@ -144,13 +150,6 @@ def product_rate(trace: Trace, steps: Steps, device: DeviceTime) -> float | None
             flops += sum(product.flops for product in trace.products if start <= product.start_ns < end)
             seconds += device.shares(span).compute_seconds
     return flops / seconds if flops and seconds else None
-
-
-def unknown_share(device: DeviceTime) -> float:
-    """Of the time of kernels, what went into those of no kind that is known here."""
-    kernels: Mapping[str, float] = {kind: s for kind, s in device.kernel_seconds.items() if kind != "copy"}
-    whole = sum(kernels.values())
-    return kernels.get("unknown", 0.0) / whole if whole else 0.0
 
 
 def _host_spans(steps: Steps) -> Sequence[tuple[int, int]]:

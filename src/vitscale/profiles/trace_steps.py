@@ -21,6 +21,7 @@ _STEP = re.compile(r"ProfilerStep[#*](\d*)$")
 _OPTIMIZER = re.compile(r"Optimizer\.step#|## optimizer ##$")
 _FORWARD = re.compile(r"(\w*DataParallel|DeepSpeedEngine)\.forward$|## forward ##$")
 _DATA = re.compile(r"enumerate\(DataLoader\)#|\[pl\]\[profile\]\[_\w*\]\.train_dataloader_next")
+UNTOLD = "not at all: none is marked, no optimizer named, and nothing repeats, so the whole trace stands as one"
 _PERIODIC = 0.95
 """Of kernels, so many must be the same one period later for a pattern to repeat."""
 _FEWEST_PERIODS = 3
@@ -63,8 +64,7 @@ def steps_of(trace: Trace) -> Steps:
         at = [launched[place][0] for place in starts]
         found = f"by kernels that repeat, {starts[1] - starts[0]:,} to a step"
         return _steps(trace, range(len(at) - 1), list(itertools.pairwise(at)), found)
-    whole = "not at all: none is marked, no optimizer named, and nothing repeats, so the whole trace is one"
-    return _steps(trace, [0], [(begin, last + 1)], whole, first_is_whole=True)
+    return _steps(trace, [0], [(begin, last + 1)], UNTOLD, first_is_whole=True)
 
 
 def _steps(

@@ -51,7 +51,11 @@ def predict_document(forecast: Forecast, finishes: Sequence[Finish] = ()) -> Doc
         blocks.append(_finish_table(forecast, finishes))
     asked = any(one.cost_per_epoch is not None or (one.oom_chance or 0.0) >= _LIKELY_ENOUGH for one in found)
     blocks.append(_table(forecast, _RESOURCES, title="Memory, energy and cost", folded=not asked))
-    said = (*prediction_words.left_out(forecast.left_out), *prediction_words.scores(forecast))
+    said = (
+        *prediction_words.traces(forecast),
+        *prediction_words.left_out(forecast.left_out),
+        *prediction_words.scores(forecast),
+    )
     blocks += [Bullets(said)] if said else []
     blocks.append(_table(forecast, _STEP, title="What a step is made of", folded=True))
     rests = (

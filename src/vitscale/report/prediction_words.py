@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from vitscale.prediction.evidence import Evidence, Series
 from vitscale.prediction.results import Assumption, Forecast, Label, Prediction, Score
-from vitscale.present.units import number, percent, share
+from vitscale.present.units import counted, number, percent, share
 from vitscale.trial.trial import Mode
 
 LABEL_MEANINGS: dict[Label, str] = {
@@ -26,6 +26,7 @@ FIELD_NAMES = {
     "epoch_seconds": "epoch time",
     "images": "images",
     "steps_per_epoch": "steps per epoch",
+    "images_per_second": "images/s",
     "speedup": "speedup",
     "efficiency": "efficiency",
     "compute_seconds": "compute",
@@ -49,7 +50,27 @@ def measured(series: Series) -> str:
     counts = _counted(sorted({point.gpus for point in series.points}))
     hosts = sorted({point.nodes for point in series.points})
     of = f"{hosts[0]}" if len(hosts) == 1 else f"{hosts[0]} to {hosts[-1]}"
-    return f"measured on {counts} rank{'' if counts == '1' else 's'}, {of} host{'' if hosts[-1] == 1 else 's'}"
+    told = f"measured on {counts} rank{'' if counts == '1' else 's'}, {of} host{'' if hosts[-1] == 1 else 's'}"
+    if steps := sum(point.trace_steps for point in series.points):
+        told += (
+            f", in {counted(steps, 'step')} of {'a trace' if len(series.points) == 1 else 'traces'}, profiler attached"
+        )
+    return told
+
+
+def traces(forecast: Forecast) -> tuple[str, ...]:
+    """That predictions rest on traces alone, and what these cannot say; empty where they do not."""
+    asked = {prediction.series for prediction in forecast.predictions}
+    series = [one for one in forecast.evidence.series if one.name in asked]
+    if not series or not all(point.trace_steps for one in series for point in one.points):
+        return ()
+    said = "Rests on profiler traces alone: a few steps, the profiler's cost in each, no epoch."
+    if all(len({point.gpus for point in one.points}) == 1 for one in series):
+        said += (
+            " Each series has one rank count, so that nothing shows how its steps grow: import a trace of the same job "
+            "on another count beside it."
+        )
+    return (said,)
 
 
 def title(series: str, mode: Mode) -> str:

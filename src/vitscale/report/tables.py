@@ -146,6 +146,8 @@ def interval_cell(interval: Estimate | None, text: Callable[[float], str]) -> Ce
 
 def batch_text(result: TrialResult) -> str:
     """ "64 = 2 x 16 x 2": the global batch, as ranks x micro-batch x accumulation; or "48 = (20 + 4) x 2"."""
+    if not result.batch_known:
+        return UNKNOWN
     trial, train = result.trial, result.trial.train
     accumulated = f" x {train.grad_accum}" if train.grad_accum > 1 else ""
     at_once = f"{trial.world.size} x {train.micro_batch}"
@@ -173,7 +175,7 @@ def trial_label(analysis: Analysis, result: TrialResult) -> str:
     """A trial in a few words: its curve, ranks and batch."""
     trial = result.trial
     curve, _ = analysis.curve_of(result.trial_id) or (None, None)
-    batch = f"micro-batch {trial.train.micro_batch}"
+    batch = f"micro-batch {trial.train.micro_batch if result.batch_known else 'not told'}"
     if trial.train.micro_batches:
         batch = f"micro-batches ({in_words(trial.train.micro_batches)})"
     batch += f" x {trial.train.grad_accum}" if trial.train.grad_accum > 1 else ""

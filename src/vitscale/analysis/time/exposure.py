@@ -133,6 +133,22 @@ def _transfers(lines: Sequence[ExplainedLine]) -> list[_Transfers]:
     return transfers
 
 
+def clocks_ahead(lines: Sequence[ExplainedLine]) -> list[float]:
+    """What each rank's clock reads beyond the first's, in seconds, by the ends of the collectives of one step that they
+    leave together; 0 where there are none, or not the same on all."""
+    issued = [
+        [(c, op, end) for c, op, _, end in sorted(line.collectives, key=lambda own: own[0]) if op not in ROOTED]
+        for line in lines
+    ]
+    names = [[(communicator, op) for communicator, op, _ in own] for own in issued]
+    if not names or not names[0] or any(other != names[0] for other in names[1:]):
+        return [0.0] * len(lines)
+    return [
+        statistics.median(end - first for (_, _, end), (_, _, first) in zip(own, issued[0], strict=True))
+        for own in issued
+    ]
+
+
 def _why_not(lines: Sequence[tuple[int, ExplainedLine]]) -> str:
     for _, line in lines:
         if why := line.unknown.get("wire") or line.unknown.get("wait"):

@@ -184,6 +184,8 @@ def families(analysis: Analysis, curves: Sequence[CurveResult]) -> list[str]:
 def kept_batch(curve: CurveResult, trial: TrialResult) -> tuple[str, int]:
     """What a curve keeps of its batch, in words and as a number of images."""
     train = trial.trial.train
+    if not trial.batch_known:
+        return "micro-batch not told", 0
     if curve.mode == "strong-global":
         return f"global batch {trial.trial.global_batch:,}", trial.trial.global_batch
     accumulated = f" x {train.grad_accum}" if train.grad_accum > 1 else ""

@@ -1,0 +1,228 @@
+"""`check --training`: a tiny run of each engine on the devices that are there, and what these prove."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from vitscale import analysis, runner, store
+from vitscale.errors import RequestError
+from vitscale.preflight.asking import where
+from vitscale.preflight.training_proofs import Proof, failures, proofs
+from vitscale.present.data import finding_fields
+from vitscale.present.document import (
+    About,
+    Block,
+    Bullets,
+    Cell,
+    Column,
+    Document,
+    Finding,
+    Group,
+    Paragraph,
+    Section,
+    Table,
+)
+from vitscale.present.units import UNKNOWN, counted
+from vitscale.runner import Plan
+from vitscale.study.resolve import device_of
+from vitscale.study.site import Overlay
+from vitscale.trial.engines import of_engine
+from vitscale.trial.trial import Device
+
+_ENGINES: tuple[dict[str, Any], ...] = (
+    {"engine": "ddp"},
+    {"engine": "fsdp2"},
+    *({"engine": "deepspeed", "zero_stage": stage} for stage in range(4)),
+    {"engine": "accelerate", "accelerate_backend": "ddp"},
+    {"engine": "megatron"},
+)
+_MOST_RANKS = 64
+_IMAGES = 8
+"""Of a rank in a step."""
+_STEPS, _EPOCHS = 40, 3
+_STUDY = """# A tiny run of each engine, made by vitscale check --training.
+name = "training-check"
+[model]
+name = "vit-ti16"
+image_size = 32
+patch_size = 8
+layers = 2
+hidden_size = 96
+heads = 3
+mlp_size = 384
+[data]
+name = "synthetic"
+samples = {samples}
+source_size = 32
+classes = 10
+[train]
+precision = "fp32"
+micro_batch = {global_batch}
+epochs = {epochs}
+learning_rate = 0.0005
+[scaling]
+mode = "strong-global"
+gpus = {gpus}
+[sweep]
+train = [
+{engines}
+]
+[measure]
+repeats = 1
+warmup_steps = 16
+evaluate = false
+"""
+_ADVICE = {
+    "run": "See its log in the results folder; mend that first",
+    "placement": "Set launch.threads_per_rank, or ask the batch system for a GPU and cores of its own for each rank",
+    "losses": "Trust no figure of this engine here: it computes something else",
+    "traffic": "Trust no transfer volume or prediction of this engine here: its version sends something else",
+    "launches": "Detach other profilers (nsys, DCGM) and let users read the GPU's counters; trust no breakdown before",
+    "clocks": "See what else uses these devices and check again; if it stays, trust no time of a step here",
+    "profiling": "See what else uses these devices and check again; if it stays, set measure.explain = false",
+}
+
+
+def check_training(
+    overlay: Overlay, ranks: int | None, results: Path | None, console: Console
+) -> tuple[Path, tuple[Proof, ...], tuple[str, ...]]:
+    """Runs a tiny trial of each engine through the very path of `vitscale run`, and says what they prove.
+
+    Args:
+        overlay: of a site file and the command line.
+        ranks: in all; None: one on each GPU of all hosts, two on CPU.
+        results: the folder for the runs; None: results/training-check-TIME.
+        console: for progress.
+
+    Returns:
+        The results folder, what is proved, and which engines are not there and why.
+
+    Raises:
+        RequestError: the ranks cannot be started.
+        StoreError: the folder cannot be used.
+    """
+    hosts = where(None, overlay)
+    machine = hosts.scheduler.machine()
+    device = device_of(hosts.study, machine)
+    on_each = hosts.scheduler.slots() or (len(machine.gpus) if device == "cuda" else 2 if hosts.nodes == 1 else 1)
+    size = ranks or min(_MOST_RANKS, max(1, on_each * hosts.nodes))
+    if not 1 <= size <= _MOST_RANKS:
+        raise RequestError(f"{size} ranks are asked for", valid=[f"1 to {_MOST_RANKS}"])
+    results = results or Path("results") / f"training-check-{time.strftime('%Y%m%dT%H%M%S')}"
+    missing = {_name(fields): why for fields in _ENGINES if (why := _unavailable(fields["engine"], device))}
+    fields = [{"engine": "none"}, *(fields for fields in _ENGINES if _name(fields) not in missing)]
+    text = _STUDY.format(
+        samples=_IMAGES * size * _STEPS,
+        global_batch=_IMAGES * size,
+        epochs=_EPOCHS,
+        gpus=sorted({1, size}),
+        engines="\n".join(
+            "  { " + ", ".join(f"{k} = {json.dumps(v)}" for k, v in one.items()) + " }," for one in fields
+        ),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "training-check.toml"
+        path.write_text(text, encoding="utf-8")
+        plan = _of_full_size(runner.plan(path, overlay=overlay, results=results), size)
+        runner.run(plan, results, runner.Options(), console)
+    found = analysis.analyse(store.load(results))
+    proved = tuple(proof for result in found.trials.values() for proof in proofs(result))
+    return results, proved, tuple(f"{name}: {why}" for name, why in missing.items())
+
+
+def _name(fields: dict[str, Any]) -> str:
+    return " ".join(map(str, fields.values()))
+
+
+def _unavailable(engine: str, device: Device) -> str | None:
+    facts = of_engine(engine)
+    for package in facts.packages:
+        try:
+            metadata.version(package)
+        except metadata.PackageNotFoundError:
+            return f"{package} is not installed"
+    return facts.unavailable(device)
+
+
+def _of_full_size(plan: Plan, size: int) -> Plan:
+    """One trial an engine: of all ranks, and the plain one on one rank, which the others' losses are held against."""
+    kept = {
+        identity: trial
+        for identity, trial in plan.record.trials.items()
+        if trial.world.size == (1 if trial.train.engine == "none" else size)
+    }
+    curves = []
+    for curve in plan.record.curves:
+        if points := tuple(point for point in curve.points if point.trial_id in kept):
+            curves.append(curve.model_copy(update={"points": points}))
+    fingerprints = {identity: plan.record.dataset_fingerprints[identity] for identity in kept}
+    record = plan.record.model_copy(
+        update={"trials": kept, "curves": tuple(curves), "dataset_fingerprints": fingerprints}
+    )
+    return replace(
+        plan,
+        context=replace(plan.context, record=record),
+        expansion=replace(plan.expansion, trials=kept, curves=tuple(curves)),
+        tasks=tuple(task for task in plan.tasks if task.trial_id in kept),
+    )
+
+
+def training_findings(found: Iterable[Proof]) -> tuple[Finding, ...]:
+    """What does not hold, as findings."""
+    return tuple(
+        Finding(
+            f"{proof.subject}-unproved", "error", f"{proof.engine}: {proof.message}", _ADVICE[proof.subject], About()
+        )
+        for proof in failures(found)
+    )
+
+
+def training_fields(
+    results: Path, found: Sequence[Proof], missing: Sequence[str], findings: Sequence[Finding]
+) -> dict[str, Any]:
+    """All of it as data."""
+    return {
+        "training": {"results": str(results), "proofs": list(map(asdict, found)), "left_out": list(missing)},
+        "verdicts": [finding_fields(finding) for finding in findings],
+    }
+
+
+def training_document(
+    results: Path, bundle: Path, found: Sequence[Proof], missing: Sequence[str], findings: Sequence[Finding]
+) -> Document:
+    """What does not hold, then a row for each engine and a column for each claim."""
+    failed, held = len(failures(found)), sum(proof.status == "holds" for proof in found)
+    untold = len(found) - failed - held
+    heading = (
+        f"{counted(held, 'claim')} hold, {failed} {'fails' if failed == 1 else 'fail'}, {untold} cannot be told here"
+    )
+    subjects = [subject for subject in _ADVICE if any(proof.subject == subject for proof in found)]
+    columns = (Column("engine", words=True), *map(Column, subjects))
+    engines = dict.fromkeys(proof.engine for proof in found)
+    known: dict[tuple[str, str], Proof] = {(proof.engine, proof.subject): proof for proof in found}
+    rows = [(Cell(name), *(_cell(known.get((name, subject))) for subject in subjects)) for name in engines]
+    table = Table(columns, (Group("", tuple(rows)),), ("In brackets: how far apart, where that is a figure.",))
+    details = tuple(f"{proof.engine}: {proof.subject} {proof.status}: {proof.message}" for proof in found)
+    blocks: list[Block] = [Paragraph(heading, "strong"), *findings, table]
+    blocks += [Bullets(tuple(f"left out: {why}" for why in missing))] if missing else []
+    blocks.append(Section("What was found", (Bullets(details),), folded=True))
+    return Document(
+        "", tuple(blocks), (f"Runs: vitscale report {results}", f"To send, without names and paths: {bundle}")
+    )
+
+
+def _cell(proof: Proof | None) -> Cell:
+    if proof is None:
+        return Cell(UNKNOWN)
+    words = {"holds": "yes", "fails": "NO", "untold": UNKNOWN}
+    measured = proof.subject in ("losses", "clocks", "profiling") and proof.figure is not None
+    return Cell(words[proof.status], f"{proof.figure:.1g}" if measured else "")

@@ -1,0 +1,244 @@
+"""The events of a trace in Chrome's format, plain or gzipped, as a stream: memory follows a block, not the file."""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from vitscale.errors import StoreError, shown
+
+_BLOCK = 1 << 20
+_LONGEST_EVENT = 64 << 20
+"""Bytes that one event, or what stands before and after all of them, may take."""
+_MOST_BYTES = 64 << 30
+"""Of an unpacked file."""
+_MOST_CUTS = 64
+"""Places at which a block may be cut in two before more of the file is read."""
+_CUT = re.compile(rb"\}\s*,\s*\{")
+_LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
+_RENAMED = {
+    "external": "External id", "operation": "Collective name", "group": "Process Group Name", "dtype": "dtype",
+    "inputs": "In msg nelems", "outputs": "Out msg nelems", "ranks": "Group size", "dims": "Input Dims",
+    "types": "Input type", "concrete": "Concrete Inputs", "own": "vitscale",
+}  # fmt: skip
+
+
+class _Arguments(msgspec.Struct, rename=_RENAMED):
+    correlation: Any = 0
+    stream: Any = None
+    device: Any = None
+    external: Any = 0
+    operation: Any = ""
+    group: Any = ""
+    dtype: Any = ""
+    inputs: Any = None
+    outputs: Any = None
+    ranks: Any = None
+    dims: Any = None
+    types: Any = None
+    concrete: Any = None
+    own: Any = None
+    """Of events that vitscale wrote."""
+
+
+class _Raw(msgspec.Struct):
+    ph: Any = ""
+    cat: Any = ""
+    name: Any = ""
+    pid: Any = 0
+    tid: Any = 0
+    ts: Any = None
+    dur: Any = None
+    args: Any = None
+
+
+class _Typed(_Raw):
+    args: _Arguments | None = None
+
+
+_TYPED = msgspec.json.Decoder(list[_Typed])
+_ARGUMENTS = {name: _RENAMED.get(name, name) for name in _Arguments.__struct_fields__}
+
+
+def beginning(path: Path) -> bytes:
+    """The first block of a file, unpacked; empty where it cannot be read."""
+    try:
+        return next(_blocks(path), b"")
+    except StoreError:
+        return b""
+
+
+def is_trace(path: Path) -> bool:
+    """Whether a file begins like a trace; of one that cannot be read, False."""
+    begin = beginning(path)
+    return b'"traceEvents"' in begin or b'"schemaVersion"' in begin or (begin.lstrip()[:1] == b"[" and b'"ph"' in begin)
+
+
+class TraceText:
+    """One file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.about: dict[str, Any] = {}
+        """What stands around the events, once they have been read."""
+        self._events = 0
+
+    def lists(self) -> Iterator[list[Any]]:
+        """The events, some at a time, with `ph`, `cat`, `name`, `pid`, `tid`, `ts`, `dur` and `args` of any type.
+
+        Raises:
+            StoreError: the file cannot be read, is cut off, is no trace, or is larger than what is read.
+        """
+        blocks = _blocks(self._path)
+        buffer = next(blocks, b"").lstrip(b"\xef\xbb\xbf \t\r\n")
+        if buffer[:1] == b"[":  # the events alone
+            buffer = buffer[1:]
+        else:
+            if buffer[:1] != b"{":
+                raise self._no_trace("it is no JSON object")
+            while (match := _LIST.search(buffer)) is None:
+                if len(buffer) > _LONGEST_EVENT or not (more := next(blocks, b"")):
+                    raise self._no_trace("it has no list of traceEvents")
+                buffer += more
+            self._learn(buffer[: match.start()].rstrip(b", \t\r\n") + b"}")
+            buffer = buffer[match.end() :]
+        for block in blocks:
+            buffer += block
+            cuts = [match.start() + 1 for match in _CUT.finditer(buffer)]
+            for cut in cuts[: -_MOST_CUTS - 1 : -1]:
+                if (some := _decoded(b"[" + buffer[:cut] + b"]")) is not None:
+                    self._events += len(some)
+                    yield some
+                    buffer = buffer[cut:].lstrip(b", \t\r\n")
+                    break
+            if len(buffer) > _LONGEST_EVENT:
+                raise self._no_trace(f"more than {_LONGEST_EVENT >> 20} MiB of it are no events")
+        yield self._rest(buffer)
+
+    def _rest(self, buffer: bytes) -> list[Any]:
+        try:
+            text = "[" + buffer.decode("utf-8", errors="replace")
+            last, end = json.JSONDecoder().raw_decode(text)
+            after = text[end:].strip(" \t\r\n")
+            if after.startswith(","):
+                self._learn(("{" + after[1:]).encode())
+        except (ValueError, RecursionError) as error:
+            if isinstance(error, StoreError):
+                raise
+            raise StoreError(
+                f"{shown(self._path.name)} is cut off or broken after {self._events:,} events",
+                next_step="Copy it again from where it was written",
+            ) from None
+        return [_lenient(event) for event in last]
+
+    def _learn(self, text: bytes) -> None:
+        try:
+            about = json.loads(text)
+        except (ValueError, RecursionError):
+            raise self._no_trace("what stands around its events is no JSON") from None
+        if isinstance(about, dict):
+            self.about |= about
+
+    def _no_trace(self, why: str) -> StoreError:
+        return StoreError(
+            f"{shown(self._path.name)} is no trace of the PyTorch profiler: {why}",
+            next_step="Give a file that profile.export_chrome_trace wrote",
+        )
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    """The bytes of a file, unpacked where it is gzipped, in blocks.
+
+    Raises:
+        StoreError: it cannot be read, is cut off, or is larger than what is read.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise StoreError(f"{shown(str(path))} cannot be read: it is no file")
+        with path.open("rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            total = 0
+            for block in _unpacked(file, path) if packed else iter(lambda: file.read(_BLOCK), b""):
+                total += len(block)
+                if total > _MOST_BYTES:
+                    raise StoreError(
+                        f"{shown(path.name)} has more than {_MOST_BYTES >> 30} GiB unpacked",
+                        next_step="Profile fewer steps",
+                    )
+                yield block
+    except (OSError, ValueError) as error:  # ValueError: a NUL in its name
+        why = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+        raise StoreError(f"{shown(str(path))} cannot be read: {why}") from None
+
+
+def _unpacked(file: Any, path: Path) -> Iterator[bytes]:
+    unpacker = zlib.decompressobj(wbits=31)
+    try:
+        while packed := file.read(_BLOCK // 16):
+            while packed:
+                if block := unpacker.decompress(packed, _BLOCK):
+                    yield block
+                packed = unpacker.unconsumed_tail
+                if unpacker.eof:  # a file may be several, one after the other
+                    packed, unpacker = unpacker.unused_data, zlib.decompressobj(wbits=31)
+                    packed = packed.lstrip(b"\0")
+    except zlib.error as error:
+        raise StoreError(f"{shown(path.name)} cannot be unpacked: {error}") from None
+
+
+def _decoded(text: bytes) -> list[Any] | None:
+    """The events of a list; None where it is none."""
+    try:
+        return _TYPED.decode(text)
+    except msgspec.ValidationError:  # JSON, of another form
+        try:
+            return [_lenient(event) for event in json.loads(text)]
+        except (ValueError, RecursionError):
+            return None
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def _lenient(value: object) -> Any:
+    """An event of any JSON: what is none has no phase, and is passed over."""
+    if not isinstance(value, dict):
+        return _Raw()
+    arguments = value.get("args")
+    taken = None
+    if isinstance(arguments, dict):
+        taken = _Arguments(**{ours: arguments[name] for ours, name in _ARGUMENTS.items() if name in arguments})
+    return _Raw(
+        **{name: value[name] for name in _Raw.__struct_fields__ if name in value and name != "args"}, args=taken
+    )
+
+
+def nanoseconds(microseconds: object) -> int | None:
+    """Of a time as events tell it; None where it is none."""
+    if isinstance(microseconds, str):
+        try:
+            microseconds = float(microseconds)
+        except ValueError:
+            return None
+    if isinstance(microseconds, bool) or not isinstance(microseconds, int | float) or not abs(microseconds) < 1e18:
+        return None
+    return microseconds * 1000 if isinstance(microseconds, int) else round(microseconds * 1000)
+
+
+def integer(value: object) -> int | None:
+    """A whole number, as a number or as text; None where it is none that 64 bits hold."""
+    if isinstance(value, str) and len(value) < 20 and value.isascii() and value.isdigit():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63 else None
+
+
+def text_of(arguments: Any, name: str) -> str:
+    """An argument of an event, without quotes and cut short; empty where it is no text."""
+    value = getattr(arguments, name, "") if arguments is not None else ""
+    return value.strip('"')[:100] if isinstance(value, str) else ""

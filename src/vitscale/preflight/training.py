@@ -15,7 +15,7 @@ from rich.console import Console
 
 from vitscale import analysis, runner, store
 from vitscale.errors import RequestError
-from vitscale.preflight.asking import where
+from vitscale.preflight.running import where
 from vitscale.preflight.training_proofs import Proof, failures, proofs
 from vitscale.present.data import finding_fields
 from vitscale.present.document import (

@@ -9,7 +9,7 @@ import numpy as np
 from peers.runs import Array, Places, places
 from simulator import Cluster, invent, play
 
-from vitscale.analysis.runs.steps import slow_steps
+from vitscale.analysis.runs.steps import WHOLE, slow_steps
 from vitscale.prediction.evidence import Evidence, Point, Series, StepParts
 from vitscale.prediction.layouts import whole_steps
 from vitscale.prediction.network.links import Link, Network
@@ -118,9 +118,8 @@ def step_seconds(steps: Array) -> Array:
     """Of each run, (runs,), from its steps (runs, steps), as the product has it: their mean without rare slow ones."""
     means = []
     for run in steps:
-        by_step = dict(enumerate(map(float, run)))
-        aside = slow_steps(by_step, dict.fromkeys(by_step, "whole")).set_aside
-        means.append(np.delete(run, aside).mean())
+        aside = slow_steps(np.arange(len(run)), run, np.full(len(run), WHOLE, dtype=np.uint8)).set_aside
+        means.append(np.delete(run, list(aside)).mean())
     return np.array(means)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitscale import store
+from vitscale.store.lines import RankLine
 from vitscale.store.records import (
     Device,
     EndLine,
@@ -19,7 +20,6 @@ from vitscale.store.records import (
     ExplainedLine,
     ModelLine,
     PhaseLine,
-    RankLine,
     RankRecord,
     StartLine,
     StepLine,

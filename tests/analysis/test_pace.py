@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from results_factory import make_rank, make_run, make_trial
 from vitscale.analysis.runs.figures import run_figures
-from vitscale.analysis.runs.steps import elapsed_by_step, step_kinds
+from vitscale.analysis.runs.steps import FIRST, SHORT, WHOLE, RunSteps, elapsed_seconds, step_kinds
 from vitscale.store.records import StepLine
 from vitscale.store.results import Run
+from vitscale.store.steps import Steps
 from vitscale.trial.step_schedule import StepWindow
 from vitscale.trial.trial import effective_steps
 
@@ -22,23 +23,31 @@ STEP = 0.5
 
 def lines(
     by_rank: Sequence[Sequence[float]], *, per_epoch: int = 10**6, windows: Sequence[StepWindow] = (), first: int = 0
-) -> dict[int, tuple[StepLine, ...]]:
-    """Seconds by rank and step as lines by step, counted from `first`."""
-    return {
-        step: tuple(
+) -> list[list[StepLine]]:
+    """Seconds by rank and step as lines by rank, counted from `first`."""
+    return [
+        [
             StepLine(
                 step=step,
                 epoch=step // per_epoch,
-                seconds=own[place],
+                seconds=seconds,
                 images=8,
                 loss=1.0,
                 warmup=False,
                 window=windows[place] if windows else "light",
             )
-            for own in by_rank
-        )
-        for place, step in enumerate(range(first, first + len(by_rank[0])))
-    }
+            for place, (step, seconds) in enumerate(zip(range(first, first + len(own)), own, strict=True))
+        ]
+        for own in by_rank
+    ]
+
+
+def in_columns(ranks: Sequence[Sequence[StepLine]]) -> RunSteps:
+    return RunSteps.of([Steps.of(own) for own in ranks])
+
+
+def elapsed_of(ranks: Sequence[Sequence[StepLine]]) -> list[float]:
+    return elapsed_seconds(in_columns(ranks)).tolist()
 
 
 def tied_ranks(ranks: int, steps: int, lateness: float, seed: int, *, per_epoch: int = 50) -> Run:
@@ -76,38 +85,46 @@ def test_stamps_that_are_late_lengthen_no_step(ranks: int, bias: float) -> None:
 @given(st.integers(2, 9), st.integers(1, 40), st.floats(0.0, 0.3), st.integers(0, 10**6))
 def test_what_passed_adds_up_to_the_largest_sum_of_any_rank(ranks: int, steps: int, lateness: float, seed: int) -> None:
     seconds = np.random.default_rng(seed).exponential(size=(ranks, steps)) * lateness + 0.1
-    elapsed = elapsed_by_step(lines(seconds.tolist()))
-    assert sum(elapsed.values()) == pytest.approx(seconds.sum(axis=1).max())
-    assert min(elapsed.values()) >= 0
+    elapsed = elapsed_of(lines(seconds.tolist()))
+    assert sum(elapsed) == pytest.approx(seconds.sum(axis=1).max())
+    assert min(elapsed) >= 0
 
 
 def test_a_pause_of_one_rank_for_which_the_others_wait_a_step_later_is_one_slow_step() -> None:
     # Rank 0 stops for 8 s after the exchange of step 2; rank 1 waits for it in step 3.
-    elapsed = elapsed_by_step(lines([[1.0, 1.0, 9.0, 1.0, 1.0], [1.0, 1.0, 1.0, 9.0, 1.0]]))
-    assert list(elapsed.values()) == [1.0, 1.0, 9.0, 1.0, 1.0]
+    elapsed = elapsed_of(lines([[1.0, 1.0, 9.0, 1.0, 1.0], [1.0, 1.0, 1.0, 9.0, 1.0]]))
+    assert elapsed == [1.0, 1.0, 9.0, 1.0, 1.0]
 
 
 def test_clocks_start_anew_with_an_epoch_around_explained_blocks_and_after_a_gap() -> None:
     seconds = [[2.0, 1.0, 1.0], [1.0, 2.0, 1.0]]
     # Without a start in between: 2, 3 and 4 s on either rank.
-    assert list(elapsed_by_step(lines(seconds)).values()) == [2.0, 1.0, 1.0]
-    assert list(elapsed_by_step(lines(seconds, per_epoch=1)).values()) == [2.0, 2.0, 1.0]
+    assert elapsed_of(lines(seconds)) == [2.0, 1.0, 1.0]
+    assert elapsed_of(lines(seconds, per_epoch=1)) == [2.0, 2.0, 1.0]
     around: list[StepWindow] = ["light", "explained", "settling"]
-    assert list(elapsed_by_step(lines(seconds, windows=around)).values()) == [2.0, 2.0, 1.0]
+    assert elapsed_of(lines(seconds, windows=around)) == [2.0, 2.0, 1.0]
     settled: list[StepWindow] = ["settling", "light", "light"]
-    assert list(elapsed_by_step(lines(seconds, windows=settled)).values()) == [2.0, 1.0, 1.0]
-    gap = lines([own[:1] for own in seconds]) | lines([own[1:] for own in seconds], first=2)
-    assert list(elapsed_by_step(gap).values()) == [2.0, 2.0, 1.0]
+    assert elapsed_of(lines(seconds, windows=settled)) == [2.0, 1.0, 1.0]
+    gap = [[*lines([own[:1]])[0], *lines([own[1:]], first=2)[0]] for own in seconds]
+    assert elapsed_of(gap) == [2.0, 2.0, 1.0]
 
 
 def test_kinds_of_steps() -> None:
-    epochs = {
-        step: tuple(line.model_copy(update={"images": 3}) if step % 4 == 3 else line for line in both)
-        for step, both in lines([[1.0] * 9] * 2, per_epoch=4).items()
-    }
-    kinds = ["whole", "whole", "whole", "short", "first", "whole", "whole", "short", "whole"]
-    assert list(step_kinds(epochs).values()) == kinds  # of the last epoch one step alone is there
-    assert set(step_kinds(lines([[1.0] * 3], per_epoch=1)).values()) == {"whole"}
+    epochs = [
+        [line.model_copy(update={"images": 3}) if line.step % 4 == 3 else line for line in own]
+        for own in lines([[1.0] * 9] * 2, per_epoch=4)
+    ]
+    kinds = [WHOLE, WHOLE, WHOLE, SHORT, FIRST, WHOLE, WHOLE, SHORT, WHOLE]
+    assert step_kinds(in_columns(epochs)).tolist() == kinds  # of the last epoch one step alone is there
+    assert set(step_kinds(in_columns(lines([[1.0] * 3], per_epoch=1))).tolist()) == {WHOLE}
+
+
+def test_a_step_that_a_rank_lacks_is_none_and_of_two_lines_the_last_counts() -> None:
+    first, second = lines([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
+    again = first[0].model_copy(update={"seconds": 7.0})
+    steps = in_columns([[*first, again], second[:1] + second[2:]])
+    assert steps.step.tolist() == [0, 2]
+    assert steps.seconds.tolist() == [[7.0, 3.0], [1.0, 3.0]]
 
 
 @given(

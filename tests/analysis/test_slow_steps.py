@@ -5,14 +5,15 @@ import pytest
 
 from results_factory import make_rank, make_run, make_trial
 from vitscale.analysis.runs.figures import run_figures
-from vitscale.analysis.runs.steps import FEWEST_STEPS, SlowSteps, StepKind, slow_steps
+from vitscale.analysis.runs.steps import FEWEST_STEPS, FIRST, SHORT, WHOLE, SlowSteps, slow_steps
 
 TWO_RANKS = make_trial("ddp", 2, warmup_steps=0)
 
 
-def found(seconds: list[float], **kinds: StepKind) -> SlowSteps:
-    """`s3="first"` makes step 3 one that begins an epoch."""
-    return slow_steps(dict(enumerate(seconds)), {k: kinds.get(f"s{k}", "whole") for k in range(len(seconds))})
+def found(seconds: list[float], **kinds: int) -> SlowSteps:
+    """`s3=FIRST` makes step 3 one that begins an epoch."""
+    of_steps = [kinds.get(f"s{k}", WHOLE) for k in range(len(seconds))]
+    return slow_steps(np.arange(len(seconds)), np.array(seconds), np.array(of_steps, dtype=np.uint8))
 
 
 def test_one_sleep_of_8_seconds_among_80_steps_changes_no_figure() -> None:
@@ -61,14 +62,14 @@ def test_of_a_few_steps_none_is_known_to_be_slow(steps: int) -> None:
 
 def test_waiting_for_the_loader_at_the_start_of_each_epoch_is_not_slow() -> None:
     epochs = [3.0, *[1.0] * 9] * 3
-    assert found(epochs, s0="first", s10="first", s20="first") == SlowSteps()
-    assert found(epochs, s0="whole", s10="whole", s20="whole") == SlowSteps((), (0, 10, 20))
+    assert found(epochs, s0=FIRST, s10=FIRST, s20=FIRST) == SlowSteps()
+    assert found(epochs, s0=WHOLE, s10=WHOLE, s20=WHOLE) == SlowSteps((), (0, 10, 20))
     epochs[10] = 12.0
-    assert found(epochs, s0="first", s10="first", s20="first") == SlowSteps((10,))
+    assert found(epochs, s0=FIRST, s10=FIRST, s20=FIRST) == SlowSteps((10,))
 
 
 def test_a_short_last_step_that_is_compiled_anew_is_slow() -> None:
-    assert found([0.26] * 11 + [42.9], s11="short") == SlowSteps((11,))
+    assert found([0.26] * 11 + [42.9], s11=SHORT) == SlowSteps((11,))
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.9])

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from processes import wait_until
 from results_factory import make_run, make_trial
 from vitscale.store import RankLog, new_run_folder, read_rank, write_outcome
+from vitscale.store.lines import IfThere, RankLine, RankLines
 from vitscale.store.rank_log import read_lines
 from vitscale.store.records import (
     Device,
@@ -23,11 +24,8 @@ from vitscale.store.records import (
     Environment,
     EpochLine,
     ErrorLine,
-    IfThere,
     ModelLine,
     PhaseLine,
-    RankLine,
-    RankLines,
     RankRecord,
     StartLine,
     StepLine,

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from results_factory import error_line, make_environment, make_run, make_trial, one_curve, rich_study, write_results
 from vitscale.errors import StoreError
 from vitscale.store import RunIndex, load, new_run_folder, read_rank, read_ranks, read_study, write_outcome, write_study
-from vitscale.store.records import FORMAT, EndLine, EpochLine, ModelLine, PhaseLine, Record, StartLine, StepLine
+from vitscale.store.lines import Record
+from vitscale.store.records import FORMAT, EndLine, EpochLine, ModelLine, PhaseLine, StartLine, StepLine
 from vitscale.store.results import Outcome
 
 GOOD: list[Record] = [

@@ -26,6 +26,9 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Literal, Protocol, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from vitscale.present.estimate import Estimate
 
 CONFIDENCE = 0.95
@@ -206,13 +209,13 @@ def corrected(tests: Sequence[Tested], pairs: Sequence[Hashable]) -> list[Tested
     return [adjusted(test, of_all.get(pair)) for test, pair in zip(tests, pairs, strict=True)]
 
 
-def quantile(values: Sequence[float], share: float) -> float:
-    """The `share` quantile, linear between the two nearest values (Hyndman & Fan 1996, definition 7)."""
-    ordered = sorted(values)
+def quantile(values: Sequence[float] | npt.NDArray[np.float64], share: float) -> float:
+    """The `share` quantile, linear between the two nearest (Hyndman & Fan 1996, definition 7). Arrays come sorted."""
+    ordered = values if isinstance(values, np.ndarray) else sorted(values)
     at = (len(ordered) - 1) * share
     below = math.floor(at)
     above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (at - below)
+    return float(ordered[below] + (ordered[above] - ordered[below]) * (at - below))
 
 
 def finite_or_none(value: float | None) -> float | None:

@@ -13,9 +13,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from vitscale.analysis.learning.convergence import convergence
 from vitscale.analysis.runs.environments import differences, largest_like_group, run_environment
-from vitscale.analysis.runs.figures import LEARNED, PHASES, EpochFigures, RunFigures, checkpoint_cost, run_figures
+from vitscale.analysis.runs.figures import (
+    LEARNED,
+    PHASES,
+    EpochFigures,
+    LossByStep,
+    RunFigures,
+    checkpoint_cost,
+    run_figures,
+)
 from vitscale.analysis.runs.repeats import allocation_of, clusters_of, components, groups, looked_at, observations
 from vitscale.analysis.runs.resources import resource_figures
 from vitscale.analysis.statistics import interval, known_median
@@ -47,7 +57,7 @@ def summarise(
     left_out = [
         f"repeat {run.header.repeat}: {'; '.join(differences(around, run_environment(run)))}"
         for run in completed
-        if run not in used
+        if not any(run is other for other in used)
     ]
     figures = tuple(run_figures(run) for run in used)
     outcome, reason = _outcome(all_runs)
@@ -206,9 +216,13 @@ def _mean_epochs(figures: Sequence[RunFigures]) -> tuple[EpochFigures, ...]:
     return tuple(means)
 
 
-def _mean_losses(figures: Sequence[RunFigures]) -> tuple[tuple[int, float | None], ...]:
-    by_step: dict[int, list[float | None]] = {}
-    for figure in figures:
-        for step, loss in figure.loss_by_step:
-            by_step.setdefault(step, []).append(loss)
-    return tuple((step, _mean(by_step[step])) for step in sorted(by_step))
+def _mean_losses(figures: Sequence[RunFigures]) -> LossByStep:
+    of_runs = [figure.loss_by_step for figure in figures]
+    if of_runs and all(np.array_equal(losses.step, of_runs[0].step) for losses in of_runs):
+        return LossByStep.mean(of_runs[0].step, np.stack([losses.loss for losses in of_runs]))
+    step, place = np.unique(
+        np.concatenate([np.array([], dtype=np.int64), *(r.step for r in of_runs)]), return_inverse=True
+    )
+    losses = np.concatenate([np.array([]), *(r.loss for r in of_runs)])
+    total = np.bincount(place, weights=losses, minlength=len(step))
+    return LossByStep.mean(step, (total / np.bincount(place, minlength=len(step)))[np.newaxis])

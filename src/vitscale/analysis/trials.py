@@ -10,7 +10,7 @@ from typing import Literal
 
 from vitscale.analysis.learning.convergence import Convergence
 from vitscale.analysis.runs.environments import RunEnvironment
-from vitscale.analysis.runs.figures import CheckpointCost, EpochFigures, RunFigures
+from vitscale.analysis.runs.figures import CheckpointCost, EpochFigures, LossByStep, RunFigures
 from vitscale.analysis.runs.repeats import Components, clusters_of, observations
 from vitscale.analysis.runs.resources import ResourceFigures
 from vitscale.analysis.runs.steps import PaceSource
@@ -84,7 +84,7 @@ class TrialResult:
     startup_seconds: float | None
     epochs: tuple[EpochFigures, ...]
     """Mean over runs."""
-    loss_by_step: tuple[tuple[int, float | None], ...]
+    loss_by_step: LossByStep
     """Mean over runs."""
     peak_bytes: int | None
     breakdown: Breakdown | None = None

@@ -11,7 +11,8 @@ from pathlib import Path
 from vitscale.errors import StoreError, shown
 from vitscale.importers.contents import LogRank, LogRun
 from vitscale.store import read_study
-from vitscale.store.records import FORMAT, Device, EndLine, Environment, ModelLine, RankLine, StartLine
+from vitscale.store.lines import RankLine
+from vitscale.store.records import FORMAT, Device, EndLine, Environment, ModelLine, StartLine
 from vitscale.store.results import Imported, Outcome, RunHeader, StudyRecord
 from vitscale.trial.model_spec import parameters
 from vitscale.trial.trial import Trial

@@ -16,17 +16,8 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
-from vitscale.store.records import (
-    EndLine,
-    Environment,
-    ErrorLine,
-    GpuSamples,
-    IfThere,
-    MatmulLine,
-    RankLine,
-    RankLines,
-    Record,
-)
+from vitscale.store.lines import IfThere, RankLine, RankLines, Record
+from vitscale.store.records import EndLine, Environment, ErrorLine, GpuSamples, MatmulLine
 from vitscale.trial.trial import Device, Precision, Trial, World
 
 FORMAT = 3

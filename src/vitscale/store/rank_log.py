@@ -8,14 +8,15 @@ import os
 import queue
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import ValidationError
 
 from vitscale.errors import printable
-from vitscale.store.records import ErrorLine, RankLine, RankLines
+from vitscale.store.lines import RankLine, RankLines
+from vitscale.store.records import ErrorLine
 
 _FLUSH_SECONDS = 0.2
 _RANK_FILE = re.compile(r"rank-(\d{1,6})\.jsonl")
@@ -140,22 +141,33 @@ def read_lines(path: Path, record: type[Lines], refuse: Callable[[bytes, RankLin
         record: the table of the kinds of lines.
         refuse: raises ValueError for a line, as text and as parsed, that holds what this program never writes.
     """
+    with path.open("rb") as file:
+        return parse_lines(path, enumerate(file, start=1), record, refuse)
+
+
+def parse_lines(
+    path: Path,
+    numbered: Iterable[tuple[int, bytes]],
+    record: type[Lines],
+    refuse: Callable[[bytes, RankLine], object],
+    **known: object,
+) -> Lines:
+    """The same of lines with their numbers; `known` are fields that were read apart from them."""
     lines: list[RankLine] = []
     broken: list[str] = []
-    with path.open("rb") as file:
-        for number, raw in enumerate(file, start=1):
-            if raw.endswith(b"\n") and not raw.strip():
-                continue  # ends a line that a full disk had cut off
-            try:
-                if not raw.endswith(b"\n"):
-                    raise ValueError("cut off")
-                line = record.parse(raw)
-                refuse(raw, line)
-                lines.append(line)
-            except (RecursionError, ValueError) as error:
-                broken.append(f"{path.name}:{number}: {first_reason(error)}")
+    for number, raw in numbered:
+        if raw.endswith(b"\n") and not raw.strip():
+            continue  # ends a line that a full disk had cut off
+        try:
+            if not raw.endswith(b"\n"):
+                raise ValueError("cut off")
+            line = record.parse(raw)
+            refuse(raw, line)
+            lines.append(line)
+        except (RecursionError, ValueError) as error:
+            broken.append(f"{path.name}:{number}: {first_reason(error)}")
     match = _RANK_FILE.fullmatch(path.name)
-    return record.of(lines, rank=int(match[1]) if match else 0, broken=tuple(broken))
+    return record.of(lines, rank=int(match[1]) if match else 0, broken=tuple(broken), **known)
 
 
 def first_reason(error: BaseException) -> str:

@@ -11,9 +11,11 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from vitscale.errors import StoreError, shown
-from vitscale.store.rank_log import first_reason, rank_files, read_lines
-from vitscale.store.records import FORMAT, RankLine, RankRecord
+from vitscale.store.lines import RankLine
+from vitscale.store.rank_log import first_reason, parse_lines, rank_files, read_lines
+from vitscale.store.records import FORMAT, RankRecord, StepLine
 from vitscale.store.results import Outcome, Results, Run, RunHeader, StudyRecord
+from vitscale.store.steps import STEP_PREFIX, parse_steps
 
 _RUN_FOLDER = re.compile(r"(?P<trial>[0-9a-f]{12})-r(?P<repeat>\d{1,6})-a(?P<attempt>\d{1,6})")
 
@@ -50,11 +52,32 @@ def read_study(results: Path) -> StudyRecord | None:
 
 def read_rank(path: Path) -> RankRecord:
     """Reads one rank's lines. A line that is broken, or cut off by a crash, is named and left out."""
-    record = read_lines(path, RankRecord, lambda _, line: _refuse_wild_numbers(line))
+    steps: list[bytes] = []
+    others: list[tuple[int, bytes]] = []
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, start=1):
+            if raw.startswith(STEP_PREFIX) and raw.endswith(b"\n"):
+                steps.append(raw)
+            else:
+                others.append((number, raw))
+    columns = parse_steps(b"".join(steps))
+    strays = []
+
+    def refuse(raw: bytes, line: RankLine) -> None:
+        _refuse_wild_numbers(raw, line)
+        if isinstance(line, StepLine):
+            strays.append(line)
+
+    record = parse_lines(path, others, RankRecord, refuse, steps=columns or ())
+    if columns is None or strays:
+        # A line is broken, or not as a rank writes it: each by itself, so that its number is told, and in their order.
+        record = read_lines(path, RankRecord, _refuse_wild_numbers)
+    if not record.broken:
+        return record
     return record.model_copy(update={"broken": tuple(f"{path.parent.name}/{line}" for line in record.broken)})
 
 
-def _refuse_wild_numbers(line: RankLine) -> None:
+def _refuse_wild_numbers(_raw: bytes, line: RankLine) -> None:
     """Refuses what this program never writes: NaN and infinity, which are no JSON, and integers beyond 64 bits."""
     for key, value in line:
         if (isinstance(value, float) and not math.isfinite(value)) or (

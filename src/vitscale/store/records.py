@@ -22,26 +22,23 @@ Format history (`FORMAT`):
   8  of imports: World.ranks, where the last host has fewer than others, and ModelSpec.parameter_count. Null in older
      formats.
   9  of other packages: the line probe, and WindowSpec.probes. Empty in older formats.
+ 10  packs of finished runs (`store.packs`); the files in them are as before.
 
 A reader accepts its own format and older ones; a newer one is refused by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from functools import cache
-from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import Field, PlainSerializer, PlainValidator
 
-from vitscale.trial.step_schedule import StepWindow
+from vitscale.store.lines import Count, Finite, IfThere, RankLine, RankLines, Record, Seconds
+from vitscale.store.steps import StepLine as StepLine
+from vitscale.store.steps import Steps
 
-FORMAT = 9
-
-Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=0)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+FORMAT = 10
 
 PhaseName = Literal["data", "h2d", "forward", "backward", "optimizer"]
 
@@ -54,76 +51,6 @@ NORM_MARK = "vitscale.norm"
 """Under which a profile holds what synchronised norms exchange."""
 UNKNOWN_OPERATION = "unknown"
 """Of a collective whose kernel does not tell which it is: it may have a root."""
-
-
-class Record(BaseModel):
-    """Base of everything stored. Unknown keys are refused: a record is read as it was meant, or not at all."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-
-class RankLine(Record):
-    """One line in a rank's file."""
-
-    kind: str
-
-
-@dataclass(frozen=True)
-class IfThere:
-    """Annotates a bool of `RankLines`: whether there is a line of a kind."""
-
-    kind: type[RankLine]
-
-
-class RankLines(Record):
-    """All that one rank wrote, sorted by kind.
-
-    The fields are the table of the kinds: a tuple of a kind takes all of its lines in order, a kind or None the last
-    one, and a bool annotated with `IfThere` tells whether there is one.
-    """
-
-    @classmethod
-    def parse(cls, line: bytes) -> RankLine:
-        """One line of the kinds of this table.
-
-        Raises:
-            ValidationError: it is none of them.
-        """
-        return _parser(cls).validate_json(line)
-
-    @classmethod
-    def of(cls, lines: Iterable[RankLine], **known: Any) -> Self:
-        """The record of `lines`, with the fields that they do not tell."""
-        by_kind: dict[type[RankLine], list[RankLine]] = {}
-        for line in lines:
-            by_kind.setdefault(type(line), []).append(line)
-        for name, (kind, takes) in _line_table(cls).items():
-            known[name] = takes(by_kind.get(kind, []))
-        return cls(**known)
-
-
-@cache
-def _line_table(record: type[RankLines]) -> Mapping[str, tuple[type[RankLine], Callable[[list[RankLine]], object]]]:
-    """Field to the kind of line it holds, and how it takes them."""
-    table: dict[str, tuple[type[RankLine], Callable[[list[RankLine]], object]]] = {}
-    for name, field in record.model_fields.items():
-        for kind in get_args(field.annotation):
-            if isinstance(kind, type) and issubclass(kind, RankLine):
-                table[name] = kind, tuple if get_origin(field.annotation) is tuple else _last
-        for mark in field.metadata:
-            if isinstance(mark, IfThere):
-                table[name] = mark.kind, bool
-    return table
-
-
-def _last(lines: list[RankLine]) -> RankLine | None:
-    return lines[-1] if lines else None
-
-
-@cache
-def _parser(record: type[RankLines]) -> TypeAdapter[RankLine]:
-    union: Any = Union[tuple(kind for kind, _ in _line_table(record).values())]  # noqa: UP007 - of a table
-    return TypeAdapter(Annotated[union, Field(discriminator="kind")])
 
 
 class GpuSettings(Record):
@@ -233,21 +160,6 @@ class ModelLine(RankLine):
     held_out_samples: int | None
 
 
-class StepLine(RankLine):
-    """One optimizer step as one rank saw it: from the end of the step before to its own end."""
-
-    kind: Literal["step"] = "step"
-    step: Count
-    epoch: Count
-    seconds: Seconds
-    images: Count
-    """Real images of this rank; padding is not counted."""
-    loss: float | None
-    """This rank's share of the loss; the mean over ranks is the mean over the step's real images. Null: not finite."""
-    warmup: bool
-    window: StepWindow = "light"
-
-
 class ExplainedLine(RankLine):
     """Where the time of one explained step went, on one rank: raw intervals, from which the parts are worked out later.
 
@@ -273,7 +185,7 @@ class ExplainedLine(RankLine):
     """Copies from host to device; empty on cpu."""
     host_data: tuple[tuple[Finite, Finite], ...] = ()
     """On cuda: when the host waited for the loader."""
-    unknown: dict[str, str] = {}
+    unknown: dict[str, str] = Field(default_factory=dict)
     """Parts of the breakdown that this backend cannot tell, and why; with COMMUNICATION among them, not even the sum of
     wait and wire is known."""
 
@@ -478,7 +390,8 @@ class RankRecord(RankLines):
     start: StartLine | None
     model: ModelLine | None
     phases: tuple[PhaseLine, ...]
-    steps: tuple[StepLine, ...]
+    steps: Annotated[Sequence[StepLine], PlainValidator(Steps.of), PlainSerializer(list)]
+    """Always `Steps`."""
     epochs: tuple[EpochLine, ...]
     explained: tuple[ExplainedLine, ...] = ()
     resources: tuple[ResourcesLine, ...] = ()

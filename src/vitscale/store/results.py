@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from vitscale.store.records import FORMAT, Count, Finite, RankRecord, Record, Seconds
+from vitscale.store.lines import Count, Finite, Record, Seconds
+from vitscale.store.records import FORMAT, RankRecord
 from vitscale.trial.trial import Mode, Trial
 
 OutcomeKind = Literal["completed", "oom", "timeout", "hang", "failed", "skipped"]

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from vitscale.analysis.quality.wording import count, note, those, warning, worst
+from vitscale.analysis.runs.steps import LIGHT
 from vitscale.analysis.trials import TrialResult
 from vitscale.present.document import Finding
 from vitscale.present.units import rough_percent as percent
-from vitscale.store.records import EpochLine, RankRecord, StepLine
+from vitscale.store.records import EpochLine, RankRecord
 from vitscale.store.results import Run
+from vitscale.store.steps import Steps
 
 _OVERHEAD = 0.1
 _OVERHEAD_MISLEADS = 0.5
@@ -159,21 +161,19 @@ def clock_anomalies(run: Run) -> tuple[str, ...]:
 
 
 def _without_length(run: Run) -> str:
-    zero = sum(1 for rank in run.ranks for line in rank.steps if line.seconds <= 0)
+    zero = sum(int((Steps.of(rank.steps).seconds <= 0).sum()) for rank in run.ranks)
     return f"{zero} step{'s' if zero != 1 else ''} of no length" if zero else ""
 
 
 def _steps_against_epochs(run: Run) -> str:
     off: list[tuple[float, str]] = []
     for rank in run.ranks:
-        by_epoch: dict[int, list[StepLine]] = {}
-        for line in rank.steps:
-            by_epoch.setdefault(line.epoch, []).append(line)
+        steps = Steps.of(rank.steps)
         for epoch in rank.epochs:
-            lines = by_epoch.get(epoch.epoch, [])
-            if len(lines) != epoch.steps or any(line.window != "light" for line in lines):
+            own = steps.epoch == epoch.epoch
+            if own.sum() != epoch.steps or (steps.window[own] != LIGHT).any():
                 continue  # a line was lost, or the epoch holds the pauses between windows
-            difference = sum(line.seconds for line in lines) - epoch.seconds
+            difference = sum(steps.seconds[own].tolist()) - epoch.seconds
             if _too_far(difference, epoch.seconds):
                 off.append((abs(difference) / epoch.seconds, _said(difference, epoch, rank)))
     return max(off, key=lambda pair: pair[0])[1] if off else ""

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 from vitscale.analysis.peaks import Peak, peak
 from vitscale.analysis.runs.figures import RunFigures
+from vitscale.analysis.runs.steps import LIGHT
 from vitscale.errors import VitscaleError
 from vitscale.store.records import EnergyReading, RankRecord
 from vitscale.store.results import Run
+from vitscale.store.steps import Steps
 from vitscale.trial.model_spec import training_flops
 from vitscale.trial.trial import Precision, Trial
 
@@ -107,7 +109,8 @@ def _by_rank(run: Run, mean_achieved: float, rates: Mapping[int, float]) -> dict
 
 
 def _timed_images(rank: RankRecord) -> int:
-    return sum(line.images for line in rank.steps if line.window == "light" and not line.warmup)
+    steps = Steps.of(rank.steps)
+    return sum(steps.images[(steps.window == LIGHT) & ~steps.warmup].tolist())
 
 
 def _ratio(value: float | None, whole: float | None) -> float | None:
@@ -156,10 +159,11 @@ def energy_per_image(run: Run, spans: Mapping[int, range]) -> Energy:
     images = 0
     for rank in run.ranks:
         for epoch in long_enough:
-            steps = [step.images for step in rank.steps if step.step in spans[epoch]]
-            if len(steps) != len(spans[epoch]):
+            steps, span = Steps.of(rank.steps), spans[epoch]
+            own = steps.images[(steps.step >= span.start) & (steps.step < span.stop)]
+            if len(own) != len(span):
                 return Energy(None, None, f"not all images of epoch {epoch} were recorded")
-            images += sum(steps)
+            images += sum(own.tolist())
     if images == 0:
         return Energy(None, None, NOT_RECORDED)
     readings = [line.energy for line in lines if line.epoch in long_enough]

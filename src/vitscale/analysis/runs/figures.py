@@ -7,28 +7,39 @@ the others come to, `pace`.
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import overload
+
+import numpy as np
 
 from vitscale.analysis.runs.steps import (
+    LIGHT,
     NO_PACE,
+    WHOLE,
+    Flags,
+    Floats,
+    Integers,
     Pace,
+    RunSteps,
     SlowSteps,
-    common_steps,
     cost,
-    elapsed_by_step,
+    elapsed_seconds,
     of_an_epoch,
     of_epochs,
     of_steps,
+    run_steps,
     slow_steps,
     step_kinds,
     whole_epochs_alone,
 )
 from vitscale.analysis.runs.warmup import WarmUp, warm_up
 from vitscale.analysis.statistics import finite_or_none, quantile
-from vitscale.store.records import ModelLine, PhaseLine, RankRecord, StepLine
+from vitscale.store.records import ModelLine, PhaseLine, RankRecord
 from vitscale.store.results import Run
+from vitscale.store.steps import Steps
 from vitscale.trial.trial import Trial
 
 PHASES: tuple[str, ...] = ("launch", "imports", "data", "model", "engine", "first_step")
@@ -54,6 +65,57 @@ class EpochFigures:
     held_out_loss: float | None
     held_out_accuracy: float | None
     mean_iou: float | None = None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LossByStep(Sequence[tuple[int, float | None]]):
+    """Step number and loss, pair by pair; None where the loss was not finite."""
+
+    step: Integers
+    loss: Floats
+    """NaN where it was not finite."""
+
+    @classmethod
+    def mean(cls, step: Integers, loss: Floats) -> LossByStep:
+        """The mean over the rows of `loss`, (rows, steps): a value that is not finite makes it none."""
+        if not len(loss):
+            return cls(step, np.full(len(step), math.nan))
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean = loss.mean(axis=0)
+        return cls(step, np.where(np.isfinite(mean), mean, math.nan))
+
+    def known(self) -> LossByStep:
+        """Those alone whose loss was finite."""
+        return self._at(~np.isnan(self.loss))
+
+    def _at(self, places: slice | Flags) -> LossByStep:
+        return LossByStep(self.step[places], self.loss[places])
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    @overload
+    def __getitem__(self, place: int) -> tuple[int, float | None]: ...
+    @overload
+    def __getitem__(self, place: slice) -> LossByStep: ...
+    def __getitem__(self, place: int | slice) -> tuple[int, float | None] | LossByStep:
+        if isinstance(place, slice):
+            return self._at(place)
+        loss = float(self.loss[place])
+        return int(self.step[place]), None if math.isnan(loss) else loss
+
+    def __iter__(self) -> Iterator[tuple[int, float | None]]:
+        for step, loss in zip(self.step.tolist(), self.loss.tolist(), strict=True):
+            yield step, None if math.isnan(loss) else loss
+
+    def __eq__(self, other: object) -> bool:
+        return tuple(self) == (tuple(other) if isinstance(other, LossByStep) else other)
+
+    def __hash__(self) -> int:
+        return hash((self.step.tobytes(), self.loss.tobytes()))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
 
 
 @dataclass(frozen=True)
@@ -95,8 +157,8 @@ class RunFigures:
     evaluation_seconds: float | None
     """After an epoch, of the slowest rank: the median over epochs. None where nothing was evaluated, or not timed."""
     epochs: tuple[EpochFigures, ...]
-    loss_by_step: tuple[tuple[int, float | None], ...]
-    """Step number and the mean loss over ranks; None where it was not finite."""
+    loss_by_step: LossByStep
+    """The mean over ranks."""
     peak_bytes: int | None
     """Of the rank that needed most."""
     model: ModelLine | None
@@ -137,60 +199,56 @@ def run_figures(run: Run) -> RunFigures:
     name = f"{header.trial_id} repeat {header.repeat}"
     notes: list[str] = []
     steps = _steps_of_all(run, notes)
-    light = {n: lines for n, lines in steps.items() if all(s.window == "light" and not s.warmup for s in lines)}
-    elapsed, kinds = elapsed_by_step(steps), step_kinds(steps)
-    alike = [step for step in light if kinds[step] == "whole"]
-    warm = warm_up([elapsed[step] for step in alike])
-    steady = _steady(list(light), alike, warm)
-    slow = slow_steps({step: elapsed[step] for step in steady}, kinds)
-    timed = {step: light[step] for step in steady if step not in slow.set_aside}
-    passed = sum(elapsed[step] for step in steady)
-    if sum(elapsed[step] for step in timed) <= 0:
-        timed = {}
+    is_light = steps.in_window(LIGHT)
+    elapsed, kinds = elapsed_seconds(steps), step_kinds(steps)
+    light = np.flatnonzero(is_light)
+    alike = np.flatnonzero(is_light & (kinds == WHOLE))
+    warm = warm_up(elapsed[alike])
+    steady = _steady(light, alike, warm)
+    slow = slow_steps(steps.step[steady], elapsed[steady], kinds[steady])
+    timed = steady[~np.isin(steps.step[steady], slow.set_aside)] if slow.set_aside else steady
+    passed = sum(elapsed[steady].tolist())
+    if sum(elapsed[timed].tolist()) <= 0:
+        timed = timed[:0]
         if not whole_epochs_alone(run):
             notes.append("no timed step that all ranks recorded")
+    steady_from = int(steps.step[steady[0]]) if len(steady) else None
     model = next((rank.model for rank in run.ranks if rank.model is not None), None)
     epochs = _epochs(run.ranks, run.ranks_needed if header.imported else (), notes)
-    disturbed = {
-        line.epoch
-        for step, lines in steps.items()
-        for line in lines
-        if line.warmup or line.window != "light" or (steady and step < steady[0])
-    }
-    whole_epochs = _elapsed_epochs(header.trial, model, epochs, disturbed)
+    no_light = steps.warmup | (steps.window != LIGHT) | (steps.step < (steady_from or 0))
+    whole_epochs = _elapsed_epochs(header.trial, model, epochs, set(steps.epoch[no_light].tolist()))
     elapsed_epoch = cost(statistics.median(whole_epochs)) if whole_epochs else None
     startup = _startup(run.ranks)
     missing = [phase for phase in PHASES if phase not in startup]
     if missing and header.imported is None:
         notes.append(f"start-up lacks {', '.join(missing)}")
     pace = NO_PACE
-    if timed:
-        pace = of_steps(run, timed, elapsed, kinds, model)
+    if len(timed):
+        pace = of_steps(run, elapsed[timed], kinds[timed], steps.images[:, timed], model)
     elif whole_epochs_alone(run):
         pace = of_epochs(header.trial, model, elapsed_epoch)
-    tails = [max(line.seconds for line in light[step]) for step in steady] if timed else []
-    after_first = [elapsed[step] for step in list(steps)[1:]]
+    tails = np.sort(steps.seconds[:, steady].max(axis=0)) if len(timed) else np.array([])
 
     def share(of: Collection[int]) -> float | None:
-        return sum(elapsed[step] for step in of) / passed if timed else None
+        return sum(elapsed[np.isin(steps.step, of)].tolist()) / passed if len(timed) else None
 
     return RunFigures(
         run=name,
         timed_steps=len(timed),
         detected_warmup_steps=len(light) - len(steady),
-        steady_from=steady[0] if steady else None,
+        steady_from=steady_from,
         slow=slow,
         slow_share=share(slow.set_aside),
         kept_slow_share=share(slow.kept),
         trend=warm.trend,
-        step_spread=_spread([elapsed[step] for step in alike if step in timed]),
+        step_spread=_spread(elapsed[timed[kinds[timed] == WHOLE]]),
         pace=pace,
         step_seconds_p95=quantile(tails, 0.95) if len(tails) >= FEWEST_FOR_TAILS else None,
         step_seconds_p99=quantile(tails, 0.99) if len(tails) >= FEWEST_FOR_TAILS else None,
         tail_steps=len(tails),
         elapsed_epoch_seconds=elapsed_epoch,
         elapsed_epochs=len(whole_epochs),
-        training_seconds=sum(after_first) if after_first else None,
+        training_seconds=sum(elapsed[1:].tolist()) if len(steps) > 1 else None,
         startup=startup,
         evaluation_seconds=_evaluation(run.ranks),
         epochs=epochs,
@@ -202,36 +260,40 @@ def run_figures(run: Run) -> RunFigures:
     )
 
 
-def _steps_of_all(run: Run, notes: list[str]) -> dict[int, tuple[StepLine, ...]]:
-    """Step number to one line per rank, in order, for the steps that every rank needed recorded."""
+def _steps_of_all(run: Run, notes: list[str]) -> RunSteps:
+    """The steps that every rank needed recorded."""
     present = {rank.rank for rank in run.ranks}
     if absent := [rank for rank in run.ranks_needed if rank not in present]:
         notes.append(f"no record of {'rank' if len(absent) == 1 else 'ranks'} {', '.join(map(str, absent))}")
-        return {}
-    common = {lines[0].step: lines for lines in common_steps(run, lambda rank: rank.steps)}
-    counts = [len({line.step for line in rank.steps}) for rank in run.ranks]
+        return RunSteps.of([])
+    common = run_steps(run)
+    counts = [len(rank.steps) for rank in run.ranks]
+    if any(count != len(common) for count in counts):
+        counts = [len(np.unique(Steps.of(rank.steps).step)) for rank in run.ranks]
     if any(count != len(common) for count in counts):
         notes.append(f"ranks disagree in their steps: only the {len(common)} of {max(counts)} that all recorded count")
     return common
 
 
-def _loss_by_step(run: Run, steps: Mapping[int, Sequence[StepLine]]) -> tuple[tuple[int, float | None], ...]:
+def _loss_by_step(run: Run, steps: RunSteps) -> LossByStep:
     """Of an imported run the steps whose loss the log tells: elsewhere it is not known, rather than not finite."""
-    means = [(step, _mean([line.loss for line in lines])) for step, lines in steps.items()]
-    return tuple((step, loss) for step, loss in means if loss is not None or run.header.imported is None)
+    losses = LossByStep.mean(steps.step, steps.loss)
+    return losses if run.header.imported is None else losses.known()
 
 
-def _steady(light: Sequence[int], alike: Sequence[int], warm: WarmUp) -> Sequence[int]:
-    """The light steps after the last of `alike` that is warm-up; at least half of them."""
+def _steady(light: Integers, alike: Integers, warm: WarmUp) -> Integers:
+    """The light steps after the last of `alike` that is warm-up; at least half of them. All are places in the run."""
     if not warm.steps:
         return light
-    return light[min(light.index(alike[warm.steps - 1]) + 1, len(light) // 2) :]
+    return light[min(int(np.searchsorted(light, alike[warm.steps - 1])) + 1, len(light) // 2) :]
 
 
-def _spread(seconds: Sequence[float]) -> float | None:
-    if len(seconds) < _FEWEST_FOR_SPREAD or statistics.median(seconds) <= 0:
+def _spread(seconds: Floats) -> float | None:
+    if len(seconds) < _FEWEST_FOR_SPREAD:
         return None
-    return (quantile(seconds, 0.75) - quantile(seconds, 0.25)) / statistics.median(seconds)
+    ordered = np.sort(seconds)
+    middle = quantile(ordered, 0.5)
+    return (quantile(ordered, 0.75) - quantile(ordered, 0.25)) / middle if middle > 0 else None
 
 
 def _epochs(ranks: Sequence[RankRecord], needed: Collection[int], notes: list[str]) -> tuple[EpochFigures, ...]:
@@ -300,12 +362,6 @@ def _compiled(ranks: Sequence[RankRecord]) -> dict[str, tuple[str, ...]]:
     for phase in (phase for rank in ranks for phase in rank.phases if phase.compiled):
         by_phase.setdefault(phase.name, set()).update(phase.compiled)
     return {phase: tuple(sorted(names)) for phase, names in by_phase.items()}
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    """The mean, or None as soon as one value is unknown or not finite."""
-    known = [value for value in map(finite_or_none, values) if value is not None]
-    return statistics.fmean(known) if values and len(known) == len(values) else None
 
 
 @dataclass(frozen=True)

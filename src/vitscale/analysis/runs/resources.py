@@ -11,14 +11,18 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
+
 from vitscale.analysis.runs.compute import Compute, Energy, compute, energy_per_image
 from vitscale.analysis.runs.environments import environments
 from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.runs.repeats import Clusters, over_runs
+from vitscale.analysis.runs.steps import LIGHT, Integers
 from vitscale.analysis.statistics import known_median
 from vitscale.present.estimate import Estimate
 from vitscale.store.records import GPU_LIMITS, GpuSamples, RankRecord, ResourcesLine
 from vitscale.store.results import Run
+from vitscale.store.steps import Steps
 
 NOT_RECORDED = "this run recorded no use of its GPUs"
 
@@ -230,16 +234,22 @@ def timed_spans(run: Run, steady_from: int = 0) -> dict[int, range]:
         steady_from: `RunFigures.steady_from`: light steps before it are warm-up that went on.
     """
     spans: dict[int, set[range]] = {}
-    disturbed: set[int] = set()
+    disturbed: list[Integers] = []
     for rank in run.ranks:
+        steps = Steps.of(rank.steps)
         for line in rank.resources:
-            own = [step.step for step in rank.steps if step.epoch == line.epoch]
-            first, last = line.steps or (min(own, default=0), max(own, default=-1))
+            own = steps.step[steps.epoch == line.epoch] if line.steps is None else ()
+            first, last = line.steps or ((int(min(own)), int(max(own))) if len(own) else (0, -1))
             spans.setdefault(line.epoch, set()).add(range(first, last + 1))
-        timed = {s.step for s in rank.steps if s.window == "light" and not s.warmup and s.step >= steady_from}
-        disturbed |= {step.step for step in rank.steps} - timed
-    alike = {epoch: stretch for epoch, (stretch, *others) in spans.items() if not others}
-    return {epoch: steps for epoch, steps in alike.items() if steps and disturbed.isdisjoint(steps)}
+        timed = (steps.window == LIGHT) & ~steps.warmup & (steps.step >= steady_from)
+        disturbed.append(np.setdiff1d(steps.step, steps.step[timed]))
+    alike = {epoch: stretch for epoch, (stretch, *others) in spans.items() if not others and stretch}
+    numbers = np.concatenate([*disturbed, np.array([], dtype=np.int64)])
+    return {
+        epoch: stretch
+        for epoch, stretch in alike.items()
+        if not ((numbers >= stretch.start) & (numbers < stretch.stop)).any()
+    }
 
 
 def _use(run: Run, figures: RunFigures) -> _RunUse:

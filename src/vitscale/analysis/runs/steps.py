@@ -26,19 +26,28 @@ was timed. t_last is the mean of the short steps that were timed, else its slots
 
 from __future__ import annotations
 
+import itertools
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
-from vitscale.store.records import ModelLine, RankRecord, StepLine
+import numpy as np
+import numpy.typing as npt
+
+from vitscale.store.records import ModelLine, RankRecord
 from vitscale.store.results import Run
+from vitscale.store.steps import COLUMNS, WINDOWS, Steps
 from vitscale.trial.trial import Trial, last_step_share, samples_used, steps_per_epoch
 
-StepKind = Literal["whole", "first", "short"]
-"""whole: a full global batch. first: one that begins an epoch after the first, and may wait for the loader. short: the
-last of an epoch, with the images that are left."""
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+WHOLE, FIRST, SHORT = range(3)
+"""Kinds of a step. Whole: a full global batch. First: one that begins an epoch after the first, and may wait for the
+loader. Short: the last of an epoch, with the images that are left."""
+LIGHT, EXPLAINED, ATTACHED = (WINDOWS.index(name) for name in ("light", "explained", "attached"))
 
 FEWEST_STEPS = 8
 """Below it nobody knows what is usual, and nothing is set aside."""
@@ -51,45 +60,105 @@ _MAD_TO_SIGMA = 1.4826
 _AS_LONG = 0.5
 
 
-def elapsed_by_step(steps: Mapping[int, Sequence[StepLine]]) -> dict[int, float]:
-    """Seconds that each step adds to the time that passed: see the module.
+@dataclass(frozen=True, eq=False)
+class RunSteps:
+    """The steps that every rank needed recorded, in rising order: arrays of S steps, or of R ranks x S steps."""
+
+    step: Integers
+    """Numbers, (S,)."""
+    epoch: Integers
+    """(R, S), as the following."""
+    seconds: Floats
+    images: Integers
+    loss: Floats
+    """NaN where a line has null."""
+    warmup: Flags
+    window: npt.NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, ranks: Sequence[Steps]) -> RunSteps:
+        """The steps that all of `ranks` have; of lines of one number a rank's last one counts."""
+        own = [_each_once(steps) for steps in ranks]
+        common = own[0].step if own else np.array([], dtype=np.int64)
+        for steps in own[1:]:
+            if not np.array_equal(common, steps.step):
+                common = np.intersect1d(common, steps.step, assume_unique=True)
+        kept = [
+            steps if len(steps) == len(common) else steps.at(np.isin(steps.step, common, assume_unique=True))
+            for steps in own
+        ]
+        return cls(common, **{name: _stacked([getattr(steps, name) for steps in kept], name) for name in _PER_RANK})
+
+    def in_window(self, window: int) -> Flags:
+        """Which steps lie after warm-up and in a window on all ranks, (S,)."""
+        return np.asarray(((self.window == window) & ~self.warmup).all(axis=0))
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+_PER_RANK = tuple(name for name in COLUMNS if name != "step")
+
+
+def _stacked(rows: Sequence[npt.NDArray[Any]], name: str) -> npt.NDArray[Any]:
+    return np.stack(rows) if rows else np.empty((0, 0), dtype=COLUMNS[name])
+
+
+def run_steps(run: Run) -> RunSteps:
+    """The steps of a run; none if a rank is missing."""
+    complete = run.ranks and len(run.ranks) >= len(run.ranks_needed)
+    return RunSteps.of([Steps.of(rank.steps) for rank in run.ranks] if complete else [])
+
+
+def _each_once(steps: Steps) -> Steps:
+    if (np.diff(steps.step) > 0).all():
+        return steps
+    _, places = np.unique(steps.step[::-1], return_index=True)
+    return steps.at(len(steps) - 1 - places)
+
+
+def elapsed_seconds(steps: RunSteps) -> Floats:
+    """Seconds that each step adds to the time that passed, (S,): see the module.
 
     Clocks start together where an epoch or an explained block begins and after such a block. After marked warm-up they
     are taken as together, and so they are after a step that is missing in the record.
-
-    Args:
-        steps: step number to one line per rank, in rising order.
     """
-    elapsed: dict[int, float] = {}
-    sums: list[float] = []
-    before: StepLine | None = None
-    for step, lines in steps.items():
-        line = lines[0]
-        if (
-            before is None
-            or (before.step + 1, before.epoch, before.warmup) != (step, line.epoch, line.warmup)
-            or (before.window == "explained") != (line.window == "explained")
-        ):
-            sums = [0.0] * len(lines)
-        passed = max(sums)
-        sums = [total + own.seconds for total, own in zip(sums, lines, strict=True)]
-        elapsed[step] = max(sums) - passed
-        before = line
+    if not len(steps):
+        return np.array([])
+    epoch, warmup, explained = steps.epoch[0], steps.warmup[0], steps.window[0] == EXPLAINED
+    together = (
+        (np.diff(steps.step) != 1)
+        | (epoch[1:] != epoch[:-1])
+        | (warmup[1:] != warmup[:-1])
+        | (explained[1:] != explained[:-1])
+    )
+    edges = [0, *(np.flatnonzero(together) + 1).tolist(), len(steps)]
+    elapsed = np.empty(len(steps))
+    with np.errstate(over="ignore", invalid="ignore"):
+        for begin, end in itertools.pairwise(edges):
+            passed = np.cumsum(steps.seconds[:, begin:end], axis=1).max(axis=0)
+            elapsed[begin:end] = np.diff(passed, prepend=0.0)
     return elapsed
 
 
-def step_kinds(steps: Mapping[int, Sequence[StepLine]]) -> dict[int, StepKind]:
-    """What work each step holds, by its images and its place.
+def step_kinds(steps: RunSteps) -> npt.NDArray[np.uint8]:
+    """What work each step holds, by its images and its place, (S,): WHOLE, FIRST or SHORT.
 
     The run's very first step is a whole one: if it is slow, that is warm-up.
     """
-    images = {step: sum(line.images for line in lines) for step, lines in steps.items()}
-    whole = max(images.values(), default=0)
-    by_epoch: dict[int, list[int]] = {}
-    for step, lines in steps.items():
-        by_epoch.setdefault(lines[0].epoch, []).append(step)
-    begins = {same[0] for same in list(by_epoch.values())[1:] if len(same) > 1}
-    return {step: "short" if images[step] < whole else "first" if step in begins else "whole" for step in steps}
+    kinds = np.full(len(steps), WHOLE, dtype=np.uint8)
+    if len(steps):
+        images = steps.images.sum(axis=0, dtype=np.float64)
+        _, begins, counts = np.unique(steps.epoch[0], return_index=True, return_counts=True)
+        kinds[begins[(counts > 1) & (begins > 0)]] = FIRST
+        kinds[images < images.max()] = SHORT
+    return kinds
+
+
+def median(values: Floats) -> float:
+    """As `statistics.median`, of an array."""
+    ordered, half = np.sort(values), len(values) // 2
+    return float(ordered[half]) if len(values) % 2 else float((ordered[half - 1] + ordered[half]) / 2)
 
 
 @dataclass(frozen=True)
@@ -102,7 +171,7 @@ class SlowSteps:
     """They come too often to be set aside, and are in every figure."""
 
 
-def slow_steps(seconds: Mapping[int, float], kinds: Mapping[int, StepKind]) -> SlowSteps:
+def slow_steps(numbers: Integers, seconds: Floats, kinds: npt.NDArray[np.uint8]) -> SlowSteps:
     """Finds the slow ones among a run's light steps after warm-up.
 
     A step is slow where it takes 1.5 times the median whole step, and more than 6 scaled median absolute deviations of
@@ -113,33 +182,34 @@ def slow_steps(seconds: Mapping[int, float], kinds: Mapping[int, StepKind]) -> S
     one more is at least half as long beyond the usual as it is: such steps come more often than that.
 
     Args:
-        seconds: elapsed seconds by step (`elapsed_by_step`).
-        kinds: of each step (`step_kinds`).
+        numbers: of the steps, (S,).
+        seconds: elapsed seconds (`elapsed_seconds`), (S,).
+        kinds: of each (`step_kinds`), (S,).
     """
     if len(seconds) < FEWEST_STEPS:
         return SlowSteps()
-    whole = [value for step, value in seconds.items() if kinds[step] == "whole"]
-    usual = statistics.median(whole if len(whole) >= FEWEST_STEPS else seconds.values())
+    whole = seconds[kinds == WHOLE]
+    usual = median(whole if len(whole) >= FEWEST_STEPS else seconds)
     if usual <= 0:
         return SlowSteps()
-    logs = [math.log(value) for value in whole or seconds.values() if value > 0]
-    centre = statistics.median(logs)
-    noise = _MAD_TO_SIGMA * statistics.median(abs(log - centre) for log in logs)
+    some = whole if len(whole) else seconds
+    logs = np.log(some[some > 0])
+    centre = median(logs)
+    noise = _MAD_TO_SIGMA * median(np.abs(logs - centre))
     margin = max(math.log(SLOWER_TIMES), DEVIATIONS * noise)
-    firsts = sorted(value for step, value in seconds.items() if kinds[step] == "first")
-    of_a_first = max(usual, firsts[0]) if len(firsts) > 1 else usual
-    beyond = {
-        step: value - level
-        for step, value in seconds.items()
-        if value > (level := of_a_first if kinds[step] == "first" else usual)
-        and math.log(value) - math.log(level) > margin
-    }
-    slowest = sorted(beyond, key=beyond.__getitem__, reverse=True)
+    firsts = seconds[kinds == FIRST]
+    of_a_first = max(usual, float(firsts.min())) if len(firsts) > 1 else usual
+    level = np.where(kinds == FIRST, of_a_first, usual)
+    above = np.flatnonzero(seconds > level)
+    above = above[np.log(seconds[above]) - np.log(level[above]) > margin]
+    beyond = seconds[above] - level[above]
+    order = np.argsort(-beyond, kind="stable")
+    excess, slowest = beyond[order].tolist(), numbers[above[order]].tolist()
     most = max(1, len(seconds) // ONE_IN)
     count = next(
         count
         for count in range(min(most, len(slowest)), -1, -1)
-        if count in (0, len(slowest)) or beyond[slowest[count]] < _AS_LONG * beyond[slowest[count - 1]]
+        if count in (0, len(slowest)) or excess[count] < _AS_LONG * excess[count - 1]
     )
     return SlowSteps(tuple(sorted(slowest[:count])), tuple(sorted(slowest[count:])))
 
@@ -196,42 +266,50 @@ NO_PACE = Pace()
 
 def of_steps(
     run: Run,
-    timed: Mapping[int, Sequence[StepLine]],
-    elapsed: Mapping[int, float],
-    kinds: Mapping[int, StepKind],
+    elapsed: Floats,
+    kinds: npt.NDArray[np.uint8],
+    images: Integers,
     model: ModelLine | None,
 ) -> Pace:
-    """The pace by timed steps, at least one, with their seconds by `elapsed_by_step` and their `step_kinds`."""
+    """The pace by T timed steps, at least one.
+
+    Args:
+        run: the record.
+        elapsed: their `elapsed_seconds`, (T,).
+        kinds: their `step_kinds`, (T,).
+        images: of R ranks, (R, T).
+        model: what was built.
+    """
     trial = run.header.trial
-    seconds = {kind: [elapsed[step] for step in timed if kinds[step] == kind] for kind in ("whole", "first", "short")}
+    seconds: dict[int, list[float]] = {kind: elapsed[kinds == kind].tolist() for kind in (WHOLE, FIRST, SHORT)}
     mean = {kind: _mean(values) for kind, values in seconds.items() if values}
     trained, count = of_an_epoch(trial, model)
     if not trained or not count or count == 1:
         # Of an epoch of one step that step is the whole; of an unknown dataset nobody knows which step is its last.
-        whole = [*seconds["whole"], *seconds["first"]] or seconds["short"]
+        whole = [*seconds[WHOLE], *seconds[FIRST]] or seconds[SHORT]
         step = _mean(whole)
         if count == 1 and trained:
             return _pace(step, 1.0, None, trained)
         # Where an imported log tells of some ranks alone, the others take as many images: a step is everybody's.
         of_each = trial.world.size / len(run.ranks_needed)
-        images = of_each * sum(line.images for lines in timed.values() for line in lines)
-        passed = sum(elapsed[step] for step in timed)
-        return Pace(cost(step), None, cost(images / passed) if passed > 0 else None, "steps")
+        passed = sum(elapsed.tolist())
+        rate = of_each * float(images.sum(dtype=np.float64)) / passed if passed > 0 else None
+        return Pace(cost(step), None, cost(rate), "steps")
     share = last_step_share(trial, trained)
     wholes = count if share is None else count - 1
     step = _whole_step(mean, wholes, share)
     if share is None or step <= 0:
         return _pace(step, float(count), None, trained)
-    source: LastStepSource = "measured" if "short" in mean else "share"
-    return _pace(step, wholes + (mean["short"] / step if source == "measured" else share), source, trained)
+    source: LastStepSource = "measured" if SHORT in mean else "share"
+    return _pace(step, wholes + (mean[SHORT] / step if source == "measured" else share), source, trained)
 
 
-def _whole_step(mean: Mapping[str, float], wholes: int, share: float | None) -> float:
+def _whole_step(mean: Mapping[int, float], wholes: int, share: float | None) -> float:
     """The mean over the `wholes` whole steps of an epoch, of which one begins it, from the means of those timed."""
-    if "whole" not in mean and "first" not in mean:
-        return mean["short"] / (share or 1.0)
-    inner = mean.get("whole", mean.get("first", 0.0))
-    return inner + (mean.get("first", inner) - inner) / wholes
+    if WHOLE not in mean and FIRST not in mean:
+        return mean[SHORT] / (share or 1.0)
+    inner = mean.get(WHOLE, mean.get(FIRST, 0.0))
+    return inner + (mean.get(FIRST, inner) - inner) / wholes
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from vitscale.analysis.runs.steps import Flags, Floats, median
 from vitscale.analysis.statistics import t_below
 
 FEWEST_STEPS = 12
@@ -46,7 +48,7 @@ class WarmUp:
 NONE_SEEN = WarmUp(0, None)
 
 
-def warm_up(seconds: Sequence[float]) -> WarmUp:
+def warm_up(times: Sequence[float] | Floats) -> WarmUp:
     """Looks for a slow beginning in the times of like steps, in order.
 
     The steady level is the median of the later half, its noise the scaled median absolute deviation there: neither
@@ -55,41 +57,41 @@ def warm_up(seconds: Sequence[float]) -> WarmUp:
     and by 3 such deviations. Two or more slow steps at the beginning are warm-up; so is one alone that is beyond by
     half and by 10 deviations. What is slow later on is no warm-up.
     """
-    if len(seconds) < FEWEST_STEPS:
+    if len(times) < FEWEST_STEPS:
         return NONE_SEEN
+    seconds = np.asarray(times, dtype=np.float64)
     half = len(seconds) // 2
-    steady = statistics.median(seconds[half:])
-    noise = _MAD_TO_SIGMA * statistics.median(abs(value - steady) for value in seconds[half:])
+    steady = median(seconds[half:])
+    noise = _MAD_TO_SIGMA * median(np.abs(seconds[half:] - steady))
     noise *= _stretch(seconds[half:])
 
-    def beyond(value: float, share: float, deviations: float) -> bool:
-        return value > steady * (1 + share) and value > steady + deviations * noise
+    def beyond(values: Floats, share: float, deviations: float) -> Flags:
+        return (values > steady * (1 + share)) & (values > steady + deviations * noise)
 
-    slow = next((n for n, value in enumerate(seconds) if not beyond(value, _SLOWER_BY, _DEVIATIONS)), len(seconds))
-    if slow == 1 and not beyond(seconds[0], _ALONE_SLOWER_BY, _ALONE_DEVIATIONS):
+    slow = int(np.argmin([*beyond(seconds, _SLOWER_BY, _DEVIATIONS), False]))
+    if slow == 1 and not beyond(seconds[:1], _ALONE_SLOWER_BY, _ALONE_DEVIATIONS)[0]:
         slow = 0
     if slow > half:  # it did not get warm in time: what is left out is not all of it
-        return WarmUp(half, steady / statistics.median(seconds[:half]) - 1)
+        return WarmUp(half, steady / median(seconds[:half]) - 1)
     return WarmUp(slow, _trend(seconds[slow:]))
 
 
-def _stretch(seconds: Sequence[float]) -> float:
+def _stretch(seconds: Floats) -> float:
     """What a deviation inside n consecutive steps is multiplied by, for the autocorrelation r of their noise.
 
     sqrt((1 + r) / (1 - r)), by which the error of a mean grows, times 1 + 8 / n, for few steps tell r badly. r is
     unbiased by Kendall, "Note on bias in the estimation of autocorrelation" (Biometrika 41, 1954, 403-404).
     """
-    count, middle = len(seconds), statistics.median(seconds)
+    count, middle = len(seconds), median(seconds)
     if middle <= 0:
         return 1.0
-    ratios = [value / middle for value in seconds]
-    mean = sum(ratios) / count
-    r = (count * _correlation([ratio - mean for ratio in ratios]) + 1) / (count - 3)
+    ratios = seconds / middle
+    r = (count * _correlation(ratios - ratios.mean()) + 1) / (count - 3)
     r = min(max(r, 0.0), _MOST_CORRELATED) if r == r else _MOST_CORRELATED
     return math.sqrt((1 + r) / (1 - r)) * (1 + _SMALL_SAMPLE / count)
 
 
-def _trend(seconds: Sequence[float]) -> float | None:
+def _trend(seconds: Floats) -> float | None:
     """Share by which the times change, where they do so steadily: by 5 % and more than chance has it.
 
     A line through the logarithms of the medians of up to 20 blocks of consecutive steps, with errors that are
@@ -100,45 +102,42 @@ def _trend(seconds: Sequence[float]) -> float | None:
     if count < _FEWEST_BLOCKS:
         return None
     edges = [len(seconds) * edge // count for edge in range(count + 1)]
-    blocks = [statistics.median(seconds[start:end]) for start, end in itertools.pairwise(edges)]
-    middle, third = statistics.median(blocks), count // 3
-    if min(blocks) <= 0 or min(blocks) / middle == 0 or not math.isfinite(max(blocks) / middle):
+    blocks = np.array([median(seconds[start:end]) for start, end in itertools.pairwise(edges)])
+    middle, third = median(blocks), count // 3
+    least, most = float(blocks.min()), float(blocks.max())
+    if least <= 0 or least / middle == 0 or not math.isfinite(most / middle):
         return None
-    before, after = statistics.median(blocks[:third]), statistics.median(blocks[-third:])
-    change = after / before - 1
+    change = median(blocks[-third:]) / median(blocks[:third]) - 1
     if abs(change) <= _CHANGE:
         return None
-    slope, error = _slope([math.log(block / middle) for block in blocks])
+    slope, error = _slope(np.log(blocks / middle))
     chance = t_below(count - 3, -abs(slope) / error) if error > 0 else 0.0
     return change if slope * change > 0 and chance < _P else None
 
 
-def _slope(values: Sequence[float]) -> tuple[float, float]:
+def _slope(values: Floats) -> tuple[float, float]:
     """The slope per place and its standard error, by Prais and Winsten."""
     count = len(values)
-    times = [step - (count - 1) / 2 for step in range(count)]
-    mean = sum(values) / count
-    slope = sum(t * value for t, value in zip(times, values, strict=True)) / sum(t * t for t in times)
-    r = _correlation([value - mean - slope * t for t, value in zip(times, values, strict=True)])
+    times = np.arange(count) - (count - 1) / 2
+    mean = values.mean()
+    slope = times @ values / (times @ times)
+    r = _correlation(values - mean - slope * times)
     r = min(max((count * r + 2) / (count - 4), 0.0), _MOST_CORRELATED_BLOCKS)
 
-    def free(of: Sequence[float]) -> list[float]:
-        return [math.sqrt(1 - r * r) * of[0], *(now - r * last for last, now in itertools.pairwise(of))]
+    def free(of: Floats) -> Floats:
+        return np.concatenate([math.sqrt(1 - r * r) * of[:1], of[1:] - r * of[:-1]])
 
-    ones, times, values = free([1.0] * count), free(times), free(values)
-
-    def product(first: Sequence[float], second: Sequence[float]) -> float:
-        return sum(a * b for a, b in zip(first, second, strict=True))
-
-    oo, ot, tt = product(ones, ones), product(ones, times), product(times, times)
+    ones, times, values = free(np.ones(count)), free(times), free(values)
+    oo, ot, tt = ones @ ones, ones @ times, times @ times
     whole = oo * tt - ot * ot
-    slope = (oo * product(times, values) - ot * product(ones, values)) / whole
-    level = (tt * product(ones, values) - ot * product(times, values)) / whole
-    squares = sum((v - level * o - slope * t) ** 2 for v, o, t in zip(values, ones, times, strict=True))
-    return slope, math.sqrt(squares / (count - 3) * oo / whole)
+    slope = (oo * (times @ values) - ot * (ones @ values)) / whole
+    level = (tt * (ones @ values) - ot * (times @ values)) / whole
+    squares = float(((values - level * ones - slope * times) ** 2).sum())
+    return float(slope), math.sqrt(squares / (count - 3) * float(oo / whole))
 
 
-def _correlation(residuals: Sequence[float]) -> float:
+def _correlation(residuals: Floats) -> float:
     """Correlation of each value with the next one; 0 where there is none."""
-    whole = sum(value * value for value in residuals)
-    return sum(a * b for a, b in itertools.pairwise(residuals)) / whole if whole > 0 else 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        whole = float(residuals @ residuals)
+        return float(residuals[1:] @ residuals[:-1]) / whole if whole > 0 else 0.0

@@ -22,15 +22,26 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from vitscale.analysis.runs.repeats import Clusters, observations
-from vitscale.analysis.runs.steps import StepKind, common_steps, elapsed_by_step, slow_steps, step_kinds
+from vitscale.analysis.runs.steps import (
+    ATTACHED,
+    LIGHT,
+    WHOLE,
+    Integers,
+    common_steps,
+    elapsed_seconds,
+    run_steps,
+    slow_steps,
+    step_kinds,
+)
 from vitscale.analysis.statistics import mean_interval
 from vitscale.analysis.time.exposure import RankExposure, exposures, step_parts
 from vitscale.base.time_spans import length
 from vitscale.present.estimate import Estimate
 from vitscale.store.records import COMMUNICATION, EXPOSED, PARTS, ExplainedLine
 from vitscale.store.results import Run
-from vitscale.trial.step_schedule import StepWindow
 
 COMPUTE = ("h2d", "forward", "backward")
 _LEAST_WAIT_SHARE = 0.02
@@ -270,33 +281,30 @@ def _overheads(run: Run, steady_from: int) -> tuple[float | None, float | None]:
         attached ones where there are any; and the mean whole attached step against as many light ones, the last before
         the profiler.
     """
-    steps = {lines[0].step: lines for lines in common_steps(run, lambda rank: rank.steps)}
-    elapsed, kinds = elapsed_by_step(steps), step_kinds(steps)
+    steps = run_steps(run)
+    elapsed, kinds = elapsed_seconds(steps), step_kinds(steps)
 
-    def timed(window: StepWindow) -> list[int]:
-        own = [
-            step
-            for step, lines in steps.items()
-            if step >= steady_from and all(line.window == window and not line.warmup for line in lines)
-        ]
-        slow = slow_steps({step: elapsed[step] for step in own}, kinds).set_aside
-        return [step for step in own if step not in slow]
+    def timed(window: int) -> Integers:
+        own = np.flatnonzero(steps.in_window(window) & (steps.step >= steady_from))
+        slow = slow_steps(steps.step[own], elapsed[own], kinds[own]).set_aside
+        return own[~np.isin(steps.step[own], slow)]
 
-    def slower(some: Sequence[int], against: Sequence[int]) -> float | None:
-        usual = statistics.fmean(elapsed[step] for step in against) if against else 0.0
-        return statistics.fmean(elapsed[step] for step in some) / usual - 1 if some and usual > 0 else None
+    def slower(some: Integers, against: Integers) -> float | None:
+        usual = float(elapsed[against].mean()) if len(against) else 0.0
+        return float(elapsed[some].mean()) / usual - 1 if len(some) and usual > 0 else None
 
-    blocks: dict[tuple[int, StepKind], list[int]] = {}
+    place_of = dict(zip(steps.step.tolist(), range(len(steps)), strict=True))
+    blocks: dict[tuple[int, int], list[int]] = {}
     for line in run.ranks[0].explained:
-        if line.step >= steady_from and line.step in steps:
-            blocks.setdefault((line.block, kinds[line.step]), []).append(line.step)
-    light, attached = timed("light"), timed("attached")
+        if line.step >= steady_from and (place := place_of.get(line.step)) is not None:
+            blocks.setdefault((line.block, int(kinds[place])), []).append(place)
+    light, attached = timed(LIGHT), timed(ATTACHED)
     ratios = []
     for (_, kind), block in blocks.items():
-        beside = [step for step in attached or light if kinds[step] == kind]
-        before = [step for step in beside if step < min(block)][-_NEIGHBOURS:]
-        after = [step for step in beside if step > max(block)][:_NEIGHBOURS]
-        ratios.append(slower(block, [*before, *after]))
+        some = attached if len(attached) else light
+        beside = some[kinds[some] == kind]
+        around = [*beside[beside < min(block)][-_NEIGHBOURS:], *beside[beside > max(block)][:_NEIGHBOURS]]
+        ratios.append(slower(np.array(block), np.array(around, dtype=np.int64)))
     known = [ratio for ratio in ratios if ratio is not None]
-    light, attached = ([step for step in some if kinds[step] == "whole"] for some in (light, attached))
+    light, attached = (some[kinds[some] == WHOLE] for some in (light, attached))
     return statistics.median(known) if known else None, slower(attached, light[-len(attached) :])

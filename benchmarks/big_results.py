@@ -1,0 +1,202 @@
+"""How long a results folder of many runs takes to report, to resume and to import, and how that grows with the runs.
+
+    python benchmarks/big_results.py FOLDER [--runs 100 1000 10000] [--only ingest report json resume imports]
+
+It makes folders of up to 10,000 runs of 200 trials with 500 step rows each, as ranks write them, has the product pack
+them, and times the product's own commands on them: seconds of the processor and of the clock, and the most memory.
+What it prints stands in docs/benchmarks/README.md.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitscale import runner, store
+from vitscale.machine.hardware import Machine
+from vitscale.store.lines import RankLine
+from vitscale.store.records import (
+    FORMAT,
+    Device,
+    EndLine,
+    Environment,
+    EpochLine,
+    MatmulLine,
+    ModelLine,
+    PhaseLine,
+    ResourcesLine,
+    StartLine,
+)
+from vitscale.store.results import Outcome, RunHeader, StudyRecord
+from vitscale.trial.trial import Trial
+
+ROWS = 500
+"""Step rows of a run, over all of its ranks."""
+TRIALS = 200
+EPOCHS = 2
+HOST = Machine(cores=16, cpu_quota_cores=None, gpus=(), cpu_has_fast_bf16=False)
+STUDY = """name = "big"
+[model]
+name = "vit-ti16"
+image_size = 16
+patch_size = 4
+layers = 2
+[data]
+name = "digits"
+[train]
+epochs = 2
+device = "cpu"
+[scaling]
+gpus = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+[launch]
+launcher = "torchrun"
+threads_per_rank = 1
+oversubscribe = true
+[measure]
+explain = false
+repeats = REPEATS
+[sweep]
+"train.engine" = ["ddp", "fsdp2"]
+"train.micro_batch" = [1, 2, 4, 8, 16]
+"train.precision" = ["fp32", "bf16"]
+"""
+
+
+def make_study(folder: Path, runs: int) -> tuple[Path, StudyRecord]:
+    """The study file, of so many repeats that it has at least `runs` runs, and its record."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "study.toml"
+    path.write_text(STUDY.replace("REPEATS", str(max(2, -(-runs // TRIALS)))), encoding="utf-8")
+    return path, runner.plan(path, machine=HOST).record
+
+
+def make_results(results: Path, record: StudyRecord, runs: int, seed: int = 0) -> None:
+    """Writes a results folder of `runs` finished runs, as the driver and its ranks do."""
+    draw = random.Random(seed)  # noqa: S311 - data, no secret
+    results.mkdir(parents=True)
+    store.write_study(results, record)
+    trials = list(record.trials.items())
+    for number in range(runs):
+        repeat, place = divmod(number, len(trials))
+        trial_id, trial = trials[place]
+        header = RunHeader(
+            trial_id=trial_id,
+            repeat=repeat,
+            attempt=0,
+            trial=trial,
+            command=("torchrun", "-m", "vitscale.worker"),
+            dataset_fingerprint=record.dataset_fingerprints[trial_id],
+            seed=0,
+        )
+        folder = results / "runs" / f"{trial_id}-r{repeat}-a0"
+        folder.mkdir(parents=True)
+        (folder / "trial.json").write_text(header.model_dump_json(indent=1), encoding="utf-8")
+        (folder / "log.txt").write_text("", encoding="utf-8")
+        step_seconds = 0.05 * (1 + 0.4 / trial.world.size) * draw.gauss(1.0, 0.02)
+        for rank in range(trial.world.size):
+            (folder / f"rank-{rank}.jsonl").write_text(
+                "".join(_rank_text(trial_id, trial, rank, step_seconds, draw)), encoding="utf-8"
+            )
+        outcome = Outcome(kind="completed", reason="", started_unix_seconds=1.7e9 + 60 * number, wall_seconds=40.0)
+        (folder / "outcome.json").write_text(outcome.model_dump_json(indent=1), encoding="utf-8")
+
+
+def _rank_text(trial_id: str, trial: Trial, rank: int, step_seconds: float, draw: random.Random) -> Iterator[str]:
+    steps, images = ROWS // trial.world.size, trial.train.micro_batch
+    per_epoch = steps // EPOCHS
+    environment = Environment(
+        host="node1",
+        device=Device(type="cpu", name="Example CPU"),
+        cores_allowed=(rank,),
+        threads=1,
+        cpu_quota_cores=None,
+        versions={"torch": "2.13.0", "python": "3.11.2", "numpy": "2.3.0", "vitscale": "0.1.0"},
+        backend="gloo",
+        settings={"OMP_NUM_THREADS": "1"},
+        git_revision="0123456789abcdef0123456789abcdef01234567",
+    )
+    before: list[RankLine] = [
+        StartLine(format=FORMAT, trial=trial_id, rank=rank, world_size=trial.world.size, environment=environment),
+        *(PhaseLine(name=name, seconds=draw.uniform(0.2, 0.3)) for name in ("launch", "imports", "data", "model")),  # type: ignore[arg-type]
+        *(PhaseLine(name=name, seconds=draw.uniform(0.2, 0.3)) for name in ("engine", "first_step")),  # type: ignore[arg-type]
+        ModelLine(
+            parameters=5_500_000,
+            gradient_dtype="float32",
+            synchronised_timing=False,
+            dataset_fingerprint="digits",
+            train_samples=per_epoch * trial.global_batch,
+            held_out_samples=360,
+        ),
+    ]
+    yield from (line.model_dump_json() + "\n" for line in before)
+    for epoch in range(EPOCHS):
+        passed = 0.0
+        for step in range(epoch * per_epoch, (epoch + 1) * per_epoch):
+            seconds = step_seconds * (1 + 0.05 * draw.random())
+            passed += seconds
+            yield (
+                f'{{"kind":"step","step":{step},"epoch":{epoch},"seconds":{seconds!r},"images":{images},'
+                f'"loss":{2.3 / (1 + 0.01 * step) + 0.01 * draw.random()!r},"warmup":{str(step < 5).lower()},'
+                f'"window":"light"}}\n'
+            )
+        figures = (0.5, 0.9, 0.6, 0.85)
+        after: list[RankLine] = [
+            EpochLine(
+                epoch=epoch,
+                steps=per_epoch,
+                images=per_epoch * trial.global_batch,
+                seconds=passed,
+                complete=True,
+                train_loss=figures[0],
+                train_accuracy=figures[1],
+                held_out_loss=figures[2],
+                held_out_accuracy=figures[3],
+                peak_bytes=500_000_000,
+                evaluation_seconds=0.2,
+            ),
+            ResourcesLine(
+                epoch=epoch,
+                steps=(epoch * per_epoch + 5, (epoch + 1) * per_epoch - 1),
+                seconds=passed,
+                cpu_seconds=passed * 0.98,
+                cpu_throttled_seconds=None,
+                rss_bytes=400_000_000,
+                peak_rss_bytes=500_000_000,
+                gpu_reason="the device is the host",
+            ),
+        ]
+        yield from (line.model_dump_json() + "\n" for line in after)
+    rate = MatmulLine(dtype="float32", size=1024, flops_per_second=5e10 * draw.gauss(1.0, 0.01))
+    yield rate.model_dump_json() + "\n"
+    yield EndLine().model_dump_json() + "\n"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a command took."""
+
+    cpu_seconds: float
+    wall_seconds: float
+    peak_bytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.cpu_seconds:7.2f} s of the processor, {self.wall_seconds:7.2f} s, {self.peak_bytes / 1e6:6.0f} MB"
+        )
+
+
+def cost_of(command: Sequence[str], folder: Path) -> Cost:
+    """Runs a command to its end; what it prints is left in `folder`."""
+    begin = time.monotonic()
+    with (folder / "out.txt").open("wb") as out, (folder / "error.txt").open("wb") as error:
+        process = subprocess.Popen(command, stdout=out, stderr=error, cwd=folder)
+        _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"{command} exited with {process.returncode}: {(folder / 'error.txt').read_text()[-2000:]}")
+    return Cost(usage.ru_utime + usage.ru_stime, time.monotonic() - begin, usage.ru_maxrss * 1024)

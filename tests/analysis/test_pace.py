@@ -47,7 +47,8 @@ def in_columns(ranks: Sequence[Sequence[StepLine]]) -> RunSteps:
 
 
 def elapsed_of(ranks: Sequence[Sequence[StepLine]]) -> list[float]:
-    return elapsed_seconds(in_columns(ranks)).tolist()
+    elapsed: list[float] = elapsed_seconds(in_columns(ranks)).tolist()
+    return elapsed
 
 
 def tied_ranks(ranks: int, steps: int, lateness: float, seed: int, *, per_epoch: int = 50) -> Run:

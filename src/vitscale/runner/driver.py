@@ -21,7 +21,8 @@ from vitscale.runner.progress import StudyProgress, decoding_progress
 from vitscale.runner.todo import AddedRuns, existing_outcomes, outstanding, skip_unfit
 from vitscale.schedulers import Placement, Submitter
 from vitscale.schedulers.prepared import PreparedProcesses
-from vitscale.store import RunIndex, locked, write_study
+from vitscale.store import RunIndex, locked, pack_finished, write_study
+from vitscale.store.packs import PACK_RUNS, finish_removing
 
 
 @dataclass(frozen=True)
@@ -113,15 +114,23 @@ def _decode_data(plan: Plan, results: Path, made: list[Path], console: Console) 
 
 def _run_outstanding(plan: Plan, placement: Placement, results: Path, options: Options, console: Console) -> Report:
     # The driver of an interrupted run is gone, for we hold the lock: the room it kept is given back.
-    for reserve in results.glob("runs/*/.*reserve"):
-        reserve.unlink()
+    finish_removing(results)
     index = RunIndex(results)
+    if index.damaged:
+        raise StoreError(
+            f"{shown(str(results))} has finished runs that cannot be read: {index.damaged[0]}",
+            next_step="Put the file back from a copy; or delete it, and the same command does its runs again",
+        )
+    for name in index.unpacked:
+        for reserve in (results / "runs" / name).glob(".*reserve"):
+            reserve.unlink()
     todo = outstanding(plan, index, retry_failed=options.retry_failed)
     outcomes = existing_outcomes(plan, index, todo)
     context = plan.in_folder(results)
     todo = skip_unfit(context, todo, options.unfit, index, outcomes)
     added = AddedRuns(plan, results, outcomes, todo)
     done = 0
+    unpacked = sum(outcome is not None for outcome in index.unpacked.values())
 
     def told_cold(reason: str) -> None:
         console.print(
@@ -143,6 +152,11 @@ def _run_outstanding(plan: Plan, placement: Placement, results: Path, options: O
             done += 1
             if outcome.external:
                 raise DiskFullError(outcome.reason, next_step="What is written is whole")
+            unpacked += 1
+            if unpacked >= PACK_RUNS:
+                unpacked = pack_finished(results)
+        if unpacked >= PACK_RUNS:
+            pack_finished(results)
     return Report(done, outcomes)
 
 

@@ -12,7 +12,7 @@ from vitscale.analysis.summaries import summarise
 from vitscale.runner.one_run import RunContext, Task, new_attempt, unstarted
 from vitscale.runner.planning import Plan, begun_study
 from vitscale.store import RunIndex, write_outcome
-from vitscale.store.results import Outcome
+from vitscale.store.results import Outcome, Run
 
 
 def outstanding(plan: Plan, index: RunIndex, *, retry_failed: bool) -> list[Task]:
@@ -107,11 +107,13 @@ class AddedRuns:
         measure = plan.measure
         self._rounds = range(measure.repeats, measure.max_repeats if measure.target_ci is not None else measure.repeats)
         self._stood: dict[str, tuple[int, TargetStatus]] = {}
+        self._read: dict[str, Run] = {}
 
     def __iter__(self) -> Iterator[Task]:
         if self._rounds:
+            self._read = {run.header.folder: run for run in store.load(self._results).runs}
             for trial_id in self._plan.record.trials:
-                self._status(trial_id)
+                self._status(trial_id, [run for run in self._read.values() if run.header.trial_id == trial_id])
         for repeat in self._rounds:
             for trial_id in self._order(repeat):
                 if (trial_id, repeat) not in self._outcomes and self._status(trial_id) == "open":
@@ -139,13 +141,16 @@ class AddedRuns:
     def _own(self, trial_id: str) -> dict[int, Outcome]:
         return {repeat: outcome for (trial, repeat), outcome in self._outcomes.items() if trial == trial_id}
 
-    def _status(self, trial_id: str) -> TargetStatus:
+    def _status(self, trial_id: str, own: list[Run] | None = None) -> TargetStatus:
+        """`own`: its runs; None: those read before, and what has come since."""
         runs = len(self._own(trial_id))
         known = self._stood.get(trial_id)
         if known is None or known[0] != runs:
-            found = store.load(self._results, only=trial_id)
             trial = self._plan.record.trials[trial_id]
-            result = summarise(trial_id, trial, found.runs, combine_unlike=False)
+            if own is None:
+                own = list(store.load(self._results, only=trial_id, known=self._read).runs)
+                self._read |= {run.header.folder: run for run in own}
+            result = summarise(trial_id, trial, own, combine_unlike=False)
             target = self._plan.measure.target_ci
             now = target_status(result, target, self._plan.measure.max_repeats) if target is not None else "stopped"
             self._stood[trial_id] = known = (runs, now)

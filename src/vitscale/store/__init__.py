@@ -8,13 +8,14 @@
         log.txt                         what the launcher and the ranks printed
         rank-K.jsonl                    one line per event of rank K, appended by that rank alone
         outcome.json                    written last: a run without one was interrupted, and does not count
+      packs/NUMBER-DIGEST.parquet       a hundred finished runs as columns, in place of their files (`packs`)
 
 A crash at any instant leaves each file whole or plainly incomplete: whole files appear by rename, lines are cut off
 at most at the end. Every attempt has a folder of its own, so nothing of two attempts can mix.
 """
 
 from vitscale.store.rank_log import RankLog
-from vitscale.store.reading import RunIndex, load, read_rank, read_ranks, read_study
+from vitscale.store.reading import RunIndex, load, pack_finished, read_rank, read_ranks, read_study
 from vitscale.store.writing import locked, new_run_folder, write_outcome, write_study, write_whole
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "load",
     "locked",
     "new_run_folder",
+    "pack_finished",
     "read_rank",
     "read_ranks",
     "read_study",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from vitscale.errors import shown
 
 Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]
@@ -47,7 +50,12 @@ class RankLines(Record):
         Raises:
             ValidationError: it is none of them.
         """
-        return _parser(cls).validate_json(line)
+        return _parsers(cls)[0].validate_json(line)
+
+    @classmethod
+    def parse_all(cls, array: bytes) -> list[RankLine]:
+        """The same of a JSON array of lines."""
+        return _parsers(cls)[1].validate_json(array)
 
     @classmethod
     def of(cls, lines: Iterable[RankLine], **known: Any) -> Self:
@@ -79,7 +87,22 @@ def _last(lines: list[RankLine]) -> RankLine | None:
     return lines[-1] if lines else None
 
 
+def refuse_wild_numbers(line: RankLine) -> None:
+    """Refuses what this program never writes: NaN and infinity, which are no JSON, and integers beyond 64 bits.
+
+    Raises:
+        ValueError: the line holds one.
+    """
+    for key, value in line.__dict__.items():
+        if (isinstance(value, float) and not math.isfinite(value)) or (
+            isinstance(value, int) and value.bit_length() > 63
+        ):
+            raise ValueError(f"{key}: {shown(value)} is no number of vitscale's")
+
+
 @cache
-def _parser(record: type[RankLines]) -> TypeAdapter[RankLine]:
+def _parsers(record: type[RankLines]) -> tuple[TypeAdapter[RankLine], TypeAdapter[list[RankLine]]]:
+    """Of one line, and of an array of them."""
     union: Any = Union[tuple(kind for kind, _ in _line_table(record).values())]  # noqa: UP007 - of a table
-    return TypeAdapter(Annotated[union, Field(discriminator="kind")])
+    line = Annotated[union, Field(discriminator="kind")]
+    return TypeAdapter(line), TypeAdapter(list[line])

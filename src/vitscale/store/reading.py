@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import json
-import math
-import re
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
 from pydantic import BaseModel
 
 from vitscale.errors import StoreError, shown
-from vitscale.store.lines import RankLine
+from vitscale.store.lines import RankLine, refuse_wild_numbers
+from vitscale.store.packs import PACK_RUNS, RUN_FOLDER, finish_removing, pack_files, pack_runs, read_outcomes, read_pack
 from vitscale.store.rank_log import first_reason, parse_lines, rank_files, read_lines
 from vitscale.store.records import FORMAT, RankRecord, StepLine
 from vitscale.store.results import Outcome, Results, Run, RunHeader, StudyRecord
 from vitscale.store.steps import STEP_PREFIX, parse_steps
-
-_RUN_FOLDER = re.compile(r"(?P<trial>[0-9a-f]{12})-r(?P<repeat>\d{1,6})-a(?P<attempt>\d{1,6})")
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -63,27 +65,18 @@ def read_rank(path: Path) -> RankRecord:
     columns = parse_steps(b"".join(steps))
     strays = []
 
-    def refuse(raw: bytes, line: RankLine) -> None:
-        _refuse_wild_numbers(raw, line)
+    def refuse(_raw: bytes, line: RankLine) -> None:
+        refuse_wild_numbers(line)
         if isinstance(line, StepLine):
             strays.append(line)
 
     record = parse_lines(path, others, RankRecord, refuse, steps=columns or ())
     if columns is None or strays:
         # A line is broken, or not as a rank writes it: each by itself, so that its number is told, and in their order.
-        record = read_lines(path, RankRecord, _refuse_wild_numbers)
+        record = read_lines(path, RankRecord, lambda _, line: refuse_wild_numbers(line))
     if not record.broken:
         return record
     return record.model_copy(update={"broken": tuple(f"{path.parent.name}/{line}" for line in record.broken)})
-
-
-def _refuse_wild_numbers(_raw: bytes, line: RankLine) -> None:
-    """Refuses what this program never writes: NaN and infinity, which are no JSON, and integers beyond 64 bits."""
-    for key, value in line:
-        if (isinstance(value, float) and not math.isfinite(value)) or (
-            isinstance(value, int) and value.bit_length() > 63
-        ):
-            raise ValueError(f"{key}: {shown(value)} is no number of vitscale's")
 
 
 def read_ranks(folder: Path) -> tuple[RankRecord, ...]:
@@ -92,7 +85,7 @@ def read_ranks(folder: Path) -> tuple[RankRecord, ...]:
 
 
 class RunIndex:
-    """What is in `runs/`, by trial and repeat, from the folders' names and outcomes alone (no rank files are read)."""
+    """What is in `runs/`, by trial and repeat, from the folders' names and the outcomes alone (no lines are read)."""
 
     def __init__(self, results: Path) -> None:
         self.attempts: dict[tuple[str, int], int] = {}
@@ -102,31 +95,85 @@ class RunIndex:
         self.problems: list[str] = []
         self.earlier: dict[tuple[str, int], list[tuple[Path, Outcome]]] = {}
         """The attempts before the last one that have an outcome too: tries whose cause was passing, or mended."""
+        self.packs: dict[str, Path] = {}
+        """Name of a run's folder to the pack that holds its files."""
+        self.unpacked: dict[str, Outcome | None] = {}
+        """Name of every other folder to its outcome; None where it has none that can be read."""
+        self.damaged: list[str] = []
+        """Why packs cannot be read; among `problems` too."""
+        self._outcomes: dict[str, Outcome] = {}
+        self._results = results
+        self._seen: set[Path] = set()
         runs = results / "runs"
-        folders = sorted(runs.iterdir()) if runs.is_dir() else []
+        names = sorted(os.listdir(runs)) if runs.is_dir() else []  # noqa: PTH208 - a path for each takes ten times as long
+        self._read_packs()
+        for name in names:
+            if name not in self.packs and RUN_FOLDER.fullmatch(name):
+                self.unpacked[name] = self._own_outcome(runs / name)
+        if None in self.unpacked.values():
+            self._read_packs()  # it may have been packed just now
         told: dict[tuple[str, int], list[tuple[int, Path, Outcome]]] = {}
-        for folder in folders:
-            match = _RUN_FOLDER.fullmatch(folder.name)
+        for name in names:
+            match = RUN_FOLDER.fullmatch(name)
             if match is None:
-                self.problems.append(f"runs/{folder.name} is no run of vitscale: left out")
+                self.problems.append(f"runs/{name} is no run of vitscale: left out")
                 continue
             key, attempt = (match["trial"], int(match["repeat"])), int(match["attempt"])
             self.attempts[key] = max(attempt, self.attempts.get(key, -1))
-            if not (folder / "outcome.json").exists():
-                continue
-            try:
-                outcome = _read_json(folder / "outcome.json", Outcome)
-            except StoreError as error:
-                self.problems.append(f"{error}: left out")
-            else:
-                told.setdefault(key, []).append((attempt, folder, outcome))
+            outcome = self._outcomes.get(name) or self.unpacked.get(name)
+            if outcome is not None:
+                told.setdefault(key, []).append((attempt, results / "runs" / name, outcome))
         for key, attempts in told.items():
             *before, last = sorted(attempts, key=lambda each: each[0])
             self.finished[key] = last[1:]
             self.earlier[key] = [each[1:] for each in before]
 
+    def _read_packs(self) -> None:
+        for path in pack_files(self._results):
+            if path in self._seen:
+                continue
+            self._seen.add(path)
+            try:
+                outcomes = read_outcomes(path)
+            except StoreError as error:
+                self.damaged.append(str(error))
+                self.problems.append(f"{error}: its runs are left out")
+                continue
+            self._outcomes |= outcomes
+            self.packs |= dict.fromkeys(outcomes, path)
+            for name in outcomes:
+                self.unpacked.pop(name, None)
 
-def load(results: Path, only: str | None = None) -> Results:
+    def _own_outcome(self, folder: Path) -> Outcome | None:
+        if not (folder / "outcome.json").exists():
+            return None
+        try:
+            return _read_json(folder / "outcome.json", Outcome)
+        except StoreError as error:
+            self.problems.append(f"{error}: left out")
+            return None
+
+    def pack_of(self, folder: Path) -> Path | None:
+        """The pack that holds a run, also where it was packed since; None where its folder has its files."""
+        if folder.name not in self.packs and not (folder / "outcome.json").exists():
+            self._read_packs()
+        return self.packs.get(folder.name)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Records form no cycles: looking for some among a million objects, again and again, is half of reading them."""
+    held = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if held:
+            gc.enable()
+
+
+@_no_collection()
+def load(results: Path, only: str | None = None, known: Mapping[str, Run] = MappingProxyType({})) -> Results:
     """Reads a results folder back.
 
     Only runs of trials of the present study count; what is left out is named in `problems`.
@@ -134,6 +181,7 @@ def load(results: Path, only: str | None = None) -> Results:
     Args:
         results: the folder.
         only: the trial whose runs are wanted; None: of all.
+        known: runs by their folders that were read before, and are not read again.
 
     Raises:
         StoreError: the folder does not exist, cannot be read or holds no study.
@@ -148,24 +196,38 @@ def load(results: Path, only: str | None = None) -> Results:
     problems = list(index.problems)
     if study.imported is not None:
         problems += study.imported.problems
-    runs = []
-    for (trial_id, repeat), (folder, outcome) in sorted(index.finished.items()):
+    runs = dict(known)
+    wanted: list[str] = []
+    for (trial_id, _), (folder, outcome) in sorted(index.finished.items()):
         if only is not None and trial_id != only:
             continue
         if trial_id not in study.trials:
             problems.append(f"runs/{folder.name} belongs to an earlier form of this study: left out")
             continue
+        wanted.append(folder.name)
+        if folder.name in runs or folder.name in index.packs:
+            continue
         try:
-            header = _read_json(folder / "trial.json", RunHeader)
-            ranks = read_ranks(folder)
+            run = Run(header=_read_json(folder / "trial.json", RunHeader), outcome=outcome, ranks=read_ranks(folder))
         except (StoreError, OSError) as error:
-            problems.append(f"{error}: run left out")
+            if index.pack_of(folder) is None:
+                problems.append(f"{error}: run left out")
             continue
-        if (header.trial_id, header.repeat) != (trial_id, repeat):
-            problems.append(f"runs/{folder.name}/trial.json is of another run ({header.trial_id}): run left out")
-            continue
-        problems += [f"{line}: line left out" for record in ranks for line in record.broken]
-        runs.append(Run(header=header, outcome=outcome, ranks=ranks))
+        if index.pack_of(folder) is None:
+            problems += [f"{line}: line left out" for record in run.ranks for line in record.broken]
+            runs[folder.name] = run
+    for pack in sorted({index.packs[name] for name in wanted if name in index.packs and name not in runs}):
+        try:
+            packed = read_pack(pack)
+        except StoreError as error:
+            problems.append(f"{error}: its runs are left out")
+        else:
+            runs |= {name: packed[name] for name in wanted if name in packed and name not in runs}
+    for name in [name for name in wanted if name in runs]:
+        header = runs[name].header
+        if not name.startswith(f"{header.trial_id}-r{header.repeat}-"):
+            problems.append(f"runs/{name}/trial.json is of another run ({header.trial_id}): run left out")
+            del runs[name]
     for key, tries in index.earlier.items():
         if key[0] in study.trials and only in (None, key[0]):
             problems += [
@@ -174,4 +236,32 @@ def load(results: Path, only: str | None = None) -> Results:
     interrupted = sum(1 for key in index.attempts if key not in index.finished and key[0] in study.trials)
     if interrupted:
         problems.append(f"{interrupted} run(s) were interrupted; `vitscale run` does them again")
-    return Results(study=study, runs=tuple(runs), problems=tuple(problems))
+    return Results(study=study, runs=tuple(runs[name] for name in wanted if name in runs), problems=tuple(problems))
+
+
+def pack_finished(results: Path) -> int:
+    """Packs the finished runs of a folder whose lock is held, `PACK_RUNS` at a time; how many are left as they are.
+
+    A run with a line that cannot be read is left as it is, and so are those of a folder that Slurm's jobs write to.
+
+    Raises:
+        OSError: the disk does not take it; nothing is lost.
+    """
+    finish_removing(results)
+    folders = [name for name, outcome in RunIndex(results).unpacked.items() if outcome is not None]
+    if (results / "jobs").is_dir():
+        return 0
+    runs: dict[str, Run] = {}
+    for name in folders:
+        folder = results / "runs" / name
+        try:
+            header, outcome = _read_json(folder / "trial.json", RunHeader), _read_json(folder / "outcome.json", Outcome)
+            run = Run(header=header, outcome=outcome, ranks=read_ranks(folder))
+        except (StoreError, OSError):
+            continue
+        if header.folder == name and not folder.is_symlink() and not any(record.broken for record in run.ranks):
+            runs[name] = run
+        if len(runs) == PACK_RUNS:
+            pack_runs(results, runs)
+            runs = {}
+    return 0

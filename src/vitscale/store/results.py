@@ -85,9 +85,14 @@ class RunHeader(Record):
     """Null: vitscale ran it."""
 
     @property
+    def folder(self) -> str:
+        """Name of its folder in `runs/`."""
+        return f"{self.trial_id}-r{self.repeat}-a{self.attempt}"
+
+    @property
     def log(self) -> str:
         """What the launcher and the ranks printed, inside the results folder; empty of an imported run."""
-        return "" if self.imported is not None else f"runs/{self.trial_id}-r{self.repeat}-a{self.attempt}/log.txt"
+        return "" if self.imported is not None else f"runs/{self.folder}/log.txt"
 
 
 class Run(Record):

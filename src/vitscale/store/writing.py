@@ -15,22 +15,23 @@ _OUTCOME_BYTES = 256 * 1024
 _LAST_WORD_BYTES = 64 * 1024
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Replaces `path` by `text` so that a crash leaves the old content or the new, never a mixture."""
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Replaces `path` by `content`, text as UTF-8: a crash leaves the old content or the new, never a mixture."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
     try:
-        with draft.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with draft.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Forces the names in a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -73,7 +74,7 @@ def new_run_folder(results: Path, header: RunHeader) -> Path:
     """
     folder = results / "runs" / f"{header.trial_id}-r{header.repeat}-a{header.attempt}"
     folder.mkdir(parents=True)
-    _sync_folder(folder.parent)
+    sync_folder(folder.parent)
     _reserve(folder / ".reserve", _OUTCOME_BYTES)
     for rank in range(header.trial.world.size):
         _reserve(folder / f".rank-{rank}.reserve", _LAST_WORD_BYTES)

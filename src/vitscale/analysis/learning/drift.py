@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.scaling import trial_name
 from vitscale.analysis.trials import Drift, TrialResult
 from vitscale.trial.engines import of_engine
@@ -61,9 +62,15 @@ def largest(member: TrialResult, reference: TrialResult) -> LossDifference | Non
 def between_runs(run: tuple[int, Losses], reference: TrialResult) -> LossDifference | None:
     """A run against the reference's first one; where repeats have seeds of their own, against the same repeat."""
     repeat, ours = run
-    candidates = [theirs for number, theirs in losses(reference) if number == repeat or not seeded(reference)]
-    by_step = differences(ours, candidates[0]) if candidates else ()
+    own = sorted(zip(reference.records, reference.runs, strict=True), key=lambda pair: pair[0].header.repeat)
+    numbered = ((theirs.header.repeat, figures) for theirs, figures in own)
+    first = next((figures for number, figures in numbered if number == repeat or not seeded(reference)), None)
+    by_step = differences(ours, _first_losses(first)) if first is not None else ()
     return LossDifference(by_step) if by_step else None
+
+
+def _first_losses(figures: RunFigures) -> Losses:
+    return dict(figures.loss_by_step[:STEPS])
 
 
 def seeded(result: TrialResult) -> bool:
@@ -74,7 +81,7 @@ def seeded(result: TrialResult) -> bool:
 def losses(result: TrialResult) -> list[tuple[int, Losses]]:
     """Repeat and first losses of each completed run, in the order of repeats."""
     pairs = zip(result.records, result.runs, strict=True)
-    by_repeat = [(run.header.repeat, dict(figures.loss_by_step[:STEPS])) for run, figures in pairs]
+    by_repeat = [(run.header.repeat, _first_losses(figures)) for run, figures in pairs]
     return sorted(by_repeat, key=lambda pair: pair[0])
 
 

@@ -230,7 +230,10 @@ def run_figures(run: Run) -> RunFigures:
     tails = np.sort(steps.seconds[:, steady].max(axis=0)) if len(timed) else np.array([])
 
     def share(of: Collection[int]) -> float | None:
-        return sum(elapsed[np.isin(steps.step, of)].tolist()) / passed if len(timed) else None
+        if not of or not len(timed):
+            return 0.0 if len(timed) else None
+        own: list[float] = elapsed[np.isin(steps.step, list(of))].tolist()
+        return sum(own) / passed
 
     return RunFigures(
         run=name,

@@ -242,7 +242,7 @@ def timed_spans(run: Run, steady_from: int = 0) -> dict[int, range]:
             first, last = line.steps or ((int(min(own)), int(max(own))) if len(own) else (0, -1))
             spans.setdefault(line.epoch, set()).add(range(first, last + 1))
         timed = (steps.window == LIGHT) & ~steps.warmup & (steps.step >= steady_from)
-        disturbed.append(np.setdiff1d(steps.step, steps.step[timed]))
+        disturbed.append(steps.step[~timed])
     alike = {epoch: stretch for epoch, (stretch, *others) in spans.items() if not others and stretch}
     numbers = np.concatenate([*disturbed, np.array([], dtype=np.int64)])
     return {

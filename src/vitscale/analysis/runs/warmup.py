@@ -118,10 +118,9 @@ def _trend(seconds: Floats) -> float | None:
 def _slope(values: Floats) -> tuple[float, float]:
     """The slope per place and its standard error, by Prais and Winsten."""
     count = len(values)
-    times = np.arange(count) - (count - 1) / 2
-    mean = values.mean()
+    times: Floats = np.arange(count, dtype=np.float64) - (count - 1) / 2
     slope = times @ values / (times @ times)
-    r = _correlation(values - mean - slope * times)
+    r = _correlation(values - float(values.mean()) - slope * times)
     r = min(max((count * r + 2) / (count - 4), 0.0), _MOST_CORRELATED_BLOCKS)
 
     def free(of: Floats) -> Floats:

@@ -1,0 +1,271 @@
+"""Packs: the files of finished runs as columns, a hundred runs to a file, so that ten thousand are read in seconds.
+
+packs/NUMBER-DIGEST.parquet     a row per rank of a run (one row of a run without ranks): `folder`, `rank`, the columns
+                                of its steps as lists, its other `lines` as it wrote them; and on the run's first row
+                                `header` (trial.json without its trial), `trial` and `outcome`
+packs/NUMBER-DIGEST.removing    while the packed files are being removed
+
+A run's own files are the truth until its pack lies on disk, was read back and says the same. Then they go: outcome.json
+first, so that a folder which has one has all that it tells. A pack is never written again; its name holds its digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from vitscale.errors import StoreError
+from vitscale.store.lines import RankLine, refuse_wild_numbers
+from vitscale.store.rank_log import first_reason
+from vitscale.store.records import RankRecord
+from vitscale.store.results import Outcome, Run, RunHeader
+from vitscale.store.steps import COLUMNS, STEP_PREFIX, WINDOWS, Steps
+from vitscale.store.writing import sync_folder, write_whole
+from vitscale.trial.trial import Trial
+
+if TYPE_CHECKING:
+    import polars as pl
+
+PACK_RUNS = 100
+"""Runs of a pack. Fewer are left as they are: a small study stays readable by eye."""
+RUN_FOLDER = re.compile(r"(?P<trial>[0-9a-f]{12})-r(?P<repeat>\d{1,6})-a(?P<attempt>\d{1,6})")
+_NAME = re.compile(r"(\d{6})-([0-9a-f]{16})\.parquet")
+_LARGEST_BYTES = 4 << 30
+_BETWEEN = ",\n"
+"""Lines of a rank: no line of JSON holds a line break."""
+_MAY_BE_WILD = r"NaN|Infinity|[0-9]{19}|[:,\[] ?-?[0-9.]+[eE][+]?[0-9]{3}"
+"""Without any of these all numbers of a text are what `refuse_wild_numbers` lets pass."""
+_TEXTS = ("header", "trial", "outcome", "lines")
+_TRIAL = TypeAdapter(Trial)
+
+
+def pack_files(results: Path) -> list[Path]:
+    """The packs of a results folder, in the order they were written."""
+    try:
+        return sorted(path for path in (results / "packs").iterdir() if _NAME.fullmatch(path.name))
+    except OSError:
+        return []
+
+
+def read_outcomes(path: Path) -> dict[str, Outcome]:
+    """Folder to outcome of the runs of a pack; nothing else of it is read.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    frame = _frame(path, ["folder", "outcome"], whole=False)
+    told = zip(frame["folder"].to_list(), frame["outcome"].to_list(), strict=True)
+    with _named(path):
+        return {folder: Outcome.model_validate_json(text) for folder, text in told if text is not None}
+
+
+def read_pack(path: Path) -> dict[str, Run]:
+    """Folder to run.
+
+    Raises:
+        StoreError: it is damaged, or no file of this program's.
+    """
+    frame = _frame(path, [*_schema()], whole=True)
+    with _named(path):
+        return dict(_runs(frame))
+
+
+def _runs(frame: pl.DataFrame) -> Iterator[tuple[str, Run]]:
+    lengths = frame["step"].list.len().fill_null(0).to_numpy()
+    edges = [0, *np.cumsum(lengths).tolist()]
+    columns: dict[str, np.ndarray[Any, Any]] = {}
+    for name in COLUMNS:
+        if not np.array_equal(frame[name].list.len().fill_null(0).to_numpy(), lengths):
+            raise ValueError(f"{name} has other steps than step has")
+        values = frame[name].explode(empty_as_null=False, keep_nulls=False)
+        if name == "loss":
+            values = values.fill_null(float("nan"))
+        if values.null_count() or len(values) != edges[-1]:
+            raise ValueError(f"{name} lacks values")
+        columns[name] = values.to_numpy().astype(COLUMNS[name], copy=False)
+    _refuse_wild(columns)
+    wild = bool(frame["lines"].str.contains(_MAY_BE_WILD).any())
+    rows = zip(*(frame[name].to_list() for name in ("folder", "rank", *_TEXTS)), itertools.pairwise(edges), strict=True)
+    for folder, own in itertools.groupby(rows, key=lambda row: row[0]):
+        ranks: list[RankRecord] = []
+        told: Sequence[str | None] = ()
+        for _, rank, header, trial, outcome, lines, (begin, end) in own:
+            told = told or (header, trial, outcome)
+            if rank is not None:
+                steps = Steps(**{name: column[begin:end] for name, column in columns.items()})
+                ranks.append(RankRecord.of(_others(lines or "", wild=wild), rank=rank, broken=(), steps=steps))
+        header, trial, outcome = told
+        if header is None or trial is None or outcome is None:
+            raise ValueError(f"{folder} has no header")
+        whole = RunHeader.model_validate({**json.loads(header), "trial": _trial(trial)})
+        yield folder, Run(header=whole, outcome=Outcome.model_validate_json(outcome), ranks=tuple(ranks))
+
+
+def _others(lines: str, *, wild: bool) -> list[RankLine]:
+    # The first says where the rank ran, at length and the same in all runs of a trial.
+    first, _, rest = lines.partition(_BETWEEN)
+    others = [*_first(first), *RankRecord.parse_all(f"[{rest}]".encode())]
+    for line in others if wild else ():
+        refuse_wild_numbers(line)
+    return others
+
+
+@lru_cache(maxsize=1 << 14)
+def _first(line: str) -> list[RankLine]:
+    return RankRecord.parse_all(f"[{line}]".encode())
+
+
+def _refuse_wild(columns: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """Refuses what no rank writes, as the reader of lines does."""
+    for name in ("step", "epoch", "images", "seconds"):
+        if (columns[name] < 0).any():
+            raise ValueError(f"{name} is below 0")
+    if not np.isfinite(columns["seconds"]).all() or np.isinf(columns["loss"]).any():
+        raise ValueError("a time or a loss is not finite")
+    if (columns["window"] >= len(WINDOWS)).any():
+        raise ValueError("a window is none of vitscale's")
+
+
+@cache
+def _trial(text: str) -> Trial:
+    return _TRIAL.validate_json(text)
+
+
+def pack_runs(results: Path, runs: Mapping[str, Run]) -> Path:
+    """Packs finished runs, by folder, and removes their own files once the pack says the same; returns the pack.
+
+    Raises:
+        OSError: the disk does not take it; nothing is lost.
+        StoreError: the pack says something else; it is taken away again.
+    """
+    import polars as pl
+
+    folder = results / "packs"
+    folder.mkdir(exist_ok=True)
+    for draft in folder.glob(".*"):
+        draft.unlink()
+    memory = io.BytesIO()
+    pl.DataFrame(list(_rows(results, runs)), schema=_schema(), orient="row").write_parquet(memory, compression="zstd")
+    data = memory.getvalue()
+    number = max((int(path.name[:6]) for path in pack_files(results)), default=0) + 1
+    path = folder / f"{number:06}-{_digest(data)}.parquet"
+    marker = path.with_suffix(".removing")
+    draft = folder / f".{path.name}"
+    write_whole(draft, data)
+    if read_pack(draft) != runs:
+        draft.unlink()
+        raise StoreError(f"{path} would not say what the runs' own files say: these stay as they are")
+    write_whole(marker, "")
+    draft.replace(path)
+    sync_folder(folder)
+    _remove(results, runs)
+    marker.unlink()
+    return path
+
+
+def finish_removing(results: Path) -> None:
+    """Removes what a driver that died had packed, and not yet removed."""
+    for marker in (results / "packs").glob("*.removing"):
+        pack = marker.with_suffix(".parquet")
+        if pack.exists():
+            _remove(results, read_pack(pack))
+        marker.unlink()
+
+
+def _remove(results: Path, folders: Mapping[str, Run]) -> None:
+    for name in folders:
+        folder = results / "runs" / name
+        (folder / "outcome.json").unlink(missing_ok=True)
+        for path in (*folder.glob("rank-*.jsonl"), folder / "trial.json"):
+            path.unlink(missing_ok=True)
+
+
+def _rows(results: Path, runs: Mapping[str, Run]) -> Iterator[tuple[Any, ...]]:
+    for folder, run in runs.items():
+        header = json.loads(run.header.model_dump_json())
+        trial = run.header.trial.model_dump_json()
+        del header["trial"]
+        texts: tuple[str | None, ...] = (json.dumps(header), trial, run.outcome.model_dump_json())
+        for record in run.ranks or (None,):
+            lines = None
+            steps = Steps.of(record.steps if record is not None else ())
+            if record is not None:
+                with (results / "runs" / folder / f"rank-{record.rank}.jsonl").open("rb") as file:
+                    others = [raw.decode().strip() for raw in file if not _is_step(raw)]
+                lines = _BETWEEN.join(filter(None, others))
+            columns = [column.tolist() for column in steps.columns().values()]
+            columns[4] = [None if loss != loss else loss for loss in columns[4]]
+            yield (folder, None if record is None else record.rank, *texts, lines, *columns)
+            texts = (None,) * len(texts)
+
+
+def _is_step(raw: bytes) -> bool:
+    return raw.startswith(STEP_PREFIX) or (b'"step"' in raw and json.loads(raw).get("kind") == "step")
+
+
+@cache
+def _schema() -> Mapping[str, Any]:
+    import polars as pl
+
+    types = {np.int64: pl.Int64, np.float64: pl.Float64, np.bool_: pl.Boolean, np.uint8: pl.UInt8}
+    lists = {name: pl.List(types[kind]) for name, kind in COLUMNS.items()}
+    return {"folder": pl.String, "rank": pl.Int64, **dict.fromkeys(_TEXTS, pl.String), **lists}
+
+
+def _frame(path: Path, columns: Sequence[str], *, whole: bool) -> pl.DataFrame:
+    """`whole`: the digest is checked; without it, only what is asked for is read."""
+    import polars as pl
+
+    with _named(path):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            about = os.fstat(descriptor)
+            if not stat.S_ISREG(about.st_mode) or about.st_size > _LARGEST_BYTES:
+                raise ValueError("no file of a pack's kind and size")
+            source: Any = file
+            if whole:
+                data = file.read()
+                if _digest(data) not in path.name:
+                    raise ValueError("it is damaged: its content has another digest than its name")
+                source = io.BytesIO(data)
+            frame = pl.read_parquet(source, columns=list(columns))
+        if dict(frame.schema) != {name: _schema()[name] for name in columns}:
+            raise ValueError("its columns are not those of a pack")
+        # Names become paths, under which files are removed.
+        if not all(
+            folder is not None and RUN_FOLDER.fullmatch(folder) for folder in frame["folder"].unique().to_list()
+        ):
+            raise ValueError("a row is of no run")
+        return frame
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+class _named:
+    """Makes one error of whatever a damaged file brings about; polars' own panics are no `Exception`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        panicked = type(error).__name__ == "PanicException"
+        if isinstance(error, StoreError) or error is None or not (panicked or isinstance(error, Exception)):
+            return
+        raise StoreError(f"packs/{self._path.name} cannot be read: {first_reason(error)}") from error

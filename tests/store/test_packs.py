@@ -1,0 +1,271 @@
+"""Finished runs as columns: nothing is lost or changed, whenever the driver dies, and whatever lies in the folder."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from results_factory import explained_run, make_curve, make_results, make_trial, rich_study, write_results
+from vitscale.errors import StoreError
+from vitscale.store import RunIndex, load, pack_finished, packs, reading
+from vitscale.store.packs import pack_files, read_outcomes, read_pack
+from vitscale.store.records import FORMAT
+from vitscale.store.results import Results
+
+RUNS = 5
+"""Of a pack here."""
+
+
+def by_name(results: Results) -> dict[str, object]:
+    return {run.header.folder: run for run in results.runs}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of runs of all kinds: completed, failed, with explained steps, without ranks."""
+    folder = tmp_path_factory.mktemp("written")
+    study = rich_study()
+    trial = make_trial("ddp", 2)
+    own = explained_run(trial, [{"forward": 0.1, "backward": 0.2, "wire": 0.05}] * 2, repeat=7)
+    curve = make_curve([trial])
+    known = [run for run in study.runs if run.header.trial_id != trial.identity()]
+    trials = [*study.study.trials.values()]
+    results = make_results([(study.study.curves[0], trials), (curve, [trial])], [*known[:8], *known[-9:], own])
+    write_results(results, folder)
+    return folder
+
+
+@pytest.fixture
+def folder(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(packs, "PACK_RUNS", RUNS)
+    monkeypatch.setattr(reading, "PACK_RUNS", RUNS)
+    return Path(shutil.copytree(written, tmp_path / "results"))
+
+
+def test_packed_runs_say_what_their_files_said(folder: Path) -> None:
+    before = load(folder)
+    pack_finished(folder)
+    assert len(pack_files(folder)) == len(before.runs) // RUNS
+    after = load(folder)
+    assert by_name(after) == by_name(before)
+    assert after.problems == before.problems == ()
+    assert [run.header for run in after.runs] == [run.header for run in before.runs]
+
+
+def test_what_is_packed_is_gone_from_its_folder_and_what_people_read_is_not(folder: Path) -> None:
+    for path in folder.glob("runs/*"):
+        (path / "log.txt").write_text("printed")
+    pack_finished(folder)
+    packed = RunIndex(folder).packs
+    assert len(packed) >= RUNS
+    assert {name.name for run in packed for name in (folder / "runs" / run).iterdir()} == {"log.txt"}
+    assert not list(folder.glob("packs/*.removing"))
+
+
+def test_the_index_is_the_same_before_and_after(folder: Path) -> None:
+    before = RunIndex(folder)
+    pack_finished(folder)
+    after = RunIndex(folder)
+    assert (after.attempts, after.finished, after.earlier) == (before.attempts, before.finished, before.earlier)
+
+
+def test_fewer_runs_than_a_pack_holds_stay_as_they_are(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "PACK_RUNS", 1000)
+    pack_finished(folder)
+    assert pack_files(folder) == []
+
+
+def test_a_run_with_a_broken_line_keeps_its_lines(folder: Path) -> None:
+    path = sorted(folder.glob("runs/*/rank-0.jsonl"))[0]
+    path.write_bytes(path.read_bytes() + b"{broken\n")
+    before = load(folder)
+    pack_finished(folder)
+    assert path.exists()
+    assert (by_name(load(folder)), load(folder).problems) == (by_name(before), before.problems)
+
+
+def test_a_run_whose_folder_is_deleted_does_not_count(folder: Path) -> None:
+    pack_finished(folder)
+    gone = next(iter(RunIndex(folder).packs))
+    shutil.rmtree(folder / "runs" / gone)
+    assert gone not in by_name(load(folder))
+    assert gone not in {path.name for path, _ in RunIndex(folder).finished.values()}
+
+
+class Died(BaseException):
+    """As SIGKILL: nothing that would clean up after an error may run for it."""
+
+
+def dying_after(count: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Ends the process, so to say, at the `count`-th change of the disk; returns how many there were."""
+    seen = 0
+
+    def dying(what: Callable[..., object]) -> Callable[..., object]:
+        def wrapped(*args: object, **kwargs: object) -> object:
+            nonlocal seen
+            seen += 1
+            if seen > count:
+                raise Died
+            return what(*args, **kwargs)
+
+        return wrapped
+
+    for name in ("replace", "unlink", "mkdir"):
+        monkeypatch.setattr(Path, name, dying(getattr(Path, name)))
+    monkeypatch.setattr(os, "fsync", dying(os.fsync))
+    return lambda: seen
+
+
+def test_whenever_the_driver_dies_nothing_is_lost_and_the_next_one_finishes(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = load(folder)
+    whole = by_name(before)
+    for count in range(10_000):
+        own = Path(shutil.copytree(folder, tmp_path / f"dies-{count}"))
+        with monkeypatch.context() as patch:
+            dying_after(count, patch)
+            try:
+                pack_finished(own)
+                died = False
+            except Died:
+                died = True
+        now = load(own)
+        assert (by_name(now), now.problems) == (whole, ()), count
+        pack_finished(own)
+        assert by_name(load(own)) == whole
+        assert not list(own.glob("packs/*.removing"))
+        assert not list(own.glob("packs/.*"))
+        shutil.rmtree(own)
+        if not died:
+            break
+    assert count > 20
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "link", "folder", "pipe", "text"])
+def test_a_damaged_pack_is_named_and_the_other_runs_are_read(folder: Path, tmp_path: Path, damage: str) -> None:
+    pack_finished(folder)
+    pack, *others = pack_files(folder)
+    names = set(read_pack(pack))
+    data = pack.read_bytes()
+    pack.unlink()
+    match damage:
+        case "link":
+            (tmp_path / "elsewhere").write_bytes(data)
+            pack.symlink_to(tmp_path / "elsewhere")
+        case "folder":
+            pack.mkdir()
+        case "pipe":
+            os.mkfifo(pack)
+        case _:
+            middle = len(data) // 2
+            pack.write_bytes(
+                {
+                    "cut": data[:middle],
+                    "flipped": data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :],
+                    "empty": b"",
+                    "text": b"no parquet",
+                }[damage]
+            )
+    now = load(folder)
+    assert names.isdisjoint(by_name(now))
+    assert len(now.runs) >= RUNS * len(others)
+    problem = next(problem for problem in now.problems if pack.name in problem)
+    assert problem.startswith(f"packs/{pack.name} cannot be read: ")
+    assert problem.endswith("its runs are left out")
+
+
+def test_a_pack_that_is_damaged_before_its_files_are_gone_falls_back_on_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = by_name(load(folder))
+    monkeypatch.setattr(packs, "_remove", lambda *_: None)
+    pack_finished(folder)
+    pack_files(folder)[0].write_bytes(b"")
+    assert by_name(load(folder)) == whole
+
+
+def forged(folder: Path, change: Callable[[pl.DataFrame], pl.DataFrame]) -> Path:
+    """The first pack with other content, under a name that says so."""
+    (pack, *_) = pack_files(folder)
+    memory = io.BytesIO()
+    change(pl.read_parquet(pack)).write_parquet(memory)
+    pack.unlink()
+    new = pack.with_name(f"000001-{packs._digest(memory.getvalue())}.parquet")
+    new.write_bytes(memory.getvalue())
+    return new
+
+
+FORGERIES: dict[str, Callable[[pl.DataFrame], pl.DataFrame]] = {
+    "a path": lambda frame: frame.with_columns(folder=pl.lit("../../../etc")),
+    "no folder": lambda frame: frame.with_columns(folder=pl.lit(None, dtype=pl.String)),
+    "a negative step": lambda frame: frame.with_columns(step=pl.col("step").list.eval(pl.element() - 10)),
+    "an endless step": lambda frame: frame.with_columns(seconds=pl.col("seconds").list.eval(pl.element() * 1e308 * 10)),
+    "another length": lambda frame: frame.with_columns(epoch=pl.col("epoch").list.head(1)),
+    "nulls": lambda frame: frame.with_columns(images=pl.col("images").list.eval(pl.lit(None, dtype=pl.Int64))),
+    "a window": lambda frame: frame.with_columns(window=pl.col("window").list.eval(pl.element() + 200)),
+    "a type": lambda frame: frame.with_columns(rank=pl.col("rank").cast(pl.String)),
+    "a column less": lambda frame: frame.drop("lines"),
+    "no line": lambda frame: frame.with_columns(lines=pl.lit('{"kind":"end"},{"kind":"rm"}')),
+    "deep lines": lambda frame: frame.with_columns(lines=pl.lit('{"kind":' * 5000)),
+    "a huge number": lambda frame: frame.with_columns(
+        lines=pl.lit(
+            '{"kind":"phase","name":"data","seconds":1.0},{"kind":"matmul","dtype":"x","size":' + "9" * 30 + "}"
+        )
+    ),
+    "NaN": lambda frame: frame.with_columns(header=pl.lit("NaN")),
+    "no trial": lambda frame: frame.with_columns(trial=pl.lit("{}")),
+    "no header": lambda frame: frame.with_columns(header=pl.lit(None, dtype=pl.String)),
+}
+
+
+@pytest.mark.parametrize("how", FORGERIES)
+def test_a_forged_pack_is_one_message(folder: Path, how: str) -> None:
+    pack_finished(folder)
+    pack = forged(folder, FORGERIES[how])
+    with pytest.raises(StoreError, match=f"packs/{pack.name} cannot be read: ") as caught:
+        read_pack(pack)
+    assert str(caught.value).isprintable()
+    assert any(pack.name in problem for problem in load(folder).problems)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_no_bytes_bring_down_the_reader(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """Also where the digest in the name is that of the damaged content."""
+    good = _small_pack(tmp_path_factory)
+    content = bytearray(good)
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    path = tmp_path_factory.getbasetemp() / f"000001-{packs._digest(bytes(content))}.parquet"
+    path.write_bytes(content)
+    for read in (read_pack, read_outcomes):
+        with contextlib.suppress(StoreError):
+            read(path)
+    path.unlink()
+
+
+_CONTENT: list[bytes] = []
+
+
+def _small_pack(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    if not _CONTENT:
+        results = tmp_path_factory.mktemp("small")
+        study = rich_study()
+        write_results(study.model_copy(update={"runs": study.runs[:1]}), results)
+        (run,) = load(results).runs
+        _CONTENT.append(packs.pack_runs(results, {run.header.folder: run}).read_bytes())
+    return _CONTENT[0]
+
+
+def test_the_study_of_a_packed_folder_is_of_a_format_that_older_readers_refuse() -> None:
+    assert FORMAT >= 10

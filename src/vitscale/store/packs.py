@@ -86,10 +86,11 @@ def _runs(frame: pl.DataFrame) -> Iterator[tuple[str, Run]]:
     lengths = frame["step"].list.len().fill_null(0).to_numpy()
     edges = [0, *np.cumsum(lengths).tolist()]
     columns: dict[str, np.ndarray[Any, Any]] = {}
+    some = frame.filter(frame["step"].list.len() > 0)  # an empty list would become a null
     for name in COLUMNS:
         if not np.array_equal(frame[name].list.len().fill_null(0).to_numpy(), lengths):
             raise ValueError(f"{name} has other steps than step has")
-        values = frame[name].explode(empty_as_null=False, keep_nulls=False)
+        values = some[name].explode()
         if name == "loss":
             values = values.fill_null(float("nan"))
         if values.null_count() or len(values) != edges[-1]:

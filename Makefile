@@ -1,5 +1,5 @@
 # The two commands: `make demo` and `make test`. `make install` and `make check` are parts of them; `make nightly` repeats
-# what `make test` does in small, often.
+# what `make test` does in small, often: properties in more examples too.
 
 PYTHON ?= python3
 VENV := .venv
@@ -28,7 +28,7 @@ test: install
 	exit $$failed
 
 nightly: install
-	$(BIN)/python -m pytest -m nightly
+	$(BIN)/python -m pytest -m 'nightly or hypothesis'
 
 check: install
 	$(CHECKS)

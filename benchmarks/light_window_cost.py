@@ -31,11 +31,11 @@ from vitscale.engines.plain import PlainEngine
 from vitscale.store import RankLog
 from vitscale.trial.model_spec import ModelSpec, resolve
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
-from vitscale.worker.rank_process import Place
+from vitscale.worker.rank_process import RankInfo
 from vitscale.worker.training import Training
 
 LIMIT_SHARE = 0.005
-PLACE = Place(rank=0, world_size=1, local_rank=0, launch_seconds=None)
+PLACE = RankInfo(rank=0, world_size=1, local_rank=0, launch_seconds=None)
 CPU = torch.device("cpu")
 
 

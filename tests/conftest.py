@@ -16,10 +16,10 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-from forks import share_forks
+from forks import AT_FIRST, share_forks
 
-hypothesis.settings.register_profile("any machine", deadline=None)
-hypothesis.settings.load_profile("any machine")
+hypothesis.settings.register_profile("day", deadline=None, max_examples=30)
+hypothesis.settings.register_profile("night", deadline=None, max_examples=200)
 
 WORLDS = ("tests/engines/test_equality.py", "tests/engines/test_checkpoints_on_ranks.py")
 """Files that share worlds of ranks: one process runs them, so that each world is trained once."""
@@ -50,7 +50,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Linux shares cores between sessions first (sched(7), the autogroup feature), where it is built so, and then by nice.
     """
+    if config.option.markexpr != "alone":
+        # OpenMP's threads wait for each other in loops, by default: where more processes run than there are cores that
+        # takes most of the time from those that compute. Before forks are shared: they are for one environment.
+        AT_FIRST["OMP_WAIT_POLICY"] = os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     config.add_cleanup(share_forks())
+    hypothesis.settings.load_profile("night" if "nightly" in config.option.markexpr else "day")
     gc.disable()  # until all tests are there: what is imported and collected stays
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -58,10 +63,6 @@ def pytest_configure(config: pytest.Config) -> None:
         with contextlib.suppress(OSError):
             os.nice(-10)
             Path("/proc/self/autogroup").write_text("-10")
-    else:
-        # OpenMP's threads wait for each other in loops, by default: where more processes run than there are cores that
-        # takes most of the time from those that compute.
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @pytest.fixture

@@ -133,7 +133,8 @@ class Fork:
 
     def kill(self) -> None:
         if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended, and that is still to be told
+                os.kill(self.pid, signal.SIGKILL)
 
     def communicate(self, *_: object, timeout: float | None = None) -> tuple[None, None]:
         self.wait(timeout)

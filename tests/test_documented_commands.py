@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 
 import needs
 from driving import TINY_MODEL
+from forks import prepared_here
 from importers.logs import epoch_rows, epoch_table
 from like_paper_factory import paper_curve, paper_study
 from prediction_factory import resolved_study
@@ -234,8 +235,8 @@ def test_a_named_program_is_executed_or_left_out_with_a_reason(program: str) -> 
     if isinstance(how, str):
         assert Path(program).stem in (ROOT / "tests" / how).read_text(), f"{how} does not run {program}"
     elif how is not None:
-        argv = [sys.executable, program, *how]
-        answer = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+        request = {"kind": "script", "argv": [program, *how], "environment": dict(os.environ), "cwd": str(ROOT)}
+        answer = prepared_here().run(request, 300)
         # 1 says that a bar is not held, which is for quiet machines and larger runs to say.
         assert answer.returncode in (0, 1), answer.stderr[-2000:]
         assert "Traceback" not in answer.stderr

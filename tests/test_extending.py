@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from forks import Prepared
 from vitscale import store
 
 PACKAGE = Path(__file__).parent / "example_package"
@@ -55,8 +56,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def vitscale(environment: dict[str, str], *arguments: object, status: int = 0) -> str:
     """Both outputs, in one."""
-    command = [sys.executable, "-m", "vitscale", *map(str, arguments)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    command = [*map(str, arguments)]
+    request = {"kind": "command", "argv": command, "environment": environment}
+    done = Prepared.of_all("commands").run(request, 300)
     assert done.returncode == status, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done.stdout + done.stderr

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from results_factory import (
@@ -381,7 +381,6 @@ STEP = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     base=STEP,
     own=STEP,

@@ -227,7 +227,7 @@ def test_what_is_not_whole_or_not_this_models_is_one_message_and_changes_nothing
     assert all(torch.equal(before[name], tensor) for name, tensor in engine.module.state_dict().items())
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     name=st.sampled_from(["checkpoint.json", "weights.safetensors"]),
     content=st.binary(max_size=200) | st.text().map(str.encode),

@@ -6,7 +6,7 @@ import json
 import string
 from typing import Any, get_args
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from vitscale.lint import Setting, lint, lint_document
@@ -43,7 +43,6 @@ SETTINGS = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=200)
 @given(CONFIGS, SETTINGS)
 def test_any_object_gives_findings_or_none(config: dict[str, Any], setting: Setting) -> None:
     findings = lint(config, setting)

@@ -103,9 +103,7 @@ def ranks(draw: st.DrawFn) -> CheckedRank:
     )
 
 
-@settings(
-    max_examples=60, deadline=None, phases=(Phase.reuse, Phase.generate), suppress_health_check=[HealthCheck.too_slow]
-)
+@settings(phases=(Phase.reuse, Phase.generate), suppress_health_check=[HealthCheck.too_slow])
 @given(
     found=st.lists(ranks(), max_size=4),
     world=st.integers(1, 6),

@@ -238,7 +238,7 @@ JSON = st.recursive(
 )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(JSON, min_size=1, max_size=3))
 def test_whatever_a_rank_says_its_sign_can_be_told(heartbeats: HeartbeatServer, messages: list[Any]) -> None:
     """And the driver goes on to listen."""

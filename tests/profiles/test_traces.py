@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kineto_traces import A100, ALEXNET, MI300X, V100, trace_of, trace_path
@@ -254,7 +254,6 @@ ODD = st.text(alphabet='}{,[]"\\ab \n:', max_size=12)
 @given(
     names=st.lists(ODD, min_size=1, max_size=40), block=st.integers(1, 400), bare=st.booleans(), indent=st.booleans()
 )
-@settings(deadline=None, max_examples=60)
 def test_however_a_file_is_cut_into_blocks_its_events_are_the_same(
     names: list[str], block: int, bare: bool, indent: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

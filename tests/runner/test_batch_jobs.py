@@ -131,7 +131,8 @@ def test_a_logout_ends_the_watching_and_not_the_jobs(cluster: SlurmCluster, tmp_
     output, _ = third.communicate(timeout=120)
     assert third.returncode == 0, output
     assert "Slurm answers again" in output
-    assert study.job_ids() == ids
+    slurms = (cluster.folder / "slurmctld.log").read_text()[-5000:]
+    assert study.job_ids() == ids, f"{output}\n{study.outcomes()}\n{slurms}"
     assert {name[-3:] for name in study.outcomes()} == {"-a0"}
     study.check_complete(runs=4)
 

@@ -282,7 +282,7 @@ def of(kind: type[Any], lines: list[RankLine]) -> list[Any]:
     return [line for line in lines if isinstance(line, kind)]
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(LINES)
 def test_every_kind_of_line_is_read_back_as_it_was_written(tmp_path: Path, lines: list[RankLine]) -> None:
     log = RankLog(tmp_path, 5)

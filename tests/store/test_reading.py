@@ -154,7 +154,7 @@ def test_ranks_are_read_in_order_and_nothing_else_is(tmp_path: Path) -> None:
     assert [record.rank for record in read_ranks(tmp_path)] == [0, 2, 10]
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_damage_anywhere_loses_only_the_lines_it_touches(tmp_path: Path, data: st.DataObject) -> None:
     lines = [STEP | {"step": number} for number in range(20)]

@@ -454,7 +454,7 @@ FRAGMENTS = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, len(FULL)), st.integers(0, 40), FRAGMENTS | st.text(max_size=8)), max_size=4))
 @example([(0, len(FULL), "")])
 def test_a_mutilated_study_is_read_or_refused_but_never_crashes(
@@ -469,7 +469,7 @@ def test_a_mutilated_study_is_read_or_refused_but_never_crashes(
     assert said is None or (said.isprintable() and len(said) < 4000)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused_but_never_crash(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "study.toml").write_bytes(content)
@@ -487,7 +487,7 @@ TABLES = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(TABLES, st.booleans())
 def test_any_tables_are_every_combination_or_one_message(
     tmp_path: Path, tables: list[dict[str, Any]], beside: bool

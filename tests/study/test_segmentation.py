@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from image_files import blocks, cache, write_scene
@@ -38,7 +38,6 @@ def segmented(folder: Path, changes: dict[str, dict[str, Any]] | None = None, sa
     return expand(StudyFile.read(write_study(folder, given)), EIGHT_CORES, sources.check)
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     sizes=st.lists(st.integers(1, 5), min_size=1, max_size=4),
     grad_accum=st.integers(1, 3),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from vitscale.prediction.memory.moments import EMBEDDING, FC1, FC2, HEAD, OUT, QKV, Flush, flushes
@@ -41,7 +41,6 @@ def test_a_gradient_larger_than_a_bucket_goes_alone() -> None:
     assert max(flush.elements for flush in found) == 48
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 40), st.integers(1, 3000))
 def test_all_that_is_sent_and_left_is_the_model(heads: int, layers: int, mlp: int, bucket: int) -> None:
     shapes = shapes_of(

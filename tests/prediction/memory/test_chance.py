@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from vitscale.prediction.memory.forecast import FORECAST_SPREAD, LEFT_OUT, oom_chance
@@ -60,7 +60,6 @@ def test_many_at_once_are_each_alone() -> None:
     assert together.tolist() == [oom_chance(float(one), 80 * GB, "cuda") for one in forecasts]
 
 
-@settings(max_examples=100, deadline=None)
 @given(DEVICES, st.floats(0, 1e12), st.floats(0, 1e12), st.floats(1e6, 1e12), st.floats(1e6, 1e12))
 def test_it_rises_with_the_forecast_and_falls_with_the_capacity(
     device: Literal["cpu", "cuda"], forecast: float, more: float, capacity: float, room: float

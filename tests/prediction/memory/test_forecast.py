@@ -405,7 +405,6 @@ def state_bytes(found: MemoryForecast) -> int:
     return sum(found.moments["step"].get(part, 0) for part in STATES)
 
 
-@settings(max_examples=60, deadline=None)
 @given(SHAPES, PRECISIONS, WRAPPED, st.integers(1, 40))
 def test_more_ranks_never_need_more_states_each(
     model: ModelSpec, precision: str, train: dict[str, Any], ranks: int
@@ -414,7 +413,6 @@ def test_more_ranks_never_need_more_states_each(
     assert state_bytes(known(trial(ranks + 1, model, precision=precision, **train))) <= fewer
 
 
-@settings(max_examples=60, deadline=None)
 @given(SHAPES, PRECISIONS, st.integers(1, 40))
 def test_a_higher_stage_never_needs_more_states(model: ModelSpec, precision: str, ranks: int) -> None:
     by_stage = [
@@ -424,7 +422,6 @@ def test_a_higher_stage_never_needs_more_states(model: ModelSpec, precision: str
     assert by_stage == sorted(by_stage, reverse=True)
 
 
-@settings(max_examples=60, deadline=None)
 @given(SHAPES, PRECISIONS, WRAPPED, st.booleans(), st.integers(1, 100))
 def test_activations_grow_with_the_micro_batch_and_nothing_else_does(
     model: ModelSpec, precision: str, train: dict[str, Any], checkpointed: bool, images: int
@@ -449,7 +446,6 @@ def test_the_peak_is_the_highest_moment() -> None:
     assert found.moments[found.peak_moment] == found.parts
 
 
-@settings(max_examples=100, deadline=None)
 @given(SHAPES, PRECISIONS, WRAPPED, st.integers(1, 40), st.integers(1, 50), st.integers(1, 2), st.booleans())
 def test_the_peak_is_the_highest_of_all_moments_counted_one_by_one(
     model: ModelSpec, precision: str, train: dict[str, Any], ranks: int, images: int, accumulated: int, overlap: bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from vitscale.prediction.memory import forecast_bytes
@@ -61,7 +61,6 @@ TEMPLATES = [
 ]  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.sampled_from(TEMPLATES),
     st.sampled_from(["none", "ddp", "fsdp2", "deepspeed", "accelerate", "megatron"]),

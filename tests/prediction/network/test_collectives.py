@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from vitscale.prediction.network.collectives import OPERATIONS, LinkDraws, cheapest, collective_seconds, lines
@@ -124,7 +124,6 @@ BANDWIDTHS = st.floats(1e6, 1e12)
 LATENCIES = st.floats(0.0, 1e-2)
 
 
-@settings(max_examples=60)
 @given(
     st.sampled_from(sorted(OPERATIONS - {"barrier"})),
     st.sampled_from(["gloo", "nccl"]),

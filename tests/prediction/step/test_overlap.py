@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from vitscale.prediction.step.message import Message, exposed_seconds
@@ -106,7 +106,6 @@ def schedules(draw: st.DrawFn) -> list[Message]:
     return found
 
 
-@settings(max_examples=150)
 @given(schedules(), st.floats(0.0, 1e3), st.floats(0.0, 1e3), st.integers(1, 4), st.floats(0.1, 10.0))
 def test_whatever_the_schedule(found: list[Message], forward: float, backward: float, accum: int, rate: float) -> None:
     total = sum(one.tensor_bytes * one.times(accum) for one in found) / rate

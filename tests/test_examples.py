@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,7 @@ def changed(example: str, **changes: str) -> str:
 def test_every_example_is_tested() -> None:
     """Those for several hosts under tests/lab and tests/runner."""
     assert {path.name for path in EXAMPLES.iterdir()} == {
+        "own_script",
         "packed_and_spread.toml",
         "two_hosts.toml",
         "quickstart.toml",
@@ -52,6 +54,28 @@ def test_every_example_is_tested() -> None:
         "resolution.toml",
         "thesis.toml",
     }
+
+
+# --- own scripts -----------------------------------------------------------------------------------------------------
+
+
+def test_each_way_to_tell_a_probe_leaves_the_same_steps(tmp_path: Path) -> None:
+    """Plain, Accelerate, DeepSpeed, a Trainer's callback, Composer's events, torchtitan's loop: on two ranks each."""
+    shutil.copytree(EXAMPLES / "own_script", tmp_path / "own", ignore=shutil.ignore_patterns("__pycache__"))
+    text = changed("own_script/study.toml", gpus="gpus = [2]", steps="steps = 9", repeats="repeats = 1")
+    (tmp_path / "own" / "study.toml").write_text(text)
+    answer = vitscale("run", "own/study.toml", "-o", "results", cwd=tmp_path)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    runs = store.load(tmp_path / "results").runs
+    assert {Path(str(run.header.trial.train.script)).name for run in runs} == {
+        path.name for path in (EXAMPLES / "own_script").glob("*.py")
+    } - {"tiny.py"}
+    for run in runs:
+        assert len(run.ranks) == 2
+        for rank in run.ranks:
+            assert [(line.step, line.images) for line in rank.steps] == [(step, 16) for step in range(12)]
+            assert [line.step for line in rank.traffic] == [12, 13]
+            assert all(line.collectives for line in rank.traffic)
 
 
 # --- quickstart ------------------------------------------------------------------------------------------------------

@@ -1,3 +1,24 @@
 """vitscale: how the training of vision transformers scales, where the time goes, and what to rent."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vitscale.worker.callbacks import composer_callback as composer_callback
+    from vitscale.worker.callbacks import lightning_callback as lightning_callback
+    from vitscale.worker.callbacks import trainer_callback as trainer_callback
+    from vitscale.worker.probe import Probe as Probe
+
 __version__ = "0.1.0"
+_OFFERED = {"Probe": "vitscale.worker.probe"} | dict.fromkeys(
+    ("composer_callback", "lightning_callback", "trainer_callback"), "vitscale.worker.callbacks"
+)
+"""For users' own code; imported when it is asked for."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OFFERED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_OFFERED[name]), name)

@@ -22,10 +22,9 @@ from engines.forgetting import forget_engines
 from vitscale import engines, models
 from vitscale.datasets import label_losses
 from vitscale.models.segmentation import AuxiliaryLogits
-from vitscale.probes.traffic import TrafficCounter, size_ring
+from vitscale.probes.traffic import COUNTED_STEPS, FIRST_USUAL_STEP, TrafficCounter, size_ring
 from vitscale.trial.model_spec import ModelSpec, resolve
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
-from vitscale.worker.training import COUNTED_STEPS, FIRST_USUAL_STEP
 
 MODEL = resolve(ModelSpec(name="vit-ti16", image_size=32, patch_size=16, layers=2), 10)
 """0.9 million parameters: more than one bucket of 1 MiB."""

@@ -405,8 +405,9 @@ def test_tables_count_as_one_value_each(tmp_path: Path) -> None:
 
 def test_every_sweepable_field_can_be_swept(tmp_path: Path) -> None:
     for field in SWEEPABLE:
-        message = refusal(write_study(tmp_path, {"sweep": {field: [["x"]]}}))
-        assert f"{field} is ['x'], but should be" in message  # the value is judged, not the field
+        wrong, named = ([[1]], f"{field}.0 is 1") if field == "train.arguments" else ([["x"]], f"{field} is ['x']")
+        message = refusal(write_study(tmp_path, {"sweep": {field: wrong}}))
+        assert f"{named}, but should be" in message  # the value is judged, not the field
 
 
 def test_a_study_too_large_to_run_is_refused_before_it_is_laid_out(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from pydantic.fields import FieldInfo
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.trial import (
     HOW_FOUND,
+    ArgumentWord,
     DataSpec,
     TrainSpec,
     Trial,
@@ -135,7 +136,8 @@ def other_value(field: FieldInfo, value: Any) -> Any:
     if kind is str:
         return f"{value}-other"
     if typing.get_origin(kind) is tuple:
-        return ("image", "label") if str in typing.get_args(kind) else (1, 15, 8, 8, 8, 8, 8, 8)  # of `trial`'s ranks
+        words = typing.get_args(kind)[0] in (str, ArgumentWord)
+        return ("image", "label") if words else (1, 15, 8, 8, 8, 8, 8, 8)  # of `trial`'s ranks
     if typing.get_origin(kind) is dict:
         return {"zero_optimization": {"stage": 0}}
     raise AssertionError(f"no other value known for {annotation}: extend this test")
@@ -154,6 +156,9 @@ def changed_in_one_field(spec: BaseModel, path: str = "") -> Iterator[tuple[str,
 
 CHANGED = dict(changed_in_one_field(trial()))
 CHANGED["world.ranks"] = trial().model_copy(update={"world": world_of_hosts(7, 4, 1)})
+CHANGED["train.script"] = trial().model_copy(
+    update={"script_digest": "0", "train": trial().train.model_copy(update={"script": "train.py"})}
+)
 NEUTRAL = {f"data.{key}" for key in HOW_FOUND}
 
 ENGINES: dict[str, dict[str, Any]] = {

@@ -212,5 +212,4 @@ class TrialResult:
     @property
     def model_name(self) -> str:
         """The model, as the user named it."""
-        model = self.trial.model
-        return model.name or model.hf or model.factory or "unknown model"
+        return self.trial.model_name or "unknown model"

@@ -12,8 +12,9 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -25,7 +26,8 @@ from typing_extensions import override
 from vitscale.processes.heartbeat import PROGRESS
 from vitscale.profiles.events import COMMUNICATION_CALL, GLOO, KIND_OF_ACTIVITY, Event, Kind
 from vitscale.profiles.timeline import PHASE_PREFIX, STEP, steps_on_cpu, steps_on_cuda
-from vitscale.store.records import ExplainedLine, PhaseName
+from vitscale.store.records import ExplainedLine, PhaseName, StepLine
+from vitscale.trial.step_schedule import StepWindow
 
 Phase = Callable[[PhaseName], AbstractContextManager[object]]
 """Names what the training loop is doing: `with phase("forward"): ...`."""
@@ -102,6 +104,12 @@ class Explainer:
             return steps_on_cuda(events, self._steps, block, self._world_size)
         return steps_on_cpu(events, self._steps, block)
 
+    def drop_block(self) -> None:
+        """Stops the profiler; of what it saw nothing is kept."""
+        finished, self._profile = self._profile, None
+        if finished is not None:
+            finished.stop()
+
     def _start(self) -> None:
         activities = [ProfilerActivity.CPU]
         if self._device.type == "cuda":
@@ -150,6 +158,30 @@ def _kind(event: Any) -> Kind | None:
 
 
 Mark = TypeVar("Mark")
+
+
+@dataclass(frozen=True)
+class StepMark:
+    """Which step a time is of."""
+
+    step: int
+    epoch: int
+    images: int
+    window: StepWindow
+
+
+def step_lines(timed: Iterable[tuple[StepMark, float, float]], warmup_steps: int) -> Iterator[StepLine]:
+    """The records of steps: of (mark, seconds, loss) of each, the first `warmup_steps` of a run marked as such."""
+    for mark, seconds, loss in timed:
+        yield StepLine(
+            step=mark.step,
+            epoch=mark.epoch,
+            seconds=seconds,
+            images=mark.images,
+            loss=loss,
+            warmup=mark.step < warmup_steps,
+            window=mark.window,
+        )
 
 
 class StepClock(ABC, Generic[Mark]):

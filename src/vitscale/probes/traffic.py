@@ -29,13 +29,10 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 from torch.distributed.distributed_c10d import GroupName
 
+from vitscale.processes.launch_file import RECORDER_RING
 from vitscale.profiles.collectives import dtype_name, operation
 from vitscale.store.records import Collective, TrafficLine
 
-_RING = "TORCH_FR_BUFFER_SIZE"
-_RING_ENTRIES = 16_384
-"""Of about 800 bytes each, taken as they come (torch 2.13). Two steps of ZeRO-3 that accumulates can exceed torch's own
-2,000."""
 _DUMPS = {"nccl": "_dump_nccl_trace_json", "gloo": "_dump_fr_trace_json"}
 """By backend: what reads the recorder it writes into."""
 _VERSION = "2."
@@ -65,12 +62,12 @@ class Unreadable(Exception):
 
 def size_ring() -> None:
     """Makes the recorder's ring large enough unless the user has set it; before the first process group is made."""
-    os.environ.setdefault(_RING, str(_RING_ENTRIES))
+    os.environ.setdefault(*RECORDER_RING)
 
 
 def too_small(entries: int) -> str:
     """What to say where a ring of so many entries has lost what was looked for."""
-    return f"the recorder's ring of {entries:,} entries is too small: set {_RING} to more in the environment"
+    return f"the recorder's ring of {entries:,} entries is too small: set {RECORDER_RING[0]} to more in the environment"
 
 
 def entries(backend: str) -> tuple[Entry, ...]:
@@ -84,8 +81,8 @@ def entries(backend: str) -> tuple[Entry, ...]:
     dump = getattr(c10d, _DUMPS.get(backend, ""), None)
     if dump is None:
         raise Unreadable(f"this torch has no flight recorder of {backend} that can be read as JSON")
-    if os.environ.get(_RING) == "0":
-        raise Unreadable(f"the flight recorder is switched off ({_RING}=0)")
+    if os.environ.get(RECORDER_RING[0]) == "0":
+        raise Unreadable(f"the flight recorder is switched off ({RECORDER_RING[0]}=0)")
     return parse(dump(includeCollectives=True, onlyActive=False))
 
 
@@ -136,6 +133,11 @@ def _elements(sizes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> dict[str
 
 NO_GROUP = "none"
 """The backend of a rank without a process group, which sends nothing."""
+FIRST_USUAL_STEP = 3
+"""Of the process. DDP lays out its buckets anew in the second step, with a static graph in the third; ZeRO-3 learns in
+the first in which order weights are needed."""
+COUNTED_STEPS = 2
+"""Each must send the same."""
 _CLOCK_SET_NS = 1_000_000
 """By so much the wall clock may leave the steady one in a step."""
 CLOCK_SET = "the system's clock was set in the course of the step"

@@ -121,6 +121,10 @@ ALL_NAMES = tuple(
 )
 """Left over from a launcher around the driver, they would make a rank join a world that is not its own."""
 
+RECORDER_RING = ("TORCH_FR_BUFFER_SIZE", "16384")
+"""The variable that tells torch's flight recorder how many entries to keep, of about 800 bytes each, taken as they come
+(torch 2.13). Two steps of ZeRO-3 that accumulates can exceed torch's own 2,000."""
+
 LIBRARY_SETTINGS = (
     "NCCL_", "GLOO_", "OMP_", "MKL_", "KMP_", "CUDA_", "TORCH_", "PYTORCH_", "DS_", "NVIDIA_TF32_",
 )  # fmt: skip

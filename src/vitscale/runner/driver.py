@@ -102,7 +102,11 @@ def _decode_data(plan: Plan, results: Path, made: list[Path], console: Console) 
     """
     try:
         with decoding_progress(console) as progress:
-            for data in {trial.data.model_copy(update={"fraction": 1.0}) for trial in plan.record.trials.values()}:
+            for data in {
+                trial.data.model_copy(update={"fraction": 1.0})
+                for trial in plan.record.trials.values()
+                if trial.train.script is None
+            }:
                 sources.prepare(data, progress)
     except RequestError:
         if made:

@@ -299,8 +299,10 @@ def _attempt(
             ranks_variables(trial.world, context.folder),
             hang_seconds=context.measure.hang_seconds,
             timeout_seconds=context.measure.timeout_seconds,
-            ready=None if prepared is None else partial(prepared.ready, task.trial_id, trial),
+            # A script brings imports of its own, and may do anything in them: it starts as a new process.
+            ready=None if prepared is None or trial.train.script else partial(prepared.ready, task.trial_id, trial),
             on_progress=on_progress,
+            prints=trial.train.script is not None,
         )
     except RequestError as error:
         # A host's name that is not known just now: the other runs need not suffer for it.
@@ -329,6 +331,7 @@ def run_ranks(
     timeout_seconds: float | None,
     ready: FindPrepared | None = None,
     on_progress: Callable[[int, str], None] = lambda _steps, _phase: None,
+    prints: bool = False,
 ) -> Ending:
     """Starts the ranks of a run or of a check, and sees them to their end; no process of them is left.
 
@@ -341,6 +344,7 @@ def run_ranks(
         timeout_seconds: as `watch` takes it.
         ready: as `start_ranks` takes it.
         on_progress: as `run_task` takes it.
+        prints: as `watch` takes it.
 
     Raises:
         OSError: a file cannot be written, or a program cannot be started.
@@ -348,7 +352,12 @@ def run_ranks(
     """
     job = start_ranks(spawn, placement, section, environment=variables, ready=ready)
     return watch(
-        job, spawn.run_folder, hang_seconds=hang_seconds, timeout_seconds=timeout_seconds, on_progress=on_progress
+        job,
+        spawn.run_folder,
+        hang_seconds=hang_seconds,
+        timeout_seconds=timeout_seconds,
+        on_progress=on_progress,
+        prints=prints,
     )
 
 

@@ -44,10 +44,12 @@ def plan_document(plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN) -> Documen
     models: dict[str, list[str]] = {}
     for trial in trials.values():
         count = model_spec.parameters(trial.model)
-        told = models.setdefault(_model_of(trial), [])
+        told = models.setdefault((trial.model_name or "model"), [])
         told += [text for text in ["unavailable number of" if count is None else f"{count:,}"] if text not in told]
     rows = {
-        trial_id: {"model": _model_of(trial)} | _row(plan, trial_id, trial) | estimate.cells(trial_id, trial)
+        trial_id: {"model": (trial.model_name or "model")}
+        | _row(plan, trial_id, trial)
+        | estimate.cells(trial_id, trial)
         for trial_id, trial in trials.items()
     }
     values = {name: {row[name] for row in rows.values()} for name in next(iter(rows.values()), {})}
@@ -147,10 +149,6 @@ def _runs(plan: Plan, estimate: PlanEstimate) -> str:
     more = plan.most_runs - len(plan.tasks)
     target = f"{100 * plan.measure.target_ci:.3g} % (measure.target_ci)"
     return f"{runs}, and up to {more} more until each epoch time is known within {target}"
-
-
-def _model_of(trial: Trial) -> str:
-    return trial.model.name or trial.model.hf or trial.model.factory or "model"
 
 
 def plan_fields(plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN) -> dict[str, Any]:

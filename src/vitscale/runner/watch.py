@@ -17,7 +17,7 @@ from vitscale.processes.heartbeat_server import HeartbeatServer, RankStatus
 from vitscale.runner.evidence import Ending, Stop
 from vitscale.schedulers import Job
 
-_PHASES = ("start-up", "data", "h2d", "forward", "backward", "optimizer")
+_PHASES = ("start-up", "data", "h2d", "script", "forward", "backward", "optimizer")
 """In the order in which a step goes through them."""
 _STARVED_BEATS = 5
 _COMPILER_SECONDS = 1800.0
@@ -90,15 +90,17 @@ LOST_SECONDS = 10.0
 class StepCounter:
     """Counts the steps that rank 0 has recorded, reading only what is new, and notices a sign of life of any rank."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, prints: bool = False) -> None:
+        """`prints`: whether what ranks print is a sign of life too: a script may record nothing for long."""
         self.folder = folder
+        self._signs = ("rank-*.jsonl", "log.txt") if prints else ("rank-*.jsonl",)
         self.steps = 0
         self._offset = 0
         self._seen: dict[str, tuple[int, int]] = {}
 
     def look(self) -> bool:
         """True where any rank has written, or touched its record (`RankLog.alive`), since the last look."""
-        states = {path.name: path.stat() for path in self.folder.glob("rank-*.jsonl")}
+        states = {path.name: path.stat() for pattern in self._signs for path in self.folder.glob(pattern)}
         seen = {name: (state.st_size, state.st_mtime_ns) for name, state in states.items()}
         alive = seen != self._seen
         self._seen = seen
@@ -119,6 +121,7 @@ def watch(
     hang_seconds: float,
     timeout_seconds: float | None,
     on_progress: Callable[[int, str], None],
+    prints: bool = False,
 ) -> Ending:
     """Waits for the end of a run.
 
@@ -130,7 +133,7 @@ def watch(
     """
     heartbeats = job.heartbeats
     oom_before = kernel_oom_kills()
-    counter = StepCounter(folder)
+    counter = StepCounter(folder, prints=prints)
     last_sign = time.monotonic()
     places: dict[int, tuple[int, str]] = {}
     stopped: Stop | None = None

@@ -17,8 +17,10 @@ from vitscale.sources.digits import Digits
 from vitscale.sources.hf_datasets import list_hf
 from vitscale.sources.image_folder import list_folder
 from vitscale.sources.image_set import ImageSet
+from vitscale.sources.of_script import OfScript
 from vitscale.sources.shards import list_shards
 from vitscale.sources.synthetic import Synthetic
+from vitscale.trial import script
 from vitscale.trial.trial import DataSpec
 
 __all__ = ["SOURCES", "ChannelStatistics", "Dataset", "Source", "Split", "Summary", "check", "load", "prepare"]
@@ -90,4 +92,6 @@ def _statistics(split: Split) -> ChannelStatistics:
 
 
 def _source(spec: DataSpec) -> Source:
+    if spec.name == script.NAME:
+        return OfScript()
     return known("dataset", spec.name, SOURCES, "check", "load")

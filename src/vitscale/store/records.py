@@ -22,7 +22,9 @@ Format history (`FORMAT`):
   8  of imports: World.ranks, where the last host has fewer than others, and ModelSpec.parameter_count. Null in older
      formats.
   9  of other packages: the line probe, and WindowSpec.probes. Empty in older formats.
- 10  packs of finished runs (`store.packs`); the files in them are as before.
+ 10  packs of finished runs (`store.packs`); the files in them are as before. The user's own training scripts:
+     TrainSpec.script and arguments, Trial.script_digest, ModelLine.flops_per_image, the start-up phase "script"; null or
+     empty in older formats.
 
 A reader accepts its own format and older ones; a newer one is refused by name.
 """
@@ -141,7 +143,7 @@ class PhaseLine(RankLine):
     """
 
     kind: Literal["phase"] = "phase"
-    name: Literal["prepare", "launch", "imports", "data", "model", "engine", "first_step"]
+    name: Literal["prepare", "launch", "imports", "data", "model", "engine", "script", "first_step"]
     seconds: Seconds
     compiled: tuple[str, ...] = ()
     """What this phase compiled, or waited for another rank to compile: extensions, blocks. Later runs find it."""
@@ -158,6 +160,8 @@ class ModelLine(RankLine):
     dataset_fingerprint: str
     train_samples: int | None
     held_out_samples: int | None
+    flops_per_image: Count | None = None
+    """Of training, as a user's own script tells it; null for models that are known here."""
 
 
 class ExplainedLine(RankLine):

@@ -21,7 +21,7 @@ from vitscale.study.batch import batch_of, fraction_of, micro_batches_of, needle
 from vitscale.study.file import StudyFile
 from vitscale.study.resolve import device_of, precision_of, threads_of, with_deepspeed_config, world_of
 from vitscale.study.sections import AUTO, Study, TrainSection
-from vitscale.trial import deepspeed_config, engines, model_spec
+from vitscale.trial import deepspeed_config, engines, model_spec, script
 from vitscale.trial.facts import fact_of
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.trial import (
@@ -59,6 +59,7 @@ class _Settled:
     model: ModelSpec
     worlds: tuple[tuple[TrainSpec, World, float], ...]
     """With the share of the training images that each uses."""
+    script_digest: str | None
 
 
 def expand(
@@ -152,7 +153,7 @@ def _refuse_idle_fields(file: StudyFile) -> None:
 def _refuse_idle_values(study: Study, by_hand: frozenset[str]) -> None:
     """A value set by hand that another one leaves nothing to do."""
     idle = None
-    for name in TrainSection.model_fields:
+    for name in TrainSection.model_fields if study.train.script is None else ():
         field, values = fact_of(TrainSection, name).needs or ("", ())
         if f"train.{name}" in by_hand and values and (value := getattr(study.train, field)) not in values:
             valid = " or ".join(f'"{valid}"' for valid in values)
@@ -181,6 +182,7 @@ def _settled(
 ) -> _Settled:
     ranks = _rank_counts(study)
     _refuse_idle_values(study, by_hand)
+    study, digest = _with_script(path, study, by_hand)
     study, config = with_deepspeed_config(path, study, by_hand)
     _check_length_is_said(study)
     for probe in study.measure.probes:
@@ -213,8 +215,28 @@ def _settled(
         worlds.append((train, world_of(gpus, study.scaling.gpus_per_node or slots, threads), fraction_of(study, gpus)))
     data = _located(path, study.data)
     model = user_model.located(path, study.model)
-    model_spec.resolve(model, 1)  # whatever the class count, the rest must be right
-    return _Settled(labels, study, data, model, tuple(worlds))
+    if not (model.unknown and digest):
+        model_spec.resolve(model, 1)  # whatever the class count, the rest must be right
+    return _Settled(labels, study, data, model, tuple(worlds), digest)
+
+
+def _with_script(path: Path, study: Study, by_hand: frozenset[str]) -> tuple[Study, str | None]:
+    """The study with the path of its script from the study file's folder, and the script's digest; None without one."""
+    train = study.train
+    if train.script is None:
+        return study, None
+    for what, next_step in script.untold(train, by_hand):
+        raise RequestError(what, next_step=next_step)
+    if study.data.name == script.NAME and "data.samples" not in by_hand:
+        raise RequestError(
+            "how many images an epoch has is not told, and train.script reads them itself",
+            next_step="Add [data] with samples = 50000, or the name and root of the dataset",
+        )
+    if study.measure.probes:
+        raise RequestError("measure.probes are of vitscale's own loop", next_step="Remove them")
+    located = beside(path, train.script)
+    update = {"script": str(located)}
+    return study.model_copy(update={"train": train.model_copy(update=update)}), user_model.script_digest(located)
 
 
 def _located(path: Path, data: DataSpec) -> DataSpec:
@@ -252,18 +274,25 @@ def _trial(
     launcher: str,
 ) -> Trial:
     study = point.study
+    model, samples = point.model, {"samples": summary.train_samples}  # the rank does not look for itself
+    if not (model.unknown and point.script_digest):
+        model = model_spec.resolve(model, len(summary.classes), summary.image_shape[2])
     trial = Trial(
-        model=model_spec.resolve(point.model, len(summary.classes), summary.image_shape[2]),
+        model=model,
+        script_digest=point.script_digest,
         model_digest=digests[0],
         weights_digest=digests[1],
-        data=point.data.model_copy(update={"fraction": fraction}),
+        data=point.data.model_copy(update={"fraction": fraction} | (samples if point.script_digest else {})),
         train=train,
         world=world,
         window=WindowSpec(**{field: getattr(study.measure, field) for field in WindowSpec.model_fields}),
         launcher=launcher if study.launch.launcher == AUTO else study.launch.launcher,
     )
     _check_length(trial, summary)
-    segmentation.check(trial, summary)
+    if trial.train.script is None:
+        segmentation.check(trial, summary)
+    else:
+        script.filled(trial.train.arguments, trial, seed=trial.train.seed, repeat=0, output=Path(script.OUTPUT))
     return trial
 
 

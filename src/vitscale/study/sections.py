@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from vitscale.base import plugins
+from vitscale.trial import script
 from vitscale.trial.facts import Fact, Spec, fact_of
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.trial import FROM_LIST, BatchCount, BatchNormScope, DataSpec, Mode, Seed, TrainFields, WindowSpec
@@ -171,6 +172,20 @@ class Study(Spec):
     node: NodeSection | None = None
     measure: MeasureSection = MeasureSection()
     sweep: dict[str, list[Any]] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_script(cls, values: Any) -> Any:
+        """A script distributes training itself, and knows model and data where the study does not name them."""
+        train, sweep = (values.get(key, {}) if isinstance(values, dict) else {} for key in ("train", "sweep"))
+        if not isinstance(train, dict) or not ("script" in train or (isinstance(sweep, dict) and _SWEPT in sweep)):
+            return values
+        data = values.get("data", {})
+        named = {"data": {"name": script.NAME} | data} if isinstance(data, dict) else {}
+        return {"model": {}} | values | {"train": {"engine": script.NAME} | train} | named
+
+
+_SWEPT = "train.script"
 
 
 SECTIONS: dict[str, type[Spec]] = {

@@ -51,7 +51,10 @@ def swept_fields(sweep: Mapping[str, Sequence[Any]]) -> frozenset[str]:
 def _choices_of(key: str, values: Sequence[Any]) -> list[Choice]:
     named = f"sweep.{shown(key)}"
     if key not in SWEEPABLE and key not in _SECTIONS:
-        raise RequestError(explain(f"{named} is no field that can be swept", valid=SWEEPABLE) + nearest(key, SWEEPABLE))
+        section = key.partition(".")[0]
+        valid = [field for field in SWEEPABLE if section in (field.partition(".")[0], field.rpartition(".")[2])]
+        valid = valid or [f"{section}.FIELD" for section in _SECTIONS]
+        raise RequestError(explain(f"{named} is no field that can be swept", valid=valid) + nearest(key, SWEEPABLE))
     if not values:
         raise RequestError(f"{named} is an empty list", next_step="Give at least one value")
     if any(value in values[:place] for place, value in enumerate(values)):

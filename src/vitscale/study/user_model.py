@@ -1,4 +1,4 @@
-"""A model that is the user's: found before anything starts, without importing it or torch."""
+"""What is the user's own, a model or a script: found before anything starts, without running it or importing torch."""
 
 from __future__ import annotations
 
@@ -94,6 +94,17 @@ def _from_hub(name: str, file: str, key: str) -> Path:
         ) from None
 
 
+def script_digest(script: Path) -> str:
+    """The SHA-256 of a training script.
+
+    Raises:
+        RequestError: it cannot be read, or is no Python.
+    """
+    text = read_text(script, "train.script", next_step="Give a path from the study file's folder")
+    _parsed(text, f"train.script {shown(str(script))}")
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def _check_factory(study_path: Path, factory: str) -> None:
     module, _, function = factory.partition(":")
     # As the ranks will search: the working directory, the study file's folder, then what is installed.
@@ -132,11 +143,7 @@ def _found(parts: list[str], folders: list[str]) -> ModuleSpec | None:
 def _names_in(source: Path, factory: str) -> set[str] | None:
     """Every name the module's text gives a value; None where the text does not tell (a star import, `__getattr__`)."""
     text = read_text(source, f"the module of model.factory {shown(factory)},", next_step="Mend or remove it")
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError) as error:
-        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
-        raise RequestError(f"model.factory {shown(factory)}: {source}{line} is no Python: {error}") from None
+    tree = _parsed(text, f"model.factory {shown(factory)}: {source}")
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
@@ -146,3 +153,11 @@ def _names_in(source: Path, factory: str) -> set[str] | None:
         elif isinstance(node, ast.Import | ast.ImportFrom):
             names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
     return None if names & {"*", "__getattr__"} else names
+
+
+def _parsed(text: str, what: str) -> ast.Module:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        raise RequestError(f"{what}{line} is no Python: {error}") from None

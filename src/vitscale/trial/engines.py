@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -12,6 +13,7 @@ from typing import NamedTuple
 
 from vitscale.base import plugins
 from vitscale.errors import RequestError, shown
+from vitscale.trial import script
 from vitscale.trial.facts import fact_of
 from vitscale.trial.rank_batches import in_words
 from vitscale.trial.trial import Device, Precision, TrainSpec, Trial
@@ -109,6 +111,9 @@ def norms_unknown(trial: Trial) -> str | None:
 
 def _refusals(train: TrainSpec) -> Iterator[Refusal]:
     """The reasons in the order in which to mend them."""
+    if train.script is not None or train.arguments or train.engine == script.NAME:
+        yield from itertools.starmap(Refusal, script.unfit(train))
+        return  # how it trains is the script's own affair
     if reason := of_engine(train.engine).unavailable(train.device):
         yield Refusal(f"train.engine = {shown(train.engine)} cannot run here: {reason}", "Use another engine")
     yield from _idle_options(train)
@@ -381,6 +386,12 @@ ENGINES: Mapping[str, EngineFacts] = {
 }
 """The engines of vitscale; others come by entry points (`vitscale.engines`), each an `EngineFacts`."""
 _NOTHING_KNOWN = EngineFacts(engine="")
+_OF_SCRIPT = EngineFacts(
+    engine="",
+    title="own script",
+    norms_unknown=lambda _: "a script's gradients are its own affair",
+    checkpoint_unknown="the model is the script's",
+)
 
 
 def known(engine: str) -> EngineFacts:
@@ -389,6 +400,8 @@ def known(engine: str) -> EngineFacts:
     Raises:
         RequestError: nobody has it, or the package that does is broken.
     """
+    if engine == script.NAME:
+        return _OF_SCRIPT
     return plugins.known("engine", engine, ENGINES, of=EngineFacts, next_step="Correct train.engine")
 
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 from fractions import Fraction
+from pathlib import PurePath
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -41,6 +42,7 @@ ZeroStage = Annotated[int, Field(ge=0, le=3)]
 BatchCount = Annotated[int, Field(ge=1, le=1_000_000)]
 EpochCount = Annotated[int, Field(ge=1, le=1_000_000)]
 StepCount = Annotated[int, Field(ge=1, le=1_000_000_000)]
+ArgumentWord = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00]*$")]
 WarmupCount = Annotated[int, Field(ge=0, le=1_000_000)]
 
 PixelType = Literal["uint8", "uint16", "float32"]
@@ -224,6 +226,10 @@ class TrainFields(Spec):
     batch_norm: Annotated[BatchNormScope | None, Fact(since=7, short=NORMS)] = None
     """Whose images a batch norm in training is over: the rank's own, or those of all ranks, exchanged in each norm."""
     deepspeed_config: Annotated[Any, Fact(role="wrapper", taken_by=("deepspeed",))] = None
+    script: Annotated[str | None, Fact(since=10, short="{}")] = Field(default=None, min_length=1, max_length=4096)
+    """The user's own training script, which each rank runs in place of vitscale's loop (`trial.script`)."""
+    arguments: Annotated[tuple[ArgumentWord, ...], Fact(since=10), Field(max_length=1000), FROM_LIST] = ()
+    """Of `script`: words of its command line, in which "{micro_batch}" stands for the trial's value."""
     drop_last: Annotated[bool, Fact(short=("drop last", "keep last"))] = False
     target_accuracy: Annotated[Accuracy | None, Fact(since=2, role="duration")] = None
     """Training ends after the first epoch whose held-out accuracy reaches it; `epochs` is then the limit."""
@@ -321,6 +327,8 @@ class Trial(Spec):
     """Of a Hugging Face configuration: which model it describes, wherever its folder lies; null for other models."""
     weights_digest: str | None = None
     """Of the pretrained weights that training begins with, wherever they lie; null where they are random."""
+    script_digest: str | None = None
+    """SHA-256 of the user's own training script, wherever it lies; null for vitscale's own loop."""
     origin: str | None = None
     """Of an imported trial: the cluster and the devices it ran on, as the log names them, for what else decides its
     result is not known. Null for trials of vitscale's own."""
@@ -332,6 +340,12 @@ class Trial(Spec):
         if shares is not None and (len(shares) != ranks or sum(shares) != ranks * mean):
             raise ValueError(f"micro_batches are not the shares of {ranks} ranks with {mean} images in the mean")
         return self
+
+    @property
+    def model_name(self) -> str | None:
+        """The model, as the user named it, else the script that has it; None where nobody says."""
+        model, script = self.model, self.train.script
+        return model.name or model.hf or model.factory or (PurePath(script).name if script is not None else None)
 
     @property
     def global_batch(self) -> int:
@@ -367,6 +381,10 @@ class Trial(Spec):
             del content["origin"]
         if self.model_digest is not None:
             del content["model"]["hf"]
+        if self.script_digest is None:
+            del content["script_digest"]
+        else:
+            content["train"].pop("script", None)
         if self.weights_digest is None:
             del content["weights_digest"]
         else:

@@ -40,12 +40,16 @@ class Train:
         """Nothing."""
 
     def work(self, own: RankInfo, log: RankLog, folder: Path, launch: LaunchFile | None) -> object:
-        """From the first import of torch to the last step."""
+        """From the first import of torch to the last step; or all that the user's own script does."""
         del folder
         if launch is not None and launch.prepared_seconds is not None:
             log.write(PhaseLine(name="prepare", seconds=launch.prepared_seconds))
         if own.launch_seconds is not None:
             log.write(PhaseLine(name="launch", seconds=own.launch_seconds))
+        if self._header.trial.train.script is not None:
+            from vitscale.worker.script import run_script
+
+            return run_script(self._header, own, log, launch)
         began = time.perf_counter()
         # Only now: torch takes its threads and cores from how the rank is pinned.
         from vitscale.worker.session import train

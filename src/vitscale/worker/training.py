@@ -6,7 +6,6 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,26 +16,18 @@ from vitscale.engines import Engine
 from vitscale.probes import Probe
 from vitscale.probes.gradient_norms import MicroBatchNorms, gradient_line
 from vitscale.probes.resources import ResourceProbe
-from vitscale.probes.steps import Explainer, StepClock, step_clock
-from vitscale.probes.traffic import NO_GROUP, TrafficCounter
+from vitscale.probes.steps import Explainer, StepClock, StepMark, step_clock, step_lines
+from vitscale.probes.traffic import COUNTED_STEPS, FIRST_USUAL_STEP, NO_GROUP, TrafficCounter
 from vitscale.processes.launch_file import boot_id
 from vitscale.sources import Dataset
 from vitscale.store import RankLog
-from vitscale.store.records import EpochLine, PhaseLine, ProbeLine, ResourcesLine, StepLine, TrafficLine
+from vitscale.store.records import EpochLine, PhaseLine, ProbeLine, ResourcesLine, TrafficLine
 from vitscale.trial.step_schedule import StepWindow, timed_stretch, windows
 from vitscale.trial.trial import Trial
 from vitscale.worker.extensions import watched
 from vitscale.worker.group import barrier, total
 from vitscale.worker.passes import Evaluation, Passes
 from vitscale.worker.rank_process import RankInfo
-
-
-@dataclass(frozen=True)
-class _Mark:
-    step: int
-    epoch: int
-    images: int
-    window: StepWindow
 
 
 class Training:
@@ -55,7 +46,7 @@ class Training:
         """`seed`: of this run, for the order and the augmentation."""
         self.trial, self.own, self.engine, self.device, self.log = trial, own, engine, device, log
         self.passes = Passes(trial, own, dataset, engine, device, seed)
-        self.clock: StepClock[_Mark] = step_clock(device)
+        self.clock: StepClock[StepMark] = step_clock(device)
         self.step = 0
         steps = trial.window.steps
         self.last_step = trial.window.warmup_steps + steps if steps is not None else None
@@ -199,7 +190,7 @@ class Training:
                 reduced = self.engine.step_with_norm()
         if before_end is not None:
             before_end()
-        self._record(self.clock.mark(_Mark(self.step, epoch, sum(own_images), window), step_loss))
+        self._record(self.clock.mark(StepMark(self.step, epoch, sum(own_images), window), step_loss))
         if norms is not None:
             self._record_norms(step_images, own_images, norms.total(), reduced)
         return step_images
@@ -229,20 +220,9 @@ class Training:
         batches.go_on()
         self.clock.start()
 
-    def _record(self, timed: list[tuple[_Mark, float, float]]) -> None:
-        for mark, seconds, loss in timed:
-            warmup = mark.step < self.trial.window.warmup_steps
-            self.log.write(
-                StepLine(
-                    step=mark.step,
-                    epoch=mark.epoch,
-                    seconds=seconds,
-                    images=mark.images,
-                    loss=loss,
-                    warmup=warmup,
-                    window=mark.window,
-                )
-            )
+    def _record(self, timed: list[tuple[StepMark, float, float]]) -> None:
+        for line in step_lines(timed, self.trial.window.warmup_steps):
+            self.log.write(line)
 
     def _record_norms(self, images: int, own_images: list[int], unreduced: float, reduced: float) -> None:
         self.log.write(
@@ -262,13 +242,6 @@ class Training:
 
     def _peak_bytes(self, resources: ResourcesLine) -> int | None:
         return self.resources.cuda_peak_bytes() if self.device.type == "cuda" else resources.peak_rss_bytes
-
-
-FIRST_USUAL_STEP = 3
-"""Of the process. DDP lays out its buckets anew in the second step, with a static graph in the third; ZeRO-3 learns in
-the first in which order weights are needed."""
-COUNTED_STEPS = 2
-"""Each must send the same."""
 
 
 def counted_traffic(

@@ -50,7 +50,8 @@ class Compute:
 def compute(run: Run, figures: RunFigures) -> Compute:
     """Works out the rates of one run."""
     trial = run.header.trial
-    flops = flops_per_image(trial)
+    told = figures.model.flops_per_image if figures.model is not None else None
+    flops = flops_per_image(trial) if told is None else told
     rates = {rank.rank: rank.matmul.flops_per_second for rank in run.ranks if rank.matmul is not None}
     everybody = len(rates) == trial.world.size
     published = _peak(run)
@@ -81,6 +82,8 @@ def flops_per_image(trial: Trial) -> int | str:
         return "the model's shape was not recorded"
     except VitscaleError as error:  # a Hugging Face configuration that is not here any more
         return f"the model's FLOPs are unknown here: {error}"
+    if flops is None and trial.train.script is not None:
+        return "the script does not tell the FLOPs of its model: probe.describe(flops_per_image=...)"
     return "the FLOPs of this architecture are not known here" if flops is None else flops
 
 

@@ -42,7 +42,7 @@ from vitscale.store.results import Run
 from vitscale.store.steps import Steps
 from vitscale.trial.trial import Trial
 
-PHASES: tuple[str, ...] = ("launch", "imports", "data", "model", "engine", "first_step")
+PHASES: tuple[str, ...] = ("launch", "imports", "data", "model", "engine", "script", "first_step")
 """Parts of the start-up, in order."""
 
 LEARNED = ("train_loss", "train_accuracy", "held_out_loss", "held_out_accuracy", "mean_iou")

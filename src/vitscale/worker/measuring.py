@@ -1,0 +1,416 @@
+"""What a Probe measures inside a study: the steps of a user's own loop, recorded as those of vitscale's are.
+
+The same clock, windows, profiled blocks, resources and counted traffic. A step begins where the one before it has
+ended; a block's profile is dropped, and begun again with the same step, where the script pauses in between.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitscale.probes.matmul import measured_matmul
+from vitscale.probes.resources import ResourceProbe
+from vitscale.probes.steps import Explainer, StepClock, StepMark, step_clock, step_lines
+from vitscale.probes.traffic import COUNTED_STEPS, FIRST_USUAL_STEP, NO_GROUP, TrafficCounter
+from vitscale.processes.heartbeat import PROGRESS
+from vitscale.processes.launch_file import boot_id
+from vitscale.store import RankLog
+from vitscale.store.records import FORMAT, EpochLine, ModelLine, PhaseLine, PhaseName, ResourcesLine, StartLine
+from vitscale.store.results import RunHeader
+from vitscale.trial.step_schedule import StepWindow, timed_stretch, windows
+from vitscale.trial.trial import samples_used, steps_per_epoch
+from vitscale.worker.environment import environment
+from vitscale.worker.extensions import watched
+from vitscale.worker.group import barrier
+from vitscale.worker.probe import images_of
+from vitscale.worker.rank_process import RankInfo
+
+_UNNAMED = "the script does not name this phase of its steps: probe.phase({phase!r})"
+_PART_OF_PHASE = {"data": "data_wait", "forward": "forward", "backward": "backward", "optimizer": "optimizer"}
+_NOT_TOLD = math.nan
+
+
+class Measuring:
+    """One rank's measurement of a script."""
+
+    def __init__(self, header: RunHeader, place: RankInfo, log: RankLog, began: float) -> None:
+        """`began`: `time.perf_counter()` when the script did."""
+        self._header, self._trial, self._place, self._log, self._began = header, header.trial, place, log, began
+        trial = self._trial
+        self._expected = trial.train.micro_batch * trial.train.grad_accum
+        train, images = trial.train, samples_used(trial.data.samples, trial.data.fraction)
+        per_epoch = steps_per_epoch(images, place.world_size, train.micro_batch, train.grad_accum, train.drop_last)
+        asked = trial.window.steps
+        self.last_step = None if asked is None else asked + trial.window.warmup_steps
+        """Steps to record; None: as many as the script takes."""
+        length = self.last_step or per_epoch * (train.epochs or 0)
+        self._windows = windows(trial, length, per_epoch)
+        self._stretch = timed_stretch(self._windows, trial.window.warmup_steps, range(length))
+        self.step = 0
+        self._epoch = 0
+        self._model = ModelLine(
+            parameters=None,
+            gradient_dtype=None,
+            synchronised_timing=None,
+            dataset_fingerprint=header.dataset_fingerprint,
+            train_samples=trial.data.samples,
+            held_out_samples=None,
+        )
+        self._started = self._finished = False
+        self._open: ExitStack | None = None
+        """What is around the step under way."""
+        self._met: int | None = None
+        """The step before whose profile the ranks have waited for each other."""
+        self._losses: list[Tensor | float] = []
+        self._named: set[str] = set()
+        self._used: ResourcesLine | None = None
+        self._asked_since: int | None = None
+        """The first step since resources were asked for."""
+        self._seconds = 0.0
+
+    # What the script calls
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing more is wanted."""
+        return self._finished
+
+    @contextmanager
+    def one_step(self, images: int) -> Iterator[None]:
+        """Around one optimizer step."""
+        self._begin()
+        try:
+            yield
+        except BaseException:
+            self._abandon()
+            raise
+        self._check_images(images)
+        self._end(images)
+
+    def batches(
+        self, loader: Iterable[Any], accumulate: int, images: int | Callable[[Any], int] | None
+    ) -> Iterator[Any]:
+        """Hands a loader's batches on, and ends a step after every `accumulate` of them."""
+        if accumulate != self._trial.train.grad_accum:
+            raise ValueError(
+                f"probe.steps(accumulate={accumulate}), and this trial has train.grad_accum = "
+                f'{self._trial.train.grad_accum}: hand it on to the script by "{{grad_accum}}"'
+            )
+        self._restart()
+        short = 0
+        try:
+            batches = iter(loader)
+            while not self._finished:
+                self._begin()
+                trained = 0
+                for _ in range(accumulate):
+                    with self.phase("data"):
+                        try:
+                            batch = next(batches)
+                        except StopIteration:
+                            return
+                    if short:
+                        self._check_images(short)
+                    trained += _images_in(batch, images, accumulate)
+                    yield batch
+                if trained < self._expected:
+                    short = trained  # an error, unless it was the loader's last
+                else:
+                    self._check_images(trained)
+                self._end(trained)
+        finally:
+            self._abandon()
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Around what is no training."""
+        self._abandon()
+        yield
+        self._restart()
+
+    @contextmanager
+    def phase(self, name: PhaseName) -> Iterator[None]:
+        """Around a part of a step."""
+        if not self._started:
+            yield
+            return
+        self._named.add(name)
+        with self._explainer.phase(name):
+            yield
+        if name in ("data", "h2d"):
+            PROGRESS.phase = "script"
+
+    def tell_loss(self, value: Tensor | float) -> None:
+        """Of a micro-step."""
+        self._losses.append(value.detach() if isinstance(value, Tensor) else value)
+
+    def describe(self, parameters: int | None, flops_per_image: float | None, precision: str | None) -> None:
+        """What is trained."""
+        if precision is not None and precision != self._trial.train.precision:
+            raise ValueError(
+                f"probe.describe(precision={precision!r}), and this trial has train.precision = "
+                f"{self._trial.train.precision!r}: correct one of the two"
+            )
+        told = {
+            "parameters": parameters,
+            "flops_per_image": None if flops_per_image is None else round(flops_per_image),
+        }
+        self._model = self._model.model_copy(update={key: value for key, value in told.items() if value is not None})
+        if self._started:
+            self._log.write(self._model)
+
+    # One step
+
+    def _begin(self) -> None:
+        """Opens the step that is next; does nothing where it is open already."""
+        if self._open is not None or self._finished:
+            return
+        if not self._started:
+            self._start()
+        self._open = ExitStack()
+        if self._beyond:
+            if self.step >= self._first_counted:
+                self._open.enter_context(self._counter.step(self.step))
+            return
+        if self._window == "explained" and not self._explainer.explaining:
+            self._explainer.begin_block()
+            self._named = set()
+            if self._met != self.step:
+                barrier()  # a rank whose profiler takes longer to start would be waited for in the explained step
+                self._met = self.step
+            self._clock.start()
+        if self.step == 0:
+            self._first = (time.perf_counter(), self._open.enter_context(watched()))
+        self._open.enter_context(self._explainer.step(self.step))
+        PROGRESS.phase = "script"
+
+    def _end(self, images: int) -> None:
+        """The step is over, and the next one begins."""
+        if self._open is None:  # enough was measured before it began
+            return
+        if self._beyond:
+            self._close()
+            self.step += 1
+            self._log.alive()
+            if self.step == self._first_counted + COUNTED_STEPS:
+                for line in self._counter.lines():
+                    self._log.write(line)
+                self._finish()
+        else:
+            self._end_recorded(images)
+        self._log.check()
+        self._begin()
+
+    def _end_recorded(self, images: int) -> None:
+        window = self._window
+        if self.step + 1 == self._stretch.start:
+            self._ask_resources(self.step + 1)
+        self._record(self._clock.mark(StepMark(self.step, self._epoch, images, window), self._loss()))
+        self._close()
+        if self.step == 0:
+            began, compiled = self._first
+            self._finish_device_work()
+            seconds = time.perf_counter() - began
+            self._log.write(PhaseLine(name="first_step", seconds=seconds, compiled=tuple(compiled)))
+        self.step += 1
+        if self._asked_since is not None and self.step == self._stretch.stop:
+            self._read_resources()
+        over = self.step == self.last_step
+        if self._explainer.explaining and (over or self._window != "explained"):
+            self._read_profile()
+        if over:
+            self._finish_recording()
+            if self._counter.backend == NO_GROUP:
+                self._finish()
+
+    def _abandon(self) -> None:
+        """Leaves the step under way, as if it had not begun."""
+        if self._open is None:
+            return
+        self._close()
+        if self._explainer.explaining:
+            self._explainer.drop_block()
+        self._losses = []
+
+    def _close(self) -> None:
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened.close()
+
+    def _restart(self) -> None:
+        """Training goes on after something else: the ranks' clocks start together."""
+        if self._finished or not self._started:
+            return
+        if self._asked_since is not None:
+            self._read_resources()
+        self._finish_device_work()
+        barrier()
+        self._epoch += 1
+        if self.step in self._stretch:
+            self._ask_resources(self.step)
+        self._clock.start()
+
+    @property
+    def _beyond(self) -> bool:
+        """Whether all steps are recorded that are to be."""
+        return self.last_step is not None and self.step >= self.last_step
+
+    @property
+    def _window(self) -> StepWindow:
+        """Of the step under way; where a script takes more than were planned, that of the last."""
+        return self._windows[min(self.step, len(self._windows) - 1)] if self._windows else "light"
+
+    # From the first step to the last
+
+    def _start(self) -> None:
+        """Before the first step: only now the device and the process group are there."""
+        trial, place = self._trial, self._place
+        self._device = device_of(self._header)
+        self._counter = TrafficCounter()
+        backend = None if self._counter.backend == NO_GROUP else self._counter.backend
+        self._log.write(start_line(self._header, place, self._device, backend))
+        self._log.write(PhaseLine(name="script", seconds=time.perf_counter() - self._began))
+        self._log.write(self._model)
+        self._clock: StepClock[StepMark] = step_clock(self._device)
+        self._first_counted = max(self.last_step or 0, FIRST_USUAL_STEP)
+        self._explainer = Explainer(
+            self._device, place.world_size, self._log.path.parent if trial.window.traces else None
+        )
+        if "explained" in self._windows:
+            self._explainer.warm_up()
+        self._resources = ResourceProbe(self._device, place.local_rank, boot_id() or socket.gethostname())
+        self._resources.begin_epoch()
+        if self._stretch.start == 0 and self._stretch:
+            self._ask_resources(0)
+        self._started = True
+        barrier()
+        self._finish_device_work()
+        self._clock.start()
+
+    def _finish_recording(self) -> None:
+        self._finish_device_work()
+        self._record(self._clock.drain())
+        if self._asked_since is not None:
+            self._read_resources()
+        used = self._used or self._resources.end(0, range(0))
+        resources = self._resources.with_memory(used)
+        on_device = self._device.type == "cuda"
+        self._log.write(resources)
+        self._log.write(
+            EpochLine(
+                epoch=0,
+                steps=self.step,
+                images=None,
+                seconds=self._seconds,
+                complete=False,
+                train_loss=None,
+                train_accuracy=None,
+                held_out_loss=None,
+                held_out_accuracy=None,
+                peak_bytes=self._resources.cuda_peak_bytes() if on_device else resources.peak_rss_bytes,
+            )
+        )
+        self._resources.close()
+
+    def _finish(self) -> None:
+        self._close()
+        self._finished = True
+        PROGRESS.phase = "script, measured"
+
+    def end(self) -> None:
+        """After the script.
+
+        Raises:
+            RuntimeError: it has ended too early.
+        """
+        self._abandon()
+        if self.last_step is not None and self.step < self.last_step:
+            raise RuntimeError(
+                f"the script ended after {self.step} of {self.last_step} optimizer steps (measure.warmup_steps + "
+                "measure.steps): let it train until probe.done, or set measure.steps lower"
+            )
+        if not self._started:
+            raise RuntimeError("the script made a Probe and took no step with it: see docs/own-script.md")
+        if self.last_step is None:
+            self._finish_recording()
+        if (rate := measured_matmul(self._device, self._trial.train.precision)) is not None:
+            self._log.write(rate)
+
+    # Parts of the record
+
+    def _record(self, timed: list[tuple[StepMark, float, float]]) -> None:
+        for line in step_lines(timed, self._trial.window.warmup_steps):
+            self._seconds += line.seconds
+            self._log.write(line)
+
+    def _loss(self) -> Tensor:
+        """The mean of what was told in this step; NaN, which a record has as null, where nothing was."""
+        told, self._losses = self._losses, []
+        if not told:
+            return torch.tensor(_NOT_TOLD)
+        return torch.stack([torch.as_tensor(loss, dtype=torch.float32, device=self._device) for loss in told]).mean()
+
+    def _read_profile(self) -> None:
+        for line in self._explainer.end_block(self._place.rank):
+            phases = _PART_OF_PHASE.items()
+            unnamed = {part: _UNNAMED.format(phase=name) for name, part in phases if name not in self._named}
+            self._log.write(line.model_copy(update={"unknown": unnamed | line.unknown}))
+        barrier()
+        self._clock.start()
+
+    def _ask_resources(self, step: int) -> None:
+        self._resources.begin()
+        self._asked_since = step
+
+    def _read_resources(self) -> None:
+        """The longest stretch of timed steps without a pause counts."""
+        steps, self._asked_since = range(self._asked_since or 0, self.step), None
+        line = self._resources.end(0, steps)
+        before = 0 if self._used is None or self._used.steps is None else self._used.steps[1] + 1 - self._used.steps[0]
+        if len(steps) >= max(1, before):
+            self._used = line
+
+    def _finish_device_work(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def _check_images(self, images: int) -> None:
+        if images != self._expected:
+            train = self._trial.train
+            raise ValueError(
+                f"the script trains {images} images in this optimizer step of rank {self._place.rank}, and the study "
+                f"says {self._expected} (train.micro_batch = {train.micro_batch} x train.grad_accum = "
+                f'{train.grad_accum}): hand both on by "{{micro_batch}}" and "{{grad_accum}}"'
+            )
+
+
+def device_of(header: RunHeader) -> torch.device:
+    """The one that the script has chosen, of the trial's kind."""
+    kind = header.trial.train.device
+    return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+
+
+def start_line(header: RunHeader, place: RankInfo, device: torch.device, backend: str | None) -> StartLine:
+    """Where this rank runs."""
+    return StartLine(
+        format=FORMAT,
+        trial=header.trial_id,
+        rank=place.rank,
+        world_size=place.world_size,
+        environment=environment(device, backend, with_revision=place.rank == 0),
+    )
+
+
+def _images_in(batch: Any, images: int | Callable[[Any], int] | None, accumulate: int) -> int:
+    """Of one of the `accumulate` batches of a step."""
+    if callable(images):
+        return images(batch)
+    return images_of(batch) if images is None else images // accumulate

@@ -1,0 +1,141 @@
+"""`from vitscale import Probe`: what a user's own training script tells of its steps.
+
+Outside a study of vitscale's every method is one branch, and nothing is imported; so it can stay in the code. In one,
+the rank that runs the script (`vitscale.worker.script`) has put here what measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+if TYPE_CHECKING:
+    import torch
+
+    from vitscale.worker.measuring import Measuring
+
+Item = TypeVar("Item")
+Phase = Literal["data", "h2d", "forward", "backward", "optimizer"]
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+class Current:
+    """Of this process."""
+
+    start: Callable[[], Measuring] | None = None
+    """Begins to measure; None outside a study, and in processes that the script starts."""
+    measuring: Measuring | None = None
+
+
+class Probe:
+    """Tells vitscale which optimizer steps a script takes. Make one on every rank; all of them are the same."""
+
+    def __init__(self) -> None:
+        if Current.measuring is None and Current.start is not None:
+            Current.measuring = Current.start()
+        self._measuring = Current.measuring
+
+    @property
+    def done(self) -> bool:
+        """Whether enough is measured, so that the script may end; never outside a study."""
+        return self._measuring is not None and self._measuring.done
+
+    def step(self, images: int) -> AbstractContextManager[None]:
+        """Around one optimizer step, all of its micro-steps included.
+
+        A step is timed from the end of the one before, so that the wait for its data counts wherever that is fetched;
+        for what is no training between two steps see `pause`.
+
+        Args:
+            images: that this rank trains in it, padding not counted: the study's micro_batch x grad_accum.
+
+        Raises:
+            ValueError: of other images than that.
+        """
+        return _NOTHING if self._measuring is None else self._measuring.one_step(images)
+
+    def steps(
+        self,
+        loader: Iterable[Item],
+        accumulate: int = 1,
+        images: int | Callable[[Item], int] | None = None,
+    ) -> Iterable[Item]:
+        """The batches of `loader`, of which every `accumulate` are an optimizer step: `for batch in probe.steps(...)`.
+
+        A step ends where the loop asks for the batch after its last one. The batches end early when enough is measured.
+        The last step of a loader may have fewer images than the others; batches that fill no step are in none.
+
+        Args:
+            loader: gives this rank's batches.
+            accumulate: micro-steps of an optimizer step.
+            images: of this rank in a whole step, or a function of a batch. None: as many as the first tensor that is
+                found in a batch is long.
+
+        Raises:
+            ValueError: other images or micro-steps than the study says.
+        """
+        return loader if self._measuring is None else self._measuring.batches(loader, accumulate, images)
+
+    def pause(self) -> AbstractContextManager[None]:
+        """Around what is no training (evaluation, a checkpoint), between two steps and on every rank alike."""
+        return _NOTHING if self._measuring is None else self._measuring.pause()
+
+    def phase(self, name: Phase) -> AbstractContextManager[object]:
+        """Around a part of a step, which profiled steps are then divided by."""
+        return _NOTHING if self._measuring is None else self._measuring.phase(name)
+
+    def loss(self, value: torch.Tensor | float) -> None:
+        """Tells the loss of a micro-step; nothing waits for the device."""
+        if self._measuring is not None:
+            self._measuring.tell_loss(value)
+
+    def describe(
+        self,
+        model: torch.nn.Module | None = None,
+        *,
+        parameters: int | None = None,
+        flops_per_image: float | None = None,
+        precision: str | None = None,
+    ) -> None:
+        """Tells what is trained; what is left out stays unavailable, and with it MFU and volumes.
+
+        Args:
+            model: whose parameters are counted: before it is sharded.
+            parameters: their number.
+            flops_per_image: of training one image, forward and backward (1 MAC = 2 FLOP).
+            precision: as the study has it ("bf16").
+
+        Raises:
+            ValueError: another precision than the study's.
+        """
+        if self._measuring is not None:
+            if model is not None and parameters is None:
+                parameters = sum(_elements(parameter) for parameter in model.parameters())
+            self._measuring.describe(parameters, flops_per_image, precision)
+
+
+def _elements(parameter: Any) -> int:
+    """Of a whole tensor: ZeRO-3 leaves an empty one, and notes how many it had."""
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
+
+
+def images_of(batch: Any) -> int:
+    """How long the first tensor in a batch is.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if (first := _first_shape(batch)) is None:
+        raise ValueError("this batch holds no tensor to count its images by: give probe.steps(..., images=...)")
+    return int(first[0])
+
+
+def _first_shape(batch: Any) -> Any:
+    """Of anything with a shape of one dimension or more, in lists and tables at any depth; None where there is none."""
+    if hasattr(batch, "shape"):
+        return batch.shape or None
+    inside: Iterable[Any] = batch if isinstance(batch, (list, tuple)) else ()
+    if hasattr(batch, "values"):
+        inside = batch.values()
+    return next((shape for value in inside if (shape := _first_shape(value)) is not None), None)

@@ -1,0 +1,268 @@
+"""A Probe: nothing outside a study; inside one, the steps of the user's loop as records."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from study_factory import expanded
+from vitscale import Probe
+from vitscale.probes import steps as step_clock
+from vitscale.store import RankLog
+from vitscale.store.rank_log import read_lines
+from vitscale.store.records import RankRecord
+from vitscale.store.results import RunHeader
+from vitscale.trial.step_schedule import windows
+from vitscale.trial.trial import Trial
+from vitscale.worker.measuring import Measuring
+from vitscale.worker.probe import Current
+from vitscale.worker.rank_process import RankInfo
+
+
+class Loop:
+    """A script's rank without its script."""
+
+    def __init__(self, folder: Path, accumulate: int = 1, steps: int = 24, **measure: Any) -> None:
+        (folder / "train.py").write_text("pass")
+        train = {"script": "train.py", "precision": "fp32", "micro_batch": 4, "grad_accum": accumulate, "epochs": None}
+        changes: dict[str, dict[str, Any]] = {
+            "model": {"name": None, "image_size": None, "patch_size": None},
+            "train": train,
+            "scaling": {"gpus": [1]},
+            "measure": {"steps": steps, "warmup_steps": 2} | measure,
+        }
+        (self.trial,) = expanded(folder, changes, train_samples=40).trials.values()
+        identity = self.trial.identity()
+        header = RunHeader(
+            trial_id=identity, repeat=0, attempt=0, trial=self.trial, command=(), dataset_fingerprint="f"
+        )
+        self.log = RankLog(folder, 0)
+        place = RankInfo(rank=0, world_size=1, local_rank=0, launch_seconds=None)
+        self.measuring = Measuring(header, place, self.log, time.perf_counter())
+        Current.measuring = self.measuring
+        self.probe = Probe()
+        self.loader = [torch.zeros(4, 1) for _ in range(10)]
+
+    def record(self) -> RankRecord:
+        self.measuring.end()
+        self.log.close()
+        return read_lines(self.log.path, RankRecord, lambda *_: None)
+
+
+@pytest.fixture(autouse=True)
+def outside() -> Iterator[None]:
+    yield
+    Current.measuring = Current.start = None
+
+
+def planned(trial: Trial, per_epoch: int = 10) -> list[tuple[int, str, bool]]:
+    """(Step, window, whether it is warm-up), as vitscale's own loop has them."""
+    last = (trial.window.steps or 0) + trial.window.warmup_steps
+    return [(n, window, n < trial.window.warmup_steps) for n, window in enumerate(windows(trial, last, per_epoch))]
+
+
+# --- outside a study -------------------------------------------------------------------------------------------------
+
+
+def test_outside_a_study_it_is_nothing() -> None:
+    probe, loader = Probe(), [1, 2, 3]
+    assert probe.steps(loader, accumulate=2, images=7) is loader
+    with probe.step(images=3), probe.phase("forward"), probe.pause():
+        probe.loss(1.0)
+    probe.describe(parameters=3, precision="no such")
+    assert not probe.done
+
+
+def test_it_imports_nothing_heavy() -> None:
+    program = (
+        "import sys; from vitscale import Probe; Probe().describe(parameters=1)\n"
+        "heavy = {'torch', 'numpy', 'polars', 'pydantic', 'deepspeed', 'rich', 'typer'}\n"
+        "print(sorted(heavy & {name.partition('.')[0] for name in sys.modules}))"
+    )
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"
+
+
+# --- inside one ------------------------------------------------------------------------------------------------------
+
+
+def test_its_steps_are_those_that_vitscale_s_own_loop_would_record(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    passes = 0
+    while not loop.probe.done:
+        for batch in loop.probe.steps(loop.loader):
+            loop.probe.loss(batch.sum() + 2.5)
+        passes += 1
+    record = loop.record()
+    assert [(s.step, s.window, s.warmup) for s in record.steps] == planned(loop.trial)
+    assert {s.images for s in record.steps} == {4}
+    assert {s.loss for s in record.steps} == {2.5}
+    assert passes == 3  # 26 steps, 10 to a pass
+    assert [line.step for line in record.explained] == [
+        n for n, window, _ in planned(loop.trial) if window == "explained"
+    ]
+    assert record.start is not None
+    assert record.start.trial == loop.trial.identity()
+    assert [phase.name for phase in record.phases] == ["script", "first_step"]
+    assert record.resources[0].steps is not None
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that goes on where a test says."""
+    moment = [0.0]
+    monkeypatch.setattr(step_clock, "time", SimpleNamespace(perf_counter=lambda: moment[0]))
+    return moment
+
+
+def test_each_pass_over_a_loader_is_an_epoch_of_its_own(tmp_path: Path, now: list[float]) -> None:
+    """Their clocks start anew, so that what lies between two passes is in no step."""
+    loop = Loop(tmp_path)
+    for _ in range(3):
+        for _batch in loop.probe.steps(loop.loader):
+            now[0] += 0.25
+        now[0] += 100.0
+    record = loop.record()
+    assert [s.epoch for s in record.steps] == [0] * 10 + [1] * 10 + [2] * 6
+    assert {s.seconds for s in record.steps} == {0.25}
+
+
+def test_a_step_is_timed_from_the_end_of_the_one_before(tmp_path: Path, now: list[float]) -> None:
+    """So the wait for data counts though it lies outside of the block, and what is in a pause does not."""
+    loop = Loop(tmp_path, steps=3, explain=False)
+    for number in range(5):
+        if number == 3:
+            with loop.probe.pause():
+                now[0] += 100.0
+        now[0] += 0.5  # the next batch
+        with loop.probe.step(images=4):
+            now[0] += 1.0
+    # The first step is taken for one from its own beginning: what was before it is start-up.
+    assert [s.seconds for s in loop.record().steps] == [1.0, 1.5, 1.5, 1.5, 1.5]
+
+
+def test_accumulation_makes_one_step_of_several_batches(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, accumulate=2, steps=8)
+    while not loop.probe.done:
+        for number, _ in enumerate(loop.probe.steps(loop.loader, accumulate=2)):
+            loop.probe.loss(float(number))
+    record = loop.record()
+    assert [s.step for s in record.steps] == list(range(10))
+    assert {s.images for s in record.steps} == {8}
+    assert [s.loss for s in record.steps][:2] == [0.5, 2.5]  # the means over (0, 1) and (2, 3)
+
+
+def test_batches_that_fill_no_step_are_in_none(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, accumulate=2, steps=8)
+    while not loop.probe.done:
+        for _ in loop.probe.steps(loop.loader[:5], accumulate=2):
+            pass
+    assert {s.images for s in loop.record().steps} == {8}
+
+
+def test_the_last_step_of_a_loader_may_be_short_and_no_other(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, steps=4)
+    last = torch.zeros(3, 1)
+    while not loop.probe.done:
+        for _ in loop.probe.steps([*loop.loader[:2], last]):
+            pass
+    assert [s.images for s in loop.record().steps] == [4, 4, 3, 4, 4, 3]
+
+
+def test_a_short_step_before_the_last_is_refused(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, steps=4)
+    with pytest.raises(ValueError, match="trains 3 images in this optimizer step of rank 0, and the study says 4"):
+        for _ in loop.probe.steps([torch.zeros(3, 1), *loop.loader]):
+            pass
+
+
+@pytest.mark.parametrize("images", [3, 5, 8])
+def test_other_images_than_the_study_says_are_refused_by_both_numbers(tmp_path: Path, images: int) -> None:
+    loop = Loop(tmp_path)
+    with (
+        pytest.raises(ValueError, match=rf"{images} images .* says 4 \(train.micro_batch = 4 x train.grad_accum = 1\)"),
+        loop.probe.step(images=images),
+    ):
+        pass
+
+
+def test_another_accumulation_is_refused_by_both_numbers(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, accumulate=2)
+    with pytest.raises(ValueError, match=r"probe.steps\(accumulate=1\), and this trial has train.grad_accum = 2"):
+        list(loop.probe.steps(loop.loader))
+
+
+def test_images_are_counted_in_the_first_tensor_or_as_it_is_told(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, steps=9)
+    batch = {"name": "x", "pixels": [torch.zeros(4, 3), torch.zeros(9)]}
+    list(zip(loop.probe.steps([batch] * 2), range(2), strict=False))
+    list(zip(loop.probe.steps(["four"] * 2, images=len), range(2), strict=False))
+    list(zip(loop.probe.steps(["?"] * 2, images=4), range(2), strict=False))
+    with pytest.raises(ValueError, match=r"give probe\.steps"):
+        list(loop.probe.steps(["four"]))
+
+
+def test_what_a_script_does_not_name_is_unknown_and_what_it_names_is_not(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    while not loop.probe.done:
+        for _ in loop.probe.steps(loop.loader):
+            with loop.probe.phase("forward"):
+                torch.zeros(3).sum()
+    (line, *_) = loop.record().explained
+    assert {"backward", "optimizer"} <= line.unknown.keys()
+    assert "probe.phase('backward')" in line.unknown["backward"]
+    assert not {"forward", "data_wait"} & line.unknown.keys()
+    assert {name for name, _, _ in line.phases} == {"data", "forward"}
+
+
+def test_a_pause_before_a_profiled_step_only_puts_its_profile_off(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    for _ in range(40):
+        with loop.probe.step(images=4):
+            pass
+        with loop.probe.pause():
+            pass
+    record = loop.record()
+    assert [(s.step, s.window, s.warmup) for s in record.steps] == planned(loop.trial)
+    assert [line.step for line in record.explained] == [
+        n for n, window, _ in planned(loop.trial) if window == "explained"
+    ]
+
+
+def test_what_is_described_is_recorded_and_another_precision_refused(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, steps=2)
+    loop.probe.describe(torch.nn.Linear(3, 5), flops_per_image=120.0, precision="fp32")
+    with pytest.raises(ValueError, match=r"precision='bf16'.*train.precision = 'fp32'"):
+        loop.probe.describe(precision="bf16")
+    while not loop.probe.done:
+        with loop.probe.step(images=4):
+            pass
+    model = loop.record().model
+    assert model is not None
+    assert (model.parameters, model.flops_per_image, model.train_samples) == (20, 120, 40)
+
+
+def test_an_end_before_enough_is_measured_is_an_error(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    for _ in zip(loop.probe.steps(loop.loader), range(5), strict=False):
+        pass
+    with pytest.raises(RuntimeError, match="the script ended after 5 of 26 optimizer steps"):
+        loop.measuring.end()
+
+
+def test_an_exception_in_a_step_leaves_it_out(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, steps=2)
+    with pytest.raises(KeyError), loop.probe.step(images=4):
+        raise KeyError("x")
+    while not loop.probe.done:
+        with loop.probe.step(images=4):
+            pass
+    assert [s.step for s in loop.record().steps] == [0, 1, 2, 3]

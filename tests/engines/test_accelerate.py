@@ -46,11 +46,11 @@ def test_accelerate_leaves_fsdp2_s_weights_and_gradients_in_fp32(precision: str)
 def test_bf16_is_autocast_over_fp32_weights_under_fsdp2_too(precision: str, dtype: torch.dtype) -> None:
     engine: Any = AccelerateEngine.__new__(AccelerateEngine)
     engine.train_spec = make_trial("accelerate", 2, accelerate_backend="fsdp2", precision=precision).train
-    engine.device, engine.input_dtype, engine.model = torch.device("cpu"), torch.float32, Model()
+    engine.device, engine.input_dtype, engine.wrapped = torch.device("cpu"), torch.float32, Model()
     engine.accelerator = SimpleNamespace(
         accumulate=lambda _: nullcontext(), sync_gradients=True, backward=lambda loss: loss.backward()
     )
     engine.micro_step(torch.ones(2, 4), Tensor.sum, last=True)
     engine.evaluate(torch.ones(2, 4))
-    assert engine.model.computed == [dtype] * 4
-    assert {parameter.grad.dtype for parameter in engine.model.parameters()} == {torch.float32}
+    assert engine.wrapped.computed == [dtype] * 4
+    assert {parameter.grad.dtype for parameter in engine.wrapped.parameters()} == {torch.float32}

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from results_factory import make_trial
-from vitscale.engines.base import optimizer_of, set_rate
+from vitscale.engines.base import optimizer_of
+from vitscale.engines.plain import PlainEngine
 
 
 def model() -> nn.Linear:
@@ -56,10 +57,10 @@ def test_lamb_by_hand() -> None:
 
 def test_the_learning_rate_is_that_of_the_global_batch() -> None:
     trial = make_trial("none", 1, learning_rate=0.1, learning_rate_scaling="linear", learning_rate_base_batch=1)
-    optimizer = optimizer_of(model(), trial)
-    assert {group["lr"] for group in optimizer.param_groups} == {0.1 * trial.global_batch}
-    set_rate(optimizer, 0.25)
-    assert {group["lr"] for group in optimizer.param_groups} == {0.25}
+    engine = PlainEngine(model(), trial, torch.device("cpu"))
+    assert {group["lr"] for group in engine.optimizer.param_groups} == {0.1 * trial.global_batch}
+    engine.set_learning_rate(0.25)
+    assert {group["lr"] for group in engine.optimizer.param_groups} == {0.25}
 
 
 def test_a_skipped_first_step_must_not_leave_momentum_as_the_memory_was() -> None:

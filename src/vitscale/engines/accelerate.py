@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -15,20 +16,16 @@ from typing_extensions import override
 from vitscale.engines import deepspeed as through_deepspeed
 from vitscale.engines.base import (
     Engine,
-    LossOf,
     TorchEngine,
-    autocast,
     blocks_of,
     compressed_to,
     optimizer_of,
-    set_rate,
     weight_dtype,
     with_options,
 )
 from vitscale.engines.deepspeed import configuration
 from vitscale.engines.whole_tensors import TorchTensors, WholeTensors, deepspeed_tensors, torch_loss_scale
 from vitscale.models import logits_of
-from vitscale.probes.steps import Phase, no_phase
 from vitscale.trial.trial import TrainSpec, Trial
 
 
@@ -58,10 +55,10 @@ class AccelerateEngine(Engine):
             self.input_dtype = weight_dtype(train)
             model = with_options(model.to(device, self.input_dtype), train)
         self.accelerator = accelerator = _accelerator(model, trial, device)
-        self.model, self.optimizer = accelerator.prepare(model, optimizer_of(model, trial))
+        self.wrapped, self.optimizer = accelerator.prepare(model, optimizer_of(model, trial))
         self._check_wrapped()
         if self.through_deepspeed:
-            self.gradient_dtype = through_deepspeed.gradient_dtype(self.model, train)
+            self.gradient_dtype = through_deepspeed.gradient_dtype(self.wrapped, train)
         else:
             self.gradient_dtype = TorchEngine.communicated(train)
 
@@ -76,33 +73,36 @@ class AccelerateEngine(Engine):
                 import transformers.integrations.deepspeed  # noqa: F401
 
     @override
-    def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool, phase: Phase = no_phase) -> Tensor:
-        with self.accelerator.accumulate(self.model):
+    @contextmanager
+    def accumulating(self, *, last: bool) -> Iterator[None]:
+        with self.accelerator.accumulate(self.wrapped):
             if self.accelerator.sync_gradients != last:
                 raise RuntimeError(f"Accelerate counts micro-steps otherwise: last is {last}")
-            with phase("forward"):
-                with self._autocast():
-                    logits = logits_of(self.model(images.to(self.input_dtype)))
-                loss = loss_of(logits.float())
-            with phase("backward"):
-                # Accelerate divides by the accumulation itself; under DeepSpeed it takes the optimizer's step in here.
-                self.accelerator.backward(loss)
-                detached = loss.detach()
-                del loss, logits  # with them goes the graph, and that takes its time
-        return detached
+            yield
+
+    @override
+    def autocast(self) -> AbstractContextManager[None]:
+        """Around FSDP2 alone: Accelerate 1.15 autocasts what it wraps in DDP (`prepare_model`), and not what it shards
+        (`_prepare_fsdp2`); DeepSpeed does it itself."""
+        return super().autocast() if self.train_spec.wrapper == "fsdp2" else nullcontext()
+
+    @override
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Accelerate divides by the accumulation itself; under DeepSpeed it takes the optimizer's step in here."""
+        self.accelerator.backward(loss)
 
     @override
     def rehearse(self, images: Tensor) -> None:
         """Past `accumulate`, which counts micro-steps."""
         by_rank = self.train_spec.wrapper == "ddp" and not self.train_spec.static_graph
-        with self.model.no_sync() if by_rank else nullcontext():
-            with self._autocast():
-                logits = logits_of(self.model(images.to(self.input_dtype)))
+        with self.wrapped.no_sync() if by_rank else nullcontext():
+            with self.autocast():
+                logits = logits_of(self.wrapped(images.to(self.input_dtype)))
             loss = logits.float().sum() * 0.0
             if self.through_deepspeed:
-                self.model.set_gradient_accumulation_boundary(False)
-                self.model.backward(loss)
-                self.model.step()
+                self.wrapped.set_gradient_accumulation_boundary(False)
+                self.wrapped.backward(loss)
+                self.wrapped.step()
             else:
                 self.accelerator.backward(loss)
                 self.optimizer.optimizer.zero_grad(set_to_none=True)
@@ -110,7 +110,7 @@ class AccelerateEngine(Engine):
     @override
     def step(self) -> None:
         if self.train_spec.gradient_clipping > 0 and not self.through_deepspeed:
-            self.accelerator.clip_grad_norm_(self.model.parameters(), self.train_spec.gradient_clipping)
+            self.accelerator.clip_grad_norm_(self.wrapped.parameters(), self.train_spec.gradient_clipping)
         self.optimizer.step()
         self.optimizer.zero_grad()
 
@@ -122,35 +122,23 @@ class AccelerateEngine(Engine):
         return {}
 
     @override
-    def set_learning_rate(self, learning_rate: float) -> None:
-        set_rate(self.optimizer, learning_rate)
-
-    @override
     def whole_tensors(self) -> WholeTensors:
         if self.through_deepspeed:
-            return deepspeed_tensors(self.model, self.train_spec.optimizer)
+            return deepspeed_tensors(self.wrapped, self.train_spec.optimizer)
         scale = torch_loss_scale(self.accelerator.scaler)
         return TorchTensors(self.module, self.optimizer.optimizer, self.train_spec.optimizer, loss_scale=scale)
 
+    @property
     @override
-    def evaluate(self, images: Tensor) -> Tensor:
-        forward = self.module if self.train_spec.wrapper == "ddp" else self.model
-        self.model.eval()
-        with torch.no_grad(), self._autocast():
-            logits: Tensor = logits_of(forward(images.to(self.input_dtype))).float()
-        self.model.train()
-        return logits
+    def evaluated(self) -> nn.Module:
+        """The wrapper where it gathers weights."""
+        return self.module if self.train_spec.wrapper == "ddp" else self.wrapped
 
     @property
     @override
     def module(self) -> nn.Module:
-        module: nn.Module = self.model if self.train_spec.wrapper == "fsdp2" else self.model.module
+        module: nn.Module = self.wrapped if self.train_spec.wrapper == "fsdp2" else self.wrapped.module
         return module
-
-    def _autocast(self) -> AbstractContextManager[None]:
-        """Around FSDP2 alone: Accelerate 1.15 autocasts what it wraps in DDP (`prepare_model`), and not what it shards
-        (`_prepare_fsdp2`); DeepSpeed does it itself."""
-        return autocast(self.train_spec, self.device) if self.train_spec.wrapper == "fsdp2" else nullcontext()
 
     def _check_wrapped(self) -> None:
         """On hardware it does not know Accelerate drops a plugin without a word, and trains on all the same."""
@@ -158,13 +146,12 @@ class AccelerateEngine(Engine):
         if asked == "deepspeed":
             from deepspeed import DeepSpeedEngine
 
-            wrapped = isinstance(self.model, DeepSpeedEngine)
+            wrapped = isinstance(self.wrapped, DeepSpeedEngine)
         else:
-            wrapped = isinstance(self.model, FSDPModule if asked == "fsdp2" else DistributedDataParallel)
+            wrapped = isinstance(self.wrapped, FSDPModule if asked == "fsdp2" else DistributedDataParallel)
         if not wrapped:
-            raise RuntimeError(
-                f"train.accelerate_backend = '{asked}', but Accelerate made a {type(self.model).__name__} of the model"
-            )
+            made = type(self.wrapped).__name__
+            raise RuntimeError(f"train.accelerate_backend = '{asked}', but Accelerate made a {made} of the model")
 
 
 def _accelerator(model: nn.Module, trial: Trial, device: torch.device) -> Any:

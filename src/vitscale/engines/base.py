@@ -79,12 +79,6 @@ def _lamb(groups: list[dict[str, Any]], rate: float) -> torch.optim.Optimizer:
     return lamb
 
 
-def set_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Sets the learning rate of all of an optimizer's groups."""
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate
-
-
 LossOf = Callable[[Tensor], Tensor]
 """Logits [b, classes] or [b, classes, h, w] to a scalar loss whose mean over ranks and micro-steps is the mean over the
 step's images, or its pixels."""
@@ -96,6 +90,13 @@ class Engine(ABC):
     A step is `grad_accum` calls of `micro_step`, of which the last has `last=True`, then one call of `step`.
     """
 
+    train_spec: TrainSpec
+    device: torch.device
+    wrapped: Any
+    """What forward in training goes through: the model in its wrapper."""
+    optimizer: Any
+    input_dtype: torch.dtype
+    """Of images."""
     gradient_dtype: str | None
     """The dtype in which gradients travel; None where none do."""
 
@@ -108,7 +109,6 @@ class Engine(ABC):
     def preload(train: TrainSpec) -> None:
         """Imports the libraries that training needs beyond torch, where it needs any."""
 
-    @abstractmethod
     def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool, phase: Phase = no_phase) -> Tensor:
         """Forward and backward of one micro-batch. What backward starts from is the loss / `grad_accum`.
 
@@ -122,6 +122,34 @@ class Engine(ABC):
         Returns:
             The detached loss (scalar).
         """
+        with self.accumulating(last=last):
+            with phase("forward"):
+                with self.autocast():
+                    logits = logits_of(self.wrapped(images.to(self.input_dtype)))
+                loss = loss_of(logits.float())
+            with phase("backward"):
+                self.backward(loss, last=last)
+                detached = loss.detach()
+                del loss, logits  # with them goes the graph, and that takes its time
+        return detached
+
+    def accumulating(self, *, last: bool) -> AbstractContextManager[object]:
+        """The context of a micro-step's forward and backward: until the `last` one gradients need not be exchanged."""
+        del last
+        return nullcontext()
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """The context of forward: `bf16` means autocast over fp32 weights, and so does `fp16`; anything else computes
+        in the weights' own dtype."""
+        if self.train_spec.precision in _AUTOCAST:
+            # torch types autocast's __enter__ as Any; nothing is taken from it.
+            return torch.autocast(self.device.type, dtype=_AUTOCAST[self.train_spec.precision])
+        return nullcontext()
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Adds the gradients of `loss` / `grad_accum`, and in the `last` micro-step has them exchanged."""
+        del last
+        (loss / self.train_spec.grad_accum).backward()
 
     @abstractmethod
     def step(self) -> None:
@@ -135,9 +163,10 @@ class Engine(ABC):
         """
         self.micro_step(images, _nothing, last=False)
 
-    @abstractmethod
     def set_learning_rate(self, learning_rate: float) -> None:
         """Sets the learning rate of the coming `step` and of all after it; called before its first `micro_step`."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
 
     @property
     def unknown_parts(self) -> dict[str, str]:
@@ -154,9 +183,19 @@ class Engine(ABC):
         self.step()
         return norm
 
-    @abstractmethod
     def evaluate(self, images: Tensor) -> Tensor:
         """Logits [b, classes], or [b, classes, h, w], in evaluation mode, without gradients."""
+        forward = self.evaluated
+        forward.eval()
+        with torch.no_grad(), self.autocast():
+            logits = logits_of(forward(images.to(self.input_dtype)))
+        forward.train()
+        return logits.float()
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """What forward in evaluation goes through: mostly the model inside, for evaluation needs no exchange."""
+        return self.module
 
     @property
     @abstractmethod
@@ -181,14 +220,6 @@ class Engine(ABC):
     def load_checkpoint(self, folder: Path, alive: checkpoint.Alive = lambda: None) -> int:
         """Restores what any engine saved at any number of ranks, and returns its step; see `checkpoint.load`."""
         return checkpoint.load(self.whole_tensors(), folder, alive)
-
-
-def autocast(train: TrainSpec, device: torch.device) -> AbstractContextManager[None]:
-    """`bf16` means autocast over fp32 weights, and so does `fp16`; anything else computes in the weights' own dtype."""
-    if train.precision in _AUTOCAST:
-        # torch types autocast's __enter__ as Any; nothing is taken from it.
-        return torch.autocast(device.type, dtype=_AUTOCAST[train.precision])
-    return nullcontext()
 
 
 _AUTOCAST: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -219,6 +250,8 @@ class TorchEngine(Engine):
     fp16 computes under autocast, and its losses are scaled by torch's GradScaler so that small gradients survive.
     """
 
+    wrapped: nn.Module
+
     def __init__(self, model: nn.Module, trial: Trial, device: torch.device) -> None:
         self.wrapped = wrapped = self.wrap(model, trial.train, device)
         self.train_spec = trial.train
@@ -244,23 +277,9 @@ class TorchEngine(Engine):
         dtype = COMMUNICATED[train.gradient_dtype] if train.gradient_dtype else weight_dtype(train)
         return str(dtype).removeprefix("torch.")
 
-    def gradients_stay(self) -> AbstractContextManager[None]:
-        """The context in which backward exchanges nothing."""
-        return nullcontext()
-
     @override
-    def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool, phase: Phase = no_phase) -> Tensor:
-        with nullcontext() if last else self.gradients_stay():
-            # Backward lies inside too: DDP decides in forward whether the coming backward reduces.
-            with phase("forward"):
-                with autocast(self.train_spec, self.device):
-                    logits = logits_of(self.wrapped(images.to(self.input_dtype)))
-                loss = loss_of(logits.float())
-            with phase("backward"):
-                self.scaler.scale(loss / self.train_spec.grad_accum).backward()
-                detached = loss.detach()
-                del loss, logits  # with them goes the graph, and that takes its time
-        return detached
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        self.scaler.scale(loss / self.train_spec.grad_accum).backward()
 
     @override
     def rehearse(self, images: Tensor) -> None:
@@ -279,21 +298,9 @@ class TorchEngine(Engine):
         self.optimizer.zero_grad(set_to_none=True)
 
     @override
-    def set_learning_rate(self, learning_rate: float) -> None:
-        set_rate(self.optimizer, learning_rate)
-
-    @override
     def whole_tensors(self) -> WholeTensors:
         scale = torch_loss_scale(self.scaler)
         return TorchTensors(self.module, self.optimizer, self.train_spec.optimizer, loss_scale=scale)
-
-    @override
-    def evaluate(self, images: Tensor) -> Tensor:
-        self.module.eval()
-        with torch.no_grad(), autocast(self.train_spec, self.device):
-            logits = logits_of(self.module(images.to(self.input_dtype)))
-        self.module.train()
-        return logits.float()
 
 
 def blocks_of(model: nn.Module) -> Sequence[nn.Module]:

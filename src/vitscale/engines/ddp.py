@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
@@ -45,13 +45,13 @@ class DdpEngine(TorchEngine):
         return wrapped
 
     @override
-    def gradients_stay(self) -> AbstractContextManager[None]:
-        """Accumulates locally: gradients travel once per optimizer step."""
-        return self.wrapped.no_sync()
+    def accumulating(self, *, last: bool) -> AbstractContextManager[None]:
+        """Gradients travel once per optimizer step. Around forward too, in which DDP decides whether the coming
+        backward reduces."""
+        return nullcontext() if last else self.wrapped.no_sync()
 
     @property
     @override
     def module(self) -> nn.Module:
-        """The model inside the wrapper: evaluation needs no exchange."""
         model: nn.Module = self.wrapped.module
         return model

@@ -6,17 +6,15 @@ import copy
 import logging
 import math
 import os
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from vitscale.engines.base import Engine, LossOf, optimizer_of, set_rate, with_options
+from vitscale.engines.base import Engine, optimizer_of, with_options
 from vitscale.engines.whole_tensors import WholeTensors, deepspeed_tensors
-from vitscale.models import logits_of
-from vitscale.probes.steps import Phase, no_phase
 from vitscale.trial.trial import TrainSpec, Trial
 
 
@@ -134,11 +132,11 @@ class DeepSpeedEngine(Engine):
         model = with_options(_constants_as(self.input_dtype, model.to(device)), trial.train)
         own_optimizer = trial.train.optimizer == "deepspeed_config" or trial.train.optimizer in ONE_BIT
         optimizer = None if own_optimizer else optimizer_of(model, trial)
-        self.engine, *_ = deepspeed.initialize(
+        self.wrapped, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer, config=configuration(trial), dist_init_required=False
         )
-        self.trial = trial
-        self.gradient_dtype = gradient_dtype(self.engine, trial.train)
+        self.train_spec, self.device, self.optimizer = trial.train, device, self.wrapped.optimizer
+        self.gradient_dtype = gradient_dtype(self.wrapped, trial.train)
 
     @staticmethod
     def preload(train: TrainSpec) -> None:
@@ -149,27 +147,24 @@ class DeepSpeedEngine(Engine):
                 import deepspeed.runtime.zero.muon.original_muon  # noqa: F401
 
     @override
-    def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool, phase: Phase = no_phase) -> Tensor:
-        self.engine.set_gradient_accumulation_boundary(last)
-        with phase("forward"):
-            logits = logits_of(self.engine(images.to(self.input_dtype)))
-            loss = loss_of(logits.float())
-        with phase("backward"):
-            # DeepSpeed divides by the accumulation itself.
-            self.engine.backward(loss)
-            if not last:
-                self.engine.step()  # counts the micro-step; updates nothing before the boundary
-            detached = loss.detach()
-            del loss, logits  # with them goes the graph, and that takes its time
-        return detached
+    def accumulating(self, *, last: bool) -> AbstractContextManager[None]:
+        self.wrapped.set_gradient_accumulation_boundary(last)
+        return nullcontext()
+
+    @override
+    def autocast(self) -> AbstractContextManager[None]:
+        """DeepSpeed's own."""
+        return nullcontext()
+
+    @override
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        self.wrapped.backward(loss)  # which divides by the accumulation itself
+        if not last:
+            self.wrapped.step()  # counts the micro-step; updates nothing before the boundary
 
     @override
     def step(self) -> None:
-        self.engine.step()
-
-    @override
-    def set_learning_rate(self, learning_rate: float) -> None:
-        set_rate(self.engine.optimizer, learning_rate)
+        self.wrapped.step()
 
     @override
     def step_with_norm(self) -> float:
@@ -178,28 +173,27 @@ class DeepSpeedEngine(Engine):
         Stages 1 and 2 take it in every step unless `compute_grad_norm` is off, stage 3 always; before clipping
         (`step` in stage_1_and_2.py, stage3.py and bf16_optimizer.py of DeepSpeed 0.19).
         """
-        if self.trial.train.zero_stage == 0:
+        if self.train_spec.zero_stage == 0:
             return super().step_with_norm()
-        self.engine.step()
-        norm = self.engine.get_global_grad_norm()
+        self.wrapped.step()
+        norm = self.wrapped.get_global_grad_norm()
         return math.nan if norm is None else float(norm) ** 2
 
     @override
     def whole_tensors(self) -> WholeTensors:
-        return deepspeed_tensors(self.engine, self.trial.train.optimizer)
+        return deepspeed_tensors(self.wrapped, self.train_spec.optimizer)
 
+    @property
     @override
-    def evaluate(self, images: Tensor) -> Tensor:
-        self.engine.eval()
-        with torch.no_grad():
-            logits: Tensor = logits_of(self.engine(images.to(self.input_dtype))).float()
-        self.engine.train()
-        return logits
+    def evaluated(self) -> nn.Module:
+        """The wrapper: ZeRO-3 gathers weights."""
+        engine: nn.Module = self.wrapped
+        return engine
 
     @property
     @override
     def module(self) -> nn.Module:
-        model: nn.Module = self.engine.module
+        model: nn.Module = self.wrapped.module
         return model
 
 

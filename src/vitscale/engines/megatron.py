@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from vitscale.engines.base import COMMUNICATED, Engine, LossOf, autocast, set_rate, with_options
-from vitscale.models import logits_of
-from vitscale.probes.steps import Phase, no_phase
+from vitscale.engines.base import COMMUNICATED, Engine, with_options
 from vitscale.trial.trial import TrainSpec, Trial
 
 _WEIGHTS = {"bf16-params": torch.bfloat16}
@@ -61,37 +59,20 @@ class MegatronEngine(Engine):
         import megatron.core.optimizer  # noqa: F401 - their seconds count as imports
 
     @override
-    def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool, phase: Phase = no_phase) -> Tensor:
-        with nullcontext() if last else self.wrapped.no_sync():
-            with phase("forward"):
-                with autocast(self.train_spec, self.device):
-                    logits = logits_of(self.wrapped(images.to(self.input_dtype)))
-                loss = loss_of(logits.float())
-            with phase("backward"):
-                (loss / self.train_spec.grad_accum).backward()
-                if last:
-                    self.wrapped.finish_grad_sync()  # waits for what overlaps, or sends all at once
-                detached = loss.detach()
-                del loss, logits  # with them goes the graph, and that takes its time
-        return detached
+    def accumulating(self, *, last: bool) -> AbstractContextManager[None]:
+        return nullcontext() if last else self.wrapped.no_sync()
+
+    @override
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        super().backward(loss, last=last)
+        if last:
+            self.wrapped.finish_grad_sync()  # waits for what overlaps, or sends all at once
 
     @override
     def step(self) -> None:
         self.optimizer.step()  # clips, updates this rank's shard, gathers the weights
         self.wrapped.zero_grad_buffer()
         self.optimizer.zero_grad()
-
-    @override
-    def set_learning_rate(self, learning_rate: float) -> None:
-        set_rate(self.optimizer, learning_rate)
-
-    @override
-    def evaluate(self, images: Tensor) -> Tensor:
-        self.module.eval()
-        with torch.no_grad(), autocast(self.train_spec, self.device):
-            logits = logits_of(self.module(images.to(self.input_dtype)))
-        self.module.train()
-        return logits.float()
 
     @property
     @override

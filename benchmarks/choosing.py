@@ -15,7 +15,7 @@ from unittest.mock import patch
 import numpy as np
 from paired import OURS, Array, Point, errors, mean_of_units, same_intervals
 
-from vitscale.errors import RequestError, explain, shown, unknown
+from vitscale.errors import RequestError, shown, unknown
 from vitscale.prediction import parameters
 from vitscale.prediction.parameters import Prior
 
@@ -34,10 +34,10 @@ def settings_of(path: Path) -> list[Setting]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise RequestError(explain(f"--choose {shown(str(path))} cannot be used: {error}")) from None
+        raise RequestError(f"--choose {shown(str(path))} cannot be used: {error}") from None
     if not isinstance(content, list) or not all(isinstance(one, dict) for one in content):
         raise RequestError(
-            explain(f"--choose {shown(str(path))} is no list", next_step='Write [{"growth": {"spread": 1.5}}, ...]')
+            f"--choose {shown(str(path))} is no list", next_step='Write [{"growth": {"spread": 1.5}}, ...]'
         )
     return [{}, *(one for one in content if one)]
 
@@ -57,7 +57,7 @@ def replaced(setting: Setting) -> Iterator[None]:
             elif name not in parameters.PRIORS:
                 raise unknown("prior", name, parameters.PRIORS, 'Or name a constant: "fitting.JOB_TO_JOB"')
             elif not isinstance(value, dict) or not all(_is_number(one) for one in value.values()):
-                raise RequestError(explain(f"{name} is {shown(value)}", valid=['{"mean": number, "spread": number}']))
+                raise RequestError(f"{name} is {shown(value)}", valid=['{"mean": number, "spread": number}'])
             elif wrong := set(value) - {one.name for one in fields(Prior)}:
                 raise unknown("figure of a prior", min(wrong), [one.name for one in fields(Prior)])
             else:
@@ -71,9 +71,9 @@ def _constant(match: re.Match[str], name: str, value: object) -> tuple[Any, str,
         module = importlib.import_module(f"vitscale.prediction.{match[1]}")
         now = getattr(module, match[2])
     except (ImportError, AttributeError):
-        raise RequestError(explain(f"vitscale.prediction has no constant {name}")) from None
+        raise RequestError(f"vitscale.prediction has no constant {name}") from None
     if not (_is_number(value) and _is_number(now)):
-        raise RequestError(explain(f"{name} is {shown(value)}, and was {shown(now)}", valid=["a number for a number"]))
+        raise RequestError(f"{name} is {shown(value)}, and was {shown(now)}", valid=["a number for a number"])
     return module, match[2], value
 
 
@@ -94,7 +94,7 @@ def choose(by_setting: Sequence[Sequence[Point]], by: str) -> tuple[list[Point],
     names = np.array([point.source for point in by_setting[0]])
     sources = list(dict.fromkeys(names))
     if len(sources) < 2:
-        raise RequestError(explain("--choose leaves a source out", next_step="Give a folder of two sources or more"))
+        raise RequestError("--choose leaves a source out", next_step="Give a folder of two sources or more")
     figures = [_figure(points, by) for points in by_setting]
     chosen: dict[str, int] = {}
     for source in sources:

@@ -14,7 +14,7 @@ from typing import Annotated
 from product import Row
 from pydantic import BaseModel, Field, PositiveInt, ValidationError
 
-from vitscale.errors import RequestError, explain, shown, unknown
+from vitscale.errors import RequestError, shown, unknown
 
 RATES = ("images_per_second", "step_seconds")
 Counts = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
@@ -98,7 +98,7 @@ def read(folder: Path, sources: Sequence[str] = ()) -> list[Table]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         why = f"{type(error).__name__}: {error}"
         raise RequestError(
-            explain(f"{shown(str(index))} cannot be used: {why}", next_step='It is to hold {"series": [...]}')
+            f"{shown(str(index))} cannot be used: {why}", next_step='It is to hold {"series": [...]}'
         ) from None
     problems: list[str] = []
     tables: list[Table] = []

@@ -30,7 +30,7 @@ from published_folder import Table, rate_of, read
 from pydantic import TypeAdapter
 from tables_page import page
 
-from vitscale.errors import RequestError, VitscaleError, explain, shown, unknown
+from vitscale.errors import RequestError, VitscaleError, shown, unknown
 
 IMPORTED = ("model", "engine", "parameters")
 TOLD = ("network", *IMPORTED)
@@ -217,7 +217,7 @@ def points_of(path: Path) -> list[Point]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         why = str(error).partition("\n")[0]
         raise RequestError(
-            explain(f"--against {shown(str(path))} cannot be used: {why}", next_step="Give a file that --out wrote")
+            f"--against {shown(str(path))} cannot be used: {why}", next_step="Give a file that --out wrote"
         ) from None
 
 

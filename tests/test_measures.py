@@ -32,7 +32,7 @@ FORMATTERS = {
     "analysis/quality/wording.py",
     "report/like/doublings.py",
     "report/like/hosts.py",
-    "report/like/run_tables.py",
+    "report/like/thesis.py",
     "report/detail_tables.py",
     "report/prediction_table.py",
     "report/prediction_words.py",

@@ -10,7 +10,7 @@ import pytest
 from check_factory import trial
 from vitscale.errors import RequestError
 from vitscale.machine.hardware import Gpu, Machine
-from vitscale.preflight.running import Where, request, where
+from vitscale.preflight.running import CheckTarget, check_target, request
 from vitscale.schedulers import Hostfile, Local
 
 
@@ -29,9 +29,9 @@ class Given(Local):
         return self._machine
 
 
-def place(tmp_path: Path, found: Machine, hosts: str = "") -> Where:
+def place(tmp_path: Path, found: Machine, hosts: str = "") -> CheckTarget:
     (tmp_path / "hosts").write_text(hosts or "unused\n")
-    whole = where(None, {"launch": {"hostfile": str(tmp_path / "hosts")} if hosts else {"scheduler": "local"}})
+    whole = check_target(None, {"launch": {"hostfile": str(tmp_path / "hosts")} if hosts else {"scheduler": "local"}})
     return replace(whole, scheduler=Hostfile(whole.hosts, found) if hosts else Given(found))
 
 

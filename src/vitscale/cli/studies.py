@@ -209,10 +209,10 @@ def check(
     if training:
         _check_training(study, over, ranks_per_node, output, verbose=verbose, json=json)
         return
-    place = preflight.where(study, over)
-    wanted = preflight.request(place, ranks_per_node=ranks_per_node, quick=quick)
+    target = preflight.check_target(study, over)
+    wanted = preflight.request(target, ranks_per_node=ranks_per_node, quick=quick)
     say = ProgramConsole(stderr=True)
-    record, path = preflight.run_check(place, wanted, output, lambda line: say.print(line, highlight=False))
+    record, path = preflight.run_check(target, wanted, output, lambda line: say.print(line, highlight=False))
     findings = preflight.judged(record)
     if json:
         sys.stdout.write(envelope("check", check_fields(record, findings, path)))

@@ -53,7 +53,7 @@ _QUICK_LIMITS = _LIMITS | {"collectives": 90.0}
 
 
 @dataclass(frozen=True)
-class Where:
+class CheckTarget:
     """The hosts that a check is about."""
 
     study: Study
@@ -71,14 +71,14 @@ class Where:
         named = self.study.launch.launcher
         return self.scheduler.default_launcher if named == AUTO else named
 
-    def without(self, gone: set[str]) -> Where:
+    def without(self, gone: set[str]) -> CheckTarget:
         """The same with these hosts left out of a hostfile."""
         left = tuple(host for host in self.hosts if host.name not in gone)
         scheduler = Hostfile(left, described(self.study.node))
-        return Where(self.study, scheduler, left, len(left), self.trial, self.dataset_fingerprint)
+        return CheckTarget(self.study, scheduler, left, len(left), self.trial, self.dataset_fingerprint)
 
 
-def where(path: Path | None, overlay: Overlay) -> Where:
+def check_target(path: Path | None, overlay: Overlay) -> CheckTarget:
     """Reads the study, if there is one, and finds the hosts and the study's images. Nothing is written.
 
     Raises:
@@ -101,13 +101,13 @@ def where(path: Path | None, overlay: Overlay) -> Where:
     elif "SLURM_JOB_ID" in os.environ and study.launch.scheduler != "local":
         nodes = max(1, _count(os.environ.get("SLURM_JOB_NUM_NODES") or os.environ.get("SLURM_NNODES")))
     if path is None:
-        return Where(study, scheduler, hosts, nodes, None)
+        return CheckTarget(study, scheduler, hosts, nodes, None)
     expansion = expand(file, scheduler.machine(), sources.check, scheduler.slots(), scheduler.default_launcher)
     trial_id, trial = max(expansion.trials.items(), key=lambda item: item[1].world.size)
-    return Where(study, scheduler, hosts, nodes, trial, expansion.fingerprints[trial_id])
+    return CheckTarget(study, scheduler, hosts, nodes, trial, expansion.fingerprints[trial_id])
 
 
-def request(place: Where, *, ranks_per_node: int | None, quick: bool) -> CheckRequest:
+def request(target: CheckTarget, *, ranks_per_node: int | None, quick: bool) -> CheckRequest:
     """What every rank is to do.
 
     Raises:
@@ -115,15 +115,15 @@ def request(place: Where, *, ranks_per_node: int | None, quick: bool) -> CheckRe
     """
     if ranks_per_node is not None and not 1 <= ranks_per_node <= _MOST_RANKS_PER_NODE:
         raise RequestError(f"--ranks-per-node is {ranks_per_node}", valid=[f"1 to {_MOST_RANKS_PER_NODE:,}"])
-    machine = place.scheduler.machine()
-    trial = place.trial
-    on_each = ranks_per_node or (trial.world.ranks_per_node if trial else None) or _usual_ranks(place, machine)
+    machine = target.scheduler.machine()
+    trial = target.trial
+    on_each = ranks_per_node or (trial.world.ranks_per_node if trial else None) or _usual_ranks(target, machine)
     same_shape = trial is not None and trial.world.ranks_per_node == on_each
-    device: Device = trial.train.device if trial else device_of(place.study, machine)
+    device: Device = trial.train.device if trial else device_of(target.study, machine)
     threads = trial.world.threads_per_rank if trial and same_shape else machine.threads_for(on_each, device)
     precision: Precision = trial.train.precision if trial else "bf16" if machine.fast_bf16(device) else "fp32"
     return CheckRequest(
-        world=World(nodes=place.nodes, ranks_per_node=on_each, threads_per_rank=threads),
+        world=World(nodes=target.nodes, ranks_per_node=on_each, threads_per_rank=threads),
         device=device,
         precision=precision,
         sweep=SweepPlan(
@@ -136,17 +136,17 @@ def request(place: Where, *, ranks_per_node: int | None, quick: bool) -> CheckRe
         loader_seconds=0.5 if quick else 2.0,
         limits=_QUICK_LIMITS if quick else _LIMITS,
         trial=trial,
-        dataset_fingerprint=place.dataset_fingerprint,
+        dataset_fingerprint=target.dataset_fingerprint,
     )
 
 
-def _usual_ranks(place: Where, machine: Machine) -> int:
+def _usual_ranks(target: CheckTarget, machine: Machine) -> int:
     """A rank on each GPU. Without GPUs as many as the hostfile says; else one on each of several hosts, and two on a
     lone one, so that there is something to exchange."""
-    slots = place.scheduler.slots()
+    slots = target.scheduler.slots()
     if machine.gpus:
         return min(len(machine.gpus), slots or len(machine.gpus))
-    return slots or (1 if place.nodes > 1 else min(2, machine.cores))
+    return slots or (1 if target.nodes > 1 else min(2, machine.cores))
 
 
 def _count(text: str | None) -> int:
@@ -173,12 +173,12 @@ class CheckInterrupted(VitscaleError):
 
 
 def run_check(
-    place: Where, wanted: CheckRequest, results: Path | None, say: Callable[[str], None]
+    target: CheckTarget, wanted: CheckRequest, results: Path | None, say: Callable[[str], None]
 ) -> tuple[CheckRecord, Path]:
     """Measures, stores, and returns what was measured and where it is stored.
 
     Args:
-        place: the hosts.
+        target: the hosts.
         wanted: what every rank is to do.
         results: the results folder; None: the user's own folder of checks.
         say: takes a line for whoever waits.
@@ -188,13 +188,13 @@ def run_check(
         StoreError: the folder cannot be written.
         CheckInterrupted: on Ctrl-C; no process is left.
     """
-    refuse_without_torch(place.scheduler)
-    if place.trial is not None:
+    refuse_without_torch(target.scheduler)
+    if target.trial is not None:
         # Decoded once and here: damage shows before anything starts.
-        sources.prepare(place.trial.data.model_copy(update={"fraction": 1.0}))
-    launch = place.study.launch
+        sources.prepare(target.trial.data.model_copy(update={"fraction": 1.0}))
+    launch = target.study.launch
     # Refused, if at all, before anything is written.
-    launch_plan(place.scheduler, launch, place.launcher, wanted.world, _ANY_FOLDER, _MODULE)
+    launch_plan(target.scheduler, launch, target.launcher, wanted.world, _ANY_FOLDER, _MODULE)
     started_unix_seconds = time.time()
     check_id = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(started_unix_seconds))}-{secrets.token_hex(3)}"
     checks = check_folder(results).absolute()
@@ -209,16 +209,18 @@ def run_check(
             next_step="Give a folder you may write to with -o",
         ) from None
     try:
-        answers = ask(place.hosts, folder / "request.json")
+        answers = ask(target.hosts, folder / "request.json")
         gone = {answer.name for answer in answers if answer.seconds is None or answer.sees_folder is False}
         if gone:
-            place = place.without(gone)
-            wanted = wanted.model_copy(update={"world": wanted.world.model_copy(update={"nodes": max(1, place.nodes)})})
+            target = target.without(gone)
+            wanted = wanted.model_copy(
+                update={"world": wanted.world.model_copy(update={"nodes": max(1, target.nodes)})}
+            )
             write_whole(folder / "request.json", wanted.model_dump_json())
         end = _End("not started", "no host is left to start one on")
-        if not (place.hosts == () and gone):
+        if not (target.hosts == () and gone):
             say(f"Checking {_whom(wanted)}; this takes a minute or more.")
-            end = _measure(place, wanted, folder)
+            end = _measure(target, wanted, folder)
         ranks = read_checked_ranks(folder, wanted.world.size)
         whole = len(ranks) == wanted.world.size and all(rank.ended for rank in ranks)
         record = CheckRecord.model_validate(
@@ -227,12 +229,12 @@ def run_check(
                 "started_unix_seconds": max(0.0, started_unix_seconds),
                 "wall_seconds": time.monotonic() - began,
                 "request": wanted,
-                "launcher": place.launcher,
-                "scheduler": type(place.scheduler).__name__,
+                "launcher": target.launcher,
+                "scheduler": type(target.scheduler).__name__,
                 "hosts": answers,
                 "ranks": ranks,
                 "fits": fits(ranks),
-                "loader_need": None if place.trial is None else loader_need(place.trial, ranks, results),
+                "loader_need": None if target.trial is None else loader_need(target.trial, ranks, results),
                 "ending": end.how,
                 "ending_reason": "" if whole else end.reason,
                 "guilty_rank": None if whole else end.rank,
@@ -255,15 +257,15 @@ class _End:
     rank: int | None = None
 
 
-def _measure(place: Where, wanted: CheckRequest, folder: Path) -> _End:
+def _measure(target: CheckTarget, wanted: CheckRequest, folder: Path) -> _End:
     """Starts the ranks, as forks where their launcher allows it, and waits for their end."""
-    launch = place.study.launch
-    spawn = launch_plan(place.scheduler, launch, place.launcher, wanted.world, folder, _MODULE)
+    launch = target.study.launch
+    spawn = launch_plan(target.scheduler, launch, target.launcher, wanted.world, folder, _MODULE)
     try:
         with PreparedProcesses() as prepared:
             ending = run_ranks(
                 spawn,
-                place.scheduler,
+                target.scheduler,
                 launch,
                 ranks_variables(wanted.world),
                 hang_seconds=max(_START_SECONDS, *wanted.limits.values()) + 30.0,

@@ -71,7 +71,7 @@ def scheduler_for(study: Study, study_path: Path) -> Placement | Submitter:
             next_step="Remove one of the two",
         )
     scheduler = made(name, launch, study.slurm, study.node, study_path)
-    own = scheduler.own_job() if isinstance(scheduler, Submitter) else None
+    own = scheduler.own_job()
     return scheduler if own is None else own.placement
 
 

@@ -56,6 +56,10 @@ class Scheduler(ABC):
     def refuses(self, launcher: str, world: World) -> str | None:
         """Why this launcher cannot be used here, with what to do; None where it can."""
 
+    def own_job(self) -> OwnJob | None:
+        """The job of a batch system around this process, where this is one; None outside."""
+        return None
+
     def adapt(self, spawn: Spawn) -> Spawn:
         """What a launcher wants run, as it is started here: the exact argv."""
         return spawn
@@ -172,10 +176,6 @@ class Submitter(Scheduler):
     """In messages."""
     arrays: bool = False
     """Whether each run is an element of an array."""
-
-    @abstractmethod
-    def own_job(self) -> OwnJob | None:
-        """The job around this process; None outside."""
 
     @abstractmethod
     def script(self, job: BatchJob) -> str:

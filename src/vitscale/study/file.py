@@ -138,7 +138,7 @@ class StudyFile:
             )
 
     def _error(self, what: str, *, valid: list[str] | None = None, next_step: str = "") -> RequestError:
-        return RequestError(explain(f"{shown(str(self.path))}: {what}", valid=valid or [], next_step=next_step))
+        return RequestError(f"{shown(str(self.path))}: {what}", valid=valid or [], next_step=next_step)
 
 
 def _overlaid(raw: dict[str, Any], overlay: Overlay) -> dict[str, Any]:
@@ -175,19 +175,15 @@ def _toml(path: Path, text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except ValueError as error:  # tomllib.TOMLDecodeError, and an int of more digits than Python reads
         raise RequestError(
-            explain(
-                f"study file {shown(str(path))} is not TOML: {error}",
-                next_step="Strings need quotes, lists brackets; see examples/quickstart.toml",
-            )
+            f"study file {shown(str(path))} is not TOML: {error}",
+            next_step="Strings need quotes, lists brackets; see examples/quickstart.toml",
         ) from None
 
 
 def _nested_too_deeply(path: Path) -> RequestError:
     return RequestError(
-        explain(
-            f"study file {shown(str(path))} is nested too deeply",
-            next_step="A study has sections with one key = value per line; see examples/quickstart.toml",
-        )
+        f"study file {shown(str(path))} is nested too deeply",
+        next_step="A study has sections with one key = value per line; see examples/quickstart.toml",
     )
 
 
@@ -199,10 +195,8 @@ def _validated(path: Path, raw: Mapping[str, Any]) -> Study:
         raise RequestError(f"{shown(str(path))}: {_messages(error.errors(include_url=False))}") from None
     if not _NAME.fullmatch(study.name):
         raise RequestError(
-            explain(
-                f"{shown(str(path))}: name is {shown(study.name)}",
-                next_step="Use 1 to 100 letters, digits, '.', '_' or '-', starting with a letter or digit",
-            )
+            f"{shown(str(path))}: name is {shown(study.name)}",
+            next_step="Use 1 to 100 letters, digits, '.', '_' or '-', starting with a letter or digit",
         )
     return study
 

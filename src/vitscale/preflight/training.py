@@ -15,7 +15,7 @@ from rich.console import Console
 
 from vitscale import analysis, runner, store
 from vitscale.errors import RequestError
-from vitscale.preflight.running import where
+from vitscale.preflight.running import check_target
 from vitscale.preflight.training_proofs import Proof, failures, proofs
 from vitscale.present.data import finding_fields
 from vitscale.present.document import (
@@ -110,7 +110,7 @@ def check_training(
         RequestError: the ranks cannot be started.
         StoreError: the folder cannot be used.
     """
-    hosts = where(None, overlay)
+    hosts = check_target(None, overlay)
     machine = hosts.scheduler.machine()
     device = device_of(hosts.study, machine)
     on_each = hosts.scheduler.slots() or (len(machine.gpus) if device == "cuda" else 2 if hosts.nodes == 1 else 1)

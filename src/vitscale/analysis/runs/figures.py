@@ -232,7 +232,7 @@ def run_figures(run: Run) -> RunFigures:
     def share(of: Collection[int]) -> float | None:
         if not of or not len(timed):
             return 0.0 if len(timed) else None
-        return float(elapsed[np.isin(steps.step, list(of))].sum()) / passed
+        return float(elapsed[np.isin(steps.step, list(of))].sum() / passed)
 
     return RunFigures(
         run=name,

@@ -23,8 +23,8 @@ Format history (`FORMAT`):
      formats.
   9  of other packages: the line probe, and WindowSpec.probes. Empty in older formats.
  10  packs of finished runs (`store.packs`); the files in them are as before. The user's own training scripts:
-     TrainSpec.script and arguments, Trial.script_digest, ModelLine.flops_per_image, the start-up phase "script"; null or
-     empty in older formats.
+     TrainSpec.script and arguments, Trial.script_digest, ModelLine.flops_per_image, the start-up phase "script"; null
+     or empty in older formats.
 
 A reader accepts its own format and older ones; a newer one is refused by name.
 """

@@ -22,7 +22,7 @@ elif fault == "images":
     from vitscale import Probe
 
     with Probe().step(images=4 + rank):
-        pass
+        time.sleep(60 * (1 - rank))  # is ended with the other
 elif rank == 1:
     if fault == "raises":
         raise ValueError("the sensor reads nonsense")

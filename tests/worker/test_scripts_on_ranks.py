@@ -11,6 +11,7 @@ import pytest
 
 from driving import TINY_MODEL, processes_naming, tree, vitscale
 from vitscale import store
+from vitscale.analysis.runs.figures import run_figures
 from vitscale.store.results import Outcome, Run
 
 pytestmark = pytest.mark.ranks
@@ -174,6 +175,9 @@ def test_a_script_without_a_probe_is_timed_as_a_whole(faults: dict[str, Run]) ->
         (line,) = rank.epochs
         assert line.seconds >= 0.1
         assert (line.steps, line.images, len(rank.steps)) == (None, None, 0)
+    figures = run_figures(run)
+    assert figures.epoch_seconds == max(rank.epochs[0].seconds for rank in run.ranks)
+    assert (figures.step_seconds, figures.images_per_second) == (None, None)
 
 
 def test_under_torchrun_it_is_the_same(tmp_path: Path, faults: dict[str, Run]) -> None:

@@ -125,6 +125,7 @@ _OF_THE_FILE = ("scheduler", "curriculum_learning", "progressive_layer_drop", "c
 
 ALONE = "no other trial of the study computes the same"
 IMPORTED = "of an imported run neither the first weights nor the order of the images are known"
+OF_SCRIPT = "what a user's own script computes is its own affair"
 AMPLIFIED = (
     "equal over the first {} steps, then apart by up to {}: rounding that an unstable training has amplified, or a "
     "difference that comes late; too few trials agree to tell"
@@ -135,7 +136,7 @@ def judged(trials: Mapping[str, TrialResult]) -> dict[str, TrialResult]:
     """The same trials, each with its drift."""
     groups: dict[str, list[TrialResult]] = {}
     for result in trials.values():
-        if result.records and result.trial.origin is None:
+        if result.records and result.trial.origin is None and result.trial.train.script is None:
             groups.setdefault(_computation(result), []).append(result)
     drifts = {trial_id: drift for members in groups.values() for trial_id, drift in _judged_group(members).items()}
     return {
@@ -144,8 +145,8 @@ def judged(trials: Mapping[str, TrialResult]) -> dict[str, TrialResult]:
 
 
 def _not_held(result: TrialResult) -> Drift:
-    imported = result.trial.origin is not None
-    return Drift("unknown", reason=IMPORTED if imported else "no run has completed")
+    imported, scripted = result.trial.origin is not None, result.trial.train.script is not None
+    return Drift("unknown", reason=IMPORTED if imported else OF_SCRIPT if scripted else "no run has completed")
 
 
 def _computation(result: TrialResult) -> str:

@@ -44,6 +44,8 @@ from vitscale.trial.trial import Trial
 
 PHASES: tuple[str, ...] = ("launch", "imports", "data", "model", "engine", "script", "first_step")
 """Parts of the start-up, in order."""
+OF_SCRIPT = ("script",)
+"""Those that a user's own script alone has: all that it does up to its first step."""
 
 LEARNED = ("train_loss", "train_accuracy", "held_out_loss", "held_out_accuracy", "mean_iou")
 """What an epoch tells of learning."""
@@ -219,8 +221,9 @@ def run_figures(run: Run) -> RunFigures:
     whole_epochs = _elapsed_epochs(header.trial, model, epochs, set(steps.epoch[no_light].tolist()))
     elapsed_epoch = cost(statistics.median(whole_epochs)) if whole_epochs else None
     startup = _startup(run.ranks)
-    missing = [phase for phase in PHASES if phase not in startup]
-    if missing and header.imported is None:
+    of_script = header.trial.train.script is not None
+    missing = [phase for phase in PHASES if phase not in startup and of_script == (phase in OF_SCRIPT)]
+    if missing and header.imported is None and not whole_epochs_alone(run):
         notes.append(f"start-up lacks {', '.join(missing)}")
     pace = NO_PACE
     if len(timed):
@@ -333,7 +336,7 @@ def _elapsed_epochs(
     Which epochs hold warm-up is counted, not read off the steps: a step's mark may be in a line that was left out.
     """
     _, steps = of_an_epoch(trial, model)
-    warmup = trial.window.warmup_steps
+    warmup = trial.window.warmup_steps if trial.train.script is None else 0  # no epoch of a script has steps
     if steps is None and warmup:
         return []
     return [

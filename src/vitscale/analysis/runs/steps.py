@@ -354,8 +354,9 @@ def of_an_epoch(trial: Trial, model: ModelLine | None) -> tuple[int | None, int 
 
 
 def whole_epochs_alone(run: Run) -> bool:
-    """Whether an imported run tells of epochs and of no step."""
-    return run.header.imported is not None and not any(rank.steps for rank in run.ranks)
+    """Whether an imported run tells of epochs and of no step, or a user's own script of its whole time alone."""
+    from_elsewhere = run.header.imported is not None or run.header.trial.train.script is not None
+    return from_elsewhere and not any(rank.steps for rank in run.ranks)
 
 
 def cost(value: float | None) -> float | None:

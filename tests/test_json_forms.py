@@ -23,6 +23,8 @@ from vitscale.advice.as_json import advice_fields
 from vitscale.preflight.fit import fits
 from vitscale.preflight.judging import judged
 from vitscale.preflight.printing import check_fields
+from vitscale.preflight.training import training_fields, training_findings
+from vitscale.preflight.training_proofs import Proof
 from vitscale.present.data import VERSIONS, envelope
 
 PAGE = (Path(__file__).parent.parent / "docs/json.md").read_text(encoding="utf-8")
@@ -109,6 +111,9 @@ def test_of_a_check_and_of_an_import(call: Call, tmp_path: Path) -> None:
     ranks = [checked(0, collectives=lines), checked(1, collectives=lines, pace=31.0)]
     whole = record(*ranks, fits=fits(ranks))
     holds(json.loads(envelope("check", check_fields(whole, judged(whole), Path("stored.json")))), "check")
+    proof = Proof("clocks", "ddp on 2 ranks", "fails", "9 % apart", 0.09, 0.05)
+    trained = training_fields(Path("results"), [proof], ["megatron: not installed"], training_findings([proof]))
+    holds(json.loads(envelope("check", trained | {"bundle": "bundle.tar.gz"})), "check")
     rows = [row for gpus in (1, 2) for row in epoch_rows(gpus, [[100.0 / gpus] * gpus] * 2)]
     holds(call("import", epoch_table(tmp_path / "epochs.csv", rows), "-o", tmp_path / "imported"), "import")
 

@@ -48,7 +48,7 @@ _ENGINES: tuple[dict[str, Any], ...] = (
 _MOST_RANKS = 64
 _IMAGES = 8
 """Of a rank in a step."""
-_STEPS, _EPOCHS = 40, 3
+_STEPS, _EPOCHS = 40, 4
 _STUDY = """# A tiny run of each engine, made by vitscale check --training.
 name = "training-check"
 [model]
@@ -93,13 +93,13 @@ _ADVICE = {
 
 
 def check_training(
-    overlay: Overlay, ranks: int | None, results: Path | None, console: Console
+    overlay: Overlay, ranks_per_node: int | None, results: Path | None, console: Console
 ) -> tuple[Path, tuple[Proof, ...], tuple[str, ...]]:
     """Runs a tiny trial of each engine through the very path of `vitscale run`, and says what they prove.
 
     Args:
         overlay: of a site file and the command line.
-        ranks: in all; None: one on each GPU of all hosts, two on CPU.
+        ranks_per_node: None: as many as a hostfile says or there are GPUs; without either one, or two on a lone host.
         results: the folder for the runs; None: results/training-check-TIME.
         console: for progress.
 
@@ -113,10 +113,12 @@ def check_training(
     hosts = check_target(None, overlay)
     machine = hosts.scheduler.machine()
     device = device_of(hosts.study, machine)
-    on_each = hosts.scheduler.slots() or (len(machine.gpus) if device == "cuda" else 2 if hosts.nodes == 1 else 1)
-    size = ranks or min(_MOST_RANKS, max(1, on_each * hosts.nodes))
+    usual = hosts.scheduler.slots() or (len(machine.gpus) if device == "cuda" else 1 if hosts.nodes > 1 else 2)
+    size = (usual if ranks_per_node is None else ranks_per_node) * hosts.nodes
     if not 1 <= size <= _MOST_RANKS:
-        raise RequestError(f"{size} ranks are asked for", valid=[f"1 to {_MOST_RANKS}"])
+        raise RequestError(
+            f"{size} ranks are asked for", valid=[f"1 to {_MOST_RANKS}"], next_step="Say --ranks-per-node"
+        )
     results = results or Path("results") / f"training-check-{time.strftime('%Y%m%dT%H%M%S')}"
     missing = {_name(fields): why for fields in _ENGINES if (why := _unavailable(fields["engine"], device))}
     fields = [{"engine": "none"}, *(fields for fields in _ENGINES if _name(fields) not in missing)]

@@ -25,7 +25,9 @@ _CLOCKS_APART, _EPOCH_SECONDS = 0.05, 0.02
 """Of an epoch, or of a step, that its steps may lack or have too much; and seconds at the ends of an epoch."""
 _SLOWED = 0.05
 _SCATTERS = 3.0
-"""Standard errors of the difference of two medians, beyond which it is none of chance."""
+"""Standard errors of the difference of two medians (1.253 of a mean's), beyond which it is none of chance."""
+_UNSTEADY = 0.1
+"""Of a step: with a larger standard deviation nothing is told of 5 %."""
 _SETTLED = 4
 """Steps from the beginning, in which engines lay out their buckets and learn their order."""
 _FEWEST = 5
@@ -195,19 +197,22 @@ def _profiling(name: str, run: Run) -> Proof:
         return Proof("profiling", name, status, f"{len(after)} timed steps after it first ran", float(len(after)), 0.0)
     if min(len(before), len(after)) < _FEWEST:
         return Proof("profiling", name, "untold", f"{len(before)} timed steps before it and {len(after)} after")
-    middle, later = statistics.median(before), statistics.median(after)
-    slower = later / middle - 1 if middle > 0 else 0.0
-    chance = _SCATTERS * math.hypot(_error(before), _error(after))
+    (middle, spread), (later, spread_later) = _middle(before), _middle(after)
+    if middle <= 0 or max(spread / middle, spread_later / middle) > _UNSTEADY:
+        share = units.percent(max(spread, spread_later) / middle) if middle > 0 else "all"
+        return Proof("profiling", name, "untold", f"timed steps vary by {share} by themselves: other work goes on here")
+    slower = later / middle - 1
+    chance = _SCATTERS * 1.253 * math.hypot(spread / math.sqrt(len(before)), spread_later / math.sqrt(len(after)))
     status = "fails" if slower > _SLOWED and later - middle > chance else "holds"
     told = f"{units.percent(slower, 1)} slower" if slower > 0 else f"{units.percent(-slower, 1)} faster"
     message = f"timed steps are {told} after it first ran; chance is within {units.percent(chance / middle, 1)}"
     return Proof("profiling", name, status, message, slower, _SLOWED)
 
 
-def _error(values: Sequence[float]) -> float:
-    """Of a median, by the median of absolute deviations, which slow steps do not move (as of a normal distribution)."""
+def _middle(values: Sequence[float]) -> tuple[float, float]:
+    """The median, and the standard deviation by the median of absolute deviations, which slow steps do not move."""
     middle = statistics.median(values)
-    return 1.253 * 1.4826 / math.sqrt(len(values)) * statistics.median(abs(value - middle) for value in values)
+    return middle, 1.4826 * statistics.median([abs(value - middle) for value in values])
 
 
 def failures(found: Iterable[Proof]) -> list[Proof]:

@@ -1,0 +1,287 @@
+"""check --training: each claim is proved by what real ranks recorded, and falls when that is spoilt."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from results_factory import failed_run, make_environment
+from vitscale import analysis, store
+from vitscale.errors import RequestError
+from vitscale.preflight import bundle, training
+from vitscale.preflight.training_proofs import Proof, proofs
+from vitscale.profiles.timeline import LOST_KERNELS, NO_KERNELS, NO_LAUNCH, NO_NCCL
+from vitscale.store.records import Device, RankRecord, StepLine
+from vitscale.store.results import Results, Run
+
+Spoil = Callable[[RankRecord], RankRecord]
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[Proof, ...], tuple[str, ...]]:
+    """Of the plain engine and of DDP on two CPU ranks."""
+    folder = tmp_path_factory.mktemp("training-check")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "_ENGINES", ({"engine": "ddp"}, {"engine": "megatron"}))
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        patch.chdir(folder)
+        console = Console(file=io.StringIO())
+        return training.check_training({}, 2, folder / "results", console)
+
+
+def claims(found: tuple[Proof, ...], engine: str) -> dict[str, Proof]:
+    return {proof.subject: proof for proof in found if proof.engine.startswith(engine)}
+
+
+@pytest.mark.ranks
+def test_two_real_ranks_prove_what_a_cpu_can(checked: tuple[Path, tuple[Proof, ...], tuple[str, ...]]) -> None:
+    """Times are not judged here: other work shares these cores."""
+    results, found, missing = checked
+    ddp, plain = claims(found, "ddp on 2 ranks"), claims(found, "plain")
+    assert len(found) == 12
+    assert [ddp[claim].status for claim in ("placement", "losses", "traffic")] == ["holds"] * 3
+    assert ddp["traffic"].figure == 0
+    assert 0 < (ddp["losses"].figure or 0) <= (ddp["losses"].limit or 0) == 1e-5
+    assert (ddp["launches"].status, ddp["launches"].message) == ("untold", "a host launches nothing")
+    assert ddp["clocks"].figure is not None
+    assert (plain["traffic"].status, plain["losses"].status) == ("untold", "holds")
+    assert len(missing) == 1
+    assert missing[0].startswith("megatron: ")
+    loaded = store.load(results)
+    assert {(run.header.trial.train.engine, run.header.trial.world.size) for run in loaded.runs} == {
+        ("none", 1),
+        ("ddp", 2),
+    }
+
+
+def of_ddp(checked: tuple[Path, Any, Any], spoil: Spoil, device: str = "cpu") -> dict[str, Proof]:
+    """The claims of DDP, its ranks' records spoilt."""
+    loaded = store.load(checked[0])
+    runs = []
+    for run in loaded.runs:
+        if run.header.trial.train.engine == "ddp":
+            run = run.model_copy(update={"ranks": tuple(map(spoil, run.ranks))})
+        runs.append(on(run, device) if device == "cuda" else run)
+    results = loaded.model_copy(update={"runs": tuple(runs)})
+    return claims(tuple(p for r in analysed(results).trials.values() for p in proofs(r)), "ddp")
+
+
+def analysed(results: Results) -> analysis.Analysis:
+    return analysis.analyse(results)
+
+
+def on(run: Run, device: str) -> Run:
+    train = run.header.trial.train.model_copy(update={"device": device})
+    trial = run.header.trial.model_copy(update={"train": train})
+    return run.model_copy(update={"header": run.header.model_copy(update={"trial": trial})})
+
+
+def steps(rank: RankRecord, change: Callable[[StepLine], dict[str, Any]]) -> RankRecord:
+    return rank.model_copy(update={"steps": tuple(line.model_copy(update=change(line)) for line in rank.steps)})
+
+
+@pytest.mark.ranks
+def test_a_loss_that_is_another_fails(checked: tuple[Path, Any, Any]) -> None:
+    found = of_ddp(checked, lambda rank: steps(rank, lambda line: {"loss": (line.loss or 0) * 1.001}))["losses"]
+    assert found.status == "fails"
+    assert found.figure == pytest.approx(1e-3, rel=0.01)
+    assert "apart from plain" in found.message
+
+
+@pytest.mark.ranks
+def test_a_collective_that_is_too_large_fails(checked: tuple[Path, Any, Any]) -> None:
+    def spoil(rank: RankRecord) -> RankRecord:
+        lines = []
+        for line in rank.traffic:
+            first, *others = line.collectives or ()
+            lines.append(line.model_copy(update={"collectives": (first.model_copy(
+                update={"input_elements": first.input_elements + 100, "output_elements": first.output_elements + 100}
+            ), *others)}))  # fmt: skip
+        return rank.model_copy(update={"traffic": tuple(lines)})
+
+    found = of_ddp(checked, spoil)["traffic"]
+    assert (found.status, found.figure, found.limit) == ("fails", 400, 64)
+    assert "by arithmetic" in found.message
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("text", [NO_KERNELS, LOST_KERNELS, NO_LAUNCH, NO_NCCL])
+def test_a_launch_that_was_lost_fails(checked: tuple[Path, Any, Any], text: str) -> None:
+    """On a GPU: a CPU's records stand in for one's, for what is judged is what the profiler's reader has said."""
+    why = text.format(lost=3, of=1234, share=0.24)
+
+    def spoil(rank: RankRecord) -> RankRecord:
+        first, *others = rank.explained
+        broken = first.model_copy(update={"unknown": first.unknown | {"launch_gaps": why}})
+        return rank.model_copy(update={"explained": (broken, *others)}) if rank.rank == 1 else rank
+
+    lines = sum(len(rank.explained) for run in store.load(checked[0]).runs for rank in run.ranks if len(run.ranks) == 2)
+    found = of_ddp(checked, spoil, "cuda")["launches"]
+    assert found.status == "fails"
+    assert found.figure == pytest.approx(1 / lines)
+    assert why in found.message
+    assert of_ddp(checked, lambda rank: rank, "cuda")["launches"].status == "holds"
+
+
+def with_times(rank: RankRecord, later: float = 1.0, epoch: float = 1.0, profiled: float = 1.0) -> RankRecord:
+    """Every step takes 100 ms, and those after the profiler first ran so many times as long."""
+    first = min(line.step for line in rank.steps if line.window == "explained")
+    own = steps(rank, lambda line: {"seconds": 0.1 * (later if line.step > first else 1.0)})
+    sums: dict[int, float] = {}
+    for line in own.steps:
+        sums[line.epoch] = sums.get(line.epoch, 0.0) + line.seconds
+    epochs = tuple(line.model_copy(update={"seconds": sums[line.epoch] * epoch}) for line in rank.epochs)
+    seconds = {line.step: line.seconds for line in own.steps}
+    explained = tuple(line.model_copy(update={"seconds": seconds[line.step] * profiled}) for line in rank.explained)
+    return own.model_copy(update={"epochs": epochs, "explained": explained})
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("spoilt", "claim", "status", "figure"),
+    [
+        ({}, "clocks", "holds", 0.0),
+        ({"epoch": 1.2}, "clocks", "fails", (0.2 * 4.0 - 0.02) / (1.2 * 4.0)),
+        ({"profiled": 1.1}, "clocks", "fails", 0.1),
+        ({}, "profiling", "holds", 0.0),
+        ({"later": 1.2}, "profiling", "fails", 0.2),
+        ({"later": 0.9}, "profiling", "holds", -0.1),
+    ],
+)
+def test_clocks_apart_and_slowed_steps_fail(
+    checked: tuple[Path, Any, Any], spoilt: dict[str, float], claim: str, status: str, figure: float
+) -> None:
+    found = of_ddp(checked, lambda rank: with_times(rank, **spoilt))[claim]
+    assert found.status == status
+    assert found.figure == pytest.approx(figure, abs=1e-9)
+
+
+@pytest.mark.ranks
+def test_steps_that_vary_by_themselves_tell_nothing_of_the_profiler(checked: tuple[Path, Any, Any]) -> None:
+    found = of_ddp(checked, lambda rank: steps(rank, lambda line: {"seconds": 0.1 + 0.05 * (line.step % 2)}))[
+        "profiling"
+    ]
+    assert (found.status, found.figure) == ("untold", None)
+    assert "vary by" in found.message
+
+
+@pytest.mark.ranks
+def test_a_timed_step_after_the_profiler_fails_on_a_gpu(checked: tuple[Path, Any, Any]) -> None:
+    assert of_ddp(checked, lambda rank: rank, "cuda")["profiling"].status == "fails"
+
+    def before_alone(rank: RankRecord) -> RankRecord:
+        first = min(line.step for line in rank.steps if line.window == "explained")
+        return steps(rank, lambda line: {"window": "attached" if line.step > first else line.window})
+
+    assert of_ddp(checked, before_alone, "cuda")["profiling"].status == "holds"
+
+
+def gpu(rank: int, **changes: Any) -> Device:
+    fields: dict[str, Any] = {"type": "cuda", "name": "NVIDIA H100", "uuid": f"GPU-{rank}", "numa_node": 0}
+    return Device(**fields | changes)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        ({"device": gpu(0)}, "ranks 0 and 1 share a GPU"),
+        ({"cores_allowed": (0, 1)}, "ranks 0 and 1 share 1 core"),
+        ({"threads": 7}, "rank 1 computes with 7 threads, not with 1"),
+        ({"device": Device(type="cpu", name="EPYC")}, "rank 1 computes on cpu, not on cuda"),
+        ({"device": gpu(1, numa_node=3)}, "rank 1 has cores of memory node 0, and its GPU is at memory node 3"),
+        ({"device": gpu(0), "host": "node2", "cores_allowed": (0,)}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_rank_that_is_not_where_it_was_meant_fails(
+    checked: tuple[Path, Any, Any], second: dict[str, Any], said: str
+) -> None:
+    def spoil(rank: RankRecord) -> RankRecord:
+        assert rank.start is not None
+        fields: dict[str, Any] = {"device": gpu(rank.rank), "numa_nodes": (0,)}
+        environment = make_environment(rank.rank, **(fields | (second if rank.rank == 1 else {})))
+        return rank.model_copy(update={"start": rank.start.model_copy(update={"environment": environment})})
+
+    found = of_ddp(checked, spoil, "cuda")["placement"]
+    assert (found.status, found.message if said else "") == ("fails" if said else "holds", said)
+
+
+@pytest.mark.ranks
+def test_a_run_that_failed_is_told_and_advised_on(checked: tuple[Path, Any, Any]) -> None:
+    loaded = store.load(checked[0])
+    runs = [
+        failed_run(run.header.trial, "oom", "rank 1 ran out of memory") if len(run.ranks) == 2 else run
+        for run in loaded.runs
+    ]
+    found = tuple(
+        p for r in analysed(loaded.model_copy(update={"runs": tuple(runs)})).trials.values() for p in proofs(r)
+    )
+    (finding,) = (own for own in training.training_findings(found) if own.message.startswith("ddp"))
+    assert (finding.kind, finding.severity) == ("run-unproved", "error")
+    assert finding.message == "ddp on 2 ranks: oom: rank 1 ran out of memory"
+
+
+@pytest.mark.ranks
+def test_the_bundle_has_all_but_names(checked: tuple[Path, Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    results, found, missing = checked
+    monkeypatch.setattr("getpass.getuser", lambda: "ada.lovelace")
+    host = next(r.start.environment.host for run in store.load(results).runs for r in run.ranks if r.start)
+    findings = training.training_findings(found)
+    fields = training.training_fields(results, found, missing, findings)
+    path = bundle.write_bundle(results, fields | {"note": f"by ada.lovelace on {host}.example.org, {results}"})
+    with tarfile.open(path) as archive:
+        texts = {member.name: (archive.extractfile(member) or io.BytesIO()).read().decode() for member in archive}
+    assert not any("launch.json" in name for name in texts)
+    assert sum(name.endswith(".jsonl") for name in texts) == 3
+    for name, text in texts.items():
+        assert host not in text, name
+        assert str(results) not in text
+        assert "ada.lovelace" not in text
+    answer = json.loads(texts["vitscale-bundle/answer.json"])
+    assert len(answer["training"]["proofs"]) == len(found)
+    lines = next(text.splitlines() for name, text in texts.items() if name.endswith("rank-0.jsonl"))
+    line = next(told for told in map(json.loads, lines) if told["kind"] == "start")
+    assert line["environment"]["host"] == "host-0"
+    assert line["environment"]["versions"]["torch"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("host gpu07.cluster.local, 10.1.2.3:29500", "host host-0, ADDRESS:29500"),
+        ("/home/ada/code/run.py line 3", "PATH line 3"),
+        ("fe80::1:2:3:4 is up at 12:34:56", "ADDRESS is up at 12:34:56"),
+        ("2001:db8:0:1:1:1:1:1 and 02:42:ac:11:00:02", "ADDRESS and ADDRESS"),
+        ("GPU-12345678-1234-1234-1234-123456789abc", "GPU-UUID"),
+        ("ada@example.org wrote 1.5 of 3.4.5 GB/s", "MAIL wrote 1.5 of 3.4.5 GB/s"),
+        ("adaptive steps of ada", "adaptive steps of USER"),
+    ],
+)
+def test_what_is_taken_out_of_a_text(text: str, told: str) -> None:
+    names = {"gpu07.cluster.local": "host-0", "gpu07": "host-0", "ada": "USER"}
+    assert bundle.without(text, names) == told
+
+
+def test_of_variables_only_plain_values_stay() -> None:
+    settings = {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_SOCKET_IFNAME": "=ib0:1,gpu07",
+        "TORCH_HOME": "/home/ada",
+        "OMP_NUM_THREADS": "4",
+    }
+    told = bundle.redacted({"settings": settings, "uuid": "GPU-1", "allocation": None, "git_revision": "abc"}, {})
+    kept = {"NCCL_DEBUG": "INFO", "NCCL_SOCKET_IFNAME": "VALUE", "TORCH_HOME": "VALUE", "OMP_NUM_THREADS": "4"}
+    assert told == {"settings": kept, "uuid": "UUID", "allocation": None, "git_revision": "GIT_REVISION"}
+
+
+def test_more_ranks_than_a_check_trains_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"1000 ranks are asked for\. Valid: 1 to 64\."):
+        training.check_training({}, 1000, tmp_path / "results", Console(file=io.StringIO()))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitscale.errors import RequestError
-from vitscale.study.batch import batch_of, fraction_of, micro_batches_of
+from vitscale.study.resolve import batch_of, fraction_of, micro_batches_of
 from vitscale.study.sections import ScalingSection, Study, TrainSection
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.trial import DataSpec, samples_used

@@ -7,9 +7,8 @@ import pytest
 
 from study_factory import write_study
 from vitscale.errors import RequestError
-from vitscale.study.file import StudyFile
+from vitscale.study.file import Overlay, StudyFile, overlay, read_site
 from vitscale.study.sections import Study
-from vitscale.study.site import Overlay, overlay, read_site
 
 SITE = """
 [launch]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from vitscale.runner import Plan
     from vitscale.runner.plan_estimate import PlanEstimate
     from vitscale.runner.planning import Report
-    from vitscale.study.site import Overlay
+    from vitscale.study.file import Overlay
 
 MemoryOption = Annotated[
     str | None,
@@ -64,7 +64,7 @@ def plan(
     from vitscale.present.data import envelope
     from vitscale.present.terminal import show
     from vitscale.runner.preview import command_list, plan_document, plan_fields
-    from vitscale.study.site import overlay
+    from vitscale.study.file import overlay
 
     over = overlay(site, launcher=launcher, scheduler=scheduler, hostfile=hostfile)
     planned = runner.plan(study, overlay=over)
@@ -108,7 +108,7 @@ def run(
     from vitscale.preflight import pace_warnings
     from vitscale.present.terminal import show
     from vitscale.runner.preview import command_list, finding_lines
-    from vitscale.study.site import overlay
+    from vitscale.study.file import overlay
 
     over = overlay(site, launcher=launcher, scheduler=scheduler, hostfile=hostfile)
     planned = runner.plan(study, overlay=over, results=output)
@@ -203,7 +203,7 @@ def check(
     from vitscale.preflight.printing import check_document, check_fields
     from vitscale.present.data import envelope
     from vitscale.present.terminal import show
-    from vitscale.study.site import overlay
+    from vitscale.study.file import overlay
 
     over = overlay(site, launcher=launcher, scheduler=scheduler, hostfile=hostfile)
     if training:

@@ -33,10 +33,9 @@ from vitscale.store import write_whole
 from vitscale.store.check_records import CheckedRank, CheckRecord, CheckRequest, LoaderNeed, Stage, SweepPlan
 from vitscale.store.checks import check_folder, read_checked_ranks, write_check
 from vitscale.study.expand import expand
-from vitscale.study.file import StudyFile
+from vitscale.study.file import Overlay, StudyFile
 from vitscale.study.resolve import device_of
 from vitscale.study.sections import AUTO, Study
-from vitscale.study.site import Overlay
 from vitscale.trial.trial import Device, Precision, Trial, World
 
 _NO_STUDY = 'name = "check"\n[model]\nname = "vit-b16"\n[data]\nname = "digits"\n'

@@ -33,8 +33,8 @@ from vitscale.present.document import (
 )
 from vitscale.present.units import UNKNOWN, counted
 from vitscale.runner import Plan
+from vitscale.study.file import Overlay
 from vitscale.study.resolve import device_of
-from vitscale.study.site import Overlay
 from vitscale.trial.engines import of_engine
 from vitscale.trial.trial import Device
 

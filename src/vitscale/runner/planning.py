@@ -16,9 +16,8 @@ from vitscale.schedulers import Placement, Submitter, scheduler_for
 from vitscale.store import RunIndex, read_study
 from vitscale.store.results import Outcome, StudyRecord
 from vitscale.study.expand import Expansion, expand
-from vitscale.study.file import StudyFile
+from vitscale.study.file import Overlay, StudyFile
 from vitscale.study.sections import AUTO, LaunchSection, MeasureSection
-from vitscale.study.site import Overlay
 from vitscale.trial.engines import installed_versions
 from vitscale.trial.trial import DataSpec, Trial, samples_used, steps_per_epoch
 

@@ -17,9 +17,18 @@ from vitscale.machine.hardware import Machine
 from vitscale.sources import Summary
 from vitscale.store.results import Curve, CurvePoint
 from vitscale.study import segmentation, user_model
-from vitscale.study.batch import batch_of, fraction_of, micro_batches_of, needless_micro_steps
 from vitscale.study.file import StudyFile
-from vitscale.study.resolve import device_of, precision_of, threads_of, with_deepspeed_config, world_of
+from vitscale.study.resolve import (
+    batch_of,
+    device_of,
+    fraction_of,
+    micro_batches_of,
+    needless_micro_steps,
+    precision_of,
+    threads_of,
+    with_deepspeed_config,
+    world_of,
+)
 from vitscale.study.sections import AUTO, Study, TrainSection
 from vitscale.trial import deepspeed_config, engines, model_spec, script
 from vitscale.trial.facts import fact_of

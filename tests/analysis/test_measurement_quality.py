@@ -105,7 +105,7 @@ def test_what_is_in_no_part_is_told_above_3_percent_of_any_rank(other: float, to
     if told:
         found = verdict(results, "unaccounted-time")
         assert found.severity == "note"
-        assert f'("other": 4.8 % in {found.about.trials[0]})' in found.message
+        assert '("other": 4.8 % in ddp on 2 ranks)' in found.message
         assert "measure.traces" in found.advice
 
 

@@ -342,10 +342,9 @@ def terminal_document(analysis: Analysis, last: Sequence[str] = ()) -> Document:
     blocks: list[Block | None] = [
         summary_table(analysis),
         Bullets(tuple(failed), "bad") if failed else None,
-        _bullets(engine_sentences(analysis)),
-        _bullets(f"{finding.severity}: {finding.message}." for finding in warnings),
+        _bullets((*engine_sentences(analysis), *(f"warning: {finding.message}." for finding in warnings))),
         Section("each configuration", tuple(mode_tables(analysis).values()), folded=True),
-        Section("notes", tuple(notes), folded=True) if notes else None,
+        Section("what else to know", tuple(notes), folded=True) if notes else None,
     ]
     return Document("", tuple(block for block in blocks if block is not None), last=tuple(last))
 
@@ -375,7 +374,10 @@ def summary_table(analysis: Analysis) -> Table:
         cells.append(interval_cell(epoch, units.number))
         unknown = Cell(units.UNKNOWN)
         cells.append(unknown if len(points) < 2 else speedup_cell(trial, last))
-        cells.append(unknown if len(points) < 2 else interval_cell(last.efficiency, units.share))
+        # Its interval is the speedup's own over the ranks: there is room for one.
+        cells.append(
+            unknown if len(points) < 2 else Cell(units.share(last.efficiency.value if last.efficiency else None))
+        )
         cells.append(Cell(_loss(loss.factors) if loss else units.UNKNOWN))
         groups.setdefault(curve.mode, []).append(tuple(cells))
     columns = (

@@ -21,7 +21,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from vitscale.analysis.quality.wording import count, note
+from vitscale.analysis.quality.wording import count, name, note
 from vitscale.analysis.trials import TrialResult
 from vitscale.base.time_spans import length, union
 from vitscale.present.document import Finding
@@ -70,7 +70,7 @@ def some_ranks(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         yield note(
             "some-ranks",
             f"not all ranks are told of: of {count(partly)} the files hold some ranks alone (rank {ranks} of "
-            f"{partly[0].trial.world.size} in {partly[0].trial_id}); each step is theirs, and who was waited for is "
+            f"{partly[0].trial.world.size} in {name(partly[0])}); each step is theirs, and who was waited for is "
             f"not known{bounds}",
             "Import the logs of all ranks together, where there are any.",
             partly,

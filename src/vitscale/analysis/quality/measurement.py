@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from vitscale.analysis.quality.wording import count, note, those, warning, worst
+from vitscale.analysis.quality.wording import count, name, note, those, warning, worst
 from vitscale.analysis.runs.steps import LIGHT
 from vitscale.analysis.trials import TrialResult
 from vitscale.present.document import Finding
@@ -73,8 +73,7 @@ def no_profile(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     if blind:
         yield note(
             "profile-missing",
-            f"profile missing: no part of a step of {count(blind)} is known: {_why_blind(blind[0])} "
-            f"({blind[0].trial_id})",
+            f"profile missing: no part of a step of {count(blind)} is known: {_why_blind(blind[0])} ({name(blind[0])})",
             "End other profilers of this GPU (Nsight, DCGM's profiling); where only administrators may profile it "
             "(NVreg_RestrictProfilingToAdminUsers), ask one. Times and throughput stand.",
             blind,
@@ -92,7 +91,7 @@ def costly_profile(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         yield (warning if slowed.value > _OVERHEAD_MISLEADS else note)(
             "explaining-costs",
             f"explaining costs: in {count(slowed.trials)} explained steps take more than {percent(_OVERHEAD)} longer "
-            f"than the timed ones beside them (up to {percent(slowed.value)}, {slowed.trial.trial_id})",
+            f"than the timed ones beside them (up to {percent(slowed.value)}, {name(slowed.trial)})",
             "Times and throughput stand: they hold light steps alone. Of the breakdown, "
             f"{_blown_up(slowed.trials)} by as much; larger micro-batches make it small.",
             slowed.trials,
@@ -107,7 +106,7 @@ def attached_profiler(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             "profiler-stays-attached",
             f"profiler stays attached: in {count(slowed.trials)} steps after the profiler stopped take more than "
             f"{percent(_ATTACHED)} longer than those before it started (up to {percent(slowed.value)}, "
-            f"{slowed.trial.trial_id})",
+            f"{name(slowed.trial)})",
             "Times and throughput stand: all of their steps come before the profiler. Of the breakdown, the launch "
             "gaps are blown up; a process that has profiled once runs at this pace until it ends.",
             slowed.trials,
@@ -128,7 +127,7 @@ def unaccounted(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         yield (warning if unclear.value > _OTHER_MISLEADS else note)(
             "unaccounted-time",
             f"unaccounted time: in {count(unclear.trials)} more than {percent(_OTHER)} of a step is in no part of the "
-            f'breakdown ("other": {percent(unclear.value)} in {unclear.trial.trial_id})',
+            f'breakdown ("other": {percent(unclear.value)} in {name(unclear.trial)})',
             'It is shown as "other", never spread over the parts; measure.traces = true keeps what the profiler saw.',
             unclear.trials,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from vitscale.analysis.quality.wording import count, note, warning
+from vitscale.analysis.quality.wording import count, name, note, warning
 from vitscale.analysis.runs.environments import (
     environments,
     off_their_gpus_node,
@@ -27,7 +27,7 @@ def unlike_repeats(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         yield warning(
             "unlike-runs",
             f"unlike runs are not combined: of {count(apart)} some repeats are left out "
-            f"({apart[0].trial_id}, {apart[0].left_out[0]})",
+            f"({name(apart[0])}, {apart[0].left_out[0]})",
             "Run the study again in one folder on one kind of machine with one set of library versions.",
             apart,
         )

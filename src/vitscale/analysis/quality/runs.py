@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
-from vitscale.analysis.quality.wording import count, imported, note, those, warning, worst
+from vitscale.analysis.quality.wording import count, imported, name, note, those, warning, worst
 from vitscale.analysis.runs.figures import FEWEST_FOR_TAILS
 from vitscale.analysis.runs.steps import ONE_IN
 from vitscale.analysis.statistics import FEWEST_REPEATS
@@ -30,7 +30,7 @@ def unstable(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         yield warning(
             "unstable",
             f"unstable: the epoch times of {count(runs.trials)} differ from run to run by more than "
-            f"{percent(_RUNS_DIFFER)} (standard deviation; {percent(runs.value)} in {runs.trial.trial_id})",
+            f"{percent(_RUNS_DIFFER)} (standard deviation; {percent(runs.value)} in {name(runs.trial)})",
             "Stop what else runs on the machine, or give the study nodes of its own; measure.target_ci adds runs until "
             "the interval is narrow enough.",
             runs.trials,
@@ -39,7 +39,7 @@ def unstable(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         yield (warning if steps.value > _STEPS_MISLEAD else note)(
             "unstable",
             f"unstable: in {count(steps.trials)} the middle half of a run's steps spans more than "
-            f"{percent(_STEPS_DIFFER)} of the median ({percent(steps.value)} in {steps.trial.trial_id})",
+            f"{percent(_STEPS_DIFFER)} of the median ({percent(steps.value)} in {name(steps.trial)})",
             f"Look for other work on the machine, a loader that comes and goes, or clocks that change; runs of "
             f"{FEWEST_FOR_TAILS} steps and more have p95 and p99 beside their step.",
             steps.trials,
@@ -55,7 +55,7 @@ def slow_steps(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         yield note(
             "slow-steps",
             f"slow steps: in {count(aside.trials)} rare slow steps took more than {percent(_SLOW_SHARE)} of the time "
-            f"and are set aside ({percent(aside.value)} in {steps} of {all_steps} steps of {trial.trial_id})",
+            f"and are set aside ({percent(aside.value)} in {steps} of {all_steps} steps of {name(trial)})",
             "Times and images/s stand without them; elapsed epochs hold them. Look for what stops the machine: other "
             "work, paging, a kernel that is compiled anew.",
             aside.trials,
@@ -65,7 +65,7 @@ def slow_steps(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             "slow-steps",
             f"slow steps: in {count(kept.trials)} they come more often than one in {ONE_IN} and stay in every figure "
             f"({percent(kept.value)} of the time in {sum(len(run.slow.kept) for run in kept.trial.runs)} steps of "
-            f"{kept.trial.trial_id})",
+            f"{name(kept.trial)})",
             "Stop what else the machine does and run again; or read these times as what this machine gives.",
             kept.trials,
         )
@@ -114,7 +114,7 @@ def warming_up(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         yield note(
             "long-warm-up",
             f"long warm-up: in {count(long)} the first steps after the marked warm-up were slow still and are left out "
-            f"of every figure (up to {most} of a run; {trial.trial_id})",
+            f"of every figure (up to {most} of a run; {name(trial)})",
             "Nothing need be done: the times of an imported log stand without them."
             if imported(long)
             else f"Set measure.warmup_steps = {marked + most} to mark them from the beginning (now {marked}).",
@@ -183,7 +183,7 @@ def data_bound(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         yield warning(
             "data-bound",
             f"data-bound: {count(hungry.trials)} wait for data for more than {percent(_DATA_BOUND)} of a step "
-            f"({percent(hungry.value)} in {hungry.trial.trial_id}, with data.workers = {data.workers}{reads})",
+            f"({percent(hungry.value)} in {name(hungry.trial)}, with data.workers = {data.workers}{reads})",
             f"Set data.workers = {2 * data.workers or 2} or more, as far as there are cores for them{decoded}: until "
             "then the figures say how the loader scales.",
             hungry.trials,
@@ -242,7 +242,7 @@ def startup_dominates(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         yield note(
             "startup-dominates",
             f"start-up dominates {count(heavy)}: up to {startup:.1f} s of start-up against {training:.1f} s of "
-            f"training ({startup / (startup + training):.0%}; {most.trial_id})",
+            f"training ({startup / (startup + training):.0%}; {name(most)})",
             "No step or epoch time holds it, so scaling stands. For the time to a result, train longer per run.",
             [trial for *_, trial in heavy],
         )

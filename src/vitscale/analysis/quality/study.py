@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from vitscale.analysis.quality.wording import count, imported, names, note, warning, worst
+from vitscale.analysis.quality.wording import count, imported, name, names, note, warning, worst
 from vitscale.analysis.runs.repeats import half_width, target_status
 from vitscale.analysis.scaling import CurveResult, trial_name
 from vitscale.analysis.statistics import FEWEST_REPEATS
@@ -106,7 +106,7 @@ def target_ci(trials: Sequence[TrialResult], study: StudyRecord) -> Iterable[Fin
 def _named(trials: Sequence[TrialResult]) -> str:
     """A few by identity, each with how closely it is known."""
     each = [
-        f"{trial.trial_id} ({f'within {percent(width)}' if width is not None else 'no interval'})"
+        f"{name(trial)} ({f'within {percent(width)}' if width is not None else 'no interval'})"
         for trial in trials[:_MOST_NAMED]
         for width in [half_width(trial.epoch_seconds)]
     ]
@@ -199,7 +199,7 @@ def images_left_out(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         yield (warning if lacking.value > _LEFT_OUT_MISLEADS else note)(
             "images-left-out",
             f"images left out: with drop_last, an epoch of {count(lacking.trials)} lacks more than "
-            f"{percent(_LEFT_OUT)} of the images (up to {percent(lacking.value)}, {lacking.trial.trial_id})",
+            f"{percent(_LEFT_OUT)} of the images (up to {percent(lacking.value)}, {name(lacking.trial)})",
             "Speedup, efficiency and comparisons are per image, and stand. Epoch times and accuracies are those of "
             "fewer images: set train.drop_last = false, or batches that divide the data.",
             lacking.trials,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from vitscale.analysis.scaling import CurveResult
+from vitscale.analysis.scaling import CurveResult, trial_name
 from vitscale.analysis.trials import TrialResult
 from vitscale.present.document import About, Finding
 from vitscale.present.units import counted
@@ -58,6 +58,11 @@ def worst(measured: Sequence[TrialResult], figure: Callable[[TrialResult], float
 def imported(trials: Sequence[TrialResult]) -> bool:
     """Whether these are imported: nobody can run them again from here."""
     return any(trial.trial.origin is not None for trial in trials)
+
+
+def name(trial: TrialResult) -> str:
+    """A trial as a sentence names it: "ddp on 2 ranks"."""
+    return trial_name(trial.trial)
 
 
 def names(curves: Sequence[CurveResult]) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from advice_factory import ASKED, evidence
 from evidence_factory import UNKNOWN
@@ -280,3 +281,20 @@ def test_parameters_of_a_known_model_are_refused(advise: Callable[..., Answer], 
     code, _, err = advise(results, "--parameters", "110M")
     assert code == 2
     assert "the model is known" in err
+
+
+def test_of_imported_results_no_study_is_promised(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text(
+        "engine,gpus,epoch,epoch_seconds\n"
+        + "".join(f"ddp,{n},{e},{10 / n + e / 50}\n" for n in (1, 2) for e in range(4))
+    )
+    results = str(tmp_path / "results")
+    run = CliRunner().invoke
+    assert (
+        run(cli.app, ["import", str(log), "-o", results, "--train-samples", "1000", "--micro-batch", "16"]).exit_code
+        == 0
+    )
+    answer = run(cli.app, ["advise", results, "--epochs", "5"]).stdout
+    assert "unavailable: these results were imported" in answer
+    assert "-o STUDY.toml" not in answer

@@ -77,7 +77,7 @@ def test_a_finding_of_several_trials_is_told_once(tmp_path: Path) -> None:
     assert overlap.endswith("(1 of 2 trials)")  # one rank sends nothing
     told = {(f["kind"], f["key"]): f for f in plan_fields(found)["findings"]}
     assert set(told["unknown-key", "micro_batch_per_gpu"]) == {
-        "kind", "severity", "key", "message", "advice", "source", "trials", "ranks", "hosts",
+        "kind", "severity", "key", "line", "message", "advice", "source", "trials", "ranks", "hosts",
     }  # fmt: skip
     assert told["unknown-key", "micro_batch_per_gpu"]["trials"] == list(found.record.trials)
     assert len(told["no-overlap", "zero_optimization.stage"]["trials"]) == 1

@@ -34,7 +34,7 @@ def test_it_starts_with_a_count_and_exits_with_1_where_there_are_errors() -> Non
         r"\(DeepSpeed \S+; vit-b16 with 86,567,656 parameters; 2 GPUs\)",
         " ".join(first.split()),
     )
-    assert findings.startswith("error  unknown-key  micro_batch_per_gpu\n")
+    assert findings.startswith("error  unknown-key  micro_batch_per_gpu, line 4\n")
 
 
 def test_neither_torch_nor_deepspeed_is_imported_and_json_has_the_fields_of_every_finding() -> None:
@@ -45,7 +45,7 @@ def test_neither_torch_nor_deepspeed_is_imported_and_json_has_the_fields_of_ever
     assert (answer.returncode, answer.stderr) == (1, "")
     told = json.loads(answer.stdout)
     assert (told["vitscale"], told["version"], told["file"]) == ("lint", 2, str(APPENDIX_B))
-    fields = {"kind", "severity", "message", "advice", "key", "source", "trials", "ranks", "hosts"}
+    fields = {"kind", "severity", "message", "advice", "key", "line", "source", "trials", "ranks", "hosts"}
     assert [set(finding) for finding in told["findings"]] == [fields] * 8
 
 
@@ -137,3 +137,22 @@ def test_the_example_in_the_docs_is_what_it_prints(tmp_path: Path, monkeypatch: 
     for part in shown.split("[...]\n"):
         assert part in printed
     assert len(shown.splitlines()) > 10
+
+
+def test_each_finding_says_the_line_of_its_key(tmp_path: Path) -> None:
+    """Of keys of one name the one at the finding's own place, however the file is laid out."""
+    file = tmp_path / "ds.json"
+    file.write_text(
+        '{"train_batch_size": 32, "enabled": 1,\n "zero_optimization": {\n  "stage": 2, "enabld": true},\n'
+        ' "optimizer": {"type":\n   "OnebitAdam", "params": {"a \\" : {": [1, {"lr": 2}]}},\n "enabld": 3,\n'
+        ' "wall_clock_breakdown": true\n}\n'
+    )
+    answer = CliRunner().invoke(app, ["lint", str(file), "--deepspeed", "0.19.8", "--json"])
+    lines = {f["key"]: f["line"] for f in json.loads(answer.stdout)["findings"] if f["key"]}
+    assert {key: lines.get(key) for key in ("optimizer.type", "enabld", "wall_clock_breakdown")} == {
+        "optimizer.type": 4,
+        "enabld": 6,
+        "wall_clock_breakdown": 7,
+    }
+    told = CliRunner().invoke(app, ["lint", str(file), "--deepspeed", "0.19.8", "--verbose"])
+    assert "wall_clock_breakdown, line 7" in told.stdout

@@ -54,8 +54,10 @@ def advice_document(advice: Advice, launch: Sequence[str], written: str | None) 
     blocks: list[Block] = [Paragraph(" ".join([head, *limits]), "strong"), *_answers(advice), Paragraph(narrower)]
     last = []
     if advice.chosen is not None:
-        next_step = f"vitscale run {written}" if written else "-o STUDY.toml writes it as a study"
-        last += [f"To run {words.in_short(advice.chosen)}:", f"  {next_step}"]
+        next_step = f"  vitscale run {written}" if written else "  -o STUDY.toml writes it as a study"
+        refused = [line for line in launch if line.startswith("unavailable: ")]
+        last += [f"To run {words.in_short(advice.chosen)}:", *(refused or [next_step])]
+        launch = () if refused else launch
     notes = (*words.notes(advice), *words.dropped_lines(advice))
     blocks += [Bullets(notes)] if notes else []
     if launch:

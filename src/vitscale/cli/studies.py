@@ -259,6 +259,8 @@ def lint(
 ) -> None:
     """What a DeepSpeed configuration will really do. Exits with 1 where DeepSpeed refuses it or does otherwise."""
     from vitscale import lint as linter
+    from vitscale.base.files import read_text
+    from vitscale.errors import shown
     from vitscale.present.data import envelope, finding_fields
     from vitscale.present.terminal import show
     from vitscale.trial import deepspeed_config
@@ -266,8 +268,8 @@ def lint(
     if gpus is not None and gpus < 1:
         raise RequestError(f"--gpus is {gpus}", valid=["1 or more"])
     setting = linter.setting_of(model, gpus, deepspeed)
-    content = deepspeed_config.read_json(config, next_step="Give the JSON file that deepspeed.initialize gets")
-    findings = linter.lint(content, setting)
+    text = read_text(config, "DeepSpeed configuration", next_step="Give the JSON file that deepspeed.initialize gets")
+    findings = linter.at_lines(linter.lint(deepspeed_config.parse_json(text, shown(str(config))), setting), text)
     if json:
         judged = {"file": str(config), "deepspeed": setting.deepspeed, "parameters": setting.parameters}
         sys.stdout.write(

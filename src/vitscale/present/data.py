@@ -56,6 +56,7 @@ def finding_fields(finding: Finding) -> dict[str, Any]:
         "ranks": list(about.ranks),
         "hosts": list(about.hosts),
         "key": about.key or None,
+        "line": about.line,
         "source": about.source or None,
     }
 

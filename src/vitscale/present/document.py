@@ -28,6 +28,8 @@ class About:
     hosts: tuple[str, ...] = ()
     key: str = ""
     """Dotted key of a configuration, as in the file."""
+    line: int | None = None
+    """Where that key stands in its file, from 1; None: unknown, or it stands nowhere."""
     source: str = ""
     """Where that can be looked up: a file of a release, a page, a paper."""
 

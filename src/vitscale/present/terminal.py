@@ -208,7 +208,8 @@ def _findings(findings: Sequence[Finding], width: int, verbose: bool) -> _Part:
         head = Text(finding.severity, _SEVERITY_STYLES[finding.severity])
         head.append(f"  {plain(finding.kind)}", "bold")
         if finding.about.key:
-            head.append(f"  {shown_key(finding.about.key)}", "default")
+            line = f", line {finding.about.line}" if finding.about.line else ""
+            head.append(f"  {shown_key(finding.about.key)}{line}", "default")
         texts = [f"{finding.message.rstrip('.')}.", f"Next: {finding.advice.rstrip('.')}." if finding.advice else ""]
         lines = [Text(line) for text in texts if text for line in _wrapped(text, width, "  ", "  ")]
         if verbose and finding.about.source:

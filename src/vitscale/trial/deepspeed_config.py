@@ -79,8 +79,11 @@ def read_json(path: Path, *, next_step: str) -> dict[str, Any]:
     Raises:
         RequestError: it is missing, too large, not JSON (with line and column), holds a key twice, or is no object.
     """
-    named = shown(str(path))
-    text = read_text(path, "DeepSpeed configuration", next_step=next_step)
+    return parse_json(read_text(path, "DeepSpeed configuration", next_step=next_step), shown(str(path)))
+
+
+def parse_json(text: str, named: str) -> dict[str, Any]:
+    """As `read_json`, from the text of the file `named`."""
     try:
         config = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
         _require_plain(config)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +17,8 @@ from vitscale.trial.deepspeed_config import BATCH_KEYS
 from vitscale.trial.trial import TrainSpec, Trial
 
 Rule = Callable[[View], Iterable[Finding]]
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:]')
 
 RULES: tuple[Rule, ...] = (
     keys.release_not_in_the_table,
@@ -63,6 +67,33 @@ def lint(config: dict[str, Any], setting: Setting) -> tuple[Finding, ...]:
     """
     view = View(config, setting, Release(setting.deepspeed))
     return most_severe_first([finding for rule in RULES for finding in rule(view)])
+
+
+def at_lines(findings: Iterable[Finding], text: str) -> tuple[Finding, ...]:
+    """The findings with the line on which the key of each stands in the file that they are on; `text` is valid JSON."""
+    lines = _lines_of_keys(text)
+    return tuple(replace(each, about=replace(each.about, line=lines.get(each.about.key))) for each in findings)
+
+
+def _lines_of_keys(text: str) -> dict[str, int]:
+    """Dotted key to its line, counted from 1."""
+    lines: dict[str, int] = {}
+    above: list[str] = []
+    last = key = ""
+    line, counted_to = 1, 0
+    for match in _TOKEN.finditer(text):
+        line, counted_to = line + text.count("\n", counted_to, match.start()), match.start()
+        match match[0]:
+            case ":":
+                key = f"{above[-1]}.{last}" if above and above[-1] else last
+                lines.setdefault(key, line)
+            case "{" | "[":
+                above.append(key)
+            case "}" | "]":
+                key = above.pop()
+            case string:
+                last = json.loads(string)
+    return lines
 
 
 def lint_document(file: str, findings: Sequence[Finding], setting: Setting) -> Document:

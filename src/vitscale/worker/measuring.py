@@ -41,13 +41,13 @@ _NOT_TOLD = math.nan
 class Measuring:
     """One rank's measurement of a script."""
 
-    def __init__(self, header: RunHeader, place: RankInfo, log: RankLog, began: float) -> None:
+    def __init__(self, header: RunHeader, own: RankInfo, log: RankLog, began: float) -> None:
         """`began`: `time.perf_counter()` when the script did."""
-        self._header, self._trial, self._place, self._log, self._began = header, header.trial, place, log, began
+        self._header, self._trial, self._own, self._log, self._began = header, header.trial, own, log, began
         trial = self._trial
         self._expected = trial.train.micro_batch * trial.train.grad_accum
         train, images = trial.train, samples_used(trial.data.samples, trial.data.fraction)
-        per_epoch = steps_per_epoch(images, place.world_size, train.micro_batch, train.grad_accum, train.drop_last)
+        per_epoch = steps_per_epoch(images, own.world_size, train.micro_batch, train.grad_accum, train.drop_last)
         asked = trial.window.steps
         self.last_step = None if asked is None else asked + trial.window.warmup_steps
         """Steps to record; None: as many as the script takes."""
@@ -272,21 +272,21 @@ class Measuring:
 
     def _start(self) -> None:
         """Before the first step: only now the device and the process group are there."""
-        trial, place = self._trial, self._place
+        trial, own = self._trial, self._own
         self._device = device_of(self._header)
         self._counter = TrafficCounter()
         backend = None if self._counter.backend == NO_GROUP else self._counter.backend
-        self._log.write(start_line(self._header, place, self._device, backend))
+        self._log.write(start_line(self._header, own, self._device, backend))
         self._log.write(PhaseLine(name="script", seconds=time.perf_counter() - self._began))
         self._log.write(self._model)
         self._clock: StepClock[StepMark] = step_clock(self._device)
         self._first_counted = max(self.last_step or 0, FIRST_USUAL_STEP)
         self._explainer = Explainer(
-            self._device, place.world_size, self._log.path.parent if trial.window.traces else None
+            self._device, own.world_size, self._log.path.parent if trial.window.traces else None
         )
         if "explained" in self._windows:
             self._explainer.warm_up()
-        self._resources = ResourceProbe(self._device, place.local_rank, boot_id() or socket.gethostname())
+        self._resources = ResourceProbe(self._device, own.local_rank, boot_id() or socket.gethostname())
         self._resources.begin_epoch()
         if self._stretch.start == 0 and self._stretch:
             self._ask_resources(0)
@@ -359,7 +359,7 @@ class Measuring:
         return torch.stack([torch.as_tensor(loss, dtype=torch.float32, device=self._device) for loss in told]).mean()
 
     def _read_profile(self) -> None:
-        for line in self._explainer.end_block(self._place.rank):
+        for line in self._explainer.end_block(self._own.rank):
             phases = _PART_OF_PHASE.items()
             unnamed = {part: _UNNAMED.format(phase=name) for name, part in phases if name not in self._named}
             self._log.write(line.model_copy(update={"unknown": unnamed | line.unknown}))
@@ -386,7 +386,7 @@ class Measuring:
         if images != self._expected:
             train = self._trial.train
             raise ValueError(
-                f"the script trains {images} images in this optimizer step of rank {self._place.rank}, and the study "
+                f"the script trains {images} images in this optimizer step of rank {self._own.rank}, and the study "
                 f"says {self._expected} (train.micro_batch = {train.micro_batch} x train.grad_accum = "
                 f'{train.grad_accum}): hand both on by "{{micro_batch}}" and "{{grad_accum}}"'
             )
@@ -398,14 +398,14 @@ def device_of(header: RunHeader) -> torch.device:
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 
 
-def start_line(header: RunHeader, place: RankInfo, device: torch.device, backend: str | None) -> StartLine:
+def start_line(header: RunHeader, own: RankInfo, device: torch.device, backend: str | None) -> StartLine:
     """Where this rank runs."""
     return StartLine(
         format=FORMAT,
         trial=header.trial_id,
-        rank=place.rank,
-        world_size=place.world_size,
-        environment=environment(device, backend, with_revision=place.rank == 0),
+        rank=own.rank,
+        world_size=own.world_size,
+        environment=environment(device, backend, with_revision=own.rank == 0),
     )
 
 

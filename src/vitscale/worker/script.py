@@ -25,7 +25,7 @@ from vitscale.worker.probe import Current
 from vitscale.worker.rank_process import RankInfo
 
 
-def run_script(header: RunHeader, place: RankInfo, log: RankLog, launch: LaunchFile | None) -> Any:
+def run_script(header: RunHeader, own: RankInfo, log: RankLog, launch: LaunchFile | None) -> Any:
     """Runs it to its end; returns what must not be taken apart before the process ends.
 
     Raises:
@@ -46,7 +46,7 @@ def run_script(header: RunHeader, place: RankInfo, log: RankLog, launch: LaunchF
     ]
     sys.path[0] = str(path.parent)
     os.environ.setdefault(*RECORDER_RING)
-    if place.world_size == 1:
+    if own.world_size == 1:
         _tell_the_only_rank(launch)
     # What it prints is a sign of life, and the log a file.
     if hasattr(sys.stdout, "reconfigure"):
@@ -57,7 +57,7 @@ def run_script(header: RunHeader, place: RankInfo, log: RankLog, launch: LaunchF
     def start() -> Any:
         from vitscale.worker.measuring import Measuring  # torch with it: the script has it too by now, or wants it
 
-        return Measuring(header, place, log, began)
+        return Measuring(header, own, log, began)
 
     Current.start = start
     kept: Any = None
@@ -70,7 +70,7 @@ def run_script(header: RunHeader, place: RankInfo, log: RankLog, launch: LaunchF
         Current.measuring.end()
     _leave_as_python_does()
     if Current.measuring is None:
-        _time_as_a_whole(log, header, place, time.perf_counter() - began)
+        _time_as_a_whole(log, header, own, time.perf_counter() - began)
     return kept
 
 
@@ -88,7 +88,7 @@ def _leave_as_python_does() -> None:
     atexit._run_exitfuncs()
 
 
-def _time_as_a_whole(log: RankLog, header: RunHeader, place: RankInfo, seconds: float) -> None:
+def _time_as_a_whole(log: RankLog, header: RunHeader, own: RankInfo, seconds: float) -> None:
     """Its whole time stands where that of an epoch does; everything else is unknown."""
     nothing = dict.fromkeys(
         ("steps", "images", "train_loss", "train_accuracy", "held_out_loss", "held_out_accuracy", "peak_bytes")
@@ -99,6 +99,6 @@ def _time_as_a_whole(log: RankLog, header: RunHeader, place: RankInfo, seconds: 
     if "torch" in sys.modules:
         from vitscale.worker.measuring import device_of, start_line
 
-        log.write(start_line(header, place, device_of(header), None))
+        log.write(start_line(header, own, device_of(header), None))
     log.write(ModelLine.model_validate(unknown | {"dataset_fingerprint": header.dataset_fingerprint}))
     log.write(EpochLine.model_validate(nothing | {"epoch": 0, "seconds": seconds, "complete": True}))

@@ -109,8 +109,8 @@ class Scenes:
             return self._crop(stored, scaled, first, torch.zeros_like(ids, dtype=torch.bool))
         draws = _draws(ids, stream(Purpose.VIEW, self.seed, epoch), 2 * _TRIES + 4)
         scaled = _scaled(stored, self.image_size, _LEAST_SCALE + _SCALES * (draws[:, 0].double() / _WORD))
-        places = (scaled - self.image_size).clamp(min=0) + 1
-        tries = (draws[:, 2:].unflatten(1, (_TRIES + 1, 2)) * places[:, None]) // _WORD
+        offsets = (scaled - self.image_size).clamp(min=0) + 1
+        tries = (draws[:, 2:].unflatten(1, (_TRIES + 1, 2)) * offsets[:, None]) // _WORD
         chosen = self._first_of_several_classes(masks, stored, scaled, tries[:, :_TRIES])
         first = tries.gather(1, chosen[:, None, None].expand(-1, 1, 2))[:, 0]
         return self._crop(stored, scaled, first, draws[:, 1] < _WORD // 2)

@@ -250,14 +250,14 @@ def _with_script(path: Path, study: Study, by_hand: frozenset[str]) -> tuple[Stu
 
 def _located(path: Path, data: DataSpec) -> DataSpec:
     """With its paths from the study file's folder, and the classes that its file names."""
-    found: dict[str, Any] = {} if data.root is None else {"root": str(beside(path, data.root))}
+    settled: dict[str, Any] = {} if data.root is None else {"root": str(beside(path, data.root))}
     if data.hf is not None and (folder := beside(path, data.hf)).is_dir():
-        found["hf"] = str(folder)
+        settled["hf"] = str(folder)
     if isinstance(data.classes, str):
         file = beside(path, data.classes)
         text = read_text(file, "file of classes", next_step="Name a class a line, or remove data.classes")
-        found["classes"] = tuple(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
-    return data.model_copy(update=found)
+        settled["classes"] = tuple(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
+    return data.model_copy(update=settled)
 
 
 def _rank_counts(study: Study) -> list[int]:

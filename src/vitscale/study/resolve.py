@@ -225,14 +225,14 @@ def micro_batches_of(train: TrainSection, world_size: int, micro_batch: int) -> 
             next_step=f"Give {world_size}, one for each rank in order (fewer ranks use the first of them), or "
             f"leave {world_size} out of scaling.gpus",
         )
-    found = shares(world_size * micro_batch, train.rank_speeds[:world_size])
-    if max(found) > _MOST_IMAGES:
+    images = shares(world_size * micro_batch, train.rank_speeds[:world_size])
+    if max(images) > _MOST_IMAGES:
         raise RequestError(
-            f"train.rank_speeds gives one rank {max(found):,} of {world_size * micro_batch:,} images",
+            f"train.rank_speeds gives one rank {max(images):,} of {world_size * micro_batch:,} images",
             valid=[f"at most {_MOST_IMAGES:,} images on a rank"],
             next_step="Use a smaller train.micro_batch",
         )
-    return None if len(set(found)) == 1 else found
+    return None if len(set(images)) == 1 else images
 
 
 def fraction_of(study: Study, world_size: int) -> float:

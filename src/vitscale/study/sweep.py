@@ -30,9 +30,9 @@ def choices(sweep: Mapping[str, Sequence[Any]]) -> list[list[Choice]]:
     Raises:
         RequestError: a field that cannot be swept, is swept twice, or has no value or one value twice.
     """
-    found = [_choices_of(key, values) for key, values in sweep.items()]
+    varied = [_choices_of(key, values) for key, values in sweep.items()]
     by_field: dict[str, str] = {}
-    for key, its_choices in zip(sweep, found, strict=True):
+    for key, its_choices in zip(sweep, varied, strict=True):
         for field in dict.fromkeys(field for choice in its_choices for field in choice):
             if field in by_field:
                 both = f"sweep.{shown(by_field[field])} and sweep.{shown(key)}"
@@ -40,7 +40,7 @@ def choices(sweep: Mapping[str, Sequence[Any]]) -> list[list[Choice]]:
                     f"{both} both vary {field}", next_step="Give all values of a field under one of the two"
                 )
             by_field[field] = key
-    return found
+    return varied
 
 
 def swept_fields(sweep: Mapping[str, Sequence[Any]]) -> frozenset[str]:
@@ -57,7 +57,7 @@ def _choices_of(key: str, values: Sequence[Any]) -> list[Choice]:
         raise RequestError(explain(f"{named} is no field that can be swept", valid=valid) + nearest(key, SWEEPABLE))
     if not values:
         raise RequestError(f"{named} is an empty list", next_step="Give at least one value")
-    if any(value in values[:place] for place, value in enumerate(values)):
+    if any(value in values[:number] for number, value in enumerate(values)):
         raise RequestError(f"{named} holds a value twice: {shown(values)}", next_step="Name each value once")
     if key in SWEEPABLE:
         return [{key: value} for value in values]

@@ -23,8 +23,8 @@ def located(study_path: Path, model: ModelSpec) -> ModelSpec:
     the hub. A name that an installed package offers becomes the factory that it stands for."""
     if model.name is not None and model.name not in NAMED_MODELS and (factory := target("model", model.name)):
         model = model.model_copy(update={"name": None, "factory": factory})
-    found = {key: _located(study_path, value) for key in ("hf", "weights") if (value := getattr(model, key))}
-    return model.model_copy(update=found) if found else model
+    folders = {key: _located(study_path, value) for key in ("hf", "weights") if (value := getattr(model, key))}
+    return model.model_copy(update=folders) if folders else model
 
 
 def _located(study_path: Path, name: str) -> str:

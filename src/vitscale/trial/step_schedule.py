@@ -53,17 +53,17 @@ def has_two_batch_sizes(trial: Trial) -> bool:
     return trial.world.size * trial.train.grad_accum > 1
 
 
-def timed_stretch(found: Sequence[StepWindow], warmup_steps: int, epoch: range) -> range:
+def timed_stretch(kinds: Sequence[StepWindow], warmup_steps: int, epoch: range) -> range:
     """The longest run of timed steps among an epoch's steps; of equally long ones the last; all of them if it has none.
 
     Args:
-        found: the window of each of the run's steps.
+        kinds: the window of each of the run's steps.
         warmup_steps: the first so many steps are not timed.
         epoch: the steps of one epoch.
     """
     longest, begin = range(0), epoch.start
     for step in epoch:
-        if found[step] != "light" or step < warmup_steps:
+        if kinds[step] != "light" or step < warmup_steps:
             begin = step + 1
         elif step + 1 - begin >= len(longest):
             longest = range(begin, step + 1)
@@ -145,44 +145,44 @@ class _Schedule:
     def _forward(self, window: StepWindow, lengths: list[int], after: list[_Block], spent: int = 0) -> list[_Block]:
         """As many blocks of these lengths, one after the other, as the run, its epochs and its light steps allow."""
         budget = int(max(0, self.steps - self.warmup) * (1 - _LIGHT_SHARE)) - spent
-        place = self.first if not after else after[-1].begin + self._distance(after[-1].length)
-        found: list[_Block] = []
+        earliest = self.first if not after else after[-1].begin + self._distance(after[-1].length)
+        blocks: list[_Block] = []
         for length in lengths:
-            begin, whole = self._inside_after(place, length), length + self.settling
+            begin, whole = self._inside_after(earliest, length), length + self.settling
             if length >= self.per_epoch or whole > budget or begin + whole > self.steps:
                 break
-            found.append(_Block(window, begin, length))
-            place, budget = begin + self._distance(length), budget - whole
-        return found
+            blocks.append(_Block(window, begin, length))
+            earliest, budget = begin + self._distance(length), budget - whole
+        return blocks
 
     def _backward(self, count: int, end: int, burst: int | None) -> list[_Block] | None:
         """`count` explained blocks, the last of them over by `end`; None where there is no room.
 
         `burst`: a step at the same place of the loader's bursts as the last block is to be.
         """
-        found: list[_Block] = []
-        place = end - self.length - self.settling
+        blocks: list[_Block] = []
+        begin = end - self.length - self.settling
         for _ in range(count):
             if burst is not None:
-                place -= (place - burst) % self.workers
+                begin -= (begin - burst) % self.workers
             for _ in range(self.length + 1):
-                if self._inside_after(place, self.length) == place:
+                if self._inside_after(begin, self.length) == begin:
                     break
-                place -= self.workers if burst is not None else 1
+                begin -= self.workers if burst is not None else 1
             else:
                 return None
-            if place < self.first or self.length >= self.per_epoch:
+            if begin < self.first or self.length >= self.per_epoch:
                 return None
-            found.insert(0, _Block("explained", place, self.length))
-            burst = place - 1
-            place -= self._distance(self.length)
-        return found
+            blocks.insert(0, _Block("explained", begin, self.length))
+            burst = begin - 1
+            begin -= self._distance(self.length)
+        return blocks
 
     def _with_gradients(self, blocks: list[_Block], after: list[_Block], budget_for: int = 0) -> list[_Block]:
         spent = max(budget_for, sum(block.length + self.settling for block in blocks))
         for length in self.gradient_steps:
-            if found := self._forward("gradients", [length], after, spent):
-                return [*blocks, *found]
+            if gradients := self._forward("gradients", [length], after, spent):
+                return [*blocks, *gradients]
         return blocks
 
     def _distance(self, length: int) -> int:
@@ -200,26 +200,26 @@ class _Schedule:
         """As many explained blocks as look at every place of a burst equally often, if there are enough for that."""
         return count // self.workers * self.workers if count > self.workers else count
 
-    def _inside_after(self, place: int, length: int) -> int:
-        """The first place from `place` on at which `length` steps lie in one epoch, and not at its start."""
-        in_epoch = place % self.per_epoch
+    def _inside_after(self, step: int, length: int) -> int:
+        """The first step from `step` on at which `length` steps lie in one epoch, and not at its start."""
+        in_epoch = step % self.per_epoch
         if in_epoch == 0:
-            return place + 1
-        return place if in_epoch + length <= self.per_epoch else place - in_epoch + self.per_epoch + 1
+            return step + 1
+        return step if in_epoch + length <= self.per_epoch else step - in_epoch + self.per_epoch + 1
 
     def _end(self, block: _Block) -> int:
         return block.begin + block.length + self.settling
 
     def laid(self, blocks: list[_Block]) -> tuple[StepWindow, ...]:
         """The window of each step, with these blocks in order."""
-        found: list[StepWindow] = ["light"] * self.steps
+        kinds: list[StepWindow] = ["light"] * self.steps
         explained = [block.begin for block in blocks if block.window == "explained"]
         if self.device == "cuda" and explained:
-            found[explained[0] :] = ["attached"] * (self.steps - explained[0])
+            kinds[explained[0] :] = ["attached"] * (self.steps - explained[0])
         for window, begin, length in blocks:
-            found[begin : begin + length] = [window] * length
-            found[begin + length : begin + length + self.settling] = ["settling"] * self.settling
-        return tuple(found)
+            kinds[begin : begin + length] = [window] * length
+            kinds[begin + length : begin + length + self.settling] = ["settling"] * self.settling
+        return tuple(kinds)
 
     def _short_of_light(self, blocks: list[_Block]) -> bool:
         after_warmup = self.laid(blocks)[self.warmup :]

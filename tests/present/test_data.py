@@ -28,7 +28,7 @@ def test_a_finding_and_an_estimate_have_one_form() -> None:
     finding = Finding("slow-rank", "warning", "m", "a", About(ranks=(3,), key="k"))
     assert finding_fields(finding) == {
         "kind": "slow-rank", "severity": "warning", "message": "m", "advice": "a", "trials": [], "ranks": [3],
-        "hosts": [], "key": "k", "source": None,
+        "hosts": [], "key": "k", "line": None, "source": None,
     }  # fmt: skip
     assert estimate_fields("cost", Estimate(1.0, 0.5, math.inf)) == {"cost": 1.0, "cost_low": 0.5, "cost_high": None}
     assert estimate_fields("cost", None) == {"cost": None, "cost_low": None, "cost_high": None}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import os
+import textwrap
 import zlib
 from collections.abc import Collection, Iterable, Mapping
 from importlib.metadata import version
@@ -16,6 +17,8 @@ from vitscale.present.document import View
 FIGURE_FORMATS = ("png", "svg", "pdf")
 VEGA_LITE = "6.4"
 """The version that charts are written for, as vl-convert names it."""
+_LETTERS = {"text": 66, "subtitle": 84}
+"""In a line of a picture's title."""
 _EXPORTED = "window.vegaEmbed = vegaEmbed;"
 
 
@@ -69,6 +72,8 @@ def picture(view: View, kind: str) -> bytes:
     import vl_convert
 
     spec = view.titled | {"config": LIGHT}
+    # A picture is as wide as its chart: a longer line of its title would be cut.
+    spec["title"] = {key: textwrap.wrap(text, _LETTERS[key]) for key, text in spec["title"].items()}
     drawn: str | bytes
     if kind == "png":
         drawn = vl_convert.vegalite_to_png(spec, vl_version=VEGA_LITE, scale=2)

@@ -307,7 +307,7 @@ def _environment(analysis: Analysis) -> Section | None:
 
 
 def _problems(analysis: Analysis) -> Section | None:
-    return _section("What of the records could not be used", [_bullets(analysis.problems)])
+    return _section("Unused records", [_bullets(analysis.problems)])
 
 
 def _reproduce(analysis: Analysis) -> Section | None:

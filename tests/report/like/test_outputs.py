@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from browser import drawn
+from browser import drawn, shared_page
 from like_paper_factory import paper_curve, paper_study, whole_study
 from results_factory import write_results
 from vitscale.analysis import Analysis, analyse
@@ -106,6 +106,25 @@ def test_chromium_draws_every_figure_and_runs_nothing_of_a_user(tmp_path: Path) 
     assert title is not None
     assert title[1] != MARKER
     assert title[1].startswith("&lt;/script&gt;")
+
+
+def test_a_phone_has_no_sideways_scrolling_and_legible_charts(tmp_path: Path) -> None:
+    page = tmp_path / "like-paper.html"
+    page.write_text(page_of(whole_study()), encoding="utf-8")
+    found = shared_page().open(page, width=390, height=800)
+    assert found.ask("document.documentElement.scrollWidth") <= 390
+    smallest = found.ask(
+        "Math.min(...[...document.querySelectorAll('.picture svg')].map((svg) => "
+        "svg.getBoundingClientRect().width / svg.viewBox.baseVal.width))"
+    )
+    assert smallest > 0.9, "drawn for the room there is, not made smaller"
+    # A control switches a figure to what else it shows.
+    figure = 'document.querySelector("[data-figure=figure-08-strong-scaling-in-one-host-cifar-10]")'
+    assert found.ask(f"{figure}.querySelector('figcaption').innerText").startswith("Epoch time")
+    found.ask(f"[...{figure}.querySelectorAll('.controls button')].find((b) => b.innerText === 'speedup').click()")
+    found.settle()
+    assert found.ask(f"{figure}.querySelector('figcaption').innerText").startswith("Speedup")
+    assert (found.logged, found.requested) == ([], [])
 
 
 def test_pictures_and_json(tmp_path: Path) -> None:

@@ -142,7 +142,14 @@ def _legend(names: Sequence[str]) -> Spec:
 
 
 def add_curves(
-    plot: Plot, x: Spec, y: Spec, told: list[Spec], *, one_ideal: bool = True, ordered: bool = False
+    plot: Plot,
+    x: Spec,
+    y: Spec,
+    told: list[Spec],
+    *,
+    one_ideal: bool = True,
+    ordered: bool = False,
+    joined: bool = True,
 ) -> None:
     """Adds what the datasets of a plot hold: curves of points with their intervals and what stands beside them.
 
@@ -154,6 +161,7 @@ def add_curves(
         told: of a point.
         one_ideal: whether the ideal is that of all series, else each one's own.
         ordered: whether the series have an order, which their colours keep.
+        joined: whether the points of a series are.
     """
     rows = plot.datasets["rows"]
     names = list(dict.fromkeys(row["series"] for row in rows))
@@ -162,7 +170,8 @@ def add_curves(
         faint = {"type": "line", "strokeDash": DASHED, "strokeWidth": 1.2, "strokeOpacity": 0.65, "opacity": 1}
         ink = {"value": IDEAL_COLOUR} if one_ideal else colour
         plot.add("ideal", faint, x=x, y=y, color=ink, detail={"field": "series", "type": "nominal"})
-    plot.add("rows", {"type": "line", "strokeWidth": 2}, "!datum.drift", x=x, y=y, color=colour)
+    if joined:
+        plot.add("rows", {"type": "line", "strokeWidth": 2}, "!datum.drift", x=x, y=y, color=colour)
     if any(row["low"] is not None for row in rows):
         add_bars(plot, "rows", x, colour)
     if plot.datasets.get("runs"):

@@ -50,6 +50,7 @@ def curves_view(
     linear: bool = True,
     less_is_better: bool = False,
     ordered: bool = False,
+    joined: bool = True,
     more: Sequence[str] = (),
 ) -> View:
     """One picture of curves.
@@ -64,13 +65,14 @@ def curves_view(
         linear: see `y`.
         less_is_better: of what is drawn.
         ordered: whether the curves have an order.
+        joined: whether the points of a curve are.
         more: sentences behind the summary.
     """
     rows = plot.datasets["rows"]
     label = list(choices.values())[-1].label
     x, usual = axes(rows, y_title, axis, linear=linear)
     told = {"series": "curve", "x": axis.title, "shown": label, "bounds": "95 % interval"}
-    add_curves(plot, x, y or usual, tooltip(**told, runs="runs"), ordered=ordered)
+    add_curves(plot, x, y or usual, tooltip(**told, runs="runs"), ordered=ordered, joined=joined)
     summary = " ".join([far_end(rows, label, axis, less_is_better=less_is_better), *more])
     name = "-".join(choice.value for choice in choices.values())
     title = ", ".join(choice.label for choice in reversed(list(choices.values())))

@@ -123,7 +123,7 @@ def hosts_figure(figure: StudyFigure, chosen: Selection) -> Figure | Lack:
     ]
     told = [f"{pair.name}: {hosts_sentence(pair.test)}" for pair in pairs]
     choice = {"measure": Choice("ratio", "several hosts against one")}
-    view = curves_view(choice, plot, "", notes, y=y, less_is_better=True, more=told)
+    view = curves_view(choice, plot, "", notes, y=y, less_is_better=True, joined=False, more=told)
     return figure_of(figure, [view], labels)
 
 

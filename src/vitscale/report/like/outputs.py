@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,9 +125,7 @@ def _to_html(
         claims.append(Section(claim.question, (Paragraph(claim.meaning, "quiet"), told)))
     blocks: list[Block] = [Section(f"The study's {study.claims_text}, tested on these results", tuple(claims))]
     blocks += [Section("Tables", tuple(tables))] if tables else []
-    blocks += [
-        Section(one.paper.heading, (Paragraph(f"Draws {one.paper.draws}.", "quiet"), one.figure)) for one in shown
-    ]
+    blocks += [Section(one.paper.heading, _on_the_page(one)) for one in shown]
     blocks += [
         Section(
             f"{one.paper.heading}: no data",
@@ -137,12 +136,21 @@ def _to_html(
         if one.lack is not None
     ]
     if problems := material.analysis.problems:
-        blocks.append(Section("What of the records could not be used", (Bullets(problems),)))
+        blocks.append(Section("Unused records", (Bullets(problems),)))
     blocks.append(Section("Source", (Paragraph(study.reading),)))
     subtitle = f"{len(shown)} of {len(drawn)} figures drawn"
     subtitle += f"; {len(missing)} say what data they lack" if missing else ""
     document = Document(material.analysis.study.name, tuple(blocks))
     return to_html(document, brand=f"vitscale: like {study.short}", subtitle=subtitle)
+
+
+def _on_the_page(one: Drawn) -> tuple[Block, ...]:
+    """A figure below its heading, which its views do not say again; what it draws in words, where these have none."""
+    views = [replace(view, title=view.title.removeprefix(one.paper.heading).lstrip(": ")) for view in one.figure.views]
+    draws = one.paper.draws[:1].upper() + one.paper.draws[1:]
+    if len(views) == 1:
+        return (replace(one.figure, views=(replace(views[0], title=draws),)),)
+    return Paragraph(f"{draws}.", "quiet"), replace(one.figure, views=tuple(views))
 
 
 def _to_json(study: PublishedStudy, drawn: Sequence[Drawn], tested: Sequence[Tested], tables: Sequence[Table]) -> str:

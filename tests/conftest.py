@@ -13,6 +13,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from threadpoolctl import threadpool_limits
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
@@ -83,9 +84,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def pytest_collection_finish() -> None:
-    """Nobody looks for garbage among what stays."""
+    """Nobody looks for garbage among what stays; and threads of numpy's and scipy's BLAS, loaded by now, wait in loops
+    too: for its small matrices one is enough."""
     gc.freeze()
     gc.enable()
+    threadpool_limits(1, user_api="blas")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import pytest
+
+from forks import Prepared
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "calibration.py"
 STUDIES = 16
@@ -18,8 +19,8 @@ FIRST_SEED = 20_000
 @pytest.fixture(scope="module")
 def answers() -> dict[str, dict[str, list[list[float]]]]:
     """By model: a row per study, with 4, 16 and 64 times the measured ranks."""
-    argv = [sys.executable, str(BENCHMARK), "--studies", str(STUDIES), "--first-seed", str(FIRST_SEED), "--json"]
-    told = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
+    argv = [str(BENCHMARK), "--studies", str(STUDIES), "--first-seed", str(FIRST_SEED), "--json"]
+    told = Prepared.of_all("commands").run({"kind": "script", "argv": argv, "environment": dict(os.environ)}, 300)
     assert told.returncode == 0, told.stderr[-3000:]
     return {one["model"]: one for one in json.loads(told.stdout)}
 

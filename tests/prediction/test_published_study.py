@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from forks import Prepared
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(os.environ.get("VITSCALE_PAPER_DATA") or ROOT.parent / "shared" / "paper")
@@ -24,8 +24,8 @@ def rows() -> list[Row]:
     epochs = FOLDER / "epochs.csv"
     if not epochs.is_file():
         pytest.skip(f"the published study's measurements are not at {FOLDER}; VITSCALE_PAPER_DATA names another folder")
-    argv = [sys.executable, str(ROOT / "benchmarks" / "published_study.py"), str(epochs), "--json", "--no-extra-p"]
-    told = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
+    argv = [str(ROOT / "benchmarks" / "published_study.py"), str(epochs), "--json", "--no-extra-p"]
+    told = Prepared.of_all("commands").run({"kind": "script", "argv": argv, "environment": dict(os.environ)}, 300)
     assert told.returncode == 0, told.stderr[-3000:]
     found: list[Row] = json.loads(told.stdout)
     return found

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -17,7 +18,7 @@ from threadpoolctl import threadpool_limits
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-from forks import AT_FIRST, share_forks
+from forks import AT_FIRST, FOLDER, share_forks
 
 hypothesis.settings.register_profile("day", deadline=None, max_examples=30)
 hypothesis.settings.register_profile("night", deadline=None, max_examples=200)
@@ -81,6 +82,20 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip(f"a small disk cannot be mounted: {answer.stderr.strip()}")
     yield disk
     subprocess.run([umount, "--lazy", str(disk)], check=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Of several processes the first compiles all tests, and the others wait to read what it has compiled."""
+    if not hasattr(session.config, "workerinput"):
+        return (yield)
+    with Path(os.environ[FOLDER], "collected").open("a") as collected:
+        fcntl.flock(collected, fcntl.LOCK_EX)
+        if collected.tell():
+            fcntl.flock(collected, fcntl.LOCK_UN)
+        result = yield
+        collected.write("x")
+    return result
 
 
 def pytest_collection_finish() -> None:

@@ -32,7 +32,7 @@ from typing import Any, NoReturn, Protocol, Self
 from processes import wait_until
 
 _TESTS = str(Path(__file__).parent)
-_FOLDER = "VITSCALE_TESTS_FORKS"
+FOLDER = "VITSCALE_TESTS_FORKS"
 """The variable that names the folder with what all processes of these tests share."""
 _TOKEN, _PLACEHOLDER, _ROOM = "VITSCALE_JOB", "-" * 32, "-" * 4096
 _IMPORTED = {
@@ -162,7 +162,7 @@ class Prepared:
     @classmethod
     def of_all(cls, kind: str) -> Prepared:
         """That of all processes of these tests, by what it has imported; the first who asks starts it."""
-        folder = os.environ[_FOLDER]
+        folder = os.environ[FOLDER]
         self = cls.__new__(cls)
         self._path, self._process = f"{folder}/{kind}", None
         with Path(folder, "lock").open("w") as lock:
@@ -225,10 +225,10 @@ def share_forks() -> Callable[[], None]:
     Returns:
         What ends them sooner.
     """
-    if _FOLDER in os.environ:
+    if FOLDER in os.environ:
         return lambda: None
     folder = tempfile.mkdtemp(prefix="vitscale-forks-")
-    os.environ[_FOLDER] = AT_FIRST[_FOLDER] = folder
+    os.environ[FOLDER] = AT_FIRST[FOLDER] = folder
     os.mkfifo(f"{folder}/alive")
     held = os.open(f"{folder}/alive", os.O_RDWR)
 

@@ -266,3 +266,39 @@ def test_an_exception_in_a_step_leaves_it_out(tmp_path: Path) -> None:
         with loop.probe.step(images=4):
             pass
     assert [s.step for s in loop.record().steps] == [0, 1, 2, 3]
+
+
+# --- callbacks -------------------------------------------------------------------------------------------------------
+
+
+def test_lightning_s_callback_tells_the_same_steps(tmp_path: Path) -> None:
+    """Of each two batches one; an evaluation after every pass is in no step; training ends when enough is measured."""
+    lightning = pytest.importorskip("lightning.pytorch", reason="Lightning is not installed: pip install lightning")
+    from vitscale import lightning_callback
+
+    class Model(lightning.LightningModule):  # type: ignore[misc,name-defined]  # where there is none it is of any type
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def training_step(self, batch: torch.Tensor, _number: int) -> torch.Tensor:
+            return self.layer(batch).sum()
+
+        def validation_step(self, batch: torch.Tensor, _number: int) -> None:
+            self.layer(batch)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    loop = Loop(tmp_path, accumulate=2, steps=12)
+    loader = torch.utils.data.DataLoader(torch.zeros(40, 1), batch_size=4)
+    trainer = lightning.Trainer(
+        accelerator="cpu", accumulate_grad_batches=2, max_epochs=90, callbacks=[lightning_callback()], logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
+    )  # fmt: skip
+    trainer.fit(Model(), loader, loader)
+    record = loop.record()
+    assert [(s.step, s.images) for s in record.steps] == [(n, 8) for n in range(14)]
+    assert [s.epoch for s in record.steps] == [0] * 5 + [1] * 5 + [2] * 4
+    assert record.model is not None
+    assert record.model.parameters == 2

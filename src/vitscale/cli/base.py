@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from vitscale.errors import RequestError, shown
 
-VERBS = ("plan", "run", "report", "predict", "advise", "import", "check", "lint", "lab")
+VERBS = ("plan", "run", "report", "compare", "predict", "advise", "import", "check", "lint", "lab")
 """In the order in which `--help` lists them."""
 
 
@@ -170,3 +170,19 @@ def positive(value: float | None, option: str, most: float = math.inf) -> float 
         upper = "" if math.isinf(most) else f" and at most {most:g}"
         raise RequestError(f"{option}: {value:g} cannot be", valid=[f"numbers above 0{upper}"])
     return value
+
+
+_SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)\s*(%?)")
+
+
+def share_of(text: str, option: str) -> float:
+    """ "5%" or "0.05" as 0.05.
+
+    Raises:
+        RequestError: it is no share above 0 and up to 10.
+    """
+    match = _SHARE.fullmatch(text.strip())
+    share = float(match[1]) / (100 if match[2] else 1) if match else 0.0
+    if not 0 < share <= 10:
+        raise RequestError(f"{option} is {shown(text)}", valid=["5%", "0.05"])
+    return share

@@ -1,14 +1,23 @@
-"""The verb that shows results: report."""
+"""The verbs that show results: report, compare."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitscale.cli.base import JsonOption, ProgramConsole, ResultsArgument, VerboseOption, app, compute_on_one_core
-from vitscale.errors import RequestError, unknown
+from vitscale.cli.base import (
+    JsonOption,
+    ProgramConsole,
+    ResultsArgument,
+    VerboseOption,
+    app,
+    compute_on_one_core,
+    share_of,
+)
+from vitscale.errors import RequestError, shown, unknown
 
 if TYPE_CHECKING:
     from vitscale.advice.pipeline import Advice
@@ -100,3 +109,66 @@ def _advice(evidence: Evidence, found: Analysis) -> Advice | None:
         return advised_from(evidence, found, Request())
     except RequestError:
         return None
+
+
+@app.command()
+def compare(
+    results: Annotated[
+        list[Path], typer.Argument(metavar="A B [C...]", help="Results folders; the others are held against the first.")
+    ],
+    fail_if_slower: Annotated[
+        str | None,
+        typer.Option("--fail-if-slower", metavar="SHARE", help="Exit with 1 where a trial is slower by more: 5%."),
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="With it: exit with 1 also where that is undecided.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="A page (.html) or Markdown (.md) instead.")
+    ] = None,
+    combine_unlike: Annotated[
+        bool, typer.Option("--combine-unlike", help="Combine runs of unlike hardware or library versions of a trial.")
+    ] = False,
+    verbose: VerboseOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Results side by side: what differs, and which trials got slower or faster for certain."""
+    compute_on_one_core()
+    from vitscale import analysis, store
+    from vitscale.present.data import envelope
+    from vitscale.present.html import to_html
+    from vitscale.present.markdown import to_markdown
+    from vitscale.present.terminal import show
+    from vitscale.report.side_by_side import compared_document, compared_fields, side_by_side, unmatched
+
+    if len(results) < 2:
+        raise RequestError("compare holds results against others, and one folder is given", next_step="Give two")
+    if strict and fail_if_slower is None:
+        raise RequestError("--strict is of --fail-if-slower, which is not given", next_step="Add --fail-if-slower 5%")
+    renderers = {".html": to_html, ".md": to_markdown}
+    if output is not None and output.suffix not in renderers:
+        raise RequestError(f"-o names {shown(output.name)}", valid=["FILE.html", "FILE.md"])
+    limit = share_of(fail_if_slower, "--fail-if-slower") if fail_if_slower is not None else None
+    names = [path.name if [other.name for other in results].count(path.name) == 1 else str(path) for path in results]
+    found = [analysis.analyse(store.load(path), combine_unlike=combine_unlike) for path in results]
+    named = list(zip(names, found, strict=True))
+    pairs = side_by_side(named)
+    if not pairs:
+        raise RequestError(
+            f"no trial of {shown(names[0])} has a counterpart in the others",
+            next_step="Compare results of one study, or of studies that sweep the same fields on as many ranks",
+        )
+    missing = unmatched(named, pairs)
+    document = compared_document(names[0], pairs, limit, missing)
+    if output is not None:
+        try:
+            store.write_whole(output, renderers[output.suffix](document))
+        except OSError as error:
+            raise RequestError(f"{shown(str(output))} cannot be written: {error.strerror or error}") from None
+    if json:
+        sys.stdout.write(envelope("compare", compared_fields(names[0], pairs, limit, missing)))
+    elif output is None:
+        show(ProgramConsole(), document, verbose)
+    gates = {pair.gate(limit) for pair in pairs} if limit is not None else set()
+    if "slower" in gates or (strict and (missing or "undecided" in gates)):
+        raise typer.Exit(1)

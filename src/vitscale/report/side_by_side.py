@@ -1,0 +1,204 @@
+"""Two results or more side by side: the same trials under other versions, on other clusters, of another commit.
+
+A trial of one is held against that of the other which has its identity, else against the one at its place: the same
+batch policy, swept values and rank count. Epoch seconds are compared by whole runs, and who is slower is said after
+Holm's correction for all trials of all results.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from vitscale.analysis import Analysis, TrialResult
+from vitscale.analysis.runs.environments import differences
+from vitscale.analysis.statistics import Comparison, compare, corrected, ratio
+from vitscale.present.document import Bullets, Cell, Column, Document, Group, Paragraph, Table
+from vitscale.present.estimate import Estimate
+from vitscale.present.units import UNKNOWN, bounds, counted, number, percent
+
+Gate = Literal["within", "slower", "undecided"]
+"""Of a limit: the whole interval lies below it, the whole interval lies beyond it, or neither."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A trial of the first results and its counterpart in others."""
+
+    results: str
+    """The others, by name."""
+    curve: str
+    gpus: int
+    first: TrialResult
+    other: TrialResult
+    differs: tuple[str, ...]
+    """Of the trials and of what they ran on, beyond what all pairs have."""
+    result: Comparison | None
+    """How many times as fast the other is; None where one of them has no times."""
+    slowdown: Estimate | None
+    """Epoch seconds of the other over those of the first."""
+
+    def gate(self, limit: float) -> Gate:
+        """Whether the other takes more than `1 + limit` times as long, where that is certain."""
+        told = self.slowdown
+        if told is None or told.low is None or told.high is None or self.result is None:
+            return "undecided"
+        if told.low > 1 + limit and self.result.verdict == "slower":
+            return "slower"
+        return "within" if told.high <= 1 + limit else "undecided"
+
+
+def side_by_side(named: Sequence[tuple[str, Analysis]]) -> tuple[Pair, ...]:
+    """The pairs of the first results with each of the others, in the order of the curves."""
+    (_, first), *others = named
+    pairs = []
+    for name, other in others:
+        counterparts = _by_place(other)
+        for place, (curve, gpus, trial_id) in _by_place(first).items():
+            ours = first.trials[trial_id]
+            same = trial_id if trial_id in other.trials else counterparts.get(place, ("", 0, ""))[2]
+            if theirs := other.trials.get(same):
+                pairs.append(_pair(name, curve, gpus, ours, theirs))
+    tested = [pair.result for pair in pairs if pair.result is not None]
+    keys = [(pair.results, pair.first.trial_id) for pair in pairs if pair.result is not None]
+    results = iter(corrected(tested, keys))
+    return tuple(replace(pair, result=next(results)) if pair.result is not None else pair for pair in pairs)
+
+
+def unmatched(named: Sequence[tuple[str, Analysis]], pairs: Sequence[Pair]) -> tuple[str, ...]:
+    """The trials of the first results that others have nothing to hold against, in words."""
+    (_, first), *others = named
+    told = []
+    for name, _ in others:
+        held = {pair.first.trial_id for pair in pairs if pair.results == name}
+        lacking = [place for place in _by_place(first).values() if place[2] not in held]
+        told += [f"{name} has nothing like {curve} on {gpus} ranks" for curve, gpus, _ in lacking]
+    return tuple(told)
+
+
+def _by_place(analysis: Analysis) -> dict[str, tuple[str, int, str]]:
+    """Place on a curve -> (curve's name, ranks, trial); a trial on several curves stands once."""
+    places: dict[str, tuple[str, int, str]] = {}
+    seen: set[str] = set()
+    for curve in analysis.curves:
+        for point in curve.points:
+            place = json.dumps([curve.mode, dict(curve.labels), point.gpus], sort_keys=True, default=str)
+            if point.trial_id not in seen:
+                places[place] = (f"{curve.name} ({curve.mode})", point.gpus, point.trial_id)
+                seen.add(point.trial_id)
+    return places
+
+
+def _pair(name: str, curve: str, gpus: int, first: TrialResult, other: TrialResult) -> Pair:
+    ours, theirs = first.comparable_costs, other.comparable_costs
+    looked = (other.looked, first.looked)
+    known = bool(ours) and bool(theirs)
+    return Pair(
+        results=name,
+        curve=curve,
+        gpus=gpus,
+        first=first,
+        other=other,
+        differs=(*_of_trials(first, other), *_of_environments(first, other)),
+        result=compare(theirs, ours, looked) if known else None,
+        slowdown=ratio(theirs, ours, looked) if known else None,
+    )
+
+
+def _of_trials(first: TrialResult, other: TrialResult) -> list[str]:
+    ours, theirs = (_flat(result.trial.model_dump(mode="json")) for result in (first, other))
+    return [
+        f"{key}: {ours.get(key)} against {theirs.get(key)}"
+        for key in dict.fromkeys([*ours, *theirs])
+        if ours.get(key) != theirs.get(key)
+    ]
+
+
+def _flat(value: Mapping[str, Any], at: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        flat |= _flat(item, f"{at}{key}.") if isinstance(item, Mapping) else {f"{at}{key}": item}
+    return flat
+
+
+def _of_environments(first: TrialResult, other: TrialResult) -> list[str]:
+    told = list(differences(first.environment, other.environment))
+    revisions = [result.environment.git_revision if result.environment else None for result in (first, other)]
+    if revisions[0] != revisions[1]:
+        told.append(f"git revision: {revisions[0] or UNKNOWN} against {revisions[1] or UNKNOWN}")
+    return told
+
+
+def compared_document(first: str, pairs: Sequence[Pair], limit: float | None, missing: Sequence[str] = ()) -> Document:
+    """What differs, and how long each trial takes against that of the first results. `missing`: of `unmatched`."""
+    shared = [what for what in (pairs[0].differs if pairs else ()) if all(what in pair.differs for pair in pairs)]
+    groups = [
+        Group(name, tuple(_row(pair, limit, shared) for pair in pairs if pair.results == name))
+        for name in dict.fromkeys(pair.results for pair in pairs)
+    ]
+    columns = [Column("curve", words=True), Column("ranks"), Column(f"time / {first}"), Column("verdict", words=True)]
+    columns += [Column("limit", words=True)] if limit is not None else []
+    notes = (
+        "epoch seconds over those of the first results, with the 95 % interval over runs",
+        "who is slower is said after Holm's correction for all trials compared",
+    )
+    blocks: list[Any] = [Paragraph(_summary(first, pairs, limit), "strong")]
+    if shared:
+        blocks.append(Bullets(tuple(f"differs everywhere: {what}" for what in shared)))
+    if missing:
+        blocks.append(Bullets(tuple(missing)))
+    blocks.append(Table((*columns, Column("differs besides", words=True, narrow=None)), tuple(groups), notes))
+    return Document("", tuple(blocks))
+
+
+def _summary(first: str, pairs: Sequence[Pair], limit: float | None) -> str:
+    told = f"{counted(len(pairs), 'trial')} held against {first}"
+    verdicts = [pair.result.verdict if pair.result else "no times" for pair in pairs]
+    told += ": " + ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts))
+    if limit is None:
+        return told
+    gates = [pair.gate(limit) for pair in pairs]
+    beyond = f"; {gates.count('slower')} slower than {percent(limit)} for certain, {gates.count('undecided')} undecided"
+    return told + beyond
+
+
+def _row(pair: Pair, limit: float | None, shared: Sequence[str]) -> tuple[Cell, ...]:
+    told = pair.slowdown
+    outcome = pair.other.outcome if pair.first.outcome == "completed" else pair.first.outcome
+    time = (
+        Cell(number(told.value), bounds(told.low, told.high)) if told else Cell(outcome or "not run", state="missing")
+    )
+    cells = [Cell(pair.curve), Cell(str(pair.gpus)), time, Cell(pair.result.verdict if pair.result else "no times")]
+    cells += [Cell(pair.gate(limit))] if limit is not None else []
+    return (*cells, Cell("; ".join(what for what in pair.differs if what not in shared)))
+
+
+def compared_fields(
+    first: str, pairs: Sequence[Pair], limit: float | None, missing: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The same as data."""
+    return {
+        "first": first,
+        "limit": limit,
+        "unmatched": list(missing),
+        "pairs": [
+            {
+                "results": pair.results,
+                "curve": pair.curve,
+                "gpus": pair.gpus,
+                "trial": pair.first.trial_id,
+                "other_trial": pair.other.trial_id,
+                "time_ratio": pair.slowdown.value if pair.slowdown else None,
+                "time_ratio_low": pair.slowdown.low if pair.slowdown else None,
+                "time_ratio_high": pair.slowdown.high if pair.slowdown else None,
+                "verdict": pair.result.verdict if pair.result else None,
+                "p": pair.result.p if pair.result else None,
+                "p_adjusted": pair.result.p_adjusted if pair.result else None,
+                "gate": pair.gate(limit) if limit is not None else None,
+                "differs": list(pair.differs),
+            }
+            for pair in pairs
+        ],
+    }

@@ -292,7 +292,7 @@ def test_lightning_s_callback_tells_the_same_steps(tmp_path: Path) -> None:
             return torch.optim.SGD(self.parameters(), 0.1)
 
     loop = Loop(tmp_path, accumulate=2, steps=12)
-    loader = torch.utils.data.DataLoader([torch.zeros(1)] * 40, batch_size=4)  # type: ignore[arg-type]  # a list will do
+    loader: Any = torch.utils.data.DataLoader([torch.zeros(1)] * 40, batch_size=4)  # type: ignore[arg-type]  # of any
     trainer = lightning.Trainer(
         accelerator="cpu", accumulate_grad_batches=2, max_epochs=90, callbacks=[lightning_callback()], logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,

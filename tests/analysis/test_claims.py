@@ -132,7 +132,7 @@ def test_times_beyond_everything_are_no_error() -> None:
 def test_accuracies_of_repeated_runs_by_hand() -> None:
     found = accuracy_difference([0.5, 0.6], [0.7, 0.8], (100, 100))
     half = T_2 * math.sqrt(0.005)
-    assert (found.difference, found.low, found.high) == pytest.approx((0.2, 0.2 - half, 0.2 + half), rel=1e-6)
+    assert (found.difference.value, *found.difference.ends) == pytest.approx((0.2, 0.2 - half, 0.2 + half), rel=1e-6)
     assert found.verdict == "too few runs: beyond counting error"
     assert accuracy_difference([0.5, 0.5], [0.4, 0.4]).verdict == "too few runs: no error known"
     assert accuracy_difference([0.5, 0.51, 0.5], [0.4, 0.41, 0.4]).verdict == "lower"
@@ -141,12 +141,12 @@ def test_accuracies_of_repeated_runs_by_hand() -> None:
 
 def test_single_runs_have_no_interval_and_their_counting_error_by_hand() -> None:
     found = accuracy_difference([0.5], [0.4], (100, 100))
-    assert found.low is found.high is None
+    assert found.difference.low is found.difference.high is None
     assert found.counting_error == pytest.approx(1.959964 * math.sqrt(0.25 / 100 + 0.24 / 100), rel=1e-6)
     assert found.verdict == "too few runs: within counting error"
     assert accuracy_difference([0.5], [0.4], (1000, 1000)).verdict == "too few runs: beyond counting error"
     assert accuracy_difference([0.5], [0.4]).verdict == "too few runs: no error known"
-    assert accuracy_difference([0.5, 0.6], [0.4]).low is None
+    assert accuracy_difference([0.5, 0.6], [0.4]).difference.low is None
 
 
 @pytest.mark.parametrize("bad", [([], [0.5]), ([0.5], []), ([0.5], [1.5]), ([math.nan], [0.5]), ([-0.1], [0.5])])
@@ -160,7 +160,7 @@ def test_what_is_no_share_is_refused(bad: tuple[list[float], list[float]]) -> No
 
 def test_a_doubling_that_halves_the_time_refutes_that_it_hardly_helps() -> None:
     found = doubling_test(([100.0, 101.0, 99.0], [50.0, 50.5, 49.5]), ([1.0, 1.01, 0.99], [1.0, 1.01, 0.99]), 0.1)
-    assert found.gain.ratio == pytest.approx(2.0)
+    assert found.gain.ratio.value == pytest.approx(2.0)
     assert (found.hardly, found.gain.verdict) == ("refuted", "faster")
     # 1 s and all of 0.1 s on top would leave 2 / 1.1.
     assert found.left == pytest.approx(2 / 1.1, rel=1e-4)
@@ -170,7 +170,7 @@ def test_a_doubling_that_halves_the_time_refutes_that_it_hardly_helps() -> None:
 def test_a_doubling_that_gains_2_percent_confirms_it_and_a_tenth_of_transfer_does_not_explain_it() -> None:
     """Both sides have a standard deviation of 1 %: 2.776 x sqrt(2 / 3) = 2.27 % with 4 degrees of freedom."""
     found = doubling_test(([102.0, 103.02, 100.98], [100.0, 101.0, 99.0]), ([1.0, 1.01, 0.99], [1.96, 1.98, 1.94]), 0.1)
-    assert (found.gain.low, found.gain.high) == pytest.approx((1.02 / 1.0229, 1.02 * 1.0229), rel=1e-3)
+    assert found.gain.ratio.ends == pytest.approx((1.02 / 1.0229, 1.02 * 1.0229), rel=1e-3)
     assert (found.hardly, found.gain.verdict) == ("confirmed", "no significant difference")
     assert found.beyond is not None
     assert found.beyond.value == pytest.approx(1.96 / 1.1, rel=1e-3)

@@ -193,7 +193,7 @@ def test_equal_work_relabelled_shows_no_significant_difference() -> None:
 def test_a_real_difference_between_engines_is_named_and_sized() -> None:
     one = two_engines([0.1, 0.101, 0.099], [0.2, 0.202, 0.198]).comparisons[0]
     assert (one.first, one.second, one.fields, one.result.verdict) == ("ddp", "deepspeed", ("train.engine",), "faster")
-    assert one.result.ratio == pytest.approx(2.0)
+    assert one.result.ratio.value == pytest.approx(2.0)
 
 
 def test_one_run_a_side_tells_no_difference() -> None:

@@ -19,6 +19,8 @@ from typing import Literal
 from vitscale.analysis.statistics import (
     CONFIDENCE,
     FEWEST_REPEATS,
+    ONE_RUN,
+    TOO_FEW,
     Comparison,
     compare,
     ratio,
@@ -75,10 +77,8 @@ class HostsTest:
 class AccuracyDifference:
     """Accuracy at one rank count less that at another, after equally many images. All as shares in [0, 1]."""
 
-    difference: float
-    low: float | None
-    high: float | None
-    """95 % interval over runs (Welch); None where a side has one run."""
+    difference: Estimate
+    """With its 95 % interval over runs (Welch), where neither side has one run."""
     counting_error: float | None
     """Half the 95 % interval from counting right and wrong images alone: the least that a difference is uncertain by.
     How far another seed would move it is not in it. None where the numbers of images are unknown."""
@@ -107,11 +107,6 @@ class Doubling:
     transfer is not known."""
     transfers: Literal["do not explain it", "are enough", "not decided"] | None
 
-    @property
-    def interval(self) -> Estimate:
-        """Of the gain."""
-        return Estimate(self.gain.ratio, self.gain.low, self.gain.high)
-
 
 def doubling_test(
     epochs: tuple[Sequence[float], Sequence[float]],
@@ -128,8 +123,7 @@ def doubling_test(
         looked: of each side as for `statistics.interval`.
     """
     gain = compare(epochs[1], epochs[0], (looked[1], looked[0]))
-    whole = Estimate(gain.ratio, gain.low, gain.high, note="" if gain.p is not None else "too few runs")
-    side = whole.side_of(1 + MARGIN)
+    side = gain.ratio.side_of(1 + MARGIN)
     hardly: Literal["confirmed", "refuted", "not decided"] = (
         "confirmed" if side == "below" else "refuted" if side == "above" else "not decided"
     )
@@ -142,7 +136,7 @@ def doubling_test(
     return Doubling(
         gain,
         hardly,
-        gain.ratio * beyond.value,
+        gain.ratio.value * beyond.value,
         beyond,
         "do not explain it" if told == "above" else "are enough" if told == "below" else "not decided",
     )
@@ -207,15 +201,18 @@ def accuracy_difference(
         variances = (mean * (1 - mean) / images for mean, images in zip(means, counted, strict=True))
         counting = normal * math.sqrt(sum(variances))
     if min(runs) < 2:
-        return AccuracyDifference(difference, None, None, counting, runs, _of_few_runs(difference, counting))
+        alone = Estimate(difference, note=ONE_RUN)
+        return AccuracyDifference(alone, counting, runs, _of_few_runs(difference, counting))
     parts = [(statistics.variance(values) / len(values), len(values) - 1) for values in (reference, other)]
     half = welch_half(parts)
-    low, high = difference - half, difference + half
-    if min(runs) < FEWEST_REPEATS:
-        return AccuracyDifference(difference, low, high, counting, runs, _of_few_runs(difference, counting))
-    verdict: AccuracyVerdict = "higher" if low > 0 else "lower" if high < 0 else "no difference shown"
+    few = min(runs) < FEWEST_REPEATS
+    whole = Estimate(difference, difference - half, difference + half, note=TOO_FEW if few else "")
+    if few:
+        return AccuracyDifference(whole, counting, runs, _of_few_runs(difference, counting))
+    side = whole.side_of(0.0)
+    verdict: AccuracyVerdict = "higher" if side == "above" else "lower" if side == "below" else "no difference shown"
     p = welch_p(difference, parts)
-    return AccuracyDifference(difference, low, high, counting, runs, verdict, p, p)
+    return AccuracyDifference(whole, counting, runs, verdict, p, p)
 
 
 def _equivalence(mean: float, error: float, freedom: int, bound: float) -> float:

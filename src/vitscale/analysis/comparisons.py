@@ -118,7 +118,7 @@ def against_references(
                     varies=next(iter(fields)) if len(fields) == 1 else varies,
                     reference=members[reference].name,
                     reference_trial=reference,
-                    others=tuple(sorted(others, key=lambda comparison: -comparison.result.ratio)),
+                    others=tuple(sorted(others, key=lambda comparison: -comparison.result.ratio.value)),
                 )
             )
     return tuple(references)

@@ -47,11 +47,9 @@ _DIRECTIONS = ("faster", "slower", "higher", "lower")
 
 @dataclass(frozen=True)
 class Comparison:
-    """How many times as fast the first is as the second, with its 95 % interval."""
+    """How many times as fast the first is as the second."""
 
-    ratio: float
-    low: float | None
-    high: float | None
+    ratio: Estimate
     verdict: ComparisonVerdict
     p: float | None = None
     """Two-sided, of no difference; None from fewer than 3 runs on a side."""
@@ -172,14 +170,13 @@ def compare(seconds: Sequence[float], other_seconds: Sequence[float], looked: tu
     `looked`: of each side as for `interval`.
     """
     times_as_fast = ratio(other_seconds, seconds, (looked[1], looked[0]))
-    ends = times_as_fast.value, times_as_fast.low, times_as_fast.high
     if times_as_fast.note:
-        return Comparison(*ends, "too few repeats to tell")
+        return Comparison(times_as_fast, "too few repeats to tell")
     side = times_as_fast.side_of(1.0)
     verdict: ComparisonVerdict = {"above": "faster", "below": "slower"}.get(side or "", "no significant difference")  # type: ignore[assignment]
     first, second = _mean_log(seconds, looked[0]), _mean_log(other_seconds, looked[1])
     p = welch_p(first.value - second.value, [(side.squared_error, side.freedom) for side in (first, second)])
-    return Comparison(*ends, verdict, p, p)
+    return Comparison(times_as_fast, verdict, p, p)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

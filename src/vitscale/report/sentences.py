@@ -157,7 +157,7 @@ def against(analysis: Analysis, one: AgainstReference) -> str:
     by_verdict: dict[ComparisonVerdict, list[str]] = {}
     for other in one.others:
         result = other.result
-        ratio = f" ({share(result.ratio)}x)" if result.verdict != "no significant difference" else ""
+        ratio = f" ({share(result.ratio.value)}x)" if result.verdict != "no significant difference" else ""
         by_verdict.setdefault(result.verdict, []).append(f"{other.first}{ratio}")
     said = " / ".join(f"{verdict}: {'; '.join(names)}" for verdict, names in by_verdict.items())
     return f"{one.mode}, {ranks(one.gpus)}, against {one.reference}: {said}."
@@ -179,18 +179,16 @@ def equality(analysis: Analysis) -> str:
 def comparison(one: CurveComparison) -> str:
     """One comparison as a sentence."""
     result, where = one.result, f"{one.mode}, {ranks(one.gpus)}"
+    times = f"{share(result.ratio.value)}x"
     if result.verdict == "too few repeats to tell":
-        return f"{where}: too few repeats to tell {one.first} from {one.second} ({share(result.ratio)}x)."
-    bounds = f"95 % interval {share(result.low)} to {share(result.high)}"
+        return f"{where}: too few repeats to tell {one.first} from {one.second} ({times})."
+    within = f"95 % interval {share(result.ratio.low)} to {share(result.ratio.high)}"
+    between = f"no significant difference between {one.first} and {one.second}"
     if result.verdict == "no significant difference":
-        between = f"between {one.first} and {one.second}"
-        return f"{where}: no significant difference {between} ({share(result.ratio)}x; {bounds})."
+        return f"{where}: {between} ({times}; {within})."
     if result.verdict == "not significant among all comparisons":
-        between = f"between {one.first} and {one.second} among so many comparisons"
-        return (
-            f"{where}: no significant difference {between} ({share(result.ratio)}x; {bounds}; {_p(result.p_adjusted)})."
-        )
-    return f"{where}: {one.first} is {share(result.ratio)}x as fast as {one.second} ({bounds})."
+        return f"{where}: {between} among so many comparisons ({times}; {within}; {_p(result.p_adjusted)})."
+    return f"{where}: {one.first} is {times} as fast as {one.second} ({within})."
 
 
 def scope(analysis: Analysis) -> str:

@@ -208,12 +208,13 @@ def _comparison_cell(one: CurveComparison | None) -> Cell:
     if one is None:
         return Cell(UNKNOWN)
     result = one.result
-    if result.low is None or result.high is None:
-        return Cell(f"{units.share(result.ratio)}x", "one run")
+    times = f"{units.share(result.ratio.value)}x"
+    if result.ratio.low is None:
+        return Cell(times, "one run")
     verdict = _SHORT_VERDICTS.get(result.verdict, result.verdict)
     if result.verdict == "too few repeats to tell":
-        return Cell(f"{units.share(result.ratio)}x", verdict)
-    return Cell(f"{units.share(result.ratio)}x", f"{verdict}, {units.bounds(result.low, result.high, units.share)}")
+        return Cell(times, verdict)
+    return Cell(times, f"{verdict}, {result.ratio.bounds(units.share)}")
 
 
 def grouped_table(

@@ -97,7 +97,7 @@ def test_gpus_are_told_from_the_global_batch_where_micro_batches_differ() -> Non
     tests = accuracy_tests(all_series(analyse(changed)))[1]
     # 16 x 4 = 64 x 1; no other global batch is reached twice.
     assert [(test.gpus, test.base_gpus, test.batches) for test in tests] == [(4, 1, (64, 64))]
-    assert tests[0].result.difference == pytest.approx(0.1)
+    assert tests[0].result.difference.value == pytest.approx(0.1)
     assert "CIFAR-10, one global batch of 64: +10.0 points at 4 GPUs" in findings(analyse(changed))[-1]
 
 

@@ -117,7 +117,7 @@ def _sentences(tests: Sequence[AccuracyTest], equal: Sequence[AccuracyTest]) -> 
     for name, some in by_name.items():
         first = some[0]
         kind = "held-out" if first.samples.split == "held-out" else "training"
-        single = any(test.result.low is None for test in some)
+        single = any(test.result.difference.low is None for test in some)
         lines.append(
             f"{name}: {kind} accuracy against {gpus_text(first.base_gpus)} (global batch {first.batches[0]:,}) after "
             f"{first.samples.images:,} images each: {'; '.join(accuracy_words(test) for test in some)}"
@@ -134,15 +134,15 @@ def _sentences(tests: Sequence[AccuracyTest], equal: Sequence[AccuracyTest]) -> 
 def accuracy_words(test: AccuracyTest) -> str:
     """One difference of accuracy: its size, its interval or why there is none, and what to make of it."""
     result = test.result
-    head = f"{_points(result.difference)} points at {gpus_text(test.gpus)} (global batch {test.batches[1]:,}"
-    if result.low is not None and result.high is not None:
-        bounds = f"95 % interval {_points(result.low)} to {_points(result.high)})"
+    head = f"{_points(result.difference.value)} points at {gpus_text(test.gpus)} (global batch {test.batches[1]:,}"
+    if result.difference.low is not None and result.difference.high is not None:
+        bounds = f"95 % interval {_points(result.difference.low)} to {_points(result.difference.high)})"
         if result.verdict.startswith("too few runs"):
             return f"{head}; {bounds}, too few runs to tell"
         if result.verdict == NOT_AMONG_ALL:
             return f"{head}; {bounds}, no difference shown among all comparisons (p = {result.p_adjusted:.2g} for all)"
         if result.verdict == "no difference shown":
-            largest = 100 * max(abs(result.low), abs(result.high))
+            largest = 100 * max(*map(abs, result.difference.ends))
             return f"{head}; {bounds}, no difference shown: one of {largest:.1f} points cannot be excluded"
         return f"{head}; {bounds}, {result.verdict}"
     if result.counting_error is None:
@@ -181,9 +181,9 @@ def _entry(test: AccuracyTest) -> dict[str, Any]:
         "base_global_batch": test.batches[0],
         "split": test.samples.split,
         "images": test.samples.images,
-        "difference": test.result.difference,
-        "low": test.result.low,
-        "high": test.result.high,
+        "difference": test.result.difference.value,
+        "low": test.result.difference.low,
+        "high": test.result.difference.high,
         "counting_error": test.result.counting_error,
         "p": test.result.p,
         "p_adjusted": test.result.p_adjusted,

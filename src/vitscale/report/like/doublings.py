@@ -140,7 +140,7 @@ def doublings_figure(figure: StudyFigure, chosen: Selection, network: Network | 
     if not tests:
         return Lack("No two GPU counts of these results are one twice the other, on like hardware.", steps_for(figure))
     labels = list(dict.fromkeys(one.name for one in tests))
-    rows = [_row(one, one.test.interval) for one in tests]
+    rows = [_row(one, one.test.gain.ratio) for one in tests]
     # A short line for each, for a single doubling would have no length.
     left = [
         {"series": f"{place} transfers", "x": 2 * one.gpus * end, "value": one.test.left}
@@ -220,8 +220,8 @@ def _sentence(one: SeriesDoubling) -> str:
     test = one.test
     published = [f"; published: {gain.gain:.4g} {gain.where}" for gain in GAINS if gain.gpus == 2 * one.gpus]
     parts = [
-        f"{one.name}, {one.gpus} to {gpus_text(2 * one.gpus)}: an epoch is {_interval(test.interval)} times as fast, "
-        f"in {_time_saved(test.gain.ratio)} time ({_DIRECTION[test.gain.verdict]}{''.join(published)})"
+        f"{one.name}, {one.gpus} to {gpus_text(2 * one.gpus)}: an epoch is {_interval(test.gain.ratio)} times as fast, "
+        f"in {_time_saved(test.gain.ratio.value)} time ({_DIRECTION[test.gain.verdict]}{''.join(published)})"
     ]
     if one.run_gain is not None:
         parts.append(f"a whole run {_interval(one.run_gain)} times")
@@ -267,9 +267,9 @@ def _entry(one: SeriesDoubling) -> dict[str, Any]:
         "workload": one.name,
         "gpus": 2 * one.gpus,
         "base_gpus": one.gpus,
-        "gain": test.gain.ratio,
-        "low": test.gain.low,
-        "high": test.gain.high,
+        "gain": test.gain.ratio.value,
+        "low": test.gain.ratio.low,
+        "high": test.gain.ratio.high,
         "p": test.gain.p,
         "p_adjusted": test.gain.p_adjusted,
         "verdict": test.gain.verdict,

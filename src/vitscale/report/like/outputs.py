@@ -170,7 +170,7 @@ def _to_json(study: PublishedStudy, drawn: Sequence[Drawn], tested: Sequence[Tes
                 "missing": one.lack.reason if one.lack is not None else None,
                 "steps": list(one.lack.steps) if one.lack is not None else [],
                 "text": [
-                    line for view in one.figure.views for line in (view.subtitle, view.summary, *view.text) if line
+                    line for view in one.figure.views for line in (*view.text, view.subtitle, view.summary) if line
                 ],
             }
             for one in drawn

@@ -51,6 +51,7 @@ def test_every_example_is_tested() -> None:
         "batch_sizes.toml",
         "engines.toml",
         "imagenet100.toml",
+        "long_sequence.toml",
         "resolution.toml",
         "thesis.toml",
     }
@@ -406,6 +407,30 @@ def test_every_resolution_is_planned_with_its_memory(tmp_path: Path) -> None:
     kept, again = ([needed[size, checkpointing] for size in (224, 512, 1024, 2048)] for checkpointing in (False, True))
     assert kept == sorted(kept)
     assert all(less < more for less, more in zip(again, kept, strict=True))
+
+
+def test_ranks_share_the_tokens_of_one_image(tmp_path: Path) -> None:
+    """Two ranks with an image each, and with one image for both, of 17 tokens."""
+    study = changed(
+        "long_sequence.toml",
+        samples="samples = 16",
+        gpus="gpus = [2]",
+        steps="steps = 2",
+        repeats="repeats = 1\nexplain = false",
+        **{'"model.image_size"': "", '"parallel.sequence"': '"parallel.sequence" = [1, 2]'},
+    ).replace('"vit-b16"', f'"vit-ti16"\nimage_size = 32\npatch_size = 8\n{TINY}')
+    study += "\n[launch]\nthreads_per_rank = 1\noversubscribe = true\n"
+    (tmp_path / "study.toml").write_text(study)
+    answer = vitscale("run", "study.toml", "-o", "results", cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    runs = store.load(tmp_path / "results").runs
+    images = {run.header.trial.parallel.sequence: [sum(r.steps[0].images for r in run.ranks)] for run in runs}
+    assert {run.outcome.kind for run in runs} == {"completed"}
+    assert [run.header.trial.global_batch for run in sorted(runs, key=lambda run: run.header.trial.layout.data)] == [
+        1,
+        2,
+    ]
+    assert images == {1: [2], 2: [2]}  # each of two ranks tells of the image that both hold
 
 
 def test_models_train_on_twelve_channels_of_16_bits(tmp_path: Path) -> None:

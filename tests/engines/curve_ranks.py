@@ -18,15 +18,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
+from torch.distributed.tensor import DTensor
 
 from engines import curves
 from engines.curves import Job
 from engines.forgetting import forget_engines
 from vitscale import engines, models, sources
 from vitscale.datasets import Batch, Batches, slot_loss
-from vitscale.engines import deepspeed
+from vitscale.engines import base, deepspeed
 from vitscale.engines.deepspeed import configuration
+from vitscale.engines.splits import clip
 from vitscale.probes.steps import no_phase
+from vitscale.trial.parallel import ParallelSpec
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 from vitscale.worker import passes
 from vitscale.worker.group import device_of, join
@@ -42,8 +46,11 @@ def trial_of(job: Job) -> Trial:
     """The job's trial: the global batch is cut into as many parts as ranks and micro-steps ask for."""
     train = job["train"]
     ranks = PLACE.world_size
-    parts = ranks * train.get("grad_accum", 1)
+    parallel = ParallelSpec.model_validate(job.get("parallel", {}))
+    parts = ranks // parallel.ranks_per_model * train.get("grad_accum", 1)
     model, batch = curves.MODEL, curves.GLOBAL_BATCH
+    if job.get("many_heads"):
+        model = curves.MANY_HEADS
     data = DataSpec(name="synthetic", samples=curves.SAMPLES, source_size=16, augment=True)
     if "segments" in job:
         model = {"swin": curves.SEGMENTER, "vit": curves.PYRAMID}[job["segments"]]
@@ -61,6 +68,7 @@ def trial_of(job: Job) -> Trial:
         world=World(ranks_per_node=ranks, threads_per_rank=1),
         window=WindowSpec(),
         launcher="torchrun",
+        parallel=parallel,
     )
 
 
@@ -92,6 +100,8 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
         own.rehearse_last_step()
     scores = own.evaluate(lambda: None) if "segments" in job else None
     losses, ids = [], []
+    at = trial.layout.coordinates(PLACE.rank)
+    tells = at.sequence == at.tensor == 0  # of the images that ranks which share a model take together
     sums = torch.zeros(3, dtype=torch.float64, device=device)
     for step, epoch, micro_batches in batches_of(own, first, job["steps"]):
         if step == job.get("save_before"):
@@ -102,9 +112,11 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
         for number, batch in enumerate(own.step(iter(micro_batches), epoch=epoch, phase=no_phase)):
             last = number == len(micro_batches) - 1
             loss += own.micro_step(batch, sums, last=last, phase=no_phase) / len(micro_batches)
+        if job.get("gradients") and step == job["steps"] - 1:
+            save_gradients(engine.module, folder / f"{job['name']}.safetensors")
         engine.step()
         losses.append(float(loss))
-        ids.append([i for batch in micro_batches for i in batch.ids[batch.weights > 0].tolist()])
+        ids.append([i for batch in micro_batches for i in batch.ids[batch.weights > 0].tolist()] if tells else [])
     found: dict[str, Any] = {"first": first, "losses": losses, "ids": ids, "gradient_dtype": engine.gradient_dtype}
     if scores is not None:
         found["scores"] = [scores.loss, scores.accuracy, scores.mean_iou]
@@ -129,8 +141,20 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
     return found
 
 
+def save_gradients(module: torch.nn.Module, path: Path) -> None:
+    """Writes the whole gradient, as rank 0 knows it once ranks have exchanged."""
+    whole = {
+        name: (grad.full_tensor() if isinstance(grad, DTensor) else grad).clone()
+        for name, parameter in module.named_parameters()
+        if (grad := parameter.grad) is not None
+    }
+    if PLACE.rank == 0:
+        save_file(whole, path)
+
+
 def make_wrong(how: str | None) -> None:
-    """Breaks an engine in a known way: `default-clipping`, `summed-gradients`, `unweighted`; None mends it."""
+    """Breaks an engine in a known way: `default-clipping`, `summed-gradients`, `unweighted`, `local-norm`; None mends
+    it."""
 
     def without_clipping(trial: Trial) -> dict[str, Any]:
         config = configuration(trial)
@@ -146,6 +170,14 @@ def make_wrong(how: str | None) -> None:
         own_mean = losses.sum() / max(1, int((losses > 0).sum()))  # the loss of what does not count is 0
         return slot_loss(losses, *counts).detach() + own_mean - own_mean.detach()
 
+    def local_norm(parameters: Any, largest: float, ranks: int) -> None:
+        del ranks
+        own = [p.grad.to_local() for p in parameters if isinstance(p.grad, DTensor)]
+        norm = torch.stack([shard.norm() for shard in own]).norm()
+        for shard in own:
+            shard.mul_((largest / norm).clamp(max=1.0))
+
+    vars(base)["clip"] = local_norm if how == "local-norm" else clip
     given = without_clipping if how == "default-clipping" else configuration
     loss_of_slot = {"summed-gradients": summed, "unweighted": unweighted}.get(how or "", slot_loss)
     vars(deepspeed)["configuration"], vars(passes)["slot_loss"] = given, loss_of_slot

@@ -15,6 +15,10 @@ from vitscale.trial.model_spec import ModelSpec, resolve
 MODEL = resolve(
     ModelSpec(name="vit-ti16", image_size=16, patch_size=8, layers=2, hidden_size=32, heads=2, mlp_size=64), 10
 )
+MANY_HEADS = resolve(
+    ModelSpec(name="vit-ti16", image_size=24, patch_size=8, layers=2, hidden_size=48, heads=12, mlp_size=96), 10
+)
+"""Heads for 1, 2, 3 and 4 ranks and pairs of them, and 10 tokens, which 3 and 4 do not divide."""
 SEGMENTER = resolve(
     ModelSpec(
         task="segmentation", name="swinv2-t", image_size=32, patch_size=2, hidden_size=8, heads=1, depths=(1, 1, 1),
@@ -49,6 +53,12 @@ class Job(TypedDict):
     train: dict[str, Any]
     """Fields of its TrainSpec; the micro-batch follows from the ranks and `grad_accum`."""
     steps: int
+    parallel: NotRequired[dict[str, Any]]
+    """Fields of its ParallelSpec."""
+    many_heads: NotRequired[bool]
+    """Trains `MANY_HEADS`."""
+    gradients: NotRequired[bool]
+    """Writes the whole gradient of the last step to NAME.safetensors."""
     segments: NotRequired[str]
     """Labels pixels instead of images, by "swin" or "vit"."""
     scenes: NotRequired[str]

@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint as recomputed
 from typing_extensions import override
 
 from vitscale.engines import checkpoint
+from vitscale.engines.splits import clip
 from vitscale.engines.whole_tensors import TorchTensors, WholeTensors, torch_loss_scale
 from vitscale.errors import RequestError, shown
 from vitscale.models import logits_of
@@ -45,12 +47,14 @@ def optimizer_of(model: nn.Module, trial: Trial) -> torch.optim.Optimizer:
 
 
 def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
+    """Of what is cut over several meshes a group for each: one kernel takes the tensors of one mesh."""
+    groups: dict[tuple[bool, object], list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+            groups.setdefault((parameter.ndim <= 1, mesh), []).append(parameter)
+    ordered = sorted(groups.items(), key=lambda group: group[0][0])
+    return [{"params": held, "weight_decay": 0.0 if flat else weight_decay} for (flat, _), held in ordered]
 
 
 def _zero_momentum(sgd: torch.optim.SGD) -> None:
@@ -253,8 +257,9 @@ class TorchEngine(Engine):
     wrapped: nn.Module
 
     def __init__(self, model: nn.Module, trial: Trial, device: torch.device) -> None:
-        self.wrapped = wrapped = self.wrap(model, trial.train, device)
+        self.wrapped = wrapped = self.wrap(model, trial, device)
         self.train_spec = trial.train
+        self.ranks_with_parts = trial.world.size if trial.layout.tensor > 1 else None
         self.device = device
         self.input_dtype = weight_dtype(trial.train)
         self.gradient_dtype = self.communicated(trial.train)
@@ -268,7 +273,7 @@ class TorchEngine(Engine):
 
     @staticmethod
     @abstractmethod
-    def wrap(model: nn.Module, train: TrainSpec, device: torch.device) -> nn.Module:
+    def wrap(model: nn.Module, trial: Trial, device: torch.device) -> nn.Module:
         """Puts the model on its device and into its wrapper; the order, and why, stands here."""
 
     @staticmethod
@@ -292,7 +297,10 @@ class TorchEngine(Engine):
         if self.train_spec.gradient_clipping > 0:
             # After the exchange: the norm is that of the global gradient, and of the true one.
             self.scaler.unscale_(self.optimizer)
-            nn.utils.clip_grad_norm_(self.wrapped.parameters(), self.train_spec.gradient_clipping)
+            if self.ranks_with_parts is None:
+                nn.utils.clip_grad_norm_(self.wrapped.parameters(), self.train_spec.gradient_clipping)
+            else:
+                clip(self.wrapped.parameters(), self.train_spec.gradient_clipping, self.ranks_with_parts)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)

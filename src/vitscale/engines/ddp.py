@@ -11,7 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from vitscale.engines.base import TorchEngine, compressed_to, weight_dtype, with_options
-from vitscale.trial.trial import TrainSpec
+from vitscale.engines.splits import split
+from vitscale.trial.trial import Trial
 
 _COMPRESSED = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
 
@@ -23,16 +24,21 @@ class DdpEngine(TorchEngine):
 
     @staticmethod
     @override
-    def wrap(model: nn.Module, train: TrainSpec, device: torch.device) -> DistributedDataParallel:
+    def wrap(model: nn.Module, trial: Trial, device: torch.device) -> DistributedDataParallel:
         """The wrap order of DDP.
 
         1. to the device and the weights' dtype: DDP broadcasts rank 0's weights from where they are, and its buckets
            live there, in their dtype;
-        2. checkpointing and compiling, block by block: DDP's hooks hang on the parameters, outside the compiled code;
-        3. DDP: from here on the parameters must not be replaced;
-        4. the hook that sends gradients in another dtype: it belongs to DDP's own reducer.
+        2. tokens over the ranks that share an image, where there are such: gradients are averaged over them too;
+        3. checkpointing and compiling, block by block: DDP's hooks hang on the parameters, outside the compiled code;
+        4. DDP: from here on the parameters must not be replaced;
+        5. the hook that sends gradients in another dtype: it belongs to DDP's own reducer.
         """
-        model = with_options(model.to(device, weight_dtype(train)), train)
+        train = trial.train
+        model = model.to(device, weight_dtype(train))
+        if trial.parallel.ranks_per_model > 1:
+            split(model, trial, device)
+        model = with_options(model, train)
         wrapped = DistributedDataParallel(
             model,
             device_ids=[device.index] if device.type == "cuda" else None,

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from vitscale.engines.base import Engine, optimizer_of, with_options
+from vitscale.engines.splits import split
 from vitscale.engines.whole_tensors import WholeTensors, deepspeed_tensors
 from vitscale.trial.trial import TrainSpec, Trial
 
@@ -36,7 +37,8 @@ def configuration(trial: Trial) -> dict[str, Any]:
         copy.deepcopy(train.deepspeed_config or {}),
         {"lr": trial.peak_learning_rate, "weight_decay": train.weight_decay},
     )
-    config["train_batch_size"] = trial.global_batch
+    # DeepSpeed counts every rank as one with images of its own, those too that share an image's tokens.
+    config["train_batch_size"] = trial.world.size * train.micro_batch * train.grad_accum
     config["train_micro_batch_size_per_gpu"] = train.micro_batch
     config["gradient_accumulation_steps"] = train.grad_accum
     config["gradient_clipping"] = train.gradient_clipping
@@ -122,14 +124,18 @@ class DeepSpeedEngine(Engine):
 
         1. to the device: at stages 0 to 2 DeepSpeed flattens the parameters where they are; their dtype is its affair,
            but not that of constants (Swin V2's table of positions), which must be that of what is computed with them;
-        2. checkpointing and compiling, block by block: DeepSpeed's hooks hang on modules and parameters, outside both;
-        3. the optimizer on the model's own parameters: DeepSpeed wraps it;
-        4. `initialize` adopts the process group that exists and sets the hooks.
+        2. tokens over the ranks that share an image, where there are such: gradients are averaged over them too;
+        3. checkpointing and compiling, block by block: DeepSpeed's hooks hang on modules and parameters, outside both;
+        4. the optimizer on the model's own parameters: DeepSpeed wraps it;
+        5. `initialize` adopts the process group that exists and sets the hooks.
         """
         deepspeed = quiet_import(device.type)
         # Autocast converts by itself; weights that are bf16 or fp16 need images and constants of their own dtype.
         self.input_dtype = INPUT_DTYPES.get(trial.train.precision, torch.float32)
-        model = with_options(_constants_as(self.input_dtype, model.to(device)), trial.train)
+        model = _constants_as(self.input_dtype, model.to(device))
+        if trial.parallel.ranks_per_model > 1:
+            split(model, trial, device)
+        model = with_options(model, trial.train)
         own_optimizer = trial.train.optimizer == "deepspeed_config" or trial.train.optimizer in ONE_BIT
         optimizer = None if own_optimizer else optimizer_of(model, trial)
         self.wrapped, *_ = deepspeed.initialize(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from typing_extensions import override
 
 from vitscale.engines.base import COMMUNICATED, TorchEngine, blocks_of, weight_dtype, with_options
-from vitscale.trial.trial import TrainSpec
+from vitscale.engines.splits import split
+from vitscale.trial.trial import Trial
 
 
 class Fsdp2Engine(TorchEngine):
@@ -21,21 +21,24 @@ class Fsdp2Engine(TorchEngine):
 
     @staticmethod
     @override
-    def wrap(model: nn.Module, train: TrainSpec, device: torch.device) -> nn.Module:
+    def wrap(model: nn.Module, trial: Trial, device: torch.device) -> nn.Module:
         """The wrap order of FSDP2.
 
         1. to the device and the weights' dtype: `fully_shard` cuts the shards out of the weights where they are;
-        2. checkpointing and compiling, block by block: FSDP2's hooks gather and free weights outside both;
-        3. `fully_shard` on each block: a block is what is gathered at a time;
-        4. `fully_shard` on the model: embedding, last norm and head, and the order of all the blocks.
+        2. matrices and tokens over the ranks that share a model: what is left to each is what is sharded;
+        3. checkpointing and compiling, block by block: FSDP2's hooks gather and free weights outside both;
+        4. `fully_shard` on each block: a block is what is gathered at a time;
+        5. `fully_shard` on the model: embedding, last norm and head, and the order of all the blocks.
 
         `bf16` is autocast here as on every engine, so that weights are gathered in fp32; FSDP2's own mixed precision
         would gather them in bf16 and compute norms in it too, which is another precision: `bf16-params`, where
         `master_weights` keeps the shards that are updated in fp32.
         """
+        train = trial.train
         computed = weight_dtype(train)
-        model = with_options(model.to(device, torch.float32 if train.master_weights else computed), train)
-        mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+        model = model.to(device, torch.float32 if train.master_weights else computed)
+        mesh = split(model, trial, device)
+        model = with_options(model, train)
         reduced = COMMUNICATED[train.gradient_dtype] if train.gradient_dtype else None
         cast = computed if train.master_weights else None
         mixed = MixedPrecisionPolicy(param_dtype=cast, reduce_dtype=reduced)

@@ -7,7 +7,7 @@ from torch import nn
 from typing_extensions import override
 
 from vitscale.engines.base import TorchEngine, weight_dtype, with_options
-from vitscale.trial.trial import TrainSpec
+from vitscale.trial.trial import TrainSpec, Trial
 
 
 class PlainEngine(TorchEngine):
@@ -15,10 +15,9 @@ class PlainEngine(TorchEngine):
 
     @staticmethod
     @override
-    def wrap(model: nn.Module, train: TrainSpec, device: torch.device) -> nn.Module:
+    def wrap(model: nn.Module, trial: Trial, device: torch.device) -> nn.Module:
         """The wrap order without a wrapper: to the device and the weights' dtype, then the blocks' options."""
-        model = model.to(device, weight_dtype(train))
-        return with_options(model, train)
+        return with_options(model.to(device, weight_dtype(trial.train)), trial.train)
 
     @staticmethod
     @override

@@ -10,6 +10,7 @@ without is the import of transformers' modelling code, which takes each rank lon
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,15 +33,20 @@ class VisionTransformer(nn.Module):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         self.vit = Encoder(spec)
+        self.class_token_of: Callable[[Tensor], Tensor] = _first_token
+        """Of hidden states [b, tokens, h]; another where ranks share the tokens."""
         self.classifier = nn.Linear(self.vit.width, spec.num_classes or 0)
         draw(self.classifier)
 
     @override
     def forward(self, images: Tensor) -> Tensor:
         """Logits [b, classes] of float images [b, c, H, W]."""
-        encoded: Tensor = self.vit(images)
-        logits: Tensor = self.classifier(encoded[:, 0])
+        logits: Tensor = self.classifier(self.class_token_of(self.vit(images)))
         return logits
+
+
+def _first_token(hidden: Tensor) -> Tensor:
+    return hidden[:, 0]
 
 
 class Encoder(nn.Module):
@@ -83,11 +89,27 @@ class _Embeddings(nn.Module):
         self.cls_token = nn.Parameter(torch.randn(1, 1, width))
         self.patch_embeddings = _Patches(channels, patch, width)
         self.position_embeddings = nn.Parameter(torch.randn(1, (image_size // patch) ** 2 + 1, width))
+        self.own_tokens: range | None = None
+        """Where ranks share the tokens: those that are made here."""
 
     @override
     def forward(self, images: Tensor) -> Tensor:
+        if self.own_tokens is not None:
+            return self._own(images, self.own_tokens)
         patches: Tensor = self.patch_embeddings(images)
         return torch.cat((self.cls_token.expand(len(images), -1, -1), patches), dim=1) + self.position_embeddings
+
+    def _own(self, images: Tensor, tokens: range) -> Tensor:
+        """Some of the tokens, from the rows of patches in which they lie. Weights that none of them needs stay in the
+        graph, so that every rank has a gradient of each."""
+        side = self.patch_embeddings.projection.kernel_size[0]
+        row = images.shape[-1] // side
+        begin, end = max(tokens.start - 1, 0), max(tokens.stop - 1, 1)  # of patches: the class token is the first
+        first, last = begin // row, -(-end // row)
+        patches: Tensor = self.patch_embeddings(images[:, :, first * side : last * side])
+        kept = patches[:, begin - first * row : end - first * row][:, : len(tokens) - (tokens.start == 0)]
+        whole = torch.cat((self.cls_token.expand(len(images), -1, -1), kept), dim=1)
+        return whole[:, int(tokens.start > 0) :] + self.position_embeddings[:, tokens.start : tokens.stop]
 
 
 class _Patches(nn.Module):
@@ -104,7 +126,7 @@ class _Patches(nn.Module):
 class _Block(nn.Module):
     def __init__(self, width: int, heads: int, mlp: int) -> None:
         super().__init__()
-        self.attention = _Attention(width, heads)
+        self.attention = Attention(width, heads)
         self.layernorm_before = nn.LayerNorm(width, eps=_EPSILON)
         self.layernorm_after = nn.LayerNorm(width, eps=_EPSILON)
         self.mlp = _Mlp(width, mlp)
@@ -116,10 +138,14 @@ class _Block(nn.Module):
         return after
 
 
-class _Attention(nn.Module):
+class Attention(nn.Module):
+    """Of a block: all heads at once, and `attend` between the projections."""
+
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.head_width = width // heads
+        self.attend: Callable[[Tensor, Tensor, Tensor], Tensor] = scaled_dot_product_attention
+        """Of [b, heads, tokens, d] each; another where ranks share the tokens."""
         self.q_proj = nn.Linear(width, width)
         self.k_proj = nn.Linear(width, width)
         self.v_proj = nn.Linear(width, width)
@@ -131,7 +157,7 @@ class _Attention(nn.Module):
             project(hidden).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
-        mixed = scaled_dot_product_attention(query, key, value)
+        mixed = self.attend(query, key, value)
         out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
         return out
 

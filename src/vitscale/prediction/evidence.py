@@ -102,13 +102,19 @@ class Evidence:
     completed: bool = False
     """Whether any run has: where one has and there is no series, none tells how long a step takes."""
 
+    shared_models: int = 0
+    """Measured trials left out: their ranks share a model ([parallel]), and how such scale is not known."""
+
     def refusal(self, purpose: str) -> RequestError:
         """What to say where there is no series: "to predict from", "to advise from"."""
         what, then = (
             "have no completed run",
             "`vitscale report` on them says what happened to each trial; run the study again",
         )
-        if self.completed:
+        if self.shared_models:
+            what = "tell of ranks that share a model ([parallel]) alone, and have nothing yet"
+            then = "Take results of runs without [parallel]; `vitscale report` shows these as measured"
+        elif self.completed:
             what = "tell of no step how long it took, and have nothing"
             then = "Import traces that mark their steps (torch.profiler.schedule and step()), or the training's own log"
         return RequestError(f"the results {what} {purpose}", next_step=then)
@@ -117,18 +123,21 @@ class Evidence:
 def gather(analysis: Analysis, network: Network, loader_images_per_second: float | None = None) -> Evidence:
     """The evidence in an analysed results folder. Trials that drift do other work than the rest and are left out."""
     names = [curve.name for curve in analysis.curves]
+    shared: set[str] = set()
     found = []
     for curve in analysis.curves:
-        points = tuple(
-            _point(result)
+        usable = [
+            result
             for place in curve.points
             if (result := analysis.trials[place.trial_id]).runs and not result.drifts and _costs(result)
-        )
+        ]
+        points = tuple(_point(result) for result in usable if result.trial.parallel.ranks_per_model == 1)
+        shared |= {result.trial_id for result in usable if result.trial.parallel.ranks_per_model > 1}
         if points:
             name = curve.name if names.count(curve.name) == 1 else f"{curve.name}, {curve.mode}"
             found.append(Series(name, curve.mode, curve.labels, points))
     completed = any(result.runs for result in analysis.trials.values())
-    return Evidence(tuple(found), network, loader_images_per_second, completed)
+    return Evidence(tuple(found), network, loader_images_per_second, completed, len(shared))
 
 
 def _costs(result: TrialResult) -> tuple[float, ...]:
@@ -143,7 +152,7 @@ def _point(result: TrialResult) -> Point:
     steps = (
         None
         if images is None
-        else steps_per_epoch(images, trial.world.size, train.micro_batch, train.grad_accum, train.drop_last)
+        else steps_per_epoch(images, trial.layout.data, train.micro_batch, train.grad_accum, train.drop_last)
     )
     spreads = [run.step_spread for run in result.runs if run.step_spread is not None]
     sent = result.traffic.sent if result.traffic else ()

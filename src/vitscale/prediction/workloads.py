@@ -104,4 +104,5 @@ def workload(trial: Trial) -> tuple[object, ...]:
         *(getattr(trial.train, name) for name in _OF_A_STEP),
         trial.world.threads_per_rank,
         trial.origin,
+        trial.parallel,
     )

@@ -150,7 +150,7 @@ def batch_text(result: TrialResult) -> str:
         return UNKNOWN
     trial, train = result.trial, result.trial.train
     accumulated = f" x {train.grad_accum}" if train.grad_accum > 1 else ""
-    at_once = f"{trial.world.size} x {train.micro_batch}"
+    at_once = f"{trial.layout.data} x {train.micro_batch}"
     if train.micro_batches:
         at_once = f"({in_words(train.micro_batches)})" if accumulated else in_words(train.micro_batches)
     return f"{trial.global_batch:,} = {at_once}{accumulated}"

@@ -119,7 +119,9 @@ def _from_results(plan: Plan, results: Path, *, needed: bool) -> tuple[dict[str,
     for trial_id, trial in plan.record.trials.items():
         own = measured_like(evidence.series, trial)
         alike = [point for point in own if Candidate.of(point.trial) == Candidate.of(trial)]
-        if alike and not trial.train.micro_batches:
+        if trial.parallel.ranks_per_model > 1:
+            steps[trial_id] = "how fast ranks are that share a model ([parallel]) is not predicted yet"
+        elif alike and not trial.train.micro_batches:
             steps[trial_id] = measured_step(own, alike[0]), "measured"
         elif (near := _nearest(evidence.series, trial)) is None:
             steps[trial_id] = f"{results} holds no run of this model, data and training"

@@ -54,7 +54,7 @@ class Plan:
         trial = self.record.trials[trial_id]
         train = trial.train
         images = samples_used(self.expansion.train_samples[trial_id], trial.data.fraction)
-        epoch = steps_per_epoch(images, trial.world.size, train.micro_batch, train.grad_accum, train.drop_last)
+        epoch = steps_per_epoch(images, trial.layout.data, train.micro_batch, train.grad_accum, train.drop_last)
         if trial.window.steps is not None:
             return epoch, trial.window.steps + trial.window.warmup_steps
         return epoch, epoch * (train.epochs or 0)

@@ -24,7 +24,7 @@ Format history (`FORMAT`):
   9  of other packages: the line probe, and WindowSpec.probes. Empty in older formats.
  10  packs of finished runs (`store.packs`); the files in them are as before. The user's own training scripts:
      TrainSpec.script and arguments, Trial.script_digest, ModelLine.flops_per_image, the start-up phase "script"; null
-     or empty in older formats.
+     or empty in older formats. Ranks that share a model: Trial.parallel; in older formats none do.
 
 A reader accepts its own format and older ones; a newer one is refused by name.
 """

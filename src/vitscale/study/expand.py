@@ -16,7 +16,7 @@ from vitscale.errors import RequestError, shown, unknown
 from vitscale.machine.hardware import Machine
 from vitscale.sources import Summary
 from vitscale.store.results import Curve, CurvePoint
-from vitscale.study import segmentation, user_model
+from vitscale.study import parallel, segmentation, user_model
 from vitscale.study.file import StudyFile
 from vitscale.study.resolve import (
     batch_of,
@@ -33,6 +33,7 @@ from vitscale.study.sections import AUTO, Study, TrainSection
 from vitscale.trial import deepspeed_config, engines, model_spec, script
 from vitscale.trial.facts import fact_of
 from vitscale.trial.model_spec import ModelSpec
+from vitscale.trial.parallel import RankLayout
 from vitscale.trial.trial import (
     DataSpec,
     TrainFields,
@@ -190,6 +191,7 @@ def _settled(
     most_per_node: int | None,
 ) -> _Settled:
     ranks = _rank_counts(study)
+    parallel.check_ranks(study.parallel, study.scaling.gpus)
     _refuse_idle_values(study, by_hand)
     study, digest = _with_script(path, study, by_hand)
     study, config = with_deepspeed_config(path, study, by_hand)
@@ -208,25 +210,28 @@ def _settled(
         kept["accelerate_backend"] = "ddp"
     if config is not None and "train.optimizer" in deepspeed_config.fixed_fields(config):
         kept["optimizer"] = "deepspeed_config"
+    located = user_model.located(path, study.model)
+    # Whatever the class count, the rest must be right.
+    model = located if located.unknown and digest else model_spec.resolve(located, 1)
     worlds = []
     for gpus in ranks:
-        micro_batch, grad_accum = batch_of(study.scaling.mode, study.train, gpus, min(study.scaling.gpus))
+        data_ranks = RankLayout.of(gpus, study.parallel).data
+        fewest = RankLayout.of(min(ranks), study.parallel).data
+        micro_batch, grad_accum = batch_of(study.scaling.mode, study.train, data_ranks, fewest)
         if config is not None:
-            batch = (gpus * micro_batch * grad_accum, micro_batch, grad_accum)
+            batch = (data_ranks * micro_batch * grad_accum, micro_batch, grad_accum)
             values = dict(zip(deepspeed_config.BATCH_KEYS, batch, strict=True))
             deepspeed_config.check_batch(config, study.scaling.mode, values)
         shares = micro_batches_of(study.train, gpus, micro_batch)
         sizes = {"micro_batch": micro_batch, "grad_accum": grad_accum, "micro_batches": shares}
         train = TrainSpec(**kept | sizes)
         engines.check(train)
+        parallel.check(study.parallel, train, model)
         if study.measure.checkpoint:
             engines.check_checkpoint(train)
         worlds.append((train, world_of(gpus, study.scaling.gpus_per_node or slots, threads), fraction_of(study, gpus)))
     data = _located(path, study.data)
-    model = user_model.located(path, study.model)
-    if not (model.unknown and digest):
-        model_spec.resolve(model, 1)  # whatever the class count, the rest must be right
-    return _Settled(labels, study, data, model, tuple(worlds), digest)
+    return _Settled(labels, study, data, located, tuple(worlds), digest)
 
 
 def _with_script(path: Path, study: Study, by_hand: frozenset[str]) -> tuple[Study, str | None]:
@@ -295,6 +300,7 @@ def _trial(
         train=train,
         world=world,
         window=WindowSpec(**{field: getattr(study.measure, field) for field in WindowSpec.model_fields}),
+        parallel=point.study.parallel,
         launcher=launcher if study.launch.launcher == AUTO else study.launch.launcher,
     )
     _check_length(trial, summary)
@@ -324,7 +330,7 @@ def _check_length(trial: Trial, summary: Summary) -> None:
     """A run must have at least one step that counts."""
     train, window = trial.train, trial.window
     images = samples_used(summary.train_samples, trial.data.fraction)
-    steps = steps_per_epoch(images, trial.world.size, train.micro_batch, train.grad_accum, train.drop_last)
+    steps = steps_per_epoch(images, trial.layout.data, train.micro_batch, train.grad_accum, train.drop_last)
     if steps == 0:
         raise RequestError(
             f"{images} training images do not fill one global batch of {trial.global_batch}, and train.drop_last "

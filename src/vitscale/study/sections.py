@@ -11,6 +11,7 @@ from vitscale.base import plugins
 from vitscale.trial import script
 from vitscale.trial.facts import Fact, Spec, fact_of
 from vitscale.trial.model_spec import ModelSpec
+from vitscale.trial.parallel import ParallelSpec
 from vitscale.trial.trial import FROM_LIST, BatchCount, BatchNormScope, DataSpec, Mode, Seed, TrainFields, WindowSpec
 
 RankCounts = Annotated[
@@ -166,6 +167,7 @@ class Study(Spec):
     model: ModelSpec
     data: DataSpec
     train: TrainSection = TrainSection()
+    parallel: ParallelSpec = ParallelSpec()
     scaling: ScalingSection = ScalingSection()
     launch: LaunchSection = LaunchSection()
     slurm: SlurmSection = SlurmSection()
@@ -192,6 +194,7 @@ SECTIONS: dict[str, type[Spec]] = {
     "model": ModelSpec,
     "data": DataSpec,
     "train": TrainSection,
+    "parallel": ParallelSpec,
     "scaling": ScalingSection,
     "launch": LaunchSection,
     "slurm": SlurmSection,

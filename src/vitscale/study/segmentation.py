@@ -46,7 +46,7 @@ def _pools_to_one_pixel(model: ModelSpec) -> bool:
 
 
 def _check_batch_norm(trial: Trial, samples: int) -> None:
-    train, sizes = trial.train, micro_batches(trial.train, trial.world.size)
+    train, sizes = trial.train, micro_batches(trial.train, trial.layout.data)
     local = train.batch_norm == "local"
     if fewest_normalised(sizes, train.grad_accum, samples, local=local, drop_last=train.drop_last) > 1:
         return

@@ -13,7 +13,7 @@ Choice = dict[str, Any]
 """Dotted fields and the values they take together."""
 
 
-_SECTIONS = ("data", "launch", "model", "scaling", "train")
+_SECTIONS = ("data", "launch", "model", "parallel", "scaling", "train")
 SWEEPABLE = sorted(
     f"{section}.{key}"
     for section in _SECTIONS

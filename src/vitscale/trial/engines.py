@@ -15,6 +15,7 @@ from vitscale.base import plugins
 from vitscale.errors import RequestError, shown
 from vitscale.trial import script
 from vitscale.trial.facts import fact_of
+from vitscale.trial.parallel import Axis
 from vitscale.trial.rank_batches import in_words
 from vitscale.trial.trial import Device, Precision, TrainSpec, Trial
 
@@ -38,6 +39,8 @@ class EngineFacts:
     """Its name where Accelerate stands before it."""
     packages: tuple[str, ...] = ()
     """Distributions beyond torch that decide its results; their versions are recorded."""
+    splits: tuple[Axis, ...] = ()
+    """Axes of [parallel] along which it takes a model that several ranks share."""
     options: tuple[str, ...] = ()
     """Fields of [train] that it takes, beyond those that name it themselves (`Fact.taken_by`)."""
     cannot: Mapping[tuple[str, str], Refusal] = field(default_factory=dict)
@@ -102,6 +105,8 @@ def check_checkpoint(train: TrainSpec) -> None:
 def norms_unknown(trial: Trial) -> str | None:
     """Why the norms of a micro-batch's and of a step's gradient cannot be told; None where they can."""
     train = trial.train
+    if trial.parallel.ranks_per_model > 1:
+        return "ranks that share a model hold parts of the gradient"
     if trial.model.task == "segmentation":
         return "gradients are means over pixels, of which not every image has as many"
     if train.precision == "fp16":
@@ -332,6 +337,7 @@ ENGINES: Mapping[str, EngineFacts] = {
     "ddp": EngineFacts(
         engine="vitscale.engines.ddp:DdpEngine",
         title="DDP",
+        splits=("sequence",),
         refusals=_ddp,
         messages=f"{_STEP}.replicated:ddp",
         memory=f"{_MEMORY}.replicated:ddp",
@@ -340,6 +346,7 @@ ENGINES: Mapping[str, EngineFacts] = {
     "fsdp2": EngineFacts(
         engine="vitscale.engines.fsdp2:Fsdp2Engine",
         title="FSDP2",
+        splits=("tensor", "sequence"),
         refusals=_fsdp2,
         shards=lambda _: True,
         # FSDP2 hands autograd weights of its own, so that no hook sees the gradient of one micro-batch.
@@ -351,6 +358,7 @@ ENGINES: Mapping[str, EngineFacts] = {
     "deepspeed": EngineFacts(
         engine="vitscale.engines.deepspeed:DeepSpeedEngine",
         title="DeepSpeed",
+        splits=("sequence",),
         packages=("deepspeed",),
         refusals=_deepspeed,
         shards=lambda train: train.zero_stage > 0,

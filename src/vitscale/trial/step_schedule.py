@@ -50,7 +50,7 @@ def settling_steps(trial: Trial) -> int:
 
 def has_two_batch_sizes(trial: Trial) -> bool:
     """Whether a step holds unreduced gradients of fewer images than the step has: of ranks, or of micro-steps."""
-    return trial.world.size * trial.train.grad_accum > 1
+    return trial.layout.data * trial.train.grad_accum > 1
 
 
 def timed_stretch(kinds: Sequence[StepWindow], warmup_steps: int, epoch: range) -> range:

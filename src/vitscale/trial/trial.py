@@ -25,6 +25,7 @@ from pydantic_core import PydanticCustomError
 
 from vitscale.trial.facts import Fact, Spec, fields_where
 from vitscale.trial.model_spec import ModelSpec
+from vitscale.trial.parallel import ParallelSpec, RankLayout
 
 Mode = Literal["strong-micro", "strong-global", "weak"]
 Precision = Literal["fp32", "bf16", "bf16-params", "fp16"]
@@ -323,6 +324,7 @@ class Trial(Spec):
     world: World
     window: WindowSpec
     launcher: str
+    parallel: ParallelSpec = ParallelSpec()
     model_digest: str | None = None
     """Of a Hugging Face configuration: which model it describes, wherever its folder lies; null for other models."""
     weights_digest: str | None = None
@@ -336,7 +338,7 @@ class Trial(Spec):
     @model_validator(mode="after")
     def _shares_fit(self) -> Self:
         shares = self.train.micro_batches
-        ranks, mean = self.world.size, self.train.micro_batch
+        ranks, mean = self.layout.data, self.train.micro_batch
         if shares is not None and (len(shares) != ranks or sum(shares) != ranks * mean):
             raise ValueError(f"micro_batches are not the shares of {ranks} ranks with {mean} images in the mean")
         return self
@@ -348,9 +350,14 @@ class Trial(Spec):
         return model.name or model.hf or model.factory or (PurePath(script).name if script is not None else None)
 
     @property
+    def layout(self) -> RankLayout:
+        """How its ranks share models and images. Ranks that share a model take the same images."""
+        return RankLayout.of(self.world.size, self.parallel)
+
+    @property
     def global_batch(self) -> int:
-        """Images per optimizer step: ranks x micro-batch x accumulation."""
-        return self.world.size * self.train.micro_batch * self.train.grad_accum
+        """Images per optimizer step: data-parallel ranks x micro-batch x accumulation."""
+        return self.layout.data * self.train.micro_batch * self.train.grad_accum
 
     @property
     def peak_learning_rate(self) -> float:
@@ -377,6 +384,8 @@ class Trial(Spec):
         for section, key, default in _ADDED_LATER:
             if content[section][key] == default:
                 del content[section][key]
+        if not content["parallel"]:  # as before there was any
+            del content["parallel"]
         if self.origin is None:  # came with imports; trials of vitscale's own stay as they were
             del content["origin"]
         if self.model_digest is not None:
@@ -401,6 +410,7 @@ _ADDED_LATER = [
         ("train", TrainSpec),
         ("window", WindowSpec),
         ("world", World),
+        ("parallel", ParallelSpec),
     )
     for key in fields_where(kind, lambda fact: fact.since > 1 and fact.role != "found")
 ]
@@ -412,13 +422,14 @@ def samples_used(dataset_samples: int, fraction: float) -> int:
     return math.ceil(dataset_samples * exact(fraction))
 
 
-def steps_per_epoch(samples: int, world_size: int, micro_batch: int, grad_accum: int, drop_last: bool) -> int:
+def steps_per_epoch(samples: int, data_ranks: int, micro_batch: int, grad_accum: int, drop_last: bool) -> int:
     """Optimizer steps in an epoch of `samples` images (already a fraction of the dataset).
 
-    `ceil(ceil(samples / N) / micro_batch)` micro-steps per rank, grouped by accumulation; nested ceilings collapse,
-    so this is `ceil(samples / (N * micro_batch * A))`. With `drop_last` the incomplete last step is left out.
+    `ceil(ceil(samples / N) / micro_batch)` micro-steps on each of N data-parallel ranks, grouped by accumulation;
+    nested ceilings collapse, so this is `ceil(samples / (N * micro_batch * A))`. With `drop_last` the incomplete last
+    step is left out.
     """
-    global_batch = world_size * micro_batch * grad_accum
+    global_batch = data_ranks * micro_batch * grad_accum
     return samples // global_batch if drop_last else -(-samples // global_batch)
 
 
@@ -443,7 +454,7 @@ def last_step_share(trial: Trial, samples: int) -> float | None:
 def effective_steps(trial: Trial, samples: int) -> float:
     """Whole steps that an epoch of `samples` images comes to, its short last one by `last_step_share`."""
     train = trial.train
-    count = steps_per_epoch(samples, trial.world.size, train.micro_batch, train.grad_accum, train.drop_last)
+    count = steps_per_epoch(samples, trial.layout.data, train.micro_batch, train.grad_accum, train.drop_last)
     share = last_step_share(trial, samples)
     return float(count) if share is None else count - 1 + share
 

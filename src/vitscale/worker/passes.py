@@ -65,9 +65,9 @@ class Passes:
         self, trial: Trial, own: RankInfo, dataset: Dataset, engine: Engine, device: torch.device, seed: int
     ) -> None:
         """`seed`: of this run, for the order and the augmentation."""
-        self.trial, self.own, self.dataset, self.engine, self.device, self.seed = (
-            trial, own, dataset, engine, device, seed,
-        )  # fmt: skip
+        self.trial, self.dataset, self.engine, self.device, self.seed = trial, dataset, engine, device, seed
+        # Ranks that share a model take the same images.
+        self.data_ranks, self.data_rank = trial.layout.data, trial.layout.coordinates(own.rank).data
         self.segments = trial.model.task == "segmentation"
         self.norms = norms_of(engine.module)
         self.auxiliary = AuxiliaryLogits(engine.module, trial.model.auxiliary_weight) if self.segments else None
@@ -131,7 +131,7 @@ class Passes:
             second = None if self.auxiliary is None else self.auxiliary.take()
             if self.auxiliary is not None and second is not None:
                 losses = losses + self.auxiliary.weight * label_losses(second.float(), batch.labels)
-            return slot_loss(losses, batch.step_count, self.own.world_size, self.trial.train.grad_accum)
+            return slot_loss(losses, batch.step_count, self.data_ranks, self.trial.train.grad_accum)
 
         return self.engine.micro_step(images, loss_of, last=last, phase=phase)
 
@@ -144,8 +144,8 @@ class Passes:
         order = self.order(epoch=0)
         if order.steps == 0:
             return
-        last = order.slot(order.steps - 1, 0, self.own.rank)
-        if last.step_real == order.slot(0, 0, self.own.rank).step_real:
+        last = order.slot(order.steps - 1, 0, self.data_rank)
+        if last.step_real == order.slot(0, 0, self.data_rank).step_real:
             return
         with self.batches(order) as batches:
             batch = next(batches)
@@ -191,7 +191,7 @@ class Passes:
         if self.dataset.summary.sizes_vary:
             # One at a time, each in its own size: its scores do not depend on what it is evaluated with, and all ranks
             # call a model that may gather its weights equally often.
-            return EpochOrder(samples, seed=0, epoch=0, micro_batches=[1] * self.own.world_size, grad_accum=1)
+            return EpochOrder(samples, seed=0, epoch=0, micro_batches=[1] * self.data_ranks, grad_accum=1)
         return self._order(samples, 0, fraction=1.0, grad_accum=1, drop_last=False)
 
     def _logits(self, images: Tensor) -> Tensor:
@@ -206,14 +206,14 @@ class Passes:
             fraction=fraction,
             seed=self.seed,
             epoch=epoch,
-            micro_batches=micro_batches(self.trial.train, self.own.world_size),
+            micro_batches=micro_batches(self.trial.train, self.data_ranks),
             grad_accum=grad_accum,
             drop_last=drop_last,
         )
 
     def _batches(self, split: Split, order: EpochOrder) -> Batches:
         return Batches(
-            split, order, rank=self.own.rank, workers=self.trial.data.workers, pin=self.device.type == "cuda"
+            split, order, rank=self.data_rank, workers=self.trial.data.workers, pin=self.device.type == "cuda"
         )
 
     def _on_device(self, batch: Batch, *, epoch: int, training: bool, phase: Phase) -> MicroBatch:

@@ -29,6 +29,8 @@ from vitscale.worker.group import barrier, total
 from vitscale.worker.passes import Evaluation, Passes
 from vitscale.worker.rank_process import RankInfo
 
+IN_GROUPS = "ranks that share a model exchange in groups, and who waits for whom in which is not told apart"
+
 
 class Training:
     """Trains one rank to the end of its trial and writes what it sees to `log`."""
@@ -214,8 +216,11 @@ class Training:
     def _read_profile(self, batches: Batches) -> None:
         """Ends an explained block. A pause: the loader is held, and the ranks go on together."""
         batches.hold()
+        unknown = dict(self.engine.unknown_parts)
+        if self.trial.layout.exchanges_in_groups:
+            unknown |= {"wait": IN_GROUPS, "wire": IN_GROUPS}
         for line in self.explainer.end_block(self.own.rank):
-            self.log.write(line.model_copy(update={"unknown": line.unknown | self.engine.unknown_parts}))
+            self.log.write(line.model_copy(update={"unknown": line.unknown | unknown}))
         barrier()
         batches.go_on()
         self.clock.start()

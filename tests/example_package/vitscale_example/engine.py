@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from vitscale.engines.base import LossOf, TorchEngine, weight_dtype, with_options
 from vitscale.probes.steps import Phase, no_phase
-from vitscale.trial.trial import TrainSpec
+from vitscale.trial.trial import Trial
 
 
 class SummedEngine(TorchEngine):
@@ -17,8 +17,8 @@ class SummedEngine(TorchEngine):
 
     @staticmethod
     @override
-    def wrap(model: nn.Module, train: TrainSpec, device: torch.device) -> nn.Module:
-        return with_options(model.to(device, weight_dtype(train)), train)
+    def wrap(model: nn.Module, trial: Trial, device: torch.device) -> nn.Module:
+        return with_options(model.to(device, weight_dtype(trial.train)), trial.train)
 
     @override
     def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool, phase: Phase = no_phase) -> Tensor:

@@ -178,12 +178,12 @@ def _normalised(trial: Trial) -> object:
 
     The short last step is cut into other micro-steps by other numbers of ranks.
     """
-    train, sizes = trial.train, micro_batches(trial.train, trial.world.size)
+    train, sizes = trial.train, micro_batches(trial.train, trial.layout.data)
     if trial.model.task == "classification":
         return None
     if train.batch_norm == "local":
         return sizes
-    return sum(sizes), 1 if train.grad_accum == 1 or train.drop_last else trial.world.size
+    return sum(sizes), 1 if train.grad_accum == 1 or train.drop_last else trial.layout.data
 
 
 def _judged_group(members: Sequence[TrialResult]) -> dict[str, Drift]:
@@ -286,7 +286,7 @@ def _not_comparable(trial: Trial, reference: Trial) -> str:
 
 
 def _split(trial: Trial) -> tuple[tuple[int, ...], int]:
-    return micro_batches(trial.train, trial.world.size), trial.train.grad_accum
+    return micro_batches(trial.train, trial.layout.data), trial.train.grad_accum
 
 
 def _gradients(result: TrialResult) -> set[str]:

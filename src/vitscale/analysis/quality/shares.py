@@ -124,7 +124,7 @@ def rank_speeds(result: TrialResult) -> tuple[float, ...] | None:
 
 def gain(result: TrialResult, speeds: Sequence[float]) -> float:
     """Share by which forward and backward of a step would be shorter, were its images shared out by `speeds`."""
-    taken = micro_batches(result.trial.train, result.trial.world.size)
+    taken = micro_batches(result.trial.train, result.trial.layout.data)
     return 1 - longest(shares(sum(taken), speeds), speeds) / longest(taken, speeds)
 
 

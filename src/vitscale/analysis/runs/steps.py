@@ -291,7 +291,7 @@ def of_steps(
         if count == 1 and trained:
             return _pace(step, 1.0, None, trained)
         # Where an imported log tells of some ranks alone, the others take as many images: a step is everybody's.
-        of_each = trial.world.size / len(run.ranks_needed)
+        of_each = trial.layout.data / len(run.ranks_needed)
         passed = sum(elapsed.tolist())
         rate = of_each * float(images.sum(dtype=np.float64)) / passed if passed > 0 else None
         return Pace(cost(step), None, cost(rate), "steps")
@@ -349,7 +349,7 @@ def of_an_epoch(trial: Trial, model: ModelLine | None) -> tuple[int | None, int 
     if model is None or model.train_samples is None:
         return None, None
     samples, train = samples_used(model.train_samples, trial.data.fraction), trial.train
-    steps = steps_per_epoch(samples, trial.world.size, train.micro_batch, train.grad_accum, train.drop_last)
+    steps = steps_per_epoch(samples, trial.layout.data, train.micro_batch, train.grad_accum, train.drop_last)
     return steps * trial.global_batch if train.drop_last else samples, steps
 
 

@@ -94,6 +94,8 @@ def unavailable(trial: Trial) -> str:
     what a DeepSpeed file of the user's own may ask for beyond bucket sizes (`zero_settings.modelled`).
     """
     train = trial.train
+    if trial.parallel.ranks_per_model > 1:
+        return "what a rank holds of a model that several share ([parallel]) is not modelled"
     if not of_engine(train.wrapper).memory:
         return f"what {train.wrapper} holds is not modelled"
     if train.optimizer not in STATE_BYTES:

@@ -33,12 +33,15 @@ def messages(trial: Trial) -> tuple[Message, ...] | None:
     For one rank too, as engines do; it costs nothing there. Without those of synchronised norms. Of a model of which
     the parameters alone are known as if they were alike (`_evenly`). None where unknown: a model that only building it
     could count, or whose largest list of like modules is the decoder's (FSDP2 wraps that);
-    an optimizer that exchanges something of its own; a DeepSpeed file that asks for other exchanges.
+    an optimizer that exchanges something of its own; a DeepSpeed file that asks for other exchanges; ranks that share
+    a model.
     """
     train, sent = trial.train, of_engine(trial.train.wrapper).messages
     shapes = recorded_shapes(trial.model)
     if shapes is None and trial.model.parameter_count:
         shapes = _evenly(trial.model.parameter_count)
+    if trial.parallel.ranks_per_model > 1:
+        return None
     if shapes is None or not sent or train.optimizer not in _KNOWN_OPTIMIZERS:
         return None
     if train.wrapper == "fsdp2" and shapes.wrapped_in_decoder:

@@ -1,0 +1,139 @@
+"""What must hold of a model that several ranks share, before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import get_args
+
+from vitscale.errors import RequestError, shown
+from vitscale.trial.engines import ENGINES, of_engine
+from vitscale.trial.model_spec import ModelSpec
+from vitscale.trial.parallel import Axis, ParallelSpec
+from vitscale.trial.trial import TrainSpec
+
+
+def check_ranks(parallel: ParallelSpec, gpus: Sequence[int]) -> None:
+    """Holds the rank counts of a study against the ranks that share one model.
+
+    Raises:
+        RequestError: some are no multiple of them, with multiples that are near.
+    """
+    each = parallel.ranks_per_model
+    if wrong := [ranks for ranks in gpus if ranks % each]:
+        ranks = wrong[0]
+        near = sorted({max(each, ranks // each * each), -(-ranks // each) * each})
+        raise RequestError(
+            f"scaling.gpus holds {ranks}, and {_product(parallel)} ranks share one model",
+            valid=[f"{each} and multiples of it, such as {' or '.join(map(str, near))}"],
+            next_step="Change scaling.gpus, or split the model less",
+        )
+
+
+def check(parallel: ParallelSpec, train: TrainSpec, model: ModelSpec) -> None:
+    """Holds a split of the model against its engine and its shape.
+
+    Args:
+        parallel: of one point of a study.
+        train: of one of its trials.
+        model: resolved.
+
+    Raises:
+        RequestError: the engine or the model cannot be split so, with what can.
+    """
+    if parallel.shard_norms and parallel.tensor == 1:
+        raise RequestError(
+            "parallel.shard_norms has no meaning with parallel.tensor = 1: it is tensor ranks that share the norms",
+            next_step="Remove it, or set tensor = 2 or more",
+        )
+    if parallel.ranks_per_model == 1:
+        return
+    for axis in _axes(parallel):
+        _check_engine(parallel, axis, train)
+    if train.micro_batches is not None:
+        raise RequestError(
+            f"train.rank_speeds gives ranks unequal shares, and {_product(parallel)} ranks share one model and its "
+            "images",
+            next_step="Remove rank_speeds, or the split",
+        )
+    _check_options(parallel, train)
+    _check_shape(parallel, model)
+
+
+def _check_engine(parallel: ParallelSpec, axis: Axis, train: TrainSpec) -> None:
+    if axis in of_engine(train.wrapper).splits and train.engine != "accelerate":
+        return
+    taking = [f"train.engine = {shown(name)}" for name, facts in ENGINES.items() if axis in facts.splits]
+    asked = f"parallel.{axis} = {getattr(parallel, axis)}"
+    if not taking:
+        why, others = f"{asked} cannot be trained: no engine takes a model along that axis yet", _other_axes()
+        raise RequestError(why, valid=others, next_step=f"Set {axis} = 1")
+    raise RequestError(
+        f"{asked} is not taken by train.engine = {shown(train.engine)}",
+        valid=taking,
+        next_step=f"Use one of these, or set {axis} = 1",
+    )
+
+
+def _other_axes() -> list[str]:
+    taken = {axis for facts in ENGINES.values() for axis in facts.splits}
+    return [f"parallel.{axis}" for axis in get_args(Axis) if axis in taken]
+
+
+def _check_options(parallel: ParallelSpec, train: TrainSpec) -> None:
+    """What has not been shown to train the same with a model that ranks share."""
+    wrong = None
+    if train.precision == "fp16":
+        wrong = ("train.precision = 'fp16'", "its loss scale is kept by each rank for itself", "precision = 'bf16'")
+    elif train.compile:
+        wrong = ("train.compile = true", "blocks are compiled only where no exchange lies in them", "compile = false")
+    elif train.optimizer == "lamb" and parallel.tensor > 1:
+        wrong = ("train.optimizer = 'lamb'", "it divides by norms of whole tensors", "optimizer = 'adamw' or 'sgd'")
+    elif train.offload != "none":
+        wrong = (f"train.offload = {shown(train.offload)}", "it has not been tried together", "offload = 'none'")
+    if wrong is not None:
+        what, why, instead = wrong
+        raise RequestError(
+            f"{what} does not go with {_product(parallel)}: {why}", next_step=f"Set {instead}, or do not split"
+        )
+
+
+def _check_shape(parallel: ParallelSpec, model: ModelSpec) -> None:
+    if model.name is None or model.depths is not None or model.task != "classification" or model.heads is None:
+        named = [(key, value) for key in ("name", "hf", "factory") if (value := getattr(model, key)) is not None]
+        what = (f"model.{named[0][0]} = {shown(named[0][1])}" if named else "a model of train.script's own") + (
+            " with model.task = 'segmentation'" if model.task == "segmentation" else ""
+        )
+        raise RequestError(
+            f"{what} cannot be split: {_product(parallel)} is known to train the same for vitscale's own vision "
+            "transformers that classify",
+            valid=["vit-ti16, vit-s16, vit-b16 and their like, of any shape"],
+            next_step="Use one of these, or leave [parallel] out",
+        )
+    ranks = parallel.tensor * parallel.sequence
+    if model.heads % ranks:
+        splits = ", ".join(str(n) for n in range(1, model.heads + 1) if model.heads % n == 0)
+        raise RequestError(
+            f"{_product(parallel)} ranks share {model.name}'s {model.heads} heads, which they do not divide",
+            valid=[f"tensor x sequence of {splits}"],
+            next_step="Or take a model with other heads (model.heads)",
+        )
+    if model.mlp_size is not None and model.mlp_size % parallel.tensor:
+        raise RequestError(
+            f"parallel.tensor = {parallel.tensor} does not divide model.mlp_size = {model.mlp_size}",
+            next_step="Set another mlp_size, or tensor to a divisor of it",
+        )
+    tokens = (model.image_size // (model.patch_size or 1)) ** 2 + 1
+    if tokens < parallel.sequence * (parallel.tensor if parallel.shard_norms else 1):
+        raise RequestError(
+            f"images of {model.image_size} pixels are {tokens} tokens, too few to share by {_product(parallel)}",
+            next_step="Use a larger model.image_size, or split the tokens less",
+        )
+
+
+def _axes(parallel: ParallelSpec) -> list[Axis]:
+    return [axis for axis in get_args(Axis) if axis != "data" and getattr(parallel, axis) > 1]
+
+
+def _product(parallel: ParallelSpec) -> str:
+    """ "parallel.sequence = 2 x parallel.tensor = 2"."""
+    return " x ".join(f"parallel.{axis} = {getattr(parallel, axis)}" for axis in _axes(parallel))

@@ -1,0 +1,97 @@
+"""How several ranks share one model, and where each rank stands among them; the rest of the world is data parallel."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import Field
+
+from vitscale.trial.facts import Fact, Spec
+
+SplitCount = Annotated[int, Field(ge=1, le=4096)]
+Axis = Literal["pipeline", "data", "sequence", "tensor"]
+
+
+class ParallelSpec(Spec):
+    """[parallel]: over how many ranks one model is split, and along what."""
+
+    tensor: Annotated[SplitCount, Fact(since=10, short="tensor {}")] = 1
+    """Ranks among which each block's matrices are cut: attention by heads, the MLP by its width (Shoeybi et al.,
+    "Megatron-LM", arXiv 1909.08053, section 3)."""
+    sequence: Annotated[SplitCount, Fact(since=10, short="sequence {}")] = 1
+    """Ranks among which each image's tokens are cut, and exchanged for heads around attention (Jacobs et al.,
+    "DeepSpeed Ulysses", arXiv 2309.14509, section 3)."""
+    pipeline: Annotated[SplitCount, Fact(since=10, short="pipeline {}")] = 1
+    """Ranks among which the blocks are cut, as stages that hand their activations on."""
+    shard_norms: Annotated[bool, Fact(since=10, short=("sharded norms", "whole norms"))] = False
+    """Of `tensor`: norms and residuals hold a part of the tokens on each rank, instead of all on every one (Korthikanti
+    et al., arXiv 2205.05198, section 4.2.2)."""
+
+    @property
+    def ranks_per_model(self) -> int:
+        """Ranks that share one copy of the model."""
+        return self.tensor * self.sequence * self.pipeline
+
+
+class Coordinates(NamedTuple):
+    """Of one rank; counted from 0 along each axis."""
+
+    pipeline: int
+    data: int
+    sequence: int
+    tensor: int
+
+
+@dataclass(frozen=True)
+class RankLayout:
+    """Ranks in a row along four axes: tensor counts fastest, then sequence, data, pipeline.
+
+    So the ranks of a tensor group, which exchange in every block, are neighbours on one host, and stages, which
+    exchange least, lie furthest apart.
+    """
+
+    pipeline: int
+    data: int
+    sequence: int
+    tensor: int
+
+    @classmethod
+    def of(cls, ranks: int, parallel: ParallelSpec) -> RankLayout:
+        """The layout of a world.
+
+        Raises:
+            ValueError: its ranks are not a multiple of those that share one model.
+        """
+        data, rest = divmod(ranks, parallel.ranks_per_model)
+        if rest or not data:
+            raise ValueError(f"{ranks} ranks are not a multiple of {parallel.ranks_per_model}, which share one model")
+        return cls(parallel.pipeline, data, parallel.sequence, parallel.tensor)
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """In the order of `Coordinates`."""
+        return self.pipeline, self.data, self.sequence, self.tensor
+
+    @property
+    def exchanges_in_groups(self) -> bool:
+        """Whether some exchanges are among a part of the ranks: then not all of them leave one together."""
+        return max(self.sizes) < math.prod(self.sizes)
+
+    def coordinates(self, rank: int) -> Coordinates:
+        """Where a rank stands."""
+        found = []
+        for size in reversed(self.sizes):
+            rank, along = divmod(rank, size)
+            found.append(along)
+        return Coordinates(*reversed(found))
+
+    def groups(self, *axes: Axis) -> tuple[tuple[int, ...], ...]:
+        """The groups of ranks that differ along `axes` alone, each in order."""
+        fixed: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(math.prod(self.sizes)):
+            at = self.coordinates(rank)
+            key = tuple(value for axis, value in at._asdict().items() if axis not in axes)
+            fixed.setdefault(key, []).append(rank)
+        return tuple(map(tuple, fixed.values()))

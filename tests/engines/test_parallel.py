@@ -1,0 +1,172 @@
+"""Real ranks: models that several ranks share train as a single process does, and their checkpoints go anywhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from engines.curves import MANY_HEADS, Curve, Job, largest_difference, train
+from engines.jobs import ACCUMULATED, ADAMW, CLIPPED, ENGINES, SGD, Train
+from forks import prepared_here
+from vitscale.trial.model_spec import parameters
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1500)]
+
+EQUAL = 1e-5
+"""Of a step's loss, and of the last step's whole gradient in the L2 norm, over `STEPS` steps in fp32."""
+STEPS, SAVED_BEFORE = 20, 10
+"""Every third step of an epoch has 7 of 36 images."""
+SETTINGS: dict[str, Train] = {"adamw-clipped": ADAMW | CLIPPED, "sgd-clipped-3": SGD | CLIPPED | ACCUMULATED}
+BY_DAY = {
+    2: ("fsdp2 tensor=2", "fsdp2 tensor=2 shard_norms=1", "ddp sequence=2", "fsdp2 sequence=2"),
+    4: ("fsdp2 tensor=2", "fsdp2 tensor=4 shard_norms=1", "ddp sequence=2", "fsdp2 sequence=2 tensor=2 shard_norms=1"),
+}
+ZERO_BY_DAY = ("zero-2 sequence=2", "zero-3 sequence=2")
+AT_NIGHT = {
+    2: ("zero-0 sequence=2", "zero-1 sequence=2", "zero-2 sequence=2", "zero-3 sequence=2"),
+    3: ("fsdp2 tensor=3", "fsdp2 tensor=3 shard_norms=1", "ddp sequence=3", "fsdp2 sequence=3"),
+    4: ("fsdp2 tensor=4", "fsdp2 tensor=2 shard_norms=1", "ddp sequence=4", "fsdp2 sequence=2",
+        "fsdp2 sequence=2 tensor=2"),
+    6: ("fsdp2 tensor=3", "fsdp2 sequence=3 tensor=2", "fsdp2 sequence=2 tensor=3 shard_norms=1", "ddp sequence=3"),
+    8: ("fsdp2 tensor=4 shard_norms=1", "fsdp2 sequence=2 tensor=2", "ddp sequence=4"),
+}  # fmt: skip
+"""Ranks -> engine and split; what is left of the ranks is data parallel."""
+
+
+def job_of(name: str, setting: str, steps: int = STEPS) -> Job:
+    engine, *split = name.split()
+    fields = {axis: bool(int(n)) if axis == "shard_norms" else int(n) for axis, n in (s.split("=") for s in split)}
+    own = ENGINES.get(engine, {"engine": engine})
+    return {
+        "name": f"{name} {setting}", "train": own | SETTINGS[setting], "steps": steps, "parallel": fields,
+        "many_heads": True, "gradients": own["engine"] != "deepspeed",
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("parallel")
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> dict[str, Curve]:
+    """The single process, in one piece."""
+    jobs = [job_of("none", setting) for setting in SETTINGS]
+    for job in jobs:
+        job["train"] = job["train"] | {"grad_accum": 1}
+    return train(jobs, 1, folder / "1", prepared_here())
+
+
+@pytest.fixture(scope="module")
+def two(folder: Path, alone: dict[str, Curve]) -> dict[str, Curve]:
+    """Two ranks; they leave a checkpoint of each split, and break one norm on purpose."""
+    jobs = [job_of(name, setting) for name in BY_DAY[2] for setting in SETTINGS]
+    jobs += [job_of(name, "sgd-clipped-3") for name in ZERO_BY_DAY]
+    for job in jobs:
+        if job["name"].endswith("adamw-clipped"):
+            job["save_before"], job["traffic"] = SAVED_BEFORE, True
+    wrong = job_of("fsdp2 tensor=2", "sgd-clipped-3")
+    wrong["name"], wrong["wrong"] = "local norm", "local-norm"
+    return train([*jobs, wrong], 2, folder / "2", prepared_here())
+
+
+@pytest.fixture(scope="module")
+def four(folder: Path, two: dict[str, Curve]) -> dict[str, Curve]:
+    """Four ranks, each split with one of the settings; and checkpoints of two ranks, gone on with in other splits."""
+    jobs = [job_of(name, list(SETTINGS)[place % 2]) for place, name in enumerate(BY_DAY[4])]
+    for saved, resumed in zip(BY_DAY[2], BY_DAY[4][::-1], strict=True):
+        job = job_of(resumed, "adamw-clipped")
+        job["name"], job["load"] = f"{resumed} from {saved}", str(folder / "2" / f"{saved} adamw-clipped")
+        jobs.append(job)
+    return train(jobs, 4, folder / "4", prepared_here())
+
+
+def gradient_difference(world: Path, name: str, setting: str) -> float:
+    """Of the last step's whole gradient from the single process's, as a share of it, in the L2 norm; 0 of DeepSpeed,
+    which keeps it in parts of its own."""
+    if name.startswith("zero"):
+        return 0.0
+    own = load_file(world / f"{name}.safetensors")
+    reference = load_file(world.parent / "1" / f"none {setting}.safetensors")
+    assert own.keys() == reference.keys()
+    apart = torch.cat([(own[key] - whole).flatten() for key, whole in reference.items()])
+    return float(apart.norm() / torch.cat([whole.flatten() for whole in reference.values()]).norm())
+
+
+def check(world: Path, curves: dict[str, Curve], alone: dict[str, Curve]) -> None:
+    differences = {}
+    for name, curve in curves.items():
+        setting = next((setting for setting in SETTINGS if name.endswith(setting)), "adamw-clipped")
+        reference = alone[f"none {setting}"]
+        assert curve.ids == reference.ids[curve.first :], name
+        differences[name] = (
+            largest_difference(curve.losses, reference.losses[curve.first :]),
+            gradient_difference(world, name, setting),
+        )
+    print(world.name, {name: [f"{value:.1e}" for value in both] for name, both in differences.items()})
+    assert max(max(both) for both in differences.values()) < EQUAL, differences
+
+
+def test_two_ranks_that_share_a_model_train_as_one(
+    folder: Path, two: dict[str, Curve], alone: dict[str, Curve]
+) -> None:
+    """Tensors, with whole and with shared norms, and tokens; clipped, in one piece and in three, with padding."""
+    check(folder / "2", {name: curve for name, curve in two.items() if name != "local norm"}, alone)
+
+
+def test_four_ranks_share_models_and_images(folder: Path, four: dict[str, Curve], alone: dict[str, Curve]) -> None:
+    """Two models of two ranks, one of four, tensors and tokens at once; checkpoints of other splits go on."""
+    assert len(four) == 2 * len(BY_DAY[4])
+    check(folder / "4", four, alone)
+
+
+def sent(curve: Curve) -> Counter[tuple[str, int]]:
+    """(operation, elements of what a rank gave; of a gather of what all gave) of one step's exchanges on rank 0."""
+    first, second = (line["collectives"] for line in curve.traffic[0])
+    assert first == second
+    return Counter(
+        (call["operation"], call["input_elements"] * (call["ranks"] if call["operation"] == "all_gather" else 1))
+        for call in first
+    )
+
+
+def test_what_two_ranks_that_share_a_model_send(two: dict[str, Curve]) -> None:
+    """By hand, of 36 images of 10 tokens, 48 wide, through 2 blocks, with 10 classes.
+
+    Tensors (Megatron-LM, section 3): an all-reduce of all activations after attention and after the MLP, in forward and
+    in backward. With shared norms an all-gather and a reduce-scatter instead of each, which gloo carries out as an
+    all-reduce; one gather more at each end, and the gradients of five norms. Tokens (DeepSpeed Ulysses, section 3.2):
+    each rank's queries, keys and values in one exchange, and what attention makes of them in another.
+    """
+    images, tokens, width, blocks, classes = 36, 10, 48, 2, 10
+    activations, row = images * tokens * width, images * width
+    ends = {("all_gather", images * classes): 1, ("all_reduce", row): 1, ("all_reduce", 1): 1}
+    of_norms = {("all_reduce", width): 2 * (2 * blocks + 1)}
+    assert sent(two["fsdp2 tensor=2 adamw-clipped"]) == {("all_reduce", activations): 4 * blocks} | ends
+    assert sent(two["fsdp2 tensor=2 shard_norms=1 adamw-clipped"]) == (
+        {("all_reduce", activations): 4 * blocks, ("all_gather", activations): 4 * blocks + 2} | ends | of_norms
+    )
+    half = activations // 2
+    tokens_sent = {("all_to_all", 3 * half): 2 * blocks, ("all_to_all", half): 2 * blocks}
+    # The class token goes from the first rank to both, and its gradient comes back.
+    class_token = {("all_to_all", 2 * row): 1, ("all_to_all", row): 1}
+    whole = {("all_reduce", parameters(MANY_HEADS)): 1}
+    assert sent(two["ddp sequence=2 adamw-clipped"]) == tokens_sent | class_token | whole
+
+
+def test_a_norm_of_the_own_shards_alone_would_be_seen(two: dict[str, Curve], alone: dict[str, Curve]) -> None:
+    """Clipping by what one rank holds trains something else."""
+    wrong = largest_difference(two["local norm"].losses, alone["none sgd-clipped-3"].losses)
+    assert wrong > 1000 * EQUAL
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("ranks", AT_NIGHT)
+def test_every_split(folder: Path, alone: dict[str, Curve], ranks: int) -> None:
+    jobs = [job_of(name, setting) for name in AT_NIGHT[ranks] for setting in SETTINGS]
+    world = folder / f"{ranks} at night"
+    check(world, train(jobs, ranks, world, prepared_here()), alone)

@@ -1,0 +1,91 @@
+"""What a study may ask of ranks that share a model, and what it is refused, before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from study_factory import expanded
+from vitscale.analysis.scaling import curve_name, trial_name
+from vitscale.errors import RequestError
+from vitscale.prediction import forecast, unavailable
+from vitscale.prediction.step.messages import messages
+from vitscale.trial.engines import norms_unknown
+
+MODEL = {"name": "vit-ti16", "image_size": 32, "patch_size": 8, "layers": 2, "hidden_size": 48, "heads": 6}
+
+
+def study(folder: Path, parallel: dict[str, Any], **sections: dict[str, Any]) -> Any:
+    given: dict[str, dict[str, Any]] = {
+        "model": MODEL, "train": {"engine": "fsdp2"}, "scaling": {"gpus": [2, 4]}, "parallel": parallel,
+    }  # fmt: skip
+    for section, keys in sections.items():
+        given[section] = given.get(section, {}) | keys
+    return expanded(folder, given)
+
+
+def test_ranks_of_one_model_take_the_same_images(tmp_path: Path) -> None:
+    """Of four ranks that share models by twos two are data parallel."""
+    found = study(tmp_path, {"tensor": 2}).trials.values()
+    assert [(trial.world.size, trial.layout.data, trial.global_batch) for trial in found] == [(2, 1, 32), (4, 2, 64)]
+    last = list(found)[-1]
+    assert trial_name(last) == "fsdp2 on 4 ranks, tensor 2"
+    # What is not known of it is not told.
+    assert (messages(last), forecast(last)) == (None, None)
+    assert "several share ([parallel])" in unavailable(last)
+    assert "hold parts of the gradient" in str(norms_unknown(last))
+
+
+def test_splits_are_swept_and_named(tmp_path: Path) -> None:
+    """At a split of one it is the trial that it was before there were any."""
+    swept = {"parallel.tensor": [1, 2], "parallel.sequence": [1, 2]}
+    found = study(tmp_path, {}, sweep=swept, scaling={"gpus": [4]}, model={"heads": 12})
+    names = [curve_name(curve.labels, found.trials[curve.points[-1].trial_id]) for curve in found.curves]
+    assert names[0] == "fsdp2, tensor 1, sequence 1"
+    assert [found.trials[curve.points[0].trial_id].layout.data for curve in found.curves] == [4, 2, 2, 1]
+    (plain,) = study(tmp_path, {}, scaling={"gpus": [4]}, model={"heads": 12}).trials
+    assert found.curves[0].points[0].trial_id == plain
+
+
+@pytest.mark.parametrize(
+    ("parallel", "sections", "said"),
+    [
+        ({"tensor": 3}, {}, ["scaling.gpus holds 2, and parallel.tensor = 3 ranks share one model", "multiples of it"]),
+        ({"tensor": 4}, {"scaling": {"gpus": [4]}}, ["6 heads, which they do not divide", "1, 2, 3, 6"]),
+        (
+            {"tensor": 2, "sequence": 2}, {"scaling": {"gpus": [4]}},
+            ["parallel.sequence = 2 x parallel.tensor = 2 ranks share vit-ti16's 6 heads"],
+        ),
+        (
+            {"tensor": 2}, {"train": {"engine": "ddp"}},
+            ["parallel.tensor = 2 is not taken by train.engine = 'ddp'", "Valid: train.engine = 'fsdp2'."],
+        ),
+        (
+            {"sequence": 2}, {"train": {"engine": "accelerate"}},
+            ["not taken by train.engine = 'accelerate'", "Valid: train.engine = 'ddp', train.engine = 'fsdp2', "],
+        ),
+        ({"sequence": 2}, {"train": {"engine": "deepspeed", "zero_stage": 2, "offload": "optimizer"}}, ["offload"]),
+        ({"pipeline": 2}, {}, ["parallel.pipeline = 2 cannot be trained", "parallel.sequence, parallel.tensor"]),
+        ({"shard_norms": True}, {}, ["parallel.shard_norms has no meaning with parallel.tensor = 1"]),
+        ({"tensor": 2}, {"train": {"compile": True}}, ["train.compile = true does not go with parallel.tensor = 2"]),
+        ({"tensor": 2}, {"train": {"rank_speeds": [1.0, 0.5, 1.0, 0.5]}}, ["rank_speeds", "share one model"]),
+        (
+            {"sequence": 2}, {"model": {"name": "swinv2-t", "image_size": 64}},
+            ["model.name = 'swinv2-t' cannot be split", "vision transformers that classify"],
+        ),
+        ({"tensor": 0}, {}, ["parallel.tensor is 0"]),
+        ({"tensors": 2}, {}, ["unknown key 'tensors' in [parallel]", "Did you mean 'tensor'?"]),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused(
+    tmp_path: Path, parallel: dict[str, Any], sections: dict[str, dict[str, Any]], said: list[str]
+) -> None:
+    given: dict[str, dict[str, Any]] = {"model": MODEL, "train": {"engine": "fsdp2"}, "scaling": {"gpus": [2, 4]}}
+    for section, keys in sections.items():
+        given[section] = keys if section == "model" else given[section] | keys
+    with pytest.raises(RequestError) as caught:
+        expanded(tmp_path, given | {"parallel": parallel})
+    for words in said:
+        assert words in str(caught.value)

@@ -95,6 +95,7 @@ def _document(done: Done, results: Path, taken_for: str) -> Document:
     blocks: list[Block] = [Paragraph(f"{said} {results}{format_line}", "strong"), laid]
     if done.data.get("ranks"):
         blocks.append(_rank_table(done.data["ranks"]))
+        blocks += [Paragraph(waiting) for waiting in waited_for(_told_apart(done, results)["ranks"])]
     blocks += [Bullets(tuple(notes))] if notes else []
     return Document("", tuple(blocks), (f"Report: vitscale report {results}",))
 
@@ -112,6 +113,22 @@ def _rank_table(ranks: Sequence[dict[str, Any]]) -> Table:
         shares = [units.percent(rank[f"{part}_seconds"] / whole, 1) for part in parts.values()]
         rows.append([rank["device"] or UNKNOWN, str(rank["rank"]), units.seconds(whole), *shares])
     return table(columns, rows)
+
+
+def waited_for(ranks: Sequence[dict[str, Any]]) -> list[str]:
+    """Of each job whose ranks wait for one of them a sentence: which, and how long. `ranks`: as --json has them."""
+    from statistics import fmean
+
+    from vitscale.present import units
+
+    told = []
+    for late in (rank for rank in ranks if rank["rank"] == rank["straggler"]):
+        waits = [other["wait_seconds_per_step"] for other in ranks if other["job"] == late["job"] and other is not late]
+        told.append(
+            f"The ranks wait for rank {late['rank']} ({late['device'] or 'unknown GPU'}): "
+            f"{units.seconds(fmean(waits))} a step in the mean, itself {units.seconds(late['wait_seconds_per_step'])}."
+        )
+    return told
 
 
 def _counts(gpus: Sequence[int]) -> str:

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from results_factory import failed_run, make_environment
 from vitscale import analysis, store
+from vitscale.cli import app
 from vitscale.errors import RequestError
 from vitscale.preflight import bundle, training
 from vitscale.preflight.training_proofs import Proof, proofs
@@ -285,3 +287,30 @@ def test_of_variables_only_plain_values_stay() -> None:
 def test_more_ranks_than_a_check_trains_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"1000 ranks are asked for\. Valid: 1 to 64\."):
         training.check_training({}, 1000, tmp_path / "results", Console(file=io.StringIO()))
+
+
+@pytest.mark.ranks
+def test_the_command_says_what_holds_and_exits_by_it(
+    checked: tuple[Path, Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results, found, missing = checked
+    held = tuple(proof for proof in found if proof.status != "fails")
+    monkeypatch.setattr(training, "check_training", lambda *_: (results, held, missing))
+    answer = CliRunner().invoke(app, ["check", "--training"])
+    assert answer.exit_code == 0
+    said = " ".join(answer.stdout.split())
+    assert f"{sum(proof.status == 'holds' for proof in held)} claims hold, 0 fail" in said
+    assert "ddp on 2 ranks" in said
+    assert "bundle.tar.gz" in said
+    spoilt = (*held, Proof("traffic", "ddp on 2 ranks", "fails", "all_reduce 1 B (by arithmetic 2 B)", 1.0, 0.0))
+    monkeypatch.setattr(training, "check_training", lambda *_: (results, spoilt, missing))
+    answer = CliRunner().invoke(app, ["check", "--training", "--json"])
+    assert answer.exit_code == 1
+    told = json.loads(answer.stdout)
+    assert [verdict["kind"] for verdict in told["verdicts"]] == ["traffic-unproved"]
+    assert told["training"]["proofs"][-1]["figure"] == 1.0
+
+
+def test_a_study_beside_it_is_refused(tmp_path: Path) -> None:
+    answer = CliRunner().invoke(app, ["check", str(tmp_path / "study.toml"), "--training"])
+    assert "brings runs of its own" in str(answer.exception)

@@ -70,6 +70,9 @@ def test_what_is_written_is_of_the_format_and_its_times_are_on_one_clock() -> No
         by_track[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
     for spans in by_track.values():
         assert all(end <= start + 1e-6 for (_, end), (start, _) in itertools.pairwise(sorted(spans)))
+    of_rank = {tid: {pid for pid, own in by_track if own == tid} for _, tid in by_track}
+    assert all(len(ranks) == 1 for ranks in of_rank.values())
+    assert not {0, *(pid for pid, _ in by_track)} & of_rank.keys()
     ends = {e["pid"]: e["ts"] + e["dur"] for e in drawn[: len(drawn) // 2] if e["cat"] == "collective"}
     assert ends[0] == pytest.approx(ends[1], abs=1e-3)
     wait, *_ = (event for event in drawn if event["name"] == "wait")

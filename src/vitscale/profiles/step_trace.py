@@ -27,6 +27,8 @@ _FORM = 1
 _MOST_EVENTS = 5_000_000
 _TRACKS = ("step", "time", "phase", "idle", "copy", "loader", "collective")
 """In the order in which they are shown; collectives may need several."""
+_FIRST_TRACK, _TRACKS_OF_A_RANK = 10_000_000, 1000
+"""Perfetto (v52) takes a track for another process's, or for its main one, where the number is 0 or stands twice."""
 _COLOURS = {
     "wait": "terrible", "wire": "bad", "norm": "bad", COMMUNICATION: "bad",
     "forward": "good", "backward": "rail_response", "optimizer": "rail_animation",
@@ -105,8 +107,8 @@ def _lane(ends: list[int], start_ns: int, end_ns: int) -> int:
 def _event(
     rank: int, tid: int, track: str, name: str, span: tuple[int, int], args: Mapping[str, Any]
 ) -> dict[str, Any]:
-    event: dict[str, Any] = {"ph": "X", "cat": track, "name": name, "pid": rank, "tid": tid, "ts": span[0] / 1000}
-    event["dur"] = (span[1] - span[0]) / 1000
+    event: dict[str, Any] = {"ph": "X", "cat": track, "name": name, "pid": rank, "tid": _number(rank, tid)}
+    event |= {"ts": span[0] / 1000, "dur": (span[1] - span[0]) / 1000}
     if track == "time" and (colour := _COLOURS.get(name)):
         event["cname"] = colour
     return {**event, "args": {ABOUT: args}} if args else event
@@ -122,7 +124,11 @@ def _names(rank: int, lanes: Sequence[int]) -> Iterator[dict[str, Any]]:
 
 
 def _name(rank: int, tid: int, what: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": rank, "tid": tid, "args": args}
+    return {"ph": "M", "name": what, "pid": rank, "tid": _number(rank, tid), "args": args}
+
+
+def _number(rank: int, track: int) -> int:
+    return _FIRST_TRACK + _TRACKS_OF_A_RANK * rank + track
 
 
 def is_step_trace(path: Path) -> bool:

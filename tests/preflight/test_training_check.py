@@ -46,7 +46,7 @@ def claims(found: tuple[Proof, ...], engine: str) -> dict[str, Proof]:
 def test_two_real_ranks_prove_what_a_cpu_can(checked: tuple[Path, tuple[Proof, ...], tuple[str, ...]]) -> None:
     """Times are not judged here: other work shares these cores."""
     results, found, missing = checked
-    ddp, plain = claims(found, "ddp on 2 ranks"), claims(found, "plain")
+    ddp, plain = claims(found, "ddp"), claims(found, "plain")
     assert len(found) == 12
     assert [ddp[claim].status for claim in ("placement", "losses", "traffic")] == ["holds"] * 3
     assert ddp["traffic"].figure == 0
@@ -228,7 +228,7 @@ def test_a_run_that_failed_is_told_and_advised_on(checked: tuple[Path, Any, Any]
     )
     (finding,) = (own for own in training.training_findings(found) if own.message.startswith("ddp"))
     assert (finding.kind, finding.severity) == ("run-unproved", "error")
-    assert finding.message == "ddp on 2 ranks: oom: rank 1 ran out of memory"
+    assert finding.message == "ddp: oom: rank 1 ran out of memory"
 
 
 @pytest.mark.ranks
@@ -300,9 +300,9 @@ def test_the_command_says_what_holds_and_exits_by_it(
     assert answer.exit_code == 0
     said = " ".join(answer.stdout.split())
     assert f"{sum(proof.status == 'holds' for proof in held)} claims hold, 0 fail" in said
-    assert "ddp on 2 ranks" in said
+    assert f"ddp yes yes ({claims(found, 'ddp')['losses'].figure:.1g}) yes" in said
     assert "bundle.tar.gz" in said
-    spoilt = (*held, Proof("traffic", "ddp on 2 ranks", "fails", "all_reduce 1 B (by arithmetic 2 B)", 1.0, 0.0))
+    spoilt = (*held, Proof("traffic", "ddp", "fails", "all_reduce 1 B (by arithmetic 2 B)", 1.0, 0.0))
     monkeypatch.setattr(training, "check_training", lambda *_: (results, spoilt, missing))
     answer = CliRunner().invoke(app, ["check", "--training", "--json"])
     assert answer.exit_code == 1

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vitscale.analysis import TrialResult
-from vitscale.analysis.scaling import trial_name
+from vitscale.analysis.scaling import engine_name
 from vitscale.prediction.step.messages import messages
 from vitscale.present import units
 from vitscale.profiles.timeline import LOST_KERNELS, NO_KERNELS, NO_LAUNCH, NO_NCCL
@@ -53,7 +53,7 @@ class Proof:
 
 def proofs(result: TrialResult) -> tuple[Proof, ...]:
     """All that one trial's first completed run shows; that it did not complete, where none did."""
-    name = trial_name(result.trial)
+    name = engine_name(result.trial.train)
     if not result.records:
         why = result.reason or "it did not end"
         return (Proof("run", name, "fails", f"{result.outcome or 'not run'}: {why}"),)

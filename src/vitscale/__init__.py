@@ -6,13 +6,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vitscale.report.frames import load as load
     from vitscale.worker.callbacks import composer_callback as composer_callback
     from vitscale.worker.callbacks import lightning_callback as lightning_callback
     from vitscale.worker.callbacks import trainer_callback as trainer_callback
     from vitscale.worker.probe import Probe as Probe
 
 __version__ = "0.1.0"
-_OFFERED = {"Probe": "vitscale.worker.probe"} | dict.fromkeys(
+_OFFERED = {"Probe": "vitscale.worker.probe", "load": "vitscale.report.frames"} | dict.fromkeys(
     ("composer_callback", "lightning_callback", "trainer_callback"), "vitscale.worker.callbacks"
 )
 """For users' own code; imported when it is asked for."""

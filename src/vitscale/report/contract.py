@@ -40,8 +40,8 @@ Unknown is null (an empty cell in CSV), never 0 and never NaN. Times are seconds
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from vitscale.analysis import Analysis, CurveComparison, CurveResult, Point, TrialResult
 from vitscale.analysis.runs.figures import EpochFigures
@@ -52,6 +52,9 @@ from vitscale.report import contract_details, prediction_table, resolutions, sen
 from vitscale.report.contract_details import interval_fields
 from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import Trial
+
+if TYPE_CHECKING:
+    import polars
 
 
 def to_json(analysis: Analysis, outlook: Forecast | None = None, verb: Literal["report", "run"] = "report") -> str:
@@ -75,19 +78,24 @@ def to_json(analysis: Analysis, outlook: Forecast | None = None, verb: Literal["
     return envelope(verb, content)
 
 
-def to_table(rows: Sequence[dict[str, Any]], kind: str) -> bytes:
-    """Rows as CSV or Parquet: what is one value in the JSON, without its lists and objects, but for `modes`.
+def frame(rows: Sequence[dict[str, Any]], cell: Callable[[Any], Any] = lambda value: value) -> polars.DataFrame:
+    """Rows with the same keys as a frame: what is one value in the JSON, without its lists and objects, but for
+    `modes`. `cell`: makes a value of a cell."""
+    import polars  # takes a moment, and only tables need it
 
-    Args:
-        rows: with the same keys.
-        kind: csv or parquet.
-    """
     known = [finite(row) for row in rows]
     columns = [key for key in (known[0] if known else {}) if key not in _NESTED]
-    import polars  # takes a moment, and only this table needs it
+    return polars.DataFrame({column: _alike([cell(row[column]) for row in known]) for column in columns}, strict=False)
 
-    cell = _csv_cell if kind == "csv" else (lambda value: value)
-    table = polars.DataFrame({column: _alike([cell(row[column]) for row in known]) for column in columns}, strict=False)
+
+def to_table(rows: Sequence[dict[str, Any]], kind: str) -> bytes:
+    """Rows as CSV or Parquet.
+
+    Args:
+        rows: as `frame` takes them.
+        kind: csv or parquet.
+    """
+    table = frame(rows, _csv_cell) if kind == "csv" else frame(rows)
     if kind == "csv":
         return table.write_csv().encode()
     file = io.BytesIO()

@@ -1,0 +1,64 @@
+"""Results as frames: what was written is in them, and nothing is worked out before it is asked for."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import polars
+import pytest
+
+import vitscale
+from prediction_factory import resolved_study
+from results_factory import write_results
+from vitscale import store
+from vitscale.errors import StoreError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("frames") / "results"
+    write_results(resolved_study({1: [0.1, 0.102], 2: [0.104, 0.105]}), path)
+    return path
+
+
+def test_steps_are_those_of_the_record(folder: Path) -> None:
+    steps = vitscale.load(folder).steps.collect()
+    runs = store.load(folder).runs
+    assert steps.height == sum(len(rank.steps) for run in runs for rank in run.ranks)
+    run = runs[-1]
+    for rank in run.ranks:
+        mine = steps.filter(
+            (polars.col("trial") == run.header.trial_id)
+            & (polars.col("repeat") == run.header.repeat)
+            & (polars.col("rank") == rank.rank)
+        )
+        assert mine["step"].to_list() == [line.step for line in rank.steps]
+        assert mine["seconds"].to_list() == [line.seconds for line in rank.steps]
+        assert mine["window"].to_list() == [line.window for line in rank.steps]
+        assert mine["loss"].to_list() == [line.loss for line in rank.steps]
+
+
+def test_runs_and_trials_have_the_report_s_figures(folder: Path) -> None:
+    loaded = vitscale.load(str(folder))
+    assert loaded.runs.collect().height == 4
+    trials = loaded.trials.collect()
+    by_gpus = dict(zip(trials["gpus"], trials["step_seconds"], strict=True))
+    assert by_gpus[1] == pytest.approx(math.sqrt(0.1 * 0.102), rel=1e-6)
+    assert isinstance(loaded.trials, polars.LazyFrame)
+
+
+def test_a_notebook_shows_its_tables(folder: Path) -> None:
+    loaded = vitscale.load(folder)
+    assert "2 trials, 4 runs" in repr(loaded)
+    assert "| " in loaded._repr_markdown_()
+
+
+def test_what_holds_no_results_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError):
+        vitscale.load(tmp_path)
+
+
+def test_the_package_offers_nothing_else() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'loads'"):
+        vitscale.loads  # noqa: B018

@@ -14,7 +14,7 @@ from vitscale.present.markdown import to_markdown
 from vitscale.report.contract import frame, run_rows, trial_rows
 from vitscale.report.document import terminal_document
 from vitscale.store.results import Results
-from vitscale.store.steps import WINDOWS
+from vitscale.store.steps import WINDOWS, Steps
 
 
 class Frames:
@@ -46,13 +46,13 @@ class Frames:
         frames = [
             polars.DataFrame(
                 {
-                    "step": rank.steps.step,
-                    "epoch": rank.steps.epoch,
-                    "seconds": rank.steps.seconds,
-                    "images": rank.steps.images,
-                    "loss": polars.Series(rank.steps.loss).fill_nan(None),
-                    "warmup": rank.steps.warmup,
-                    "window": windows[rank.steps.window],
+                    "step": steps.step,
+                    "epoch": steps.epoch,
+                    "seconds": steps.seconds,
+                    "images": steps.images,
+                    "loss": polars.Series(steps.loss).fill_nan(None),
+                    "warmup": steps.warmup,
+                    "window": windows[steps.window],
                 }
             ).select(
                 polars.lit(run.header.trial_id).alias("trial"),
@@ -62,7 +62,7 @@ class Frames:
             )
             for run in self._results.runs
             for rank in run.ranks
-            if len(rank.steps)
+            if len(steps := Steps.of(rank.steps))
         ]
         return polars.concat(frames).lazy() if frames else polars.LazyFrame()
 

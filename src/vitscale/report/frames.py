@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import polars
 
 from vitscale import store
 from vitscale.analysis import Analysis, analyse
@@ -15,6 +15,9 @@ from vitscale.report.contract import frame, run_rows, trial_rows
 from vitscale.report.document import terminal_document
 from vitscale.store.results import Results
 from vitscale.store.steps import WINDOWS, Steps
+
+if TYPE_CHECKING:
+    import polars
 
 
 class Frames:
@@ -42,6 +45,8 @@ class Frames:
     def steps(self) -> polars.LazyFrame:
         """A row for each optimizer step of each rank of each run, warm-up and profiled ones too: `trial`, `repeat`,
         `rank`, `step`, `epoch`, `seconds`, `images`, `loss` (null: not told), `warmup`, `window`."""
+        import polars  # starts threads, which no process that is forked may have
+
         windows = np.array(WINDOWS)
         frames = [
             polars.DataFrame(

@@ -25,6 +25,7 @@ from vitscale.analysis.summaries import summarise, without_one_off
 from vitscale.analysis.time.waterfall import Factor, Waterfall, waterfalls
 from vitscale.analysis.trials import TrialResult
 from vitscale.present.document import Finding
+from vitscale.store.reading import without_collection
 from vitscale.store.results import Results, Run, StudyRecord
 
 __all__ = [
@@ -62,6 +63,7 @@ class Analysis:
         )
 
 
+@without_collection()
 def analyse(results: Results, *, combine_unlike: bool = False) -> Analysis:
     """Works out every figure of a study.
 

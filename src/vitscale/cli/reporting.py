@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -81,6 +82,7 @@ def report(
             raise unknown("format of --like" if study else "format", name, valid)
     loaded = store.load(results)
     found = analysis.analyse(loaded, combine_unlike=combine_unlike)
+    gc.freeze()  # records form no cycles: to look for some among a million takes most of the time
     console = ProgramConsole(stderr=bool({"md", "json", "latex"} & set(wanted)) and output is None)
     if study is not None:
         material = published.Material.of(found, sources.evidence_of(results, loaded, found).network)

@@ -161,8 +161,8 @@ class RunIndex:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
-    """Records form no cycles: looking for some among a million objects, again and again, is half of reading them."""
+def without_collection() -> Iterator[None]:
+    """No search for cycles: records form none, and to look for some among a million objects takes most of the time."""
     held = gc.isenabled()
     gc.disable()
     try:
@@ -172,7 +172,7 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-@_no_collection()
+@without_collection()
 def load(results: Path, only: str | None = None, known: Mapping[str, Run] = MappingProxyType({})) -> Results:
     """Reads a results folder back.
 

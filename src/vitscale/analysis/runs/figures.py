@@ -209,7 +209,7 @@ def run_figures(run: Run) -> RunFigures:
     steady = _steady(light, alike, warm)
     slow = slow_steps(steps.step[steady], elapsed[steady], kinds[steady])
     timed = steady[~np.isin(steps.step[steady], slow.set_aside)] if slow.set_aside else steady
-    passed = sum(elapsed[steady].tolist())
+    passed: float = sum(elapsed[steady].tolist())
     if sum(elapsed[timed].tolist()) <= 0:
         timed = timed[:0]
         if not whole_epochs_alone(run):

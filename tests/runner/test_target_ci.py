@@ -14,12 +14,14 @@ from driving import tree
 from scripted_ranks import FAILS, Scripted
 from study_factory import EIGHT_CORES, write_study
 from vitscale import analysis, launchers, store
+from vitscale.errors import StoreError
 from vitscale.present.document import Finding, Paragraph
-from vitscale.runner import Options, Plan, Report, plan
+from vitscale.runner import Options, Plan, Report, driver, plan
 from vitscale.runner import run as drive
 from vitscale.runner.driver import Interrupted
 from vitscale.runner.preview import plan_document, plan_fields
 from vitscale.runner.todo import AddedRuns
+from vitscale.store import reading
 
 # Within 50 %, so a logarithm of 0.405: of three that agree, three more runs will do. Of 1, 1.5 and 1 the standard
 # deviation is 0.234, at most 2.117 times that; 4.303 x 0.4955 / sqrt(6) = 0.87. With one more 1: 1.7276 x 0.2027, for
@@ -104,6 +106,28 @@ def test_runs_are_added_until_the_target_or_the_limit_and_never_where_one_failed
     assert study.run().done_now == 0
     assert len(study.launcher.started) == started
     assert tree(study.results / "runs") == before
+
+
+def test_a_study_packed_as_it_goes_decides_the_same_and_stops_where_a_pack_is_damaged(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (driver, reading):
+        monkeypatch.setattr(module, "PACK_RUNS", 4)
+    study = make(AT_ONCE, AFTER_FOUR, NEVER, FAILING)
+    study.run()
+    assert study.runs == [6, 8, 9, 3]
+    packs = sorted(study.results.glob("packs/*"))
+    assert len(packs) == 26 // 4
+    assert len(list(study.results.glob("runs/*/outcome.json"))) == 26 % 4
+    assert len(store.load(study.results).runs) == 26
+    # The same again has nothing to do.
+    assert study.run().done_now == 0
+    packs[0].write_bytes(packs[0].read_bytes()[:-100])
+    with pytest.raises(StoreError, match=f"packs/{packs[0].name} cannot be read") as caught:
+        study.run()
+    assert "delete it, and the same command does its runs again" in str(caught.value)
+    packs[0].unlink()
+    assert study.run().done_now == 4
 
 
 def test_how_many_runs_are_left_is_told_as_the_most_there_can_be(make: Make) -> None:

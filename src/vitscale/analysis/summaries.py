@@ -8,6 +8,7 @@ runs that do the same by more than any run differs.
 
 from __future__ import annotations
 
+import bisect
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -124,9 +125,9 @@ def without_one_off(trials: Mapping[str, TrialResult]) -> dict[str, TrialResult]
                     groups.setdefault((phase, *_kind(phase, result)), []).append((trial_id, n, run))
     mended: dict[str, dict[int, RunFigures]] = {}
     for (phase, *_), members in groups.items():
+        rest = sorted(run.startup[phase] for _, _, run in members if phase not in run.compiled)
         for trial_id, n, run in members:
-            rest = [other.startup[phase] for _, _, other in members if other is not run and phase not in other.compiled]
-            usual = statistics.median(rest) if rest else None
+            usual = known_median(rest) if phase in run.compiled else _median_without(rest, run.startup[phase])
             may_have = phase == "engine" or trials[trial_id].trial.train.compile
             if phase in run.compiled or (may_have and usual is not None and _far_beyond(run.startup[phase], usual)):
                 own = mended.setdefault(trial_id, {})
@@ -137,6 +138,15 @@ def without_one_off(trials: Mapping[str, TrialResult]) -> dict[str, TrialResult]
         else result
         for trial_id, result in trials.items()
     }
+
+
+def _median_without(ordered: Sequence[float], value: float) -> float | None:
+    """The median of all but one `value` of them; None where there is no other."""
+    place, count = bisect.bisect_left(ordered, value), len(ordered) - 1
+    if not count:
+        return None
+    low, high = (ordered[k + (k >= place)] for k in ((count - 1) // 2, count // 2))
+    return low if count % 2 else (low + high) / 2
 
 
 def _far_beyond(seconds: float, usual: float) -> bool:

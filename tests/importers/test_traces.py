@@ -168,6 +168,9 @@ def test_predictions_from_traces_say_so_and_what_they_lack(tmp_path: Path) -> No
 def test_a_trace_without_steps_predicts_nothing(tmp_path: Path) -> None:
     results = tmp_path / "results"
     import_logs([trace_path(ALEXNET)], "trace", Options(), results)
+    advice = {finding.kind: finding.advice for finding in analyse(load(results)).findings}
+    assert advice["baseline-missing"].startswith("Import them with --train-samples;")
+    assert "traces whose steps are marked tell more" in advice["unaccounted-time"]
     for verb in (["predict", "--gpus", "4"], ["advise"]):
         answer = CliRunner().invoke(app, [verb[0], str(results), *verb[1:]])
         assert isinstance(answer.exception, RequestError)

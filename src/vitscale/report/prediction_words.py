@@ -64,7 +64,7 @@ def traces(forecast: Forecast) -> tuple[str, ...]:
     series = [one for one in forecast.evidence.series if one.name in asked]
     if not series or not all(point.trace_steps for one in series for point in one.points):
         return ()
-    said = "Rests on profiler traces alone: a few steps, the profiler's cost in each, no epoch."
+    said = "Rests on profiler traces alone: a few steps, the profiler's cost in each."
     if all(len({point.gpus for point in one.points}) == 1 for one in series):
         said += (
             " Each series has one rank count, so that nothing shows how its steps grow: import a trace of the same job "

@@ -124,11 +124,17 @@ def unaccounted(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Trials of whose step more than 3 % is in no part."""
     unclear = worst(measured, _other, _OTHER)
     if unclear:
+        imported = all(trial.trial.origin is not None for trial in unclear.trials)
+        more = (
+            "traces whose steps are marked tell more"
+            if imported
+            else "measure.traces = true keeps what the profiler saw"
+        )
         yield (warning if unclear.value > _OTHER_MISLEADS else note)(
             "unaccounted-time",
             f"unaccounted time: in {count(unclear.trials)} more than {percent(_OTHER)} of a step is in no part of the "
             f'breakdown ("other": {percent(unclear.value)} in {name(unclear.trial)})',
-            'It is shown as "other", never spread over the parts; measure.traces = true keeps what the profiler saw.',
+            f'It is shown as "other", never spread over the parts; {more}.',
             unclear.trials,
         )
 

@@ -118,10 +118,13 @@ def baselines(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> I
     drifting = {trial.trial_id for trial in trials if trial.drifts}
     unmeasured = [curve for curve in curves if not any(point.trial_id in drifting for point in curve.points)]
     if without := [curve for curve in unmeasured if curve.baseline is None]:
+        ids = {point.trial_id for curve in without for point in curve.points}
+        untold = all(trial.trial.origin is not None and trial.runs for trial in trials if trial.trial_id in ids)
+        advice = "Import them with --train-samples" if untold else "See why they ended under the failed trials"
         yield warning(
             "baseline-missing",
             f"baseline missing: no run has completed with an epoch time of {names(without)}",
-            "See why they ended under the failed trials; speedup and efficiency need at least one.",
+            f"{advice}; speedup and efficiency need at least one.",
             [point for curve in without for point in curve.points],
         )
     if larger := [curve for curve in curves if curve.baseline is not None and curve.baseline.gpus > 1]:

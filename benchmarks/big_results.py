@@ -122,8 +122,8 @@ def _rank_text(trial_id: str, trial: Trial, rank: int, step_seconds: float, draw
     )
     before: list[RankLine] = [
         StartLine(format=FORMAT, trial=trial_id, rank=rank, world_size=trial.world.size, environment=environment),
-        *(PhaseLine(name=name, seconds=draw.uniform(0.2, 0.3)) for name in ("launch", "imports", "data", "model")),  # type: ignore[arg-type]
-        *(PhaseLine(name=name, seconds=draw.uniform(0.2, 0.3)) for name in ("engine", "first_step")),  # type: ignore[arg-type]
+        *(PhaseLine(name=name, seconds=draw.uniform(0.2, 0.3)) for name in ("launch", "imports", "data", "model")),  # type: ignore[arg-type]  # names of phases
+        *(PhaseLine(name=name, seconds=draw.uniform(0.2, 0.3)) for name in ("engine", "first_step")),  # type: ignore[arg-type]  # names of phases
         ModelLine(
             parameters=5_500_000,
             gradient_dtype="float32",

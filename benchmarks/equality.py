@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from engines.curves import Curve, Job, largest_difference, train  # noqa: E402 - the path to it stands above
-from engines.jobs import ACCUMULATED, ADAMW, AUTOCAST, CLIPPED, ENGINES, MICRO_BATCHES, SGD, Train  # noqa: E402
+from engines.jobs import ACCUMULATED, ADAMW, AUTOCAST, CLIPPED, ENGINES, MICRO_BATCHES, SGD, Train  # noqa: E402 - the path to it stands above
 
 PAGE = ROOT / "docs/equality.md"
 BEGIN, END = "<!-- benchmarks/equality.py writes from here -->\n", "<!-- to here -->\n"

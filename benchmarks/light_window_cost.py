@@ -115,9 +115,9 @@ def seconds_per_step(steps: int, measured: bool) -> float:
         log: Any = RankLog(Path(folder), 0) if measured else Nothing()
         training = Training(wanted, PLACE, sources.load(wanted.data), Idle(), CPU, log, 0)
         if not measured:
-            training.clock = Nothing()  # type: ignore[assignment]
-            training.explainer = Nothing()  # type: ignore[assignment]
-        training.passes.preprocess = Taken()  # type: ignore[assignment]
+            training.clock = Nothing()  # type: ignore[assignment]  # stands for it
+            training.explainer = Nothing()  # type: ignore[assignment]  # stands for it
+        training.passes.preprocess = Taken()  # type: ignore[assignment]  # stands for it
         began = time.perf_counter()
         training.run()
         if measured:

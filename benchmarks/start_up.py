@@ -59,13 +59,13 @@ def build(num_classes: int, image_size: int) -> object:
     class Noting(VisionTransformer):
         calls = 0
 
-        def forward(self, images: object) -> object:  # type: ignore[override]
+        def forward(self, images: object) -> object:  # type: ignore[override]  # a tensor: torch is imported later
             if self.training:
                 self.calls += 1
                 if self.calls == 2 and os.environ.get("RANK") == "0":
                     now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
                     (Path(sys.argv[1]) / "first_step_ns").write_text(str(now))
-            return super().forward(images)  # type: ignore[arg-type]
+            return super().forward(images)  # type: ignore[arg-type]  # a tensor: torch is imported later
 
     return Noting(resolve(ModelSpec(name="vit-ti16", image_size=image_size, patch_size=8, layers=4), num_classes))
 

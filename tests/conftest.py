@@ -118,7 +118,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: (places.get(item.path, len(places)), item.path not in ranks))
 
 
-class _FilesAndWorlds(LoadFileScheduling):  # type: ignore[misc]
+class _FilesAndWorlds(LoadFileScheduling):  # type: ignore[misc]  # xdist is untyped
     """A file's tests are run by one process, and so are those of all files that share worlds."""
 
     def _split_scope(self, nodeid: str) -> str:

@@ -308,13 +308,13 @@ def _run(asked: dict[str, Any], descriptors: list[int], set_by_imports: Mapping[
         os.sched_setaffinity(0, asked["cores"])
         match asked["kind"]:
             case "script":
-                subprocess.Popen = _fork_scripts  # type: ignore[assignment, misc]
+                subprocess.Popen = _fork_scripts  # type: ignore[assignment, misc]  # takes what it is asked with
                 sys.argv = asked["argv"]
                 sys.path.insert(0, str(Path(asked["argv"][0]).parent))  # as Python does of a script
                 runpy.run_path(asked["argv"][0], run_name="__main__")
             case "command":
                 _as_module()
-                subprocess.Popen = _fork_what_is_prepared  # type: ignore[assignment, misc]
+                subprocess.Popen = _fork_what_is_prepared  # type: ignore[assignment, misc]  # takes what it is asked with
                 sys.argv[1:] = asked["argv"]
                 runpy.run_module("vitscale", run_name="__main__", alter_sys=True)
             case "prepared":

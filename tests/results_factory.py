@@ -144,7 +144,7 @@ def make_rank(
             environment=environment or make_environment(rank),
         ),
         model=ModelLine(**(model_fields | dict(model or {}))),
-        phases=tuple(PhaseLine(name=name, seconds=seconds) for name, seconds in phases.items()),  # type: ignore[arg-type]
+        phases=tuple(PhaseLine(name=name, seconds=seconds) for name, seconds in phases.items()),  # type: ignore[arg-type]  # names of phases
         steps=tuple(step_lines),
         epochs=tuple(epochs),
         error=None,

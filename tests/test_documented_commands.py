@@ -161,7 +161,7 @@ def test_a_command_of_vitscale_runs(
     arguments = arguments_of(COMMANDS[name].line)
     if COMMANDS[name].left_out:
         commands = get_command(cli.app)
-        verb = commands.commands[arguments[0]]  # type: ignore[attr-defined]
+        verb = commands.commands[arguments[0]]  # type: ignore[attr-defined]  # a group of commands
         if hasattr(verb, "commands") and arguments[1:] and arguments[1] in verb.commands:
             verb, arguments = verb.commands[arguments[1]], arguments[1:]
         known = {option for parameter in verb.params for option in (*parameter.opts, *parameter.secondary_opts)}
@@ -202,7 +202,7 @@ def test_blocks_have_commands_of_every_verb() -> None:
     """The reader of blocks reads: it has found what everybody types first, and cut off what is said of it."""
     lines = {command.line for command in COMMANDS.values()}
     assert {"make test", "vitscale plan STUDY.toml", "vitscale run first.toml -o results"} <= lines
-    assert {line.split()[1] for line in lines if line.startswith("vitscale ")} == set(get_command(cli.app).commands)  # type: ignore[attr-defined]
+    assert {line.split()[1] for line in lines if line.startswith("vitscale ")} == set(get_command(cli.app).commands)  # type: ignore[attr-defined]  # a group of commands
 
 
 @pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.line.startswith("make ")])

@@ -36,7 +36,7 @@ def test_every_page_on_clusters_says_what_not_to_reinstall() -> None:
 
 def test_every_command_is_listed() -> None:
     listed = set(re.findall(r"^vitscale (\w+)", README, flags=re.MULTILINE))
-    assert listed == set(get_command(app).commands)  # type: ignore[attr-defined]
+    assert listed == set(get_command(app).commands)  # type: ignore[attr-defined]  # a group of commands
 
 
 def test_links_and_pictures_lead_somewhere() -> None:

@@ -51,7 +51,7 @@ class Reading:
         assert config is not None, "no deepspeed/runtime/config.py"  # noqa: S101 - ends the program with the reason
         self.config = config
         whole = config.defined["DeepSpeedConfig"]
-        assert isinstance(whole, ast.ClassDef), "no DeepSpeedConfig"  # noqa: S101
+        assert isinstance(whole, ast.ClassDef), "no DeepSpeedConfig"  # noqa: S101 - ends the program with the reason
         self._call_class(whole, Scope(config, {"config": _ROOT}))
         self._tables()
         for one, other in self._twins:

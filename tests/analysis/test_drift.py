@@ -127,7 +127,7 @@ def test_amplified_rounding_is_told_from_drift() -> None:
 def test_others_that_agree_show_that_rounding_is_not_amplified() -> None:
     """A difference that comes late is drift where two trials agree far more closely."""
     plain = make_trial("none", micro_batch=16)
-    late: Change = lambda step: 0.002 if step > 10 else 0.0  # noqa: E731
+    late: Change = lambda step: 0.002 if step > 10 else 0.0  # noqa: E731 - one of several changes
     others = [(make_trial("ddp", 2), constant(2e-7)), (make_trial("none", micro_batch=8, grad_accum=2), constant(3e-7))]
     odd = (make_trial("deepspeed", 2), late)
     assert statuses((plain, EQUAL), odd) == ["reference", "unknown"]

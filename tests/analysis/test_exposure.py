@@ -28,7 +28,7 @@ def line(
         phases=(("backward", 0.0, seconds),),
         idle=tuple(idle),
         collectives=tuple(("gloo", operation, start, end) for start, end in collectives),
-        **more,  # type: ignore[arg-type]
+        **more,  # type: ignore[arg-type]  # fields of the line
     )
 
 

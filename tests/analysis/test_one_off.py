@@ -89,7 +89,7 @@ def test_a_deepspeed_file_is_part_of_what_is_built_alike() -> None:
     ]
     results = make_results([(make_curve([trial]), [trial]) for trial in trials], runs)
     by_optimizer = {
-        trial.trial.train.deepspeed_config["optimizer"]["type"]: trial.startup["engine"]  # type: ignore[index]
+        trial.trial.train.deepspeed_config["optimizer"]["type"]: trial.startup["engine"]  # type: ignore[index]  # they are there: set above
         for trial in analyse(results).trials.values()
     }
     assert by_optimizer == {"AdamW": 9.7, "Adam": 8.0}

@@ -13,8 +13,8 @@ RANK_1 = [9.5, 0.25, 0.75, 0.25, 0.50]
 # 1.25 and 1.75 s have passed, 0.4375 a step. The slowest rank of each step would come to 2.25.
 
 
-def two_rank_run(rank_0: list[float] = RANK_0, rank_1: list[float] = RANK_1, **fields: object):  # type: ignore[no-untyped-def]
-    ranks = [make_rank(TWO_RANKS, rank, steps, warmup=1, **fields) for rank, steps in enumerate([rank_0, rank_1])]  # type: ignore[arg-type]
+def two_rank_run(rank_0: list[float] = RANK_0, rank_1: list[float] = RANK_1, **fields: object):  # type: ignore[no-untyped-def]  # of a factory's keywords
+    ranks = [make_rank(TWO_RANKS, rank, steps, warmup=1, **fields) for rank, steps in enumerate([rank_0, rank_1])]  # type: ignore[arg-type]  # the factory's keywords
     return run_figures(make_run(TWO_RANKS, ranks))
 
 

@@ -260,4 +260,4 @@ def coverage(studies: Sequence[Sequence[float]], target_ci: float) -> tuple[tupl
         runs = study[: plan.runs] if plan is not None else study
         found = interval(runs, looked=looked_at(runs, target_ci))
         held[stops].append((found.low or 0.0) <= 1 <= (found.high or 0.0))
-    return tuple((float(np.mean(some)) if some else 1.0, len(some)) for some in held.values())  # type: ignore[return-value]
+    return tuple((float(np.mean(some)) if some else 1.0, len(some)) for some in held.values())  # type: ignore[return-value]  # of both

@@ -545,7 +545,7 @@ def test_intervals_of_points_hold_the_truth(repeats: int, seed: int) -> None:
     spread = np.array([0.03, 0.3, 0.05])
 
     def worked_out(base: np.ndarray, trial: np.ndarray) -> list[float]:
-        logs = decompose(dict(enumerate(trial)), dict(enumerate(base)))  # type: ignore[arg-type]
+        logs = decompose(dict(enumerate(trial)), dict(enumerate(base)))  # type: ignore[arg-type]  # by number
         log = sum(logs.values())
         return [math.expm1(log) / log * -part for part in logs.values()]
 

@@ -131,7 +131,7 @@ def test_threads_read_ahead_before_the_first_batch_is_asked_for_but_not_without_
 @pytest.mark.parametrize("workers", [1, 3])
 def test_leaving_early_leaves_no_thread(workers: int) -> None:
     split = NumberedSplit(5000)
-    with pytest.raises(KeyboardInterrupt), Batches(split, order_of(5000), rank=1, workers=workers) as batches:  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt), Batches(split, order_of(5000), rank=1, workers=workers) as batches:  # noqa: PT012 - in the block it is raised
         next(batches)
         assert our_threads() != []
         raise KeyboardInterrupt

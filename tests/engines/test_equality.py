@@ -50,7 +50,7 @@ def test_every_step_has_the_same_images_whoever_takes_them(worlds: Worlds, ranks
     reference = worlds[1]["adamw"]
     assert [len(step) for step in reference.ids] == [36, 36, 7] * 2 + [36]
     for epoch in range(2):
-        assert sorted(sum(reference.ids[epoch * 3 : epoch * 3 + 3], [])) == list(range(SAMPLES))  # noqa: RUF017
+        assert sorted(sum(reference.ids[epoch * 3 : epoch * 3 + 3], [])) == list(range(SAMPLES))  # noqa: RUF017 - of three short lists
     assert reference.ids[0] != reference.ids[3]
     for name, curve in worlds[ranks].items():
         assert curve.ids == reference.ids[curve.first : curve.first + len(curve.ids)], name

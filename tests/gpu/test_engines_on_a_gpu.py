@@ -38,7 +38,7 @@ def ranks() -> int:
 
 def job(name: str, fields: Train, **more: Any) -> Job:
     found: Job = {"name": name, "train": fields | CUDA, "steps": 20}
-    found.update(more)  # type: ignore[typeddict-item]
+    found.update(more)  # type: ignore[typeddict-item]  # fields of a job
     return found
 
 

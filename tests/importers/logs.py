@@ -92,5 +92,5 @@ def steady(rank: int, steps: int, period: float = 0.5, allreduce: float = 0.04) 
 def imported(tmp_path: Path, paths: Sequence[Path], log_format: LogFormat, **options: object) -> Analysis:
     """The analysis of an import."""
     results = tmp_path / "results"
-    import_logs(paths, log_format, Options(**options), results)  # type: ignore[arg-type]
+    import_logs(paths, log_format, Options(**options), results)  # type: ignore[arg-type]  # options of a log
     return analysis.analyse(store.load(results))

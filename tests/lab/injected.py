@@ -67,7 +67,7 @@ def _delay_the_loader(seconds: float, period: int | None) -> None:
             file.write(f"{time.monotonic() - began}\n")
         return batch
 
-    Batches._read = slow  # type: ignore[method-assign]
+    Batches._read = slow  # type: ignore[method-assign]  # the fault
 
 
 def _compute_longer(seconds_of: Callable[[int], float]) -> None:

@@ -114,7 +114,7 @@ def linked(link_folder: Path, link: Link) -> Linked:
     @functools.cache
     def run(rate: int, name: str) -> Run:
         window = {"traces": name == "ddp, many buckets"}
-        trial = make_trial(**CONFIGURATIONS[name], steps=STEPS, window=window)  # type: ignore[arg-type]
+        trial = make_trial(**CONFIGURATIONS[name], steps=STEPS, window=window)  # type: ignore[arg-type]  # fields of a trial
         return run_ranks(trial, link_folder / str(rate), link(rate))
 
     return run

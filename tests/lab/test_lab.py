@@ -221,7 +221,7 @@ def test_ctrl_c_reaches_the_command_once(lab: Laboratory, tmp_path: Path) -> Non
     pid, terminal = pty.fork()
     if pid == 0:
         argv = lab.command(0, [sys.executable, "-S", "-c", COUNTING, str(tmp_path)])
-        os.execv(argv[0], argv)  # noqa: S606
+        os.execv(argv[0], argv)  # noqa: S606 - no shell is wanted
     pid_in(tmp_path / "ready")
     os.write(terminal, b"\x03")
     pid_in(tmp_path / "interrupted")

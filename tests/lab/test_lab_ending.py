@@ -186,7 +186,7 @@ def test_an_up_that_fails_half_way_says_why_and_leaves_nothing(tmp_path: Path, m
 def test_a_name_that_is_taken_is_refused_and_its_lab_stays(using: Callable[..., object]) -> None:
     made = up(Plan(NAME, hosts=1))
     with pytest.raises(RequestError, match=f"a lab '{NAME}' exists already.*vitscale lab down --name {NAME}"):
-        using(name=NAME).__enter__()  # type: ignore[attr-defined]
+        using(name=NAME).__enter__()  # type: ignore[attr-defined]  # a context manager, never left
     assert made.hosts[0].first.alive
 
 

@@ -28,7 +28,7 @@ FITTED = fit(make_evidence(POINTS, MEASURED))
 
 
 def ddp(gpus: int, micro_batch: int = 64, grad_accum: int = 1, **how: object) -> Candidate:
-    return Candidate(gpus, 8, "ddp", 0, micro_batch, grad_accum, **how)  # type: ignore[arg-type]
+    return Candidate(gpus, 8, "ddp", 0, micro_batch, grad_accum, **how)  # type: ignore[arg-type]  # fields of a candidate
 
 
 def test_a_candidate_is_what_predict_says_of_it() -> None:

@@ -46,7 +46,7 @@ def asked(device: str, evidence: Evidence) -> Prediction:
 )
 def test_the_longer_of_arithmetic_and_memory_decides(old: str, new: str, precision: str, times: float) -> None:
     there, back = (
-        float(np.exp(time_factors(gpu_type(a), gpu_type(b), precision, (ZERO, ZERO)))[0, 0])  # type: ignore[arg-type]
+        float(np.exp(time_factors(gpu_type(a), gpu_type(b), precision, (ZERO, ZERO)))[0, 0])  # type: ignore[arg-type]  # made of scalars
         for a, b in ((old, new), (new, old))
     )
     assert there == pytest.approx(times)

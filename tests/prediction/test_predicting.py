@@ -26,8 +26,8 @@ ONE_HOST = (make_point(1, (0.2, 0.201), parts=PARTS), make_point(2, (0.202, 0.20
 def ask(
     gpus: int, *points: Point, network: Network = MEASURED, mode: str = "strong-micro", **how: object
 ) -> Prediction:
-    evidence = make_evidence(points or ONE_HOST, network, mode=mode)  # type: ignore[arg-type]
-    return predict(fit(evidence), Question((gpus,), **how))[0]  # type: ignore[arg-type]
+    evidence = make_evidence(points or ONE_HOST, network, mode=mode)  # type: ignore[arg-type]  # one of its modes
+    return predict(fit(evidence), Question((gpus,), **how))[0]  # type: ignore[arg-type]  # fields of a question
 
 
 def test_an_epoch_is_its_whole_steps_and_the_slots_share_of_the_last() -> None:

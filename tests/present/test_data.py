@@ -36,5 +36,5 @@ def test_a_finding_and_an_estimate_have_one_form() -> None:
 
 def test_the_most_severe_come_first_and_keep_their_order() -> None:
     kinds = [("a", "note"), ("b", "error"), ("c", "warning"), ("d", "error")]
-    found = most_severe_first([Finding(kind, severity, "", "") for kind, severity in kinds])  # type: ignore[arg-type]
+    found = most_severe_first([Finding(kind, severity, "", "") for kind, severity in kinds])  # type: ignore[arg-type]  # any text for a severity
     assert [finding.kind for finding in found] == ["b", "d", "c", "a"]

@@ -161,7 +161,7 @@ HOSTILE = (
     b"1" * 5_000 + b"\n",
     b"x" * 1_000_000,
     b'{"token": "' + b"x" * 60_000,
-    hello(token="another"),  # noqa: S106
+    hello(token="another"),  # noqa: S106 - of no run
     hello(token=None),
     hello(token=[TOKEN]),
     hello(token=TOKEN + "0"),

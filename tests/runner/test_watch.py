@@ -176,7 +176,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_a_silent_run_is_a_hang_after_its_limit(tmp_path: Path, clock: Clock) -> None:
     stuck = FakeJob(clock, looks=10**9)
-    ending = watch(stuck, tmp_path, hang_seconds=20.0, timeout_seconds=None, on_progress=print)  # type: ignore[arg-type]
+    ending = watch(stuck, tmp_path, hang_seconds=20.0, timeout_seconds=None, on_progress=print)  # type: ignore[arg-type]  # a stand-in for a job
     assert (ending.stopped, ending.limit_seconds, ending.exit_code) == ("hang", 20.0, None)
     assert stuck.looked == 21
     assert stuck.ended == 1
@@ -184,7 +184,7 @@ def test_a_silent_run_is_a_hang_after_its_limit(tmp_path: Path, clock: Clock) ->
 
 def test_any_record_of_any_rank_puts_the_hang_off(tmp_path: Path, clock: Clock) -> None:
     slow = FakeJob(clock, looks=50, at={n: lambda: append(tmp_path, 3, PHASE + "\n") for n in (15, 30, 45)})
-    ending = watch(slow, tmp_path, hang_seconds=20.0, timeout_seconds=None, on_progress=print)  # type: ignore[arg-type]
+    ending = watch(slow, tmp_path, hang_seconds=20.0, timeout_seconds=None, on_progress=print)  # type: ignore[arg-type]  # a stand-in for a job
     assert (ending.stopped, ending.exit_code) == (None, 0)
     assert slow.ended == 1
 
@@ -200,7 +200,7 @@ def test_a_step_that_is_told_over_the_line_puts_the_hang_off(tmp_path: Path, clo
             return {3: RankStatus(host="host1", pid=1, heard_seconds=clock.now, step=min(self.asked, 40) // 15)}
 
     stuck = FakeJob(clock, looks=10**9, heartbeats=Telling())
-    ending = watch(stuck, tmp_path, hang_seconds=20.0, timeout_seconds=None, on_progress=print)  # type: ignore[arg-type]
+    ending = watch(stuck, tmp_path, hang_seconds=20.0, timeout_seconds=None, on_progress=print)  # type: ignore[arg-type]  # a stand-in for a job
     assert ending.stopped == "hang"
     assert 30 + 20 <= stuck.looked <= 30 + 22  # its last new step came at the 30th look
 
@@ -220,13 +220,13 @@ def test_a_phase_of_start_up_is_passed_on_when_it_changes(tmp_path: Path, clock:
         told.append((steps, phase))
 
     short = FakeJob(clock, looks=10, heartbeats=Starting())
-    watch(short, tmp_path, hang_seconds=20.0, timeout_seconds=None, on_progress=tell)  # type: ignore[arg-type]
+    watch(short, tmp_path, hang_seconds=20.0, timeout_seconds=None, on_progress=tell)  # type: ignore[arg-type]  # a stand-in for a job
     assert told == [(0, "engine"), (0, "compiling fused_adam")]
 
 
 def test_a_busy_run_is_ended_at_its_timeout(tmp_path: Path, clock: Clock) -> None:
     busy = FakeJob(clock, looks=10**9, at={n: lambda: append(tmp_path, 0, STEP + "\n") for n in range(1000)})
-    ending = watch(busy, tmp_path, hang_seconds=20.0, timeout_seconds=90.0, on_progress=print)  # type: ignore[arg-type]
+    ending = watch(busy, tmp_path, hang_seconds=20.0, timeout_seconds=90.0, on_progress=print)  # type: ignore[arg-type]  # a stand-in for a job
     assert (ending.stopped, ending.limit_seconds) == ("timeout", 90.0)
     assert ending.wall_seconds == pytest.approx(91.0, abs=2.0)
 

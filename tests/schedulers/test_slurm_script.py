@@ -22,7 +22,7 @@ def job(**changes: object) -> BatchJob:
         "results": Path("/shared/results"),
         "cwd": Path("/home/user/work"),
     }
-    return BatchJob(**(given | changes))  # type: ignore[arg-type]
+    return BatchJob(**(given | changes))  # type: ignore[arg-type]  # fields of a job
 
 
 def test_the_least() -> None:

@@ -93,7 +93,7 @@ def test_columns_are_said_where_several_could_be_meant(tmp_path: Path) -> None:
 def test_broken_rows_are_named(tmp_path: Path) -> None:
     rows = [{"bytes": encoded(Image.new("RGB", (9, 9))), "path": "a.png"} for _ in range(6)]
     rows[2] = {"bytes": b"no image", "path": "b.jpg"}
-    rows[4] = None  # type: ignore[call-overload]
+    rows[4] = None  # type: ignore[call-overload]  # what must be refused
     features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("string")})
     saved = datasets.Dataset.from_dict({"image": rows, "label": ["x", "y"] * 3}, features)
     saved.save_to_disk(str(tmp_path / "x"))

@@ -39,7 +39,7 @@ def load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     builder = pytest.importorskip("deepspeed.ops.op_builder.builder")
     from torch.utils import cpp_extension
 
-    class Tiny(builder.OpBuilder):  # type: ignore[name-defined,misc]
+    class Tiny(builder.OpBuilder):  # type: ignore[name-defined,misc]  # DeepSpeed is untyped
         def __init__(self) -> None:
             super().__init__(name="tiny_adam")
 

@@ -173,7 +173,7 @@ def compare(seconds: Sequence[float], other_seconds: Sequence[float], looked: tu
     if times_as_fast.note:
         return Comparison(times_as_fast, "too few repeats to tell")
     side = times_as_fast.side_of(1.0)
-    verdict: ComparisonVerdict = {"above": "faster", "below": "slower"}.get(side or "", "no significant difference")  # type: ignore[assignment]
+    verdict: ComparisonVerdict = {"above": "faster", "below": "slower"}.get(side or "", "no significant difference")  # type: ignore[assignment]  # all three are verdicts
     first, second = _mean_log(seconds, looked[0]), _mean_log(other_seconds, looked[1])
     p = welch_p(first.value - second.value, [(side.squared_error, side.freedom) for side in (first, second)])
     return Comparison(times_as_fast, verdict, p, p)
@@ -193,7 +193,7 @@ def adjusted(test: Tested, p_adjusted: float | None) -> Tested:
     if p_adjusted is None:
         return test
     lost = test.verdict in _DIRECTIONS and p_adjusted >= 1 - CONFIDENCE
-    return replace(test, p_adjusted=p_adjusted, verdict=NOT_AMONG_ALL if lost else test.verdict)  # type: ignore[type-var]
+    return replace(test, p_adjusted=p_adjusted, verdict=NOT_AMONG_ALL if lost else test.verdict)  # type: ignore[type-var]  # a dataclass, whatever the type variable
 
 
 def corrected(tests: Sequence[Tested], pairs: Sequence[Hashable]) -> list[Tested]:

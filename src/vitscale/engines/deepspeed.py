@@ -150,7 +150,7 @@ class DeepSpeedEngine(Engine):
         quiet_import(train.device)
         if train.zero_stage:
             with suppress(ImportError):
-                import deepspeed.runtime.zero.muon.original_muon  # noqa: F401
+                import deepspeed.runtime.zero.muon.original_muon  # noqa: F401 - its seconds count as imports
 
     @override
     def accumulating(self, *, last: bool) -> AbstractContextManager[None]:

@@ -68,7 +68,7 @@ def _pretrained(source: str) -> Any:
         kind = getattr(transformers, str((config.architectures or ["none"])[0]), None)
         if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
             raise ValueError(f"its config.json names no model of transformers in architectures: {config.architectures}")
-        load: Any = kind.from_pretrained  # type: ignore[attr-defined]
+        load: Any = kind.from_pretrained  # type: ignore[attr-defined]  # every model's class has it
         return load(folder_or_name, use_safetensors=True, dtype=torch.float32)
     except Exception as error:  # whatever the library, the files or the network bring
         reason = " ".join(str(error).split())[:300] or type(error).__name__

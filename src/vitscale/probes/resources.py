@@ -230,7 +230,7 @@ def _package_and_memory_mj(cpu: Any) -> float:
 def _import_quietly() -> None:
     """Imports zeus's devices: a tenth of a second. Its monitors take a second, for pandas, and are not needed."""
     logging.getLogger("zeus").setLevel(logging.CRITICAL)
-    import zeus.device  # noqa: F401
+    import zeus.device  # noqa: F401 - it stays loaded
 
 
 def _reason(error: Exception) -> str:

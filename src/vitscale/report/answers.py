@@ -144,5 +144,5 @@ def can_it_be_trusted(analysis: Analysis) -> Section:
     )))  # fmt: skip
     blocks = [Paragraph(f"{line}.")]
     if found:
-        blocks.append(Section(f"{counted(len(found), 'finding')}", found, folded=True))  # type: ignore[arg-type]
+        blocks.append(Section(f"{counted(len(found), 'finding')}", found, folded=True))  # type: ignore[arg-type]  # findings are blocks
     return Section("Can I trust it?", tuple(blocks))

@@ -58,7 +58,7 @@ def parts_table(analysis: Analysis) -> Table | None:
     found = [trial.breakdown for trial in analysis.trials.values() if trial.breakdown is not None]
     columns: list[TrialColumn] = [("explained step", lambda trial: _milliseconds(trial, None))]
     columns += [
-        (name, lambda trial, part=part: _milliseconds(trial, part))  # type: ignore[misc]
+        (name, lambda trial, part=part: _milliseconds(trial, part))  # type: ignore[misc]  # its default is of this round
         for part, name in PART_NAMES.items()
         if part != "norm" or any(one.typical.parts[part] for one in found)
     ]

@@ -69,7 +69,7 @@ def _mode_table(analysis: Analysis, mode: Mode) -> Table:
             if not trial.runs:
                 outcome = trial.outcome or NOT_RUN_YET
                 state = "failed" if trial.outcome else "missing"
-                rows.append((*first, Cell(outcome, state=state, spans=len(columns) - 2)))  # type: ignore[arg-type]
+                rows.append((*first, Cell(outcome, state=state, spans=len(columns) - 2)))  # type: ignore[arg-type]  # the states are those of cells
                 continue
             accuracy = trial.epochs[-1].held_out_accuracy if trial.epochs else None
             cells = (

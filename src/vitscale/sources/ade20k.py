@@ -71,7 +71,7 @@ def _files(root: Path, kind: str, split: str, extensions: frozenset[str]) -> dic
         raise RequestError(f"{shown(str(folder))} is not a folder", next_step=_HOW)
     refuse_link_out(str(folder), real)
     files = {
-        os.path.splitext(os.path.relpath(path, folder))[0]: _File(path, stamp(path, folder, status))  # noqa: PTH122
+        os.path.splitext(os.path.relpath(path, folder))[0]: _File(path, stamp(path, folder, status))  # noqa: PTH122 - a hundred thousand of them
         for path, status in files_under(folder, real)
         if stat.S_ISREG(status.st_mode) and Path(path).suffix.lower() in extensions
     }

@@ -121,7 +121,7 @@ def decode_split(
     problems: list[tuple[str, str]] = []
     spread = processes and isinstance(images, np.memmap) and len(left) * size >= FEWEST_FOR_PROCESSES
     for chunk, checksum, wrong in (
-        _by_processes(processes, Path(str(images.filename)), shape, size, parts)  # type: ignore[union-attr]
+        _by_processes(processes, Path(str(images.filename)), shape, size, parts)  # type: ignore[union-attr]  # a memory map has a file
         if spread
         else ((n, *_fill(images[n * size : (n + 1) * size], part, shape, threads=True)) for n, part in parts)
     ):

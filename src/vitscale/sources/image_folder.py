@@ -124,7 +124,7 @@ def files_under(folder: Path, root: Path) -> Iterator[tuple[str, os.stat_result]
                 if Path(name).suffix.lower() in (*_READ, ".tar"):
                     if os.path.islink(path):  # noqa: PTH114  a million of them
                         refuse_link_out(path, root)
-                    yield path, os.stat(path)  # noqa: PTH116
+                    yield path, os.stat(path)  # noqa: PTH116 - as above
     except OSError as error:
         raise _unreadable(folder, error) from None
 
@@ -132,7 +132,7 @@ def files_under(folder: Path, root: Path) -> Iterator[tuple[str, os.stat_result]
 def refuse_link_out(path: str, root: Path) -> None:
     """Raises `RequestError` for a link to somewhere outside of `root`, a real path."""
     target = os.path.realpath(path)
-    if not Path(target).is_relative_to(root) and os.path.exists(target):  # noqa: PTH110
+    if not Path(target).is_relative_to(root) and os.path.exists(target):  # noqa: PTH110 - as above
         raise RequestError(
             f"the link {shown(path)} leads out of {shown(str(root))}, to {shown(target)}",
             next_step="Put the file there instead; to take some classes of a folder, name them by data.classes",

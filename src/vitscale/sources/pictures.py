@@ -109,7 +109,7 @@ def within(width: int, height: int, side: int) -> tuple[int, int]:
     longer = max(width, height)
     if longer <= side:
         return width, height
-    return tuple(max(1, (2 * edge * side + longer) // (2 * longer)) for edge in (width, height))  # type: ignore[return-value]
+    return tuple(max(1, (2 * edge * side + longer) // (2 * longer)) for edge in (width, height))  # type: ignore[return-value]  # of two edges
 
 
 def _name(name: str, content: Content) -> str:

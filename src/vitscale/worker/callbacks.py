@@ -127,7 +127,7 @@ def composer_callback() -> Any:
     except ImportError:
         Callback = object
 
-    class ProbeCallback(Callback):  # type: ignore[misc]
+    class ProbeCallback(Callback):  # type: ignore[misc]  # transformers is untyped
         """Tells a Probe of a loop's batches."""
 
         def __init__(self) -> None:

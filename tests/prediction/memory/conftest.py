@@ -9,6 +9,6 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _without_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    import vitscale.prediction.memory.forecast  # noqa: F401
+    import vitscale.prediction.memory.forecast  # noqa: F401 - before a test replaces what it reads
 
     monkeypatch.setattr(sys.modules["vitscale.prediction.memory.forecast"], "multiplies_in_tiles", lambda: False)

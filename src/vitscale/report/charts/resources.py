@@ -73,7 +73,7 @@ def _memory(
     name: str, label: str, whole: Callable[[ResourceFigures], float | None], device: Device, *, by_rank: bool = False
 ) -> Resource:
     of_rank: Callable[[RankResources], float | None] | None = (lambda rank: rank.peak_bytes) if by_rank else None
-    show: Callable[[float], str] = lambda value: units.size(round(value))  # noqa: E731
+    show: Callable[[float], str] = lambda value: units.size(round(value))  # noqa: E731 - one expression
     return Resource(name, f"peak memory: {label}", f"{label} (GiB)", whole, show, of_rank, device, 1 / _GIB,
                     joined="the highest")  # fmt: skip
 

@@ -20,6 +20,7 @@ from study_factory import EIGHT_CORES, summary
 from vitscale import analysis, cli, runner, store
 from vitscale.advice.comparable_series import noise_of
 from vitscale.advice.pipeline import advised_from
+from vitscale.prediction.fitting import fit
 from vitscale.prediction.network.links import Network
 from vitscale.prediction.sources import evidence_of
 from vitscale.present.estimate import Estimate
@@ -195,7 +196,7 @@ def test_a_real_fit_across_hosts_names_the_check_where_nobody_measured_the_netwo
     inside_known = replace(
         evidence(), network=Network(replace(UNKNOWN.inside, bandwidth_spread=3.0, source="check"), UNKNOWN.across)
     )
-    advice = advised_from(inside_known, analysis.analyse(records), replace(ASKED, gpus=(40,), ranks_per_node=20))
+    advice = advised_from(fit(inside_known), analysis.analyse(records), replace(ASKED, gpus=(40,), ranks_per_node=20))
 
     assert advice.chosen is not None
     assert advice.chosen.label == "prior-driven"

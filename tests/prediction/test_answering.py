@@ -10,6 +10,7 @@ from vitscale.analysis import analyse
 from vitscale.errors import RequestError
 from vitscale.prediction.answering import answer, outlook
 from vitscale.prediction.evidence import Evidence, gather
+from vitscale.prediction.fitting import fit
 from vitscale.prediction.network.checked import network_of
 from vitscale.prediction.predicting import Question
 from vitscale.trial.trial import Mode
@@ -22,7 +23,7 @@ def evidence(mode: Mode = "strong-micro") -> Evidence:
 
 
 def test_a_report_looks_eight_times_as_far_as_was_measured() -> None:
-    found = outlook(evidence())
+    found = outlook(fit(evidence()))
     assert found is not None
     gpus = [one.gpus for one in found.predictions]
     assert {1, 2, 4, 6, 8, 16, 24, 32} <= set(gpus)
@@ -31,12 +32,12 @@ def test_a_report_looks_eight_times_as_far_as_was_measured() -> None:
 
 
 def test_twice_the_same() -> None:
-    assert outlook(evidence()) == outlook(evidence())
+    assert outlook(fit(evidence())) == outlook(fit(evidence()))
 
 
 def test_nothing_measured_has_no_outlook() -> None:
     empty = gather(analyse(make_results([], [])), network_of(None))
-    assert outlook(empty) is None
+    assert outlook(fit(empty)) is None
 
 
 def test_rank_counts_that_a_global_batch_does_not_divide_over_are_left_out() -> None:
@@ -51,11 +52,11 @@ def test_rank_counts_that_a_global_batch_does_not_divide_over_are_left_out() -> 
         for point in series.points
     )
     fixed = dataclasses.replace(evidence(), series=(dataclasses.replace(series, mode="strong-global", points=points),))
-    found = outlook(fixed)
+    found = outlook(fit(fixed))
     assert found is not None
     assert [one.gpus for one in found.predictions] == [1, 2, 4, 8]
     answered = answer(
-        dataclasses.replace(fixed, series=(*fixed.series, dataclasses.replace(series, name="other"))),
+        fit(dataclasses.replace(fixed, series=(*fixed.series, dataclasses.replace(series, name="other")))),
         [Question((8, 16), series=series.name), Question((8, 16), series="other")],
     )
     assert [(one.series, one.gpus) for one in answered.predictions] == [("ddp", 8), ("other", 8), ("other", 16)]
@@ -67,7 +68,7 @@ def test_what_alone_is_asked_and_cannot_be_is_refused() -> None:
     (series,) = evidence().series
     fixed = dataclasses.replace(evidence(), series=(dataclasses.replace(series, mode="strong-global"),))
     with pytest.raises(RequestError, match="does not divide over 7 ranks"):
-        answer(fixed, [Question((7,), series="ddp")])
+        answer(fit(fixed), [Question((7,), series="ddp")])
 
 
 def test_a_plain_series_has_no_outlook() -> None:
@@ -80,4 +81,4 @@ def test_a_plain_series_has_no_outlook() -> None:
         for point in series.points[:1]
     )
     plain = dataclasses.replace(evidence(), series=(dataclasses.replace(series, points=points),))
-    assert outlook(plain) is None
+    assert outlook(fit(plain)) is None

@@ -153,6 +153,18 @@ def test_a_step_that_doubles_is_not_taken_for_a_slow_job() -> None:
     assert found.step_seconds.future_ends[0] > 0.4
 
 
+@pytest.mark.parametrize("steps", [(0.228, 0.587, 0.714), (0.228, 0.565, 0.691), (0.064, 0.210, 0.281)])
+def test_steps_that_grow_from_the_second_host_on_are_all_explained(steps: tuple[float, ...]) -> None:
+    """Hosts of one GPU, as a published study timed them (arXiv 2602.21081): a search that lets go of what its first
+    guess is far from takes the rank alone, or the others, for runs that hung."""
+    points = [make_point(n, s, model=None, engine="unknown", per_node=1) for n, s in enumerate(steps, start=1)]
+    fitted = of(*points)
+    assert fitted.misfits == ()
+    assert fitted.effective_draws >= 400
+    found = predict(fit(make_evidence(points)), Question((1, 2, 3)))
+    assert [one.step_seconds.value for one in found] == pytest.approx(steps, rel=0.05)
+
+
 def test_two_explanations_of_one_growth_are_both_kept() -> None:
     """Without a single rank share and compute trade off; the most probable point alone would be far too sure."""
     steps = {2: 2.22, 3: 2.43, 4: 2.47}

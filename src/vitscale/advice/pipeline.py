@@ -21,7 +21,7 @@ from vitscale.prediction.configurations import Candidate, Evaluated
 from vitscale.prediction.evaluating import ROUGH
 from vitscale.prediction.evidence import Evidence
 from vitscale.prediction.finishing import Interruptions, checkpoint_of, interruptions
-from vitscale.prediction.fitting import DRAWS, FittedSeries, fit
+from vitscale.prediction.fitting import DRAWS, Fitted, FittedSeries
 from vitscale.prediction.labels import assumptions
 from vitscale.prediction.layouts import Place, host_size
 from vitscale.prediction.results import Assumption
@@ -200,15 +200,14 @@ def _dropped(view: ForecastTable, choosing: Choosing) -> dict[str, int]:
     return {why: count for why, mask in counted.items() if (count := int((mask & asked).sum()))}
 
 
-def advised_from(evidence: Evidence, analysis: Analysis, asked: Request) -> Advice:
+def advised_from(fitted: Fitted, analysis: Analysis, asked: Request) -> Advice:
     """The advice, with what its first answer assumes and what would narrow it.
 
     Raises:
         RequestError: what is asked cannot be answered from these results.
     """
+    evidence = fitted.evidence
     noise = noise_of(analysis, evidence, asked.series)
-    fitted = fit(evidence)
-
     hosts_assumed = asked.ranks_per_node is None
 
     def forecaster(series: str, candidates: Sequence[Candidate], rough: bool) -> Evaluated:

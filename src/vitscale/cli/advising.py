@@ -149,6 +149,7 @@ def _answer(
     from vitscale.advice.pipeline import advised_from
     from vitscale.advice.printing import advice_document
     from vitscale.advice.study_text import advised_trial, launch_lines, study_text
+    from vitscale.prediction.fitting import fit
     from vitscale.prediction.questions import Changes, told
     from vitscale.prediction.sources import evidence_of
     from vitscale.present.data import envelope
@@ -157,7 +158,7 @@ def _answer(
     records = store.load(results)
     found = analysis.analyse(records)
     evidence, _ = told(evidence_of(results, records, found, declared=network), Changes(parameters=parameters))
-    advice = advised_from(evidence, found, asked)
+    advice = advised_from(fit(evidence), found, asked)
     option = advice.chosen
     study, launch = None, []
     if option is not None:

@@ -87,7 +87,7 @@ def predict(
     compute_on_one_core()
     from vitscale import analysis, store
     from vitscale.cli import base
-    from vitscale.prediction import answering, finishing, questions, sources
+    from vitscale.prediction import answering, finishing, fitting, questions, sources
     from vitscale.present.data import envelope
     from vitscale.present.terminal import show
     from vitscale.report.predicted import predict_document, predict_fields
@@ -111,7 +111,7 @@ def predict(
         price_per_gpu_hour=price,
         memory_capacity_bytes=memory,
     )
-    answered = answering.answer(evidence, asked)
+    answered = answering.answer(fitting.fit(evidence), asked)
     ends = finishing.finish(horizon, answered.predictions, evidence, found) if horizon else ()
     if json:
         sys.stdout.write(envelope("predict", predict_fields(answered, ends)))

@@ -23,7 +23,7 @@ from vitscale.errors import RequestError, shown, unknown
 if TYPE_CHECKING:
     from vitscale.advice.pipeline import Advice
     from vitscale.analysis import Analysis
-    from vitscale.prediction.evidence import Evidence
+    from vitscale.prediction.fitting import Fitted
 
 
 @app.command()
@@ -66,7 +66,7 @@ def report(
     """Tables, figures and one self-contained HTML page."""
     compute_on_one_core()
     from vitscale import analysis, report, store
-    from vitscale.prediction import answering, sources
+    from vitscale.prediction import answering, fitting, sources
     from vitscale.present.terminal import show
     from vitscale.report import like as published
 
@@ -91,9 +91,10 @@ def report(
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         return
     evidence = sources.evidence_of(results, loaded, found)
-    ahead = answering.outlook(evidence)
+    fitted = fitting.fit(evidence)
+    ahead = answering.outlook(fitted)
     brought = report.brought(charts or (), found)
-    reported = report.Reported(found, ahead, _advice(evidence, found), results, brought)
+    reported = report.Reported(found, ahead, _advice(fitted, found), results, brought)
     files = report.write(reported, results, wanted, output)
     if wanted == ["html"] and output is None:
         show(console, report.terminal_document(found, [f"Report: {files[0]}"]), verbose)
@@ -102,13 +103,13 @@ def report(
         console.print(str(path), markup=False, highlight=False, soft_wrap=True)
 
 
-def _advice(evidence: Evidence, found: Analysis) -> Advice | None:
+def _advice(fitted: Fitted, found: Analysis) -> Advice | None:
     """What to do without any limit; None where these results allow no advice."""
     from vitscale.advice.pipeline import advised_from
     from vitscale.advice.request import Request
 
     try:
-        return advised_from(evidence, found, Request())
+        return advised_from(fitted, found, Request())
     except RequestError:
         return None
 

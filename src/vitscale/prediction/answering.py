@@ -10,7 +10,7 @@ from dataclasses import replace
 from vitscale.analysis.statistics import t_quantile
 from vitscale.errors import RequestError
 from vitscale.prediction.evidence import Evidence, Point, Series
-from vitscale.prediction.fitting import Fitted, fit, fit_series
+from vitscale.prediction.fitting import Fitted, fit_series
 from vitscale.prediction.predicting import Question, predict
 from vitscale.prediction.results import CONFIDENCE, Forecast, Prediction, Score, predicted
 from vitscale.present.estimate import Estimate
@@ -19,7 +19,7 @@ _FRACTIONS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 """How many times the largest measured rank count a report looks ahead."""
 
 
-def answer(evidence: Evidence, questions: Sequence[Question]) -> Forecast:
+def answer(fitted: Fitted, questions: Sequence[Question]) -> Forecast:
     """Each question answered, and how well such answers did.
 
     Of several series, those that cannot have the rank counts asked for are left out and told.
@@ -27,7 +27,7 @@ def answer(evidence: Evidence, questions: Sequence[Question]) -> Forecast:
     Raises:
         RequestError: no question can be answered.
     """
-    fitted = fit(evidence)
+    evidence = fitted.evidence
     found: list[Prediction] = []
     refused: list[RequestError] = []
     for asked in questions:
@@ -43,13 +43,13 @@ def answer(evidence: Evidence, questions: Sequence[Question]) -> Forecast:
     return Forecast(evidence, tuple(found), score(judged), tuple(dict.fromkeys(map(str, refused))))
 
 
-def outlook(evidence: Evidence) -> Forecast | None:
+def outlook(fitted: Fitted) -> Forecast | None:
     """What a report shows unasked: each series from its smallest measured rank count to eight times its largest.
 
     None where nothing was measured, or nothing lies beyond it. Rank counts at which a series cannot be (a global batch
     that does not divide) are left out.
     """
-    fitted = fit(evidence)
+    evidence = fitted.evidence
     found: list[Prediction] = []
     for series in (one for one in evidence.series if can_grow(one)):
         predictions, _ = _as_far_as_possible(fitted, Question(gpus=_counts(series), series=series.name))

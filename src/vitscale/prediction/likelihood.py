@@ -87,11 +87,12 @@ class Likelihood:
         return np.asarray(steps, dtype=np.float64), np.concatenate(others, axis=1)
 
     def proposals(self) -> tuple[Proposal, ...]:
-        """To begin with: around the best explanations by steady jobs and by unsteady ones, and the prior."""
+        """To begin with: around the best explanation of all runs, around one that may leave some out, and the prior."""
         return (
-            self._around_the_maximum(self.job_to_job / 2), self._around_the_maximum(2 * self.job_to_job),
+            self._around_the_maximum(self.job_to_job / 2, every_run=True),
+            self._around_the_maximum(2 * self.job_to_job, every_run=False),
             _FromThePrior(self),
-        )  # fmt: skip
+        )
 
     def _of_scale(self, log_scale: Array) -> Array:
         return -JOB_TO_JOB_RUNS * (log_scale + (self.job_to_job / np.exp(log_scale)) ** 2 / 2)
@@ -131,9 +132,12 @@ class Likelihood:
                 residuals.append(((seconds or 0.0) - of_model[name]) / scale)
         return residuals
 
-    def _around_the_maximum(self, job_scale: float) -> Proposal:
-        """A t around the most probable parameters if jobs differ by `job_scale`: Gauss-Newton with the weights that
-        Student's t gives to runs, damped."""
+    def _around_the_maximum(self, job_scale: float, every_run: bool) -> Proposal:
+        """A t around the most probable parameters if jobs differ by `job_scale`: Gauss-Newton, damped.
+
+        Runs count alike with `every_run`, and else by the weights of Student's t. Those let go of what the first guess
+        is far from, so that a step that several ranks make twice as long would never be explained.
+        """
         size = len(self.active)
         best = np.zeros(size)
         damping, step_size = 1e-2, 1e-4
@@ -142,11 +146,14 @@ class Likelihood:
         def costs(rows: Array) -> tuple[Array, Array, Array]:
             standard = np.column_stack([rows, np.full(len(rows), math.log(job_scale))])
             steps, others = self.residuals(standard)
-            return steps, others, -self.log_density(standard)
+            apart = (steps / job_scale) ** 2
+            runs = apart if every_run else (JOB_FREEDOM + 1) * np.log1p(apart / JOB_FREEDOM)
+            return steps, others, 0.5 * (runs.sum(axis=1) + (others**2).sum(axis=1))
 
         for _ in range(_ITERATIONS):
             steps, others, cost = costs(np.vstack([best, best + step_size * np.eye(size)]))
-            scale = job_scale * np.sqrt((JOB_FREEDOM + (steps[0] / job_scale) ** 2) / (JOB_FREEDOM + 1))
+            weights = (JOB_FREEDOM + 1) / (JOB_FREEDOM + (steps[0] / job_scale) ** 2)
+            scale = job_scale / (1.0 if every_run else np.sqrt(weights))
             now = np.concatenate([steps[0] / scale, others[0]])
             jacobian = (np.hstack([steps[1:] / scale, others[1:]]) - now) / step_size
             hessian, gradient = jacobian @ jacobian.T, jacobian @ now
@@ -196,14 +203,14 @@ class _FromThePrior:
         return np.asarray(density, dtype=np.float64)
 
     def _meeting(self, rows: Array) -> Array:
-        """The compute with which the median run is met, by a few steps of Newton's method from the prior's."""
+        """The compute with which the median run is met, by a step as if it were all of a step and one of the secant."""
         at = rows.copy()
         at[:, self.column] = 0.0
         by_one = self.likelihood.spread[_COMPUTE]
-        for _ in range(2):
-            residual = np.median(self.likelihood.residuals(at)[0], axis=1)
-            above = at.copy()
-            above[:, self.column] += 0.01 / by_one
-            slope = (residual - np.median(self.likelihood.residuals(above)[0], axis=1)) / 0.01
-            at[:, self.column] += np.clip(residual / np.maximum(slope, 0.05), -1.0, 1.0) / by_one
+        apart = np.median(self.likelihood.residuals(at)[0], axis=1)
+        moved = np.clip(apart, -1.0, 1.0)
+        at[:, self.column] = moved / by_one
+        left = np.median(self.likelihood.residuals(at)[0], axis=1)
+        slope = np.divide(apart - left, moved, out=np.ones_like(moved), where=moved != 0)
+        at[:, self.column] += np.clip(left / np.maximum(slope, 0.05), -1.0, 1.0) / by_one
         return np.asarray(at[:, self.column], dtype=np.float64)

@@ -94,7 +94,7 @@ PRIORS: Mapping[str, Prior] = {
     "overlap, told": Prior(-0.4, 0.4),
     "contention": Prior(math.log(0.1), 0.8),
     "transfer share": Prior(math.log(0.010), 1.5),
-    "across share": Prior(math.log(0.33), 1.5),
+    "across share": Prior(math.log(0.45), 1.2),
     "growth": Prior(math.log(0.02), 2.0),
     "share of each rank": Prior(math.log(3e-4), 1.5),
     "tree advantage": Prior(1.0, 1.5),

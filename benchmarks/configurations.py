@@ -52,13 +52,14 @@ def among_many(wanted: int) -> tuple[Callable[[], int], int]:
 def process_seconds(arguments: Sequence[str], times: int) -> tuple[float, float]:
     """(seconds that a whole process takes, of one core's time), medians."""
     wall, cpu = [], []
-    for _ in range(times):
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    for _ in range(times + 1):  # the first compiles, as installing does
         begin, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-m", "vitscale", *arguments], check=True, capture_output=True)
+        subprocess.run([sys.executable, "-m", "vitscale", *arguments], check=True, capture_output=True, env=environment)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         wall.append(time.perf_counter() - begin)
         cpu.append(after.ru_utime - used.ru_utime + after.ru_stime - used.ru_stime)
-    return statistics.median(wall), statistics.median(cpu)
+    return statistics.median(wall[1:]), statistics.median(cpu[1:])
 
 
 def whole_processes(results: Path, study: Path | None, times: int) -> list[str]:

@@ -24,7 +24,7 @@ from vitscale.analysis.time.exposure import clocks_ahead
 from vitscale.errors import RequestError, StoreError
 from vitscale.importers import Options, import_logs
 from vitscale.profiles.step_trace import RankStep, is_step_trace, read_step_trace, step_trace
-from vitscale.report import Reported, write
+from vitscale.report.outputs import Reported, write
 from vitscale.store import load
 from vitscale.store.records import ExplainedLine
 from vitscale.store.results import Run

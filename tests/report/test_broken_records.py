@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from explained_factory import run_of
 from results_factory import make_curve, make_results, make_trial
 from vitscale.analysis import Analysis, analyse
-from vitscale.report import detail_tables, to_json
+from vitscale.report import detail_tables
 from vitscale.report.charts.accuracy import accuracy_chart
 from vitscale.report.charts.resources import resource_chart
 from vitscale.report.charts.time import breakdown_chart
 from vitscale.report.charts.timeline import timeline_chart
-from vitscale.report.contract import to_table, trial_rows
+from vitscale.report.contract import to_json, to_table, trial_rows
 from vitscale.store.records import ExplainedLine, ResourcesLine
 from vitscale.store.results import Run
 

@@ -26,8 +26,7 @@ from results_factory import (
 )
 from vitscale import store
 from vitscale.analysis import Analysis, analyse
-from vitscale.report import to_json
-from vitscale.report.contract import run_rows, to_table, trial_rows
+from vitscale.report.contract import run_rows, to_json, to_table, trial_rows
 from vitscale.report.tables import batch_text, trial_label
 from vitscale.store.results import Results, Run
 

@@ -10,7 +10,7 @@ import pytest
 from results_factory import one_curve
 from vitscale.analysis import analyse
 from vitscale.errors import RequestError
-from vitscale.report import Reported, write
+from vitscale.report.outputs import Reported, write
 
 SMALL = Reported(analyse(one_curve({1: [0.1]})))
 

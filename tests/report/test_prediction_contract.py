@@ -10,7 +10,7 @@ import pytest
 from prediction_factory import NETWORK, estimate, make_outlook, make_prediction, make_score, study
 from vitscale.prediction.results import Forecast
 from vitscale.present.data import envelope
-from vitscale.report import to_json
+from vitscale.report.contract import to_json
 from vitscale.report.predicted import predict_fields
 
 ESTIMATES = (

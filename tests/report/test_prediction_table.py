@@ -7,7 +7,7 @@ from report_forms import markdown
 from vitscale.prediction.results import Forecast
 from vitscale.present.terminal import lines
 from vitscale.report.predicted import predict_document
-from vitscale.report.prediction_table import Foretold, prediction_tables
+from vitscale.report.prediction_table import PredictedCell, prediction_tables
 
 
 def printed(outlook: Forecast, width: int = 80) -> str:
@@ -23,8 +23,8 @@ def test_a_table_has_a_line_per_rank_count_with_both_intervals() -> None:
     assert epoch is not None
     assert speedup is not None
     # On 8 ranks a step takes 100 + 2 x 8 + 20 ms, and 16 of them an epoch.
-    assert (step.unit, step.cells[3]) == ("ms", Foretold("136", "131\u2013141", "122\u2013150"))
-    assert (epoch.unit, epoch.cells[3]) == ("s", Foretold("2.18", "2.09\u20132.26", "1.96\u20132.39"))
+    assert (step.unit, step.cells[3]) == ("ms", PredictedCell("136", "131\u2013141", "122\u2013150"))
+    assert (epoch.unit, epoch.cells[3]) == ("s", PredictedCell("2.18", "2.09\u20132.26", "1.96\u20132.39"))
     assert speedup.cells[3].text == "6.00"
     assert table.column("ranks") is not None
     assert [cell.text for cell in table.columns[0].cells] == ["1", "2", "4", "8 = 2 x 4", "16 = 4 x 4"]

@@ -65,10 +65,12 @@ def report(
 ) -> None:
     """Tables, figures and one self-contained HTML page."""
     compute_on_one_core()
-    from vitscale import analysis, report, store
+    from vitscale import analysis, store
     from vitscale.prediction import answering, fitting, sources
     from vitscale.present.terminal import show
     from vitscale.report import like as published
+    from vitscale.report import outputs
+    from vitscale.report.document import terminal_document
 
     if json and formats is not None:
         raise RequestError("--json and --format are both given", next_step="Use --format, with json among it")
@@ -76,7 +78,7 @@ def report(
     wanted = list(dict.fromkeys(part.strip().lower() for part in listed.split(",")))
     like = "paper" if like_paper else like
     study = published.study_named(like) if like is not None else None
-    valid = published.FORMATS if study else report.FORMATS
+    valid = published.FORMATS if study else outputs.FORMATS
     for name in wanted:
         if name not in valid:
             raise unknown("format of --like" if study else "format", name, valid)
@@ -93,11 +95,11 @@ def report(
     evidence = sources.evidence_of(results, loaded, found)
     fitted = fitting.fit(evidence)
     ahead = answering.outlook(fitted)
-    brought = report.brought(charts or (), found)
-    reported = report.Reported(found, ahead, _advice(fitted, found), results, brought)
-    files = report.write(reported, results, wanted, output)
+    brought = outputs.brought(charts or (), found)
+    reported = outputs.Reported(found, ahead, _advice(fitted, found), results, brought)
+    files = outputs.write(reported, results, wanted, output)
     if wanted == ["html"] and output is None:
-        show(console, report.terminal_document(found, [f"Report: {files[0]}"]), verbose)
+        show(console, terminal_document(found, [f"Report: {files[0]}"]), verbose)
         return
     for path in files:
         console.print(str(path), markup=False, highlight=False, soft_wrap=True)

@@ -104,9 +104,11 @@ def run(
     json: JsonOption = False,
 ) -> None:
     """Run what is not done yet. The same command again resumes."""
-    from vitscale import analysis, report, runner, store
+    from vitscale import analysis, runner, store
     from vitscale.preflight import pace_warnings
     from vitscale.present.terminal import show
+    from vitscale.report.contract import to_json
+    from vitscale.report.document import terminal_document
     from vitscale.runner.preview import command_list, finding_lines
     from vitscale.study.file import overlay
 
@@ -125,9 +127,9 @@ def run(
     done = runner.run(planned, results, options, console)
     found = analysis.analyse(store.load(results))
     if json:
-        sys.stdout.write(report.to_json(found, verb="run"))
+        sys.stdout.write(to_json(found, verb="run"))
     else:
-        show(console, report.terminal_document(found, [*_told(done), f"Report: vitscale report {results}"]), verbose)
+        show(console, terminal_document(found, [*_told(done), f"Report: vitscale report {results}"]), verbose)
     if done.failures:
         raise typer.Exit(1)
 

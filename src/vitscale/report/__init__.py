@@ -7,9 +7,3 @@ contract    JSON with a version; CSV and Parquet with a row per trial and per ru
 outputs     where each form goes
 like        published studies' figures from these results
 """
-
-from vitscale.report.contract import to_json
-from vitscale.report.document import terminal_document
-from vitscale.report.outputs import FORMATS, Reported, brought, write
-
-__all__ = ["FORMATS", "Reported", "brought", "terminal_document", "to_json", "write"]

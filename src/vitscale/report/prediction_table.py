@@ -21,7 +21,7 @@ _WIDE_RANGE = 100
 
 
 @dataclass(frozen=True)
-class Foretold:
+class PredictedCell:
     """A figure as text, with its two intervals of 90 % where it has them."""
 
     text: str
@@ -37,7 +37,7 @@ class Column:
     heading: str
     unit: str
     """Empty where the figure has none, or each cell its own."""
-    cells: tuple[Foretold, ...]
+    cells: tuple[PredictedCell, ...]
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def _table(found: Sequence[Prediction], outlook: Forecast) -> SeriesTable:
     title = prediction_words.title(first.series, first.mode)
     notes = (*prediction_words.assumptions(found), prediction_words.measure_next(found))
     columns = [
-        Column("ranks", "ranks", "", tuple(Foretold(_ranks(one)) for one in found)),
+        Column("ranks", "ranks", "", tuple(PredictedCell(_ranks(one)) for one in found)),
         _seconds("step", "step", [one.step_seconds for one in found]),
         _seconds("epoch", "epoch", [one.epoch_seconds for one in found]),
         _figures("images", "images/s", [one.images_per_second for one in found], number),
@@ -123,7 +123,7 @@ def _ranks(one: Prediction) -> str:
 def _memory(sizes: Sequence[int | None]) -> Column:
     large = max((size for size in sizes if size is not None), default=0) >= 2**30
     cells = (UNKNOWN if size is None else number(size / (2**30 if large else 2**20)) for size in sizes)
-    return Column("memory", "memory", "GiB" if large else "MiB", tuple(map(Foretold, cells)))
+    return Column("memory", "memory", "GiB" if large else "MiB", tuple(map(PredictedCell, cells)))
 
 
 def _seconds(key: str, heading: str, estimates: Sequence[Estimate | None]) -> Column:
@@ -165,13 +165,13 @@ def _figures(key: str, heading: str, estimates: Sequence[Estimate | None], show:
 
 
 def _texts(key: str, heading: str, texts: Sequence[str]) -> Column:
-    return Column(key, heading, "", tuple(Foretold(text) for text in texts))
+    return Column(key, heading, "", tuple(PredictedCell(text) for text in texts))
 
 
-def _cell(estimate: Estimate | None, show: Callable[[float], str]) -> Foretold:
+def _cell(estimate: Estimate | None, show: Callable[[float], str]) -> PredictedCell:
     if estimate is None:
-        return Foretold(UNKNOWN)
-    return Foretold(show(estimate.value), estimate.bounds(show), estimate.one_run.bounds(show))
+        return PredictedCell(UNKNOWN)
+    return PredictedCell(show(estimate.value), estimate.bounds(show), estimate.one_run.bounds(show))
 
 
 Object = dict[str, Any]

@@ -1,6 +1,6 @@
 """How long a results folder of many runs takes to report, to resume and to import, and how that grows with the runs.
 
-    python benchmarks/big_results.py FOLDER [--runs 100 1000 10000] [--only ingest report json resume imports]
+    python benchmarks/big_results.py FOLDER [--runs 100 1000 10000]
 
 It makes folders of up to 10,000 runs of 200 trials with 500 step rows each, as ranks write them, has the product pack
 them, and times the product's own commands on them: seconds of the processor and of the clock, and the most memory.
@@ -9,13 +9,20 @@ What it prints stands in docs/benchmarks/README.md.
 
 from __future__ import annotations
 
+import argparse
 import os
 import random
+import re
+import shutil
+import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from vitscale import runner, store
 from vitscale.machine.hardware import Machine
@@ -176,6 +183,9 @@ def _rank_text(trial_id: str, trial: Trial, rank: int, step_seconds: float, draw
     yield EndLine().model_dump_json() + "\n"
 
 
+_PACK = "import pathlib, sys; from vitscale import store; store.pack_finished(pathlib.Path(sys.argv[1]))"
+
+
 @dataclass(frozen=True)
 class Cost:
     """What a command took."""
@@ -200,3 +210,65 @@ def cost_of(command: Sequence[str], folder: Path) -> Cost:
     if process.returncode:
         raise RuntimeError(f"{command} exited with {process.returncode}: {(folder / 'error.txt').read_text()[-2000:]}")
     return Cost(usage.ru_utime + usage.ru_stime, time.monotonic() - begin, usage.ru_maxrss * 1024)
+
+
+def cost_of_resuming(study: Path, results: Path) -> Cost:
+    """Until the study, with one more repeat, has told a rank what to do; then it is interrupted."""
+    more = study.with_name("more.toml")
+    repeats = 1 + int(re.findall(r"repeats = (\d+)", study.read_text(encoding="utf-8"))[0])
+    more.write_text(STUDY.replace("REPEATS", str(repeats)), encoding="utf-8")
+    before = {path.name for path in (results / "runs").iterdir()}
+    begin = time.monotonic()
+    with (study.parent / "out.txt").open("wb") as out:
+        command = [_program(), "run", str(more), "-o", str(results)]
+        process = subprocess.Popen(command, stdout=out, stderr=out, cwd=study.parent)
+    try:
+        while not any((results / "runs" / name / "launch.json").exists() for name in _new(results, before)):
+            if process.poll() is not None:
+                raise RuntimeError(
+                    f"it ended with {process.returncode}: {(study.parent / 'out.txt').read_text()[-2000:]}"
+                )
+            time.sleep(0.01)
+        wall = time.monotonic() - begin
+        spent = psutil.Process(process.pid)
+        return Cost(sum(spent.cpu_times()[:2]), wall, spent.memory_info().rss)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+        for name in _new(results, before):
+            shutil.rmtree(results / "runs" / name)
+
+
+def _new(results: Path, before: set[str]) -> set[str]:
+    return {path.name for path in (results / "runs").iterdir()} - before
+
+
+def _program() -> str:
+    return str(Path(sys.executable).with_name("vitscale"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--runs", type=int, nargs="+", default=[100, 1000, 10_000])
+    arguments = parser.parse_args()
+    for runs in arguments.runs:
+        folder = (arguments.folder / str(runs)).absolute()
+        results = folder / "results"
+        study, record = make_study(folder, runs)
+        if not results.exists():
+            make_results(results, record, runs)
+        page = folder / "page.html"
+        report = [_program(), "report", str(results)]
+        for name, command in (
+            ("pack", [sys.executable, "-c", _PACK, str(results)]),
+            ("report --json", [*report, "--json"]),
+            ("report", [*report, "-o", str(page)]),
+        ):
+            print(f"{runs:6} runs  {name:14} {cost_of(command, folder)}", flush=True)
+        print(f"{runs:6} runs  {'resume':14} {cost_of_resuming(study, results)}", flush=True)
+        print(f"{runs:6} runs  page of {page.stat().st_size / 1e6:.1f} MB", flush=True)
+
+
+if __name__ == "__main__":
+    main()

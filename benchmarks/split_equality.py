@@ -1,6 +1,6 @@
 """Models that several ranks share against one process, in every split of up to eight ranks that the tests know.
 
-    python benchmarks/split_equality.py
+    python benchmarks/split_equality.py [RANKS ...]
 
 fp32, clipped: AdamW in one piece and SGD in three; and autocast to bf16 with AdamW. Starts gloo ranks here, as
 tests/engines/test_parallel.py does, and writes the table into docs/parallelism.md. Ten minutes on two cores.
@@ -59,7 +59,8 @@ def main() -> None:
             "| ranks | engine and split, the rest data parallel | loss, fp32 | last gradient, fp32 | loss, bf16 |",
             "| ---: | --- | ---: | ---: | ---: |",
         ]
-        for ranks, splits in SPLITS.items():
+        for ranks in map(int, sys.argv[1:] or SPLITS):
+            splits = SPLITS[ranks]
             world = folder / str(ranks)
             curves = train([job for name in splits for job in jobs_of(name)], ranks, world, timeout=3600)
             lines += [_row(ranks, name, curves, alone, world) for name in splits]

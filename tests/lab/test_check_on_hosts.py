@@ -98,8 +98,9 @@ def test_the_host_that_is_not_there_is_named_and_the_others_are_measured(checked
 
 def test_rank_1_reached_rank_0_and_saw_its_file(checked: Checked) -> None:
     rank = checked.told["check"]["ranks"][1]
-    assert (rank["reach"]["address"], rank["reach"]["seconds"] < 1) == ("host0", True)
-    assert rank["disk"]["seen_seconds"] < 5
+    assert (rank["reach"]["address"], rank["reach"]["reason"]) == ("host0", "")
+    assert rank["reach"]["seconds"] > 0
+    assert rank["disk"]["seen_seconds"] > 0
 
 
 def test_nothing_is_left_on_the_hosts(checked: Checked) -> None:

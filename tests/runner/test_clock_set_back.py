@@ -33,7 +33,7 @@ def runs_are_done(results: Path, number: int) -> bool:
 
 
 def test_a_clock_that_is_set_changes_no_duration_and_no_outcome(tmp_path: Path) -> None:
-    (tmp_path / "study.toml").write_text(STUDY + "hang_seconds = 60\ntimeout_seconds = 60\n")
+    (tmp_path / "study.toml").write_text(STUDY + "hang_seconds = 600\ntimeout_seconds = 600\n")
     clock = tmp_path / "clock"
     clock.write_text("0\n")
     results = tmp_path / "results"
@@ -49,9 +49,9 @@ def test_a_clock_that_is_set_changes_no_duration_and_no_outcome(tmp_path: Path) 
     for done, setting in ((1, "-3600"), (2, "+86400")):
         wait_until(functools.partial(runs_are_done, results, done), f"{done} runs are done")
         clock.write_text(f"{setting}\n")
-    assert driver.wait(120) == 0
+    assert driver.wait(300) == 0
     outcomes = [run.outcome for run in store.load(results).runs]
     assert [outcome.kind for outcome in outcomes] == ["completed"] * RUNS
-    assert all(0 < outcome.wall_seconds < 60 for outcome in outcomes)
+    assert all(0 < outcome.wall_seconds < 600 for outcome in outcomes)
     began = sorted(outcome.started_unix_seconds for outcome in outcomes)
     assert began[-1] - began[0] > 86_000, "the clock was not set while the study ran"

@@ -138,6 +138,14 @@ def test_an_unknown_section_is_named_with_the_nearest(tmp_path: Path) -> None:
 
 def test_a_key_in_the_wrong_section_is_sent_to_the_right_one(tmp_path: Path) -> None:
     assert "It belongs in [train]" in refusal(write_study(tmp_path, {"measure": {"epochs": 3}}))
+    for section, word, meant in (
+        ("train", "lr", "Write learning_rate in [train]."),
+        ("train", "batch_size", "Write micro_batch in [train]"),
+        ("train", "amp", 'Write precision = "bf16" in [train].'),
+        ("scaling", "world-size", "Write gpus = [1, 2, 4] in [scaling]."),
+        ("data", "num_workers", "Write workers in [data]."),
+    ):
+        assert f"unknown key '{word}' in [{section}]. {meant}" in refusal(write_study(tmp_path, {section: {word: 1}}))
     assert "It belongs in [train]" in refusal_of(tmp_path, "micro_batch = 3\n" + toml())
 
 

@@ -288,3 +288,19 @@ def test_counting_an_unresolved_spec_is_a_bug() -> None:
 def test_importing_it_imports_no_torch() -> None:
     code = "import sys, vitscale.trial.model_spec; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("vit_base_patch16_224", 'name = "vit-b16",'),
+        ("vit_b_16", 'name = "vit-b16",'),
+        ("google/vit-large-patch16-224", 'name = "vit-l16",'),
+        ("deit_tiny_patch16_224", 'name = "vit-ti16",'),
+        ("vit_large_patch14_224", 'name = "vit-l16" with patch_size = 14,'),
+        ("vit_huge_patch14_224", 'name = "vit-h14",'),
+    ],
+)
+def test_names_of_other_libraries_lead_to_ours(name: str, meant: str) -> None:
+    with pytest.raises(RequestError, match=f"Write {meant}"):
+        resolve(ModelSpec(name=name), 10)

@@ -94,4 +94,6 @@ def _statistics(split: Split) -> ChannelStatistics:
 def _source(spec: DataSpec) -> Source:
     if spec.name == script.NAME:
         return OfScript()
-    return known("dataset", spec.name, SOURCES, "check", "load")
+    as_folder = "imagenet" in spec.name.lower()
+    next_step = 'Write name = "folder" with root = the folder that has train/CLASS/*.jpg' if as_folder else ""
+    return known("dataset", spec.name, SOURCES, "check", "load", next_step=next_step)

@@ -208,6 +208,39 @@ def _messages(problems: Sequence[ErrorDetails]) -> str:
     return " ".join(messages) + (f" (and {len(problems) - 5} more)" if len(problems) > 5 else "")
 
 
+_MEANT = {
+    **dict.fromkeys(("lr", "base_lr"), "learning_rate in [train]"),
+    **dict.fromkeys(("wd",), "weight_decay in [train]"),
+    **dict.fromkeys(
+        ("batch_size", "bs", "per_device_train_batch_size", "train_micro_batch_size_per_gpu", "micro_batch_size"),
+        "micro_batch in [train], of one rank; global_batch is that of all of them under strong-global",
+    ),
+    **dict.fromkeys(
+        ("accumulate", "accumulation", "accum", "gradient_accumulation_steps", "accumulate_grad_batches"),
+        "grad_accum in [train]",
+    ),
+    **dict.fromkeys(("num_epochs", "max_epochs", "num_train_epochs"), "epochs in [train]"),
+    **dict.fromkeys(("max_steps", "iterations", "num_steps"), "steps in [measure]"),
+    **dict.fromkeys(("amp", "mixed_precision", "fp16", "bf16", "dtype"), 'precision = "bf16" in [train]'),
+    **dict.fromkeys(("backend", "strategy", "parallel"), "engine in [train]"),
+    **dict.fromkeys(("zero", "stage"), "zero_stage in [train]"),
+    **dict.fromkeys(("grad_clip", "clip_grad", "max_grad_norm", "clip"), "gradient_clipping in [train]"),
+    **dict.fromkeys(("grad_checkpointing", "gradient_checkpointing"), "activation_checkpointing in [train]"),
+    **dict.fromkeys(("torch_compile",), "compile in [train]"),
+    **dict.fromkeys(("world_size", "num_gpus", "ngpus", "devices", "nproc", "ranks"), "gpus = [1, 2, 4] in [scaling]"),
+    **dict.fromkeys(("nproc_per_node", "ranks_per_node", "tasks_per_node"), "gpus_per_node in [scaling]"),
+    **dict.fromkeys(("img_size", "input_size", "resolution"), "image_size in [model]"),
+    **dict.fromkeys(("path", "data_path", "data_dir", "dir"), "root in [data]"),
+    **dict.fromkeys(("num_workers",), "workers in [data]"),
+    **dict.fromkeys(("dataset",), "name in [data]"),
+    **dict.fromkeys(("runs", "trials", "repetitions"), "repeats in [measure]"),
+    **dict.fromkeys(
+        ("warmup",), "warmup_steps in [measure]; of the learning rate, learning_rate_warmup_steps in [train]"
+    ),
+}
+"""Other programs' words for what a study says."""
+
+
 def _message(problem: ErrorDetails, listed: set[str]) -> str:
     """One problem: an unknown key with the valid ones and where it belongs, or a wrong value.
 
@@ -218,6 +251,8 @@ def _message(problem: ErrorDetails, listed: set[str]) -> str:
     if problem["type"] == "extra_forbidden":
         valid = sorted(SECTIONS[section].model_fields if section else Study.model_fields)
         homes = [f"[{name}]" for name, model in SECTIONS.items() if last in model.model_fields]
+        if not homes and (meant := _MEANT.get(last.lower().replace("-", "_"))):
+            return f"unknown key {shown(last)} in {f'[{section}]' if section else 'the study'}. Write {meant}."
         message = explain(
             f"unknown key {shown(last)} {f'in [{section}]' if section else 'at the top level'}",
             valid=[] if section in listed else valid,

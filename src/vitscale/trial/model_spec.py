@@ -183,10 +183,28 @@ def _segmentation(spec: ModelSpec) -> dict[str, object]:
     return {"decoder_size": spec.decoder_size or _DECODER_SIZE, "auxiliary_weight": weight}
 
 
+_OTHERS_NAMES = re.compile(
+    r"(?:google/|facebook/)?(?:vit|deit)[-_]?(ti|s|b|l|h|tiny|small|base|large|huge)(?:[-_](?:patch)?(14|16)\b.*|[-_]patch"
+    r"(14|16).*)?",
+    re.IGNORECASE,
+)
+
+
+def _meant(name: str) -> str:
+    """What a name of timm's, torchvision's or the hub's comes to here, as a next step; empty where it is none."""
+    if match := _OTHERS_NAMES.fullmatch(name):
+        letter = match[1][0].lower()
+        own = next((ours for ours in NAMED_MODELS if ours.startswith(f"vit-{letter}")), None)
+        patch = match[2] or match[3]
+        other_patch = f" with patch_size = {patch}" if own and patch and not own.endswith(patch) else ""
+        return f'Write name = "{own}"{other_patch}, or hf = "..." for a configuration of the hub' if own else ""
+    return ""
+
+
 def _named_shape(spec: ModelSpec) -> dict[str, object]:
     shape = NAMED_MODELS.get(spec.name or "")
     if shape is None:
-        raise unknown("model", spec.name, {*NAMED_MODELS, *names("model")})
+        raise unknown("model", spec.name, {*NAMED_MODELS, *names("model")}, next_step=_meant(spec.name or ""))
     own = SWIN_FIELDS if shape.depths else VIT_FIELDS
     for key in SHAPE_FIELDS:
         if key not in own and getattr(spec, key) is not None:

@@ -60,12 +60,13 @@ def test_every_example_is_tested() -> None:
 # --- own scripts -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.timeout(1200)  # twelve ranks that each import everything anew; DeepSpeed may compile for minutes
 def test_each_way_to_tell_a_probe_leaves_the_same_steps(tmp_path: Path) -> None:
     """Plain, Accelerate, DeepSpeed, a Trainer's callback, Composer's events, torchtitan's loop: on two ranks each."""
     shutil.copytree(EXAMPLES / "own_script", tmp_path / "own", ignore=shutil.ignore_patterns("__pycache__"))
     text = changed("own_script/study.toml", gpus="gpus = [2]", steps="steps = 9", repeats="repeats = 1")
     (tmp_path / "own" / "study.toml").write_text(text)
-    answer = vitscale("run", "own/study.toml", "-o", "results", cwd=tmp_path)
+    answer = vitscale("run", "own/study.toml", "-o", "results", cwd=tmp_path, timeout=1100)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     runs = store.load(tmp_path / "results").runs
     assert {Path(str(run.header.trial.train.script)).name for run in runs} == {

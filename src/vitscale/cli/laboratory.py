@@ -11,14 +11,16 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from vitscale.cli.base import JsonOption, ProgramConsole, app
-from vitscale.lab.laboratory import Laboratory
-from vitscale.lab.plan import DEFAULT_NAME
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from vitscale.lab import Laboratory
 
 lab_app = typer.Typer(
     help="Several hosts on this machine, to learn and to test with (root, Linux).", no_args_is_help=True
@@ -41,7 +43,6 @@ def lab_up(
     name: LabName = "default",
 ) -> None:
     """Make hosts, and print the hostfile and how to use it. They stay until `lab down`, or a restart of the machine."""
-    from vitscale.cli.laboratory import up_lines
     from vitscale.lab import Laboratory, Plan, parse_bandwidth, up
 
     bandwidth_mbit = None if bandwidth is None else parse_bandwidth(bandwidth)
@@ -75,7 +76,6 @@ def lab_exec(
 @lab_app.command("status")
 def lab_status(json: JsonOption = False) -> None:
     """All labs: hosts, limits, and how many processes run on each."""
-    from vitscale.cli.laboratory import status_json, status_table
     from vitscale.lab import laboratories
 
     labs, wrong = laboratories()
@@ -91,6 +91,8 @@ def lab_status(json: JsonOption = False) -> None:
 
 def up_lines(lab: Laboratory) -> list[str]:
     """What was made, and the commands to use it with."""
+    from vitscale.lab.plan import DEFAULT_NAME
+
     name = lab.state.name
     named = "" if name == DEFAULT_NAME else f" --name {name}"
     vitscale = _this_program()
@@ -112,6 +114,8 @@ def up_lines(lab: Laboratory) -> list[str]:
 
 def status_table(labs: Sequence[Laboratory]) -> Table:
     """One line per host."""
+    from rich.table import Table
+
     table = Table("lab", "host", "address", "slots", "Mbit/s", "cores", "state", "processes", box=None)
     for row in _rows(labs):
         cells = ("none" if value is None else str(value) for value in row.values())

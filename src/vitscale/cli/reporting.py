@@ -68,7 +68,6 @@ def report(
     from vitscale import analysis, store
     from vitscale.prediction import answering, fitting, sources
     from vitscale.present.terminal import show
-    from vitscale.report import like as published
     from vitscale.report import outputs
     from vitscale.report.document import terminal_document
 
@@ -77,21 +76,16 @@ def report(
     listed = "json" if json else formats or "html"
     wanted = list(dict.fromkeys(part.strip().lower() for part in listed.split(",")))
     like = "paper" if like_paper else like
-    study = published.study_named(like) if like is not None else None
-    valid = published.FORMATS if study else outputs.FORMATS
+    if like is not None:
+        _like(results, like, wanted, output, combine_unlike=combine_unlike)
+        return
     for name in wanted:
-        if name not in valid:
-            raise unknown("format of --like" if study else "format", name, valid)
+        if name not in outputs.FORMATS:
+            raise unknown("format", name, outputs.FORMATS)
     loaded = store.load(results)
     found = analysis.analyse(loaded, combine_unlike=combine_unlike)
     gc.freeze()  # records form no cycles: to look for some among a million takes most of the time
     console = ProgramConsole(stderr=bool({"md", "json", "latex"} & set(wanted)) and output is None)
-    if study is not None:
-        material = published.Material.of(found, sources.evidence_of(results, loaded, found).network)
-        written = published.write(study, material, results, wanted, output)
-        for line in (*published.findings(study, material), *map(str, written)):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
-        return
     evidence = sources.evidence_of(results, loaded, found)
     fitted = fitting.fit(evidence)
     ahead = answering.outlook(fitted)
@@ -103,6 +97,25 @@ def report(
         return
     for path in files:
         console.print(str(path), markup=False, highlight=False, soft_wrap=True)
+
+
+def _like(results: Path, name: str, formats: list[str], output: Path | None, *, combine_unlike: bool) -> None:
+    """The figures and claims of a published study, on these results."""
+    from vitscale import analysis, store
+    from vitscale.prediction.sources import evidence_of
+    from vitscale.report import like
+
+    study = like.study_named(name)
+    for wanted in formats:
+        if wanted not in like.FORMATS:
+            raise unknown("format of --like", wanted, like.FORMATS)
+    loaded = store.load(results)
+    found = analysis.analyse(loaded, combine_unlike=combine_unlike)
+    material = like.Material.of(found, evidence_of(results, loaded, found).network)
+    written = like.write(study, material, results, formats, output)
+    console = ProgramConsole(stderr="json" in formats and output is None)
+    for line in (*like.findings(study, material), *map(str, written)):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _advice(fitted: Fitted, found: Analysis) -> Advice | None:

@@ -232,3 +232,19 @@ def test_of_four_ranks_the_late_one_is_named_with_what_it_makes_the_others_wait(
         assert rank["wait_seconds_per_step"] == pytest.approx(expected, rel=0.02, abs=2e-6)
     (said,) = waited_for(told["ranks"])
     assert said.startswith(f"The ranks wait for rank 2 (AMD Instinct MI300X): {1000 * truth:.2f} ms a step")
+
+
+def test_traces_of_one_training_on_several_rank_counts_are_one_curve(tmp_path: Path) -> None:
+    """The MI300X's job of eight ranks, and one as if of four in which all takes half as long."""
+    eight, four = job_of(MI300X), job_of(MI300X)
+    four["distributedInfo"]["world_size"] = 4
+    for event in four["traceEvents"]:
+        event.update({name: float(event[name]) / 2 for name in ("ts", "dur") if name in event})
+    paths = [write(tmp_path, "eight.json.gz", eight), write(tmp_path, "four.json.gz", four)]
+    import_logs(paths, "trace", Options(train_samples=50_000), tmp_path / "results")
+    found = analyse(load(tmp_path / "results"))
+    (curve,) = found.curves
+    assert [point.gpus for point in curve.points] == [4, 8]
+    rows = {row["gpus"]: row for row in trial_rows(found)}
+    assert rows[8]["step_seconds"] == pytest.approx(2 * rows[4]["step_seconds"], rel=1e-3)
+    assert rows[8]["efficiency"] == pytest.approx(0.5, rel=0.01)

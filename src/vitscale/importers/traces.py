@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from vitscale.errors import RequestError, StoreError, shown
 from vitscale.importers.contents import LogContents, LogRank, LogRun, Setting
@@ -26,6 +25,7 @@ from vitscale.profiles.trace_steps import UNTOLD, Steps, steps_of
 from vitscale.store.records import ExplainedLine, StepLine, TrafficLine
 from vitscale.store.results import ImportedFile
 
+_Value = TypeVar("_Value")
 _IN_THE_NAME = re.compile(r"rank[-_ ]?(\d+)|\[(\d+)\]", re.IGNORECASE)
 _LONG = 20_000_000
 """Bytes of files from which several are read at once."""
@@ -93,17 +93,13 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
     own = {path for path in paths if is_step_trace(path)}
     ranks = _read_all([path for path in paths if path not in own])
     jobs = [_numbered(job, options) for job in _jobs(ranks)]
-    labels = Counter(job[0][1].device for job in jobs)
+    labels = _labels(jobs, options)
     runs: list[LogRun] = []
     notes, problems = [_PROFILED] if jobs else [], list[str]()
     data: dict[str, list[Any]] = {"ranks": [], "steps": []}
     for number, job in enumerate(jobs):
         world = options.gpus or job[0][1].world_size or len(job)
-        device = job[0][1].device
-        label = device or "unknown GPU"
-        if labels[device] > 1:
-            label += f", job {number + 1}"
-        runs.append(_run(job, world, label, options))
+        runs.append(_run(job, world, labels[number], options))
         for rank, traced in job:
             data["ranks"].append({"job": number, **traced.as_json(rank)})
             data["steps"] += [
@@ -118,6 +114,32 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
         runs.append(exported_run(path, data, len(runs)))
         notes.append(f"{path.name}: explained steps as vitscale wrote them; others are not in it")
     return LogContents(tuple(runs), tuple(dict.fromkeys(notes)), tuple(problems), data)
+
+
+def _labels(jobs: Sequence[Sequence[tuple[int, RankTrace]]], options: Options) -> list[str]:
+    """The device of each job, told apart by a number where jobs of one device are different trainings.
+
+    They are taken for one training on several rank counts where engine and micro-batch are known and the same.
+    """
+    trainings: list[tuple[object, ...]] = []
+    worlds: set[tuple[object, ...]] = set()
+    for number, job in enumerate(jobs):
+        engine, batch = _told(rank.engine for _, rank in job), _told(rank.micro_batch for _, rank in job)
+        training: tuple[object, ...] = (job[0][1].device, engine, batch or options.micro_batch)
+        world = (*training, job[0][1].world_size)
+        if None in world or world in worlds:
+            training = (job[0][1].device, number)
+        worlds.add(world)
+        trainings.append(training)
+    labels = []
+    for training in trainings:
+        alone = all(other == training for other in trainings if other[0] == training[0])
+        labels.append(f"{training[0] or 'unknown GPU'}" + ("" if alone else f", job {trainings.index(training) + 1}"))
+    return labels
+
+
+def _told(values: Iterable[_Value | None]) -> _Value | None:
+    return next((value for value in values if value), None)
 
 
 def _read_all(paths: Sequence[Path]) -> list[RankTrace]:
@@ -233,13 +255,13 @@ def _numbered(job: Sequence[RankTrace], options: Options) -> list[tuple[int, Ran
 
 def _run(job: Sequence[tuple[int, RankTrace]], world: int, label: str, options: Options) -> LogRun:
     first = job[0][1]
-    micro_batch = next((rank.micro_batch for _, rank in job if rank.micro_batch), None)
+    micro_batch = _told(rank.micro_batch for _, rank in job)
     images = micro_batch or options.micro_batch or 0
     return LogRun(
         setting=Setting(
             gpus=max(world, job[-1][0] + 1),
             micro_batch=micro_batch,
-            engine=next((rank.engine for _, rank in job if rank.engine), None),
+            engine=_told(rank.engine for _, rank in job),
             series=label,
         ),
         name=label,

@@ -8,6 +8,8 @@ from torch.utils.data import DataLoader, DistributedSampler
 from vitscale import Probe  # <- 1
 
 options = arguments()
+if not torch.cuda.is_available():  # else it would compile a kernel of its inference for a minute
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 deepspeed.init_distributed("nccl" if torch.cuda.is_available() else "gloo")
 torch.manual_seed(options.seed)
 model = build()

@@ -2,6 +2,7 @@
 
 import tempfile
 
+import torch
 from tiny import Images, arguments, build
 from transformers import Trainer, TrainingArguments
 
@@ -18,6 +19,7 @@ with tempfile.TemporaryDirectory() as folder:
             dataloader_drop_last=True,
             num_train_epochs=90,
             seed=options.seed,
+            use_cpu=not torch.cuda.is_available(),  # else it sees no ranks on a CPU, and each trains alone
             save_strategy="no",
             report_to="none",
             disable_tqdm=True,

@@ -289,3 +289,28 @@ def test_one_diverged_repeat_is_not_hidden_by_the_mean_of_the_others() -> None:
     assert found.epochs[0].train_loss is None
     assert found.loss_by_step[1] == (1, None)
     assert found.loss_by_step[0] == (0, 1.5)  # 2.0 and 1.0
+
+
+def test_trials_are_named_by_what_tells_them_apart_in_their_study() -> None:
+    """The rank count alone where that does; else the micro-batch, what was swept, the share of the images."""
+    small, large = make_trial("ddp", 2), make_trial("ddp", 2, micro_batch=16)
+    half, other = make_trial("ddp", 4, fraction=0.5), make_trial("ddp", 4)
+    slow, fast = make_trial("fsdp2", 1, learning_rate=0.1), make_trial("fsdp2", 1, learning_rate=0.2)
+    alone = make_trial("none", 1)
+    curves = [
+        (make_curve(trials, **labels), trials)
+        for trials, labels in (
+            ([small, other], {}), ([large], {}), ([half], {}), ([alone], {}),
+            ([slow], {"train__learning_rate": 0.1}), ([fast], {"train__learning_rate": 0.2}),
+        )
+    ]  # fmt: skip
+    trials = analyse(make_results(curves, [])).trials
+    assert {trial: trials[trial.identity()].name for trial in (small, large, half, other, slow, fast, alone)} == {
+        small: "ddp on 2 ranks, micro-batch 8",
+        large: "ddp on 2 ranks, micro-batch 16",
+        half: "ddp on 4 ranks, 0.5 of the images",
+        other: "ddp on 4 ranks",
+        slow: "fsdp2 on 1 rank, learning_rate 0.1",
+        fast: "fsdp2 on 1 rank, learning_rate 0.2",
+        alone: "plain (no wrapper) on 1 rank",
+    }

@@ -136,14 +136,15 @@ def test_which_trials_reached_it_and_which_stopped_at_the_limit() -> None:
     missed, reached = verdict(results, "target-ci-missed"), verdict(results, "target-ci-reached")
     # Logarithms 0 and 0.18232 four times: standard error 0.034455, t 2.36462 with 7 degrees of freedom: 8.5 %.
     assert missed.message == (
-        f"target_ci missed: 2 of 3 trials reached 2 %; stopped at max_repeats = 8: {two} (within 8.5 %)"
+        "target_ci missed: 2 of 3 trials reached 2 %; stopped at max_repeats = 8: ddp on 2 ranks (within 8.5 %)"
     )
     assert (missed.severity, missed.about.trials) == ("warning", (two,))
     assert "Raise measure.max_repeats" in missed.advice
     # Logarithms 0 five times and 0.09531 twice, three of the former looked at: 0.012977 / 4 / 7, t 3.18245: 7.1 %.
     assert reached.message == (
         "target_ci reached: 2 of 3 trials have the runs that their first ones asked for to be known within 2 %, 6 to 7 "
-        f"runs: {one} (within 0 %), {four} (within 7.1 %); wider all the same: {four} (within 7.1 %)"
+        "runs: ddp on 1 rank (within 0 %), ddp on 4 ranks (within 7.1 %); wider all the same: ddp on 4 ranks "
+        "(within 7.1 %)"
     )
     assert (reached.severity, reached.about.trials) == ("note", (one, four))
     assert "may come out wider than was asked" in reached.advice

@@ -133,7 +133,7 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
                 own.micro_step(batch, sums, last=number == trial.train.grad_accum, phase=no_phase)
             engine.step()
 
-        lines = counted_traffic(own, take_step, job["steps"], job["steps"], lambda: None)
+        lines = counted_traffic(own, take_step, job["steps"], job["steps"], job["steps"], lambda: None)
         found["traffic"] = [line.model_dump(mode="json") for line in lines]
     if job.get("measure"):
         line = measured_checkpoint(engine, device, folder, job["steps"], lambda: None)

@@ -73,7 +73,11 @@ def test_a_group_with_two_backends_is_read_off_both_recorders_each_entry_once() 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(
     ("config", "carrier", "read"),
-    [("gloo", "gloo", ["gloo"]), ("nccl", "nccl", ["nccl"]), ("cpu:gloo,cuda:nccl", "nccl", ["nccl", "gloo"])],
+    [
+        ("cpu:gloo,cuda:gloo", "gloo", ["gloo"]),
+        ("cuda:nccl", "nccl", ["nccl"]),
+        ("cpu:gloo,cuda:nccl", "nccl", ["nccl", "gloo"]),
+    ],
 )
 def test_which_recorder_is_read_follows_from_the_groups_backend(
     monkeypatch: pytest.MonkeyPatch, config: str, carrier: str, read: list[str]
@@ -84,7 +88,7 @@ def test_which_recorder_is_read_follows_from_the_groups_backend(
         asked.append(backend)
         return ()
 
-    monkeypatch.setattr(dist, "get_backend", lambda: config)
+    monkeypatch.setattr(dist, "get_backend_config", lambda: config)
     monkeypatch.setattr(dist, "get_world_size", lambda: 8)
     monkeypatch.setattr(traffic, "entries", of)
     counter = TrafficCounter()

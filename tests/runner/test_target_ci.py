@@ -98,8 +98,8 @@ def test_runs_are_added_until_the_target_or_the_limit_and_never_where_one_failed
     assert "6 to 8 runs" in study.verdict("target-ci-reached").message
     missed = study.verdict("target-ci-missed")
     assert missed.about.trials == (never, failing)
-    assert f"stopped at max_repeats = 9: {never} (within 56 %)" in missed.message
-    assert f"no runs added, for a run failed: {failing}" in missed.message
+    assert "stopped at max_repeats = 9: ddp on 1 rank, seed 2 (within 56 %)" in missed.message
+    assert "no runs added, for a run failed: ddp on 1 rank, seed 3 (within" in missed.message
 
     # The same again has nothing to do.
     before, started = tree(study.results / "runs"), len(study.launcher.started)

@@ -82,6 +82,11 @@ def test_a_scripted_loop_leaves_the_steps_of_our_own(scripted: Path, tmp_path: P
     ]
     assert explained[0] == explained[1]
     assert explained[0][0]
+    # FSDP2's root is still gathered after an evaluation: the step behind it sends less, and is not one of the counted.
+    for rank in store.load(ours).runs[0].ranks:
+        first, second = ([(c.operation, c.input_elements) for c in line.collectives or ()] for line in rank.traffic)
+        assert first == second
+        assert first
 
 
 def test_its_traffic_is_counted(scripted: Path) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from vitscale.analysis.comparisons import CurveComparison, compare_curves
 from vitscale.analysis.learning.drift import judged
 from vitscale.analysis.quality import findings
-from vitscale.analysis.scaling import CurveResult, Point, scale
+from vitscale.analysis.scaling import CurveResult, Point, named_apart, scale
 from vitscale.analysis.summaries import summarise, without_one_off
 from vitscale.analysis.time.waterfall import Factor, Waterfall, waterfalls
 from vitscale.analysis.trials import TrialResult
@@ -88,6 +88,7 @@ def analyse(results: Results, *, combine_unlike: bool = False) -> Analysis:
         for curve in study.curves
     ]
     curves = tuple(scale(curve, trials, combine_unlike) for curve in known if curve.points)
+    trials = named_apart(trials, curves)
     notes = [note for trial in trials.values() for run in trial.runs for note in run.notes]
     return Analysis(
         study=study,

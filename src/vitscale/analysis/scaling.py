@@ -16,8 +16,8 @@ Curves are named here too: short, and no two alike that were swept apart ("deeps
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vitscale.analysis.runs.environments import differences
@@ -107,6 +107,35 @@ def trial_name(trial: Trial) -> str:
         if value != ParallelSpec.model_fields[field].default
     )
     return f"{engine_name(train)} on {ranks}{split}{accumulated}{shares}{norm}"
+
+
+def named_apart(trials: Mapping[str, TrialResult], curves: Sequence[CurveResult]) -> dict[str, TrialResult]:
+    """The same trials with their names: engine and rank count; where several share these, also what was swept, the
+    micro-batch and the share of the images, as far as they differ. "ddp on 2 ranks, micro-batch 16".
+    """
+    curve_of = {point.trial_id: curve.name for curve in reversed(curves) for point in curve.points}
+    alike: dict[str, list[str]] = {}
+    for trial_id, result in trials.items():
+        alike.setdefault(trial_name(result.trial), []).append(trial_id)
+    named = dict(trials)
+    for name, ids in alike.items():
+        told = {trial_id: _apart(curve_of.get(trial_id, ""), trials[trial_id].trial) for trial_id in ids}
+        differs = [len(set(parts)) > 1 for parts in zip(*told.values(), strict=True)]
+        for trial_id, parts in told.items():
+            apart = [part for part, differs_here in zip(parts, differs, strict=True) if differs_here and part]
+            named[trial_id] = replace(trials[trial_id], name=", ".join([name, *apart]))
+    return named
+
+
+def _apart(curve: str, trial: Trial) -> tuple[str, str, str]:
+    """What may tell a trial from others of its engine and rank count."""
+    engine, _, swept = curve.partition(", ")
+    data = f"{trial.data.fraction:.3g} of the images" if trial.data.fraction < 1 else ""
+    return (
+        swept if swept or engine in ("", engine_name(trial.train)) else engine,
+        f"micro-batch {trial.train.micro_batch}",
+        data,
+    )
 
 
 def _norms_locally(trial: Trial) -> bool:

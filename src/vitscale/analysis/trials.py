@@ -98,6 +98,8 @@ class TrialResult:
     checkpoint: CheckpointCost | None = None
     """What a checkpoint takes; None where no run measured it."""
     drift: Drift = Drift("unknown", reason="not held against another trial")
+    name: str = ""
+    """As a sentence names it among the others of its study (`vitscale.analysis.scaling.named_apart`)."""
     looked: int = 0
     """By how many of the first runs it was decided how many there are (`vitscale.analysis.runs.repeats`)."""
     allocations: tuple[tuple[int, ...], ...] = ()

@@ -224,7 +224,7 @@ def _backends() -> tuple[str, ...]:
 
     A group may have a backend for each kind of device: "cpu:gloo,cuda:nccl".
     """
-    config = str(dist.get_backend())
+    config = dist.get_backend_config()  # get_backend says "undefined" where nobody named one
     names = {backend.rpartition(":")[2] for backend in config.split(",")}
     return tuple(sorted(names, key=lambda name: (name != "nccl", name)))
 

@@ -71,7 +71,9 @@ class Training:
         while not self._over(epoch):
             self._epoch(epoch)
             epoch += 1
-        for line in counted_traffic(self.passes, self._unrecorded_step, self.step, epoch, self.log.alive):
+        # FSDP2 keeps its root's weights gathered after an evaluation: the step that follows is not a usual one.
+        usual = self.step + (self.held_out_accuracy is not None)
+        for line in counted_traffic(self.passes, self._unrecorded_step, self.step, usual, epoch, self.log.alive):
             self.log.write(line)
 
     def _over(self, epoch: int) -> bool:
@@ -250,7 +252,12 @@ class Training:
 
 
 def counted_traffic(
-    passes: Passes, take_step: Callable[[int, Batches], None], done: int, epoch: int, alive: Callable[[], None]
+    passes: Passes,
+    take_step: Callable[[int, Batches], None],
+    done: int,
+    first_usual: int,
+    epoch: int,
+    alive: Callable[[], None],
 ) -> list[TrafficLine]:
     """What each of the counted steps sends. All ranks take them together.
 
@@ -258,13 +265,14 @@ def counted_traffic(
         passes: this rank's way through the images.
         take_step: trains one optimizer step on the next batches of an epoch.
         done: steps taken before.
+        first_usual: the first step that sends what all later ones do, as far as what came before it goes.
         epoch: the first whose order of images has not been used.
         alive: called after each step.
     """
     counter = TrafficCounter()
     if counter.backend == NO_GROUP:
         return [TrafficLine(step=done, backend=NO_GROUP, collectives=())]
-    first = max(done, FIRST_USUAL_STEP)
+    first = max(first_usual, FIRST_USUAL_STEP)
     step = done
     while step < first + COUNTED_STEPS:
         order = passes.order(epoch)

@@ -22,11 +22,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from vitscale.analysis.quality.wording import count, name, note
+from vitscale.analysis.runs.steps import LIGHT
 from vitscale.analysis.trials import TrialResult
 from vitscale.base.time_spans import length, union
 from vitscale.present.document import Finding
 from vitscale.store.records import ExplainedLine
 from vitscale.store.results import Run, StudyRecord
+from vitscale.store.steps import Steps
 
 _MOST_FILES = 3
 
@@ -137,7 +139,8 @@ def one_rank_bounds(
     if run.header.trial.world.size < 2 or len(run.ranks) != 1 or len(run.ranks_needed) != 1:
         return None
     rank = run.ranks[0]
-    light = {line.step for line in rank.steps if line.window == "light" and not line.warmup}
+    steps = Steps.of(rank.steps)
+    light = set(steps.step[(steps.window == LIGHT) & ~steps.warmup].tolist())
     lines = [line for line in rank.explained if line.step >= steady_from and line.step in light and line.collectives]
     if len(lines) < _FEWEST_STEPS:
         return None

@@ -9,15 +9,15 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
-from vitscale.analysis.quality.wording import count, note, warning
+from vitscale.analysis.quality.wording import count, name, note, warning
 from vitscale.analysis.runs.environments import environments
-from vitscale.analysis.scaling import trial_name
 from vitscale.analysis.time.exposure import explained_steps, lanes
 from vitscale.analysis.trials import TrialResult
 from vitscale.base.time_spans import length
 from vitscale.present.document import Finding
 from vitscale.present.units import rough_percent as percent
 from vitscale.store.results import Run
+from vitscale.store.steps import Steps
 from vitscale.trial.rank_batches import longest, micro_batches, shares
 
 _WORTH_IT = 0.05
@@ -59,7 +59,7 @@ def unequal_shares(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     same = "A step has the images and the gradient of equal shares: these trials compare as any other."
     yield (note if suits else warning)(
         "unequal-shares",
-        f"unequal shares in {count(unequal)}: {trial_name(widest.trial)}{hardware}{_measured(speeds)}",
+        f"unequal shares in {count(unequal)}: {name(widest)}{hardware}{_measured(speeds)}",
         same if speeds is None or suits else f"{_set(widest, speeds)} {same}",
         unequal,
     )
@@ -130,7 +130,11 @@ def gain(result: TrialResult, speeds: Sequence[float]) -> float:
 
 def _seconds_per_image(run: Run, step: int) -> tuple[float, ...] | None:
     """Seconds of forward and backward per image by rank; None where the step was not full or a rank's is missing."""
-    images = {rank.rank: line.images for rank in run.ranks for line in rank.steps if line.step == step}
+    images: dict[int, int] = {}
+    for rank in run.ranks:
+        steps = Steps.of(rank.steps)
+        if len(own := steps.images[steps.step == step]):
+            images[rank.rank] = int(own[-1])
     if sum(images.values()) != run.header.trial.global_batch or min(images.values()) < 1:
         return None
     seconds = [

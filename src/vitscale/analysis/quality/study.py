@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from vitscale.analysis.quality.wording import count, imported, name, names, note, warning, worst
 from vitscale.analysis.runs.repeats import half_width, target_status
-from vitscale.analysis.scaling import CurveResult, trial_name
+from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.statistics import FEWEST_REPEATS
 from vitscale.analysis.trials import TrialResult
 from vitscale.present.document import Finding
@@ -145,7 +145,7 @@ def drift(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Trials that compute something else than those they are compared with; and those of which nobody can tell."""
     if drifting := [trial for trial in measured if trial.drifts]:
         each = [
-            f"{trial_name(trial.trial)}: its loss differs by {_difference(own.difference)} from that of "
+            f"{name(trial)}: its loss differs by {_difference(own.difference)} from that of "
             f"{own.reference_name} at step {(own.step or 0) + 1} (rounding: up to {own.tolerance:.1g})"
             for trial in drifting[:_MOST_NAMED]
             for own in [trial.drift]

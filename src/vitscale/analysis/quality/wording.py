@@ -61,8 +61,8 @@ def imported(trials: Sequence[TrialResult]) -> bool:
 
 
 def name(trial: TrialResult) -> str:
-    """A trial as a sentence names it: "ddp on 2 ranks"."""
-    return trial_name(trial.trial)
+    """A trial as a sentence names it: "ddp on 2 ranks, micro-batch 16"."""
+    return trial.name or trial_name(trial.trial)
 
 
 def names(curves: Sequence[CurveResult]) -> str:

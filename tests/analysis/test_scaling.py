@@ -298,7 +298,7 @@ def test_trials_are_named_by_what_tells_them_apart_in_their_study() -> None:
     slow, fast = make_trial("fsdp2", 1, learning_rate=0.1), make_trial("fsdp2", 1, learning_rate=0.2)
     alone = make_trial("none", 1)
     curves = [
-        (make_curve(trials, **labels), trials)
+        (make_curve(trials, "strong-micro", **labels), trials)
         for trials, labels in (
             ([small, other], {}), ([large], {}), ([half], {}), ([alone], {}),
             ([slow], {"train__learning_rate": 0.1}), ([fast], {"train__learning_rate": 0.2}),

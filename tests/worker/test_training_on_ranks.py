@@ -88,7 +88,7 @@ def test_what_ranks_say_of_their_surroundings_takes_part_of_a_phase(folder: Path
 
 
 def test_what_two_further_steps_send_is_recorded_and_nothing_else_of_them(results: Results) -> None:
-    """10 steps, of 2 micro-steps each: under DDP and ZeRO-0 every parameter once, whatever the ranks."""
+    """10 steps, of 2 micro-steps each, and one after the evaluation: under DDP and ZeRO-0 every parameter once."""
     for run in results.runs:
         engine, _ = label(run)
         for rank in run.ranks:
@@ -100,7 +100,7 @@ def test_what_two_further_steps_send_is_recorded_and_nothing_else_of_them(result
                 assert sizes == [0]
                 continue
             assert [(line.step, line.backend, line.reason) for line in rank.traffic] == [
-                (10, "gloo", None), (11, "gloo", None),
+                (11, "gloo", None), (12, "gloo", None),
             ]  # fmt: skip
             assert rank.model.parameters is not None
             # DeepSpeed asks for its norm too, to clip.

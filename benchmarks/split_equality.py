@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from engines.curves import Curve, Job, largest_difference, train  # noqa: E402 - the path to it stands above
-from engines.jobs import AUTOCAST  # noqa: E402
-from engines.test_parallel import AT_NIGHT, BY_DAY, SETTINGS, gradient_difference, job_of  # noqa: E402
+from engines.jobs import AUTOCAST  # noqa: E402 - so does this
+from engines.test_parallel import AT_NIGHT, BY_DAY, SETTINGS, gradient_difference, job_of  # noqa: E402 - and this
 
 SPLITS = {
     ranks: tuple(dict.fromkeys((*BY_DAY.get(ranks, ()), *AT_NIGHT.get(ranks, ()))))

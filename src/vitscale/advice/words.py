@@ -13,7 +13,6 @@ from vitscale.present.units import number
 
 QUESTIONS = {"fastest": "fastest", "cheapest": "cheapest", "most": "most ranks", "knee": "knee of the curve"}
 LARGE = "\u2020"
-VERDICT_WORDS = {"meets": "yes", "probably": "probably", "misses": "no"}
 
 
 def engine(option: Option) -> str:

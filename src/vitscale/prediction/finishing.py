@@ -30,8 +30,6 @@ NODE_MTBF_SECONDS = 160 * _DAY
   2410.21680): 6.50 failures per thousand node-days on one A100 cluster and 2.34 on another: 154 and 427 days. Jobs of
   1,024 GPUs, 128 hosts, on the first of them lasted 7.9 hours in the mean: 42 days.
 """
-NODE_MTBF_SPREAD = 1.0
-"""Of its logarithm: that of the four."""
 _LARGEST_EXPONENT = 600.0
 """e^709 is the largest that a float holds."""
 

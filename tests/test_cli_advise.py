@@ -120,7 +120,7 @@ def test_nothing_meets_the_limits_and_the_exit_code_says_so(advise: Callable[...
 
     assert (code, err) == (1, "")
     assert "No configuration meets the limits. What comes nearest:" in out
-    assert "nearest ddp 4 8 = 32" in " ".join(out.split())
+    assert "nearest ddp 4 32 = 4 x 8" in " ".join(out.split())
 
 
 def test_what_is_written_is_a_study_that_plan_takes(
@@ -248,7 +248,7 @@ def test_instances_of_a_price_table_are_chosen_among_by_what_they_cost(
         folder, "--devices", str(prices), "--epochs", "1", "--images", "6400000", "--max-gpus", "16",
         "--budget", "60", "--verbose",
     )  # fmt: skip
-    assert "eight (Tesla V100-SXM2-16GB), unknown, batch 64 = " in " ".join(out.split())
+    assert "eight (Tesla V100-SXM2-16GB), micro-batch 64 (global batch " in " ".join(out.split())
     assert "Tesla K80 left out: Tesla K80 does not train in fp16" in " ".join(out.split())
     header = next(line for line in out.splitlines() if line.lstrip().startswith("instance"))
     assert header.split() == ["instance", "ranks", "hosts", "batch", "time", "cost", "eff.", "met", "known"]

@@ -29,7 +29,7 @@ def test_an_answer_says_its_interval_its_verdict_and_what_it_rests_on() -> None:
     text = printed(advised(replace(ASKED, deadline_seconds=2000.0)))
 
     rows = [" ".join(line.split()) for line in text.splitlines()]
-    assert f"cheapest ddp 10 64 = 640\u2020 31.7 min (30.1{DASH}33.2) 5.28 0.53 yes" in rows
+    assert f"cheapest ddp 10 640 = 10 x 64\u2020 31.7 min (30.1{DASH}33.2) 5.28 0.53 yes" in rows
     assert any(row.startswith("knee of the") and row.endswith("the same as the cheapest") for row in rows)
     full = text.partition("The answers in full\n")[2].split("\n\n")[0]
     assert "deadline: yes" in full
@@ -58,8 +58,8 @@ def test_no_answer_says_by_how_much_and_which_limit_alone_can_be_met() -> None:
     assert "No configuration meets the limits. What comes nearest:" in text
     assert "The deadline would have to be 40 % larger." in text
     assert "The budget would have to be 16.7 % larger." in text
-    assert "The deadline alone: 10 ranks" in text
-    assert "The budget alone: 2 ranks" in text
+    assert "The deadline alone: ddp, 10 ranks" in text
+    assert "The budget alone: ddp, 2 ranks" in text
 
 
 def test_a_table_line_fits_a_terminal_of_80_columns() -> None:
@@ -68,7 +68,7 @@ def test_a_table_line_fits_a_terminal_of_80_columns() -> None:
         noise=NoiseScale(500.0, 400.0, 600.0),
     )
     front = printed(advice).partition("Nothing else is both")[2].splitlines()[:12]
-    assert any(line.lstrip().startswith("ddp") and " 1,280\u2020 " in line for line in front)
+    assert any(line.lstrip().startswith("ddp") and " 1,280 = 20 x 64\u2020 " in line for line in front)
     assert max(map(len, front)) <= 80
 
 
@@ -77,7 +77,7 @@ def test_where_throughput_and_learning_disagree_both_are_told() -> None:
 
     # (1280 + 500) / (64 + 500) x 1,450 s = 76 min, and (640 + 500) / 564 x 1,900 s = 64 min.
     assert "gradient noise scale of 500 images (over the trials 400 to 600)" in text
-    assert "To the same loss 10 ranks, ddp, batch 64 = 640 is the fastest of these: 64.0 min" in text
+    assert "To the same loss ddp, 10 ranks, micro-batch 64 (global batch 640) is the fastest of these: 64.0 min" in text
     assert "takes 76.3 min" in text
 
 

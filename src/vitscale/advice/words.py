@@ -24,10 +24,10 @@ def engine(option: Option) -> str:
 
 
 def batch(option: Option) -> str:
-    """ "32 x2 = 512": a rank's micro-batch, its accumulation, and the global batch they make."""
+    """ "512 = 8 x 32 x 2": the global batch, of ranks, micro-batch and accumulation."""
     candidate = option.candidate
-    accumulated = f" x{candidate.grad_accum}" if candidate.grad_accum > 1 else ""
-    return f"{candidate.micro_batch}{accumulated} = {option.global_batch:,}"
+    accumulated = f" x {candidate.grad_accum}" if candidate.grad_accum > 1 else ""
+    return f"{option.global_batch:,} = {option.gpus:,} x {candidate.micro_batch}{accumulated}"
 
 
 def mark(option: Option) -> str:
@@ -52,17 +52,20 @@ def amounts(option: Option) -> str:
     return f"{units.seconds(option.seconds.value)}, {number(option.gpu_hours.value)} GPU-hours"
 
 
-def place(option: Option) -> str:
-    """ "16 GPUs on 2 hosts"."""
-    ranks = f"{option.gpus} rank{'s' if option.gpus > 1 else ''}"
+def ranks_on_hosts(option: Option) -> str:
+    """ "16 ranks on 2 hosts"."""
+    ranks = units.ranks(option.gpus)
     if (instance := option.candidate.instance) is not None:
         return f"{ranks} on {option.nodes} {instance.name} ({instance.gpu.name})"
     return ranks if option.nodes == 1 else f"{ranks} on {option.nodes} hosts"
 
 
 def in_short(option: Option) -> str:
-    """One option in half a line."""
-    return f"{place(option)}, {engine(option)}, batch {batch(option)}"
+    """ "ddp, 16 ranks on 2 hosts, micro-batch 32 x 2 (global batch 1,024)": in the report's order of words."""
+    candidate = option.candidate
+    accumulated = f" x {candidate.grad_accum}" if candidate.grad_accum > 1 else ""
+    batch = f"micro-batch {candidate.micro_batch}{accumulated} (global batch {option.global_batch:,})"
+    return f"{engine(option)}, {ranks_on_hosts(option)}, {batch}"
 
 
 def question(advice: Advice, answer: Answer) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vitscale.advice import words as advised
+from vitscale.advice.option import Option
 from vitscale.advice.pipeline import Advice
 from vitscale.analysis import Analysis, TrialResult
 from vitscale.present import units
@@ -77,8 +78,9 @@ def what_to_choose(analysis: Analysis) -> Section:
         if trial.epoch_seconds and not trial.drifts and trial.trial.data.fraction == fastest.trial.data.fraction
     ]
     cheapest = min(alike, key=_gpu_hours)
-    runs = counted(len(fastest.runs), "run")
-    lines = [f"Fastest measured: {in_short(analysis, fastest)} ({runs})."]
+    told = [f"global batch {fastest.trial.global_batch:,}"] if fastest.batch_known else []
+    told.append(counted(len(fastest.runs), "run"))
+    lines = [f"Fastest measured: {in_short(analysis, fastest)} ({', '.join(told)})."]
     if cheapest is not fastest:
         hours = units.number(_gpu_hours(cheapest))
         lines.append(f"Cheapest measured: {in_short(analysis, cheapest)}, {hours} GPU-hours.")
@@ -113,24 +115,37 @@ def _losses(analysis: Analysis) -> tuple[str, ...]:
 def what_next(analysis: Analysis, advice: Advice | None, results: Path | None) -> Section:
     """The advice in one line, with the command; too few runs come first."""
     lines, commands = [], []
-    if advice is not None and (option := advice.chosen) is not None:
-        lines.append(
-            f"Fastest for {counted(advice.work.epochs, 'epoch')} with start-up: {advised.in_short(option)}: "
-            f"{advised.time(option.seconds)}, {option.label}."
-        )
-    where = str(results) if results is not None else "RESULTS"
-    if advice is not None:
-        commands.append(f"vitscale advise {where} --deadline 1h")
     few = [trial for trial in analysis.trials.values() if trial.runs and len(trial.runs) < _ENOUGH_RUNS]
     if few:
         more = "set repeats = 3" if all(trial.trial.origin is None for trial in few) else "import 3 of each together"
         lines.append(f"{counted(len(few), 'trial')} of {len(analysis.trials)} with fewer than 3 runs: {more}.")
+    if advice is not None and (option := advice.chosen) is not None:
+        lines.append(
+            f"Fastest for {counted(advice.work.epochs, 'epoch')} with start-up: {advised.in_short(option)}: "
+            f"{advised.time(option.seconds)}, {option.label}.{_other_batch(analysis, advice, option)}"
+        )
+    where = str(results) if results is not None else "RESULTS"
+    if advice is not None:
+        commands.append(f"vitscale advise {where} --deadline 1h")
     warned = [verdict for verdict in analysis.findings if verdict.severity == "warning" and verdict.advice]
     if not lines and warned:
         lines.append(warned[0].advice)
     if not lines:
         lines.append("Nothing more to measure for what was asked.")
     return Section("What next?", (Bullets(tuple(lines)), *([Code(tuple(commands))] if commands else [])))
+
+
+def _other_batch(analysis: Analysis, advice: Advice, option: Option) -> str:
+    """Why advice trains with another global batch than the fastest measured trial; empty where it does not."""
+    fastest = best_measured(analysis)
+    if fastest is None or not fastest.batch_known or fastest.trial.global_batch == option.global_batch:
+        return ""
+    batch = fastest.trial.global_batch
+    told = f" The fastest measured trains with a global batch of {batch:,}"
+    if batch > option.global_batch and advice.large_batch is not None:
+        steps = counted(max(1, advice.work.images // batch), "step")
+        return f"{told}: {steps} an epoch, each of which teaches less for an image (--large-batch allows it)."
+    return f"{told} (--any-batch allows others than the study's)." if advice.other_batch is not None else f"{told}."
 
 
 def can_it_be_trusted(analysis: Analysis) -> Section:

@@ -1,0 +1,48 @@
+"""What the first screen says agrees with itself, or says why not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prediction_factory import resolved_study
+from vitscale.advice.pipeline import advised_from
+from vitscale.advice.request import Request
+from vitscale.analysis import analyse
+from vitscale.prediction.fitting import fit
+from vitscale.prediction.sources import evidence_of
+from vitscale.present.document import Bullets, Section
+from vitscale.report.answers import what_next, what_to_choose
+from vitscale.store.results import Results
+
+
+def lines_of(section: Section) -> list[str]:
+    return [item for block in section.blocks if isinstance(block, Bullets) for item in block.items]
+
+
+def chosen_and_next(results: Results, tmp_path: Path, **asked: bool) -> tuple[list[str], list[str]]:
+    analysis = analyse(results)
+    advice = advised_from(fit(evidence_of(tmp_path, results, analysis)), analysis, Request(max_gpus=2, **asked))
+    return lines_of(what_to_choose(analysis)), lines_of(what_next(analysis, advice, tmp_path))
+
+
+def test_where_advice_keeps_another_global_batch_it_says_why(tmp_path: Path) -> None:
+    """1,024 images make 128 steps of 8 and 64 steps of 16: fewer than 100 are large-batch training."""
+    results = resolved_study({1: [0.05, 0.05, 0.05], 2: [0.06, 0.06, 0.06]})
+    chosen, then = chosen_and_next(results, tmp_path)
+    assert chosen[0].startswith("Fastest measured: ddp, 2 ranks, micro-batch 8: 3.84 s an epoch")
+    assert chosen[0].endswith(" (global batch 16, 3 runs).")
+    assert " (global batch 8): " in then[0]
+    assert then[0].endswith(
+        " The fastest measured trains with a global batch of 16: 64 steps an epoch, each of which teaches less for an "
+        "image (--large-batch allows it)."
+    )
+
+    chosen, then = chosen_and_next(results, tmp_path, large_batch=True)
+    assert then[0].startswith("Fastest for 3 epochs with start-up: ddp, 2 ranks, micro-batch 8 (global batch 16): ")
+    assert "The fastest measured" not in then[0]
+
+
+def test_too_few_runs_come_before_what_they_cannot_settle(tmp_path: Path) -> None:
+    _, then = chosen_and_next(resolved_study({1: [0.05, 0.05], 2: [0.06, 0.06]}), tmp_path)
+    assert then[0] == "2 trials of 2 with fewer than 3 runs: set repeats = 3."
+    assert then[1].startswith("Fastest for 3 epochs")

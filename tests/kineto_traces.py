@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vitscale.profiles.events import Event
+from vitscale.profiles.timeline import Event
 from vitscale.profiles.trace_file import Trace, read_trace
 from vitscale.profiles.trace_steps import steps_of
 

@@ -21,8 +21,7 @@ from results_factory import write_results
 from vitscale import cli
 from vitscale.advice.as_json import advice_fields
 from vitscale.preflight.fit import fits
-from vitscale.preflight.judging import judged
-from vitscale.preflight.printing import check_fields
+from vitscale.preflight.judging import check_fields, judged
 from vitscale.preflight.training import training_fields, training_findings
 from vitscale.preflight.training_proofs import Proof
 from vitscale.present.data import VERSIONS, envelope

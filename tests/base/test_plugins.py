@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from launching import a_trial, hosts, launch, world
+from launching import hosts, launch, world
 from vitscale.errors import RequestError
-from vitscale.launchers import LAUNCHERS, find_launcher, launcher_for
+from vitscale.launchers import LAUNCHERS, find_launcher, launcher_named
 
 PLUGIN = """
 from dataclasses import replace
@@ -49,17 +49,17 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 
 @pytest.mark.parametrize("target", ["flux_plugin:Flux", "flux_plugin:an_object"])
-def test_another_packages_launcher_is_loaded_when_named(tmp_path: Path, install: Install, target: str) -> None:
+def test_another_packages_launcher_is_loaded_when_named(install: Install, target: str) -> None:
     install(target, PLUGIN)
     assert find_launcher("torchrun") is LAUNCHERS["torchrun"], "ours cannot be replaced"
     with pytest.raises(RequestError, match="Valid: deepspeed, flux, local, mpirun, srun, torchrun"):
         find_launcher("fluxx")
     assert "flux_plugin" not in sys.modules, "it is not imported before it is named"
 
-    flux = launcher_for(a_trial(tmp_path, "flux", world(1, 4)))
+    flux = launcher_named("flux", world(1, 4))
     assert launch(flux, world(1, 4)).commands[0][:3] == ("flux", "run", "-n4")
     with pytest.raises(RequestError, match=r"launch.launcher = 'flux' cannot be used: it is for one node"):
-        launcher_for(a_trial(tmp_path, "flux", world(2, 4)), hosts(2))
+        launcher_named("flux", world(2, 4), hosts(2))
 
 
 @pytest.mark.parametrize(

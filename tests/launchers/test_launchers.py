@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from launching import FOLDER, PYTHON, a_trial, hosts, launch, world
+from launching import FOLDER, PYTHON, hosts, launch, world
 from vitscale.errors import RequestError
-from vitscale.launchers import LAUNCHERS, find_launcher, launcher_for, launcher_named
+from vitscale.launchers import LAUNCHERS, find_launcher, launcher_named
 from vitscale.machine.hosts import Host
 
 
@@ -28,8 +26,8 @@ def test_local_starts_any_number_of_ranks_here_and_nowhere_else() -> None:
 
 
 @pytest.mark.parametrize("launcher", ["local", "torchrun", "deepspeed"])
-def test_what_needs_only_our_own_packages_starts_one_rank(tmp_path: Path, launcher: str) -> None:
-    assert launcher_for(a_trial(tmp_path, launcher, world(1, 1))) is LAUNCHERS[launcher]
+def test_what_needs_only_our_own_packages_starts_one_rank(launcher: str) -> None:
+    assert launcher_named(launcher, world(1, 1)) is LAUNCHERS[launcher]
 
 
 @pytest.mark.parametrize(
@@ -43,9 +41,9 @@ def test_what_needs_only_our_own_packages_starts_one_rank(tmp_path: Path, launch
         ("deepspeed", 1, 2, "2 nodes need 2 hosts, and none are named"),
     ],
 )
-def test_what_cannot_start_is_refused(tmp_path: Path, launcher: str, ranks: int, nodes: int, said: str) -> None:
+def test_what_cannot_start_is_refused(launcher: str, ranks: int, nodes: int, said: str) -> None:
     with pytest.raises(RequestError) as caught:
-        launcher_for(a_trial(tmp_path, launcher, world(nodes, ranks)))
+        launcher_named(launcher, world(nodes, ranks))
     assert said in str(caught.value)
 
 

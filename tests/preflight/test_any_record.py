@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from check_factory import WORK, record, request
 from vitscale.preflight.fit import fits
-from vitscale.preflight.judging import judged
-from vitscale.preflight.printing import check_document, check_fields
+from vitscale.preflight.judging import check_document, check_fields, judged
 from vitscale.present.data import envelope
 from vitscale.present.terminal import lines
 from vitscale.store.check_records import GROUPS, OPERATIONS, STAGES, CheckedRank, FactsLine, StageLine

@@ -9,8 +9,7 @@ import pytest
 
 from check_factory import checked, record, request, sweep, trial
 from vitscale.preflight.fit import fits
-from vitscale.preflight.judging import judged
-from vitscale.preflight.printing import check_document
+from vitscale.preflight.judging import check_document, judged
 from vitscale.present.terminal import lines
 from vitscale.present.units import DASH
 from vitscale.store.check_records import CheckRecord, LoaderLine, LoaderNeed

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from vitscale.present.document import Cell, estimate_cell
+from vitscale.present.document import Cell
 from vitscale.present.estimate import Estimate
 from vitscale.present.units import DASH, share
 
@@ -32,11 +32,12 @@ def test_a_side_is_told_of_a_whole_interval_alone(estimate: Estimate, side: str 
 
 
 def test_a_cell_has_both_intervals_or_none() -> None:
-    assert estimate_cell(None) == Cell(DASH)
-    assert str(estimate_cell(Estimate(1.0, 0.9, 1.1), share)) == f"1.00 (0.90{DASH}1.10)"
-    assert str(estimate_cell(Estimate(1.0, 0.9, 1.1, future_low=0.5, future_high=1.5), share)) == (
-        f"1.00 (0.90{DASH}1.10; 0.50{DASH}1.50)"
-    )
-    assert estimate_cell(Estimate(1.0, 1.0, 1.0), share) == Cell("1.00")
+    def told(estimate: Estimate) -> str:
+        return str(Cell(share(estimate.value), estimate.bounds(share), run=estimate.one_run.bounds(share)))
+
+    assert told(Estimate(1.0, 0.9, 1.1)) == f"1.00 (0.90{DASH}1.10)"
+    both = Estimate(1.0, 0.9, 1.1, future_low=0.5, future_high=1.5)
+    assert told(both) == f"1.00 (0.90{DASH}1.10; 0.50{DASH}1.50)"
+    assert told(Estimate(1.0, 1.0, 1.0)) == "1.00"
     run = Estimate(3.0, 2.0, 4.0, 0.9, future_low=1.0, future_high=5.0).one_run
     assert (run.low, run.high, run.of, run.one_run) == (1.0, 5.0, "a future run", run)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vitscale.probes import traffic
 from vitscale.probes.traffic import NO_DTYPE, Unreadable, parse, size_ring
-from vitscale.profiles.collectives import operation
+from vitscale.profiles.kernels import operation
 
 
 def raw(record: int = 0, name: str = "gloo:all_reduce", **fields: Any) -> dict[str, Any]:

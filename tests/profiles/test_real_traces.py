@@ -12,8 +12,7 @@ from kineto_traces import A100, MI300X, V100, real_trace
 from results_factory import make_rank, make_run, make_trial
 from vitscale.analysis.time.breakdown import RankParts, breakdown
 from vitscale.base.time_spans import intersection, length
-from vitscale.profiles.events import Event
-from vitscale.profiles.timeline import NO_NCCL, steps_on_cuda
+from vitscale.profiles.timeline import NO_NCCL, Event, steps_on_cuda
 from vitscale.store.records import COMMUNICATION, PARTS, ExplainedLine
 
 STEPS = {A100: 3, V100: 5, MI300X: 3}

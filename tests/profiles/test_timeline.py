@@ -9,8 +9,7 @@ import pytest
 from results_factory import make_rank, make_run, make_trial
 from vitscale.analysis.time.breakdown import breakdown
 from vitscale.probes.steps import plain
-from vitscale.profiles.events import Event, Kind
-from vitscale.profiles.timeline import NO_NCCL, STEP, steps_on_cpu, steps_on_cuda
+from vitscale.profiles.timeline import NO_NCCL, STEP, Event, Kind, steps_on_cpu, steps_on_cuda
 from vitscale.store.records import COMMUNICATION, NORM_MARK, PARTS
 from vitscale.store.results import Run
 

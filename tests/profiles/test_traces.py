@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from kineto_traces import A100, ALEXNET, MI300X, V100, trace_of, trace_path
 from vitscale.errors import StoreError
 from vitscale.profiles import trace_json
-from vitscale.profiles.flops import product_flops
 from vitscale.profiles.kernels import kind_of
 from vitscale.profiles.trace_figures import DeviceTime, product_rate, step_spans, traffic_lines
-from vitscale.profiles.trace_file import Trace, read_trace
+from vitscale.profiles.trace_file import Trace, product_flops, read_trace
 from vitscale.profiles.trace_json import is_trace
 from vitscale.profiles.trace_steps import steps_of
 

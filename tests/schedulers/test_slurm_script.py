@@ -9,7 +9,7 @@ import pytest
 
 from vitscale.errors import RequestError
 from vitscale.schedulers.base import BatchJob
-from vitscale.schedulers.slurm_script import batch_script, seconds_of
+from vitscale.schedulers.slurm_cluster import batch_script, seconds_of
 from vitscale.study.sections import SlurmSection
 from vitscale.trial.trial import World
 

@@ -202,7 +202,7 @@ def check(
 ) -> None:
     """Preflight: this machine, a hostfile's hosts or an allocation. Exits with 1 where training would not start."""
     from vitscale import preflight
-    from vitscale.preflight.printing import check_document, check_fields
+    from vitscale.preflight.judging import check_document, check_fields
     from vitscale.present.data import envelope
     from vitscale.present.terminal import show
     from vitscale.study.file import overlay

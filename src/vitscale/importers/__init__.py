@@ -10,7 +10,7 @@ trials, curves what was found, as trials and curves
 records        the results folder
 """
 
+from vitscale.importers.contents import FORMATS, OF_LINKS, LinkFormat, LogFormat, Options
 from vitscale.importers.importing import Done, guess, import_logs
-from vitscale.importers.options import FORMATS, OF_LINKS, LinkFormat, LogFormat, Options
 
 __all__ = ["FORMATS", "OF_LINKS", "Done", "LinkFormat", "LogFormat", "Options", "guess", "import_logs"]

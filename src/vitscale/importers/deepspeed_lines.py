@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from vitscale.importers.options import MOST_GPUS
+from vitscale.importers.contents import MOST_GPUS
 from vitscale.trial.trial import Precision
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vitscale.errors import RequestError, StoreError
-from vitscale.importers import numbers
-from vitscale.importers.contents import LogContents, LogRank, LogRun, Problems, Setting
-from vitscale.importers.files import identified
-from vitscale.importers.options import Options
+from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Problems, Setting
+from vitscale.importers.files import identified, parse_finite, parse_seconds, parse_whole
 from vitscale.importers.tables import OF_A_SETTING, Row, header, rows, setting_of, text_of
 from vitscale.importers.trials import an_epoch, nodes_of
 from vitscale.present.units import listed
@@ -63,8 +61,8 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
         for row in rows(path, REQUIRED, told):
             try:
                 setting, values = setting_of(row, options), _values(row)
-                rank = numbers.whole(row["rank"] or "0", 0, setting.gpus - 1)
-                epoch = numbers.whole(row["epoch"], 0, 10_000_000) if row["epoch"] else None
+                rank = parse_whole(row["rank"] or "0", 0, setting.gpus - 1)
+                epoch = parse_whole(row["epoch"], 0, 10_000_000) if row["epoch"] else None
             except (ValueError, RequestError) as error:
                 told.line(row.line, str(error))
                 continue
@@ -84,10 +82,10 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
 
 
 def _values(row: Row) -> _Row:
-    accuracy = numbers.finite(row["accuracy"])
+    accuracy = parse_finite(row["accuracy"])
     if accuracy is not None and not 0 <= accuracy <= 1:
         raise ValueError(f"an accuracy of {accuracy:g} is no share from 0 to 1")
-    return _Row(numbers.seconds(row["epoch_seconds"]), numbers.finite(row["loss"]), accuracy, text_of(row["gpu"]))
+    return _Row(parse_seconds(row["epoch_seconds"]), parse_finite(row["loss"]), accuracy, text_of(row["gpu"]))
 
 
 def _home(runs: dict[tuple[Setting, str], _Run], own: _Run, rank: int, device: str | None) -> _Run:

@@ -1,8 +1,9 @@
-"""Reads files of others line by line: any bytes, lines of any length, however large the file."""
+"""Reads files of others line by line, any bytes, lines of any length, however large; and numbers of untrusted text."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,3 +75,70 @@ def cannot_read(path: Path, error: Exception) -> StoreError:
     """What to say of a file that cannot be read."""
     why = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
     return StoreError(f"{shown(str(path))} cannot be read: {why}", next_step="Give the file of a log")
+
+
+LONGEST_SECONDS = 1e9
+"""Thirty years."""
+_LONGEST_TEXT = 40
+
+
+def parse_seconds(text: str) -> float:
+    """A time above 0.
+
+    Raises:
+        ValueError: it is none, and why.
+    """
+    value = _number(text)
+    if not 0 < value <= LONGEST_SECONDS:
+        raise ValueError(f"{_short(text)} is no time")
+    return value
+
+
+def parse_whole(text: str, least: int, most: int) -> int:
+    """An integer within bounds; "4.0" is one.
+
+    Raises:
+        ValueError: it is none, and why.
+    """
+    value = _number(text)
+    if value != int(value) or not least <= value <= most:
+        raise ValueError(f"{_short(text)} is no whole number from {least:,} to {most:,}")
+    return int(value)
+
+
+def parse_share(text: str) -> float:
+    """A number above 0 and at most 1.
+
+    Raises:
+        ValueError: it is none, and why.
+    """
+    value = _number(text)
+    if not 0 < value <= 1:
+        raise ValueError(f"{_short(text)} is no share above 0 and up to 1")
+    return value
+
+
+def parse_finite(text: str) -> float | None:
+    """A finite number, or None for an empty text and for what stands for "not finite".
+
+    Raises:
+        ValueError: it is no number.
+    """
+    if not text.strip():
+        return None
+    value = float(text) if len(text) <= _LONGEST_TEXT else math.nan
+    return value if math.isfinite(value) else None
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text) if len(text) <= _LONGEST_TEXT else math.nan
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"{_short(text)} is no number")
+    return value
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}...")

@@ -14,10 +14,9 @@ from typing import Any
 from vitscale.base.plugins import known
 from vitscale.errors import RequestError, StoreError, printable, shown
 from vitscale.importers import deepspeed, epochs, links, plain_csv, traces, trainer_state
-from vitscale.importers.contents import LogContents, Setting
+from vitscale.importers.contents import FORMATS, OF_LINKS, LinkFormat, LogContents, LogFormat, Options, Setting, check
 from vitscale.importers.curves import curves_of
 from vitscale.importers.files import lines
-from vitscale.importers.options import FORMATS, OF_LINKS, LinkFormat, LogFormat, Options, check
 from vitscale.importers.records import TrialRun, fingerprint, write
 from vitscale.importers.trials import micro_batch_of, notes_on, train_samples, trial_of
 from vitscale.profiles.trace_json import is_trace

@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from vitscale.errors import RequestError, shown
-from vitscale.importers import numbers
-from vitscale.importers.contents import Problems
-from vitscale.importers.files import identified, lines
-from vitscale.importers.options import LinkFormat
+from vitscale.importers.contents import LinkFormat, Problems
+from vitscale.importers.files import identified, lines, parse_seconds, parse_whole
 from vitscale.store.check_records import Operation
 from vitscale.store.results import ImportedFile
 
@@ -119,8 +117,8 @@ def _link(
         try:
             if not whole or len(cells) < time + 3:
                 raise ValueError("the file ends within it" if not whole else f"{len(cells)} columns are too few")
-            size = numbers.whole(cells[0], 0, _LARGEST_SIZE)
-            _add(link, size, numbers.seconds(cells[time]) / 1e6)
+            size = parse_whole(cells[0], 0, _LARGEST_SIZE)
+            _add(link, size, parse_seconds(cells[time]) / 1e6)
         except ValueError as error:
             told.line(number, str(error), "broken" if whole else "cut-off")
     return link
@@ -190,8 +188,8 @@ def _of_json(path: Path, document: Mapping[str, Any], told: Problems) -> Measure
     for number, row in enumerate(document["results"], start=1):
         try:
             timed = next(one for name in ("out_of_place", "in_place") if isinstance(one := row.get(name), dict))
-            seconds = numbers.seconds(str(next(timed[name] for name in ("time", "cpu_time") if name in timed)))
-            _add(link, numbers.whole(str(row["size"]), 0, _LARGEST_SIZE), seconds / 1e6)
+            seconds = parse_seconds(str(next(timed[name] for name in ("time", "cpu_time") if name in timed)))
+            _add(link, parse_whole(str(row["size"]), 0, _LARGEST_SIZE), seconds / 1e6)
         except (ValueError, KeyError, AttributeError, StopIteration) as error:
             told.line(number, str(error) or "no size or no time", "broken")
     return link
@@ -225,9 +223,9 @@ def read_perftest(paths: Sequence[Path]) -> tuple[list[MeasuredLink], list[str]]
                 try:
                     if not whole or len(cells) <= column:
                         raise ValueError("the file ends within it")
-                    size = numbers.whole(cells[0], 1, _LARGEST_SIZE)
+                    size = parse_whole(cells[0], 1, _LARGEST_SIZE)
                     links[-1].seconds.setdefault(size, []).append(
-                        size * directions / (numbers.seconds(cells[column]) * unit)
+                        size * directions / (parse_seconds(cells[column]) * unit)
                     )
                 except ValueError as error:
                     told.line(number, str(error), "broken" if whole else "cut-off")
@@ -243,8 +241,8 @@ def _of_perftest_json(path: Path, document: Mapping[str, Any], file: ImportedFil
     try:
         if match is None:
             raise ValueError(f"its test is {shown(test)}, none of RDMA_Write_BW_Test, RDMA_Read_BW_Test, Send_BW_Test")
-        size = numbers.whole(str(results["MsgSize"]), 1, _LARGEST_SIZE)
-        per_second = 1e6 * numbers.seconds(str(results["MsgRate"]))
+        size = parse_whole(str(results["MsgSize"]), 1, _LARGEST_SIZE)
+        per_second = 1e6 * parse_seconds(str(results["MsgRate"]))
     except (KeyError, ValueError) as error:
         why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise RequestError(

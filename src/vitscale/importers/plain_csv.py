@@ -7,10 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vitscale.errors import RequestError, shown
-from vitscale.importers import numbers
-from vitscale.importers.contents import LogContents, LogRank, LogRun, Problems, Setting
-from vitscale.importers.files import identified
-from vitscale.importers.options import Options
+from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Problems, Setting
+from vitscale.importers.files import identified, parse_seconds
 from vitscale.importers.tables import OF_A_SETTING, Row, header, rows, setting_of, text_of
 from vitscale.importers.trials import an_epoch
 from vitscale.present.units import listed
@@ -70,10 +68,10 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
 def _times(row: Row, setting: Setting) -> tuple[tuple[float, int] | None, float | None]:
     """Seconds and images of a step, and seconds of an epoch, as far as the row tells; at least one."""
     images = (setting.micro_batch or 0) * setting.grad_accum
-    step = (numbers.seconds(row["step_seconds"]), images) if row["step_seconds"] else None
-    epoch = numbers.seconds(row["epoch_seconds"]) if row["epoch_seconds"] else None
+    step = (parse_seconds(row["step_seconds"]), images) if row["step_seconds"] else None
+    epoch = parse_seconds(row["epoch_seconds"]) if row["epoch_seconds"] else None
     if step is None and row["images_per_second"]:
-        rate = numbers.seconds(row["images_per_second"])  # positive and finite, as a time
+        rate = parse_seconds(row["images_per_second"])  # positive and finite, as a time
         # Where the batch is not told, a step stands for one image on each GPU: the rate is right whatever it was.
         step = (setting.gpus * max(1, images) / rate, max(1, images))
     if step is None and epoch is None:

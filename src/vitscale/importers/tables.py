@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitscale.errors import RequestError, shown
-from vitscale.importers import numbers
-from vitscale.importers.contents import Problems, Setting
-from vitscale.importers.files import lines
-from vitscale.importers.options import MOST_GPUS, Options, precision
+from vitscale.importers.contents import MOST_GPUS, Options, Problems, Setting, precision
+from vitscale.importers.files import lines, parse_share, parse_whole
 from vitscale.importers.trials import hold, nodes_of
 from vitscale.trial.engines import ENGINES
 from vitscale.trial.model_spec import counted
@@ -49,23 +47,23 @@ def setting_of(row: Row, options: Options) -> Setting:
     Raises:
         ValueError: a number or a name that no run can have, and why.
     """
-    gpus = numbers.whole(row["gpus"], 1, MOST_GPUS)
+    gpus = parse_whole(row["gpus"], 1, MOST_GPUS)
     layout, batch = text_of(row["layout"]), row["micro_batch"]
-    nodes = numbers.whole(row["nodes"], 1, gpus) if row["nodes"] else nodes_of(layout, gpus) or 1
+    nodes = parse_whole(row["nodes"], 1, gpus) if row["nodes"] else nodes_of(layout, gpus) or 1
     if not hold(gpus, nodes):
         raise ValueError(f"{gpus} GPUs do not share out over {nodes} nodes")
     return Setting(
         gpus=gpus,
         nodes=nodes,
-        micro_batch=numbers.whole(batch, 1, 1_000_000) if batch else options.micro_batch,
-        grad_accum=numbers.whole(row["grad_accum"] or "1", 1, 1_000_000),
-        fraction=numbers.share(row["fraction"] or "1.0"),
+        micro_batch=parse_whole(batch, 1, 1_000_000) if batch else options.micro_batch,
+        grad_accum=parse_whole(row["grad_accum"] or "1", 1, 1_000_000),
+        fraction=parse_share(row["fraction"] or "1.0"),
         cluster=text_of(row["cluster"]),
         layout=layout,
         dataset=text_of(row["dataset"]),
         series=text_of(row["series"]),
         engine=next((name for name in ENGINES if name == row["engine"].lower()), text_of(row["engine"])),
-        zero_stage=numbers.whole(row["zero_stage"], 0, 3) if row["zero_stage"] else None,
+        zero_stage=parse_whole(row["zero_stage"], 0, 3) if row["zero_stage"] else None,
         precision=precision(row["precision"].lower()) if row["precision"] else None,
         model=text_of(row["model"]),
         parameters=counted(row["parameters"]) if row["parameters"] else None,

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vitscale.errors import RequestError, StoreError, shown
-from vitscale.importers.contents import LogContents, LogRank, LogRun, Setting
+from vitscale.importers.contents import MOST_GPUS, LogContents, LogRank, LogRun, Options, Setting
 from vitscale.importers.files import identified
-from vitscale.importers.options import MOST_GPUS, Options
 from vitscale.importers.step_traces import exported_run
 from vitscale.present.units import listed
 from vitscale.profiles.kernels import UNKNOWN

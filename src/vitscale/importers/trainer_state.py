@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from vitscale.errors import RequestError, StoreError, shown
-from vitscale.importers.contents import LogContents, LogRank, LogRun, Setting
-from vitscale.importers.files import cannot_read, identified
-from vitscale.importers.numbers import LONGEST_SECONDS
-from vitscale.importers.options import Options
+from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Setting
+from vitscale.importers.files import LONGEST_SECONDS, cannot_read, identified
 from vitscale.importers.trials import an_epoch, train_samples
 from vitscale.store.records import EpochLine, StepLine
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from vitscale.importers.contents import LogRun, Setting
-from vitscale.importers.options import Options, model_of, precision
+from vitscale.importers.contents import LogRun, Options, Setting, model_of, precision
 from vitscale.present.units import listed
 from vitscale.trial.model_spec import NAMED_MODELS
 from vitscale.trial.trial import (

@@ -1,18 +1,21 @@
-"""Makes a laboratory, step by step; every process is written down as soon as it runs."""
+"""Makes a laboratory, step by step; every process is written down as soon as it runs.
+
+ssh between its hosts: their own keys and configuration, and an sshd on every host.
+"""
 
 from __future__ import annotations
 
 import os
 import pwd
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from vitscale.errors import RequestError
-from vitscale.lab import namespaces, processes, quota, secure_shell, state
-from vitscale.lab.namespaces import call_inside
+from vitscale.errors import RequestError, VitscaleError, shown
+from vitscale.lab import processes, quota, state
 from vitscale.lab.plan import Plan, address, link, start_switch
-from vitscale.lab.processes import Process, pid_namespace
+from vitscale.lab.processes import Process, call_inside, pid_namespace
 from vitscale.lab.state import Holder, State, folder_of
 
 
@@ -48,7 +51,7 @@ def build(plan: Plan, started: list[subprocess.Popen[str]]) -> State:
     _make_quotas(plan, building.state.cgroup, names)
     write_hosts_file(folder, known)
     if with_ssh:
-        secure_shell.write_keys(folder, known)
+        write_keys(folder, known)
     firsts = [building.hold_host(name) for name in names]
     hold_to_own(plan, firsts)
     for number, ((name, own_address), first) in enumerate(zip(known, firsts, strict=True)):
@@ -57,10 +60,10 @@ def build(plan: Plan, started: list[subprocess.Popen[str]]) -> State:
         link(switch, first, number, plan.bandwidth_mbit)
         mount_files(first, folder, own, with_ssh=with_ssh)
         if with_ssh:
-            secure_shell.write_daemon_configuration(folder, own, own_address)
-            processes.call(*namespaces.enter_command(building.state, number, secure_shell.daemon_command(own)))
+            write_daemon_configuration(folder, own, own_address)
+            processes.call(*processes.enter_command(building.state, number, daemon_command(own)))
     for name in names if with_ssh else ():
-        secure_shell.wait_for_daemon(folder / name)
+        wait_for_daemon(folder / name)
     building.state.hostfile.write_text("".join(f"{name} slots={plan.slots}\n" for name in names), encoding="ascii")
     return building.state
 
@@ -91,7 +94,7 @@ class _Building:
             self.state = self.state.model_copy(update=added(Holder(name=name, outside=outside, first=first)))
             state.write(self.state)
 
-        process, first = namespaces.hold(name, write_down)
+        process, first = processes.hold(name, write_down)
         self._started.append(process)
         return first
 
@@ -156,7 +159,7 @@ def mount_files(first: Process, folder: Path, host: Path, *, with_ssh: bool) -> 
         own.write_text(f"{_OPEN_MPI.read_text(encoding='utf-8')}\n{_OWN_SESSIONS}\n", encoding="utf-8")
         _mount(first, "--bind", str(own), str(_OPEN_MPI))
     if with_ssh:
-        _mount(first, "--bind", str(folder / secure_shell.CLIENT_CONFIGURATION), "/etc/ssh/ssh_config")
+        _mount(first, "--bind", str(folder / CLIENT_CONFIGURATION), "/etc/ssh/ssh_config")
         # Without PAM, sshd lets nobody in whose password is locked, as Ubuntu's root's is.
         shadow = host / "shadow"
         shadow.write_text(f"{pwd.getpwuid(os.geteuid()).pw_name}:*:::::::\n", encoding="utf-8")
@@ -186,3 +189,90 @@ def _own_sys(first: Process) -> None:
 
 def _mount(first: Process, *arguments: str) -> None:
     call_inside(first, "mount", "--no-mtab", *arguments)  # it would note them in /run, outside
+
+
+CLIENT_KEY, HOST_KEY = "client_key", "host_key"
+CLIENT_CONFIGURATION, KNOWN_HOSTS = "ssh_config", "known_hosts"
+_START_SECONDS = 30.0
+
+
+def write_keys(folder: Path, hosts: Sequence[tuple[str, str]]) -> None:
+    """Makes the keys, and what clients on every host read. `hosts` are names and addresses."""
+    for key in (CLIENT_KEY, HOST_KEY):
+        processes.call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "vitscale-lab", "-f", str(folder / key))
+    (folder / "authorized_keys").write_text(_public(folder, CLIENT_KEY), encoding="ascii")
+    names = ",".join(name for host in hosts for name in host)
+    (folder / KNOWN_HOSTS).write_text(f"{names} {_public(folder, HOST_KEY)}", encoding="ascii")
+    (folder / CLIENT_CONFIGURATION).write_text(
+        f"""\
+Host *
+  IdentityFile {folder / CLIENT_KEY}
+  IdentitiesOnly yes
+  IdentityAgent none
+  UserKnownHostsFile {folder / KNOWN_HOSTS}
+  GlobalKnownHostsFile none
+  StrictHostKeyChecking yes
+  UpdateHostKeys no
+  BatchMode yes
+  GSSAPIAuthentication no
+""",
+        encoding="ascii",
+    )
+
+
+def write_daemon_configuration(folder: Path, host: Path, address: str) -> None:
+    """Writes what a host's sshd reads. It listens on the host's own address alone."""
+    (host / "sshd_config").write_text(
+        f"""\
+ListenAddress {address}
+Port 22
+HostKey {folder / HOST_KEY}
+AuthorizedKeysFile {folder / "authorized_keys"}
+PidFile {host / "sshd.pid"}
+PermitRootLogin prohibit-password
+PubkeyAuthentication yes
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+UsePAM no
+X11Forwarding no
+PrintMotd no
+PrintLastLog no
+MaxStartups 100
+MaxSessions 100
+ClientAliveInterval 5
+ClientAliveCountMax 3
+""",
+        encoding="ascii",
+    )
+
+
+def daemon_command(host: Path) -> list[str]:
+    """Starts a host's sshd, which goes on in the background."""
+    return [processes.find("sshd") or "sshd", "-f", str(host / "sshd_config"), "-E", str(host / "sshd.log")]
+
+
+def wait_for_daemon(host: Path) -> None:
+    """Returns once a host's sshd takes connections.
+
+    Raises:
+        VitscaleError: it does not.
+    """
+    end = time.monotonic() + _START_SECONDS
+    while daemon_pid(host) is None:  # written when it listens
+        if time.monotonic() > end:
+            log = host / "sshd.log"
+            said = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+            raise VitscaleError(f"sshd does not start on {host.name}: {shown(said.strip() or 'it says nothing')}")
+        time.sleep(0.01)
+
+
+def daemon_pid(host: Path) -> int | None:
+    """The id of a host's sshd, as seen inside the host; None where it has none."""
+    try:
+        return int((host / "sshd.pid").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+def _public(folder: Path, key: str) -> str:
+    return (folder / f"{key}.pub").read_text(encoding="ascii")

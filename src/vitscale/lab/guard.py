@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from types import TracebackType
 
-from vitscale.lab import namespaces, processes, quota
+from vitscale.lab import processes, quota
 from vitscale.lab.state import PREFIX, Holder, folder_of, read
 
 _KEEP = "keep\n"
@@ -87,7 +87,7 @@ def end_holders(holders: Iterable[Holder]) -> None:
         VitscaleError: a process was not gone after 10 s.
     """
     processes.kill(
-        one for holder in holders for one in (holder.first, holder.outside, *namespaces.waiting(holder.first))
+        one for holder in holders for one in (holder.first, holder.outside, *processes.waiting(holder.first))
     )
 
 

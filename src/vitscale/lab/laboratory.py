@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from vitscale.errors import RequestError, VitscaleError, unknown
-from vitscale.lab import building, namespaces, processes, quota, secure_shell
+from vitscale.lab import building, processes, quota
 from vitscale.lab.guard import Guard, end_holders, take_down
 from vitscale.lab.plan import INTERFACE, Plan, address, set_link
 from vitscale.lab.state import State, existing, names, read
@@ -33,7 +33,7 @@ class Laboratory:
 
         Signals are passed on to it, and it is killed when what runs the command is.
         """
-        return namespaces.enter_command(self.state, host, list(argv))
+        return processes.enter_command(self.state, host, list(argv))
 
     def cut(self, host: int) -> None:
         """Pulls the host's cable."""
@@ -72,7 +72,7 @@ class Laboratory:
         first = self.state.hosts[host].first
         if not first.alive:
             return []
-        daemon = secure_shell.daemon_pid(self.state.folder / self.names[host])
+        daemon = building.daemon_pid(self.state.folder / self.names[host])
         return [
             pid
             for pid in processes.in_same_namespace(first.pid)

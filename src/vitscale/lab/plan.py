@@ -16,8 +16,7 @@ import re
 from dataclasses import dataclass
 
 from vitscale.errors import RequestError, shown
-from vitscale.lab.namespaces import call_inside
-from vitscale.lab.processes import Process, call
+from vitscale.lab.processes import Process, call, call_inside
 from vitscale.lab.quota import LEAST_CORES
 
 INTERFACE = "eth0"

@@ -11,7 +11,7 @@ from vitscale.launchers.mpirun import Mpirun
 from vitscale.launchers.srun import Srun
 from vitscale.launchers.torchrun import Torchrun
 from vitscale.machine.hosts import Host
-from vitscale.trial.trial import Trial, World
+from vitscale.trial.trial import World
 
 LOCAL = "local"
 LAUNCHERS: dict[str, Launcher] = {
@@ -49,9 +49,4 @@ def launcher_named(name: str, world: World, hosts: tuple[Host, ...] = ()) -> Lau
     return launcher
 
 
-def launcher_for(trial: Trial, hosts: tuple[Host, ...] = ()) -> Launcher:
-    """The trial's launcher, as `launcher_named` finds it."""
-    return launcher_named(trial.launcher, trial.world, hosts)
-
-
-__all__ = ["LAUNCHERS", "LOCAL", "Launcher", "Spawn", "find_launcher", "launcher_for", "launcher_named"]
+__all__ = ["LAUNCHERS", "LOCAL", "Launcher", "Spawn", "find_launcher", "launcher_named"]

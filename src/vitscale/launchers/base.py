@@ -67,11 +67,11 @@ class Launcher(Protocol):
 
     def unavailable(self) -> str | None:
         """Why it cannot be used on this machine, with what to do; None where it can."""
-        ...
+        return None
 
     def unfit(self, world: World, hosts: tuple[Host, ...]) -> str | None:
         """Why it cannot start this world on these hosts, with what to do; None where it can."""
-        ...
+        return lacking(world, hosts)
 
 
 def lacking(world: World, hosts: Sequence[Host]) -> str | None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitscale.errors import RequestError, shown
-from vitscale.launchers.base import Spawn, hostfile, lacking
+from vitscale.launchers.base import Launcher, Spawn, hostfile, lacking
 from vitscale.machine.hosts import Host, is_this_machine
 from vitscale.trial.trial import World
 
@@ -25,7 +25,7 @@ _WAY_OUT = "change it, or use launcher = 'torchrun'"
 _PLAIN = re.compile(r"[A-Za-z0-9_@+=:,./-]+")
 
 
-class DeepSpeed:
+class DeepSpeed(Launcher):
     """`python -m deepspeed.launcher.runner`, which is what `deepspeed` runs, under the ranks' own interpreter."""
 
     def launch(self, world: World, spawn: Spawn) -> Spawn:
@@ -65,10 +65,6 @@ class DeepSpeed:
             # Asked to end, the runner ends all of DeepSpeed's launchers on these hosts: `pkill -f` by module name.
             kill_at_once=not here,
         )
-
-    def unavailable(self) -> str | None:
-        """Always available: it is a module of DeepSpeed, which comes with the extra that brings torch."""
-        return None
 
     def unfit(self, world: World, hosts: tuple[Host, ...]) -> str | None:
         """Hosts that are named are reached by pdsh, and everything it is told must pass their shells unquoted."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vitscale.launchers.base import Spawn, lacking
+from vitscale.launchers.base import Launcher, Spawn, lacking
 from vitscale.machine.hosts import Host
 from vitscale.trial.trial import World
 
 
-class Local:
+class Local(Launcher):
     """Any number of ranks. The command starts them cold; the driver has a process that has imported everything carry it
     out instead (`vitscale.schedulers.prepared`), and nothing differs but the seconds that imports take.
     """
@@ -20,10 +20,6 @@ class Local:
         ranks = (python, "-m", "vitscale.processes.local_ranks", str(world.size), str(spawn.master_port), *rank)
         return replace(spawn, commands=(ranks,), from_prepared=True)
 
-    def unavailable(self) -> str | None:
-        """Always available."""
-        return None
-
     def unfit(self, world: World, hosts: tuple[Host, ...]) -> str | None:
         """Reaches no other host, nor this one by a name."""
         if hosts:
@@ -31,7 +27,7 @@ class Local:
         return lacking(world, hosts)
 
 
-class InProcess:
+class InProcess(Launcher):
     """One rank, nothing in between: what one rank was started by before there was `local`. Results that were begun so
     go on so."""
 
@@ -39,10 +35,6 @@ class InProcess:
         """`python -m vitscale.worker FOLDER`."""
         del world
         return replace(spawn, per_host=bool(spawn.hosts))
-
-    def unavailable(self) -> str | None:
-        """Always available."""
-        return None
 
     def unfit(self, world: World, hosts: tuple[Host, ...]) -> str | None:
         """Starts one rank only."""

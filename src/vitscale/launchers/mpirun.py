@@ -9,15 +9,14 @@ import subprocess
 from dataclasses import replace
 
 from vitscale.errors import shown
-from vitscale.launchers.base import Spawn, hostfile, lacking
-from vitscale.machine.hosts import Host
+from vitscale.launchers.base import Launcher, Spawn, hostfile
 from vitscale.trial.trial import World
 
 _HOSTFILE = "mpirun.hostfile"
 _ANSWER_SECONDS = 30.0
 
 
-class Mpirun:
+class Mpirun(Launcher):
     """Open MPI numbers the ranks: OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_LOCAL_RANK."""
 
     def launch(self, world: World, spawn: Spawn) -> Spawn:
@@ -52,10 +51,6 @@ class Mpirun:
         if program is None:
             return "mpirun not found: install Open MPI, or use launcher = 'torchrun'"
         return _not_open_mpi(program)
-
-    def unfit(self, world: World, hosts: tuple[Host, ...]) -> str | None:
-        """Any number of ranks, on hosts that are named."""
-        return lacking(world, hosts)
 
 
 @functools.cache

@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 
-from vitscale.launchers.base import Spawn
+from vitscale.launchers.base import Launcher, Spawn
 from vitscale.machine.hosts import Host
 from vitscale.trial.trial import World
 
 
-class Srun:
+class Srun(Launcher):
     """Slurm numbers the ranks: SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID."""
 
     def launch(self, world: World, spawn: Spawn) -> Spawn:

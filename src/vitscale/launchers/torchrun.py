@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vitscale.launchers.base import Spawn, lacking
-from vitscale.machine.hosts import Host
+from vitscale.launchers.base import Launcher, Spawn
 from vitscale.trial.trial import World
 
 _RENDEZVOUS_SECONDS = 300
 """How long an agent waits for the others: all of them import torch first, perhaps from one slow file server."""
 
 
-class Torchrun:
+class Torchrun(Launcher):
     """`python -m torch.distributed.run`, which is what `torchrun` runs, under the ranks' own interpreter.
 
     No restarts: a rank that fails ends the run, and the driver decides what comes next.
@@ -43,11 +42,3 @@ class Torchrun:
             ]
         agent = [python, "-m", "torch.distributed.run", *meeting, f"--nproc-per-node={world.ranks_per_node}"]
         return (*agent, "--max-restarts=0", *program)
-
-    def unavailable(self) -> str | None:
-        """Always available: it is a module of torch, which all ranks need."""
-        return None
-
-    def unfit(self, world: World, hosts: tuple[Host, ...]) -> str | None:
-        """Any number of ranks, on hosts that are named."""
-        return lacking(world, hosts)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitscale.errors import RequestError, printable, shown
-from vitscale.importers import numbers, tables
+from vitscale.importers import tables
 from vitscale.importers.contents import Problems
+from vitscale.importers.files import parse_finite, parse_whole
 from vitscale.prediction.gpu_types import GpuType, gpu_type
 from vitscale.prediction.network.links import Link, declared_link
 from vitscale.present.units import listed
@@ -78,13 +79,13 @@ def _instance(cells: dict[str, str]) -> Instance:
     """Raises: ValueError: a number that cannot be; RequestError: a GPU or network that is unknown."""
     if not cells["instance"]:
         raise ValueError("it names no instance")
-    price = numbers.finite(cells["price"]) if cells["price"].replace(".", "", 1).isdecimal() else None
+    price = parse_finite(cells["price"]) if cells["price"].replace(".", "", 1).isdecimal() else None
     if not price:
         raise ValueError(f"{cells['price'][:40]!r} is no price")
     return Instance(
         name=printable(cells["instance"])[:60],
         gpu=gpu_type(cells["gpu"]),
-        gpus=numbers.whole(cells["count"], 1, _MOST_GPUS),
+        gpus=parse_whole(cells["count"], 1, _MOST_GPUS),
         price_per_hour=price,
         network=declared_link(cells["network"]) if cells["network"] else None,
     )

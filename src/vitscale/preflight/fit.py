@@ -32,11 +32,6 @@ class Point:
     seconds: float
 
 
-def bus_bandwidth(operation: Operation, ranks: int, size_bytes: int, seconds: float) -> float | None:
-    """Bytes per second; None where no time passed."""
-    return bus_factor(operation, ranks) * size_bytes / seconds if seconds > 0 else None
-
-
 def points(ranks: Sequence[CheckedRank], group: Group, operation: Operation) -> tuple[int, list[Point]]:
     """(ranks in the group, its points by rising size): the slowest rank of each repeat, the median over repeats.
 

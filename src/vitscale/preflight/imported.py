@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitscale.errors import StoreError, shown
+from vitscale.importers.contents import LinkFormat
 from vitscale.importers.links import MeasuredLink, read_nccl_tests, read_perftest
-from vitscale.importers.options import LinkFormat
 from vitscale.preflight.fit import fits
 from vitscale.store import checks
 from vitscale.store.check_records import (

@@ -1,16 +1,37 @@
-"""All findings of a check, the most severe first; and those on pace again, before a study runs on the same hosts."""
+"""What a check says: all findings, the most severe first, and what was measured, as a document and as data.
+
+The findings on pace are told again before a study runs on the same hosts.
+"""
 
 from __future__ import annotations
 
 import socket
+import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from vitscale.preflight import host_verdicts, network_verdicts, pace_verdicts, reach_verdicts
-from vitscale.present.document import Finding, most_severe_first
+from vitscale.preflight.pace_verdicts import against_others, rank_speeds, rates
+from vitscale.preflight.verdict import host_of
+from vitscale.present.data import finding_fields
+from vitscale.present.document import (
+    Block,
+    Bullets,
+    Cell,
+    Column,
+    Document,
+    Finding,
+    Group,
+    Paragraph,
+    Table,
+    counts_of,
+    most_severe_first,
+)
+from vitscale.present.units import UNAVAILABLE, UNKNOWN, counted, number, rate, seconds, size
 from vitscale.runner import Plan
-from vitscale.store.check_records import CheckRecord
+from vitscale.store.check_records import GROUPS, OPERATIONS, CheckedRank, CheckRecord
 from vitscale.store.checks import latest
 
 RULES: tuple[Callable[[CheckRecord], Iterable[Finding]], ...] = (
@@ -59,3 +80,119 @@ def pace_warnings(plan: Plan, results: Path) -> list[str]:
     when = time.strftime("%Y-%m-%d", time.gmtime(record.started_unix_seconds))
     findings = [finding for rule in (pace_verdicts.slow_ranks, pace_verdicts.mixed_devices) for finding in rule(record)]
     return [f"{finding.message} (vitscale check, {when}). {finding.advice}" for finding in findings]
+
+
+_MOST_RANKS = 64
+_AT_ONCE_SECONDS = 0.02
+
+
+def check_fields(record: CheckRecord, findings: Sequence[Finding], path: Path) -> dict[str, Any]:
+    """Everything as data, the raw values included."""
+    speeds = rank_speeds(record)
+    return {
+        "stored": str(path),
+        "verdicts": [finding_fields(finding) for finding in findings],
+        "rank_speeds": list(speeds) if speeds is not None else None,
+        "pace_against_others": {str(rank): pace for rank, pace in against_others(rates(record.ranks)).items()},
+        "check": record.model_dump(mode="json"),
+    }
+
+
+def check_document(record: CheckRecord, findings: Sequence[Finding], path: Path) -> Document:
+    """What is wrong, the most severe first, then what was measured."""
+    tables = [_ranks(record)] if record.ranks else []
+    if any(rank.collectives for rank in record.ranks):
+        tables.append(_collectives(record))
+    blocks: tuple[Block, ...] = (*findings, *tables, Bullets((*_loader(record), *_disk(record))))
+    heading = Paragraph(f"{_heading(record)}: {counts_of(findings)}", "strong")
+    return Document("", (heading, *blocks), (f"Stored: {path}",))
+
+
+def _heading(record: CheckRecord) -> str:
+    world = record.request.world
+    backend = next((r.facts.environment.backend for r in record.ranks if r.facts), None) or UNAVAILABLE
+    where = f"{counted(world.nodes, 'host')}, {counted(world.size, 'rank')}"
+    return f"{where}; {backend} on {record.request.device}; started by {record.launcher}"
+
+
+def _ranks(record: CheckRecord) -> Table:
+    """One line per rank. Memory is the device's; pace is that of the fixed compute over the fastest rank's."""
+    pace = rates(record.ranks)
+    fastest = max(pace.values(), default=0.0)
+    columns = [*map(Column, ("rank", "cores", "memory", "matmul", "pace")), Column("host", words=True)]
+    rows = []
+    for rank in record.ranks[:_MOST_RANKS]:
+        environment = rank.facts.environment if rank.facts else None
+        texts = (
+            str(rank.rank),
+            _cores(rank, record),
+            size(environment.device.memory_bytes if environment else None),
+            rate(rank.matmul.flops_per_second if rank.matmul else None, "FLOP/s"),
+            f"{pace[rank.rank] / fastest:.2f}" if rank.rank in pace else UNKNOWN,
+            host_of(rank) or UNAVAILABLE,
+            environment.device.name if environment else UNAVAILABLE,
+        )
+        rows.append(tuple(map(Cell, texts)))
+    more = len(record.ranks) - _MOST_RANKS
+    notes = (f"{more} more ranks: --json has them.",) if more > 0 else ()
+    return Table((*columns, Column("device", words=True)), (Group("", tuple(rows)),), notes)
+
+
+def _cores(rank: CheckedRank, record: CheckRecord) -> str:
+    """What the rank's host has for each of its ranks: cores, or its quota where that is less."""
+    if rank.facts is None:
+        return UNKNOWN
+    quota = rank.facts.environment.cpu_quota_cores
+    sharing = sum(host_of(other) == host_of(rank) for other in record.ranks)
+    room = min(rank.facts.host_cores, quota if quota is not None else rank.facts.host_cores) / sharing
+    return f"{room:.3g}"
+
+
+def _collectives(record: CheckRecord) -> Table:
+    """One line per group and operation. A latency that the fit takes for 0 is below what was measured: unknown."""
+    columns = (
+        Column("collectives", words=True),
+        Column("operation", words=True),
+        *map(Column, ("ranks", "latency", "bandwidth", "largest", "took")),
+    )
+    measured = {(line.group, line.operation) for rank in record.ranks for line in rank.collectives}
+    rows = []
+    for group, operation in ((group, operation) for group in GROUPS for operation in OPERATIONS):
+        fit = next((f for f in record.fits if (f.group, f.operation) == (group, operation)), None)
+        if fit is None and (group, operation) not in measured:
+            continue
+        figures = [UNKNOWN] * 5
+        if fit is not None:
+            figures = [
+                str(fit.ranks),
+                seconds(fit.latency_seconds or None),
+                rate(fit.bandwidth_bytes_per_second, "B/s"),
+                size(fit.largest_size_bytes),
+                seconds(fit.largest_seconds),
+            ]
+        rows.append(tuple(map(Cell, (group, operation.replace("_", "-"), *figures))))
+    return Table(columns, (Group("", tuple(rows)),))
+
+
+def _loader(record: CheckRecord) -> list[str]:
+    loaders = [rank.loader for rank in record.ranks if rank.loader is not None]
+    if record.request.trial is None:
+        return []
+    if not loaders:
+        return [f"loader: {UNAVAILABLE}"]
+    slowest = min(line.images_per_second for line in loaders)
+    need = record.loader_need
+    needed = f"{number(need.images_per_second)} images/s ({need.source})" if need else UNAVAILABLE
+    return [f"loader: {number(slowest)} images/s per rank, {counted(loaders[0].workers, 'worker')}; needed: {needed}"]
+
+
+def _disk(record: CheckRecord) -> list[str]:
+    disks = [rank.disk for rank in record.ranks if rank.disk is not None]
+    if not disks:
+        return [f"disk: {UNAVAILABLE}"]
+    safe = max(statistics.median(disk.record_seconds) for disk in disks)
+    seen = [r.disk.seen_seconds for r in record.ranks if r.rank != 0 and r.disk and r.disk.seen_seconds is not None]
+    when = f"within {seconds(max(seen))}" if max(seen, default=0.0) > _AT_ONCE_SECONDS else "at once"
+    shared = f"; other ranks see a new file {when}" if seen else ""
+    free = size(min(disk.free_bytes for disk in disks))
+    return [f"disk: {free} free; a record is safe after {seconds(safe)}{shared}"]

@@ -5,12 +5,11 @@ The answer stands first; what few need stands in parts that are `folded`. Texts 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from vitscale.present.estimate import Estimate
-from vitscale.present.units import UNKNOWN, counted, number
+from vitscale.present.units import UNKNOWN, counted
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
@@ -272,13 +271,6 @@ def table(
     ]
     kept_rows = tuple(tuple(row[at] for at in kept) for row in cells)
     return Table(tuple(columns[at] for at in kept), (Group("", kept_rows),), tuple(notes), folded, title)
-
-
-def estimate_cell(estimate: Estimate | None, form: Callable[[float], str] = number) -> Cell:
-    """A figure with its interval, if it has one; a dash for the unknown."""
-    if estimate is None:
-        return Cell(UNKNOWN)
-    return Cell(form(estimate.value), estimate.bounds(form), run=estimate.one_run.bounds(form))
 
 
 def plain(text: str) -> str:

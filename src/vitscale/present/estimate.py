@@ -80,11 +80,6 @@ class Estimate:
             return self
         return Estimate(self.value, self.future_low, self.future_high, self.level, "a future run", self.note)
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether its interval holds nothing but the value."""
-        return self.low == self.high == self.value
-
     def bounds(self, form: Callable[[float], str] = units.number) -> str:
         """The interval as text, "1.90-2.05"; empty where there is none, or where it holds nothing but the value."""
         return "" if self.low == self.high else units.bounds(self.low, self.high, form)

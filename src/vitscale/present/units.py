@@ -68,11 +68,6 @@ def time_unit(values: Iterable[float | None]) -> Unit:
     return _unit_of(max(1e-3, _largest(values, 1.0)), _TIMES)
 
 
-def size_unit(values: Iterable[float | None]) -> Unit:
-    """The unit, MiB or larger, in which the largest of some sizes in bytes reads best."""
-    return _unit_of(max(2.0**20, _largest(values, 2.0**20)), _SIZES)
-
-
 def number(value: float | None, digits: int = 3) -> str:
     """Three significant digits, whole thousands in full, no exponent for everyday sizes; a dash for the unknown."""
     if value is None or not math.isfinite(value):

@@ -24,8 +24,17 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from typing_extensions import override
 
 from vitscale.processes.heartbeat import PROGRESS
-from vitscale.profiles.events import COMMUNICATION_CALL, GLOO, KIND_OF_ACTIVITY, Event, Kind
-from vitscale.profiles.timeline import PHASE_PREFIX, STEP, steps_on_cpu, steps_on_cuda
+from vitscale.profiles.timeline import (
+    COMMUNICATION_CALL,
+    GLOO,
+    KIND_OF_ACTIVITY,
+    PHASE_PREFIX,
+    STEP,
+    Event,
+    Kind,
+    steps_on_cpu,
+    steps_on_cuda,
+)
 from vitscale.store.records import ExplainedLine, PhaseName, StepLine
 from vitscale.trial.step_schedule import StepWindow
 

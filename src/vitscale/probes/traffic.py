@@ -30,7 +30,7 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed.distributed_c10d import GroupName
 
 from vitscale.processes.launch_file import RECORDER_RING
-from vitscale.profiles.collectives import dtype_name, operation
+from vitscale.profiles.kernels import dtype_name, operation
 from vitscale.store.records import Collective, TrafficLine
 
 _DUMPS = {"nccl": "_dump_nccl_trace_json", "gloo": "_dump_fr_trace_json"}

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vitscale.base.time_spans import Interval, complement, intersection, union
-from vitscale.profiles.events import Event
-from vitscale.profiles.timeline import PHASE_PREFIX, STEP, launches_of
+from vitscale.profiles.timeline import PHASE_PREFIX, STEP, Event, launches_of
 from vitscale.profiles.trace_file import Trace
 from vitscale.store.records import PhaseName
 

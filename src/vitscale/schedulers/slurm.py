@@ -20,7 +20,6 @@ from vitscale.launchers.base import Spawn
 from vitscale.machine.hardware import Machine, this_machine
 from vitscale.machine.hosts import Host, is_this_machine
 from vitscale.schedulers.base import (
-    JobState,
     Placement,
     SchedulerError,
     SchedulerMissingError,
@@ -44,15 +43,6 @@ _FILTERS = ("SQUEUE_", "SCANCEL_", "SINFO_")
 """A user's own defaults for looking at the queue would hide jobs from us."""
 _OURS_ALONE = ("SBATCH_ARRAY_INX", "SBATCH_JOB_NAME", "SBATCH_OUTPUT", "SBATCH_REQUEUE", "SBATCH_SIGNAL", "SBATCH_WAIT")
 """Variables would override what the script says of these; others (SBATCH_ACCOUNT) are the user's defaults."""
-
-
-_UNDER_WAY = frozenset(
-    {
-        *("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "STAGE_OUT", "SIGNALING"),
-        *("RESIZING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD", "POWER_UP_NODE"),
-    }
-)
-"""States of `squeue` ("JOB STATE CODES") in which a job may still do something."""
 
 
 def ask(*argv: str, cwd: Path | None = None) -> str:
@@ -88,46 +78,6 @@ def ask(*argv: str, cwd: Path | None = None) -> str:
     if _SILENCE.search(said):
         raise SchedulerSilentError(f"slurmctld does not answer: {said}")
     raise SchedulerError(f"Slurm refuses `{argv[0]}`: {said}")
-
-
-def submit(script: Path) -> str:
-    """Submits a batch script; returns the job's number.
-
-    Raises:
-        SchedulerSilentError: no answer; the job may have been taken all the same.
-        SchedulerError: it is refused.
-    """
-    said = ask("sbatch", "--parsable", str(script))
-    # JOB, or JOB;CLUSTER; a site's plugins may print lines of their own before it.
-    job_id = said.strip().rpartition("\n")[2].partition(";")[0]
-    if not job_id.isdecimal():
-        raise SchedulerError(f"sbatch does not say the job's number, but {shown(said)}")
-    return job_id
-
-
-def job_states(names: Sequence[str]) -> list[JobState]:
-    """All that slurmctld knows of the jobs of these names, ended ones too for as long as it keeps them (MinJobAge)."""
-    if not names:
-        return []
-    lines = ask(
-        "squeue", "--noheader", "--array", "--states=all", "--format=%i|%j|%K|%T|%r", f"--name={','.join(names)}"
-    )
-    found = []
-    for line in lines.splitlines():
-        words = line.strip().split("|", 4)
-        if len(words) == 5:
-            job_id, name, element, state, reason = words
-            found.append(
-                JobState(
-                    job_id,
-                    name,
-                    int(element) if element.isdecimal() else None,
-                    state,
-                    "" if reason in ("None", "(null)") else reason,
-                    over=state not in _UNDER_WAY,
-                )
-            )
-    return found
 
 
 def steps_named(job_id: str, name: str) -> list[str]:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vitscale.sources.cifar_layout import CIFAR10, CIFAR100
+from vitscale.sources.cifar import CIFAR10, CIFAR100
 
 Style = Literal["python2", "modern-2", "modern-5"]
 STYLES: tuple[Style, ...] = ("python2", "modern-2", "modern-5")

@@ -21,10 +21,10 @@ class VitscaleError(Exception):
 
     exit_code = 2
 
-    def __init__(self, what: str, *, valid: Iterable[object] = (), next_step: str = "") -> None:
-        """The message is that of `explain`."""
+    def __init__(self, what: str, *, valid: Iterable[object] = (), next_step: str = "", hint: str = "") -> None:
+        """The message is that of `explain`, and behind it the `hint`, as `nearest` gives it."""
         # Whatever a value, a path or a library's message carried in: no escape sequence reaches the terminal.
-        super().__init__(printable(explain(what, valid=valid, next_step=next_step)))
+        super().__init__(printable(explain(what, valid=valid, next_step=next_step) + hint))
 
 
 class RequestError(VitscaleError):
@@ -80,7 +80,7 @@ def unknown(kind: str, bad: object, valid: Iterable[str], next_step: str = "") -
     """An error for a name that is not among the valid ones, with the nearest suggested."""
     names = sorted(valid)
     hint = nearest(bad, names) if isinstance(bad, str) else ""
-    return RequestError(explain(f"unknown {kind} {shown(bad)}", valid=names, next_step=next_step) + hint)
+    return RequestError(f"unknown {kind} {shown(bad)}", valid=names, next_step=next_step, hint=hint)
 
 
 _EXPECTED = {

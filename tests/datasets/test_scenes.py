@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from vitscale.datasets import EpochOrder, scenes
+from vitscale.datasets import scenes
+from vitscale.datasets.order import EpochOrder
 from vitscale.datasets.preprocess import IMAGENET
 from vitscale.datasets.scenes import Scenes, sliding
 from vitscale.sources.base import IGNORED, OUTSIDE

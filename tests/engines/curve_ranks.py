@@ -25,7 +25,8 @@ from engines import curves
 from engines.curves import Job
 from engines.forgetting import forget_engines
 from vitscale import engines, models, sources
-from vitscale.datasets import Batch, Batches, slot_loss
+from vitscale.datasets.batches import Batch, Batches
+from vitscale.datasets.loss import slot_loss
 from vitscale.engines import base, deepspeed
 from vitscale.engines.deepspeed import configuration
 from vitscale.engines.splits import clip

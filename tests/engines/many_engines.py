@@ -20,8 +20,8 @@ import torch.distributed as dist
 
 from engines.forgetting import forget_engines
 from vitscale import engines, models
-from vitscale.datasets import label_losses
-from vitscale.models.segmentation import AuxiliaryLogits
+from vitscale.datasets.loss import label_losses
+from vitscale.models.named import AuxiliaryLogits
 from vitscale.probes.traffic import COUNTED_STEPS, FIRST_USUAL_STEP, TrafficCounter, size_ring
 from vitscale.trial.model_spec import ModelSpec, resolve
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World

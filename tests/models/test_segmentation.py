@@ -14,7 +14,7 @@ from models.test_models import hf_spec
 from trial.test_model_spec import counted_flops, counted_parameters, saved_bytes
 from vitscale.errors import RequestError
 from vitscale.models import build, logits_of, refuse_other_sizes
-from vitscale.models.segmentation import AuxiliaryLogits
+from vitscale.models.named import AuxiliaryLogits
 from vitscale.trial import model_spec
 from vitscale.trial.model_spec import ModelSpec, resolve
 

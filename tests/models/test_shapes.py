@@ -9,7 +9,7 @@ import torch
 
 from vitscale import models
 from vitscale.engines.base import blocks_of
-from vitscale.models.segmentation import AuxiliaryLogits
+from vitscale.models.named import AuxiliaryLogits
 from vitscale.prediction.step.gradients import tensors
 from vitscale.trial import model_spec
 from vitscale.trial.model_spec import ModelSpec, ParameterShapes, resolve

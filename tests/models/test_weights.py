@@ -15,8 +15,8 @@ from torch import nn
 from models.test_segmentation import SWIN, VIT, without
 from vitscale.errors import RequestError
 from vitscale.models import build
+from vitscale.models.hub import inflated, interpolated
 from vitscale.models.named import swin_configuration
-from vitscale.models.weights import inflated, interpolated
 from vitscale.study import user_model
 from vitscale.trial.model_spec import ModelSpec, resolve
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from results_factory import make_trial
-from vitscale.datasets import slot_loss
+from vitscale.datasets.loss import slot_loss
 from vitscale.engines.plain import PlainEngine
 from vitscale.probes.gradient_norms import MicroBatchNorms, gradient_line, squared_norm
 

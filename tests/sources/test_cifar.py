@@ -28,8 +28,7 @@ from cifar_factory import (
 )
 from vitscale import sources
 from vitscale.errors import RequestError
-from vitscale.sources.cifar import Cifar
-from vitscale.sources.cifar_layout import CIFAR10, CIFAR100
+from vitscale.sources.cifar import CIFAR10, CIFAR100, Cifar
 from vitscale.trial.trial import DataSpec
 
 

@@ -15,8 +15,7 @@ import pytest
 
 from cifar_factory import md5_of, pack, write_cifar10
 from vitscale.errors import RequestError
-from vitscale.sources.cifar import Cifar
-from vitscale.sources.cifar_layout import CIFAR10
+from vitscale.sources.cifar import CIFAR10, Cifar
 from vitscale.sources.download import fetch
 from vitscale.trial.trial import DataSpec
 

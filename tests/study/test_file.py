@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from study_factory import toml, write_study
 from vitscale.errors import RequestError
 from vitscale.study.file import StudyFile
-from vitscale.study.sweep import SWEEPABLE
+from vitscale.study.sections import SWEEPABLE
 
 
 def refusal(path: Path) -> str:

@@ -17,7 +17,7 @@ from vitscale.datasets.order import EpochOrder
 from vitscale.errors import RequestError
 from vitscale.study.expand import Expansion, expand
 from vitscale.study.file import StudyFile
-from vitscale.study.segmentation import fewest_normalised
+from vitscale.study.model_checks import fewest_normalised
 
 __all__ = ["cache"]
 

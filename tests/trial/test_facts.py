@@ -14,8 +14,7 @@ import pytest
 import vitscale
 from study_factory import expanded
 from vitscale.base.plugins import referred
-from vitscale.study.sections import TrainSection
-from vitscale.study.sweep import SWEEPABLE
+from vitscale.study.sections import SWEEPABLE, TrainSection
 from vitscale.trial.engines import ENGINES
 from vitscale.trial.facts import fact_of, fields_where
 from vitscale.trial.trial import OF_THE_WRAPPER, TrainFields, TrainSpec

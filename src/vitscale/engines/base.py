@@ -109,9 +109,9 @@ class Engine(ABC):
         """Moves `model` to `device` and wraps it; the process group has been joined."""
 
     @staticmethod
-    @abstractmethod
     def preload(train: TrainSpec) -> None:
         """Imports the libraries that training needs beyond torch, where it needs any."""
+        del train
 
     def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool, phase: Phase = no_phase) -> Tensor:
         """Forward and backward of one micro-batch. What backward starts from is the loss / `grad_accum`.
@@ -202,9 +202,10 @@ class Engine(ABC):
         return self.module
 
     @property
-    @abstractmethod
     def module(self) -> nn.Module:
-        """The model inside."""
+        """The model inside the wrapper."""
+        module: nn.Module = self.wrapped.module
+        return module
 
     def whole_tensors(self) -> WholeTensors:
         """Weights and optimizer states as a checkpoint has them.
@@ -268,10 +269,6 @@ class TorchEngine(Engine):
         self.scaler = torch.amp.GradScaler(device.type, enabled=trial.train.precision == "fp16")
 
     @staticmethod
-    def preload(train: TrainSpec) -> None:
-        """Nothing: torch is there already."""
-
-    @staticmethod
     @abstractmethod
     def wrap(model: nn.Module, trial: Trial, device: torch.device) -> nn.Module:
         """Puts the model on its device and into its wrapper; the order, and why, stands here."""
@@ -304,6 +301,12 @@ class TorchEngine(Engine):
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
+
+    @property
+    @override
+    def module(self) -> nn.Module:
+        """What `wrap` gives, where that is the model itself."""
+        return self.wrapped
 
     @override
     def whole_tensors(self) -> WholeTensors:

@@ -196,12 +196,6 @@ class DeepSpeedEngine(Engine):
         engine: nn.Module = self.wrapped
         return engine
 
-    @property
-    @override
-    def module(self) -> nn.Module:
-        model: nn.Module = self.wrapped.module
-        return model
-
 
 def gradient_dtype(engine: Any, train: TrainSpec) -> str:
     """The dtype in which DeepSpeed sends gradients, as torch names it.

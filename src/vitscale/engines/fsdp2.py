@@ -49,8 +49,3 @@ class Fsdp2Engine(TorchEngine):
         # The root is needed first in backward: FSDP2 keeps it gathered unless it is told otherwise.
         fully_shard(model, mesh=mesh, mp_policy=mixed, offload_policy=offloaded)
         return model
-
-    @property
-    @override
-    def module(self) -> nn.Module:
-        return self.wrapped

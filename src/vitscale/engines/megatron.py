@@ -74,12 +74,6 @@ class MegatronEngine(Engine):
         self.wrapped.zero_grad_buffer()
         self.optimizer.zero_grad()
 
-    @property
-    @override
-    def module(self) -> nn.Module:
-        module: nn.Module = self.wrapped.module
-        return module
-
 
 def _transformer() -> Any:
     """The configuration the wrapper asks for. Of a model that is not Megatron's it reads switches alone, no shape."""

@@ -23,8 +23,3 @@ class PlainEngine(TorchEngine):
     @override
     def communicated(train: TrainSpec) -> None:
         """Nothing travels."""
-
-    @property
-    @override
-    def module(self) -> nn.Module:
-        return self.wrapped

@@ -19,15 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    PrepareModuleInput,
-    PrepareModuleOutput,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import parallel as tp
 from torch.nn.functional import scaled_dot_product_attention
 
 from vitscale.models.named import Attention, VisionTransformer
@@ -54,11 +46,13 @@ def split(model: nn.Module, trial: Trial, device: torch.device) -> DeviceMesh:
     if layout.sequence > 1:
         split_tokens(model, _own_group(layout.groups("sequence")))
     if layout.tensor > 1:
-        parallelize_module(model, mesh[TENSOR], tensor_plan(shard_norms=trial.parallel.shard_norms), src_data_rank=None)
+        tp.parallelize_module(
+            model, mesh[TENSOR], tensor_plan(shard_norms=trial.parallel.shard_norms), src_data_rank=None
+        )
     return mesh[REPLICAS]
 
 
-def tensor_plan(*, shard_norms: bool) -> dict[str, ParallelStyle]:
+def tensor_plan(*, shard_norms: bool) -> dict[str, tp.ParallelStyle]:
     """How DTensor cuts a ViT: in each block attention by heads and the MLP by its width, and the classifier by classes.
 
     The embedding stays whole: cut by width it would have to be gathered, token by token, before the first norm.
@@ -68,31 +62,31 @@ def tensor_plan(*, shard_norms: bool) -> dict[str, ParallelStyle]:
             matrices is a reduce-scatter there and an all-gather before the next pair.
     """
     block = "vit.layers.*"
-    plan: dict[str, ParallelStyle] = {
-        f"{block}.{name}": ColwiseParallel()
+    plan: dict[str, tp.ParallelStyle] = {
+        f"{block}.{name}": tp.ColwiseParallel()
         for name in ("attention.q_proj", "attention.k_proj", "attention.v_proj", "mlp.fc1")
     }
-    plan["classifier"] = ColwiseParallel(output_layouts=Replicate())
+    plan["classifier"] = tp.ColwiseParallel(output_layouts=Replicate())
     # One DTensor for all matrices that read it: their gradients are added before they are reduced, once instead of
     # thrice for queries, keys and values.
     own = Shard(1) if shard_norms else Replicate()
     for name in (f"{block}.attention", f"{block}.mlp"):
-        plan[name] = PrepareModuleInput(
+        plan[name] = tp.PrepareModuleInput(
             input_layouts=(own,), desired_input_layouts=(Replicate(),), use_local_output=False
         )
     if not shard_norms:
-        return plan | {f"{block}.attention.o_proj": RowwiseParallel(), f"{block}.mlp.fc2": RowwiseParallel()}
+        return plan | {f"{block}.attention.o_proj": tp.RowwiseParallel(), f"{block}.mlp.fc2": tp.RowwiseParallel()}
     # As DTensors from the first block to the last norm: of a local part alone nobody knows that parts are unequal.
     plan |= {
-        f"{block}.{name}": RowwiseParallel(output_layouts=own, use_local_output=False)
+        f"{block}.{name}": tp.RowwiseParallel(output_layouts=own, use_local_output=False)
         for name in ("attention.o_proj", "mlp.fc2")
     }
     for name in (f"{block}.layernorm_before", f"{block}.layernorm_after", "vit.layernorm"):
-        plan[name] = SequenceParallel()
-    plan["vit.layers.0"] = PrepareModuleInput(
+        plan[name] = tp.SequenceParallel()
+    plan["vit.layers.0"] = tp.PrepareModuleInput(
         input_layouts=(Replicate(),), desired_input_layouts=(own,), use_local_output=False
     )
-    plan["vit"] = PrepareModuleOutput(output_layouts=(own,), desired_output_layouts=(Replicate(),))
+    plan["vit"] = tp.PrepareModuleOutput(output_layouts=(own,), desired_output_layouts=(Replicate(),))
     return plan
 
 

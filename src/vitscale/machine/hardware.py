@@ -68,7 +68,7 @@ def this_machine() -> Machine:
     cores = len(os.sched_getaffinity(0))
     if quota is not None:
         cores = max(1, min(cores, math.floor(quota)))
-    flags = _cpu_flags()
+    flags = cpu_facts().get("flags", "").split()
     nodes = Counter(core.node for core in physical_cores())
     gpus: tuple[Gpu, ...] = ()
     unreadable = None
@@ -76,19 +76,18 @@ def this_machine() -> Machine:
         gpus = visible_gpus()
     except GpusUnreadable as error:
         unreadable = str(error)
-    fast_bf16 = bool(flags & {"amx_bf16", "avx512_bf16"})
+    fast_bf16 = "amx_bf16" in flags or "avx512_bf16" in flags
     return Machine(cores, quota, gpus, fast_bf16, tuple(nodes.items()), unreadable)
 
 
-def _cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+@cache
+def cpu_facts() -> dict[str, str]:
+    """What the kernel tells of the first processor; empty where it tells nothing."""
     try:
-        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() in ("flags", "Features"):
-                return frozenset(value.split())
+        first = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
     except OSError:
-        pass
-    return frozenset()
+        return {}
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
 
 
 # --- cores ---------------------------------------------------------------------------------------------------------
@@ -171,12 +170,7 @@ def _quota_of(folder: Path) -> float | None:
     return None
 
 
-@cache
 def multiplies_in_tiles() -> bool:
     """Whether this machine's processor multiplies 16-bit numbers in tiles (AMX), and oneDNN is not told to leave it."""
-    if "AMX" not in os.environ.get("ONEDNN_MAX_CPU_ISA", "AMX").upper():
-        return False
-    try:
-        return "amx_bf16" in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
+    told_to = "AMX" in os.environ.get("ONEDNN_MAX_CPU_ISA", "AMX").upper()
+    return told_to and "amx_bf16" in cpu_facts().get("flags", "").split()

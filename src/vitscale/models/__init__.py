@@ -10,10 +10,14 @@ from collections.abc import Callable, Mapping
 from torch import Tensor, nn
 
 from vitscale.errors import RequestError, shown
-from vitscale.models.hub import auto_class, build_hf, refuse_other_sizes
-from vitscale.models.named import VisionTransformer, build_swin, quiet_transformers
-from vitscale.models.segmentation import auxiliary_head, build_named_segmentation
-from vitscale.models.weights import load_weights
+from vitscale.models.hub import auto_class, build_hf, load_weights, refuse_other_sizes
+from vitscale.models.named import (
+    VisionTransformer,
+    auxiliary_head,
+    build_named_segmentation,
+    build_swin,
+    quiet_transformers,
+)
 from vitscale.trial.model_spec import ModelSpec
 
 __all__ = ["BUILDERS", "build", "logits_of", "preload", "refuse_other_sizes"]

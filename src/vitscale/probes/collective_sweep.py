@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Iterator
 
 import psutil
@@ -11,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from vitscale.probes.matmul import seconds_of
 from vitscale.store.check_records import SWEPT, CollectiveLine, Group, Operation, SweepPlan
 
 Call = Callable[[], object]
@@ -90,18 +90,7 @@ def _call(operation: Operation, elements: int, ranks: int, group: dist.ProcessGr
 
 def _timed(call: Call, calls: int, device: torch.device) -> float:
     """Seconds of `calls` calls, one right after the other."""
-    if device.type == "cuda":
-        began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        began.record()
-        for _ in range(calls):
-            call()
-        ended.record()
-        ended.synchronize()
-        return float(began.elapsed_time(ended)) / 1000
-    start = time.perf_counter()
-    for _ in range(calls):
-        call()
-    return time.perf_counter() - start
+    return seconds_of(lambda: [call() for _ in range(calls)], device)
 
 
 def _agreed(value: float, group: dist.ProcessGroup, device: torch.device) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,42 +31,23 @@ _CLOCKS_SET = 0x002 | 0x100
 """By the user, and for a display."""
 
 
-class GpuMonitor(ABC):
-    """Watches one GPU from `begin` to `end`, time after time."""
+class GpuMonitor:
+    """Watches one GPU from `begin` to `end`, time after time. This one watches nothing: it stands in where there is no
+    GPU, or no way to ask it."""
 
-    reason: str | None
-    """Why `end` told nothing; None where it did."""
+    def __init__(self, reason: str | None) -> None:
+        self.reason = reason
+        """Why `end` told nothing; None where it did."""
 
-    @abstractmethod
     def begin(self) -> None:
         """What is to be watched begins."""
 
-    @abstractmethod
     def end(self) -> GpuSamples | None:
         """What was seen since `begin`; None where nothing could be."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Stops watching."""
-
-
-class NoGpuMonitor(GpuMonitor):
-    """Stands in where there is no GPU, or no way to ask it."""
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-
-    @override
-    def begin(self) -> None:
-        pass
-
-    @override
-    def end(self) -> GpuSamples | None:
         return None
 
-    @override
     def close(self) -> None:
-        pass
+        """Stops watching."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +66,7 @@ class NvmlMonitor(GpuMonitor):
 
     def __init__(self, nvml: Any, handle: Any, seconds_between_samples: float = SECONDS_BETWEEN_SAMPLES) -> None:
         """`nvml`: the module pynvml, initialised; `handle`: the GPU's."""
-        self.reason: str | None = None
+        super().__init__(None)
         self._nvml, self._handle, self._seconds = nvml, handle, seconds_between_samples
         self._samples: list[Sample] = []
         self._watching = self._closed = False
@@ -170,16 +150,16 @@ class NvmlMonitor(GpuMonitor):
 def gpu_monitor(uuid: str | None, seconds_between_samples: float = SECONDS_BETWEEN_SAMPLES) -> GpuMonitor:
     """The monitor of the GPU with `uuid` (as NVML writes it, "GPU-..."); None: the rank computes on the host."""
     if uuid is None:
-        return NoGpuMonitor("the rank computes on the host")
+        return GpuMonitor("the rank computes on the host")
     try:
         import pynvml
     except ImportError as error:
-        return NoGpuMonitor(f"pynvml cannot be imported: {error}")
+        return GpuMonitor(f"pynvml cannot be imported: {error}")
     try:
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
     except pynvml.NVMLError as error:
-        return NoGpuMonitor(f"NVML: {error}")
+        return GpuMonitor(f"NVML: {error}")
     return NvmlMonitor(pynvml, handle, seconds_between_samples)
 
 
@@ -187,16 +167,17 @@ def summary(samples: Sequence[Sample]) -> GpuSamples | None:
     """The figures of some looks; None where none of them holds anything."""
     if not any(value is not None for sample in samples for value in vars(sample).values()):
         return None
-    utilisations = [sample.utilisation for sample in samples if sample.utilisation is not None]
-    clocks = [sample.sm_clock_mhz for sample in samples if sample.sm_clock_mhz is not None]
+
+    def told(name: str) -> list[Any]:
+        return [value for sample in samples if (value := getattr(sample, name)) is not None]
+
+    utilisations, clocks, powers = told("utilisation"), told("sm_clock_mhz"), told("power_watts")
     unheld = [
         sample.sm_clock_mhz
         for sample in samples
         if sample.sm_clock_mhz and sample.throttle_bits is not None and not sample.throttle_bits & ~_CLOCKS_SET
     ]
-    temperatures = [sample.temperature_celsius for sample in samples if sample.temperature_celsius is not None]
-    powers = [sample.power_watts for sample in samples if sample.power_watts is not None]
-    throttles = [throttling(sample.throttle_bits) for sample in samples if sample.throttle_bits is not None]
+    throttles = [throttling(bits) for bits in told("throttle_bits")]
     slowed = [[name for name in names if name not in GPU_LIMITS] for names in throttles]
     limited = [[name for name in names if name in GPU_LIMITS] for names in throttles]
     return GpuSamples(
@@ -205,7 +186,7 @@ def summary(samples: Sequence[Sample]) -> GpuSamples | None:
         sm_clock_mhz_median=statistics.median(clocks) if clocks else None,
         sm_clock_mhz_min=min(clocks, default=None),
         unheld_sm_clock_mhz=max(unheld, default=None),
-        temperature_celsius_max=max(temperatures, default=None),
+        temperature_celsius_max=max(told("temperature_celsius"), default=None),
         power_watts_mean=statistics.fmean(powers) if powers else None,
         throttle_reasons=tuple(dict.fromkeys(name for names in slowed for name in names)),
         throttled_share=sum(map(bool, slowed)) / len(slowed) if slowed else None,

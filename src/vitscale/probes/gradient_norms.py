@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from types import TracebackType
 from typing import Self
 
 import torch
@@ -33,9 +32,7 @@ class MicroBatchNorms:
         self._handles = [parameter.register_hook(self._see) for parameter in self._parameters]
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
         for parameter in self._parameters:
@@ -57,13 +54,7 @@ def squared_norm(gradients: Iterable[Tensor | None]) -> float:
 
 
 def gradient_line(
-    step: int,
-    *,
-    images: int,
-    own_images: Sequence[int],
-    world_size: int,
-    unreduced: float,
-    reduced: float,
+    step: int, *, images: int, own_images: Sequence[int], world_size: int, unreduced: float, reduced: float
 ) -> GradientLine:
     """What a step's norms come to for gradients that are means over their images.
 

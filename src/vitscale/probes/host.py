@@ -79,10 +79,10 @@ def interfaces(folder: Path = Path("/sys/class/net")) -> tuple[Interface, ...]:
 
 
 def _interface(folder: Path, addresses: tuple[str, ...]) -> Interface:
-    kind = _read(folder / "type") or ""
+    kind = kernel_text(folder / "type") or ""
     # The loopback interface and many tunnels say "unknown" while they work; the flag IFF_UP is what counts there.
-    state, flags = _read(folder / "operstate"), _read(folder / "flags") or "0"
-    speed = _read(folder / "speed") or ""
+    state, flags = kernel_text(folder / "operstate"), kernel_text(folder / "flags") or "0"
+    speed = kernel_text(folder / "speed") or ""
     # Of a veth or a bridge the kernel says 10 Gbit/s, whatever it leads to; -1 is its word for unknown.
     is_real = (folder / "device").exists() or (folder / "bonding").exists()
     return Interface(
@@ -118,8 +118,8 @@ def infiniband_ports(folder: Path = Path("/sys/class/infiniband")) -> tuple[Infi
     return tuple(
         InfinibandPort(
             name=f"{port.parent.parent.name}:{port.name}",
-            active="ACTIVE" in (_read(port / "state") or ""),
-            rate=_read(port / "rate") or "unavailable",
+            active="ACTIVE" in (kernel_text(port / "state") or ""),
+            rate=kernel_text(port / "rate") or "unavailable",
         )
         for port in sorted(folder.glob("*/ports/*"))
     )
@@ -134,8 +134,9 @@ def hostname_addresses() -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(answer[4][0]) for answer in answers))
 
 
-def _read(path: Path) -> str | None:
+def kernel_text(path: Path) -> str | None:
+    """What a file of the kernel's says; None where it is not there or says nothing."""
     try:
-        return path.read_text(encoding="ascii", errors="replace").strip()
+        return path.read_text(encoding="ascii", errors="replace").strip() or None
     except OSError:
         return None

@@ -13,6 +13,7 @@ from torch import nn
 
 from vitscale.machine.hardware import cpu_throttled_seconds
 from vitscale.probes.gpu_monitor import GpuMonitor
+from vitscale.probes.steps import finish_device_work
 from vitscale.store.check_records import ComputeLine
 from vitscale.store.records import MatmulLine
 from vitscale.trial.trial import Device, Precision
@@ -27,12 +28,7 @@ _LARGEST = {"cpu": 4096, "cuda": 8192}
 """At most 0.2 GB on a host, where memory that runs out ends the process, and 0.8 GB on a GPU."""
 _FEWEST = 3
 
-_DTYPES = {
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-    "bf16-params": torch.bfloat16,
-    "fp16": torch.float16,
-}
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "bf16-params": torch.bfloat16, "fp16": torch.float16}
 
 Product = Callable[[int], float]
 """Multiplies two square matrices of n rows and returns the seconds it took; raises `torch.OutOfMemoryError`."""
@@ -119,16 +115,21 @@ class _Products:
             self._matrices = ()  # first gives back what the smaller ones took
             self._matrices = tuple(torch.randn(size, size, device=self._device, dtype=self._dtype) for _ in range(3))
         left, right, product = self._matrices
-        if self._device.type == "cuda":
-            began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            began.record()
-            torch.mm(left, right, out=product)
-            ended.record()
-            ended.synchronize()
-            return float(began.elapsed_time(ended)) / 1000
-        start = time.perf_counter()
-        torch.mm(left, right, out=product)
-        return time.perf_counter() - start
+        return seconds_of(lambda: torch.mm(left, right, out=product), self._device)
+
+
+def seconds_of(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds that a device takes for what `work` asks of it."""
+    if device.type == "cuda":
+        began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        began.record()
+        work()
+        ended.record()
+        ended.synchronize()
+        return float(began.elapsed_time(ended)) / 1000
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
 
 
 # (images, tokens, width, heads) of one transformer block, so that a piece takes milliseconds on either device.
@@ -150,8 +151,7 @@ def compute_speed(device: torch.device, repeats: int, seconds: float, monitor: G
 
     def piece() -> None:
         block(inputs).sum().backward()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        finish_device_work(device)
 
     for _ in range(3):
         piece()

@@ -11,7 +11,6 @@ import logging
 import threading
 import time
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,39 +32,22 @@ _SECONDS_BETWEEN_READINGS = 20.0
 """RAPL counters begin again at 65 kJ on some processors: at 1 kW that is after 65 seconds."""
 
 
-class EnergyMeter(ABC):
-    """Measures energy from `begin` to `end`, time after time."""
+class EnergyMeter:
+    """Measures energy from `begin` to `end`, time after time. This one measures nothing: it stands in where nothing can
+    be measured, or where another rank measures."""
 
-    @abstractmethod
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
     def begin(self) -> None:
         """What is to be measured begins."""
 
-    @abstractmethod
     def end(self) -> EnergyReading:
         """What was used since `begin`, or why that is unknown."""
+        return EnergyReading(joules=None, source=None, reason=self._reason)
 
-    @abstractmethod
     def close(self) -> None:
         """Stops measuring."""
-
-
-class NoEnergyMeter(EnergyMeter):
-    """Stands in where nothing can be measured, or where another rank measures."""
-
-    def __init__(self, reason: str) -> None:
-        self._reading = EnergyReading(joules=None, source=None, reason=reason)
-
-    @override
-    def begin(self) -> None:
-        pass
-
-    @override
-    def end(self) -> EnergyReading:
-        return self._reading
-
-    @override
-    def close(self) -> None:
-        pass
 
 
 @dataclass(frozen=True)
@@ -112,9 +94,8 @@ class CounterMeter(EnergyMeter):
             self._last = []
         if failure is None and joules == 0:
             failure = "the counter of energy did not move: it is updated every 20 to 100 ms"
-        if failure is not None:
-            return EnergyReading(joules=None, source=self._source, reason=failure, devices=self._devices)
-        return EnergyReading(joules=joules, source=self._source, reason=None, devices=self._devices)
+        told = joules if failure is None else None
+        return EnergyReading(joules=told, source=self._source, reason=failure, devices=self._devices)
 
     @override
     def close(self) -> None:
@@ -157,14 +138,14 @@ def energy_meter(gpu_uuid: str | None, local_rank: int, host: str) -> EnergyMete
         if gpu_uuid is not None:
             return _gpu_meter(gpu_uuid)
         if local_rank != 0:
-            return NoEnergyMeter(BY_LOCAL_RANK_0)
+            return EnergyMeter(BY_LOCAL_RANK_0)
         if not any(folder.is_dir() for folder in RAPL_FOLDERS):
-            return NoEnergyMeter(f"no RAPL on this host: {RAPL_FOLDERS[0]} is missing")
+            return EnergyMeter(f"no RAPL on this host: {RAPL_FOLDERS[0]} is missing")
         return _rapl_meter(host)
     except ModuleNotFoundError as error:
-        return NoEnergyMeter(NOT_INSTALLED if error.name == "zeus" else f"zeus cannot be used: {_reason(error)}")
+        return EnergyMeter(NOT_INSTALLED if error.name == "zeus" else f"zeus cannot be used: {_reason(error)}")
     except Exception as error:  # zeus raises in many ways where hardware is missing, and wraps only some of them
-        return NoEnergyMeter(_reason(error))
+        return EnergyMeter(_reason(error))
 
 
 def _gpu_meter(uuid: str) -> EnergyMeter:
@@ -176,7 +157,7 @@ def _gpu_meter(uuid: str) -> EnergyMeter:
     pynvml.nvmlInit()
     gpu = NVIDIAGPU(pynvml.nvmlDeviceGetIndex(pynvml.nvmlDeviceGetHandleByUUID(uuid)))
     if not gpu.supports_get_total_energy_consumption():
-        return NoEnergyMeter("this GPU does not count its energy: Volta and later do")
+        return EnergyMeter("this GPU does not count its energy: Volta and later do")
     return CounterMeter([_counter(gpu.get_total_energy_consumption)], "NVML: the GPU, whoever uses it", (uuid,))
 
 
@@ -206,7 +187,7 @@ def _rapl_meter(host: str) -> EnergyMeter:
                 counters.append(_counter(file.read, file.max_energy_range_uj / 1e6))
         with_memory |= cpu.dram is not None
     if not counters:
-        return NoEnergyMeter(f"no RAPL on this host: {cpus.rapl_dir} holds no processor package")
+        return EnergyMeter(f"no RAPL on this host: {cpus.rapl_dir} holds no processor package")
     source = f"RAPL: {', '.join(packages)}{' and memory' if with_memory else ''}, whoever uses them"
     return CounterMeter(counters, source, tuple(f"{host}/{name}" for name in packages))
 
@@ -238,13 +219,18 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
+def gpu_uuid(device: torch.device) -> str | None:
+    """As NVML writes it; None of a host."""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else None
+
+
 class ResourceProbe:
     """One rank's use of its machine, epoch by epoch."""
 
     def __init__(self, device: torch.device, local_rank: int, host: str) -> None:
         """`host`: what names this machine among all of a run, the same in all its containers."""
         self._device = device if device.type == "cuda" else None
-        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}" if self._device else None
+        uuid = gpu_uuid(device)
         self._gpu = gpu_monitor(uuid)
         self._energy = energy_meter(uuid, local_rank, host)
         self._began = self._cpu_began = 0.0
@@ -311,6 +297,10 @@ class ResourceProbe:
         if self._device is None:
             return 0
         return max(self._cuda_peak_bytes, torch.cuda.max_memory_allocated(self._device))
+
+    def peak_bytes(self, line: ResourcesLine) -> int | None:
+        """The same on a GPU; on a host the memory that was resident at its highest, as `line` says."""
+        return line.peak_rss_bytes if self._device is None else self.cuda_peak_bytes()
 
     def close(self) -> None:
         """Ends the threads that watch."""

@@ -79,8 +79,7 @@ class Explainer:
 
     def begin_block(self) -> None:
         """Starts the profiler. Takes about a millisecond."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # no kernel of an earlier step falls into the block
+        finish_device_work(self._device)  # no kernel of an earlier step falls into the block
         self._start()
         self._steps = []
 
@@ -102,8 +101,7 @@ class Explainer:
         finished, self._profile = self._profile, None
         if finished is None:
             raise RuntimeError("no explained block has begun")
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # the last kernels of the block belong to it
+        finish_device_work(self._device)  # the last kernels of the block belong to it
         finished.stop()
         events = events_of(finished)
         if self._traces is not None:
@@ -164,6 +162,12 @@ def _kind(event: Any) -> Kind | None:
     kind = KIND_OF_ACTIVITY.get(event.activity_type())
     # gloo's asynchronous work is reported beside the operators, from its issue to its completion.
     return "collective" if kind is not None and event.name().startswith(GLOO) else kind
+
+
+def finish_device_work(device: torch.device) -> None:
+    """Waits until a GPU has done all that was asked of it; a host has by now."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 Mark = TypeVar("Mark")

@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 
 from vitscale.base.plugins import known
+from vitscale.errors import RequestError
+from vitscale.sources import base
 from vitscale.sources.ade20k import list_ade20k
 from vitscale.sources.base import ChannelStatistics, Dataset, Progress, Source, Split, Summary, default_cache_root
-from vitscale.sources.cifar import Cifar
-from vitscale.sources.cifar_layout import CIFAR10, CIFAR100
+from vitscale.sources.cifar import CIFAR10, CIFAR100, Cifar
 from vitscale.sources.digits import Digits
 from vitscale.sources.hf_datasets import list_hf
 from vitscale.sources.image_folder import list_folder
 from vitscale.sources.image_set import ImageSet
-from vitscale.sources.of_script import OfScript
 from vitscale.sources.shards import list_shards
 from vitscale.sources.synthetic import Synthetic
 from vitscale.trial import script
@@ -93,7 +93,31 @@ def _statistics(split: Split) -> ChannelStatistics:
 
 def _source(spec: DataSpec) -> Source:
     if spec.name == script.NAME:
-        return OfScript()
+        return _OfScript()
     as_folder = "imagenet" in spec.name.lower()
     next_step = 'Write name = "folder" with root = the folder that has train/CLASS/*.jpg' if as_folder else ""
     return known("dataset", spec.name, SOURCES, "check", "load", next_step=next_step)
+
+
+class _OfScript:
+    """The dataset `script`, read by a user's own script alone: `samples`, how many images an epoch has, is the user's
+    word, and nothing else is known."""
+
+    def check(self, spec: DataSpec) -> Summary:
+        """Needs nothing but the numbers in `spec`."""
+        base.refuse_other_keys(spec, ("channels",))
+        return Summary(
+            train_samples=spec.samples,
+            held_out_samples=0,
+            classes=tuple(f"class {number}" for number in range(base.class_count(spec))),
+            image_shape=(spec.source_size, spec.source_size, spec.channels),
+            fingerprint=f"script: {spec.samples} images, not seen here",
+        )
+
+    def load(self, spec: DataSpec, cache_root: Path) -> Dataset:  # noqa: ARG002  one signature for every source
+        """Nothing to load.
+
+        Raises:
+            RequestError: always.
+        """
+        raise RequestError('data.name = "script" is of train.script alone', next_step="Name a dataset, or a script")

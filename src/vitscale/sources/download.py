@@ -12,7 +12,7 @@ import tempfile
 import urllib.parse
 import urllib.request
 import zlib
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -21,6 +21,7 @@ from vitscale.sources.base import reason
 
 _TIMEOUT_SECONDS = 30
 _CHUNK_BYTES = 1 << 18
+_MOST_MEMBERS = 1000
 
 
 def fetch(url: str, target: Path, *, md5: str | None, most_bytes: int) -> None:
@@ -58,45 +59,28 @@ def fetch(url: str, target: Path, *, md5: str | None, most_bytes: int) -> None:
 
 def _transfer(url: str, file: IO[bytes], most_bytes: int) -> str:
     """Copies the body of `url` into `file` and returns its MD5. Raises `OSError` where it breaks off."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     digest = hashlib.md5(usedforsecurity=False)
     received = 0
     with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as response:  # noqa: S310  `fetch` admits only http(s)
         length = response.headers.get("Content-Length")
         expected = int(length) if length is not None else None
-        with _Progress(url.rsplit("/", 1)[-1], expected) as progress:
+        # Where standard error is no terminal, rich prints one line at the end.
+        with Progress(*columns, console=Console(stderr=True)) as bar:
+            task = bar.add_task(f"downloading {url.rsplit('/', 1)[-1]}", total=expected)
             while chunk := response.read(_CHUNK_BYTES):
                 received += len(chunk)
                 if received > most_bytes:
                     raise OSError(f"it is larger than {most_bytes:,} bytes")
                 digest.update(chunk)
                 file.write(chunk)
-                progress(len(chunk))
+                bar.advance(task, len(chunk))
     if expected is not None and received != expected:
         raise OSError(f"the transfer broke off after {received:,} of {expected:,} bytes")
     return digest.hexdigest()
-
-
-class _Progress:
-    """A bar on standard error; where that is no terminal, rich prints one line at the end."""
-
-    def __init__(self, name: str, total_bytes: int | None) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=Console(stderr=True))
-        self._task = self._bar.add_task(f"downloading {name}", total=total_bytes)
-
-    def __enter__(self) -> Callable[[int], None]:
-        self._bar.start()
-        return lambda count: self._bar.advance(self._task, count)
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-
-_MOST_MEMBERS = 1000
-_CHUNK_BYTES = 1 << 20
 
 
 class _Refused(Exception):

@@ -143,23 +143,22 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def _has_classes(folder: Path) -> bool:
+def _entries(folder: Path, endings: tuple[str, ...] = ()) -> list[os.DirEntry[str]]:
+    """The folders in a folder, and what has one of these endings; hidden ones are left out."""
     try:
         with os.scandir(folder) as entries:
-            return any(
-                not entry.name.startswith(".") and (entry.is_dir() or entry.name.lower().endswith(_VOLUMES))
-                for entry in entries
-            )
+            seen = [entry for entry in entries if not entry.name.startswith(".")]
+            return [entry for entry in seen if entry.is_dir() or entry.name.lower().endswith(endings)]
     except OSError as error:
         raise _unreadable(folder, error) from None
+
+
+def _has_classes(folder: Path) -> bool:
+    return bool(_entries(folder, _VOLUMES))
 
 
 def _subfolders(folder: Path, root: Path) -> list[str]:
-    try:
-        with os.scandir(folder) as entries:
-            folders = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
-    except OSError as error:
-        raise _unreadable(folder, error) from None
+    folders = _entries(folder)
     for entry in folders:
         if entry.is_symlink():
             refuse_link_out(entry.path, root)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitscale.errors import RequestError, explain, nearest, shown
+from vitscale.errors import RequestError, nearest, shown
 from vitscale.sources.arrays import ArrayShape
 from vitscale.sources.base import (
     ArraySplit,
@@ -29,15 +29,7 @@ from vitscale.sources.base import (
     split_ids,
     write_if_possible,
 )
-from vitscale.sources.cache import (
-    SPLITS,
-    Decoded,
-    Room,
-    cached,
-    find,
-    in_memory,
-    in_threads,
-)
+from vitscale.sources.cache import SPLITS, Decoded, Room, cached, find, in_memory, in_threads
 from vitscale.sources.decoding import Problems, decode_image, decode_split, problems_of, refuse_broken
 from vitscale.sources.scenes import SceneSplit
 from vitscale.trial.model_spec import Task
@@ -155,11 +147,7 @@ class Listing:
 class ImageSet:
     """A dataset of encoded images: what lists them is the one thing that differs."""
 
-    def __init__(
-        self,
-        list_images: Callable[[DataSpec], Listing],
-        keys: Sequence[str] = ("channels", "dtype"),
-    ) -> None:
+    def __init__(self, list_images: Callable[[DataSpec], Listing], keys: Sequence[str] = ("channels", "dtype")) -> None:
         """`keys` of [data] that it takes, besides those of every image set."""
         self._list_images, self._keys = list_images, (*keys, "source", "skip_broken", "classes")
         self._verified: set[str] = set()
@@ -288,11 +276,9 @@ def chosen_classes(
         if absent:
             more = f" (and {len(absent) - 1} more)" if absent[1:] else ""
             raise RequestError(
-                explain(
-                    f"data.classes names {shown(absent[0])}{more}, and {shown(where)} has no such class",
-                    next_step="Correct the file of classes",
-                )
-                + nearest(absent[0], sorted(there))
+                f"data.classes names {shown(absent[0])}{more}, and {shown(where)} has no such class",
+                next_step="Correct the file of classes",
+                hint=nearest(absent[0], sorted(there)),
             )
         chosen = sorted(set(named))
     if len(chosen) < 2:

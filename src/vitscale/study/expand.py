@@ -16,19 +16,8 @@ from vitscale.errors import RequestError, shown, unknown
 from vitscale.machine.hardware import Machine
 from vitscale.sources import Summary
 from vitscale.store.results import Curve, CurvePoint
-from vitscale.study import parallel, segmentation, user_model
+from vitscale.study import model_checks, resolve, user_model
 from vitscale.study.file import StudyFile
-from vitscale.study.resolve import (
-    batch_of,
-    device_of,
-    fraction_of,
-    micro_batches_of,
-    needless_micro_steps,
-    precision_of,
-    threads_of,
-    with_deepspeed_config,
-    world_of,
-)
 from vitscale.study.sections import AUTO, Study, TrainSection
 from vitscale.trial import deepspeed_config, engines, model_spec, script
 from vitscale.trial.facts import fact_of
@@ -133,7 +122,7 @@ def _micro_step_notes(point: _Settled) -> Iterator[str]:
     if point.study.scaling.mode != "strong-global" or train.micro_batch is None:
         return
     for spec, world, _ in point.worlds:
-        if cut := needless_micro_steps(spec, train.micro_batch):
+        if cut := resolve.needless_micro_steps(spec, train.micro_batch):
             yield (
                 f"{world.size} ranks take {cut}: small micro-batches are slow, and the curve shows that as a loss of "
                 f"scaling. Choose train.global_batch so that its share of {world.size} ranks has a larger divisor"
@@ -191,17 +180,17 @@ def _settled(
     most_per_node: int | None,
 ) -> _Settled:
     ranks = _rank_counts(study)
-    parallel.check_ranks(study.parallel, study.scaling.gpus)
+    model_checks.check_ranks(study.parallel, study.scaling.gpus)
     _refuse_idle_values(study, by_hand)
     study, digest = _with_script(path, study, by_hand)
-    study, config = with_deepspeed_config(path, study, by_hand)
+    study, config = resolve.with_deepspeed_config(path, study, by_hand)
     _check_length_is_said(study)
     for probe in study.measure.probes:
         if plugins.target("probe", probe) is None:
             raise unknown("probe", probe, plugins.names("probe"), next_step="Correct measure.probes")
-    device = device_of(study, machine)
-    precision = precision_of(study, device, machine)
-    threads = threads_of(study, device, machine, most_per_node)
+    device = resolve.device_of(study, machine)
+    precision = resolve.precision_of(study, device, machine)
+    threads = resolve.threads_of(study, device, machine, most_per_node)
     kept = {field: getattr(study.train, field) for field in TrainFields.model_fields}
     kept |= {"precision": precision, "device": device, "deepspeed_config": config}
     by_task = "synchronised" if study.model.task == "segmentation" else "local"
@@ -217,19 +206,25 @@ def _settled(
     for gpus in ranks:
         data_ranks = RankLayout.of(gpus, study.parallel).data
         fewest = RankLayout.of(min(ranks), study.parallel).data
-        micro_batch, grad_accum = batch_of(study.scaling.mode, study.train, data_ranks, fewest)
+        micro_batch, grad_accum = resolve.batch_of(study.scaling.mode, study.train, data_ranks, fewest)
         if config is not None:
             batch = (data_ranks * micro_batch * grad_accum, micro_batch, grad_accum)
             values = dict(zip(deepspeed_config.BATCH_KEYS, batch, strict=True))
             deepspeed_config.check_batch(config, study.scaling.mode, values)
-        shares = micro_batches_of(study.train, gpus, micro_batch)
+        shares = resolve.micro_batches_of(study.train, gpus, micro_batch)
         sizes = {"micro_batch": micro_batch, "grad_accum": grad_accum, "micro_batches": shares}
         train = TrainSpec(**kept | sizes)
         engines.check(train)
-        parallel.check(study.parallel, train, model)
+        model_checks.check_split(study.parallel, train, model)
         if study.measure.checkpoint:
             engines.check_checkpoint(train)
-        worlds.append((train, world_of(gpus, study.scaling.gpus_per_node or slots, threads), fraction_of(study, gpus)))
+        worlds.append(
+            (
+                train,
+                resolve.world_of(gpus, study.scaling.gpus_per_node or slots, threads),
+                resolve.fraction_of(study, gpus),
+            )
+        )
     data = _located(path, study.data)
     return _Settled(labels, study, data, located, tuple(worlds), digest)
 
@@ -305,7 +300,7 @@ def _trial(
     )
     _check_length(trial, summary)
     if trial.train.script is None:
-        segmentation.check(trial, summary)
+        model_checks.check_labels(trial, summary)
     else:
         script.filled(trial.train.arguments, trial, seed=trial.train.seed, repeat=0, output=Path(script.OUTPUT))
     return trial

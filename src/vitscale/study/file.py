@@ -16,8 +16,7 @@ from pydantic import ValidationError
 
 from vitscale.base.files import has_long_keys, read_text
 from vitscale.errors import RequestError, explain, nearest, shown, wrong_value
-from vitscale.study.sections import SECTIONS, Study
-from vitscale.study.sweep import Choice, choices, swept_fields
+from vitscale.study.sections import SECTIONS, Choice, Study, choices, swept_fields
 from vitscale.trial.trial import Mode
 
 if TYPE_CHECKING:

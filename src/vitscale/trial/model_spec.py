@@ -465,12 +465,7 @@ def training_flops(spec: ModelSpec) -> int | None:
 # Bytes an element saved for backward takes, and how many bytes more than that autocast keeps per token and unit of
 # hidden size: the inputs of both norms stay in fp32 (2 x 2), and q, k and v each cast the first norm's output anew,
 # which makes two copies more (2 x 2).
-_SAVED_BYTES: dict[str, tuple[int, int]] = {
-    "fp32": (4, 0),
-    "bf16": (2, 8),
-    "bf16-params": (2, 0),
-    "fp16": (2, 8),
-}
+_SAVED_BYTES: dict[str, tuple[int, int]] = {"fp32": (4, 0), "bf16": (2, 8), "bf16-params": (2, 0), "fp16": (2, 8)}
 
 
 def activation_bytes(spec: ModelSpec, micro_batch: int, precision: str) -> int | None:

@@ -81,11 +81,11 @@ class RankLayout:
 
     def coordinates(self, rank: int) -> Coordinates:
         """Where a rank stands."""
-        found = []
+        along = []
         for size in reversed(self.sizes):
-            rank, along = divmod(rank, size)
-            found.append(along)
-        return Coordinates(*reversed(found))
+            rank, number = divmod(rank, size)
+            along.append(number)
+        return Coordinates(*reversed(along))
 
     def groups(self, *axes: Axis) -> tuple[tuple[int, ...], ...]:
         """The groups of ranks that differ along `axes` alone, each in order."""

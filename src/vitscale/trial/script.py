@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from vitscale.errors import RequestError, explain, nearest, shown
+from vitscale.errors import RequestError, nearest, shown
 from vitscale.trial.trial import TrainFields, TrainSpec, Trial
 
 NAME = "script"
@@ -51,10 +51,8 @@ def filled(arguments: Sequence[str], trial: Trial, *, seed: int, repeat: int, ou
         if (name := match[1]) is None:
             raise _wrong(f"{shown(match.string)} has a brace that stands alone", "Write {{ or }} for a brace")
         if name not in values:
-            raise RequestError(
-                explain(f"train.arguments: unknown placeholder {shown(match[0])}", valid=sorted(values))
-                + nearest(name, sorted(values))
-            )
+            what, valid = f"train.arguments: unknown placeholder {shown(match[0])}", sorted(values)
+            raise RequestError(what, valid=valid, hint=nearest(name, valid))
         if values[name] is None:
             raise _wrong(f"{shown(match[0])} has no value in this trial", f"Set {name}, or remove the argument")
         return _text(values[name])

@@ -174,8 +174,7 @@ class TrainFields(Spec):
     )
     """What lies in the host's memory instead of the device's: nothing, the optimizer's states, or the weights too."""
     overlap_comm: Annotated[
-        bool | None,
-        Fact(since=3, role="wrapper", taken_by=("deepspeed", "megatron"), short=("overlap", "no overlap")),
+        bool | None, Fact(since=3, role="wrapper", taken_by=("deepspeed", "megatron"), short=("overlap", "no overlap"))
     ] = None
     """Exchange gradients while backward goes on. Null: the engine's own default."""
     bucket_mib: Annotated[
@@ -194,8 +193,7 @@ class TrainFields(Spec):
     ] = None
     """The dtype in which gradients travel. Null: the engine's own."""
     master_weights: Annotated[
-        bool,
-        Fact(since=6, role="wrapper", taken_by=("fsdp2",), short=("fp32 master weights", "no master weights")),
+        bool, Fact(since=6, role="wrapper", taken_by=("fsdp2",), short=("fp32 master weights", "no master weights"))
     ] = False
     """With `bf16-params`: shards and optimizer states are fp32, and weights are cast to bf16 to be gathered."""
     reshard_after_forward: Annotated[

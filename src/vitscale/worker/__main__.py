@@ -11,7 +11,6 @@ from vitscale.processes.launch_file import LaunchFile
 from vitscale.store import RankLog
 from vitscale.store.records import PhaseLine
 from vitscale.store.results import RunHeader
-from vitscale.trial.trial import Device, World
 from vitscale.worker.rank_process import RankInfo, now_ns, run_rank
 
 _ARRIVED_NS = now_ns()
@@ -25,16 +24,7 @@ class Train:
 
     def __init__(self, folder: Path) -> None:
         self._header = RunHeader.model_validate_json((folder / "trial.json").read_text(encoding="utf-8"))
-
-    @property
-    def world(self) -> World:
-        """Of the trial."""
-        return self._header.trial.world
-
-    @property
-    def device(self) -> Device:
-        """Of the trial."""
-        return self._header.trial.train.device
+        self.world, self.device = self._header.trial.world, self._header.trial.train.device
 
     def begin(self) -> None:
         """Nothing."""

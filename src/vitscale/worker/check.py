@@ -11,7 +11,6 @@ from typing import NoReturn
 from vitscale.processes.launch_file import LaunchFile
 from vitscale.store import RankLog
 from vitscale.store.check_records import CheckRequest
-from vitscale.trial.trial import Device, World
 from vitscale.worker.rank_process import RankInfo, now_ns, run_rank
 
 _ARRIVED_NS = now_ns()
@@ -27,17 +26,8 @@ class Check:
 
     def __init__(self, folder: Path) -> None:
         self._request = CheckRequest.model_validate_json((folder / "request.json").read_text(encoding="utf-8"))
+        self.world, self.device = self._request.world, self._request.device
         self._host_cores = 0
-
-    @property
-    def world(self) -> World:
-        """All ranks of the check."""
-        return self._request.world
-
-    @property
-    def device(self) -> Device:
-        """Whose speed is measured."""
-        return self._request.device
 
     def begin(self) -> None:
         """Ends this process when even the limits of its stages fail it: a thread can hold the interpreter's lock."""

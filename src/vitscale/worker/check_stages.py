@@ -16,12 +16,14 @@ import torch
 import torch.distributed as dist
 
 from vitscale import sources
-from vitscale.datasets import Batches, EpochOrder
+from vitscale.datasets.batches import Batches
+from vitscale.datasets.order import EpochOrder
 from vitscale.machine.hardware import cpu_throttled_seconds
 from vitscale.probes import host
 from vitscale.probes.collective_sweep import sweep
 from vitscale.probes.gpu_monitor import gpu_monitor
 from vitscale.probes.matmul import compute_speed, measured_matmul
+from vitscale.probes.resources import gpu_uuid
 from vitscale.processes.heartbeat import PROGRESS
 from vitscale.store import RankLog
 from vitscale.store.check_records import (
@@ -206,8 +208,7 @@ class _Rank:
 
     def measure_compute(self) -> None:
         """The pace of this rank, with its GPU watched meanwhile."""
-        uuid = f"GPU-{torch.cuda.get_device_properties(self.device).uuid}" if self.device.type == "cuda" else None
-        monitor = gpu_monitor(uuid)
+        monitor = gpu_monitor(gpu_uuid(self.device))
         try:
             self._meet()
             self.log.write(

@@ -14,11 +14,13 @@ import torch
 
 from vitscale.machine.cores import numa_nodes, physical_cores
 from vitscale.machine.gpus import gpu_settings, known_gpu
-from vitscale.machine.hardware import cpu_quota_cores
-from vitscale.probes.host import infiniband_ports
+from vitscale.machine.hardware import cpu_facts, cpu_quota_cores
+from vitscale.probes.host import infiniband_ports, kernel_text
 from vitscale.processes.launch_file import LIBRARY_SETTINGS
-from vitscale.store.records import Device, Environment, GpuSettings
+from vitscale.store.records import FORMAT, Device, Environment, GpuSettings, StartLine
+from vitscale.store.results import RunHeader
 from vitscale.trial.engines import installed_versions
+from vitscale.worker.rank_process import RankInfo
 
 _SETTINGS = (*LIBRARY_SETTINGS, "HF_HUB_OFFLINE")
 _CPUS = Path("/sys/devices/system/cpu")
@@ -36,6 +38,7 @@ def environment(
         versions["cuda"] = torch.version.cuda
         versions["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
     cores = frozenset(os.sched_getaffinity(0))
+    siblings_told = (_CPUS / "cpu0/topology/thread_siblings_list").exists()
     return Environment(
         host=socket.gethostname(),
         device=_device(device),
@@ -48,7 +51,7 @@ def environment(
         settings={key: value for key, value in sorted(os.environ.items()) if key.startswith(_SETTINGS)},
         tf32=tf32_allowed(os.environ.get("NVIDIA_TF32_OVERRIDE")) if device.type == "cuda" else None,
         git_revision=_git_revision(Path.cwd()) if with_revision else None,
-        physical_cores=tuple(sorted(core.number for core in physical_cores(cores))) if _tells_siblings() else None,
+        physical_cores=tuple(sorted(core.number for core in physical_cores(cores))) if siblings_told else None,
         cpu=_cpu_name(),
         cpu_governor=_governor(cores),
         cpu_boost=_boost(),
@@ -56,6 +59,19 @@ def environment(
         network_adapters=_network_adapters(),
         gpus_unused=torch.cuda.device_count() if device.type == "cpu" else None,
         allocation=allocation(os.environ),
+    )
+
+
+def start_line(
+    header: RunHeader, own: RankInfo, device: torch.device, backend: str | None, engines: tuple[str, ...] = ()
+) -> StartLine:
+    """Where this rank runs, and what it is to do."""
+    return StartLine(
+        format=FORMAT,
+        trial=header.trial_id,
+        rank=own.rank,
+        world_size=own.world_size,
+        environment=environment(device, backend, with_revision=own.rank == 0, engines=engines),
     )
 
 
@@ -94,19 +110,15 @@ def _device(device: torch.device) -> Device:
     )
 
 
-def _tells_siblings() -> bool:
-    return Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list").exists()
-
-
 def _governor(cores: frozenset[int], cpus: Path = _CPUS) -> str | None:
     """Of all `cores`, which may have unlike ones; None where the kernel does not tell."""
-    governors = {_text(cpus / f"cpu{core}/cpufreq/scaling_governor") for core in cores}
+    governors = {kernel_text(cpus / f"cpu{core}/cpufreq/scaling_governor") for core in cores}
     return None if None in governors else ", ".join(sorted(filter(None, governors)))
 
 
 def _boost(cpus: Path = _CPUS) -> bool | None:
     """By Intel's driver, or by the one for all; None where the kernel does not tell."""
-    no_turbo, boost = _text(cpus / "intel_pstate/no_turbo"), _text(cpus / "cpufreq/boost")
+    no_turbo, boost = kernel_text(cpus / "intel_pstate/no_turbo"), kernel_text(cpus / "cpufreq/boost")
     if no_turbo in ("0", "1"):
         return no_turbo == "0"
     return boost == "1" if boost in ("0", "1") else None
@@ -117,26 +129,13 @@ def _network_adapters(adapters: Path = _ADAPTERS) -> tuple[str, ...] | None:
     described = set()
     for port in infiniband_ports(adapters):
         folder = adapters / port.name.partition(":")[0]
-        if port.active and (firmware := _text(folder / "fw_ver")):
-            described.add(f"{_text(folder / 'hca_type') or 'unknown type'}, firmware {firmware}, {port.rate}")
+        if port.active and (firmware := kernel_text(folder / "fw_ver")):
+            described.add(f"{kernel_text(folder / 'hca_type') or 'unknown type'}, firmware {firmware}, {port.rate}")
     return tuple(sorted(described)) or None
 
 
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="ascii").strip() or None
-    except (OSError, ValueError):
-        return None
-
-
 def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.machine()
+    return cpu_facts().get("model name") or platform.machine()
 
 
 def _git_revision(folder: Path) -> str | None:

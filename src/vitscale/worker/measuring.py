@@ -18,16 +18,16 @@ from torch import Tensor
 
 from vitscale.probes.matmul import measured_matmul
 from vitscale.probes.resources import ResourceProbe
-from vitscale.probes.steps import Explainer, StepClock, StepMark, step_clock, step_lines
+from vitscale.probes.steps import Explainer, StepClock, StepMark, finish_device_work, step_clock, step_lines
 from vitscale.probes.traffic import COUNTED_STEPS, FIRST_USUAL_STEP, NO_GROUP, TrafficCounter
 from vitscale.processes.heartbeat import PROGRESS
 from vitscale.processes.launch_file import boot_id
 from vitscale.store import RankLog
-from vitscale.store.records import FORMAT, EpochLine, ModelLine, PhaseLine, PhaseName, ResourcesLine, StartLine
+from vitscale.store.records import EpochLine, ModelLine, PhaseLine, PhaseName, ResourcesLine
 from vitscale.store.results import RunHeader
 from vitscale.trial.step_schedule import StepWindow, timed_stretch, windows
 from vitscale.trial.trial import samples_used, steps_per_epoch
-from vitscale.worker.environment import environment
+from vitscale.worker.environment import start_line
 from vitscale.worker.extensions import watched
 from vitscale.worker.group import barrier
 from vitscale.worker.probe import images_of
@@ -217,7 +217,7 @@ class Measuring:
         self._close()
         if self.step == 0:
             began, compiled = self._first
-            self._finish_device_work()
+            finish_device_work(self._device)
             seconds = time.perf_counter() - began
             self._log.write(PhaseLine(name="first_step", seconds=seconds, compiled=tuple(compiled)))
         self.step += 1
@@ -251,7 +251,7 @@ class Measuring:
             return
         if self._asked_since is not None:
             self._read_resources()
-        self._finish_device_work()
+        finish_device_work(self._device)
         barrier()
         self._epoch += 1
         if self.step in self._stretch:
@@ -292,17 +292,16 @@ class Measuring:
             self._ask_resources(0)
         self._started = True
         barrier()
-        self._finish_device_work()
+        finish_device_work(self._device)
         self._clock.start()
 
     def _finish_recording(self) -> None:
-        self._finish_device_work()
+        finish_device_work(self._device)
         self._record(self._clock.drain())
         if self._asked_since is not None:
             self._read_resources()
         used = self._used or self._resources.end(0, range(0))
         resources = self._resources.with_memory(used)
-        on_device = self._device.type == "cuda"
         self._log.write(resources)
         self._log.write(
             EpochLine(
@@ -315,7 +314,7 @@ class Measuring:
                 train_accuracy=None,
                 held_out_loss=None,
                 held_out_accuracy=None,
-                peak_bytes=self._resources.cuda_peak_bytes() if on_device else resources.peak_rss_bytes,
+                peak_bytes=self._resources.peak_bytes(resources),
             )
         )
         self._resources.close()
@@ -378,10 +377,6 @@ class Measuring:
         if len(steps) >= max(1, before):
             self._used = line
 
-    def _finish_device_work(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-
     def _check_images(self, images: int) -> None:
         if images != self._expected:
             train = self._trial.train
@@ -396,17 +391,6 @@ def device_of(header: RunHeader) -> torch.device:
     """The one that the script has chosen, of the trial's kind."""
     kind = header.trial.train.device
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
-
-
-def start_line(header: RunHeader, own: RankInfo, device: torch.device, backend: str | None) -> StartLine:
-    """Where this rank runs."""
-    return StartLine(
-        format=FORMAT,
-        trial=header.trial_id,
-        rank=own.rank,
-        world_size=own.world_size,
-        environment=environment(device, backend, with_revision=own.rank == 0),
-    )
 
 
 def _images_in(batch: Any, images: int | Callable[[Any], int] | None, accumulate: int) -> int:

@@ -8,24 +8,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vitscale.datasets import (
-    Batch,
-    Batches,
-    EpochOrder,
-    Preprocess,
-    Scenes,
-    confusion,
-    counted_labels,
-    label_losses,
-    means,
-    scores,
-    sliding,
-    slot_loss,
-    tally,
-)
+from vitscale.datasets.batches import Batch, Batches
+from vitscale.datasets.loss import confusion, counted_labels, label_losses, means, scores, slot_loss, tally
+from vitscale.datasets.order import EpochOrder
+from vitscale.datasets.preprocess import Preprocess
+from vitscale.datasets.scenes import Scenes, sliding
 from vitscale.engines import Engine
 from vitscale.models.batch_norm import average_statistics, norms_of
-from vitscale.models.segmentation import AuxiliaryLogits
+from vitscale.models.named import AuxiliaryLogits
 from vitscale.probes.steps import Phase, no_phase
 from vitscale.sources import Dataset, Split
 from vitscale.trial.rank_batches import micro_batches

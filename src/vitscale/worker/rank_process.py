@@ -129,14 +129,10 @@ class Body(Protocol):
     """In messages."""
     at_once: bool
     """Whether each line is on disk before what comes next begins."""
-
-    @property
-    def world(self) -> World:
-        """The ranks it is for."""
-
-    @property
-    def device(self) -> Device:
-        """What they compute on."""
+    world: World
+    """The ranks it is for."""
+    device: Device
+    """What they compute on."""
 
     def begin(self) -> None:
         """Called once this rank's place is known to be right, before it is pinned."""

@@ -97,7 +97,8 @@ def _time_as_a_whole(log: RankLog, header: RunHeader, own: RankInfo, seconds: fl
         ("parameters", "gradient_dtype", "synchronised_timing", "train_samples", "held_out_samples")
     )
     if "torch" in sys.modules:
-        from vitscale.worker.measuring import device_of, start_line
+        from vitscale.worker.environment import start_line
+        from vitscale.worker.measuring import device_of
 
         log.write(start_line(header, own, device_of(header), None))
     log.write(ModelLine.model_validate(unknown | {"dataset_fingerprint": header.dataset_fingerprint}))

@@ -17,15 +17,16 @@ from vitscale import engines, models, sources
 from vitscale.engines import Engine
 from vitscale.engines.checkpoint import WEIGHTS, contents
 from vitscale.probes.matmul import measured_matmul
+from vitscale.probes.steps import finish_device_work
 from vitscale.processes.heartbeat import PROGRESS, STARTING
 from vitscale.store import RankLog
-from vitscale.store.records import FORMAT, CheckpointLine, ModelLine, PhaseLine, StartLine
+from vitscale.store.records import CheckpointLine, ModelLine, PhaseLine
 from vitscale.store.results import RunHeader
 from vitscale.trial.deepspeed_config import synchronised
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.trial import TrainSpec
 from vitscale.worker import extensions, group
-from vitscale.worker.environment import environment
+from vitscale.worker.environment import start_line
 from vitscale.worker.group import barrier
 from vitscale.worker.rank_process import RankInfo
 from vitscale.worker.training import Training
@@ -75,15 +76,7 @@ def train(
     with extensions.watched() as compiled:
         backend = group.join(trial.train.engine, own, device, mpi_discovery_port, gradients_on_host=on_host)
         engine = engines.build(model, trial, device)
-    log.write(
-        StartLine(
-            format=FORMAT,
-            trial=header.trial_id,
-            rank=own.rank,
-            world_size=own.world_size,
-            environment=environment(device, backend, with_revision=own.rank == 0, engines=(trial.train.engine,)),
-        )
-    )
+    log.write(start_line(header, own, device, backend, engines=(trial.train.engine,)))
     laps.end("engine", compiled)
 
     log.write(
@@ -192,8 +185,7 @@ def _timed(work: Callable[[], object], device: torch.device) -> float:
     barrier()
     began = time.perf_counter()
     work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    finish_device_work(device)
     barrier()
     return time.perf_counter() - began
 

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from vitscale.base.plugins import known
-from vitscale.datasets import Batches, means
+from vitscale.datasets.batches import Batches
+from vitscale.datasets.loss import means
 from vitscale.engines import Engine
 from vitscale.probes import Probe
 from vitscale.probes.gradient_norms import MicroBatchNorms, gradient_line
 from vitscale.probes.resources import ResourceProbe
-from vitscale.probes.steps import Explainer, StepClock, StepMark, step_clock, step_lines
+from vitscale.probes.steps import Explainer, StepClock, StepMark, finish_device_work, step_clock, step_lines
 from vitscale.probes.traffic import COUNTED_STEPS, FIRST_USUAL_STEP, NO_GROUP, TrafficCounter
 from vitscale.processes.launch_file import boot_id
 from vitscale.sources import Dataset
@@ -96,7 +97,7 @@ class Training:
         used: ResourcesLine | None = None
         images = 0
         with self.passes.batches(order) as batches:
-            self._finish_device_work()
+            finish_device_work(self.device)
             self.resources.begin_epoch()
             for probe in self.probes.values():
                 probe.begin(self.device)
@@ -104,7 +105,7 @@ class Training:
                 # Before the barrier: what a driver takes to answer one rank must not let the others wait in a step.
                 self.resources.begin()
             barrier()
-            self._finish_device_work()
+            finish_device_work(self.device)
             started = time.perf_counter()
             self.resources.start_clocks()
             self.clock.start()
@@ -115,7 +116,7 @@ class Training:
                 before_end = self.resources.begin if self.step + 1 == stretch.start else None
                 images += self._step(epoch, batches, sums, before_end)
             barrier()
-            self._finish_device_work()
+            finish_device_work(self.device)
             seconds = time.perf_counter() - started
             resources = self.resources.with_memory(used or self.resources.end(epoch, stretch))
             for name, probe in self.probes.items():
@@ -139,7 +140,7 @@ class Training:
                 held_out_loss=held_out.loss,
                 held_out_accuracy=held_out.accuracy,
                 mean_iou=held_out.mean_iou,
-                peak_bytes=self._peak_bytes(resources),
+                peak_bytes=self.resources.peak_bytes(resources),
                 evaluation_seconds=evaluated if self.trial.window.evaluate else None,
                 loader_images_per_second=batches.images_per_second,
                 loader_reading_seconds=batches.spent.reading if batches.spent else None,
@@ -175,7 +176,7 @@ class Training:
                 self.passes.rehearse_last_step()
                 self.log.alive()
             yield
-            self._finish_device_work()
+            finish_device_work(self.device)
         self.log.write(PhaseLine(name="first_step", seconds=time.perf_counter() - began, compiled=tuple(compiled)))
 
     def _train_step(
@@ -242,13 +243,6 @@ class Training:
                 reduced=reduced,
             )
         )
-
-    def _finish_device_work(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    def _peak_bytes(self, resources: ResourcesLine) -> int | None:
-        return self.resources.cuda_peak_bytes() if self.device.type == "cuda" else resources.peak_rss_bytes
 
 
 def counted_traffic(

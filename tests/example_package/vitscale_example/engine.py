@@ -29,8 +29,3 @@ class SummedEngine(TorchEngine):
                     dist.all_reduce(parameter.grad)
                     parameter.grad /= dist.get_world_size()
         return loss
-
-    @property
-    @override
-    def module(self) -> nn.Module:
-        return self.wrapped

@@ -13,17 +13,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
+from vitscale.engines import base
 from vitscale.engines import deepspeed as through_deepspeed
-from vitscale.engines.base import (
-    Engine,
-    TorchEngine,
-    blocks_of,
-    compressed_to,
-    optimizer_of,
-    weight_dtype,
-    with_options,
-)
-from vitscale.engines.deepspeed import configuration
+from vitscale.engines.base import Engine, TorchEngine
 from vitscale.engines.whole_tensors import TorchTensors, WholeTensors, deepspeed_tensors, torch_loss_scale
 from vitscale.models import logits_of
 from vitscale.trial.trial import TrainSpec, Trial
@@ -50,12 +42,12 @@ class AccelerateEngine(Engine):
         if self.through_deepspeed:
             through_deepspeed.quiet_import(device.type)
             self.input_dtype = through_deepspeed.INPUT_DTYPES.get(train.precision, torch.float32)
-            model = with_options(model.to(device), train)
+            model = base.with_options(model.to(device), train)
         else:
-            self.input_dtype = weight_dtype(train)
-            model = with_options(model.to(device, self.input_dtype), train)
+            self.input_dtype = base.weight_dtype(train)
+            model = base.with_options(model.to(device, self.input_dtype), train)
         self.accelerator = accelerator = _accelerator(model, trial, device)
-        self.wrapped, self.optimizer = accelerator.prepare(model, optimizer_of(model, trial))
+        self.wrapped, self.optimizer = accelerator.prepare(model, base.optimizer_of(model, trial))
         self._check_wrapped()
         if self.through_deepspeed:
             self.gradient_dtype = through_deepspeed.gradient_dtype(self.wrapped, train)
@@ -165,7 +157,7 @@ def _accelerator(model: nn.Module, trial: Trial, device: torch.device) -> Any:
         os.environ.pop(name, None)
     given: dict[str, Any] = {"gradient_accumulation_steps": train.grad_accum}
     if train.wrapper == "deepspeed":
-        given["deepspeed_plugin"] = DeepSpeedPlugin(hf_ds_config=configuration(trial))
+        given["deepspeed_plugin"] = DeepSpeedPlugin(hf_ds_config=through_deepspeed.configuration(trial))
         return Accelerator(**given)
     given["mixed_precision"] = train.precision if train.precision in ("bf16", "fp16") else "no"
     given["cpu"] = device.type == "cpu"
@@ -184,7 +176,7 @@ def fsdp2_plugin(model: nn.Module, train: TrainSpec) -> Any:
         fsdp_version=2,
         reshard_after_forward=True if train.reshard_after_forward is None else train.reshard_after_forward,
         auto_wrap_policy="transformer_based_wrap",
-        transformer_cls_names_to_wrap=sorted({type(block).__name__ for block in blocks_of(model)}),
+        transformer_cls_names_to_wrap=sorted({type(block).__name__ for block in base.blocks_of(model)}),
         cpu_offload=train.offload == "parameters",
         # The weights are the same on every rank already, and rank 0's need not be sent around.
         cpu_ram_efficient_loading=False,
@@ -202,5 +194,5 @@ def _ddp_options(train: TrainSpec) -> Any:
         **({} if train.bucket_mib is None else {"bucket_cap_mb": train.bucket_mib}),
         gradient_as_bucket_view=train.gradient_as_bucket_view,
         static_graph=train.static_graph,
-        comm_hook=hooks.get(compressed_to(train) or "", DDPCommunicationHookType.NO),
+        comm_hook=hooks.get(base.compressed_to(train) or "", DDPCommunicationHookType.NO),
     )

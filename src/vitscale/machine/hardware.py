@@ -81,10 +81,10 @@ def this_machine() -> Machine:
 
 
 @cache
-def cpu_facts() -> dict[str, str]:
+def cpu_facts(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
     """What the kernel tells of the first processor; empty where it tells nothing."""
     try:
-        first = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
+        first = cpuinfo.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
     except OSError:
         return {}
     return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}

@@ -10,14 +10,8 @@ from collections.abc import Callable, Mapping
 from torch import Tensor, nn
 
 from vitscale.errors import RequestError, shown
-from vitscale.models.hub import auto_class, build_hf, load_weights, refuse_other_sizes
-from vitscale.models.named import (
-    VisionTransformer,
-    auxiliary_head,
-    build_named_segmentation,
-    build_swin,
-    quiet_transformers,
-)
+from vitscale.models import hub, named
+from vitscale.models.hub import refuse_other_sizes
 from vitscale.trial.model_spec import ModelSpec
 
 __all__ = ["BUILDERS", "build", "logits_of", "preload", "refuse_other_sizes"]
@@ -48,7 +42,7 @@ def build_factory(spec: ModelSpec) -> nn.Module:
         raise RequestError(
             f"model.factory {shown(spec.factory)} returned {shown(type(model).__name__)}", valid=["a torch.nn.Module"]
         )
-    if spec.auxiliary_weight == 0 and (head := auxiliary_head(model)) is not None:
+    if spec.auxiliary_weight == 0 and (head := named.auxiliary_head(model)) is not None:
         head.requires_grad_(False)  # DDP would wait for its gradients
     return model
 
@@ -83,7 +77,7 @@ def _raised(factory: str | None, error: Exception) -> RequestError:
 
 BUILDERS: Mapping[str, Callable[[ModelSpec], nn.Module]] = {
     "name": lambda spec: _named(spec)(spec),
-    "hf": build_hf,
+    "hf": hub.build_hf,
     "factory": build_factory,
 }
 """The key of `[model]` that says which model -> what builds it."""
@@ -91,8 +85,8 @@ BUILDERS: Mapping[str, Callable[[ModelSpec], nn.Module]] = {
 
 def _named(spec: ModelSpec) -> Callable[[ModelSpec], nn.Module]:
     if spec.task == "segmentation":
-        return build_named_segmentation
-    return VisionTransformer if spec.depths is None else build_swin
+        return named.build_named_segmentation
+    return named.VisionTransformer if spec.depths is None else named.build_swin
 
 
 def build(spec: ModelSpec) -> nn.Module:
@@ -106,7 +100,7 @@ def build(spec: ModelSpec) -> nn.Module:
     key = next(key for key in BUILDERS if getattr(spec, key) is not None)
     model = BUILDERS[key](spec)
     if spec.weights is not None:
-        load_weights(model, spec.weights)
+        hub.load_weights(model, spec.weights)
     return model.train()
 
 
@@ -114,11 +108,11 @@ def preload(spec: ModelSpec) -> None:
     """Imports the model's library now, so that its seconds count as imports and not as building the model."""
     # Naming the class is what loads its module, and most of transformers with it.
     if spec.depths is not None:
-        _ = quiet_transformers().Swinv2ForImageClassification
+        _ = named.quiet_transformers().Swinv2ForImageClassification
     if spec.name is not None and spec.task == "segmentation":
-        _ = quiet_transformers().UperNetForSemanticSegmentation
+        _ = named.quiet_transformers().UperNetForSemanticSegmentation
     if spec.hf is not None:
-        _ = auto_class(spec)
+        _ = hub.auto_class(spec)
 
 
 def logits_of(output: Tensor | object) -> Tensor:

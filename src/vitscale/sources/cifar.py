@@ -17,17 +17,8 @@ from typing import Any
 import numpy as np
 
 from vitscale.errors import RequestError, shown
-from vitscale.sources.base import (
-    Dataset,
-    Images,
-    Labels,
-    Summary,
-    default_cache_root,
-    kind_of,
-    reason,
-    refuse_other_keys,
-    root_of,
-)
+from vitscale.sources import base
+from vitscale.sources.base import Dataset, Images, Labels, Summary
 from vitscale.sources.cache import Room, cached, in_memory
 from vitscale.sources.download import fetch, read_members
 from vitscale.sources.restricted_pickle import read_pickle
@@ -154,10 +145,10 @@ class Cifar:
         return decoded.dataset(files.fingerprint, files.notes)
 
     def _find(self, spec: DataSpec) -> _Files:
-        refuse_other_keys(spec, ("md5", "download"))
+        base.refuse_other_keys(spec, ("md5", "download"))
         expected_md5 = _md5_of(spec)
         path = self._locate(spec)
-        if kind_of(path) == "folder":
+        if base.kind_of(path) == "folder":
             if expected_md5 is not None:
                 raise RequestError(
                     f"data.md5 is the checksum of an archive, but {shown(str(path))} is an unpacked folder",
@@ -169,18 +160,18 @@ class Cifar:
     def _locate(self, spec: DataSpec) -> Path:
         """The archive or the unpacked folder, downloaded first where that is asked for and neither is there."""
         layout = self.layout
-        root = root_of(spec) or default_cache_root() / "archives"
+        root = base.root_of(spec) or base.default_cache_root() / "archives"
         names_archive = root.name.endswith((".tar.gz", ".tgz"))
-        kind = kind_of(root)
+        kind = base.kind_of(root)
         if kind == "file":
             return root
         if kind == "other":
             raise RequestError(f"data.root {shown(str(root))} is neither a file nor a folder", next_step=self._how())
         if kind == "folder":
-            if kind_of(root / layout.archive) == "file":
+            if base.kind_of(root / layout.archive) == "file":
                 return root / layout.archive
             for folder in (root, root / layout.folder):
-                if any(kind_of(folder / name) for name in layout.files):
+                if any(base.kind_of(folder / name) for name in layout.files):
                     return folder
         if spec.download:
             target = root if names_archive else root / layout.archive
@@ -197,7 +188,7 @@ class Cifar:
             return f"data.root {shown(str(root))} does not exist"
         for other in (CIFAR10, CIFAR100):
             seen = (root / other.archive, root / other.folder, *(root / name for name in other.train_files))
-            if other.name != layout.name and any(map(kind_of, seen)):
+            if other.name != layout.name and any(map(base.kind_of, seen)):
                 return f"data.root {shown(str(root))} holds {other.name}, but data.name is '{layout.name}'"
         return f"data.root {shown(str(root))} holds neither {layout.archive} nor {layout.folder}"
 
@@ -236,7 +227,7 @@ def _file_md5(path: Path) -> str:
 
 
 def _unreadable(path: Path, error: OSError) -> RequestError:
-    return RequestError(f"cannot read {shown(str(path))}: {reason(error)}")
+    return RequestError(f"cannot read {shown(str(path))}: {base.reason(error)}")
 
 
 def _archive(layout: Layout, path: Path, expected_md5: str | None, verify: bool) -> _Files:
@@ -265,7 +256,7 @@ def _archive(layout: Layout, path: Path, expected_md5: str | None, verify: bool)
 
 def _unpacked(layout: Layout, folder: Path) -> _Files:
     """Files that the user unpacked (or made) may differ from the official ones: a note, no refusal."""
-    missing = [name for name in layout.files if kind_of(folder / name) != "file"]
+    missing = [name for name in layout.files if base.kind_of(folder / name) != "file"]
     if missing:
         raise RequestError(
             f"the folder {shown(str(folder))} lacks {', '.join(missing)}", next_step=f"Unpack {layout.archive} again"

@@ -9,17 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from vitscale.errors import RequestError
-from vitscale.sources.base import (
-    Dataset,
-    Images,
-    Labels,
-    Summary,
-    held_out_count,
-    library,
-    refuse_other_keys,
-    split_ids,
-    unused_root_notes,
-)
+from vitscale.sources import base
+from vitscale.sources.base import Dataset, Images, Labels, Summary
 from vitscale.sources.cache import Room, cached, in_memory
 from vitscale.trial.trial import DataSpec
 
@@ -34,15 +25,15 @@ class Digits:
 
     def check(self, spec: DataSpec) -> Summary:
         """Needs no scikit-learn: all that is told of its images is known."""
-        refuse_other_keys(spec)
-        held_out = held_out_count(_SAMPLES, len(_CLASSES), spec.held_out)
+        base.refuse_other_keys(spec)
+        held_out = base.held_out_count(_SAMPLES, len(_CLASSES), spec.held_out)
         return Summary(
             train_samples=_SAMPLES - held_out,
             held_out_samples=held_out,
             classes=_CLASSES,
             image_shape=(_SIDE, _SIDE, 3),
             fingerprint=_SHA256,
-            notes=unused_root_notes(spec),
+            notes=base.unused_root_notes(spec),
         )
 
     def load(self, spec: DataSpec, cache_root: Path) -> Dataset:
@@ -55,7 +46,7 @@ class Digits:
 
 def _build(held_out: float, room: Room) -> tuple[str, ...]:
     grey, labels = _read()
-    for split, ids in zip(("train", "held_out"), split_ids(labels, held_out), strict=True):
+    for split, ids in zip(("train", "held_out"), base.split_ids(labels, held_out), strict=True):
         images, split_labels = room(split, len(ids), (_SIDE, _SIDE, 3))
         images[:] = grey[ids, :, :, None]
         split_labels[:] = labels[ids]
@@ -64,7 +55,7 @@ def _build(held_out: float, room: Room) -> tuple[str, ...]:
 
 def _read() -> tuple[Images, Labels]:
     """Images uint8 `[1797, 8, 8]`, the original 0..16 scaled to 0..255 and rounded, and their labels."""
-    bunch = library("sklearn.datasets", "the dataset 'digits'", "train").load_digits()
+    bunch = base.library("sklearn.datasets", "the dataset 'digits'", "train").load_digits()
     grey = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
     labels = bunch.target.astype(np.int64)
     if hashlib.sha256(grey.tobytes() + labels.astype("<i8").tobytes()).hexdigest() != _SHA256:

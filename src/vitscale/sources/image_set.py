@@ -13,22 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from vitscale.errors import RequestError, nearest, shown
+from vitscale.sources import base
 from vitscale.sources.arrays import ArrayShape
-from vitscale.sources.base import (
-    ArraySplit,
-    Dataset,
-    Encoded,
-    Images,
-    Labels,
-    Progress,
-    Summary,
-    default_cache_root,
-    held_out_count,
-    refuse_other_keys,
-    require_ids,
-    split_ids,
-    write_if_possible,
-)
+from vitscale.sources.base import ArraySplit, Dataset, Encoded, Images, Labels, Progress, Summary
 from vitscale.sources.cache import SPLITS, Decoded, Room, cached, find, in_memory, in_threads
 from vitscale.sources.decoding import Problems, decode_image, decode_split, problems_of, refuse_broken
 from vitscale.sources.scenes import SceneSplit
@@ -54,7 +41,7 @@ class FileSplit:
 
     def take(self, ids: Labels) -> Images:
         """Decodes the images in threads; see `Split.take`. Raises `RequestError` naming a broken file."""
-        require_ids(ids, len(self))
+        base.require_ids(ids, len(self))
         side, channels, dtype = self.shape
         images = np.empty((len(ids), side, side, channels), dtype=dtype)
 
@@ -158,7 +145,7 @@ class ImageSet:
 
         Where some may be left out each is decoded, and what came of it is kept in the cache's folder.
         """
-        cache_root = default_cache_root()
+        cache_root = base.default_cache_root()
         listing = self._listing(spec, cache_root)
         if not spec.skip_broken and listing.key not in self._verified and find(cache_root, listing.key) is None:
             refuse_broken(
@@ -200,7 +187,7 @@ class ImageSet:
         return listing.dataset(opened.train, opened.held_out)
 
     def _listing(self, spec: DataSpec, cache_root: Path) -> Listing:
-        refuse_other_keys(spec, self._keys)
+        base.refuse_other_keys(spec, self._keys)
         listing = self._list_images(spec)
         if spec.skip_broken:
             problems = _remembered(cache_root / f"{listing.key}.broken.json", listing)
@@ -239,10 +226,10 @@ def listing_of(
     share = "own"
     if held_out is None:
         share = str(spec.held_out)
-        if held_out_count(len(labels), len(classes), spec.held_out) < 1:
+        if base.held_out_count(len(labels), len(classes), spec.held_out) < 1:
             what = f"{shown(where)} has one image for each class: nothing can be held out"
             raise RequestError(what, next_step="Add images, or make the folders train and val")
-        train_ids, held_out_ids = split_ids(labels, spec.held_out)
+        train_ids, held_out_ids = base.split_ids(labels, spec.held_out)
         held_out = encoded.some(held_out_ids), labels[held_out_ids]
         encoded, labels = encoded.some(train_ids), labels[train_ids]
     stored = "" if (spec.channels, spec.dtype) == (3, "uint8") else f"-{spec.channels}-{spec.dtype}"
@@ -314,7 +301,7 @@ def _remembered(path: Path, listing: Listing) -> dict[str, Problems]:
         pass
     problems = listing.judged(wholly=True)
     content = {split: [[n, *problems[split][n]] for n in problems[split]] for split in SPLITS}
-    write_if_possible(path, json.dumps(content))
+    base.write_if_possible(path, json.dumps(content))
     return problems
 
 

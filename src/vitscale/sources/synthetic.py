@@ -15,20 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitscale.errors import RequestError
-from vitscale.sources.base import (
-    IGNORED,
-    ChannelStatistics,
-    Dataset,
-    Images,
-    Labels,
-    Summary,
-    Words,
-    class_count,
-    mix64,
-    refuse_other_keys,
-    require_ids,
-    unused_root_notes,
-)
+from vitscale.sources import base
+from vitscale.sources.base import Dataset, Images, Labels, Summary, Words
 from vitscale.trial.model_spec import Task
 from vitscale.trial.trial import DataSpec
 
@@ -54,7 +42,7 @@ class SyntheticSplit:
 
     def take(self, ids: Labels) -> Images:
         """Makes the images; see `Split.take`."""
-        require_ids(ids, len(self))
+        base.require_ids(ids, len(self))
         used, position = np.unique(self.labels[ids], return_inverse=True)
         squares = 64 + (_noise(used, _GRID * _GRID * self.channels, _PATTERN_STREAM) >> 1)
         squares = squares.reshape(-1, _GRID, _GRID, self.channels)
@@ -91,12 +79,12 @@ class SegmentedSplit:
         """Masks; see `Split.labels`."""
         masks = self._classes(ids).astype(np.uint8)
         margins = _noise(ids, 1, self.stream + _MARGIN_STREAM).astype(np.int64) * (self.side // 4) // 255
-        masks[np.arange(self.side) < margins] = IGNORED
+        masks[np.arange(self.side) < margins] = base.IGNORED
         return masks
 
     def take(self, ids: Labels) -> Images:
         """Makes the images; see `Split.take`."""
-        require_ids(ids, len(self))
+        base.require_ids(ids, len(self))
         colours = 64 + (_noise(np.arange(self.classes), self.channels, _PATTERN_STREAM) >> 1)
         shape = (self.side, self.side, self.channels)
         noise = _noise(ids, math.prod(shape), self.stream).reshape(-1, *shape)
@@ -112,7 +100,7 @@ def _noise(ids: Labels, count: int, stream: int) -> NDArray[np.uint8]:
     """Uniform bytes `[len(ids), count]`, a row for each id."""
     words = -(-count // 8)
     positions: Words = np.add.outer(ids.astype(np.uint64) * np.uint64(words), np.arange(words, dtype=np.uint64))
-    return mix64(positions, stream).astype("<u8").view(np.uint8)[:, :count]
+    return base.mix64(positions, stream).astype("<u8").view(np.uint8)[:, :count]
 
 
 def _held_out_samples(spec: DataSpec) -> int:
@@ -130,9 +118,9 @@ class Synthetic:
 
     def check(self, spec: DataSpec) -> Summary:
         """Needs nothing but the numbers in `spec`."""
-        refuse_other_keys(spec, ("channels",))
+        base.refuse_other_keys(spec, ("channels",))
         masks = self.task == "segmentation"
-        if masks and class_count(spec) > _MOST_CLASSES:
+        if masks and base.class_count(spec) > _MOST_CLASSES:
             raise RequestError(
                 f"data.classes = {spec.classes} do not fit into masks", valid=[f"at most {_MOST_CLASSES}"]
             )
@@ -142,30 +130,30 @@ class Synthetic:
         return Summary(
             train_samples=spec.samples,
             held_out_samples=_held_out_samples(spec),
-            classes=tuple(f"class {number}" for number in range(class_count(spec))),
+            classes=tuple(f"class {number}" for number in range(base.class_count(spec))),
             image_shape=(spec.source_size, spec.source_size, spec.channels),
             fingerprint=hashlib.sha256(recipe.encode()).hexdigest(),
             task=self.task,
-            notes=unused_root_notes(spec),
+            notes=base.unused_root_notes(spec),
         )
 
     def load(self, spec: DataSpec, cache_root: Path) -> Dataset:  # noqa: ARG002  one signature for every source
         """Makes only the labels; images are made when taken."""
         summary = self.check(spec)
         # A pattern and its noise, each of 128 values alike: (128^2 - 1) / 12 of variance, twice.
-        alike = ChannelStatistics((127.0,) * spec.channels, (52.25,) * spec.channels)
+        alike = base.ChannelStatistics((127.0,) * spec.channels, (52.25,) * spec.channels)
         statistics = None if spec.channels == 3 else alike
         if self.task == "segmentation":
             train, held_out = (
-                SegmentedSplit(samples, class_count(spec), spec.source_size, spec.channels, stream)
+                SegmentedSplit(samples, base.class_count(spec), spec.source_size, spec.channels, stream)
                 for samples, stream in (
                     (summary.train_samples, _TRAIN_STREAM),
                     (summary.held_out_samples, _HELD_OUT_STREAM),
                 )
             )
             return Dataset(summary, train, held_out, statistics)
-        of_train = np.arange(summary.train_samples, dtype=np.int64) % class_count(spec)
-        of_held_out = np.arange(summary.held_out_samples, dtype=np.int64) % class_count(spec)
+        of_train = np.arange(summary.train_samples, dtype=np.int64) % base.class_count(spec)
+        of_held_out = np.arange(summary.held_out_samples, dtype=np.int64) % base.class_count(spec)
         return Dataset(
             summary,
             SyntheticSplit(of_train, spec.source_size, spec.channels, _TRAIN_STREAM),

@@ -17,7 +17,7 @@ from vitscale.trial import script
 from vitscale.trial.facts import fact_of
 from vitscale.trial.parallel import Axis
 from vitscale.trial.rank_batches import in_words
-from vitscale.trial.trial import Device, Precision, TrainSpec, Trial
+from vitscale.trial.trial import Device, TrainSpec, Trial
 
 
 class Refusal(NamedTuple):
@@ -188,11 +188,8 @@ def _one_bit_unavailable(train: TrainSpec) -> str | None:
     folders = list(package.submodule_search_locations or ()) if package is not None else []
     if not any((Path(folder) / "runtime" / "fp16" / "onebit").is_dir() for folder in folders):
         return f"DeepSpeed {metadata.version('deepspeed')} has it no more: 0.19.6 is the last version with it"
-    return _missing_module("cupy", "its compression is written in CuPy: pip install cupy-cuda12x")
-
-
-def _missing_module(module: str, why: str) -> str | None:
-    return None if find_spec(module) is not None else f"{module} is not installed ({why})"
+    why = "cupy is not installed (its compression is written in CuPy: pip install cupy-cuda12x)"
+    return None if find_spec("cupy") is not None else why
 
 
 def _deepspeed(train: TrainSpec) -> Iterator[Refusal]:
@@ -241,16 +238,12 @@ def _ddp(train: TrainSpec) -> Iterator[Refusal]:
             "train.gradient_dtype = 'bf16' needs NCCL under DDP (torch's bf16_compress_hook refuses gloo)",
             "Use gradient_dtype = 'fp16', or fsdp2 or deepspeed",
         )
-    if train.gradient_dtype == "fp32" and _two_byte_weights(train.precision):
+    if train.gradient_dtype == "fp32" and train.precision == "bf16-params":
         yield Refusal(
             f"under DDP gradients travel in the dtype of the weights or in a shorter one; with train.precision = "
             f"{shown(train.precision)} that is not fp32",
             "Leave gradient_dtype out, or use fsdp2 or deepspeed",
         )
-
-
-def _two_byte_weights(precision: Precision) -> bool:
-    return precision == "bf16-params"
 
 
 def _fsdp2(train: TrainSpec) -> Iterator[Refusal]:
@@ -318,11 +311,8 @@ def _megatron_unavailable(device: Device) -> str | None:
             "Megatron-Core needs a CUDA GPU: it allocates its gradient buffers on the current CUDA device and "
             "takes CUDA tensors alone for weights"
         )
-    return _missing("megatron-core", "pip install 'vitscale[megatron]'")
-
-
-def _missing(distribution: str, remedy: str) -> str | None:
-    return f"{distribution} is not installed ({remedy})" if versions_of([distribution])[distribution] is None else None
+    why = "megatron-core is not installed (pip install 'vitscale[megatron]')"
+    return why if versions_of(["megatron-core"])["megatron-core"] is None else None
 
 
 _STEP, _MEMORY = "vitscale.prediction.step", "vitscale.prediction.memory"

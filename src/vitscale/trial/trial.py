@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, Self
@@ -17,7 +18,6 @@ from pydantic import (
     BeforeValidator,
     Field,
     ValidationError,
-    ValidatorFunctionWrapHandler,
     WrapValidator,
     model_validator,
 )
@@ -54,7 +54,7 @@ SceneEvaluation = Literal["whole", "sliding"]
 def _or_says(expected: str) -> WrapValidator:
     """Lists are tuples here; and of a value that is of none of several types one thing is said, not one for each."""
 
-    def validate(value: Any, validated: ValidatorFunctionWrapHandler) -> Any:
+    def validate(value: Any, validated: Callable[[Any], Any]) -> Any:
         try:
             return validated(tuple(value) if isinstance(value, list) else value)
         except ValidationError:

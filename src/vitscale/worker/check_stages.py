@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -25,19 +26,8 @@ from vitscale.probes.gpu_monitor import gpu_monitor
 from vitscale.probes.matmul import compute_speed, measured_matmul
 from vitscale.probes.resources import gpu_uuid
 from vitscale.processes.heartbeat import PROGRESS
-from vitscale.store import RankLog
-from vitscale.store.check_records import (
-    CheckRequest,
-    CollectiveLine,
-    DiskLine,
-    FactsLine,
-    Group,
-    LoaderLine,
-    ReachLine,
-    Stage,
-    StageLine,
-    SweepPlan,
-)
+from vitscale.store import RankLog, check_records
+from vitscale.store.check_records import CheckRequest, CollectiveLine, Group, LoaderLine, Stage, SweepPlan
 from vitscale.trial.trial import Trial
 from vitscale.worker import group
 from vitscale.worker.environment import environment
@@ -52,7 +42,7 @@ class Stages:
     def __init__(
         self,
         limits: dict[Stage, float],
-        record: Callable[[StageLine], None],
+        record: Callable[[check_records.StageLine], None],
         begins: Callable[[Stage], None],
         prepare: Callable[[], None],
     ) -> None:
@@ -84,20 +74,19 @@ class Stages:
         limit = self._limits[stage]
         thread.join(limit)
         seconds = time.perf_counter() - began
+        ending: Literal["done", "failed", "timeout"] = "done"
+        reason = ""
         if thread.is_alive():
-            self._record(StageLine(name=stage, ending="timeout", seconds=seconds, reason=f"not done after {limit:g} s"))
-            return False
-        if failure:
-            reason = f"{type(failure[0]).__name__}: {failure[0]}".splitlines()[0][:_LONGEST_REASON]
-            reason = reason.encode("utf-8", errors="backslashreplace").decode()
-            self._record(StageLine(name=stage, ending="failed", seconds=seconds, reason=reason))
-            return False
-        self._record(StageLine(name=stage, ending="done", seconds=seconds))
-        return True
+            ending, reason = "timeout", f"not done after {limit:g} s"
+        elif failure:
+            text = f"{type(failure[0]).__name__}: {failure[0]}".splitlines()[0][:_LONGEST_REASON]
+            ending, reason = "failed", text.encode("utf-8", errors="backslashreplace").decode()
+        self._record(check_records.StageLine(name=stage, ending=ending, seconds=seconds, reason=reason))
+        return ending == "done"
 
     def skip(self, stage: Stage, reason: str) -> None:
         """Records that a stage was not begun."""
-        self._record(StageLine(name=stage, ending="skipped", seconds=0.0, reason=reason))
+        self._record(check_records.StageLine(name=stage, ending="skipped", seconds=0.0, reason=reason))
 
 
 _SEEN_SECONDS = 10.0
@@ -159,7 +148,7 @@ class _Rank:
         """Where this rank runs."""
         backend = "nccl" if self.device.type == "cuda" else "gloo"
         self.log.write(
-            FactsLine(
+            check_records.FactsLine(
                 rank=self.own.rank,
                 world_size=self.own.world_size,
                 local_rank=self.own.local_rank,
@@ -181,13 +170,13 @@ class _Rank:
             try:
                 socket.create_connection((address, port), timeout=_CONNECT_SECONDS).close()
             except (OSError, UnicodeError) as error:
-                reason = f"{type(error).__name__}: {error}"
+                reason = f"{type(error).__name__}: {error}"[:300]
                 if time.monotonic() > end:
-                    self.log.write(ReachLine(address=address, port=port, seconds=None, reason=reason[:300]))
+                    self.log.write(check_records.ReachLine(address=address, port=port, seconds=None, reason=reason))
                     raise
                 time.sleep(0.2)
             else:
-                self.log.write(ReachLine(address=address, port=port, seconds=time.perf_counter() - began))
+                self.log.write(check_records.ReachLine(address=address, port=port, seconds=time.perf_counter() - began))
                 return
 
     def join(self) -> None:
@@ -233,7 +222,7 @@ class _Rank:
         elif self.together:
             seen, reason = self._look_for_rank_0s_file()
         self.log.write(
-            DiskLine(
+            check_records.DiskLine(
                 free_bytes=host.free_bytes(self.folder),
                 record_seconds=seconds,
                 record_bytes=size,

@@ -213,10 +213,8 @@ class Engine(ABC):
         Raises:
             RequestError: this engine or optimizer cannot give them.
         """
-        raise RequestError(
-            f"{type(self).__name__} saves no checkpoint: its states are in buffers of its own layout",
-            next_step="Leave measure.checkpoint out, or use another engine",
-        )
+        what = f"{type(self).__name__} saves no checkpoint: its states are in buffers of its own layout"
+        raise RequestError(what, next_step="Leave measure.checkpoint out, or use another engine")
 
     def save_checkpoint(self, folder: Path, step: int, alive: checkpoint.Alive = lambda: None) -> None:
         """Saves what the step after `step` optimizer steps needs; see `checkpoint.save`. All ranks, between steps."""

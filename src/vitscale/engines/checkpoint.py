@@ -239,10 +239,8 @@ def _describe(whole: WholeTensors, step: int) -> Description:
     kept = [[key for key in STATES[whole.kind] if whole.has_state(name, key)] for name in whole.trained]
     if any(states != kept[0] for states in kept):
         some = next(name for name, states in zip(whole.trained, kept, strict=True) if states != max(kept))
-        raise RequestError(
-            f"the optimizer cannot be saved: no update has reached the parameter {shown(some)} yet",
-            next_step="Freeze parameters that no image reaches, or use all of them in every step",
-        )
+        what = f"the optimizer cannot be saved: no update has reached the parameter {shown(some)} yet"
+        raise RequestError(what, next_step="Freeze parameters that no image reaches, or use all of them in every step")
     scale = whole.loss_scale.get() if whole.loss_scale else None
     return Description(
         format=FORMAT,

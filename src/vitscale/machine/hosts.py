@@ -40,10 +40,8 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
         host = _host(words)
         if host is None or host.name in hosts:
             wrong = "names a host twice" if host is not None else "is no line of a hostfile"
-            raise RequestError(
-                f"hostfile {shown(str(path))}, line {number} {wrong}: {shown(raw.strip())}",
-                next_step="Write one line per host: NAME slots=4",
-            )
+            what = f"hostfile {shown(str(path))}, line {number} {wrong}: {shown(raw.strip())}"
+            raise RequestError(what, next_step="Write one line per host: NAME slots=4")
         hosts[host.name] = host
     if not hosts or len(hosts) > _MOST_HOSTS:
         what = "names no host" if not hosts else f"names {len(hosts):,} hosts"

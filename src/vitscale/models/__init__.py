@@ -52,10 +52,8 @@ def _function(factory: str) -> Callable[..., object]:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise RequestError(
-            f"model.factory {shown(factory)}: no module {shown(error.name or module_name)}",
-            next_step="Install it, or put its folder on PYTHONPATH",
-        ) from error
+        what = f"model.factory {shown(factory)}: no module {shown(error.name or module_name)}"
+        raise RequestError(what, next_step="Install it, or put its folder on PYTHONPATH") from error
     except Exception as error:  # the user's code may raise anything
         raise _raised(factory, error) from error
     function: Callable[..., object] | None = getattr(module, function_name, None)

@@ -43,10 +43,8 @@ def freeze_unused(model: nn.Module, spec: ModelSpec) -> None:
     finally:
         auxiliary.close()
     if logits.shape[:2] != (2, spec.num_classes) or logits.ndim != (4 if spec.task == "segmentation" else 2):
-        raise RequestError(
-            f"the model {shown(spec.hf)} gives logits of shape {tuple(logits.shape)} for 2 images",
-            valid=[(2, spec.num_classes)],
-        )
+        what = f"the model {shown(spec.hf)} gives logits of shape {tuple(logits.shape)} for 2 images"
+        raise RequestError(what, valid=[(2, spec.num_classes)])
     unused = {name for name, gradient in zip(wanted, gradients, strict=True) if gradient is None}
     for name, parameter in model.named_parameters():
         if name in unused:
@@ -122,10 +120,8 @@ def _configuration(transformers: Any, spec: ModelSpec) -> Any:
     if local and (shape := hf_shape(hf)) is not None:
         changed = [key for key, value in shape.fields().items() if getattr(spec, key) != value]
         if changed:
-            raise RequestError(
-                f"config.json of model.hf {shown(hf)} differs from the planned model in {', '.join(changed)}",
-                next_step="Run the study again, so that it is planned with the file as it is now",
-            )
+            what = f"config.json of model.hf {shown(hf)} differs from the planned model in {', '.join(changed)}"
+            raise RequestError(what, next_step="Run the study again, so that it is planned with the file as it is now")
     try:
         config = transformers.AutoConfig.from_pretrained(
             str(Path(hf).expanduser()) if local else hf, trust_remote_code=False
@@ -142,10 +138,8 @@ def _configuration(transformers: Any, spec: ModelSpec) -> Any:
     except Exception as error:  # as above, and whatever the network brings
         raise _refused(spec, "cannot be loaded", error) from error
     if channels != spec.channels:
-        raise RequestError(
-            f"data.channels = {spec.channels}, and model.hf {shown(hf)} has no num_channels in its configuration",
-            next_step="Use images of 3 channels, or another model",
-        )
+        what = f"data.channels = {spec.channels}, and model.hf {shown(hf)} has no num_channels in its configuration"
+        raise RequestError(what, next_step="Use images of 3 channels, or another model")
     return config
 
 
@@ -213,10 +207,8 @@ def load_weights(model: nn.Module, source: str) -> None:
                 unlike.append(f"{name} is {list(other.shape)} there and {list(own.shape)} here")
     if unlike or not taken:
         what = "; ".join(unlike[:3]) or "none of its tensors has the name of one of the model's"
-        raise RequestError(
-            f"model.weights {shown(source)} are of another model: {what}",
-            next_step="Name weights of the same architecture and size, or leave weights out",
-        )
+        what = f"model.weights {shown(source)} are of another model: {what}"
+        raise RequestError(what, next_step="Name weights of the same architecture and size, or leave weights out")
     _keep_distances(model, pretrained, prefix)
 
 

@@ -209,10 +209,8 @@ def refuse_other_keys(spec: DataSpec, taken: Collection[str] = ()) -> None:
     wrong = [key for key in _OF_SOME if key not in taken and getattr(spec, key) != DataSpec.model_fields[key].default]
     if wrong:
         why = ", which has no archive" if wrong[0] in ("md5", "download") else ""
-        raise RequestError(
-            f"data.{wrong[0]} does not apply to the dataset '{spec.name}'{why}",
-            next_step=f"Remove {wrong[0]} from [data], or use {_OF_SOME[wrong[0]]}",
-        )
+        what = f"data.{wrong[0]} does not apply to the dataset '{spec.name}'{why}"
+        raise RequestError(what, next_step=f"Remove {wrong[0]} from [data], or use {_OF_SOME[wrong[0]]}")
 
 
 def class_count(spec: DataSpec) -> int:

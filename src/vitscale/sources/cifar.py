@@ -150,10 +150,8 @@ class Cifar:
         path = self._locate(spec)
         if base.kind_of(path) == "folder":
             if expected_md5 is not None:
-                raise RequestError(
-                    f"data.md5 is the checksum of an archive, but {shown(str(path))} is an unpacked folder",
-                    next_step=f"Remove md5, or point data.root at {self.layout.archive}",
-                )
+                what = f"data.md5 is the checksum of an archive, but {shown(str(path))} is an unpacked folder"
+                raise RequestError(what, next_step=f"Remove md5, or point data.root at {self.layout.archive}")
             return _unpacked(self.layout, path)
         return _archive(self.layout, path, expected_md5, spec.verify)
 
@@ -216,10 +214,8 @@ def _file_md5(path: Path) -> str:
     """Of a file of at most `MOST_BYTES`."""
     try:
         if (size := path.stat().st_size) > MOST_BYTES:
-            raise RequestError(
-                f"{shown(str(path))} has {size:,} bytes, more than any CIFAR file ({MOST_BYTES:,} at most)",
-                next_step="Point data.root at the CIFAR archive",
-            )
+            what = f"{shown(str(path))} has {size:,} bytes, more than any CIFAR file ({MOST_BYTES:,} at most)"
+            raise RequestError(what, next_step="Point data.root at the CIFAR archive")
         with path.open("rb") as file:
             return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     except OSError as error:
@@ -233,10 +229,8 @@ def _unreadable(path: Path, error: OSError) -> RequestError:
 def _archive(layout: Layout, path: Path, expected_md5: str | None, verify: bool) -> _Files:
     md5 = _file_md5(path)
     if expected_md5 is not None and md5 != expected_md5:
-        raise RequestError(
-            f"{shown(str(path))} has the MD5 {md5}, but data.md5 is {expected_md5}",
-            next_step="Get the archive again, or correct md5",
-        )
+        what = f"{shown(str(path))} has the MD5 {md5}, but data.md5 is {expected_md5}"
+        raise RequestError(what, next_step="Get the archive again, or correct md5")
     is_official = md5 == layout.archive_md5
     if not is_official and expected_md5 is None and verify:
         raise RequestError(

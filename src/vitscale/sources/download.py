@@ -37,19 +37,15 @@ def fetch(url: str, target: Path, *, md5: str | None, most_bytes: int) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
     except OSError as error:
-        raise RequestError(
-            f"cannot write to {shown(str(target.parent))}: {reason(error)}",
-            next_step="Set data.root to a folder you can write to",
-        ) from None
+        what = f"cannot write to {shown(str(target.parent))}: {reason(error)}"
+        raise RequestError(what, next_step="Set data.root to a folder you can write to") from None
     partial = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:
             received_md5 = _transfer(url, file, most_bytes)
         if md5 is not None and received_md5 != md5:
-            raise RequestError(
-                f"what {url} sent has the MD5 {received_md5}, not {md5}: nothing was kept",
-                next_step=f"Try again; {by_hand}",
-            )
+            what = f"what {url} sent has the MD5 {received_md5}, not {md5}: nothing was kept"
+            raise RequestError(what, next_step=f"Try again; {by_hand}")
         partial.replace(target)
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise RequestError(f"could not download {url}: {reason(error)}", next_step=f"Try again; {by_hand}") from None
@@ -107,10 +103,8 @@ def read_members(archive: Path, wanted: Collection[str], most_bytes: int) -> dic
             f"the archive {name} is truncated or corrupt ({reason(error)})", next_step="Delete it and download it again"
         ) from None
     if missing := sorted(set(wanted) - set(contents)):
-        raise RequestError(
-            f"the archive {name} lacks {', '.join(missing)}: it is truncated or another archive",
-            next_step="Delete it and download it again",
-        )
+        what = f"the archive {name} lacks {', '.join(missing)}: it is truncated or another archive"
+        raise RequestError(what, next_step="Delete it and download it again")
     return contents
 
 

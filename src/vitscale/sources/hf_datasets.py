@@ -129,9 +129,6 @@ def _columns(spec: DataSpec, features: Any) -> tuple[str, str]:
     if not labels:
         labels = [name for name in ("label", "labels") if name in features]
     if len(images) != 1 or len(labels) != 1:
-        raise RequestError(
-            f"data.hf {shown(spec.hf)} has {len(images)} columns of images and {len(labels)} of classes",
-            valid=sorted(features),
-            next_step='Say which: columns = ["image", "label"]',
-        )
+        what = f"data.hf {shown(spec.hf)} has {len(images)} columns of images and {len(labels)} of classes"
+        raise RequestError(what, valid=sorted(features), next_step='Say which: columns = ["image", "label"]')
     return images[0], labels[0]

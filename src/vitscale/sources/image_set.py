@@ -262,11 +262,8 @@ def chosen_classes(
         absent = [line for line, name in zip(lines, named, strict=True) if name not in there]
         if absent:
             more = f" (and {len(absent) - 1} more)" if absent[1:] else ""
-            raise RequestError(
-                f"data.classes names {shown(absent[0])}{more}, and {shown(where)} has no such class",
-                next_step="Correct the file of classes",
-                hint=nearest(absent[0], sorted(there)),
-            )
+            what = f"data.classes names {shown(absent[0])}{more}, and {shown(where)} has no such class"
+            raise RequestError(what, next_step="Correct the file of classes", hint=nearest(absent[0], sorted(there)))
         chosen = sorted(set(named))
     if len(chosen) < 2:
         what = f"{shown(where)} has {len(chosen)} {kind}; at least 2 are needed"

@@ -64,10 +64,8 @@ def read_pickle(content: bytes, name: str) -> dict[str, Any]:
     try:
         return _as_result(_Machine().run(content))
     except _Refused as refusal:
-        raise RequestError(
-            f"{name} was refused, and nothing in it was executed: it contains {refusal}, which no CIFAR file does",
-            next_step="Get the official archive again, from a source you trust",
-        ) from None
+        what = f"{name} was refused, and nothing in it was executed: it contains {refusal}, which no CIFAR file does"
+        raise RequestError(what, next_step="Get the official archive again, from a source you trust") from None
     except (ValueError, IndexError, KeyError, OverflowError, RecursionError) as error:
         raise RequestError(
             f"{name} is damaged or not a CIFAR file ({shown(str(error))})", next_step="Get the official archive again"

@@ -139,10 +139,8 @@ def _refuse_idle_fields(file: StudyFile) -> None:
         given = field in file.swept_fields or value is not None
         if given and mode not in modes:
             said = f"{field} = {value}" if value is not None else f"sweep.'{field}'"
-            raise RequestError(
-                f"{said} has no meaning under scaling.mode = {', '.join(shown(m) for m in modes)}",
-                next_step=f'Remove it, or set scaling.mode = "{mode}"',
-            )
+            what = f"{said} has no meaning under scaling.mode = {', '.join(shown(m) for m in modes)}"
+            raise RequestError(what, next_step=f'Remove it, or set scaling.mode = "{mode}"')
         if field in file.swept_fields and set(modes) != {mode}:
             raise RequestError(
                 f"sweep.'{field}' varies nothing under other batch policies than {mode}", next_step="Split the study"
@@ -237,10 +235,8 @@ def _with_script(path: Path, study: Study, by_hand: frozenset[str]) -> tuple[Stu
     for what, next_step in script.untold(train, by_hand):
         raise RequestError(what, next_step=next_step)
     if study.data.name == script.NAME and "data.samples" not in by_hand:
-        raise RequestError(
-            "how many images an epoch has is not told, and train.script reads them itself",
-            next_step="Add [data] with samples = 50000, or the name and root of the dataset",
-        )
+        what = "how many images an epoch has is not told, and train.script reads them itself"
+        raise RequestError(what, next_step="Add [data] with samples = 50000, or the name and root of the dataset")
     if study.measure.probes:
         raise RequestError("measure.probes are of vitscale's own loop", next_step="Remove them")
     located = beside(path, train.script)
@@ -266,10 +262,8 @@ def _rank_counts(study: Study) -> list[int]:
     if study.train.engine != "none":
         return gpus
     if 1 not in gpus:
-        raise RequestError(
-            f"train.engine = 'none' trains on one rank, but scaling.gpus is {shown(gpus)}",
-            next_step="Add 1 to scaling.gpus, or use another engine",
-        )
+        what = f"train.engine = 'none' trains on one rank, but scaling.gpus is {shown(gpus)}"
+        raise RequestError(what, next_step="Add 1 to scaling.gpus, or use another engine")
     return [1]
 
 
@@ -309,16 +303,12 @@ def _trial(
 def _check_length_is_said(study: Study) -> None:
     if study.train.target_accuracy is not None and (study.train.epochs is None or not study.measure.evaluate):
         lacking = "train.epochs is not given" if study.train.epochs is None else "measure.evaluate is false"
-        raise RequestError(
-            f"train.target_accuracy = {study.train.target_accuracy} is looked for after each epoch, and {lacking}",
-            next_step="Give train.epochs as the limit, and leave measure.evaluate at true",
-        )
+        what = f"train.target_accuracy = {study.train.target_accuracy} is looked for after each epoch, and {lacking}"
+        raise RequestError(what, next_step="Give train.epochs as the limit, and leave measure.evaluate at true")
     if (study.train.epochs is None) == (study.measure.steps is None):
         both = "both are given" if study.train.epochs is not None else "neither is given"
-        raise RequestError(
-            f"a run's length is train.epochs or measure.steps, and {both}",
-            next_step="Give one: epochs = 3 under [train], or steps = 50 under [measure]",
-        )
+        what = f"a run's length is train.epochs or measure.steps, and {both}"
+        raise RequestError(what, next_step="Give one: epochs = 3 under [train], or steps = 50 under [measure]")
 
 
 def _check_length(trial: Trial, summary: Summary) -> None:

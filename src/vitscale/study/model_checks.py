@@ -44,10 +44,8 @@ def check_split(parallel: ParallelSpec, train: TrainSpec, model: ModelSpec) -> N
         RequestError: the engine or the model cannot be split so, with what can.
     """
     if parallel.shard_norms and parallel.tensor == 1:
-        raise RequestError(
-            "parallel.shard_norms has no meaning with parallel.tensor = 1: it is tensor ranks that share the norms",
-            next_step="Remove it, or set tensor = 2 or more",
-        )
+        what = "parallel.shard_norms has no meaning with parallel.tensor = 1: it is tensor ranks that share the norms"
+        raise RequestError(what, next_step="Remove it, or set tensor = 2 or more")
     if parallel.ranks_per_model == 1:
         return
     for axis in _axes(parallel):
@@ -70,11 +68,8 @@ def _check_engine(parallel: ParallelSpec, axis: Axis, train: TrainSpec) -> None:
     if not taking:
         why, others = f"{asked} cannot be trained: no engine takes a model along that axis yet", _other_axes()
         raise RequestError(why, valid=others, next_step=f"Set {axis} = 1")
-    raise RequestError(
-        f"{asked} is not taken by train.engine = {shown(train.engine)}",
-        valid=taking,
-        next_step=f"Use one of these, or set {axis} = 1",
-    )
+    what = f"{asked} is not taken by train.engine = {shown(train.engine)}"
+    raise RequestError(what, valid=taking, next_step=f"Use one of these, or set {axis} = 1")
 
 
 def _other_axes() -> list[str]:
@@ -121,16 +116,12 @@ def _check_shape(parallel: ParallelSpec, model: ModelSpec) -> None:
             next_step="Or take a model with other heads (model.heads)",
         )
     if model.mlp_size is not None and model.mlp_size % parallel.tensor:
-        raise RequestError(
-            f"parallel.tensor = {parallel.tensor} does not divide model.mlp_size = {model.mlp_size}",
-            next_step="Set another mlp_size, or tensor to a divisor of it",
-        )
+        what = f"parallel.tensor = {parallel.tensor} does not divide model.mlp_size = {model.mlp_size}"
+        raise RequestError(what, next_step="Set another mlp_size, or tensor to a divisor of it")
     tokens = (model.image_size // (model.patch_size or 1)) ** 2 + 1
     if tokens < parallel.sequence * (parallel.tensor if parallel.shard_norms else 1):
-        raise RequestError(
-            f"images of {model.image_size} pixels are {tokens} tokens, too few to share by {_product(parallel)}",
-            next_step="Use a larger model.image_size, or split the tokens less",
-        )
+        what = f"images of {model.image_size} pixels are {tokens} tokens, too few to share by {_product(parallel)}"
+        raise RequestError(what, next_step="Use a larger model.image_size, or split the tokens less")
 
 
 def _axes(parallel: ParallelSpec) -> list[Axis]:

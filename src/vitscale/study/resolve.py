@@ -34,10 +34,8 @@ def with_deepspeed_config(
     if train.deepspeed_config is None:
         return study, None
     if "deepspeed" not in (train.engine, train.accelerate_backend):
-        raise RequestError(
-            f"train.deepspeed_config is set, but train.engine is {shown(train.engine)}",
-            next_step='Use train.engine = "deepspeed", or remove train.deepspeed_config',
-        )
+        what = f"train.deepspeed_config is set, but train.engine is {shown(train.engine)}"
+        raise RequestError(what, next_step='Use train.engine = "deepspeed", or remove train.deepspeed_config')
     config = deepspeed_config.read(beside(study_path, train.deepspeed_config))
     values = train.model_dump()
     set_by_hand = {f"train.{key}": value for key, value in values.items() if f"train.{key}" in by_hand}

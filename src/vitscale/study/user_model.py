@@ -88,10 +88,8 @@ def _from_hub(name: str, file: str, key: str) -> Path:
         return Path(hf_hub_download(name, file))
     except Exception as error:  # no network, no such model, no permission: the library has a class for each
         reason = " ".join(str(error).split())[:300]
-        raise RequestError(
-            f"model.{key} {shown(name)} is no folder beside the study file and cannot be had from the hub: {reason}",
-            next_step=f"Give a local folder with a {file}, or a name that exists there",
-        ) from None
+        what = f"model.{key} {shown(name)} is no folder beside the study file and cannot be had from the hub: {reason}"
+        raise RequestError(what, next_step=f"Give a local folder with a {file}, or a name that exists there") from None
 
 
 def script_digest(script: Path) -> str:
@@ -110,18 +108,14 @@ def _check_factory(study_path: Path, factory: str) -> None:
     # As the ranks will search: the working directory, the study file's folder, then what is installed.
     spec = _found(module.split("."), [str(Path.cwd()), str(study_path.parent.absolute())])
     if spec is None:
-        raise RequestError(
-            f"model.factory {shown(factory)}: there is no module {shown(module)}",
-            next_step="Put it beside the study file or into the working directory, or install it",
-        )
+        what = f"model.factory {shown(factory)}: there is no module {shown(module)}"
+        raise RequestError(what, next_step="Put it beside the study file or into the working directory, or install it")
     if spec.origin is None or not spec.origin.endswith(".py"):
         return  # compiled: only the rank can look inside
     names = _names_in(Path(spec.origin), factory)
     if names is not None and function not in names:
-        raise RequestError(
-            f"model.factory {shown(factory)}: {spec.origin} has no {shown(function)}",
-            valid=sorted(name for name in names if not name.startswith("_"))[:20],
-        )
+        what = f"model.factory {shown(factory)}: {spec.origin} has no {shown(function)}"
+        raise RequestError(what, valid=sorted(name for name in names if not name.startswith("_"))[:20])
 
 
 def _found(parts: list[str], folders: list[str]) -> ModuleSpec | None:

@@ -170,10 +170,8 @@ def _precision(known: _Known) -> str | None:
     switches = {"bf16-params": known.bf16, "fp16": known.fp16, "bf16": known.torch_autocast}
     enabled = [precision for precision, switch in switches.items() if switch.enabled]
     if len(enabled) > 1:
-        raise RequestError(
-            f"the DeepSpeed configuration enables {' and '.join(enabled)} at once",
-            valid=["one of bf16.enabled, fp16.enabled and torch_autocast.enabled"],
-        )
+        what = f"the DeepSpeed configuration enables {' and '.join(enabled)} at once"
+        raise RequestError(what, valid=["one of bf16.enabled, fp16.enabled and torch_autocast.enabled"])
     if not enabled:
         # Autocast refused, and nothing else asked for: fp32 is what is left.
         return "fp32" if known.torch_autocast.enabled is False else None

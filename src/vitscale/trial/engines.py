@@ -131,18 +131,14 @@ def _refusals(train: TrainSpec) -> Iterator[Refusal]:
 def _idle_options(train: TrainSpec) -> Iterator[Refusal]:
     """An option set that its engine does not have would be varied without varying anything."""
     if train.accelerate_backend is not None and train.engine != "accelerate":
-        yield Refusal(
-            f"train.accelerate_backend has no meaning under train.engine = {shown(train.engine)}",
-            "Remove it, or set engine = 'accelerate'",
-        )
+        what = f"train.accelerate_backend has no meaning under train.engine = {shown(train.engine)}"
+        yield Refusal(what, "Remove it, or set engine = 'accelerate'")
     for option, declared in TrainSpec.model_fields.items():
         value, wrappers = getattr(train, option), takers(option)
         if wrappers and value != declared.default and not takes(train.wrapper, option):
             said = "" if option == "deepspeed_config" else f" = {shown(value)}"
-            yield Refusal(
-                f"train.{option}{said} has no meaning under {_engine(train)}",
-                f"Remove it, or set engine = {' or '.join(shown(name) for name in wrappers)}",
-            )
+            what = f"train.{option}{said} has no meaning under {_engine(train)}"
+            yield Refusal(what, f"Remove it, or set engine = {' or '.join(shown(name) for name in wrappers)}")
 
 
 def _precisions(train: TrainSpec) -> Iterator[Refusal]:
@@ -197,10 +193,8 @@ def _deepspeed(train: TrainSpec) -> Iterator[Refusal]:
     if stage == 0:
         for option in _FROM_STAGE_1:
             if (value := getattr(train, option)) != TrainSpec.model_fields[option].default:
-                yield Refusal(
-                    f"train.{option} = {shown(value)} has no effect under DeepSpeed at zero_stage = 0",
-                    "Remove it, or set zero_stage = 1, 2 or 3",
-                )
+                what = f"train.{option} = {shown(value)} has no effect under DeepSpeed at zero_stage = 0"
+                yield Refusal(what, "Remove it, or set zero_stage = 1, 2 or 3")
     if stage > 0 and train.precision == "bf16" and train.gradient_dtype is not None:
         yield Refusal(
             f"train.gradient_dtype = {shown(train.gradient_dtype)} has no effect under DeepSpeed with precision = "
@@ -234,10 +228,8 @@ def _ddp(train: TrainSpec) -> Iterator[Refusal]:
             "Set grad_accum = 1, or leave static_graph out",
         )
     if train.gradient_dtype == "bf16" and train.device == "cpu" and train.precision != "bf16-params":
-        yield Refusal(
-            "train.gradient_dtype = 'bf16' needs NCCL under DDP (torch's bf16_compress_hook refuses gloo)",
-            "Use gradient_dtype = 'fp16', or fsdp2 or deepspeed",
-        )
+        what = "train.gradient_dtype = 'bf16' needs NCCL under DDP (torch's bf16_compress_hook refuses gloo)"
+        yield Refusal(what, "Use gradient_dtype = 'fp16', or fsdp2 or deepspeed")
     if train.gradient_dtype == "fp32" and train.precision == "bf16-params":
         yield Refusal(
             f"under DDP gradients travel in the dtype of the weights or in a shorter one; with train.precision = "
@@ -254,20 +246,14 @@ def _fsdp2(train: TrainSpec) -> Iterator[Refusal]:
             "Use engine = 'fsdp2', or accelerate_backend = 'ddp' or 'deepspeed'",
         )
     if train.engine == "accelerate" and train.master_weights:
-        yield Refusal(
-            "train.master_weights has no meaning under accelerate with FSDP2, which casts no weights here",
-            "Remove it, or use engine = 'fsdp2'",
-        )
+        what = "train.master_weights has no meaning under accelerate with FSDP2, which casts no weights here"
+        yield Refusal(what, "Remove it, or use engine = 'fsdp2'")
     if train.master_weights and train.precision != "bf16-params":
-        yield Refusal(
-            f"train.master_weights has no meaning with precision = {shown(train.precision)}: its weights are fp32",
-            "Set precision = 'bf16-params', or remove it",
-        )
+        what = f"train.master_weights has no meaning with precision = {shown(train.precision)}: its weights are fp32"
+        yield Refusal(what, "Set precision = 'bf16-params', or remove it")
     if train.engine == "accelerate" and train.gradient_dtype is not None:
-        yield Refusal(
-            "train.gradient_dtype has no meaning under accelerate with FSDP2: it takes the dtype from its precision",
-            "Remove it, or use engine = 'fsdp2'",
-        )
+        what = "train.gradient_dtype has no meaning under accelerate with FSDP2: it takes the dtype from its precision"
+        yield Refusal(what, "Remove it, or use engine = 'fsdp2'")
     if train.offload == "optimizer":
         yield Refusal(
             "train.offload = 'optimizer' has no meaning under FSDP2, which offloads weights, gradients and optimizer "

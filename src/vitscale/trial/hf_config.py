@@ -84,7 +84,5 @@ def read_config(hf: str) -> dict[str, Any] | None:
             problem = "has a config.json that is no JSON object of at most 1 MiB"
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: no home folder, or nested too deeply
         problem = f"cannot be read: {type(error).__name__}: {str(error)[:200]}"
-    raise RequestError(
-        f"model.hf {shown(hf)} {problem}",
-        next_step="Name a folder with an image-classification config.json, or a model of the hub",
-    )
+    what = f"model.hf {shown(hf)} {problem}"
+    raise RequestError(what, next_step="Name a folder with an image-classification config.json, or a model of the hub")

@@ -128,17 +128,13 @@ def resolve(spec: ModelSpec, dataset_classes: int, channels: int | None = None) 
         raise RequestError("model.parameter_count is of imported logs alone", next_step="Remove it")
     classes = dataset_classes if spec.num_classes is None else spec.num_classes
     if classes < dataset_classes:
-        raise RequestError(
-            f"model.num_classes = {classes} is fewer than the dataset's {dataset_classes} classes",
-            next_step="Leave num_classes out to take the dataset's count",
-        )
+        what = f"model.num_classes = {classes} is fewer than the dataset's {dataset_classes} classes"
+        raise RequestError(what, next_step="Leave num_classes out to take the dataset's count")
     if channels is None:
         channels = spec.channels
     elif "channels" in spec.model_fields_set and spec.channels != channels:
-        raise RequestError(
-            f"model.channels = {spec.channels}, and the images have {channels}",
-            next_step="Remove it: the model takes what data.channels says",
-        )
+        what = f"model.channels = {spec.channels}, and the images have {channels}"
+        raise RequestError(what, next_step="Remove it: the model takes what data.channels says")
     filled: dict[str, object] = {"num_classes": classes, "channels": channels}
     if spec.name is not None:
         filled |= _named_shape(spec)
@@ -147,10 +143,8 @@ def resolve(spec: ModelSpec, dataset_classes: int, channels: int | None = None) 
     else:
         _refuse_shape_fields(spec, "factory", {})
         if not _FACTORY.fullmatch(spec.factory or "") or len(spec.factory or "") > 500:
-            raise RequestError(
-                f"model.factory {shown(spec.factory)} is not of the form 'module:function'",
-                next_step="Name an importable function, such as 'my_models.vit:build'",
-            )
+            what = f"model.factory {shown(spec.factory)} is not of the form 'module:function'"
+            raise RequestError(what, next_step="Name an importable function, such as 'my_models.vit:build'")
     resolved = spec.model_copy(update=filled | _segmentation(spec))
     _check_shape(resolved)
     return resolved
@@ -208,11 +202,8 @@ def _named_shape(spec: ModelSpec) -> dict[str, object]:
     own = SWIN_FIELDS if shape.depths else VIT_FIELDS
     for key in SHAPE_FIELDS:
         if key not in own and getattr(spec, key) is not None:
-            raise RequestError(
-                f"model.{key} = {shown(getattr(spec, key))} has no meaning for {spec.name}",
-                valid=own,
-                next_step=f"Remove {key}",
-            )
+            what = f"model.{key} = {shown(getattr(spec, key))} has no meaning for {spec.name}"
+            raise RequestError(what, valid=own, next_step=f"Remove {key}")
     filled = {key: getattr(spec, key) or getattr(shape, key, None) for key in own}
     return filled if shape.depths else filled | {"mlp_size": spec.mlp_size or 4 * (filled["hidden_size"] or 0)}
 
@@ -221,15 +212,11 @@ def _check_shape(spec: ModelSpec) -> None:
     patch = spec.patch_size
     segments = spec.task == "segmentation" and spec.name is not None
     if segments and spec.depths is not None and len(spec.depths) < _LEAST_STAGES:
-        raise RequestError(
-            f"model.depths = {list(spec.depths)} makes {len(spec.depths)} feature maps, too few for UperNet",
-            valid=[f"{_LEAST_STAGES} stages or more"],
-        )
+        what = f"model.depths = {list(spec.depths)} makes {len(spec.depths)} feature maps, too few for UperNet"
+        raise RequestError(what, valid=[f"{_LEAST_STAGES} stages or more"])
     if segments and spec.depths is None and patch is not None and spec.image_size < 2 * patch:
-        raise RequestError(
-            f"model.image_size = {spec.image_size} is one patch, and a pyramid's smallest map has half its side",
-            valid=[f"{2 * patch} or more"],
-        )
+        what = f"model.image_size = {spec.image_size} is one patch, and a pyramid's smallest map has half its side"
+        raise RequestError(what, valid=[f"{2 * patch} or more"])
     if patch is not None and spec.depths is not None:
         least = patch << (len(spec.depths) - 1)  # the library pads the rest
         if spec.image_size < least:
@@ -242,11 +229,8 @@ def _check_shape(spec: ModelSpec) -> None:
     elif patch is not None and spec.image_size % patch:
         below = spec.image_size // patch * patch
         nearest = [size for size in (below, below + patch) if 0 < size <= 8192]
-        raise RequestError(
-            f"model.image_size = {spec.image_size} is not divisible by patch_size = {patch}",
-            valid=nearest,
-            next_step="Take one of these image sizes, or set model.patch_size",
-        )
+        what = f"model.image_size = {spec.image_size} is not divisible by patch_size = {patch}"
+        raise RequestError(what, valid=nearest, next_step="Take one of these image sizes, or set model.patch_size")
     hidden, heads = spec.hidden_size, spec.heads
     if hidden is not None and heads is not None and hidden % heads:
         divisors = [n for n in range(1, min(hidden, 1024) + 1) if hidden % n == 0]

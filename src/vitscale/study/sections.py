@@ -216,7 +216,7 @@ _SWEPT_SECTIONS = ("data", "launch", "model", "parallel", "scaling", "train")
 SWEEPABLE = sorted(
     f"{section}.{key}"
     for section in _SWEPT_SECTIONS
-    for key in fields_where(SECTIONS[section], lambda fact: fact.swept and fact.role != "found")
+    for key in fields_where(SECTIONS[section], lambda fact: fact.swept and fact.role != "location")
 )
 """The dotted fields that [sweep] may vary: not those along a curve, nor where images are found and where it may run."""
 

@@ -17,7 +17,7 @@ from vitscale.trial import script
 from vitscale.trial.facts import fact_of
 from vitscale.trial.parallel import Axis
 from vitscale.trial.rank_batches import in_words
-from vitscale.trial.trial import Device, TrainSpec, Trial
+from vitscale.trial.trial import ONE_BIT, Device, TrainSpec, Trial
 
 
 class Refusal(NamedTuple):
@@ -69,7 +69,6 @@ _FROM_STAGE_1 = ("offload", "overlap_comm", "bucket_mib", "gather_bucket_mib")
 """Of DeepSpeed. At stage 0 it exchanges whole gradients after backward, in buckets of a fixed 5e8 elements
 (`allreduce_gradients` in deepspeed/runtime/engine.py, 0.19)."""
 
-_ONE_BIT = ("onebit-adam", "onebit-lamb")
 _COMPRESSING = ("onebitadam", "onebitlamb", "zerooneadam")
 """Optimizers of a DeepSpeed file, in lower case, that exchange something of their own instead of gradients."""
 
@@ -92,7 +91,7 @@ def check_checkpoint(train: TrainSpec) -> None:
         RequestError: it cannot, with the reason.
     """
     reason = of_engine(train.wrapper).checkpoint_unknown
-    if train.optimizer in _ONE_BIT:
+    if train.optimizer in ONE_BIT:
         reason = f"{train.optimizer} keeps what it has not sent yet where it cannot be read"
     elif train.optimizer == "deepspeed_config":
         reason = "the optimizer is that of the DeepSpeed file, whose states may be of any form"
@@ -160,7 +159,7 @@ def _optimizers(train: TrainSpec) -> Iterator[Refusal]:
             "optimizer flat pieces of them: it would train something else",
             "Use zero_stage = 0, ddp or none for LAMB, or adamw or sgd here",
         )
-    if optimizer in _ONE_BIT and (reason := _one_bit_unavailable(train)):
+    if optimizer in ONE_BIT and (reason := _one_bit_unavailable(train)):
         yield Refusal(
             f"train.optimizer = {shown(optimizer)} cannot be used: {reason}", "Use adamw, sgd or lamb, or what it needs"
         )
@@ -282,7 +281,7 @@ def _deepspeed_norms_unknown(train: TrainSpec) -> str | None:
     config = train.deepspeed_config or {}
     optimizer, zero = config.get("optimizer"), config.get("zero_optimization")
     kind = str(optimizer.get("type")).lower() if isinstance(optimizer, dict) else ""
-    if train.optimizer in _ONE_BIT or kind in _COMPRESSING:
+    if train.optimizer in ONE_BIT or kind in _COMPRESSING:
         return "the optimizer exchanges no gradients once it compresses"
     if kind == "muon" and train.zero_stage > 0:
         return "under Muon DeepSpeed takes the norm of the update, not of the gradient"

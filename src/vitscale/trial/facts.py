@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-Role = Literal["", "wrapper", "batch", "execution", "duration", "rate", "found"]
+Role = Literal["", "wrapper", "batch", "execution", "duration", "rate", "location"]
 
 
 class Spec(BaseModel):
@@ -26,8 +26,8 @@ class Fact:
     role: Role = ""
     """What it decides. "": what is computed. Of others the losses of the first steps do not depend, but for rounding:
     wrapper: how training is distributed; batch: how a global batch is cut; execution: how the same is computed;
-    duration: when training ends; rate: part of `Trial.peak_learning_rate`. found: how data are found, and no part of an
-    identity."""
+    duration: when training ends; rate: part of `Trial.peak_learning_rate`. location: where data lie, and
+    no part of an identity."""
     taken_by: tuple[str, ...] = ()
     """Of the wrapper: who has it (`TrainSpec.wrapper`); a later engine may name it among `EngineFacts.options`."""
     step_seconds: bool = False
@@ -39,6 +39,16 @@ class Fact:
     short: str | tuple[str, str] | Mapping[str, str] = ""
     """In a curve's name: "{} MiB buckets" for any value, (true, false) of a switch, or value -> words. "": its name and
     the value."""
+
+
+def wrapping(since: int, *engines: str, short: str | tuple[str, str] | Mapping[str, str] = "") -> Fact:
+    """Of a field that says how training is distributed, and that these engines take."""
+    return Fact(since=since, role="wrapper", taken_by=engines, short=short)
+
+
+def switch(name: str) -> tuple[str, str]:
+    """What a field that is on or off is called in a curve's name (`Fact.short`)."""
+    return name, f"no {name}"
 
 
 def fact_of(kind: type[BaseModel], field: str) -> Fact:

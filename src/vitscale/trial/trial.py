@@ -23,7 +23,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from vitscale.trial.facts import Fact, Spec, fields_where
+from vitscale.trial.facts import Fact, Spec, fields_where, switch, wrapping
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.parallel import ParallelSpec, RankLayout
 
@@ -74,6 +74,8 @@ Classes = Annotated[
 Columns = Annotated[tuple[str, str], _or_says("the names of the images' and of the classes' column")]
 
 ADE20K_CLASSES = 150
+ONE_BIT = ("onebit-adam", "onebit-lamb")
+"""Optimizers that DeepSpeed builds itself."""
 OFFLOADED = {"none": "no offload", "optimizer": "optimizer offloaded", "parameters": "parameters offloaded"}
 NORMS = {"local": "local norm", "synchronised": "synchronised norm"}
 
@@ -90,10 +92,10 @@ class DataSpec(Spec):
     """A dataset of Hugging Face's library: a folder on disk, or a name of the hub ("NAME", "NAME:CONFIGURATION")."""
     columns: Annotated[Columns | None, Fact(since=7)] = None
     """Of `hf`: the columns of images and labels, where it has several."""
-    root: Annotated[str | None, Fact(role="found")] = None
-    download: Annotated[bool, Fact(role="found")] = False
-    verify: Annotated[bool, Fact(role="found")] = True
-    md5: Annotated[str | None, Fact(role="found")] = None
+    root: Annotated[str | None, Fact(role="location")] = None
+    download: Annotated[bool, Fact(role="location")] = False
+    verify: Annotated[bool, Fact(role="location")] = True
+    md5: Annotated[str | None, Fact(role="location")] = None
     fraction: float = Field(default=1.0, gt=0.0, le=1.0)
     """Share of the training images used."""
     held_out: float = Field(default=0.2, gt=0.0, lt=1.0)
@@ -113,9 +115,9 @@ class DataSpec(Spec):
     source: Annotated[PixelSource | None, Fact(since=7, short="from {}")] = None
     """Where files' pixels come from: decoded anew each time, from the decoded cache, or from a copy of it in each
     rank's memory. Null: the cache where it fits, else memory, else files."""
-    skip_broken: Annotated[int, Fact(since=7, role="found")] = Field(default=0, ge=0, le=10_000_000)
+    skip_broken: Annotated[int, Fact(since=7, role="location")] = Field(default=0, ge=0, le=10_000_000)
     """Broken files that are left out, at most; with more, and always at 0, they are named and nothing starts."""
-    augment: Annotated[bool, Fact(short=("augment", "no augment"))] = True
+    augment: Annotated[bool, Fact(short=switch("augment"))] = True
     """Random shift and horizontal flip of training images, on the device."""
     evaluation: Annotated[SceneEvaluation, Fact(since=7)] = "whole"
     """Of scenes: each whole image in one forward, or windows of `model.image_size` that slide over it by two thirds."""
@@ -132,7 +134,7 @@ class DataSpec(Spec):
         return implied | ({"classes": ADE20K_CLASSES} if values.get("name") == "ade20k" else {}) | values
 
 
-HOW_FOUND = fields_where(DataSpec, lambda fact: fact.role == "found")
+HOW_FOUND = fields_where(DataSpec, lambda fact: fact.role == "location")
 """Fields of `DataSpec` that say how the images are found, and change nothing in what is computed from them."""
 
 
@@ -160,71 +162,43 @@ class TrainFields(Spec):
     weight_decay: float = Field(default=0.05, ge=0.0)
     momentum: Annotated[float, Fact(needs=("optimizer", ("sgd",)))] = Field(default=0.9, ge=0.0, lt=1.0)
     """Of SGD."""
-    onebit_freeze_steps: Annotated[WarmupCount, Fact(since=3, needs=("optimizer", ("onebit-adam", "onebit-lamb")))] = (
-        100
-    )
+    onebit_freeze_steps: Annotated[WarmupCount, Fact(since=3, needs=("optimizer", ONE_BIT))] = 100
     """Of DeepSpeed's 1-bit optimizers: first steps whose gradients travel uncompressed."""
     gradient_clipping: Annotated[float, Fact(step_seconds=True)] = Field(default=0.0, ge=0.0)
     """Largest global L2 norm of the gradient; 0 does not clip."""
     accelerate_backend: Annotated[AccelerateBackend | None, Fact(since=3, role="wrapper")] = None
     """What Accelerate wraps the model in; null for every other engine."""
-    zero_stage: Annotated[ZeroStage, Fact(role="wrapper", taken_by=("deepspeed",))] = 0
-    offload: Annotated[Offload, Fact(since=3, role="wrapper", taken_by=("deepspeed", "fsdp2"), short=OFFLOADED)] = (
-        "none"
-    )
+    zero_stage: Annotated[ZeroStage, wrapping(1, "deepspeed")] = 0
+    offload: Annotated[Offload, wrapping(3, "deepspeed", "fsdp2", short=OFFLOADED)] = "none"
     """What lies in the host's memory instead of the device's: nothing, the optimizer's states, or the weights too."""
-    overlap_comm: Annotated[
-        bool | None, Fact(since=3, role="wrapper", taken_by=("deepspeed", "megatron"), short=("overlap", "no overlap"))
-    ] = None
+    overlap_comm: Annotated[bool | None, wrapping(3, "deepspeed", "megatron", short=switch("overlap"))] = None
     """Exchange gradients while backward goes on. Null: the engine's own default."""
-    bucket_mib: Annotated[
-        BucketMib | None,
-        Fact(since=2, role="wrapper", taken_by=("ddp", "deepspeed", "megatron"), short="{} MiB buckets"),
-    ] = None
+    bucket_mib: Annotated[BucketMib | None, wrapping(2, "ddp", "deepspeed", "megatron", short="{} MiB buckets")] = None
     """Size of the buckets in which gradients travel, in the dtype in which they do. Null: the engine's own; for DDP 25
     MiB after a first one of 1 MiB, for DeepSpeed 5e8 elements."""
-    gather_bucket_mib: Annotated[
-        BucketMib | None, Fact(since=3, role="wrapper", taken_by=("deepspeed",), short="{} MiB gather buckets")
-    ] = None
+    gather_bucket_mib: Annotated[BucketMib | None, wrapping(3, "deepspeed", short="{} MiB gather buckets")] = None
     """Size of the buckets in which weights are gathered (stages 1 and 2) or fetched ahead (stage 3)."""
     gradient_dtype: Annotated[
-        GradientDtype | None,
-        Fact(since=3, role="wrapper", taken_by=("ddp", "fsdp2", "deepspeed", "megatron"), short="{} gradients"),
+        GradientDtype | None, wrapping(3, "ddp", "fsdp2", "deepspeed", "megatron", short="{} gradients")
     ] = None
     """The dtype in which gradients travel. Null: the engine's own."""
-    master_weights: Annotated[
-        bool, Fact(since=6, role="wrapper", taken_by=("fsdp2",), short=("fp32 master weights", "no master weights"))
-    ] = False
+    master_weights: Annotated[bool, wrapping(6, "fsdp2", short=("fp32 master weights", "no master weights"))] = False
     """With `bf16-params`: shards and optimizer states are fp32, and weights are cast to bf16 to be gathered."""
-    reshard_after_forward: Annotated[
-        bool | None, Fact(since=3, role="wrapper", taken_by=("fsdp2",), short=("reshard", "no reshard"))
-    ] = None
+    reshard_after_forward: Annotated[bool | None, wrapping(3, "fsdp2", short=switch("reshard"))] = None
     """Free the gathered weights of a block after forward, and gather them again in backward. Null: true."""
-    gradient_as_bucket_view: Annotated[
-        bool, Fact(since=3, role="wrapper", taken_by=("ddp",), short=("bucket view", "no bucket view"))
-    ] = False
+    gradient_as_bucket_view: Annotated[bool, wrapping(3, "ddp", short=switch("bucket view"))] = False
     """Gradients are views into the buckets instead of copies."""
-    static_graph: Annotated[
-        bool, Fact(since=3, role="wrapper", taken_by=("ddp",), short=("static graph", "no static graph"))
-    ] = False
+    static_graph: Annotated[bool, wrapping(3, "ddp", short=switch("static graph"))] = False
     """The graph of the first step is that of all."""
     activation_checkpointing: Annotated[
-        bool,
-        Fact(
-            since=3,
-            role="execution",
-            step_seconds=True,
-            short=("activation checkpointing", "no activation checkpointing"),
-        ),
+        bool, Fact(since=3, role="execution", step_seconds=True, short=switch("activation checkpointing"))
     ] = False
     """Keep only each block's input for backward and compute the rest of the block again."""
-    compile: Annotated[bool, Fact(since=3, role="execution", step_seconds=True, short=("compile", "no compile"))] = (
-        False
-    )
+    compile: Annotated[bool, Fact(since=3, role="execution", step_seconds=True, short=switch("compile"))] = False
     """Compile each block by torch.compile."""
     batch_norm: Annotated[BatchNormScope | None, Fact(since=7, short=NORMS)] = None
     """Whose images a batch norm in training is over: the rank's own, or those of all ranks, exchanged in each norm."""
-    deepspeed_config: Annotated[Any, Fact(role="wrapper", taken_by=("deepspeed",))] = None
+    deepspeed_config: Annotated[Any, wrapping(1, "deepspeed")] = None
     script: Annotated[str | None, Fact(since=10, short="{}")] = Field(default=None, min_length=1, max_length=4096)
     """The user's own training script, which each rank runs in place of vitscale's loop (`trial.script`)."""
     arguments: Annotated[tuple[ArgumentWord, ...], Fact(since=10), Field(max_length=1000), FROM_LIST] = ()
@@ -410,7 +384,7 @@ _ADDED_LATER = [
         ("world", World),
         ("parallel", ParallelSpec),
     )
-    for key in fields_where(kind, lambda fact: fact.since > 1 and fact.role != "found")
+    for key in fields_where(kind, lambda fact: fact.since > 1 and fact.role != "location")
 ]
 """(Section, field, default in JSON): what came after the first results were written."""
 

@@ -77,10 +77,7 @@ def _as_result(value: object) -> dict[str, Any]:
         raise ValueError("not a dictionary")
     result = {}
     for key, item in value.items():
-        text = key.decode("latin-1") if isinstance(key, bytes) else key
-        if not isinstance(text, str):
-            raise ValueError("a key that is not a string")
-        result[text] = item.values if isinstance(item, _Array) else item
+        result[_text(key)] = item.values if isinstance(item, _Array) else item
     return result
 
 
@@ -130,10 +127,6 @@ class _Machine:
             raise _Refused(f"the name {shown(f'{module}.{name}')}")
         self.push(_Symbol(_SYMBOLS[module, name]))
 
-    def stack_global(self) -> None:
-        name, module = self.pop(), self.pop()
-        self.push_symbol(module, name)
-
     def append(self, items: list[Any]) -> None:
         target = self.last()
         if not isinstance(target, list):
@@ -173,18 +166,14 @@ def _apply(meaning: str, arguments: tuple[Any, ...]) -> object:
         case "whole array", (bytes() | bytearray() as content, _ElementType() as element, shape, "C" | "F" as order):
             return _Array(_shaped(bytes(content), element.dtype, shape, order == "F"))
         case "element type", (code, _, _):
-            return _element_type(_text(code))
+            if (name := _text(code)) not in _INTEGER_TYPES:
+                raise _Refused(f"an array of the type {shown(name)}")
+            return _ElementType(np.dtype(name))
         case "encode", (str() as text, "latin1" | "latin-1"):
             return text.encode("latin-1")
         case "no bytes", ():
             return b""
     raise _Refused(f"a call of {meaning!r} with other arguments than usual")
-
-
-def _element_type(code: str) -> _ElementType:
-    if code not in _INTEGER_TYPES:
-        raise _Refused(f"an array of the type {shown(code)}")
-    return _ElementType(np.dtype(code))
 
 
 def _with_byte_order(dtype: np.dtype[Any], state: object) -> np.dtype[Any]:
@@ -219,25 +208,18 @@ def _text(value: object) -> str:
     raise ValueError("not a string")
 
 
-def _python2_string(argument: str) -> bytes:
-    return argument.encode("latin-1")  # pickletools hands the bytes over as text in this encoding
-
-
 def _integer(argument: int) -> int:
     if not -(2**63) <= argument < 2**63:
         raise _Refused("an integer of more than 64 bits")
     return argument
 
 
-def _same(argument: Any) -> Any:
-    return argument
-
-
 _LITERALS: dict[str, Callable[[Any], object]] = {
     **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1", "LONG4"), _integer),
-    **dict.fromkeys(("BINSTRING", "SHORT_BINSTRING"), _python2_string),
-    **dict.fromkeys(("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"), _same),
-    **dict.fromkeys(("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"), _same),
+    # Strings of Python 2: pickletools hands the bytes over as text in this encoding.
+    **dict.fromkeys(("BINSTRING", "SHORT_BINSTRING"), lambda text: text.encode("latin-1")),
+    **dict.fromkeys(("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"), lambda text: text),
+    **dict.fromkeys(("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"), lambda content: content),
     "NONE": lambda _: None,
     "NEWTRUE": lambda _: True,
     "NEWFALSE": lambda _: False,
@@ -245,15 +227,6 @@ _LITERALS: dict[str, Callable[[Any], object]] = {
     "EMPTY_DICT": lambda _: {},
     "EMPTY_TUPLE": lambda _: (),
 }
-
-
-def _memoize(machine: _Machine, index: int) -> None:
-    machine.memo[index] = machine.last()
-
-
-def _global(machine: _Machine, argument: str) -> None:
-    module, _, name = argument.partition(" ")
-    machine.push_symbol(module, name)
 
 
 _ACTIONS: dict[str, Callable[[_Machine, Any], None]] = {
@@ -266,11 +239,11 @@ _ACTIONS: dict[str, Callable[[_Machine, Any], None]] = {
     "APPENDS": lambda machine, _: machine.append(machine.pop_to_mark()),
     "SETITEM": lambda machine, _: machine.set_items([machine.pop(), machine.pop()][::-1]),
     "SETITEMS": lambda machine, _: machine.set_items(machine.pop_to_mark()),
-    **dict.fromkeys(("BINPUT", "LONG_BINPUT"), _memoize),
+    **dict.fromkeys(("BINPUT", "LONG_BINPUT"), lambda machine, key: machine.memo.__setitem__(key, machine.last())),
     "MEMOIZE": lambda machine, _: machine.memo.__setitem__(len(machine.memo), machine.last()),
     **dict.fromkeys(("BINGET", "LONG_BINGET"), lambda machine, key: machine.push(machine.memo[key])),
-    "GLOBAL": _global,
-    "STACK_GLOBAL": lambda machine, _: machine.stack_global(),
+    "GLOBAL": lambda machine, names: machine.push_symbol(*names.partition(" ")[::2]),
+    "STACK_GLOBAL": lambda machine, _: machine.push_symbol(*[machine.pop(), machine.pop()][::-1]),
     "REDUCE": lambda machine, _: machine.reduce(),
     "BUILD": lambda machine, _: machine.build(),
 }

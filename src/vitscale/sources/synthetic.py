@@ -103,10 +103,6 @@ def _noise(ids: Labels, count: int, stream: int) -> NDArray[np.uint8]:
     return base.mix64(positions, stream).astype("<u8").view(np.uint8)[:, :count]
 
 
-def _held_out_samples(spec: DataSpec) -> int:
-    return math.ceil(spec.samples * Fraction(str(spec.held_out)))
-
-
 class Synthetic:
     """The dataset `synthetic`, and of segmentation `synthetic-masks`.
 
@@ -129,7 +125,7 @@ class Synthetic:
         recipe += f" {spec.channels} channels" if spec.channels != 3 else ""
         return Summary(
             train_samples=spec.samples,
-            held_out_samples=_held_out_samples(spec),
+            held_out_samples=math.ceil(spec.samples * Fraction(str(spec.held_out))),
             classes=tuple(f"class {number}" for number in range(base.class_count(spec))),
             image_shape=(spec.source_size, spec.source_size, spec.channels),
             fingerprint=hashlib.sha256(recipe.encode()).hexdigest(),

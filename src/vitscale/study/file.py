@@ -208,34 +208,33 @@ def _messages(problems: Sequence[ErrorDetails]) -> str:
 
 
 _MEANT = {
-    **dict.fromkeys(("lr", "base_lr"), "learning_rate in [train]"),
-    **dict.fromkeys(("wd",), "weight_decay in [train]"),
-    **dict.fromkeys(
-        ("batch_size", "bs", "per_device_train_batch_size", "train_micro_batch_size_per_gpu", "micro_batch_size"),
-        "micro_batch in [train], of one rank; global_batch is that of all of them under strong-global",
-    ),
-    **dict.fromkeys(
-        ("accumulate", "accumulation", "accum", "gradient_accumulation_steps", "accumulate_grad_batches"),
-        "grad_accum in [train]",
-    ),
-    **dict.fromkeys(("num_epochs", "max_epochs", "num_train_epochs"), "epochs in [train]"),
-    **dict.fromkeys(("max_steps", "iterations", "num_steps"), "steps in [measure]"),
-    **dict.fromkeys(("amp", "mixed_precision", "fp16", "bf16", "dtype"), 'precision = "bf16" in [train]'),
-    **dict.fromkeys(("backend", "strategy", "parallel"), "engine in [train]"),
-    **dict.fromkeys(("zero", "stage"), "zero_stage in [train]"),
-    **dict.fromkeys(("grad_clip", "clip_grad", "max_grad_norm", "clip"), "gradient_clipping in [train]"),
-    **dict.fromkeys(("grad_checkpointing", "gradient_checkpointing"), "activation_checkpointing in [train]"),
-    **dict.fromkeys(("torch_compile",), "compile in [train]"),
-    **dict.fromkeys(("world_size", "num_gpus", "ngpus", "devices", "nproc", "ranks"), "gpus = [1, 2, 4] in [scaling]"),
-    **dict.fromkeys(("nproc_per_node", "ranks_per_node", "tasks_per_node"), "gpus_per_node in [scaling]"),
-    **dict.fromkeys(("img_size", "input_size", "resolution"), "image_size in [model]"),
-    **dict.fromkeys(("path", "data_path", "data_dir", "dir"), "root in [data]"),
-    **dict.fromkeys(("num_workers",), "workers in [data]"),
-    **dict.fromkeys(("dataset",), "name in [data]"),
-    **dict.fromkeys(("runs", "trials", "repetitions"), "repeats in [measure]"),
-    **dict.fromkeys(
-        ("warmup",), "warmup_steps in [measure]; of the learning rate, learning_rate_warmup_steps in [train]"
-    ),
+    word: meaning
+    for words, meaning in (
+        ("lr base_lr", "learning_rate in [train]"),
+        ("wd", "weight_decay in [train]"),
+        (
+            "batch_size bs per_device_train_batch_size train_micro_batch_size_per_gpu micro_batch_size",
+            "micro_batch in [train], of one rank; global_batch is that of all of them under strong-global",
+        ),
+        ("accumulate accumulation accum gradient_accumulation_steps accumulate_grad_batches", "grad_accum in [train]"),
+        ("num_epochs max_epochs num_train_epochs", "epochs in [train]"),
+        ("max_steps iterations num_steps", "steps in [measure]"),
+        ("amp mixed_precision fp16 bf16 dtype", 'precision = "bf16" in [train]'),
+        ("backend strategy parallel", "engine in [train]"),
+        ("zero stage", "zero_stage in [train]"),
+        ("grad_clip clip_grad max_grad_norm clip", "gradient_clipping in [train]"),
+        ("grad_checkpointing gradient_checkpointing", "activation_checkpointing in [train]"),
+        ("torch_compile", "compile in [train]"),
+        ("world_size num_gpus ngpus devices nproc ranks", "gpus = [1, 2, 4] in [scaling]"),
+        ("nproc_per_node ranks_per_node tasks_per_node", "gpus_per_node in [scaling]"),
+        ("img_size input_size resolution", "image_size in [model]"),
+        ("path data_path data_dir dir", "root in [data]"),
+        ("num_workers", "workers in [data]"),
+        ("dataset", "name in [data]"),
+        ("runs trials repetitions", "repeats in [measure]"),
+        ("warmup", "warmup_steps in [measure]; of the learning rate, learning_rate_warmup_steps in [train]"),
+    )
+    for word in words.split()
 }
 """Other programs' words for what a study says."""
 

@@ -106,7 +106,7 @@ def script_digest(script: Path) -> str:
 def _check_factory(study_path: Path, factory: str) -> None:
     module, _, function = factory.partition(":")
     # As the ranks will search: the working directory, the study file's folder, then what is installed.
-    spec = _found(module.split("."), [str(Path.cwd()), str(study_path.parent.absolute())])
+    spec = _module_spec(module.split("."), [str(Path.cwd()), str(study_path.parent.absolute())])
     if spec is None:
         what = f"model.factory {shown(factory)}: there is no module {shown(module)}"
         raise RequestError(what, next_step="Put it beside the study file or into the working directory, or install it")
@@ -118,7 +118,7 @@ def _check_factory(study_path: Path, factory: str) -> None:
         raise RequestError(what, valid=sorted(name for name in names if not name.startswith("_"))[:20])
 
 
-def _found(parts: list[str], folders: list[str]) -> ModuleSpec | None:
+def _module_spec(parts: list[str], folders: list[str]) -> ModuleSpec | None:
     """The module's specification, package by package, importing none of them."""
     spec = PathFinder.find_spec(parts[0], [*folders, *sys.path])
     try:

@@ -18,7 +18,7 @@ from vitscale import analysis, store
 from vitscale.analysis.quality.imports import OneRankBounds, one_rank_bounds, ring_bytes
 from vitscale.importers import Options, import_logs
 from vitscale.store.results import Run
-from vitscale.trial.model_spec import parameters
+from vitscale.trial.model_cost import parameters
 
 _ROOT = Path(__file__).parents[1]
 _LOGS = ("deepspeed-t4-2gpu.log", "deepspeed-t4-4gpu.log")

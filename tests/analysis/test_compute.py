@@ -11,7 +11,8 @@ from vitscale.analysis.runs.compute import compute, flops_per_image
 from vitscale.analysis.runs.figures import run_figures
 from vitscale.store.records import Device, MatmulLine
 from vitscale.store.results import Run
-from vitscale.trial.model_spec import ModelSpec, training_flops
+from vitscale.trial.model_cost import training_flops
+from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.trial import Trial
 
 MODEL = ModelSpec(

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from engines.curves import MANY_HEADS, Curve, Job, largest_difference, train
 from engines.jobs import ACCUMULATED, ADAMW, CLIPPED, ENGINES, SGD, Train
 from forks import prepared_here
-from vitscale.trial.model_spec import parameters
+from vitscale.trial.model_cost import parameters
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1500)]
 

@@ -19,7 +19,7 @@ from vitscale.analysis.runs.figures import run_figures
 from vitscale.analysis.time.traffic import Traffic, traffic
 from vitscale.prediction.step.messages import messages
 from vitscale.store.records import RankRecord, TrafficLine
-from vitscale.trial.model_spec import parameters
+from vitscale.trial.model_cost import parameters
 
 pytestmark = pytest.mark.ranks
 

@@ -9,7 +9,7 @@ import pytest
 from importers.logs import imported
 from vitscale.errors import RequestError
 from vitscale.importers import Options, import_logs
-from vitscale.trial.model_spec import counted, parameters
+from vitscale.trial.model_cost import counted, parameters
 
 
 def table(folder: Path, text: str) -> Path:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from vitscale.trial.model_spec import ModelSpec, activation_bytes, forward_flops, parameters, training_flops
+from vitscale.trial.model_cost import activation_bytes, forward_flops, parameters, training_flops
+from vitscale.trial.model_spec import ModelSpec
 
 
 def test_every_count_is_unknown() -> None:

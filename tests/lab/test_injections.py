@@ -27,7 +27,7 @@ from vitscale.analysis.time.exposure import RankExposure, exposures
 from vitscale.prediction.step.messages import messages
 from vitscale.store.records import PARTS
 from vitscale.store.results import Run
-from vitscale.trial import model_spec
+from vitscale.trial import model_cost
 from vitscale.trial.model_spec import ModelSpec
 
 pytestmark = [pytest.mark.ranks, pytest.mark.alone]
@@ -144,7 +144,7 @@ def slowed(tmp_path_factory: pytest.TempPathFactory, link: Link) -> dict[str, Ru
 )
 def test_wire_is_volume_over_bandwidth(linked: Linked, rate: int, name: str) -> None:
     run = linked(rate, name)
-    volume_bytes = 4 * (model_spec.parameters(run.header.trial.model) or 0)
+    volume_bytes = 4 * (model_cost.parameters(run.header.trial.model) or 0)
     assert wire_seconds(run) == pytest.approx(volume_bytes * 8 / (rate * 1e6), rel=0.15)
 
 

@@ -15,7 +15,8 @@ from torch import nn
 
 from vitscale.errors import RequestError
 from vitscale.models import build, logits_of
-from vitscale.trial.model_spec import ModelSpec, parameters, resolve
+from vitscale.trial.model_cost import parameters
+from vitscale.trial.model_spec import ModelSpec, resolve
 
 TINY_VIT: dict[str, Any] = {
     "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "image_size": 32,

@@ -15,7 +15,7 @@ from trial.test_model_spec import counted_flops, counted_parameters, saved_bytes
 from vitscale.errors import RequestError
 from vitscale.models import build, logits_of, refuse_other_sizes
 from vitscale.models.named import AuxiliaryLogits
-from vitscale.trial import model_spec
+from vitscale.trial import model_cost
 from vitscale.trial.model_spec import ModelSpec, resolve
 
 SWIN = ModelSpec(
@@ -44,23 +44,23 @@ def without(spec: ModelSpec) -> ModelSpec:
 @pytest.mark.parametrize("spec", [SWIN, VIT, without(SWIN), without(VIT), SWIN.model_copy(update={"image_size": 70})])
 def test_named_models_are_counted_exactly(spec: ModelSpec, channels: int) -> None:
     spec = resolve(spec, 7, channels)
-    assert model_spec.parameters(spec) == counted_parameters(spec)
-    assert model_spec.forward_flops(spec) == counted_flops(spec)
+    assert model_cost.parameters(spec) == counted_parameters(spec)
+    assert model_cost.forward_flops(spec) == counted_flops(spec)
 
 
 @pytest.mark.parametrize("base", [SWIN, VIT, without(VIT), SWIN.model_copy(update={"depths": (1, 1, 1)})])
 def test_the_channels_of_every_batch_norm_are_known(base: ModelSpec) -> None:
     spec = resolve(base, 7)
     built = [module.num_features for module in build(spec).modules() if isinstance(module, nn.BatchNorm2d)]
-    assert sorted(model_spec.batch_norms(spec) or ()) == sorted(built)
+    assert sorted(model_cost.batch_norms(spec) or ()) == sorted(built)
 
 
 @pytest.mark.parametrize(("name", "size"), [("swinv2-t", 512), ("swinv2-b", 640), ("vit-b16", 512)])
 def test_models_of_full_size_are_counted_exactly(name: str, size: int) -> None:
     spec = resolve(ModelSpec(task="segmentation", name=name, image_size=size), 150)
     assert (spec.decoder_size, spec.auxiliary_weight) == (512, 0.4)
-    assert model_spec.parameters(spec) == counted_parameters(spec)
-    assert model_spec.forward_flops(spec) == counted_flops(spec)
+    assert model_cost.parameters(spec) == counted_parameters(spec)
+    assert model_cost.forward_flops(spec) == counted_flops(spec)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-params"])
@@ -78,7 +78,7 @@ def test_activation_bytes_are_what_autograd_saves(base: ModelSpec, precision: st
         before += 16 * 16 * (element * 16 + 2 * element)
     else:
         before += 17 * (4 * element + 2 * 4)  # of two norms and two heads, as in `test_model_spec`
-    assert (model_spec.activation_bytes(spec, 1, precision) or 0) + before == kept(spec)
+    assert (model_cost.activation_bytes(spec, 1, precision) or 0) + before == kept(spec)
 
 
 @pytest.mark.parametrize("auxiliary", [True, False])
@@ -234,4 +234,4 @@ def test_a_factorys_auxiliary_head_is_trained_or_frozen(
     auxiliary = AuxiliaryLogits(model, weight)
     assert unreached(model, auxiliary) == []
     assert sum(p.requires_grad for p in model.parameters()) == (6 if used else 4)
-    assert model_spec.parameters(resolve(spec, 7)) is None
+    assert model_cost.parameters(resolve(spec, 7)) is None

@@ -11,8 +11,9 @@ from vitscale import models
 from vitscale.engines.base import blocks_of
 from vitscale.models.named import AuxiliaryLogits
 from vitscale.prediction.step.gradients import tensors
-from vitscale.trial import model_spec
-from vitscale.trial.model_spec import ModelSpec, ParameterShapes, resolve
+from vitscale.trial import model_cost
+from vitscale.trial.model_cost import ParameterShapes
+from vitscale.trial.model_spec import ModelSpec, resolve
 
 SWIN: dict[str, Any] = {"name": "swinv2-t", "image_size": 32, "patch_size": 2, "hidden_size": 24, "heads": 3}
 SEGMENTS: dict[str, Any] = {"task": "segmentation", "decoder_size": 12}
@@ -21,7 +22,7 @@ VIT: dict[str, Any] = {"name": "vit-ti16", "image_size": 32, "patch_size": 8, "h
 
 
 def shapes_of(spec: ModelSpec) -> ParameterShapes:
-    shapes = model_spec.parameter_shapes(spec)
+    shapes = model_cost.parameter_shapes(spec)
     assert shapes is not None
     return shapes
 

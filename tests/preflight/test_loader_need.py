@@ -9,7 +9,8 @@ import pytest
 from check_factory import checked
 from results_factory import failed_run, make_curve, make_results, make_trial, steady_run, write_results
 from vitscale.preflight.running import loader_need
-from vitscale.trial.model_spec import resolve, training_flops
+from vitscale.trial.model_cost import training_flops
+from vitscale.trial.model_spec import resolve
 
 
 def test_the_fastest_rank_of_stored_runs_of_the_same_model(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from vitscale.present.units import UNKNOWN
 from vitscale.report.charts.resources import resolution_chart, resolution_rows
 from vitscale.report.contract import to_json
 from vitscale.report.resolutions import by_resolution, resolution_table
-from vitscale.trial.model_spec import ModelSpec, resolve, training_flops
+from vitscale.trial.model_cost import training_flops
+from vitscale.trial.model_spec import ModelSpec, resolve
 from vitscale.trial.trial import Trial
 
 SIZES = (32, 64, 128)

@@ -13,9 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vitscale.errors import RequestError
 from vitscale.models import build
-from vitscale.trial import model_spec
-from vitscale.trial.hf_config import read_config
-from vitscale.trial.model_spec import ModelSpec, resolve
+from vitscale.trial import model_cost
+from vitscale.trial.model_spec import ModelSpec, read_config, resolve
 
 SMALL = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48, "image_size": 32,
@@ -44,11 +43,11 @@ def test_vit_and_deit_are_counted_exactly(tmp_path: Path, content: dict[str, Any
     spec = resolve(ModelSpec.model_validate(asked), 7)
     with torch.device("meta"):
         model = build(spec)
-    assert model_spec.parameters(spec) == sum(p.numel() for p in model.parameters())
+    assert model_cost.parameters(spec) == sum(p.numel() for p in model.parameters())
     with FlopCounterMode(display=False) as counter:
         model(torch.empty(1, 3, spec.image_size, spec.image_size, device="meta"))
-    assert model_spec.forward_flops(spec) == counter.get_total_flops()
-    assert (model_spec.activation_bytes(spec, 1, "fp32") or 0) > 0
+    assert model_cost.forward_flops(spec) == counter.get_total_flops()
+    assert (model_cost.activation_bytes(spec, 1, "fp32") or 0) > 0
 
 
 def test_the_folder_gives_the_image_size_unless_asked_otherwise(tmp_path: Path) -> None:
@@ -74,13 +73,13 @@ def test_another_shape_than_the_folders_is_refused(tmp_path: Path) -> None:
 def test_what_is_not_counted_is_unavailable(tmp_path: Path, content: dict[str, Any]) -> None:
     spec = resolve(ModelSpec(hf=folder(tmp_path, content)), 7)
     assert (spec.num_classes, spec.hidden_size) == (7, None)
-    assert model_spec.parameters(spec) is None
-    assert model_spec.forward_flops(spec) is None
+    assert model_cost.parameters(spec) is None
+    assert model_cost.forward_flops(spec) is None
 
 
 @pytest.mark.parametrize("hf", ["facebook/dinov2-base", "resnet-50"])
 def test_a_hub_name_is_left_to_the_hub(hf: str) -> None:
-    assert model_spec.parameters(resolve(ModelSpec(hf=hf), 7)) is None
+    assert model_cost.parameters(resolve(ModelSpec(hf=hf), 7)) is None
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vitscale.errors import RequestError
 from vitscale.models import build, logits_of
-from vitscale.trial import model_spec
+from vitscale.trial import model_cost
 from vitscale.trial.model_spec import NAMED_MODELS, ModelSpec, resolve
 
 VITS = [name for name in NAMED_MODELS if name.startswith("vit")]
@@ -42,12 +42,12 @@ def counted_flops(spec: ModelSpec) -> int:
 
 def test_vit_b16_is_the_published_model() -> None:
     spec = resolve(ModelSpec(name="vit-b16"), 1000)
-    assert model_spec.parameters(spec) == 86_567_656
+    assert model_cost.parameters(spec) == 86_567_656
 
 
 def test_swin_v2_is_the_published_model() -> None:
     """Liu et al. (2022) round them to 28, 50, 88 and 197 million parameters with 1,000 classes."""
-    counts = [model_spec.parameters(resolve(ModelSpec(name=name, image_size=256), 1000)) for name in SWINS]
+    counts = [model_cost.parameters(resolve(ModelSpec(name=name, image_size=256), 1000)) for name in SWINS]
     assert [round((count or 0) / 1e6, 1) for count in counts] == [28.3, 49.7, 87.9, 196.7]
 
 
@@ -71,18 +71,18 @@ def test_any_swin_is_counted_exactly(
         depths=tuple(depths), window_size=window,
     )  # fmt: skip
     spec = resolve(asked, classes, channels)
-    assert model_spec.parameters(spec) == counted_parameters(spec)
-    assert model_spec.forward_flops(spec) == counted_flops(spec)
+    assert model_cost.parameters(spec) == counted_parameters(spec)
+    assert model_cost.forward_flops(spec) == counted_flops(spec)
 
 
 @pytest.mark.parametrize("name", NAMED_MODELS)
 @pytest.mark.parametrize(("image_size", "classes"), [(224, 1000), (112, 10)])
 def test_named_models_are_counted_exactly(name: str, image_size: int, classes: int) -> None:
     spec = resolve(ModelSpec(name=name, image_size=image_size), classes)
-    assert model_spec.parameters(spec) == counted_parameters(spec)
+    assert model_cost.parameters(spec) == counted_parameters(spec)
     flops = counted_flops(spec)
-    assert model_spec.forward_flops(spec) == flops
-    assert model_spec.training_flops(spec) == 3 * flops
+    assert model_cost.forward_flops(spec) == flops
+    assert model_cost.training_flops(spec) == 3 * flops
 
 
 @settings(max_examples=25, deadline=None)
@@ -106,14 +106,14 @@ def test_any_override_is_counted_exactly(
         heads=heads, mlp_size=mlp,
     )  # fmt: skip
     spec = resolve(asked, classes, channels)
-    assert model_spec.parameters(spec) == counted_parameters(spec)
-    assert model_spec.forward_flops(spec) == counted_flops(spec)
+    assert model_cost.parameters(spec) == counted_parameters(spec)
+    assert model_cost.forward_flops(spec) == counted_flops(spec)
 
 
 @pytest.mark.parametrize("name", VITS)
 def test_shapes_are_those_of_the_model_in_its_order(name: str) -> None:
     spec = resolve(ModelSpec(name=name, image_size=112, layers=3, mlp_size=100), 10, 12)
-    shapes = model_spec.parameter_shapes(spec)
+    shapes = model_cost.parameter_shapes(spec)
     assert shapes is not None
     assert [block.repeats for block in shapes.blocks] == [1, 3, 1]
     assert shapes.tensors() == [tuple(parameter.shape) for parameter in on_meta(spec).parameters()]
@@ -123,7 +123,7 @@ def test_channels_are_those_of_the_data() -> None:
     """200 channels of patches of 16 x 16 to 768: 197 x 256 x 768 weights more than for 3."""
     spec = resolve(ModelSpec(name="vit-b16"), 1000, 200)
     assert spec.channels == 200
-    assert model_spec.parameters(spec) == 86_567_656 + 197 * 256 * 768
+    assert model_cost.parameters(spec) == 86_567_656 + 197 * 256 * 768
     assert resolve(spec, 1000) == spec
     with pytest.raises(RequestError, match=r"model\.channels = 4, and the images have 12.*Remove it"):
         resolve(ModelSpec(name="vit-b16", channels=4), 1000, 12)
@@ -134,7 +134,7 @@ def test_flops_by_hand() -> None:
         ModelSpec(name="vit-ti16", image_size=4, patch_size=2, hidden_size=6, heads=2, layers=1, mlp_size=5), 3
     )
     # 4 patches of 12 values to 6; 5 tokens: q, k, v and output 4*36, scores and values 2*5*6, MLP 2*6*5; head 6*3
-    assert model_spec.forward_flops(spec) == 2 * (4 * 12 * 6 + 5 * (144 + 60 + 60) + 18)
+    assert model_cost.forward_flops(spec) == 2 * (4 * 12 * 6 + 5 * (144 + 60 + 60) + 18)
 
 
 # --- activation bytes -------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def test_flops_by_hand() -> None:
 @pytest.mark.parametrize(("precision", "coefficient"), [("fp32", 64), ("bf16", 40), ("bf16-params", 32), ("fp16", 40)])
 def test_activation_bytes_by_hand(precision: str, coefficient: int) -> None:
     spec = resolve(ModelSpec(name="vit-b16"), 1000)
-    assert model_spec.activation_bytes(spec, 8, precision) == coefficient * 197 * 8 * 768 * 12
+    assert model_cost.activation_bytes(spec, 8, precision) == coefficient * 197 * 8 * 768 * 12
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-params"])
@@ -160,7 +160,7 @@ def test_activation_bytes_are_what_autograd_saves(precision: str, mlp_size: int)
     one_block = saved[3, 3] - saved[2, 3] - saved[3, 2] + saved[2, 2]
     statistics_bytes = 2 if precision == "bf16-params" else 4
     statistics = 17 * (4 * statistics_bytes + 2 * 4)  # per token: 2 norms' mean and deviation, 2 heads' log-sum-exp
-    assert model_spec.activation_bytes(spec(1), 1, precision) == one_block - statistics
+    assert model_cost.activation_bytes(spec(1), 1, precision) == one_block - statistics
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-params"])
@@ -178,7 +178,7 @@ def test_activation_bytes_of_swin_are_what_autograd_saves(precision: str, image_
     def of_an_image(depths: tuple[int, ...]) -> int:
         return saved_bytes(spec(depths), 3, precision) - saved_bytes(spec(depths), 2, precision)
 
-    counted = [model_spec.activation_bytes(spec(depths), 1, precision) or 0 for depths in ((2, 3), (1, 1))]
+    counted = [model_cost.activation_bytes(spec(depths), 1, precision) or 0 for depths in ((2, 3), (1, 1))]
     assert counted[0] - counted[1] == of_an_image((2, 3)) - of_an_image((1, 1))
 
 
@@ -205,7 +205,7 @@ def saved_bytes(spec: ModelSpec, images: int, precision: str) -> int:
 
 def test_unknown_precision_is_refused() -> None:
     with pytest.raises(RequestError, match=r"unknown precision 'bf61'.*Did you mean 'bf16'"):
-        model_spec.activation_bytes(resolve(ModelSpec(name="vit-b16"), 10), 1, "bf61")
+        model_cost.activation_bytes(resolve(ModelSpec(name="vit-b16"), 10), 1, "bf61")
 
 
 # --- resolve ----------------------------------------------------------------------------------------------------------
@@ -273,16 +273,16 @@ def test_what_cannot_be_built_is_refused(asked: dict[str, object], message: str)
 def test_a_factory_is_not_counted() -> None:
     spec = resolve(ModelSpec(factory="my_models.vit:build", image_size=30), 10)
     assert (spec.num_classes, spec.image_size, spec.patch_size) == (10, 30, None)
-    assert model_spec.parameters(spec) is None
-    assert model_spec.parameter_shapes(spec) is None
-    assert model_spec.forward_flops(spec) is None
-    assert model_spec.training_flops(spec) is None
-    assert model_spec.activation_bytes(spec, 1, "fp32") is None
+    assert model_cost.parameters(spec) is None
+    assert model_cost.parameter_shapes(spec) is None
+    assert model_cost.forward_flops(spec) is None
+    assert model_cost.training_flops(spec) is None
+    assert model_cost.activation_bytes(spec, 1, "fp32") is None
 
 
 def test_counting_an_unresolved_spec_is_a_bug() -> None:
     with pytest.raises(ValueError, match="resolve"):
-        model_spec.parameters(ModelSpec(name="vit-b16"))
+        model_cost.parameters(ModelSpec(name="vit-b16"))
 
 
 def test_importing_it_imports_no_torch() -> None:

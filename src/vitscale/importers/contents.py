@@ -12,7 +12,8 @@ from typing import Any, Literal, get_args
 from vitscale.errors import RequestError, printable, shown, unknown
 from vitscale.store.records import EpochLine, ExplainedLine, StepLine, TrafficLine
 from vitscale.store.results import ImportedFile
-from vitscale.trial.model_spec import NAMED_MODELS, ModelSpec, counted, parameters, resolve
+from vitscale.trial.model_cost import counted, parameters
+from vitscale.trial.model_spec import NAMED_MODELS, ModelSpec, resolve
 from vitscale.trial.trial import Device, Precision
 
 MOST_NAMED = 5

@@ -14,7 +14,7 @@ from vitscale.store import read_study
 from vitscale.store.lines import RankLine
 from vitscale.store.records import FORMAT, Device, EndLine, Environment, ModelLine, StartLine
 from vitscale.store.results import Imported, Outcome, RunHeader, StudyRecord
-from vitscale.trial.model_spec import parameters
+from vitscale.trial.model_cost import parameters
 from vitscale.trial.trial import Trial
 
 _UNKNOWN_HOST = "unknown host"

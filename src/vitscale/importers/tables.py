@@ -13,7 +13,7 @@ from vitscale.importers.contents import MOST_GPUS, Options, Problems, Setting, p
 from vitscale.importers.files import lines, parse_share, parse_whole
 from vitscale.importers.trials import hold, nodes_of
 from vitscale.trial.engines import ENGINES
-from vitscale.trial.model_spec import counted
+from vitscale.trial.model_cost import counted
 
 OF_A_SETTING = (
     *("gpus", "nodes", "layout", "micro_batch", "grad_accum", "fraction", "dataset", "cluster", "gpu", "series"),

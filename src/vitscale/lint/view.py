@@ -12,7 +12,7 @@ from typing import Any
 from vitscale.errors import RequestError, shown, unknown
 from vitscale.lint.releases import Release, installed_version
 from vitscale.present.document import About, Finding, Severity
-from vitscale.trial import model_spec
+from vitscale.trial import model_cost, model_spec
 from vitscale.trial.model_spec import NAMED_MODELS, ModelSpec
 
 _IMAGENET_CLASSES = 1000
@@ -70,7 +70,7 @@ def _parameters(model: str) -> int:
     if model not in NAMED_MODELS and not _is_folder(model):
         raise unknown("model", model, NAMED_MODELS, next_step="Or give the folder of a Hugging Face model")
     spec = ModelSpec(name=model) if model in NAMED_MODELS else ModelSpec(hf=model)
-    count = model_spec.parameters(model_spec.resolve(spec, _IMAGENET_CLASSES if model in NAMED_MODELS else 1))
+    count = model_cost.parameters(model_spec.resolve(spec, _IMAGENET_CLASSES if model in NAMED_MODELS else 1))
     if count is None:
         raise RequestError(
             f"the size of {shown(model)} cannot be known without building it",

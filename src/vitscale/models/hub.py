@@ -15,8 +15,7 @@ from torch.nn.functional import interpolate
 
 from vitscale.errors import RequestError, shown
 from vitscale.models.named import AuxiliaryLogits, quiet_transformers
-from vitscale.trial.hf_config import hf_shape, read_config
-from vitscale.trial.model_spec import ModelSpec
+from vitscale.trial.model_spec import ModelSpec, hf_shape, read_config
 
 
 def freeze_unused(model: nn.Module, spec: ModelSpec) -> None:

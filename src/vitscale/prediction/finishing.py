@@ -16,7 +16,7 @@ from vitscale.errors import RequestError
 from vitscale.prediction.evidence import Evidence, Series
 from vitscale.prediction.results import Assumption, Prediction
 from vitscale.present.estimate import Estimate
-from vitscale.trial import model_spec
+from vitscale.trial import model_cost
 from vitscale.trial.trial import Trial
 
 _DAY = 86_400.0
@@ -298,7 +298,7 @@ def _finish(asked: Horizon, one: Prediction, timed: CheckpointCost | None) -> Fi
 
 
 def _assumed_checkpoint(trial: Trial, found: list[Assumption]) -> float | None:
-    parameters = model_spec.parameters(trial.model)
+    parameters = model_cost.parameters(trial.model)
     if parameters is None:
         return None
     seconds = _CHECKPOINT_BYTES * parameters / _WRITTEN_BYTES_PER_SECOND

@@ -13,7 +13,7 @@ from vitscale.prediction.parameters import job_scale
 from vitscale.prediction.results import Assumption, Label
 from vitscale.prediction.variants import Variant
 from vitscale.trial.engines import ENGINES
-from vitscale.trial.model_spec import parameters
+from vitscale.trial.model_cost import parameters
 
 
 def label(asked: Variant, place: Place, assumptions: Sequence[Assumption]) -> Label:

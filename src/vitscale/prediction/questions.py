@@ -14,7 +14,8 @@ from vitscale.prediction.gpu_types import gpu_type
 from vitscale.prediction.predicting import Question
 from vitscale.prediction.variants import differing
 from vitscale.trial.engines import ENGINES
-from vitscale.trial.model_spec import NAMED_MODELS, ModelSpec, counted, resolve
+from vitscale.trial.model_cost import counted
+from vitscale.trial.model_spec import NAMED_MODELS, ModelSpec, resolve
 from vitscale.trial.trial import Precision
 
 _IMAGENET_CLASSES = 1000

@@ -14,7 +14,7 @@ from vitscale.prediction.network.links import declared_link
 from vitscale.store import checks
 from vitscale.store.check_records import CheckRecord
 from vitscale.store.results import Results
-from vitscale.trial import model_spec
+from vitscale.trial import model_cost
 from vitscale.trial.model_spec import ModelSpec
 
 
@@ -58,7 +58,7 @@ def _is_resolved(spec: ModelSpec) -> bool:
     nothing here.
     """
     try:
-        model_spec.parameters(spec)
+        model_cost.parameters(spec)
     except ValueError:
         return False
     return True

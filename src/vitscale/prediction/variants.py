@@ -18,7 +18,7 @@ from vitscale.prediction.results import Assumption
 from vitscale.prediction.sampling import spread_out_normals
 from vitscale.prediction.step.messages import messages, norm_messages
 from vitscale.prediction.step.model import Draws, StepModel
-from vitscale.trial import engines, model_spec
+from vitscale.trial import engines, model_cost
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.trial import TrainSpec, Trial
 
@@ -130,8 +130,8 @@ class _Changed:
         self.assumptions.append(Assumption(part, taken, measurement))
 
     def _other_model(self) -> None:
-        flops = [model_spec.training_flops(trial.model) for trial in (self.base, self.trial)]
-        counts = [model_spec.parameters(trial.model) for trial in (self.base, self.trial)]
+        flops = [model_cost.training_flops(trial.model) for trial in (self.base, self.trial)]
+        counts = [model_cost.parameters(trial.model) for trial in (self.base, self.trial)]
         if not (flops[0] and flops[1] and counts[0] and counts[1]):
             raise RequestError(
                 "the model cannot be exchanged: the FLOPs of the measured or of the wanted one are unavailable",

@@ -31,7 +31,7 @@ from vitscale.runner.planning import Plan, check_folder
 from vitscale.runner.todo import outstanding
 from vitscale.schedulers import Submitter
 from vitscale.store import RunIndex
-from vitscale.trial import model_spec
+from vitscale.trial import model_cost
 from vitscale.trial.rank_batches import in_words
 from vitscale.trial.trial import TrainSpec, Trial
 
@@ -43,7 +43,7 @@ def plan_document(plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN) -> Documen
     trials = plan.record.trials
     models: dict[str, list[str]] = {}
     for trial in trials.values():
-        count = model_spec.parameters(trial.model)
+        count = model_cost.parameters(trial.model)
         told = models.setdefault((trial.model_name or "model"), [])
         told += [text for text in ["unavailable number of" if count is None else f"{count:,}"] if text not in told]
     rows = {
@@ -164,7 +164,7 @@ def plan_fields(plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN) -> dict[str,
                 "steps_per_epoch": epoch,
                 "steps": steps,
                 "global_batch": trial.global_batch,
-                "parameters": model_spec.parameters(trial.model),
+                "parameters": model_cost.parameters(trial.model),
                 **estimate.as_json(trial_id, trial),
                 "nodes": trial.world.nodes,
                 "commands": commands_of(plan, trial),

@@ -8,8 +8,7 @@ from typing import get_args
 from vitscale.errors import RequestError, shown
 from vitscale.sources import Summary
 from vitscale.trial.engines import ENGINES, of_engine
-from vitscale.trial.hf_config import read_config
-from vitscale.trial.model_spec import ModelSpec
+from vitscale.trial.model_spec import ModelSpec, read_config
 from vitscale.trial.parallel import Axis, ParallelSpec
 from vitscale.trial.rank_batches import micro_batches
 from vitscale.trial.trial import TrainSpec, Trial, samples_used

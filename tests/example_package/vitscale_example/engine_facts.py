@@ -6,7 +6,7 @@ import math
 
 from vitscale.prediction.step.message import Message
 from vitscale.trial.engines import EngineFacts
-from vitscale.trial.model_spec import ParameterShapes
+from vitscale.trial.model_cost import ParameterShapes
 from vitscale.trial.trial import Trial
 
 

@@ -12,7 +12,8 @@ from vitscale.prediction.memory.forecast import unavailable
 from vitscale.prediction.memory.in_parts import pieces
 from vitscale.prediction.memory.sharded import fsdp2
 from vitscale.prediction.memory.zero import deepspeed
-from vitscale.trial.model_spec import ModelSpec, parameter_shapes, parameters, resolve
+from vitscale.trial.model_cost import parameter_shapes, parameters
+from vitscale.trial.model_spec import ModelSpec, resolve
 from vitscale.trial.trial import Trial
 
 TINY = ModelSpec(name="swinv2-t", image_size=8, patch_size=2, hidden_size=4, heads=1, depths=(1, 1), window_size=2)

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitscale.prediction.memory.moments import EMBEDDING, FC1, FC2, HEAD, OUT, QKV, Flush, flushes
-from vitscale.trial.model_spec import ModelSpec, ParameterShapes, parameter_shapes, resolve
+from vitscale.trial.model_cost import ParameterShapes, parameter_shapes
+from vitscale.trial.model_spec import ModelSpec, resolve
 
 TINY = ModelSpec(name="vit-ti16", image_size=4, patch_size=2, hidden_size=4, heads=2, layers=2, mlp_size=6)
 """In the order of backward, 3 classes: head 3, 12, norm 4, 4; block fc2 4, 24, fc1 6, 24, norm 4, 4, output 4, 16, and

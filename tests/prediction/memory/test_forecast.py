@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from vitscale.prediction import MemoryForecast, forecast, forecast_bytes, unavailable
 from vitscale.prediction.memory.activations import activations
 from vitscale.prediction.memory.forecast import totals
-from vitscale.trial.model_spec import ModelSpec, VitShape, parameters, resolve, vit_shape
+from vitscale.trial.model_cost import VitShape, parameters, vit_shape
+from vitscale.trial.model_spec import ModelSpec, resolve
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 
 TINY = ModelSpec(name="vit-ti16", image_size=4, patch_size=2, hidden_size=4, heads=2, layers=2, mlp_size=6)

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitscale.prediction.step.gradients import Filled, closed_when_full, flushed_before_full, of_backward, tensors
-from vitscale.trial.model_spec import ModelSpec, parameter_shapes, parameters, resolve
+from vitscale.trial.model_cost import parameter_shapes, parameters
+from vitscale.trial.model_spec import ModelSpec, resolve
 
 SPEC = resolve(ModelSpec(name="vit-ti16", image_size=32, layers=2), 10)
 SHAPES = parameter_shapes(SPEC)

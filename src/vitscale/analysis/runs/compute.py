@@ -16,7 +16,7 @@ from vitscale.errors import VitscaleError
 from vitscale.store.records import EnergyReading, RankRecord
 from vitscale.store.results import Run
 from vitscale.store.steps import Steps
-from vitscale.trial.model_spec import training_flops
+from vitscale.trial.model_cost import training_flops
 from vitscale.trial.trial import Precision, Trial
 
 _DTYPES: Mapping[Precision, str] = {"fp32": "fp32", "bf16": "bf16", "bf16-params": "bf16", "fp16": "fp16"}

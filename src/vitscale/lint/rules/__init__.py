@@ -12,7 +12,7 @@ from vitscale.lint.releases import Release, installed_version
 from vitscale.lint.rules import batch, keys, memory, optimizer, overlap, parts, precision, timing, values
 from vitscale.lint.view import Setting, View
 from vitscale.present.document import Document, Finding, Paragraph, counts_of, most_severe_first
-from vitscale.trial import model_spec
+from vitscale.trial import model_cost
 from vitscale.trial.deepspeed_config import BATCH_KEYS
 from vitscale.trial.trial import TrainSpec, Trial
 
@@ -123,7 +123,7 @@ def _setting(trial: Trial) -> Setting:
     version = installed_version()
     return Setting(
         model=trial.model.name,
-        parameters=model_spec.parameters(trial.model),
+        parameters=model_cost.parameters(trial.model),
         gpus=trial.world.size,
         deepspeed=version,
         installed=version is not None,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from vitscale.trial.model_spec import ModelSpec, VitShape, activation_bytes
+from vitscale.trial.model_cost import VitShape, activation_bytes
+from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import TrainSpec
 
@@ -49,7 +50,7 @@ def activations(
     """The activations of a resolved ViT with fused attention.
 
     Korthikanti et al., "Reducing Activation Recomputation" (arXiv 2205.05198), section 4.1 counts them per layer of a
-    language model; `model_spec.activation_bytes` does for a ViT without dropout. Added here: the norms' mean and
+    language model; `model_cost.activation_bytes` does for a ViT without dropout. Added here: the norms' mean and
     deviation and the attention's log-sum-exp, the last norm, images and logits, and what backward holds for a moment:
     the gradients of a block's output and of GELU's, where a block is widest, and those at its other layers.
 

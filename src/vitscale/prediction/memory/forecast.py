@@ -16,7 +16,7 @@ from vitscale.prediction.memory.in_parts import moments_in_parts, pieces
 from vitscale.prediction.memory.moments import all_totals, moments
 from vitscale.prediction.memory.zero import modelled, zero_settings
 from vitscale.trial.engines import of_engine
-from vitscale.trial.model_spec import ParameterShapes, VitShape, parameter_shapes, recorded_shapes, vit_shape
+from vitscale.trial.model_cost import ParameterShapes, VitShape, parameter_shapes, recorded_shapes, vit_shape
 from vitscale.trial.trial import Device, Trial
 
 if TYPE_CHECKING:

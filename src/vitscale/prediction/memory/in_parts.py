@@ -10,8 +10,9 @@ from vitscale.prediction.memory.activations import AUTOCAST, Activations, activa
 from vitscale.prediction.memory.around import Part, around
 from vitscale.prediction.memory.holding import Holding, Parts, added
 from vitscale.trial import model_counts
+from vitscale.trial.model_cost import decoder_shape, parameter_shapes, swin_shape, vit_shape
 from vitscale.trial.model_counts import DecoderLayer, DecoderShape, Stage, SwinShape
-from vitscale.trial.model_spec import ModelSpec, decoder_shape, parameter_shapes, swin_shape, vit_shape
+from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import TrainSpec, Trial
 

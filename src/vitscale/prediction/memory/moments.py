@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from vitscale.prediction.memory.activations import Activations
 from vitscale.prediction.memory.holding import Holding, Parts, added, sizes
-from vitscale.trial.model_spec import ParameterShapes
+from vitscale.trial.model_cost import ParameterShapes
 
 FC2, FC1, OUT, QKV, HEAD, EMBEDDING = range(6)
 _LAYERS = {7: FC2, 6: FC1, 5: FC1, 3: OUT}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vitscale.prediction.memory.holding import STATE_BYTES, Holding, added, sizes, weight_bytes
-from vitscale.trial.model_spec import ParameterShapes
+from vitscale.trial.model_cost import ParameterShapes
 from vitscale.trial.trial import Trial
 
 

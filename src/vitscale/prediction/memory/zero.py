@@ -18,8 +18,8 @@ from vitscale.prediction.memory.holding import (
     weight_bytes,
 )
 from vitscale.prediction.memory.replicated import plain
+from vitscale.trial.model_cost import ParameterShapes
 from vitscale.trial.model_counts import Block
-from vitscale.trial.model_spec import ParameterShapes
 from vitscale.trial.trial import TrainSpec, Trial
 
 

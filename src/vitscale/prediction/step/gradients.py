@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, count
 from typing import NamedTuple
 
+from vitscale.trial.model_cost import ParameterShapes
 from vitscale.trial.model_counts import Module
-from vitscale.trial.model_spec import ParameterShapes
 
 
 class Tensor(NamedTuple):

@@ -11,8 +11,8 @@ from vitscale.prediction.memory.zero import modelled
 from vitscale.prediction.step.message import Message
 from vitscale.trial import model_counts
 from vitscale.trial.engines import of_engine
+from vitscale.trial.model_cost import ParameterShapes, batch_norms, recorded_shapes
 from vitscale.trial.model_counts import Module
-from vitscale.trial.model_spec import ParameterShapes, batch_norms, recorded_shapes
 from vitscale.trial.trial import TrainSpec, Trial
 
 __all__ = ["Message", "messages", "norm_messages", "rescaled"]

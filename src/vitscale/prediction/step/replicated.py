@@ -5,7 +5,7 @@ from __future__ import annotations
 from vitscale.prediction.memory.holding import communicated_bytes, sizes, weight_bytes
 from vitscale.prediction.step.gradients import closed_when_full, of_backward, tensors
 from vitscale.prediction.step.message import Message
-from vitscale.trial.model_spec import ParameterShapes
+from vitscale.trial.model_cost import ParameterShapes
 from vitscale.trial.trial import Trial
 
 _MIB = 2**20

@@ -10,7 +10,7 @@ from itertools import groupby
 from vitscale.prediction.memory.holding import communicated_bytes, weight_bytes
 from vitscale.prediction.step.gradients import Tensor, tensors
 from vitscale.prediction.step.message import Message, Phase
-from vitscale.trial.model_spec import ParameterShapes
+from vitscale.trial.model_cost import ParameterShapes
 from vitscale.trial.trial import Trial
 
 

@@ -8,7 +8,7 @@ from vitscale.prediction.memory.holding import communicated_bytes, sizes, weight
 from vitscale.prediction.memory.zero import ZeroSettings, zero_settings
 from vitscale.prediction.step.gradients import Filled, Tensor, flushed_before_full, of_backward, tensors
 from vitscale.prediction.step.message import Message, Phase
-from vitscale.trial.model_spec import ParameterShapes
+from vitscale.trial.model_cost import ParameterShapes
 from vitscale.trial.trial import TrainSpec, Trial
 
 _FLATTENED_AT_MOST = 500_000_000

@@ -1,0 +1,234 @@
+"""What a model costs: its parameters, FLOPs and activations by arithmetic, without torch.
+
+Counts take only specs that `model_spec.resolve` has filled, and are held against the real models by tests. A count that
+cannot be known without building the model is None, never 0. The ViT is counted here, Swin V2 and the decoders in
+`model_counts`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from vitscale.errors import RequestError, VitscaleError, shown, unknown
+from vitscale.trial import model_counts
+from vitscale.trial.model_counts import Block, DecoderShape, Module, SwinShape
+from vitscale.trial.model_spec import VIT_FIELDS, ModelSpec, hf_shape
+
+
+class VitShape(NamedTuple):
+    """All that a ViT's counts need; sizes in elements."""
+
+    tokens: int
+    special_tokens: int
+    channels: int
+    patch: int
+    hidden: int
+    layers: int
+    mlp: int
+    classes: int
+    qkv_bias: bool
+
+
+def vit_shape(spec: ModelSpec) -> VitShape | None:
+    """A resolved ViT's, whatever stands on it; None of all else."""
+    if spec.factory is not None or spec.unknown or spec.depths is not None:
+        return None
+    special_tokens, qkv_bias = 1, True
+    if spec.hf is not None:
+        config = hf_shape(spec.hf)
+        if config is None:
+            return None
+        special_tokens, qkv_bias = (2 if config.model_type == "deit" else 1), config.qkv_bias
+    sizes = [getattr(spec, key) for key in (*VIT_FIELDS, "num_classes")]
+    if None in sizes:
+        raise ValueError("counts need a resolved spec: call resolve(spec, dataset_classes) first")
+    patch, hidden, layers, _, mlp, classes = sizes
+    patches = (spec.image_size // patch) ** 2
+    return VitShape(
+        patches + special_tokens, special_tokens, spec.channels, patch, hidden, layers, mlp, classes, qkv_bias
+    )
+
+
+def swin_shape(spec: ModelSpec) -> SwinShape | None:
+    """A resolved Swin's; None of all else."""
+    if spec.depths is None or spec.patch_size is None or spec.hidden_size is None or spec.heads is None:
+        return None
+    return SwinShape(
+        spec.image_size, spec.channels, spec.patch_size, spec.hidden_size, spec.heads, spec.depths,
+        spec.window_size or 0,
+    )  # fmt: skip
+
+
+_OWN_MAP = 2
+"""Of a ViT's pyramid: the map of its own side."""
+
+
+def decoder_shape(spec: ModelSpec) -> DecoderShape | None:
+    """UperNet on a named model of segmentation; None for all else."""
+    swin, vit = swin_shape(spec), vit_shape(spec)
+    if spec.task == "classification" or (swin is None and vit is None):
+        return None
+    if swin is not None:
+        stages = model_counts.stages(swin)
+        widths, sides = tuple(s.width for s in stages), tuple(s.side for s in stages)
+    elif vit is not None:
+        grid = math.isqrt(vit.tokens - vit.special_tokens)
+        widths, sides = (vit.hidden,) * 4, (4 * grid, 2 * grid, grid, grid // 2)
+    return DecoderShape(widths, sides, spec.decoder_size or 0, spec.num_classes or 0, bool(spec.auxiliary_weight))
+
+
+def batch_norms(spec: ModelSpec) -> tuple[int, ...] | None:
+    """Channels of each batch norm of a recorded spec; None where only building the model could tell."""
+    if recorded_shapes(spec) is None:
+        return None
+    decoder = decoder_shape(spec)
+    return () if decoder is None else tuple(layer.norm for layer in model_counts.upernet_layers(decoder) if layer.norm)
+
+
+class ParameterShapes(NamedTuple):
+    """A model's trainable tensors by block, in the order in which a named model registers them."""
+
+    blocks: tuple[Block, ...]
+    wrapped_in_decoder: bool = False
+    """Whether engines wrap a list of the decoder's convolutions, which has more parameters than that of the blocks."""
+
+    def each(self) -> Iterator[Block]:
+        """Every block by itself: like ones one after the other."""
+        return (block for block in self.blocks for _ in range(block.repeats))
+
+    def tensors(self) -> list[tuple[int, ...]]:
+        """All shapes."""
+        return [shape for block in self.each() for module in block.modules for shape in module.tensors]
+
+
+def parameter_shapes(spec: ModelSpec) -> ParameterShapes | None:
+    """The shapes of a resolved spec's trainable tensors; None where only building the model could tell."""
+    return _shapes(swin_shape(spec), vit_shape(spec), decoder_shape(spec), spec.num_classes or 0)
+
+
+@lru_cache(maxsize=256)
+def _shapes(
+    swin: SwinShape | None, vit: VitShape | None, decoder: DecoderShape | None, classes: int
+) -> ParameterShapes | None:
+    if swin is not None:
+        blocks, width = model_counts.swin(swin), model_counts.stages(swin)[-1].width
+    elif vit is not None:
+        blocks, width = _vit_blocks(vit), vit.hidden
+    else:
+        return None
+    norm = model_counts.norm(width)
+    if decoder is None:
+        return ParameterShapes((*blocks, model_counts.in_order([norm, model_counts.linear(width, classes, 1)])))
+    before = [] if vit is None else [norm, *model_counts.pyramid(width, decoder.sides[_OWN_MAP])]
+    wrapped = sum(block.repeats * block.elements for block in blocks if block.wrapped)
+    return ParameterShapes(
+        (*blocks, model_counts.upernet(decoder, before, auxiliary_first=vit is not None)),
+        model_counts.upernet_lists(decoder) > wrapped,
+    )
+
+
+def _vit_blocks(s: VitShape) -> list[Block]:
+    """Tokens, positions and patches; the blocks."""
+    h, t = s.hidden, s.tokens
+    patches = Module(
+        ((h, s.channels, s.patch, s.patch), (h,)), (t - s.special_tokens) * s.channels * s.patch**2 * h, cast=True
+    )
+    embedding = [Module(((1, 1, h),) * s.special_tokens + ((1, t, h),)), patches]
+    projections = [
+        model_counts.linear(h, h, t, bias=s.qkv_bias, extra_macs=2 * t * t * h if values else 0)
+        for values in (False, False, True)
+    ]
+    out, norm = model_counts.linear(h, h, t), model_counts.norm(h)
+    mlp = (model_counts.linear(h, s.mlp, t), model_counts.linear(s.mlp, h, t))
+    block = Block((*projections, out, norm, norm, *mlp), (4, 0, 1, 2, 3, 5, 6, 7), s.layers, wrapped=s.layers > 1)
+    return [Block(tuple(embedding), (1, 0)), block]
+
+
+def recorded_shapes(spec: ModelSpec) -> ParameterShapes | None:
+    """The same of a recorded spec; None too where it was never resolved, or its configuration is not here any more: a
+    record is input, and may hold anything."""
+    try:
+        return parameter_shapes(spec)
+    except (ValueError, VitscaleError):
+        return None
+
+
+def parameters(spec: ModelSpec) -> int | None:
+    """Trainable parameters of a resolved spec, or as an import's user told them; None where only building the model
+    could tell."""
+    shapes = parameter_shapes(spec)
+    return spec.parameter_count if shapes is None else sum(block.repeats * block.elements for block in shapes.blocks)
+
+
+_COUNT = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([kKmMgGbBtT]?)")
+_THOUSANDS = {"": 0, "k": 1, "m": 2, "g": 3, "b": 3, "t": 4}
+
+
+def counted(text: str) -> int:
+    """The parameters of "110M", "1.3B" or "25557032".
+
+    Raises:
+        RequestError: it is no such count.
+    """
+    match = _COUNT.fullmatch(text.strip().replace(",", "").replace("_", ""))
+    count = round(float(match[1]) * 1000 ** _THOUSANDS[match[2].lower()]) if match else 0
+    if not 1 <= count <= 10**14:
+        raise RequestError(
+            f"{shown(text)} is no number of parameters", valid=["1 to 10^14"], next_step="Write 110M or 1.3B"
+        )
+    return count
+
+
+def forward_flops(spec: ModelSpec) -> int | None:
+    """FLOPs of one image's forward pass (1 MAC = 2 FLOP), matrix products only; None where unknown.
+
+    Of a ViT's block and token: 4h^2 MACs of projections, 2sh of attention (scores and values over s tokens), 2hm of the
+    MLP. Plus the patch projection and the head: a classifier on the class token alone, or UperNet's convolutions.
+    Biases, norms, GELU and softmax are left out, as in Kaplan et al. (2020), section 2.1, and torch's FlopCounterMode.
+    """
+    shapes = parameter_shapes(spec)
+    if shapes is None:
+        return None
+    return 2 * sum(block.repeats * module.macs for block in shapes.blocks for module in block.modules)
+
+
+def training_flops(spec: ModelSpec) -> int | None:
+    """FLOPs of one image's forward and backward pass: 3 x forward; None where unknown."""
+    forward = forward_flops(spec)
+    return None if forward is None else 3 * forward
+
+
+# Bytes an element saved for backward takes, and how many bytes more than that autocast keeps per token and unit of
+# hidden size: the inputs of both norms stay in fp32 (2 x 2), and q, k and v each cast the first norm's output anew,
+# which makes two copies more (2 x 2).
+_SAVED_BYTES: dict[str, tuple[int, int]] = {"fp32": (4, 0), "bf16": (2, 8), "bf16-params": (2, 0), "fp16": (2, 8)}
+
+
+def activation_bytes(spec: ModelSpec, micro_batch: int, precision: str) -> int | None:
+    """Bytes kept for backward at `micro_batch` images by the blocks, and by UperNet; None where unknown.
+
+    Of a ViT, with fused attention, per block and token 8h + 2m elements: the inputs of both layer norms (2h) and their
+    outputs (2h), q, k, v (3h), the attention's output (h), the input and the output of GELU (2m). With m = 4h and s
+    tokens this is `c * s * b * h * L` with c = 64 (fp32), 32 (bf16-params) and 40 (bf16, which is autocast; 36 where
+    one product makes q, k and v). Left out: the statistics of norms and softmax (16 bytes + 4 per head), embedding,
+    classifier and loss. Of Swin `model_counts.swin_kept_bytes`, of UperNet `model_counts.upernet_kept`.
+    """
+    if precision not in _SAVED_BYTES:
+        raise unknown("precision", precision, _SAVED_BYTES)
+    element_bytes, autocast_bytes = _SAVED_BYTES[precision]
+    swin, s, decoder = swin_shape(spec), vit_shape(spec), decoder_shape(spec)
+    if swin is not None:
+        kept = model_counts.swin_kept_bytes(swin, precision)
+    elif s is not None:
+        kept = (element_bytes * (8 * s.hidden + 2 * s.mlp) + autocast_bytes * s.hidden) * s.tokens * s.layers
+    else:
+        return None
+    if decoder is not None:
+        kept += element_bytes * sum(layer.kept for layer in model_counts.upernet_layers(decoder))
+        if s is not None:
+            kept += model_counts.pyramid_kept_bytes(s.hidden, decoder.sides[_OWN_MAP], element_bytes)
+    return kept * micro_batch

@@ -36,6 +36,6 @@ def test_the_page_tells_of_equality_and_holds_each_curve_against_one() -> None:
     text = " ".join(page(study()).split())
     assert "the losses of 3 trials are those of a trial that must compute the same, exactly; 1 drifts." in text
     assert "<h3>strong-micro: times as fast as ddp</h3>" in text
-    assert '<tr><td class="words">fsdp2</td><td class="">1.00x<span class="bounds">no difference, ' in text
+    assert '<tr><td class="words">fsdp2</td><td>1.00x<span class="bounds">no difference, ' in text
     assert 'drifts<span class="bounds">1 % off</span>' in text
     assert "deepspeed ZeRO-0 on 2 ranks: its loss differs by 1 % from that of ddp on 2 ranks" in text

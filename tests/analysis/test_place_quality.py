@@ -6,9 +6,10 @@ import pytest
 
 from results_factory import make_curve, make_environment, make_results, make_trial, steady_run
 from verdict_finder import THREE, kinds, three_repeats, verdict
-from vitscale.analysis.runs.environments import allocation, differences, run_environment
+from vitscale.analysis.runs.environments import RunEnvironment, differences, run_environments
+from vitscale.analysis.runs.repeats import allocation_of
 from vitscale.store.records import Collective, Device, GpuSamples, GpuSettings, ResourcesLine, TrafficLine
-from vitscale.store.results import Results
+from vitscale.store.results import Results, Run
 from vitscale.trial.trial import Trial, World
 
 
@@ -113,11 +114,16 @@ def test_changed_surroundings_are_a_note() -> None:
     assert "host, NCCL or gloo settings" in found.message
 
 
+def run_environment(run: Run) -> RunEnvironment | None:
+    return run_environments([run])[0]
+
+
 def test_the_allocation_of_a_run_is_that_of_any_rank_that_names_one() -> None:
     trial = make_trial("ddp", 2)
     told = [make_environment(0), make_environment(1, allocation="slurm 4711")]
-    assert allocation(steady_run(trial, 0.1, environments=told)) == "slurm 4711"
-    assert allocation(steady_run(trial, 0.1)) is None
+    host = told[0].host
+    assert allocation_of(steady_run(trial, 0.1, environments=told)) == f"slurm 4711, {host}"
+    assert allocation_of(steady_run(trial, 0.1)) == host
 
 
 def on_cores(*logical: tuple[int, ...], physical: tuple[tuple[int, ...], ...], threads: int = 1) -> list[Any]:

@@ -1,8 +1,20 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from results_factory import PHASE_SECONDS, STARTUP_SECONDS, TRAIN_SAMPLES, make_rank, make_run, make_trial, steady_run
+from results_factory import (
+    PHASE_SECONDS,
+    STARTUP_SECONDS,
+    TRAIN_SAMPLES,
+    make_rank,
+    make_run,
+    make_trial,
+    rich_study,
+    steady_run,
+)
+from vitscale.analysis import analyse
 from vitscale.analysis.runs.figures import run_figures
 
 # Two ranks, micro-batch 4, accumulation 2: a global batch of 16 images, 8 per rank. One warm-up step, then four timed.
@@ -275,3 +287,17 @@ def test_the_spread_of_steps_is_their_middle_half_over_the_median() -> None:
     found = run_figures(make_run(ALONE, [make_rank(ALONE, 0, [9.0, *[1.2, 1.0, 1.4, 1.1, 1.3] * 4], warmup=1)]))
     assert found.step_spread == pytest.approx(0.2 / 1.2)
     assert run_figures(make_run(ALONE, [make_rank(ALONE, 0, [9.0, *[1.0] * 4], warmup=1)])).step_spread is None
+
+
+def test_many_runs_are_worked_out_in_forks_with_the_same_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = rich_study()
+    alone = analyse(results)
+    monkeypatch.setattr("vitscale.analysis._MANY_RUNS", 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1})
+    forked = analyse(results)
+    assert forked == alone
+    assert all(
+        ours is theirs
+        for result in forked.trials.values()
+        for ours, theirs in zip(result.records, alone.trials[result.trial_id].records, strict=True)
+    )

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from vitscale.advice.candidates import Candidates, with_engine
 from vitscale.advice.comparable_series import ComparableSeries
 from vitscale.advice.request import NoiseScale, Work
+from vitscale.base import forks
 from vitscale.prediction.configurations import Candidate, Evaluated, gathered
 from vitscale.prediction.finishing import Interruptions, with_start_up
 from vitscale.prediction.layouts import whole_steps
@@ -104,8 +105,11 @@ def forecast_table(
         by_series: dict[str, list[int]] = {}
         for n in wanted:
             by_series.setdefault(series[n], []).append(n)
-        pieces = [(at, forecaster(name, [every[n] for n in at], rough)) for name, at in by_series.items()]
-        return gathered(pieces)
+
+        def piece(name: str) -> tuple[list[int], Evaluated]:
+            return by_series[name], forecaster(name, [every[n] for n in by_series[name]], rough)
+
+        return gathered(forks.spread(piece, [*by_series], fewest=_MANY_SERIES))
 
     roughly = forecast(range(len(every)), True)
     gpus = np.array([one.gpus for one in every], dtype=float)
@@ -188,6 +192,8 @@ def _origin(one: Candidate) -> tuple[str, int, int]:
     return (one.engine, one.zero_stage, one.micro_batch)
 
 
+_MANY_SERIES = 4
+"""From so many on they are worth forks of this process."""
 _CLEARLY = 1.15
 """A candidate that takes so many times as long as another one of its engine and rank count is no answer."""
 _FEW_STEPS, _TIMES_THE_NOISE = 100, 10

@@ -15,7 +15,7 @@ quality/      can this be trusted? what to do?
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vitscale.analysis.comparisons import CurveComparison, compare_curves
 from vitscale.analysis.learning.drift import judged
@@ -24,6 +24,7 @@ from vitscale.analysis.scaling import CurveResult, Point, named_apart, scale
 from vitscale.analysis.summaries import summarise, without_one_off
 from vitscale.analysis.time.waterfall import Factor, Waterfall, waterfalls
 from vitscale.analysis.trials import TrialResult
+from vitscale.base.forks import spread
 from vitscale.present.document import Finding
 from vitscale.store.reading import without_collection
 from vitscale.store.results import Results, Run, StudyRecord
@@ -38,6 +39,10 @@ __all__ = [
     "Waterfall",
     "analyse",
 ]
+
+
+_MANY_RUNS = 1000
+"""From so many on they are worth forks of this process."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +82,23 @@ def analyse(results: Results, *, combine_unlike: bool = False) -> Analysis:
     for run in results.runs:
         runs.setdefault(run.header.trial_id, []).append(run)
     on_curves = [point.trial_id for curve in study.curves for point in sorted(curve.points, key=lambda p: p.gpus)]
-    summaries = {
-        trial_id: summarise(trial_id, study.trials[trial_id], runs.get(trial_id, []), combine_unlike, study.target_ci)
-        for trial_id in dict.fromkeys([*on_curves, *study.trials])
-        if trial_id in study.trials
-    }
+    wanted = [trial_id for trial_id in dict.fromkeys([*on_curves, *study.trials]) if trial_id in study.trials]
+
+    def summary(trial_id: str) -> TrialResult:
+        return summarise(trial_id, study.trials[trial_id], runs.get(trial_id, []), combine_unlike, study.target_ci)
+
+    def without_records(trial_id: str) -> tuple[TrialResult, list[int]]:
+        result = summary(trial_id)
+        return replace(result, records=()), [run.header.repeat for run in result.records]
+
+    if len(results.runs) < _MANY_RUNS:
+        summaries = {trial_id: summary(trial_id) for trial_id in wanted}
+    else:
+        summaries = {}
+        for trial_id, (result, repeats) in zip(wanted, spread(without_records, wanted, fewest=2), strict=True):
+            of_repeat = {run.header.repeat: run for run in runs.get(trial_id, ())}
+            records = tuple(of_repeat[repeat] for repeat in repeats)
+            summaries[trial_id] = replace(result, trial=study.trials[trial_id], records=records)
     trials = without_one_off(judged(summaries))
     known = [
         curve.model_copy(update={"points": tuple(point for point in curve.points if point.trial_id in trials)})

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from vitscale.analysis.learning.convergence import convergence
-from vitscale.analysis.runs.environments import differences, largest_like_group, run_environment
+from vitscale.analysis.runs.environments import differences, largest_like_group, run_environments
 from vitscale.analysis.runs.figures import (
     LEARNED,
     PHASES,
@@ -53,12 +53,14 @@ def summarise(
     """
     completed = [run for run in all_runs if run.outcome.kind == "completed"]
     completed.sort(key=lambda run: run.header.repeat)
-    used = completed if combine_unlike else largest_like_group(completed)
-    around = run_environment(used[0]) if used else None
+    environments = run_environments(completed)
+    alike = [*range(len(completed))] if combine_unlike else largest_like_group(environments)
+    used, together = [completed[place] for place in alike], set(alike)
+    around = environments[alike[0]] if used else None
     left_out = [
-        f"repeat {run.header.repeat}: {'; '.join(differences(around, run_environment(run)))}"
-        for run in completed
-        if not any(run is other for other in used)
+        f"repeat {run.header.repeat}: {'; '.join(differences(around, environment))}"
+        for place, (run, environment) in enumerate(zip(completed, environments, strict=True))
+        if place not in together
     ]
     figures = tuple(run_figures(run) for run in used)
     outcome, reason = _outcome(all_runs)

@@ -88,9 +88,11 @@ def report(
     console = ProgramConsole(stderr=bool({"md", "json", "latex"} & set(wanted)) and output is None)
     evidence = sources.evidence_of(results, loaded, found)
     fitted = fitting.fit(evidence)
-    ahead = answering.outlook(fitted)
+    ahead = answering.outlook(fitted) if set(wanted) - {*outputs.WITHOUT_PREDICTIONS} else None
     brought = outputs.brought(charts or (), found)
-    reported = outputs.Reported(found, ahead, _advice(fitted, found), results, brought)
+    # The forms of data have no advice, which takes as long as all predictions do.
+    advice = _advice(fitted, found) if set(wanted) - {*outputs.OF_DATA} else None
+    reported = outputs.Reported(found, ahead, advice, results, brought)
     files = outputs.write(reported, results, wanted, output)
     if wanted == ["html"] and output is None:
         show(console, terminal_document(found, [f"Report: {files[0]}"]), verbose)

@@ -8,15 +8,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vitscale.analysis.statistics import t_quantile
+from vitscale.base.forks import spread
 from vitscale.errors import RequestError
 from vitscale.prediction.evidence import Evidence, Point, Series
-from vitscale.prediction.fitting import Fitted, fit_series
+from vitscale.prediction.fitting import Fitted, FittedSeries, fit_series
 from vitscale.prediction.predicting import Question, predict
 from vitscale.prediction.results import CONFIDENCE, Forecast, Prediction, Score, predicted
 from vitscale.present.estimate import Estimate
 
 _FRACTIONS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 """How many times the largest measured rank count a report looks ahead."""
+
+
+_MANY_SERIES = 4
+"""From so many on they are worth forks of this process."""
 
 
 def answer(fitted: Fitted, questions: Sequence[Question]) -> Forecast:
@@ -50,12 +55,24 @@ def outlook(fitted: Fitted) -> Forecast | None:
     that does not divide) are left out.
     """
     evidence = fitted.evidence
-    found: list[Prediction] = []
-    for series in (one for one in evidence.series if can_grow(one)):
-        predictions, _ = _as_far_as_possible(fitted, Question(gpus=_counts(series), series=series.name))
-        if any(one.gpus > series.points[-1].gpus for one in predictions):
-            found += predictions
-    return Forecast(evidence, tuple(found), score(evidence)) if found else None
+
+    def ahead(series: Series) -> tuple[FittedSeries | None, tuple[Prediction, ...], Score | None]:
+        score = score_series(series, evidence)
+        if not can_grow(series):
+            return None, (), score
+        asked = Question(gpus=_counts(series), series=series.name)
+        return fitted.series[series.name], _as_far_as_possible(fitted, asked)[0], score
+
+    answers = spread(ahead, evidence.series, fewest=_MANY_SERIES)
+    fitted.keep([known for known, _, _ in answers if known is not None])
+    found = [
+        one
+        for series, (_, predictions, _) in zip(evidence.series, answers, strict=True)
+        if any(one.gpus > series.points[-1].gpus for one in predictions)
+        for one in predictions
+    ]
+    scores = tuple(score for _, _, score in answers if score is not None)
+    return Forecast(evidence, tuple(found), scores) if found else None
 
 
 def can_grow(series: Series, engine: str | None = None) -> bool:

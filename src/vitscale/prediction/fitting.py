@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -83,6 +83,12 @@ class Fitted:
     evidence: Evidence
     series: Mapping[str, FittedSeries]
     """By name."""
+
+    def keep(self, found: Iterable[FittedSeries]) -> None:
+        """Takes over fits that were made of this evidence in forks of this process."""
+        if isinstance(self.series, _OnDemand):
+            by_name = self.series.by_name
+            self.series.known |= {one.series.name: replace(one, series=by_name[one.series.name]) for one in found}
 
 
 class _OnDemand(Mapping[str, FittedSeries]):

@@ -71,7 +71,10 @@ class Likelihood:
         """(sets,): of the posterior, up to a constant that is the same for all models of the same points."""
         residuals, others = self.residuals(standard)
         log_scale = standard[:, -1]
-        runs = (JOB_FREEDOM + 1) / 2 * np.log1p((residuals / np.exp(log_scale)[:, None]) ** 2 / JOB_FREEDOM)
+        runs = residuals / np.exp(log_scale)[:, None]
+        for change, by in ((np.multiply, runs), (np.divide, JOB_FREEDOM)):  # in place: of many runs these are large
+            change(runs, by, out=runs)
+        runs = np.multiply(np.log1p(runs, out=runs), (JOB_FREEDOM + 1) / 2, out=runs)
         density = -0.5 * (others**2).sum(axis=1) - runs.sum(axis=1) - residuals.shape[1] * log_scale
         density += self._of_scale(log_scale) - 0.5 * len(self.active) * math.log(2 * math.pi)
         return np.asarray(np.where(log_scale < math.log(_MOST_JOB_TO_JOB), density, -np.inf), dtype=np.float64)
@@ -83,7 +86,8 @@ class Likelihood:
         others = [standard[:, :-1]]
         for n, point in self.explained:
             others += self._parts(times, point, n)
-        steps = self.log_steps - np.log(times.total)[:, self.of_point]
+        steps = np.log(times.total)[:, self.of_point]
+        np.subtract(self.log_steps, steps, out=steps)
         return np.asarray(steps, dtype=np.float64), np.concatenate(others, axis=1)
 
     def proposals(self) -> tuple[Proposal, ...]:
@@ -207,10 +211,18 @@ class _FromThePrior:
         at = rows.copy()
         at[:, self.column] = 0.0
         by_one = self.likelihood.spread[_COMPUTE]
-        apart = np.median(self.likelihood.residuals(at)[0], axis=1)
+        apart = _medians(self.likelihood.residuals(at)[0])
         moved = np.clip(apart, -1.0, 1.0)
         at[:, self.column] = moved / by_one
-        left = np.median(self.likelihood.residuals(at)[0], axis=1)
+        left = _medians(self.likelihood.residuals(at)[0])
         slope = np.divide(apart - left, moved, out=np.ones_like(moved), where=moved != 0)
         at[:, self.column] += np.clip(left / np.maximum(slope, 0.05), -1.0, 1.0) / by_one
         return np.asarray(at[:, self.column], dtype=np.float64)
+
+
+def _medians(values: Array) -> Array:
+    """Of each row, as `np.median` has it, in half the time."""
+    below, above = (values.shape[1] - 1) // 2, values.shape[1] // 2
+    parted = np.partition(values, (below, above), axis=1)
+    middle: Array = (parted[:, below] + parted[:, above]) / 2
+    return np.where(np.isnan(values).any(axis=1), np.nan, middle)

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
+
 from vitscale.present.document import Finding
 from vitscale.present.estimate import Estimate
 
@@ -30,7 +32,12 @@ def envelope(verb: str, content: Mapping[str, Any]) -> str:
     if taken := {"vitscale", "version"} & set(content):
         raise ValueError(f"fields of the envelope in the content of {verb}: {', '.join(sorted(taken))}")
     whole = {"vitscale": verb, "version": VERSIONS[verb], **content}
-    return json.dumps(finite(whole), indent=1, allow_nan=False) + "\n"
+    try:
+        text = json.dumps(whole, allow_nan=False)
+    except ValueError:  # a number that JSON does not know
+        text = json.dumps(finite(whole), allow_nan=False)
+    # json.dumps indents in Python, ten times as slowly.
+    return msgspec.json.format(text, indent=1) + "\n"
 
 
 def finite(value: Any) -> Any:

@@ -246,35 +246,43 @@ class Document:
 
 def table(
     columns: Sequence[Column],
-    rows: Sequence[Sequence[Cell | str]],
+    rows: Sequence[Sequence[Cell | str]] | Mapping[str, Sequence[Sequence[Cell | str]]],
     *,
     title: str = "",
     notes: Sequence[str] = (),
     folded: bool = False,
     always: Sequence[str] = (),
+    label: str = "",
 ) -> Table:
-    """A table without groups, less the columns of which nothing is known.
+    """A table less the columns of which nothing is known.
 
     Args:
         columns: the headings.
-        rows: texts or cells, one for each column.
+        rows: texts or cells, one for each column; or label of a group to its rows.
         title: of the table.
         notes: below it.
         folded: whether it opens only when it is asked for.
         always: names of columns that stay whatever is known.
+        label: the heading above the groups' labels.
     """
-    cells = [tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in row) for row in rows]
+    groups = {
+        name: [tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in row) for row in own]
+        for name, own in (rows if isinstance(rows, Mapping) else {"": rows}).items()
+    }
+    cells = [row for own in groups.values() for row in own]
     kept = [
         at
         for at, column in enumerate(columns)
         if column.name in always or any(len(row) <= at or row[at].text not in ("", UNKNOWN) for row in cells)
     ]
-    kept_rows = tuple(tuple(row[at] for at in kept) for row in cells)
-    return Table(tuple(columns[at] for at in kept), (Group("", kept_rows),), tuple(notes), folded, title)
+    laid = tuple(Group(name, tuple(tuple(row[at] for at in kept) for row in own)) for name, own in groups.items())
+    return Table(tuple(columns[at] for at in kept), laid, tuple(notes), folded, title, label)
 
 
 def plain(text: str) -> str:
     """`text` on one line, control characters shown and not obeyed: what a user's name carried in stays words."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else " " if c.isspace() else c.encode("unicode_escape").decode() for c in text)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from vitscale.present import drawing
 from vitscale.present.data import finite
@@ -150,7 +150,7 @@ def _sentence(text: str) -> str:
 
 def _table(table: Table, depth: int) -> str:
     head = _html(
-        "".join(_format('<th scope="col" class="{}">{}</th>', _kind(c.words), c.heading) for c in table.columns)
+        "".join(_format('<th scope="col"{}>{}</th>', _class("words" * c.words), c.heading) for c in table.columns)
     )
     bodies = []
     for group in table.groups:
@@ -169,17 +169,17 @@ def _table(table: Table, depth: int) -> str:
     return (_format("<h{}>{}</h{}>", depth, table.title, depth) if table.title else "") + whole
 
 
-def _kind(words: bool) -> str:
-    return "words" if words else ""
+def _class(names: str) -> Markup:
+    return _html(f' class="{names}"' if names else "")
 
 
 def _cells(table: Table, row: Sequence[Cell]) -> Iterator[str]:
     at = 0
     for cell in row:
-        kind = " ".join(filter(None, (_kind(table.columns[at].words or cell.spans > 1), cell.state)))
-        spans = _format(' colspan="{}"', cell.spans) if cell.spans > 1 else ""
-        within = "".join(_format('<span class="bounds">{}</span>', text) for text in (cell.bounds, cell.run) if text)
-        yield _format('<td class="{}"{}>{}{}</td>', kind, _html(spans), cell.text, _html(within))
+        names = "words " * (table.columns[at].words or cell.spans > 1) + cell.state
+        spans = f' colspan="{cell.spans}"' if cell.spans > 1 else ""
+        within = "".join(f'<span class="bounds">{escape(text)}</span>' for text in (cell.bounds, cell.run) if text)
+        yield f"<td{_class(names.strip())}{spans}>{escape(cell.text)}{within}</td>"
         at += cell.spans
 
 
@@ -208,7 +208,7 @@ def _picture(name: str, view: View) -> str:
 def _rows(view: View) -> str:
     head = "".join(_format('<th scope="col">{}</th>', heading) for heading in view.columns.values())
     rows = (
-        "".join(_format("<td>{}</td>", "" if row.get(name) is None else row[name]) for name in view.columns)
+        "".join(f"<td>{escape('' if row.get(name) is None else row[name])}</td>" for name in view.columns)
         for row in view.rows
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(f'<tr>{row}</tr>' for row in rows)}</tbody></table>"

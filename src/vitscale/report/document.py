@@ -269,20 +269,20 @@ def _runs(analysis: Analysis, results: Path | None) -> Section | None:
     step = units.time_unit(run.step_seconds for trial in measured for run in trial.runs)
     epoch = units.time_unit(run.epoch_seconds for trial in measured for run in trial.runs)
     columns = [
-        Column("trial", words=True), Column("batch"), Column("repeat"), Column("timed steps"),
-        Column("step", step.sign), Column("epoch", epoch.sign), Column("images/s"), Column("start-up", "s"),
-        Column("memory"), Column("log", words=True),
+        Column("repeat"), Column("timed steps"), Column("step", step.sign), Column("epoch", epoch.sign),
+        Column("images/s"), Column("start-up", "s"), Column("memory"), Column("log", words=True),
     ]  # fmt: skip
-    rows = [
-        [
-            trial_label(analysis, trial), batch_text(trial), str(record.header.repeat), f"{run.timed_steps:,}",
-            step.text(run.step_seconds), epoch.text(run.epoch_seconds), units.number(run.images_per_second),
-            units.number(run.startup_seconds), units.size(run.peak_bytes), _path(results, record.header.log),
-        ]
-        for trial in measured
-        for run, record in zip(trial.runs, trial.records, strict=True)
-    ]  # fmt: skip
-    return _section("Every run", (table(columns, rows),))
+    rows: dict[str, list[Sequence[str]]] = {}
+    for trial in measured:
+        rows.setdefault(f"{trial_label(analysis, trial)}, batch {batch_text(trial)}", []).extend(
+            (
+                str(record.header.repeat), f"{run.timed_steps:,}", step.text(run.step_seconds),
+                epoch.text(run.epoch_seconds), units.number(run.images_per_second),
+                units.number(run.startup_seconds), units.size(run.peak_bytes), _path(results, record.header.log),
+            )
+            for run, record in zip(trial.runs, trial.records, strict=True)
+        )  # fmt: skip
+    return _section("Every run", (table(columns, rows, label="trial"),))
 
 
 def _environment(analysis: Analysis) -> Section | None:

@@ -31,6 +31,9 @@ _TO_STANDARD_OUTPUT = ("md", "json", "latex")
 _NAMES = {"html": "report.html", "md": "report.md", "latex": "report.tex", "json": "report.json"}
 
 FORMATS = (*_NAMES, *_TABLES, *FIGURE_FORMATS, "trace")
+WITHOUT_PREDICTIONS = (*_TABLES, "trace")
+OF_DATA = ("json", *WITHOUT_PREDICTIONS)
+"""Without advice."""
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Self, Union, get_args, get_origin
+from typing import Annotated, Any, Self, Union, cast, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, TypeAdapter
 
 from vitscale.errors import shown
 
@@ -59,14 +59,17 @@ class RankLines(Record):
 
     @classmethod
     def of(cls, lines: Iterable[RankLine], **known: Any) -> Self:
-        """The record of `lines`, with the fields that they do not tell, or that are `known` beside them."""
+        """The record of `lines`, with the fields that they do not tell, or that are `known` beside them.
+
+        Nothing is checked again: lines were as they were read.
+        """
         by_kind: dict[type[RankLine], list[RankLine]] = {}
         for line in lines:
             by_kind.setdefault(type(line), []).append(line)
         for name, (kind, takes) in _line_table(cls).items():
             if name not in known:
                 known[name] = takes(by_kind.get(kind, []))
-        return cls(**known)
+        return cls.model_construct(**known)
 
 
 @cache
@@ -80,6 +83,8 @@ def _line_table(record: type[RankLines]) -> Mapping[str, tuple[type[RankLine], C
         for mark in field.metadata:
             if isinstance(mark, IfThere):
                 table[name] = mark.kind, bool
+            elif isinstance(mark, PlainValidator):
+                table[name] = table[name][0], cast("Callable[[list[RankLine]], object]", mark.func)
     return table
 
 

@@ -15,6 +15,7 @@ import hashlib
 import io
 import itertools
 import json
+import math
 import os
 import re
 import stat
@@ -83,44 +84,57 @@ def read_pack(path: Path) -> dict[str, Run]:
 
 
 def _runs(frame: pl.DataFrame) -> Iterator[tuple[str, Run]]:
-    lengths = frame["step"].list.len().fill_null(0).to_numpy()
-    edges = [0, *np.cumsum(lengths).tolist()]
+    import polars as pl
+
+    steps = frame.select(*COLUMNS)
+    lengths = steps.select(pl.all().list.len().fill_null(0))
+    edges = [0, *lengths["step"].cum_sum().to_list()]
+    if odd := [name for name in COLUMNS if not lengths[name].equals(lengths["step"], check_names=False)]:
+        raise ValueError(f"{odd[0]} has other steps than step has")
+    # An empty list would become a null.
+    values = steps.filter(lengths["step"] > 0).select(pl.all().explode()).with_columns(pl.col("loss").fill_nan(None))
     columns: dict[str, np.ndarray[Any, Any]] = {}
-    some = frame.filter(frame["step"].list.len() > 0)  # an empty list would become a null
-    for name in COLUMNS:
-        if not np.array_equal(frame[name].list.len().fill_null(0).to_numpy(), lengths):
-            raise ValueError(f"{name} has other steps than step has")
-        values = some[name].explode()
-        if name == "loss":
-            values = values.fill_null(float("nan"))
-        if values.null_count() or len(values) != edges[-1]:
+    for name, kind in COLUMNS.items():
+        column = values[name].fill_null(math.nan) if name == "loss" else values[name]
+        if column.null_count() or len(column) != edges[-1]:
             raise ValueError(f"{name} lacks values")
-        columns[name] = values.to_numpy().astype(COLUMNS[name], copy=False)
+        columns[name] = column.to_numpy().astype(kind, copy=False)
     _refuse_wild(columns)
-    wild = bool(frame["lines"].str.contains(_MAY_BE_WILD).any())
-    rows = zip(*(frame[name].to_list() for name in ("folder", "rank", *_TEXTS)), itertools.pairwise(edges), strict=True)
-    for folder, own in itertools.groupby(rows, key=lambda row: row[0]):
-        ranks: list[RankRecord] = []
-        told: Sequence[str | None] = ()
-        for _, rank, header, trial, outcome, lines, (begin, end) in own:
-            told = told or (header, trial, outcome)
-            if rank is not None:
-                steps = Steps(**{name: column[begin:end] for name, column in columns.items()})
-                ranks.append(RankRecord.of(_others(lines or "", wild=wild), rank=rank, broken=(), steps=steps))
-        header, trial, outcome = told
+    ranks = iter(_rank_records(frame, columns, edges))
+    texts = zip(*(frame[name].to_list() for name in ("folder", "rank", "header", "trial", "outcome")), strict=True)
+    for folder, own in itertools.groupby(texts, key=lambda row: row[0]):
+        rows = list(own)
+        header, trial, outcome = rows[0][2:]
         if header is None or trial is None or outcome is None:
             raise ValueError(f"{folder} has no header")
         whole = RunHeader.model_validate({**json.loads(header), "trial": _trial(trial)})
-        yield folder, Run(header=whole, outcome=Outcome.model_validate_json(outcome), ranks=tuple(ranks))
+        records = tuple(next(ranks) for row in rows if row[1] is not None)
+        yield folder, Run(header=whole, outcome=Outcome.model_validate_json(outcome), ranks=records)
 
 
-def _others(lines: str, *, wild: bool) -> list[RankLine]:
-    # The first says where the rank ran, at length and the same in all runs of a trial.
-    first, _, rest = lines.partition(_BETWEEN)
-    others = [*_first(first), *RankRecord.parse_all(f"[{rest}]".encode())]
-    for line in others if wild else ():
-        refuse_wild_numbers(line)
-    return others
+def _rank_records(
+    frame: pl.DataFrame, columns: Mapping[str, np.ndarray[Any, Any]], edges: Sequence[int]
+) -> Iterator[RankRecord]:
+    """One for each row with a rank."""
+    wild = bool(frame["lines"].str.contains(_MAY_BE_WILD).any())
+    rows = [
+        # The first line says where the rank ran, at length and the same in all runs of a trial.
+        (rank, *(lines or "").partition(_BETWEEN)[::2], begin, end)
+        for rank, lines, (begin, end) in zip(
+            frame["rank"].to_list(), frame["lines"].to_list(), itertools.pairwise(edges), strict=True
+        )
+        if rank is not None
+    ]
+    rest = RankRecord.parse_all(f"[{','.join(row[2] for row in rows if row[2])}]".encode())
+    ends = list(itertools.accumulate((row[2].count(_BETWEEN) + 1 if row[2] else 0 for row in rows), initial=0))
+    if ends[-1] != len(rest):
+        raise ValueError("lines are not one below the other")
+    for (rank, first, _, begin, end), own in zip(rows, itertools.pairwise(ends), strict=True):
+        lines = [*_first(first), *rest[slice(*own)]]
+        for line in lines if wild else ():
+            refuse_wild_numbers(line)
+        steps = Steps(**{name: column[begin:end] for name, column in columns.items()})
+        yield RankRecord.of(lines, rank=rank, broken=(), steps=steps)
 
 
 @lru_cache(maxsize=1 << 14)

@@ -40,17 +40,35 @@ class RunEnvironment:
         return f"{' and '.join(self.devices)} on {', '.join(self.hosts)}"
 
 
-def run_environment(run: Run) -> RunEnvironment | None:
-    """The environment of one run, all its ranks together; None where no rank recorded it."""
-    of_ranks = environments(run)
-    if not of_ranks:
-        return None
-    hosts = _unique(e.host for e in of_ranks)
-    asked = _HARDWARE | (_BETWEEN_HOSTS if len(hosts) > 1 else {})
+def run_environments(runs: Sequence[Run]) -> list[RunEnvironment | None]:
+    """The environment of each run, all its ranks together; None where no rank recorded it.
+
+    What packed runs of a trial share is there once, and is gone through once.
+    """
+    known: dict[tuple[tuple[int, ...], float | None], RunEnvironment | None] = {}
+    around = []
+    for run in runs:
+        of_ranks, clock = environments(run), _slowest_unheld_clock(run)
+        key = (tuple(map(id, of_ranks)), clock)
+        if key not in known:
+            known[key] = _environment(of_ranks, clock)
+        around.append(known[key])
+    return around
+
+
+def _slowest_unheld_clock(run: Run) -> float | None:
     clocks = [
         max((line.gpu.unheld_sm_clock_mhz or 0.0 for line in rank.resources if line.gpu), default=0.0)
         for rank in run.ranks
     ]
+    return min(filter(None, clocks), default=None)
+
+
+def _environment(of_ranks: Sequence[Environment], clock: float | None) -> RunEnvironment | None:
+    if not of_ranks:
+        return None
+    hosts = _unique(e.host for e in of_ranks)
+    asked = _HARDWARE | (_BETWEEN_HOSTS if len(hosts) > 1 else {})
     return RunEnvironment(
         hosts=hosts,
         devices=_unique(e.device.name for e in of_ranks),
@@ -62,7 +80,7 @@ def run_environment(run: Run) -> RunEnvironment | None:
         ),
         git_revision=next((e.git_revision for e in of_ranks if e.git_revision is not None), None),
         hardware=tuple((name, values) for name, ask in asked.items() if (values := _told(of_ranks, ask))),
-        unheld_sm_clock_mhz=min(filter(None, clocks), default=None),
+        unheld_sm_clock_mhz=clock,
     )
 
 
@@ -109,17 +127,12 @@ def environments(run: Run) -> list[Environment]:
     return [rank.start.environment for rank in run.ranks if rank.start is not None]
 
 
-def allocation(run: Run) -> str | None:
-    """The batch system's job that the run's ranks ran in ("slurm 4711"); None outside, and in older records."""
-    return next((e.allocation for e in environments(run) if e.allocation is not None), None)
-
-
 def differences(first: RunEnvironment | None, other: RunEnvironment | None) -> tuple[str, ...]:
     """Why two runs must not be combined; empty where nothing speaks against it, or where it is not known.
 
     Versions count only for libraries that both runs name, and how hardware is set only where both tell of it.
     """
-    if first is None or other is None:
+    if first is None or other is None or first is other:
         return ()
     differing = []
     if first.devices != other.devices:
@@ -154,15 +167,15 @@ def differences(first: RunEnvironment | None, other: RunEnvironment | None) -> t
     return tuple(differing)
 
 
-def largest_like_group(runs: Sequence[Run]) -> list[Run]:
-    """The largest group of runs that may be combined; of equally large ones the first."""
-    groups: list[list[Run]] = []
-    for run in runs:
-        home = next((g for g in groups if not differences(run_environment(g[0]), run_environment(run))), None)
+def largest_like_group(around: Sequence[RunEnvironment | None]) -> list[int]:
+    """The places in `around` of the largest group of runs that may be combined; of equally large ones the first."""
+    groups: list[list[int]] = []
+    for place, environment in enumerate(around):
+        home = next((group for group in groups if not differences(around[group[0]], environment)), None)
         if home is None:
-            groups.append([run])
+            groups.append([place])
         else:
-            home.append(run)
+            home.append(place)
     return max(groups, key=len, default=[])
 
 

@@ -78,16 +78,15 @@ class RunSteps:
     @classmethod
     def of(cls, ranks: Sequence[Steps]) -> RunSteps:
         """The steps that all of `ranks` have; of lines of one number a rank's last one counts."""
-        own = [_each_once(steps) for steps in ranks]
-        common = own[0].step if own else np.array([], dtype=np.int64)
-        for steps in own[1:]:
-            if not np.array_equal(common, steps.step):
+        own = list(ranks)
+        if not _alike(own):
+            own = [_each_once(steps) for steps in own]
+            common = own[0].step
+            for steps in own[1:]:
                 common = np.intersect1d(common, steps.step, assume_unique=True)
-        kept = [
-            steps if len(steps) == len(common) else steps.at(np.isin(steps.step, common, assume_unique=True))
-            for steps in own
-        ]
-        return cls(common, **{name: _stacked([getattr(steps, name) for steps in kept], name) for name in _PER_RANK})
+            own = [steps.at(np.isin(steps.step, common, assume_unique=True)) for steps in own]
+        step = own[0].step if own else np.array([], dtype=np.int64)
+        return cls(step, **{name: _stacked([getattr(steps, name) for steps in own], name) for name in _PER_RANK})
 
     def in_window(self, window: int) -> Flags:
         """Which steps lie after warm-up and in a window on all ranks, (S,)."""
@@ -101,7 +100,16 @@ _PER_RANK = tuple(name for name in COLUMNS if name != "step")
 
 
 def _stacked(rows: Sequence[npt.NDArray[Any]], name: str) -> npt.NDArray[Any]:
-    return np.stack(rows) if rows else np.empty((0, 0), dtype=COLUMNS[name])
+    # As np.stack, in a third of the time.
+    return np.concatenate(rows).reshape(len(rows), -1) if rows else np.empty((0, 0), dtype=COLUMNS[name])
+
+
+def _alike(ranks: Sequence[Steps]) -> bool:
+    """Whether all have the same steps, each once and in rising order."""
+    first = ranks[0].step if ranks else np.array([])
+    rest = [steps.step for steps in ranks[1:]]
+    rising = bool((first[1:] > first[:-1]).all())
+    return rising and all(len(step) == len(first) and bool((step == first).all()) for step in rest)
 
 
 def run_steps(run: Run) -> RunSteps:
@@ -111,7 +119,7 @@ def run_steps(run: Run) -> RunSteps:
 
 
 def _each_once(steps: Steps) -> Steps:
-    if (np.diff(steps.step) > 0).all():
+    if (steps.step[1:] > steps.step[:-1]).all():
         return steps
     _, places = np.unique(steps.step[::-1], return_index=True)
     return steps.at(len(steps) - 1 - places)
@@ -127,7 +135,7 @@ def elapsed_seconds(steps: RunSteps) -> Floats:
         return np.array([])
     epoch, warmup, explained = steps.epoch[0], steps.warmup[0], steps.window[0] == EXPLAINED
     together = (
-        (np.diff(steps.step) != 1)
+        (steps.step[1:] - steps.step[:-1] != 1)
         | (epoch[1:] != epoch[:-1])
         | (warmup[1:] != warmup[:-1])
         | (explained[1:] != explained[:-1])

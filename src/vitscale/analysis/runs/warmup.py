@@ -5,7 +5,6 @@ Steps marked as warm-up (`measure.warmup_steps`) have been left out before; this
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -101,8 +100,12 @@ def _trend(seconds: Floats) -> float | None:
     count = min(_BLOCKS, len(seconds))
     if count < _FEWEST_BLOCKS:
         return None
-    edges = [len(seconds) * edge // count for edge in range(count + 1)]
-    blocks = np.array([median(seconds[start:end]) for start, end in itertools.pairwise(edges)])
+    edges = len(seconds) * np.arange(count + 1) // count
+    lengths = edges[1:] - edges[:-1]
+    ordered = seconds[np.lexsort((seconds, np.repeat(np.arange(count), lengths)))]
+    below, above = ordered[edges[:-1] + (lengths - 1) // 2], ordered[edges[:-1] + lengths // 2]
+    with np.errstate(over="ignore"):
+        blocks = np.where(lengths % 2, below, (below + above) / 2)
     middle, third = median(blocks), count // 3
     least, most = float(blocks.min()), float(blocks.max())
     if least <= 0 or least / middle == 0 or not math.isfinite(most / middle):

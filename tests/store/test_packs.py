@@ -98,7 +98,7 @@ def test_a_run_whose_folder_is_deleted_does_not_count(folder: Path) -> None:
     gone = next(iter(RunIndex(folder).packs))
     shutil.rmtree(folder / "runs" / gone)
     assert gone not in by_name(load(folder))
-    assert gone not in {path.name for path, _ in RunIndex(folder).finished.values()}
+    assert gone not in {name for name, _ in RunIndex(folder).finished.values()}
 
 
 class Died(BaseException):

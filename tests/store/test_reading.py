@@ -327,7 +327,7 @@ def test_a_broken_outcome_leaves_the_one_before_in_place(tmp_path: Path) -> None
     attempt(tmp_path, 0, "completed")
     (attempt(tmp_path, 1, "completed") / "outcome.json").write_text("{")
     index = RunIndex(tmp_path)
-    assert index.finished[KEY][0].name.endswith("-a0")
+    assert index.finished[KEY][0].endswith("-a0")
     assert len(index.problems) == 1
 
 

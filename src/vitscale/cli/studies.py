@@ -104,11 +104,8 @@ def run(
     json: JsonOption = False,
 ) -> None:
     """Run what is not done yet. The same command again resumes."""
-    from vitscale import analysis, runner, store
+    from vitscale import runner
     from vitscale.preflight import pace_warnings
-    from vitscale.present.terminal import show
-    from vitscale.report.contract import to_json
-    from vitscale.report.document import terminal_document
     from vitscale.runner.preview import command_list, finding_lines
     from vitscale.study.file import overlay
 
@@ -125,6 +122,12 @@ def run(
         console.print(note, markup=False, highlight=False, soft_wrap=True)
     options = runner.Options(retry_failed=retry_failed, allow_version_change=allow_version_change, unfit=skipped)
     done = runner.run(planned, results, options, console)
+    # What a report takes is imported when there is one to show: the first run need not wait for it.
+    from vitscale import analysis, store
+    from vitscale.present.terminal import show
+    from vitscale.report.contract import to_json
+    from vitscale.report.document import terminal_document
+
     found = analysis.analyse(store.load(results))
     if json:
         sys.stdout.write(to_json(found, verb="run"))

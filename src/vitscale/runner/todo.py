@@ -26,9 +26,9 @@ def outstanding(plan: Plan, index: RunIndex, *, retry_failed: bool) -> list[Task
         finished = index.finished.get((task.trial_id, task.repeat))
         if finished is None:
             return False
-        folder, outcome = finished
+        name, outcome = finished
         # A passing failure whose next try was interrupted, or not begun any more.
-        untried = outcome.transient and int(folder.name.rpartition("-a")[2]) < plan.measure.retries
+        untried = outcome.transient and int(name.rpartition("-a")[2]) < plan.measure.retries
         return outcome.kind == "completed" or not (outcome.external or retry_failed or untried)
 
     added = [
@@ -122,7 +122,12 @@ class AddedRuns:
 
     def most(self) -> int:
         """How many runs may still be added, as far as is known by now."""
-        return sum(self._most_of(trial_id) for trial_id in self._plan.record.trials)
+        if not self._rounds:
+            return 0
+        own: dict[str, dict[int, Outcome]] = {trial_id: {} for trial_id in self._plan.record.trials}
+        for (trial_id, repeat), outcome in self._outcomes.items():
+            own[trial_id][repeat] = outcome
+        return sum(self._most_of(trial_id, outcomes) for trial_id, outcomes in own.items())
 
     def _order(self, repeat: int) -> list[str]:
         """Random in each round, so that drift favours no trial; seeded, so that a study resumed keeps its order."""
@@ -130,8 +135,7 @@ class AddedRuns:
         random.Random(f"{self._plan.measure.order_seed} {repeat}").shuffle(order)  # noqa: S311 - an order, not a secret
         return order
 
-    def _most_of(self, trial_id: str) -> int:
-        own = self._own(trial_id)
+    def _most_of(self, trial_id: str, own: Mapping[int, Outcome]) -> int:
         runs, known = self._stood.get(trial_id, (0, "open"))
         decided = runs == len(own) and known != "open"
         if decided or any(outcome.kind != "completed" for outcome in own.values()):

@@ -90,10 +90,10 @@ class RunIndex:
     def __init__(self, results: Path) -> None:
         self.attempts: dict[tuple[str, int], int] = {}
         """Highest attempt number in use, finished or not."""
-        self.finished: dict[tuple[str, int], tuple[Path, Outcome]] = {}
-        """The last attempt that has an outcome."""
+        self.finished: dict[tuple[str, int], tuple[str, Outcome]] = {}
+        """The folder's name and the outcome of the last attempt that has one."""
         self.problems: list[str] = []
-        self.earlier: dict[tuple[str, int], list[tuple[Path, Outcome]]] = {}
+        self.earlier: dict[tuple[str, int], list[tuple[str, Outcome]]] = {}
         """The attempts before the last one that have an outcome too: tries whose cause was passing, or mended."""
         self.packs: dict[str, Path] = {}
         """Name of a run's folder to the pack that holds its files."""
@@ -112,7 +112,7 @@ class RunIndex:
                 self.unpacked[name] = self._own_outcome(runs / name)
         if None in self.unpacked.values():
             self._read_packs()  # it may have been packed just now
-        told: dict[tuple[str, int], list[tuple[int, Path, Outcome]]] = {}
+        told: dict[tuple[str, int], list[tuple[int, str, Outcome]]] = {}
         for name in names:
             match = RUN_FOLDER.fullmatch(name)
             if match is None:
@@ -122,7 +122,7 @@ class RunIndex:
             self.attempts[key] = max(attempt, self.attempts.get(key, -1))
             outcome = self._outcomes.get(name) or self.unpacked.get(name)
             if outcome is not None:
-                told.setdefault(key, []).append((attempt, results / "runs" / name, outcome))
+                told.setdefault(key, []).append((attempt, name, outcome))
         for key, attempts in told.items():
             *before, last = sorted(attempts, key=lambda each: each[0])
             self.finished[key] = last[1:]
@@ -153,11 +153,11 @@ class RunIndex:
             self.problems.append(f"{error}: left out")
             return None
 
-    def pack_of(self, folder: Path) -> Path | None:
+    def pack_of(self, name: str) -> Path | None:
         """The pack that holds a run, also where it was packed since; None where its folder has its files."""
-        if folder.name not in self.packs and not (folder / "outcome.json").exists():
+        if name not in self.packs and not (self._results / "runs" / name / "outcome.json").exists():
             self._read_packs()
-        return self.packs.get(folder.name)
+        return self.packs.get(name)
 
 
 @contextmanager
@@ -198,24 +198,25 @@ def load(results: Path, only: str | None = None, known: Mapping[str, Run] = Mapp
         problems += study.imported.problems
     runs = dict(known)
     wanted: list[str] = []
-    for (trial_id, _), (folder, outcome) in sorted(index.finished.items()):
+    for (trial_id, _), (name, outcome) in sorted(index.finished.items(), key=lambda item: item[0]):
         if only is not None and trial_id != only:
             continue
         if trial_id not in study.trials:
-            problems.append(f"runs/{folder.name} belongs to an earlier form of this study: left out")
+            problems.append(f"runs/{name} belongs to an earlier form of this study: left out")
             continue
-        wanted.append(folder.name)
-        if folder.name in runs or folder.name in index.packs:
+        wanted.append(name)
+        if name in runs or name in index.packs:
             continue
+        folder = results / "runs" / name
         try:
             run = Run(header=_read_json(folder / "trial.json", RunHeader), outcome=outcome, ranks=read_ranks(folder))
         except (StoreError, OSError) as error:
-            if index.pack_of(folder) is None:
+            if index.pack_of(name) is None:
                 problems.append(f"{error}: run left out")
             continue
-        if index.pack_of(folder) is None:
+        if index.pack_of(name) is None:
             problems += [f"{line}: line left out" for record in run.ranks for line in record.broken]
-            runs[folder.name] = run
+            runs[name] = run
     for pack in sorted({index.packs[name] for name in wanted if name in index.packs and name not in runs}):
         try:
             packed = read_pack(pack)
@@ -231,7 +232,7 @@ def load(results: Path, only: str | None = None, known: Mapping[str, Run] = Mapp
     for key, tries in index.earlier.items():
         if key[0] in study.trials and only in (None, key[0]):
             problems += [
-                f"runs/{folder.name} is not used, for it was tried again: {outcome.reason}" for folder, outcome in tries
+                f"runs/{name} is not used, for it was tried again: {outcome.reason}" for name, outcome in tries
             ]
     interrupted = sum(1 for key in index.attempts if key not in index.finished and key[0] in study.trials)
     if interrupted:

@@ -1,16 +1,19 @@
 """How long a results folder of many runs takes to report, to resume and to import, and how that grows with the runs.
 
-    python benchmarks/big_results.py FOLDER [--runs 100 1000 10000]
+    python benchmarks/big_results.py FOLDER [--runs 100 1000 10000] [--page docs/benchmarks/README.md [--alone]]
 
 It makes folders of up to 10,000 runs of 200 trials with 500 step rows each, as ranks write them, has the product pack
 them, and times the product's own commands on them: seconds of the processor and of the clock, and the most memory.
-What it prints stands in docs/benchmarks/README.md.
+With `--page` the figures go beside that page as growth.json, are drawn as growth.svg, and stand in its table. They are
+those of the processor, which other work on the machine changes least; with `--alone` those of the clock.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import platform
 import random
 import re
 import shutil
@@ -18,14 +21,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
+from between_marks import write_between
 
 from vitscale import runner, store
 from vitscale.machine.hardware import Machine
+from vitscale.present.document import View
+from vitscale.present.drawing import picture
+from vitscale.report.charts.axes import Plot, add_curves, quantity, tooltip
 from vitscale.store.lines import RankLine
 from vitscale.store.records import (
     FORMAT,
@@ -247,11 +254,72 @@ def _program() -> str:
     return str(Path(sys.executable).with_name("vitscale"))
 
 
+ROWS_IMPORTED = 100_000
+
+
+def cost_of_importing(folder: Path) -> Cost:
+    """Of a table with 100,000 rows, each a step: 200 runs on up to 128 GPUs."""
+    draw = random.Random(0)  # noqa: S311 - data, no secret
+    table = folder / "rows.csv"
+    with table.open("w", encoding="utf-8") as file:
+        file.write("gpus,micro_batch,run,step_seconds\n")
+        for row in range(ROWS_IMPORTED):
+            run = row // ROWS
+            file.write(f"{2 ** (run % 8)},{16 << run // 8 % 5},run{run},{0.1 * draw.gauss(1.0, 0.02):.6f}\n")
+    shutil.rmtree(folder / "imported", ignore_errors=True)
+    told = ("--model", "vit-b16", "--train-samples", "50000")
+    return cost_of([_program(), "import", str(table), "-o", str(folder / "imported"), *told], folder)
+
+
+Figures = Mapping[str, Mapping[str, Mapping[str, float]]]
+"""What was done -> number of runs -> `Cost`'s fields."""
+
+
+def page_of(figures: Figures, page: Path, alone: bool) -> None:
+    """Puts the table into the page, with growth.json and growth.svg beside it."""
+    measured, told = ("wall_seconds", "seconds") if alone else ("cpu_seconds", "processor seconds")
+    machine = f"{len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}"
+    raw = {"machine": machine, "alone": alone, "figures": figures}
+    page.with_name("growth.json").write_text(json.dumps(raw, indent=1) + "\n", encoding="utf-8")
+    counts = sorted({int(runs) for of_runs in figures.values() for runs in of_runs})
+    lines = [f"| {told}, memory | {' | '.join(f'{runs:,} runs' for runs in counts)} |", f"|---|{'---|' * len(counts)}"]
+    rows, ideal = [], []
+    for name, of_runs in figures.items():
+        cells = [
+            f"{cost[measured]:.1f} s, {cost['peak_bytes'] / 1e6:.0f} MB" if (cost := of_runs.get(str(runs))) else ""
+            for runs in counts
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+        (first, least), *_ = of_runs.items()
+        for runs, cost in of_runs.items():
+            shown = f"{cost[measured]:.1f} s"
+            rows.append({"series": name, "runs": int(runs), "value": cost[measured], "shown": shown, "low": None})
+            linear = least[measured] * int(runs) / int(first)
+            ideal.append({"series": name, "runs": int(runs), "value": linear})
+    write_between(page, "growth", "\n".join(lines))
+    plot = Plot({"rows": rows, "ideal": ideal})
+    told_of = tooltip(series="command", runs="runs", shown=told)
+    x = quantity("runs", "runs", scale={"type": "log", "padding": 18}, axis={"values": counts, "format": ",d"})
+    y = quantity("value", told, scale={"type": "log"})
+    add_curves(plot, x, y, told_of, one_ideal=False)
+    title, subtitle = "What a command takes as results grow", "dashed: growth in proportion, from the smallest"
+    view = View("growth", {}, title, subtitle, plot.spec(title), {"series": "command", "shown": told}, title)
+    page.with_name("growth.svg").write_bytes(picture(view, "svg"))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--runs", type=int, nargs="+", default=[100, 1000, 10_000])
+    parser.add_argument("--page", type=Path)
+    parser.add_argument("--alone", action="store_true", help="nothing else runs on this machine")
     arguments = parser.parse_args()
+    figures: dict[str, dict[str, dict[str, float]]] = {}
+
+    def keep(name: str, runs: int, cost: Cost) -> None:
+        figures.setdefault(name, {})[str(runs)] = asdict(cost)
+        print(f"{runs:6} runs  {name:14} {cost}", flush=True)
+
     for runs in arguments.runs:
         folder = (arguments.folder / str(runs)).absolute()
         results = folder / "results"
@@ -260,14 +328,14 @@ def main() -> None:
             make_results(results, record, runs)
         page = folder / "page.html"
         report = [_program(), "report", str(results)]
-        for name, command in (
-            ("pack", [sys.executable, "-c", _PACK, str(results)]),
-            ("report --json", [*report, "--json"]),
-            ("report", [*report, "-o", str(page)]),
-        ):
-            print(f"{runs:6} runs  {name:14} {cost_of(command, folder)}", flush=True)
-        print(f"{runs:6} runs  {'resume':14} {cost_of_resuming(study, results)}", flush=True)
+        print(f"{runs:6} runs  {'pack':14} {cost_of([sys.executable, '-c', _PACK, str(results)], folder)}", flush=True)
+        keep("report --json", runs, cost_of([*report, "--json"], folder))
+        keep("report", runs, cost_of([*report, "-o", str(page)], folder))
+        keep("resume, to the next run's start", runs, cost_of_resuming(study, results))
         print(f"{runs:6} runs  page of {page.stat().st_size / 1e6:.1f} MB", flush=True)
+    print(f"import of {ROWS_IMPORTED:,} rows  {cost_of_importing(arguments.folder.absolute())}", flush=True)
+    if arguments.page is not None:
+        page_of(figures, arguments.page, arguments.alone)
 
 
 if __name__ == "__main__":

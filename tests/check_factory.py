@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vitscale.store.check_records import (
+from vitscale.store.checks import (
     STAGES,
     CheckedRank,
     CheckRecord,

@@ -11,7 +11,8 @@ from vitscale.present.html import to_html
 from vitscale.present.latex import to_latex
 from vitscale.present.markdown import to_markdown
 from vitscale.present.terminal import lines
-from vitscale.report.document import charts, report_document, terminal_document
+from vitscale.report.answers import terminal_document
+from vitscale.report.document import charts, report_document
 
 
 def page(analysis: Analysis, outlook: Forecast | None = None) -> str:

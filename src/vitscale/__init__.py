@@ -6,14 +6,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vitscale.report.frames import load as load
+    from vitscale.report.outputs import load as load
     from vitscale.worker.probe import Probe as Probe
     from vitscale.worker.probe import composer_callback as composer_callback
     from vitscale.worker.probe import lightning_callback as lightning_callback
     from vitscale.worker.probe import trainer_callback as trainer_callback
 
 __version__ = "0.1.0"
-_OFFERED = {"load": "vitscale.report.frames"} | dict.fromkeys(
+_OFFERED = {"load": "vitscale.report.outputs"} | dict.fromkeys(
     ("Probe", "composer_callback", "lightning_callback", "trainer_callback"), "vitscale.worker.probe"
 )
 """For users' own code; imported when it is asked for."""

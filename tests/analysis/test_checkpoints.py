@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from results_factory import make_rank, make_run, make_trial
-from vitscale.analysis.runs.figures import CheckpointCost, checkpoint_cost
+from vitscale.analysis.trials import CheckpointCost, checkpoint_cost
 from vitscale.store.records import CheckpointLine
 from vitscale.store.results import Run
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from results_factory import make_rank, make_run, make_trial
-from vitscale.analysis.learning.noise_scale import FEWEST_STEPS, ONE_SEED, noise_scale, seed_of
+from vitscale.analysis.learning.convergence import FEWEST_STEPS, ONE_SEED, noise_scale, seed_of
 from vitscale.analysis.statistics import ONE_RUN
 from vitscale.store.records import GradientLine
 from vitscale.store.results import Run

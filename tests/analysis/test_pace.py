@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from results_factory import make_rank, make_run, make_trial
 from vitscale.analysis.runs.figures import run_figures
 from vitscale.analysis.runs.steps import FIRST, SHORT, WHOLE, RunSteps, elapsed_seconds, step_kinds
+from vitscale.store.lines import Steps
 from vitscale.store.records import StepLine
 from vitscale.store.results import Run
-from vitscale.store.steps import Steps
 from vitscale.trial.step_schedule import StepWindow
 from vitscale.trial.trial import effective_steps
 

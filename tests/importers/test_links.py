@@ -16,8 +16,7 @@ from vitscale.importers.links import read_nccl_tests, read_perftest
 from vitscale.prediction.network.checked import network_of
 from vitscale.prediction.network.links import Link
 from vitscale.preflight.imported import import_links
-from vitscale.store.check_records import Operation, bus_factor
-from vitscale.store.checks import read_check
+from vitscale.store.checks import Operation, bus_factor, read_check
 
 SIZES = tuple(8 * 4**n for n in range(13))
 

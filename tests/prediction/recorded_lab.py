@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from check_factory import checked, record
 from vitscale.prediction.evidence import Evidence, Point, Series, StepParts
 from vitscale.prediction.network.checked import network_of
-from vitscale.store.check_records import CollectiveFit, Operation
+from vitscale.store.checks import CollectiveFit, Operation
 from vitscale.trial.model_spec import ModelSpec, resolve
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 

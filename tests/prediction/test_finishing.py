@@ -7,7 +7,7 @@ import pytest
 
 from prediction_factory import estimate, make_outlook, make_prediction, study
 from vitscale.analysis import Analysis
-from vitscale.analysis.runs.figures import CheckpointCost
+from vitscale.analysis.trials import CheckpointCost
 from vitscale.errors import RequestError
 from vitscale.prediction.finishing import NODE_MTBF_SECONDS, Finish, Horizon, finish, horizon, time_to_finish
 from vitscale.prediction.results import Prediction

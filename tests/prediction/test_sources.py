@@ -12,7 +12,7 @@ from vitscale.errors import StoreError, VitscaleError
 from vitscale.prediction.network.links import Network
 from vitscale.prediction.sources import evidence_of
 from vitscale.store import checks
-from vitscale.store.check_records import CollectiveFit, LoaderLine
+from vitscale.store.checks import CollectiveFit, LoaderLine
 
 RESULTS = resolved_study({1: [0.1], 2: [0.1]})
 """Its ranks ran on "node1"."""

@@ -14,7 +14,7 @@ from vitscale.preflight.fit import fits
 from vitscale.preflight.judging import check_document, check_fields, judged
 from vitscale.present.data import envelope
 from vitscale.present.terminal import lines
-from vitscale.store.check_records import GROUPS, OPERATIONS, STAGES, CheckedRank, FactsLine, StageLine
+from vitscale.store.checks import GROUPS, OPERATIONS, STAGES, CheckedRank, FactsLine, StageLine
 from vitscale.trial.trial import World
 
 ANY_SECONDS = st.sampled_from([0.0, 1e-300, 5e-324, 1e-9, 1.0, 1e9]) | st.floats(0.0, 1e9)

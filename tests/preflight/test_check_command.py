@@ -17,8 +17,7 @@ from driving import processes_naming, start, tree, vitscale
 from processes import wait_until
 from vitscale import cli
 from vitscale.preflight.fit import points
-from vitscale.store.check_records import OPERATIONS, STAGES
-from vitscale.store.checks import latest
+from vitscale.store.checks import OPERATIONS, STAGES, latest
 
 STUDY = """
 name = "checked"

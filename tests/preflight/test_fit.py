@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from check_factory import checked, sweep
 from vitscale.preflight.fit import Point, fit, fits, points
-from vitscale.store.check_records import CheckedRank, CollectiveLine, Operation, bus_factor
+from vitscale.store.checks import CheckedRank, CollectiveLine, Operation, bus_factor
 
 MB = 1e6
 

@@ -12,7 +12,7 @@ from vitscale.preflight.fit import fits
 from vitscale.preflight.judging import check_document, judged
 from vitscale.present.terminal import lines
 from vitscale.present.units import DASH
-from vitscale.store.check_records import CheckRecord, LoaderLine, LoaderNeed
+from vitscale.store.checks import CheckRecord, LoaderLine, LoaderNeed
 from vitscale.trial.trial import World
 
 

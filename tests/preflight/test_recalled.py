@@ -9,8 +9,7 @@ from check_factory import checked, facts, record
 from study_factory import EIGHT_CORES, summary, write_study
 from vitscale.preflight import pace_warnings
 from vitscale.runner import Plan, plan
-from vitscale.store.check_records import CheckRecord
-from vitscale.store.checks import check_folder, write_check
+from vitscale.store.checks import CheckRecord, check_folder, write_check
 
 
 @pytest.fixture

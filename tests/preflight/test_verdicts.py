@@ -10,7 +10,7 @@ from check_factory import checked, compute, facts, interface, record, request, s
 from vitscale.preflight.fit import fits
 from vitscale.preflight.judging import RULES, judged
 from vitscale.present.document import SEVERITIES, Finding
-from vitscale.store.check_records import (
+from vitscale.store.checks import (
     STAGES,
     CheckedRank,
     CheckRecord,

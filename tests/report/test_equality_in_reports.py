@@ -18,9 +18,9 @@ from vitscale.analysis.scaling import scale
 from vitscale.present import units
 from vitscale.present.document import View
 from vitscale.report import sentences
+from vitscale.report.answers import engine_sentences
 from vitscale.report.charts.scaling import MEASURES, measured
 from vitscale.report.contract import trial_rows
-from vitscale.report.document import engine_sentences
 from vitscale.report.tables import comparison_tables, mode_tables
 
 STAGES = [("none", 0), ("ddp", 0), ("fsdp2", 0), *(("deepspeed", stage) for stage in range(4))]

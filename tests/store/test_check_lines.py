@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from check_factory import compute, facts
 from vitscale.store import RankLog
-from vitscale.store.check_records import STAGES, CheckedRank, ComputeLine, StageLine
-from vitscale.store.checks import read_checked_rank, read_checked_ranks
+from vitscale.store.checks import STAGES, CheckedRank, ComputeLine, StageLine, read_checked_rank, read_checked_ranks
 from vitscale.store.records import EndLine
 
 

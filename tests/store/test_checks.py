@@ -10,8 +10,7 @@ import pytest
 
 from check_factory import checked, record
 from vitscale.errors import StoreError
-from vitscale.store.check_records import FORMAT
-from vitscale.store.checks import check_folder, latest, load_checks, read_check, write_check
+from vitscale.store.checks import FORMAT, check_folder, latest, load_checks, read_check, write_check
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from processes import wait_until
 from results_factory import make_run, make_trial
 from vitscale.store import RankLog, new_run_folder, read_rank, write_outcome
-from vitscale.store.lines import IfThere, RankLine, RankLines
-from vitscale.store.rank_log import read_lines
+from vitscale.store.lines import IfThere, RankLine, RankLines, read_lines
 from vitscale.store.records import (
     Device,
     EndLine,
@@ -140,7 +139,7 @@ def test_training_never_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.M
     """With a disk that does not answer, `write` and `check` return all the same."""
     disk = SlowDisk()
     log = RankLog(tmp_path, 0)
-    monkeypatch.setattr("vitscale.store.rank_log.os.write", disk)
+    monkeypatch.setattr("vitscale.store.writing.os.write", disk)
     for number in range(10_000):
         log.write(step(number))
         log.check()
@@ -151,7 +150,7 @@ def test_training_never_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_disk_that_takes_a_few_bytes_at_a_time_gets_them_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
-    monkeypatch.setattr("vitscale.store.rank_log.os.write", lambda file, data: write(file, data[:7]))
+    monkeypatch.setattr("vitscale.store.writing.os.write", lambda file, data: write(file, data[:7]))
     log = RankLog(tmp_path, 0)
     for number in range(20):
         log.write(step(number))
@@ -211,7 +210,7 @@ def test_a_disk_that_takes_nothing_at_all_does_not_stop_a_rank_from_ending(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     log = RankLog(tmp_path, 0)
-    monkeypatch.setattr("vitscale.store.rank_log.os.write", full)
+    monkeypatch.setattr("vitscale.store.writing.os.write", full)
     log.write(step(0))
     log.end_with(error())
     assert log.path.read_bytes() == b""

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from check_factory import request
-from vitscale.store.check_records import STAGES
-from vitscale.store.checks import read_checked_rank
+from vitscale.store.checks import STAGES, read_checked_rank
 from vitscale.trial.trial import World
 
 pytestmark = pytest.mark.ranks

@@ -11,7 +11,7 @@ import pytest
 from driving import TINY_MODEL, vitscale
 from vitscale import store
 from vitscale.analysis import Analysis, analyse
-from vitscale.analysis.learning.noise_scale import noise_scale
+from vitscale.analysis.learning.convergence import noise_scale
 from vitscale.store.results import Results, Run
 from vitscale.trial.step_schedule import GRADIENT_STEPS
 

@@ -17,7 +17,7 @@ from study_factory import expanded
 from vitscale import Probe
 from vitscale.probes import steps as step_clock
 from vitscale.store import RankLog
-from vitscale.store.rank_log import read_lines
+from vitscale.store.lines import read_lines
 from vitscale.store.records import RankRecord
 from vitscale.store.results import RunHeader
 from vitscale.trial.step_schedule import windows

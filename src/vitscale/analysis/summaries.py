@@ -24,7 +24,6 @@ from vitscale.analysis.runs.figures import (
     EpochFigures,
     LossByStep,
     RunFigures,
-    checkpoint_cost,
     run_figures,
 )
 from vitscale.analysis.runs.repeats import allocation_of, clusters_of, components, groups, looked_at, observations
@@ -32,7 +31,7 @@ from vitscale.analysis.runs.resources import resource_figures
 from vitscale.analysis.statistics import interval, known_median
 from vitscale.analysis.time.breakdown import breakdown, combined
 from vitscale.analysis.time.traffic import traffic
-from vitscale.analysis.trials import Failure, TrialResult
+from vitscale.analysis.trials import Failure, TrialResult, checkpoint_cost
 from vitscale.present.estimate import Estimate
 from vitscale.store.results import OutcomeKind, Run
 from vitscale.trial.trial import OF_THE_WRAPPER, Trial

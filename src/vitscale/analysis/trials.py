@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from vitscale.analysis.learning.convergence import Convergence
 from vitscale.analysis.runs.environments import RunEnvironment
-from vitscale.analysis.runs.figures import CheckpointCost, EpochFigures, LossByStep, RunFigures
+from vitscale.analysis.runs.figures import EpochFigures, LossByStep, RunFigures
 from vitscale.analysis.runs.repeats import Components, clusters_of, observations
 from vitscale.analysis.runs.resources import ResourceFigures
 from vitscale.analysis.runs.steps import PaceSource
@@ -34,6 +34,29 @@ class Failure:
     """The guilty rank's traceback, or the end of the log."""
     log: str = ""
     """Inside the results folder."""
+
+
+@dataclass(frozen=True)
+class CheckpointCost:
+    """Medians over runs."""
+
+    save_seconds: float
+    """Until the last rank has its files on the disk."""
+    load_seconds: float
+    """Until the last rank has restored all; what it reads may still be in the host's memory."""
+    bytes: float
+    """Of all files together."""
+
+
+def checkpoint_cost(runs: Sequence[Run]) -> CheckpointCost | None:
+    """The cost of a checkpoint; None where no run measured it (`measure.checkpoint`)."""
+    measured = [lines for run in runs if (lines := [rank.checkpoint for rank in run.ranks if rank.checkpoint])]
+    if not measured:
+        return None
+    figures = ("save_seconds", "load_seconds", "bytes")
+    return CheckpointCost(
+        *(statistics.median(max(getattr(line, name) for line in lines) for lines in measured) for name in figures)
+    )
 
 
 @dataclass(frozen=True)

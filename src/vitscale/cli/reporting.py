@@ -69,7 +69,7 @@ def report(
     from vitscale.prediction import answering, fitting, sources
     from vitscale.present.terminal import show
     from vitscale.report import outputs
-    from vitscale.report.document import terminal_document
+    from vitscale.report.answers import terminal_document
 
     if json and formats is not None:
         raise RequestError("--json and --format are both given", next_step="Use --format, with json among it")

@@ -125,8 +125,8 @@ def run(
     # What a report takes is imported when there is one to show: the first run need not wait for it.
     from vitscale import analysis, store
     from vitscale.present.terminal import show
+    from vitscale.report.answers import terminal_document
     from vitscale.report.contract import to_json
-    from vitscale.report.document import terminal_document
 
     found = analysis.analyse(store.load(results))
     if json:

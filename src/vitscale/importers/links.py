@@ -17,7 +17,7 @@ from typing import Any
 from vitscale.errors import RequestError, shown
 from vitscale.importers.contents import LinkFormat, Problems
 from vitscale.importers.files import identified, lines, parse_seconds, parse_whole
-from vitscale.store.check_records import Operation
+from vitscale.store.checks import Operation
 from vitscale.store.results import ImportedFile
 
 _TESTS: Mapping[str, Operation] = {

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vitscale.analysis import Analysis
-from vitscale.analysis.runs.figures import CheckpointCost
+from vitscale.analysis.trials import CheckpointCost
 from vitscale.errors import RequestError
 from vitscale.prediction.evidence import Evidence, Series
 from vitscale.prediction.results import Assumption, Prediction

@@ -12,7 +12,7 @@ from vitscale.prediction.evidence import Evidence, gather
 from vitscale.prediction.network.checked import network_of
 from vitscale.prediction.network.links import declared_link
 from vitscale.store import checks
-from vitscale.store.check_records import CheckRecord
+from vitscale.store.checks import CheckRecord
 from vitscale.store.results import Results
 from vitscale.trial import model_cost
 from vitscale.trial.model_spec import ModelSpec

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from vitscale.store.check_records import (
+from vitscale.store.checks import (
     GROUPS,
     MOST_RATE,
     OPERATIONS,

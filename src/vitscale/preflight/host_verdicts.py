@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from vitscale.preflight.verdict import finding, hosts_of, ranks_named
 from vitscale.present.document import Finding
 from vitscale.present.units import listed, number, seconds, size
-from vitscale.store.check_records import CheckedRank, CheckRecord
+from vitscale.store.checks import CheckedRank, CheckRecord
 
 _NEAR = 1.05
 """A quota is no number of cores; so much more may be asked of it."""

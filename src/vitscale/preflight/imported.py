@@ -13,7 +13,7 @@ from vitscale.importers.contents import LinkFormat
 from vitscale.importers.links import MeasuredLink, read_nccl_tests, read_perftest
 from vitscale.preflight.fit import fits
 from vitscale.store import checks
-from vitscale.store.check_records import (
+from vitscale.store.checks import (
     CheckedRank,
     CheckRecord,
     CheckRequest,

@@ -31,8 +31,7 @@ from vitscale.present.document import (
 )
 from vitscale.present.units import UNAVAILABLE, UNKNOWN, counted, number, rate, seconds, size
 from vitscale.runner import Plan
-from vitscale.store.check_records import GROUPS, OPERATIONS, CheckedRank, CheckRecord
-from vitscale.store.checks import latest
+from vitscale.store.checks import GROUPS, OPERATIONS, CheckedRank, CheckRecord, latest
 
 RULES: tuple[Callable[[CheckRecord], Iterable[Finding]], ...] = (
     reach_verdicts.unreachable_hosts,

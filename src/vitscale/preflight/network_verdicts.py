@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from vitscale.preflight.verdict import finding
 from vitscale.present.document import Finding
 from vitscale.present.units import listed, rate
-from vitscale.store.check_records import CheckRecord, FactsLine, Interface
+from vitscale.store.checks import CheckRecord, FactsLine, Interface
 
 _SLOWER = 0.5
 """Another interface counts as faster from twice the speed on."""

@@ -9,7 +9,7 @@ from math import ceil, floor
 from vitscale.preflight.verdict import finding, hosts_of, ranks_named
 from vitscale.present.document import Finding
 from vitscale.present.units import listed
-from vitscale.store.check_records import CheckedRank, CheckRecord
+from vitscale.store.checks import CheckedRank, CheckRecord
 
 _SLOW = 0.9
 """A rank below this share of the others' pace is slow."""

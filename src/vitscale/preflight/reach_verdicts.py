@@ -20,7 +20,7 @@ from vitscale.preflight.verdict import finding, host_of, hosts_of, ranks_named
 from vitscale.present.document import Finding, Severity
 from vitscale.present.units import listed
 from vitscale.schedulers.hostfile import on_host
-from vitscale.store.check_records import STAGES, CheckRecord, HostAnswer, Stage
+from vitscale.store.checks import STAGES, CheckRecord, HostAnswer, Stage
 
 _MEETING: dict[Stage, str] = {
     "network": "ranks cannot meet, and no training starts",

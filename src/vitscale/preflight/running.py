@@ -30,8 +30,17 @@ from vitscale.runner.one_run import launch_plan, ranks_variables, refuse_without
 from vitscale.schedulers import Hostfile, Placement, Submitter, described, scheduler_for
 from vitscale.schedulers.prepared import PreparedProcesses
 from vitscale.store import write_whole
-from vitscale.store.check_records import CheckedRank, CheckRecord, CheckRequest, LoaderNeed, Stage, SweepPlan
-from vitscale.store.checks import check_folder, read_checked_ranks, write_check
+from vitscale.store.checks import (
+    CheckedRank,
+    CheckRecord,
+    CheckRequest,
+    LoaderNeed,
+    Stage,
+    SweepPlan,
+    check_folder,
+    read_checked_ranks,
+    write_check,
+)
 from vitscale.study.expand import expand
 from vitscale.study.file import Overlay, StudyFile
 from vitscale.study.resolve import device_of

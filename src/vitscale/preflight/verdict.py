@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from vitscale.present.document import About, Finding, Severity
 from vitscale.present.units import listed
-from vitscale.store.check_records import CheckedRank
+from vitscale.store.checks import CheckedRank
 
 
 def finding(

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from vitscale.probes.matmul import seconds_of
-from vitscale.store.check_records import SWEPT, CollectiveLine, Group, Operation, SweepPlan
+from vitscale.store.checks import SWEPT, CollectiveLine, Group, Operation, SweepPlan
 
 Call = Callable[[], object]
 

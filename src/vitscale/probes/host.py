@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import psutil
 
-from vitscale.store.check_records import InfinibandPort, Interface
+from vitscale.store.checks import InfinibandPort, Interface
 
 _RECORD_BYTES = 300
 """About one step of one rank."""

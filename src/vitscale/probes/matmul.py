@@ -14,7 +14,7 @@ from torch import nn
 from vitscale.machine.hardware import cpu_throttled_seconds
 from vitscale.probes.gpu_monitor import GpuMonitor
 from vitscale.probes.steps import finish_device_work
-from vitscale.store.check_records import ComputeLine
+from vitscale.store.checks import ComputeLine
 from vitscale.store.records import MatmulLine
 from vitscale.trial.trial import Device, Precision
 

@@ -1,19 +1,36 @@
-"""What a reader asks, in this order: how it scales, what to choose, why not better, what next, whether to trust it."""
+"""What a reader asks, in this order: how it scales, what to choose, why not better, what next, whether to trust it. And
+the short form of it all, in which `run` and `report` end on a terminal."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from vitscale.advice import words as advised
 from vitscale.advice.option import Option
 from vitscale.advice.pipeline import Advice
-from vitscale.analysis import Analysis, TrialResult
+from vitscale.analysis import Analysis, Factor, TrialResult
+from vitscale.analysis.summaries import NOT_RUN_YET
 from vitscale.present import units
-from vitscale.present.document import Bullets, Code, Figure, Paragraph, Section, most_severe_first
+from vitscale.present.document import (
+    Block,
+    Bullets,
+    Cell,
+    Code,
+    Column,
+    Document,
+    Figure,
+    Group,
+    Paragraph,
+    Row,
+    Section,
+    Table,
+    most_severe_first,
+)
 from vitscale.present.units import counted
 from vitscale.report import sentences
 from vitscale.report.charts.time import largest_loss
-from vitscale.report.tables import trial_label
+from vitscale.report.tables import interval_cell, mode_tables, speedup_cell, trial_label
 
 _MOST_SERIES = 5
 _ENOUGH_RUNS = 3
@@ -161,3 +178,99 @@ def can_it_be_trusted(analysis: Analysis) -> Section:
     if found:
         blocks.append(Section(f"{counted(len(found), 'finding')}", found, folded=True))  # type: ignore[arg-type]  # findings are blocks
     return Section("Can I trust it?", tuple(blocks))
+
+
+def counts(analysis: Analysis) -> str:
+    """ "20 of 23 trials completed, 2 did not complete, 1 not run yet, 46 runs"."""
+    trials = list(analysis.trials.values())
+    completed = sum(1 for trial in trials if trial.outcome == "completed")
+    waiting = sum(1 for trial in trials if trial.outcome is None)
+    parts = [f"{completed} of {units.counted(len(trials), 'trial')} completed"]
+    if failed := len(trials) - completed - waiting:
+        parts.append(f"{failed} did not complete")
+    if waiting:
+        parts.append(f"{waiting} {NOT_RUN_YET}")
+    return ", ".join([*parts, units.counted(sum(trial.runs_done for trial in trials), "run")])
+
+
+def engine_sentences(analysis: Analysis) -> tuple[str, ...]:
+    """Who is faster, at the most ranks that were compared, a sentence for each comparison."""
+    return tuple(sentences.against(analysis, one) for one in sentences.largest_comparisons(analysis))
+
+
+def bullets(texts: Iterable[str]) -> Bullets | None:
+    """Those that say something; None where none does."""
+    known = tuple(text for text in texts if text)
+    return Bullets(known) if known else None
+
+
+def terminal_document(analysis: Analysis, last: Sequence[str] = ()) -> Document:
+    """What `run` and `report` end in: one table, engine against engine, warnings; the rest is folded.
+
+    Args:
+        analysis: the results.
+        last: where the report is, and other lines to end with.
+    """
+    failed = [
+        f"{trial_label(analysis, trial)}: {trial.outcome}: {trial.reason}"
+        for trial in analysis.trials.values()
+        if trial.outcome not in ("completed", None)
+    ]
+    warnings = [finding for finding in analysis.findings if finding.severity == "warning"]
+    notes = [finding for finding in analysis.findings if finding.severity != "warning"]
+    blocks: list[Block | None] = [
+        summary_table(analysis),
+        Bullets(tuple(failed), "bad") if failed else None,
+        bullets((*engine_sentences(analysis), *(f"warning: {finding.message}." for finding in warnings))),
+        Section("each configuration", tuple(mode_tables(analysis).values()), folded=True),
+        Section("what else to know", tuple(notes), folded=True) if notes else None,
+    ]
+    return Document("", tuple(block for block in blocks if block is not None), last=tuple(last))
+
+
+def summary_table(analysis: Analysis) -> Table:
+    """A row per curve under each policy, at its most ranks: epoch, speedup, efficiency and the largest loss.
+
+    Curves of one rank count are left out where others have more: the table of each configuration has them.
+    """
+    epochs = units.time_unit(trial.epoch_seconds.value for trial in analysis.trials.values() if trial.epoch_seconds)
+    losses = {(one.curve, one.mode, one.trial_id): one for one in analysis.waterfalls if one.factors}
+    measured = {
+        place: [point for point in curve.points if analysis.trials[point.trial_id].runs]
+        for place, curve in enumerate(analysis.curves)
+    }
+    several = any(len(points) > 1 for points in measured.values())
+    groups: dict[str, list[Row]] = {}
+    for place, curve in enumerate(analysis.curves):
+        points = measured[place]
+        if not points or (several and len(points) < 2):
+            continue
+        last = points[-1]
+        trial = analysis.trials[last.trial_id]
+        loss = losses.get((curve.name, curve.mode, last.trial_id))
+        epoch = trial.epoch_seconds.times(epochs.factor) if trial.epoch_seconds else None
+        cells = [Cell(curve.name), Cell(f"{last.gpus:,}"), Cell(f"{len(trial.runs)}")]
+        cells.append(interval_cell(epoch, units.number))
+        unknown = Cell(units.UNKNOWN)
+        cells.append(unknown if len(points) < 2 else speedup_cell(trial, last))
+        # Its interval is the speedup's own over the ranks: there is room for one.
+        cells.append(
+            unknown if len(points) < 2 else Cell(units.share(last.efficiency.value if last.efficiency else None))
+        )
+        cells.append(Cell(_loss(loss.factors) if loss else units.UNKNOWN))
+        groups.setdefault(curve.mode, []).append(tuple(cells))
+    columns = (
+        Column("curve", words=True), Column("ranks"), Column("runs"), Column("epoch", epochs.sign), Column("speedup"),
+        Column("efficiency", narrow="eff."), Column("largest loss", words=True),
+    )  # fmt: skip
+    return Table(
+        columns,
+        tuple(Group(mode, tuple(rows)) for mode, rows in groups.items()),
+        title=counts(analysis),
+        label="policy",
+    )
+
+
+def _loss(factors: Sequence[Factor]) -> str:
+    worst = max(factors, key=lambda factor: factor.points)
+    return f"{100 * worst.points:.0f} % {worst.name}" if worst.points >= 0.01 else units.UNKNOWN

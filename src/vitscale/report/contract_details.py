@@ -12,7 +12,6 @@ from vitscale.analysis.time.breakdown import Breakdown, RankParts, Straggler
 from vitscale.analysis.time.traffic import Traffic
 from vitscale.present.estimate import Estimate
 from vitscale.report import sentences
-from vitscale.report.charts.time import exposed_interval, part_interval
 from vitscale.store.records import COMMUNICATION
 
 Object = dict[str, Any]
@@ -25,7 +24,7 @@ def flat(result: TrialResult) -> Object:
     data_wait = typical.parts.get("data_wait") if typical else None
     used, found, sent = result.resources, result.convergence, result.traffic
     return {
-        **interval_fields("exposed_share", exposed_interval(result.breakdown) if result.breakdown else None),
+        **interval_fields("exposed_share", result.breakdown.exposed_share if result.breakdown else None),
         "data_wait_share": data_wait / typical.seconds
         if typical and typical.seconds and data_wait is not None
         else None,
@@ -98,7 +97,7 @@ def _ends(name: str, interval: Estimate | None) -> Object:
 
 def _parts(found: Breakdown, rank: RankParts) -> Object:
     """The parts of one rank's step, and the ends of their intervals under the same names."""
-    over_runs = {part: part_interval(found, rank.rank, part) for part in rank.parts}
+    over_runs = {part: found.part_seconds(rank.rank, part) for part in rank.parts}
     return {
         "parts": dict(rank.parts),
         "parts_low": {part: one.low if one else None for part, one in over_runs.items()},
@@ -115,10 +114,10 @@ def _breakdown(found: Breakdown) -> Object:
             {
                 "rank": rank.rank,
                 "seconds": rank.seconds,
-                **_ends("seconds", part_interval(found, rank.rank, None)),
+                **_ends("seconds", found.part_seconds(rank.rank, None)),
                 **_parts(found, rank),
                 "exposed_seconds": rank.exposed_seconds,
-                **_ends("exposed_seconds", part_interval(found, rank.rank, COMMUNICATION)),
+                **_ends("exposed_seconds", found.part_seconds(rank.rank, COMMUNICATION)),
             }
             for rank in found.ranks
         ],

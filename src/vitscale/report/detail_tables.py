@@ -7,15 +7,15 @@ from itertools import groupby
 
 from vitscale.analysis import Analysis, CurveResult, TrialResult
 from vitscale.analysis.learning.convergence import Convergence, accuracy_at_images, accuracy_at_seconds
-from vitscale.analysis.runs.figures import CheckpointCost
 from vitscale.analysis.runs.resources import RankResources, ResourceFigures
 from vitscale.analysis.time.breakdown import Straggler
+from vitscale.analysis.trials import CheckpointCost
 from vitscale.present import units
 from vitscale.present.document import Cell, Table
 from vitscale.present.estimate import Estimate
 from vitscale.present.units import UNKNOWN
 from vitscale.report.charts.accuracy import images_panel, reach, reached, seconds_panel, unlike_images
-from vitscale.report.charts.time import PART_NAMES, exposed_interval, part_interval, parts_of, unknown_parts
+from vitscale.report.charts.time import PART_NAMES, parts_of, unknown_parts
 from vitscale.report.tables import TrialColumn, grouped_table, interval_cell
 
 _MOST_RANKS_TOLD = 8
@@ -35,7 +35,7 @@ def four_figures(analysis: Analysis) -> Table | None:
         ),
         (
             "exposed communication",
-            lambda trial: _interval(exposed_interval(trial.breakdown) if trial.breakdown else None, _percent),
+            lambda trial: _interval(trial.breakdown.exposed_share if trial.breakdown else None, _percent),
         ),
         ("explaining cost", lambda trial: Cell(_signed(trial.breakdown.overhead if trial.breakdown else None))),
         ("waited for", lambda trial: Cell(_straggler(trial.breakdown.straggler if trial.breakdown else None))),
@@ -193,7 +193,7 @@ def _milliseconds(trial: TrialResult, part: str | None) -> Cell:
     seconds = parts_of(trial.breakdown).get(part) if part else trial.breakdown.typical.seconds
     if seconds is None:
         return Cell(UNKNOWN)
-    over_runs = part_interval(trial.breakdown, trial.breakdown.typical.rank, part)
+    over_runs = trial.breakdown.part_seconds(trial.breakdown.typical.rank, part)
     bounds = (over_runs.low, over_runs.high) if over_runs else (None, None)
     return _interval(Estimate(seconds, *bounds), units.number, 1000.0)
 

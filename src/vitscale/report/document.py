@@ -7,13 +7,12 @@ from pathlib import Path
 
 from vitscale.advice import words as advised
 from vitscale.advice.pipeline import Advice
-from vitscale.analysis import Analysis, Factor
+from vitscale.analysis import Analysis
 from vitscale.analysis.summaries import NOT_RUN_YET
 from vitscale.prediction.results import Forecast
 from vitscale.present import units
 from vitscale.present.document import (
     Block,
-    Bullets,
     Cell,
     Code,
     Column,
@@ -21,13 +20,13 @@ from vitscale.present.document import (
     Figure,
     Group,
     Paragraph,
-    Row,
     Section,
     Table,
     plain,
     table,
 )
 from vitscale.report import answers, detail_tables, prediction_words, sentences
+from vitscale.report.answers import bullets, engine_sentences
 from vitscale.report.charts.accuracy import accuracy_chart, training_chart
 from vitscale.report.charts.advice import advice_chart
 from vitscale.report.charts.prediction import prediction_chart
@@ -37,7 +36,7 @@ from vitscale.report.charts.time import breakdown_chart, waterfall_chart
 from vitscale.report.charts.timeline import timeline_chart
 from vitscale.report.prediction_table import SeriesTable, prediction_tables, shared_notes
 from vitscale.report.resolutions import resolution_table
-from vitscale.report.tables import batch_text, comparison_tables, interval_cell, mode_tables, speedup_cell, trial_label
+from vitscale.report.tables import batch_text, comparison_tables, mode_tables, trial_label
 from vitscale.report.traffic_table import traffic_table
 
 _LONGEST_DETAIL = 20_000
@@ -104,27 +103,9 @@ def charts(analysis: Analysis, outlook: Forecast | None = None, advice: Advice |
     return {chart.name: chart for chart in found if chart is not None}
 
 
-def counts(analysis: Analysis) -> str:
-    """ "20 of 23 trials completed, 2 did not complete, 1 not run yet, 46 runs"."""
-    trials = list(analysis.trials.values())
-    completed = sum(1 for trial in trials if trial.outcome == "completed")
-    waiting = sum(1 for trial in trials if trial.outcome is None)
-    parts = [f"{completed} of {units.counted(len(trials), 'trial')} completed"]
-    if failed := len(trials) - completed - waiting:
-        parts.append(f"{failed} did not complete")
-    if waiting:
-        parts.append(f"{waiting} {NOT_RUN_YET}")
-    return ", ".join([*parts, units.counted(sum(trial.runs_done for trial in trials), "run")])
-
-
 def _section(title: str, blocks: Iterable[Block | None]) -> Section | None:
     known = tuple(block for block in blocks if block is not None)
     return Section(title, known, folded=True) if known else None
-
-
-def _bullets(texts: Iterable[str]) -> Bullets | None:
-    known = tuple(text for text in texts if text)
-    return Bullets(known) if known else None
 
 
 def _every_configuration(analysis: Analysis) -> Section | None:
@@ -173,7 +154,7 @@ def _time(analysis: Analysis, drawn: dict[str, Figure]) -> Section | None:
         "Where the time goes",
         (
             Paragraph(meaning, "quiet") if explained else None,
-            _bullets([*remarks, sentences.explaining_cost(analysis)]),
+            bullets([*remarks, sentences.explaining_cost(analysis)]),
             drawn.get("breakdown"),
             drawn.get("timeline"),
             drawn.get("start-up"),
@@ -214,13 +195,8 @@ def _engines(analysis: Analysis) -> Section | None:
     told += [sentences.multiplicity(analysis), sentences.scope(analysis)]
     return _section(
         "Engine against engine",
-        (_bullets(told), Paragraph(meaning, "quiet") if compared else None, *compared, traffic_table(analysis)),
+        (bullets(told), Paragraph(meaning, "quiet") if compared else None, *compared, traffic_table(analysis)),
     )
-
-
-def engine_sentences(analysis: Analysis) -> tuple[str, ...]:
-    """Who is faster, at the most ranks that were compared, a sentence for each comparison."""
-    return tuple(sentences.against(analysis, one) for one in sentences.largest_comparisons(analysis))
 
 
 def _ahead(outlook: Forecast | None, advice: Advice | None, drawn: dict[str, Figure]) -> Section | None:
@@ -229,10 +205,10 @@ def _ahead(outlook: Forecast | None, advice: Advice | None, drawn: dict[str, Fig
         tables = prediction_tables(outlook)
         blocks += [
             Paragraph(prediction_words.INTERVALS_MEANING, "quiet"),
-            _bullets(prediction_words.scores(outlook)),
+            bullets(prediction_words.scores(outlook)),
             drawn.get("prediction"),
             *(_series_table(one) for one in tables),
-            _bullets(
+            bullets(
                 (
                     *shared_notes(tables),
                     prediction_words.network(outlook.evidence),
@@ -247,7 +223,7 @@ def _ahead(outlook: Forecast | None, advice: Advice | None, drawn: dict[str, Fig
             f"{advised.time(answer.option.seconds)}, {answer.option.label}."
             for answer in advice.answers
         ]
-        blocks += [drawn.get("advice"), _bullets((*chosen, *advised.notes(advice)))]
+        blocks += [drawn.get("advice"), bullets((*chosen, *advised.notes(advice)))]
     return _section("Prediction and advice", blocks)
 
 
@@ -307,7 +283,7 @@ def _environment(analysis: Analysis) -> Section | None:
 
 
 def _problems(analysis: Analysis) -> Section | None:
-    return _section("Unused records", [_bullets(analysis.problems)])
+    return _section("Unused records", [bullets(analysis.problems)])
 
 
 def _reproduce(analysis: Analysis) -> Section | None:
@@ -323,75 +299,3 @@ def _reproduce(analysis: Analysis) -> Section | None:
             Paragraph(f"Measured with {versions}.", "quiet") if versions else None,
         ),
     )
-
-
-def terminal_document(analysis: Analysis, last: Sequence[str] = ()) -> Document:
-    """What `run` and `report` end in: one table, engine against engine, warnings; the rest is folded.
-
-    Args:
-        analysis: the results.
-        last: where the report is, and other lines to end with.
-    """
-    failed = [
-        f"{trial_label(analysis, trial)}: {trial.outcome}: {trial.reason}"
-        for trial in analysis.trials.values()
-        if trial.outcome not in ("completed", None)
-    ]
-    warnings = [finding for finding in analysis.findings if finding.severity == "warning"]
-    notes = [finding for finding in analysis.findings if finding.severity != "warning"]
-    blocks: list[Block | None] = [
-        summary_table(analysis),
-        Bullets(tuple(failed), "bad") if failed else None,
-        _bullets((*engine_sentences(analysis), *(f"warning: {finding.message}." for finding in warnings))),
-        Section("each configuration", tuple(mode_tables(analysis).values()), folded=True),
-        Section("what else to know", tuple(notes), folded=True) if notes else None,
-    ]
-    return Document("", tuple(block for block in blocks if block is not None), last=tuple(last))
-
-
-def summary_table(analysis: Analysis) -> Table:
-    """A row per curve under each policy, at its most ranks: epoch, speedup, efficiency and the largest loss.
-
-    Curves of one rank count are left out where others have more: the table of each configuration has them.
-    """
-    epochs = units.time_unit(trial.epoch_seconds.value for trial in analysis.trials.values() if trial.epoch_seconds)
-    losses = {(one.curve, one.mode, one.trial_id): one for one in analysis.waterfalls if one.factors}
-    measured = {
-        place: [point for point in curve.points if analysis.trials[point.trial_id].runs]
-        for place, curve in enumerate(analysis.curves)
-    }
-    several = any(len(points) > 1 for points in measured.values())
-    groups: dict[str, list[Row]] = {}
-    for place, curve in enumerate(analysis.curves):
-        points = measured[place]
-        if not points or (several and len(points) < 2):
-            continue
-        last = points[-1]
-        trial = analysis.trials[last.trial_id]
-        loss = losses.get((curve.name, curve.mode, last.trial_id))
-        epoch = trial.epoch_seconds.times(epochs.factor) if trial.epoch_seconds else None
-        cells = [Cell(curve.name), Cell(f"{last.gpus:,}"), Cell(f"{len(trial.runs)}")]
-        cells.append(interval_cell(epoch, units.number))
-        unknown = Cell(units.UNKNOWN)
-        cells.append(unknown if len(points) < 2 else speedup_cell(trial, last))
-        # Its interval is the speedup's own over the ranks: there is room for one.
-        cells.append(
-            unknown if len(points) < 2 else Cell(units.share(last.efficiency.value if last.efficiency else None))
-        )
-        cells.append(Cell(_loss(loss.factors) if loss else units.UNKNOWN))
-        groups.setdefault(curve.mode, []).append(tuple(cells))
-    columns = (
-        Column("curve", words=True), Column("ranks"), Column("runs"), Column("epoch", epochs.sign), Column("speedup"),
-        Column("efficiency", narrow="eff."), Column("largest loss", words=True),
-    )  # fmt: skip
-    return Table(
-        columns,
-        tuple(Group(mode, tuple(rows)) for mode, rows in groups.items()),
-        title=counts(analysis),
-        label="policy",
-    )
-
-
-def _loss(factors: Sequence[Factor]) -> str:
-    worst = max(factors, key=lambda factor: factor.points)
-    return f"{100 * worst.points:.0f} % {worst.name}" if worst.points >= 0.01 else units.UNKNOWN

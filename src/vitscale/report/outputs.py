@@ -1,4 +1,5 @@
-"""Where each form of the report goes: its file, or standard output for what is read or piped on."""
+"""Where each form of the report goes: its file, standard output for what is read or piped on; or, in notebooks, polars
+frames (`vitscale.load("RESULTS")`)."""
 
 from __future__ import annotations
 
@@ -6,11 +7,15 @@ import gzip
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from vitscale import store
 from vitscale.advice.pipeline import Advice
-from vitscale.analysis import Analysis, TrialResult
+from vitscale.analysis import Analysis, TrialResult, analyse
 from vitscale.analysis.time.exposure import clocks_ahead, explained_steps, lanes
 from vitscale.base.plugins import known
 from vitscale.errors import RequestError, shown, unknown
@@ -21,10 +26,15 @@ from vitscale.present.html import to_html
 from vitscale.present.latex import to_latex
 from vitscale.present.markdown import to_markdown
 from vitscale.profiles.step_trace import RankStep, step_trace
-from vitscale.report.contract import run_rows, to_json, to_table, trial_rows
-from vitscale.report.document import charts, counts, report_document
+from vitscale.report.answers import counts, terminal_document
+from vitscale.report.contract import frame, run_rows, to_json, to_table, trial_rows
+from vitscale.report.document import charts, report_document
 from vitscale.report.tables import trial_label
-from vitscale.store.results import Run
+from vitscale.store.lines import WINDOWS, Steps
+from vitscale.store.results import Results, Run
+
+if TYPE_CHECKING:
+    import polars
 
 _TABLES = ("csv", "parquet")
 _TO_STANDARD_OUTPUT = ("md", "json", "latex")
@@ -184,3 +194,76 @@ def _about(analysis: Analysis, result: TrialResult, run: Run) -> dict[str, Any]:
         "grad_accum": train.grad_accum,
         "steps_known": any(rank.steps for rank in run.ranks),
     }
+
+
+class Frames:
+    """A results folder: read when it is made, each frame worked out when it is first asked for."""
+
+    def __init__(self, results: Results, *, combine_unlike: bool = False) -> None:
+        """`combine_unlike`: as for `vitscale report`."""
+        self._results, self._combine_unlike = results, combine_unlike
+
+    @cached_property
+    def _analysis(self) -> Analysis:
+        return analyse(self._results, combine_unlike=self._combine_unlike)
+
+    @cached_property
+    def trials(self) -> polars.LazyFrame:
+        """A row for each trial: the columns of `vitscale report --format parquet`."""
+        return frame(trial_rows(self._analysis)).lazy()
+
+    @cached_property
+    def runs(self) -> polars.LazyFrame:
+        """A row for each completed run, the swept fields among its columns."""
+        return frame(run_rows(self._analysis)).lazy()
+
+    @cached_property
+    def steps(self) -> polars.LazyFrame:
+        """A row for each optimizer step of each rank of each run, warm-up and profiled ones too: `trial`, `repeat`,
+        `rank`, `step`, `epoch`, `seconds`, `images`, `loss` (null: not told), `warmup`, `window`."""
+        import polars  # starts threads, which no process that is forked may have
+
+        windows = np.array(WINDOWS)
+        frames = [
+            polars.DataFrame(
+                {
+                    "step": steps.step,
+                    "epoch": steps.epoch,
+                    "seconds": steps.seconds,
+                    "images": steps.images,
+                    "loss": polars.Series(steps.loss).fill_nan(None),
+                    "warmup": steps.warmup,
+                    "window": windows[steps.window],
+                }
+            ).select(
+                polars.lit(run.header.trial_id).alias("trial"),
+                polars.lit(run.header.repeat).alias("repeat"),
+                polars.lit(rank.rank).alias("rank"),
+                polars.all(),
+            )
+            for run in self._results.runs
+            for rank in run.ranks
+            if len(steps := Steps.of(rank.steps))
+        ]
+        return polars.concat(frames).lazy() if frames else polars.LazyFrame()
+
+    def __repr__(self) -> str:
+        study = self._results.study
+        return f"<results of {study.name}: {len(study.trials)} trials, {len(self._results.runs)} runs>"
+
+    def _repr_markdown_(self) -> str:
+        """What a notebook shows: the tables that `vitscale report` prints."""
+        return to_markdown(terminal_document(self._analysis))
+
+
+def load(results: str | Path, *, combine_unlike: bool = False) -> Frames:
+    """The frames of a results folder.
+
+    Args:
+        results: the folder.
+        combine_unlike: combine runs of unlike hardware or library versions all the same.
+
+    Raises:
+        StoreError: it holds no results, or of a newer format.
+    """
+    return Frames(store.load(Path(results)), combine_unlike=combine_unlike)

@@ -1,7 +1,16 @@
-"""Checks of a cluster on disk: each rank's lines while it is measured, and whole checks to read back later.
+"""What `vitscale check` measures: a line for each measurement of a rank, and the stored check made of them, on disk:
 
 FOLDER/ID.json          one check, written whole; FOLDER is RESULTS/checks, or the user's own folder of checks
 FOLDER/.ID/             while it is measured: request.json, rank-K.jsonl
+
+Format history (`FORMAT`):
+  1  first version: request.json, rank-K.jsonl (stage, facts, reach, collective, matmul, compute, loader, disk, end),
+     and the check as it is stored.
+  2  what others' tools measured: CheckRecord.imported, empty in format 1, and operations that `vitscale check` does not
+     sweep; CollectiveFit.latency_known, true in format 1. World.ranks, null in format 1.
+  3  what ended a rank outside all stages: the line error, CheckedRank.error; null in older formats.
+
+A reader accepts its own format and older ones; a newer one is refused by name.
 """
 
 from __future__ import annotations
@@ -11,12 +20,298 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field
 
 from vitscale.errors import StoreError, shown
-from vitscale.store.check_records import FORMAT, CheckedRank, CheckRecord
-from vitscale.store.rank_log import first_reason, rank_files, read_lines
+from vitscale.store.lines import IfThere, RankLine, RankLines, Record, first_reason, rank_files, read_lines
+from vitscale.store.records import EndLine, Environment, ErrorLine, GpuSamples, MatmulLine
 from vitscale.store.writing import write_whole
+from vitscale.trial.trial import Device, Precision, Trial, World
+
+FORMAT = 3
+
+# Bounded, so that arithmetic on what a file says never overflows.
+Seconds = Annotated[float, Field(ge=0.0, le=1e9, allow_inf_nan=False)]
+MOST_RATE = 1e24
+Rate = Annotated[float, Field(ge=0.0, le=MOST_RATE, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0, lt=2**31)]
+Bytes = Annotated[int, Field(ge=0, lt=2**60)]
+
+Group = Literal["inside nodes", "across nodes", "all ranks"]
+"""inside nodes: the ranks of each host, all hosts at once. across nodes: one rank of each host."""
+GROUPS: tuple[Group, ...] = ("inside nodes", "across nodes", "all ranks")
+Operation = Literal[
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv", "rdma"
+]
+"""The last four are of others' tools alone. rdma: one host writes to another, without any library."""
+OPERATIONS: tuple[Operation, ...] = get_args(Operation)
+SWEPT: tuple[Operation, ...] = OPERATIONS[:4]
+"""By `vitscale check`."""
+Stage = Literal["facts", "network", "join", "collectives", "matmul", "compute", "loader", "disk"]
+STAGES: tuple[Stage, ...] = ("facts", "network", "join", "collectives", "matmul", "compute", "loader", "disk")
+
+
+class SweepPlan(Record):
+    """How collectives are swept."""
+
+    sizes_bytes: tuple[Annotated[int, Field(ge=4, le=2**33)], ...]
+    """In rising order."""
+    longest_seconds: Annotated[float, Field(gt=0.0, le=1e4)]
+    """No larger size is tried where one operation would take longer."""
+    seconds_per_size: Annotated[float, Field(gt=0.0, le=1e4)]
+    """About so long is measured at each size, three times at least."""
+
+
+class CheckRequest(Record):
+    """request.json in a check's folder: what every rank is to do."""
+
+    format: int = FORMAT
+    world: World
+    device: Device
+    precision: Precision
+    sweep: SweepPlan
+    compute_repeats: Annotated[int, Field(ge=1, le=1000)]
+    compute_seconds: Annotated[float, Field(gt=0.0, le=1e4)]
+    """Of each repeat."""
+    loader_seconds: Annotated[float, Field(gt=0.0, le=1e4)]
+    limits: dict[Stage, Seconds]
+    """How long each stage may take; what is not done then is left, and the next stage begins."""
+    trial: Trial | None = None
+    """Of the study, for its loader; null without a study."""
+    dataset_fingerprint: str | None = None
+
+    @property
+    def longest_seconds(self) -> float:
+        """All stages at their limits."""
+        return sum(self.limits.values())
+
+
+class Interface(Record):
+    """A network interface, as the kernel tells of it."""
+
+    name: str
+    kind: Literal["ethernet", "infiniband", "loopback", "other"]
+    up: bool
+    speed_mbit: Count | None
+    """Null where it is not known: links that are down, and virtual interfaces, of which the kernel makes one up."""
+    addresses: tuple[str, ...]
+    """IPv4 with its prefix length ("10.0.0.1/24"), then IPv6."""
+
+
+class InfinibandPort(Record):
+    """A port of an InfiniBand or RoCE adapter, from /sys/class/infiniband."""
+
+    name: str
+    active: bool
+    rate: str
+    """As the kernel says it: "100 Gb/sec (4X EDR)"."""
+
+
+class StageLine(RankLine):
+    """A stage of a rank ended."""
+
+    kind: Literal["stage"] = "stage"
+    name: Stage
+    ending: Literal["done", "failed", "timeout", "skipped"]
+    seconds: Seconds
+    reason: str = ""
+    """Empty where it is done."""
+
+
+class FactsLine(RankLine):
+    """Where a rank runs, before it talks to any other."""
+
+    kind: Literal["facts"] = "facts"
+    format: int = FORMAT
+    rank: Count
+    world_size: Count
+    local_rank: Count
+    environment: Environment
+    host_cores: Count
+    """Cores this rank could have used before it was pinned: those of all ranks of its host."""
+    cpu_throttled_seconds: Seconds | None
+    """So far; null without a quota."""
+    hostname_addresses: tuple[str, ...]
+    """What the host's own name resolves to, in order; empty: to nothing."""
+    interfaces: tuple[Interface, ...]
+    infiniband: tuple[InfinibandPort, ...]
+
+
+class ReachLine(RankLine):
+    """Whether this rank reaches rank 0 over TCP, at the address and port that ranks meet at."""
+
+    kind: Literal["reach"] = "reach"
+    address: str
+    port: Count
+    seconds: Seconds | None
+    """The connection that succeeded; null where none did."""
+    reason: str = ""
+    """Why none did."""
+
+
+class CollectiveLine(RankLine):
+    """One collective at one size, as one rank timed it."""
+
+    kind: Literal["collective"] = "collective"
+    group: Group
+    operation: Operation
+    ranks: Annotated[int, Field(ge=2, lt=2**31)]
+    """That took part."""
+    size_bytes: Annotated[int, Field(ge=1, lt=2**60)]
+    """By nccl-tests' convention: what a rank holds of the whole, so of an all-gather what each receives in all."""
+    calls: Annotated[int, Field(ge=1, lt=2**31)]
+    """One right after the other, in each repeat."""
+    seconds: Annotated[tuple[Seconds, ...], Field(min_length=1)]
+    """Of one call, for each repeat."""
+
+
+class ComputeLine(RankLine):
+    """A fixed piece of training done again and again on all ranks at once: whose pace is the slow one."""
+
+    kind: Literal["compute"] = "compute"
+    work: str
+    """What the piece is, in words; rates compare only where it is the same."""
+    pieces_per_second: Annotated[tuple[Rate, ...], Field(min_length=1)]
+    """Of each repeat."""
+    cpu_throttled_share: Seconds | None
+    """Of the time, in core-seconds per second: what the CPU controller held back; null without a quota."""
+    cpu_share: Seconds | None = None
+    """CPU seconds that this process got, per second."""
+    gpu: GpuSamples | None
+    gpu_reason: str | None
+    """Why `gpu` is null."""
+
+
+class LoaderLine(RankLine):
+    """The data loader of a study, alone: no model takes its batches."""
+
+    kind: Literal["loader"] = "loader"
+    images_per_second: Rate
+    workers: Count
+    batch: Count
+
+
+class DiskLine(RankLine):
+    """The disk that holds the results, as one rank sees it."""
+
+    kind: Literal["disk"] = "disk"
+    free_bytes: Bytes
+    record_seconds: Annotated[tuple[Seconds, ...], Field(min_length=1)]
+    """Of appending one record and forcing it to disk."""
+    record_bytes: Bytes
+    seen_seconds: Seconds | None
+    """Until a file that rank 0 wrote was seen here; null where it was not, or ranks had not found each other."""
+    seen_reason: str = ""
+    """Why `seen_seconds` is null."""
+
+
+class CheckedRank(RankLines):
+    """All that one rank measured; what is null or missing it did not come to."""
+
+    rank: Count
+    facts: FactsLine | None = None
+    reach: ReachLine | None = None
+    collectives: tuple[CollectiveLine, ...] = ()
+    matmul: MatmulLine | None = None
+    compute: ComputeLine | None = None
+    loader: LoaderLine | None = None
+    disk: DiskLine | None = None
+    stages: tuple[StageLine, ...] = ()
+    error: ErrorLine | None = None
+    """What ended the rank outside all stages."""
+    ended: Annotated[bool, IfThere(EndLine)] = False
+    broken: tuple[str, ...] = ()
+    """Lines that could not be read, and why."""
+
+    @property
+    def last_sign(self) -> str:
+        """How far the rank has come, in words."""
+        return f"last stage {self.stages[-1].name}" if self.stages else "nothing recorded"
+
+
+class HostAnswer(Record):
+    """Whether a host answered before anything was started on it."""
+
+    name: str
+    address: str | None
+    """What its name resolves to here; null: to nothing."""
+    seconds: Seconds | None
+    """Until it answered; null where it did not."""
+    reason: str = ""
+    """Why it did not."""
+    sees_folder: bool | None = None
+    """Whether the check's folder is seen there under the same path; null where it was not asked."""
+
+
+class CollectiveFit(Record):
+    """`seconds = latency_seconds + bus_bytes / bandwidth_bytes_per_second` of one operation in one group.
+
+    `bus_bytes` is the size times `bus_factor`.
+    """
+
+    group: Group
+    operation: Operation
+    ranks: Count
+    latency_seconds: Seconds
+    bandwidth_bytes_per_second: Rate
+    largest_size_bytes: Bytes
+    largest_seconds: Seconds
+    worst_residual: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+    """Largest distance of a measured time from the fit, as a share of that time."""
+    latency_known: bool = True
+    """False: one size alone was measured, or a stream of messages."""
+
+
+def bus_factor(operation: Operation, ranks: int) -> float:
+    """Bus bandwidth / (size / time), which makes it the bandwidth of the slowest link for any number of ranks.
+
+    nccl-tests, doc/PERFORMANCE.md: 2 (n-1)/n for all-reduce, (n-1)/n for all-gather, reduce-scatter and all-to-all, 1
+    for what passes each link once.
+    """
+    if operation in ("broadcast", "reduce", "send_recv", "rdma"):
+        return 1.0
+    return (2 if operation == "all_reduce" else 1) * (ranks - 1) / ranks
+
+
+class LoaderNeed(Record):
+    """What a model needs of its loader."""
+
+    images_per_second: Rate
+    """Of one rank."""
+    source: Literal["run", "arithmetic"]
+    """run: a stored run of the same model reached it. arithmetic: the measured matrix-multiply rate / the model's
+    FLOPs, which training never quite reaches."""
+    described: str
+
+
+class CheckRecord(Record):
+    """One check as it is stored: what was measured, and what was fitted to it."""
+
+    format: int = FORMAT
+    id: str
+    started_unix_seconds: Annotated[float, Field(ge=0.0, le=1e12, allow_inf_nan=False)]
+    wall_seconds: Seconds
+    request: CheckRequest
+    launcher: str
+    scheduler: str
+    hosts: tuple[HostAnswer, ...]
+    """Those asked for, by name; empty where it ran on the driver's own host."""
+    ranks: tuple[CheckedRank, ...]
+    fits: tuple[CollectiveFit, ...]
+    loader_need: LoaderNeed | None
+    ending: Literal["ended", "stopped", "not started"]
+    """Of the ranks' processes: by themselves, by the driver, or never begun."""
+    ending_reason: str = ""
+    """Why not all ranks came to their end; empty where they did."""
+    guilty_rank: Count | None = None
+    """The rank that was lost first, where that is known."""
+    log: str = ""
+    """The end of what the launcher and the ranks printed, where a rank is missing."""
+    imported: str = ""
+    """The tool and the files of others that it was made of; empty where `vitscale check` measured it."""
+
 
 _CHECK_FILE = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}\.json")
 _LARGEST_BYTES = 256 << 20

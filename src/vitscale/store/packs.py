@@ -28,11 +28,9 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from vitscale.errors import StoreError
-from vitscale.store.lines import RankLine, refuse_wild_numbers
-from vitscale.store.rank_log import first_reason
+from vitscale.store.lines import COLUMNS, STEP_PREFIX, WINDOWS, RankLine, Steps, first_reason, refuse_wild_numbers
 from vitscale.store.records import RankRecord
 from vitscale.store.results import Outcome, Run, RunHeader
-from vitscale.store.steps import COLUMNS, STEP_PREFIX, WINDOWS, Steps
 from vitscale.store.writing import sync_folder, write_whole
 from vitscale.trial.trial import Trial
 

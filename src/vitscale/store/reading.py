@@ -14,12 +14,19 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from vitscale.errors import StoreError, shown
-from vitscale.store.lines import RankLine, refuse_wild_numbers
+from vitscale.store.lines import (
+    STEP_PREFIX,
+    RankLine,
+    first_reason,
+    parse_lines,
+    parse_steps,
+    rank_files,
+    read_lines,
+    refuse_wild_numbers,
+)
 from vitscale.store.packs import PACK_RUNS, RUN_FOLDER, finish_removing, pack_files, pack_runs, read_outcomes, read_pack
-from vitscale.store.rank_log import first_reason, parse_lines, rank_files, read_lines
 from vitscale.store.records import FORMAT, RankRecord, StepLine
 from vitscale.store.results import Outcome, Results, Run, RunHeader, StudyRecord
-from vitscale.store.steps import STEP_PREFIX, parse_steps
 
 Model = TypeVar("Model", bound=BaseModel)
 

@@ -36,9 +36,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PlainSerializer, PlainValidator
 
-from vitscale.store.lines import Count, Finite, IfThere, RankLine, RankLines, Record, Seconds
-from vitscale.store.steps import StepLine as StepLine
-from vitscale.store.steps import Steps
+from vitscale.store.lines import Count, Finite, IfThere, RankLine, RankLines, Record, Seconds, Steps
+from vitscale.store.lines import StepLine as StepLine
 
 FORMAT = 10
 

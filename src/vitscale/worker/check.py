@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from vitscale.processes.launch_file import LaunchFile
 from vitscale.store import RankLog
-from vitscale.store.check_records import CheckRequest
+from vitscale.store.checks import CheckRequest
 from vitscale.worker.rank_process import RankInfo, now_ns, run_rank
 
 _ARRIVED_NS = now_ns()

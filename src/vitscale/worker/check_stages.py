@@ -26,8 +26,8 @@ from vitscale.probes.gpu_monitor import gpu_monitor
 from vitscale.probes.matmul import compute_speed, measured_matmul
 from vitscale.probes.resources import gpu_uuid
 from vitscale.processes.heartbeat import PROGRESS
-from vitscale.store import RankLog, check_records
-from vitscale.store.check_records import CheckRequest, CollectiveLine, Group, LoaderLine, Stage, SweepPlan
+from vitscale.store import RankLog, checks
+from vitscale.store.checks import CheckRequest, CollectiveLine, Group, LoaderLine, Stage, SweepPlan
 from vitscale.trial.trial import Trial
 from vitscale.worker import group
 from vitscale.worker.environment import environment
@@ -42,7 +42,7 @@ class Stages:
     def __init__(
         self,
         limits: dict[Stage, float],
-        record: Callable[[check_records.StageLine], None],
+        record: Callable[[checks.StageLine], None],
         begins: Callable[[Stage], None],
         prepare: Callable[[], None],
     ) -> None:
@@ -81,12 +81,12 @@ class Stages:
         elif failure:
             text = f"{type(failure[0]).__name__}: {failure[0]}".splitlines()[0][:_LONGEST_REASON]
             ending, reason = "failed", text.encode("utf-8", errors="backslashreplace").decode()
-        self._record(check_records.StageLine(name=stage, ending=ending, seconds=seconds, reason=reason))
+        self._record(checks.StageLine(name=stage, ending=ending, seconds=seconds, reason=reason))
         return ending == "done"
 
     def skip(self, stage: Stage, reason: str) -> None:
         """Records that a stage was not begun."""
-        self._record(check_records.StageLine(name=stage, ending="skipped", seconds=0.0, reason=reason))
+        self._record(checks.StageLine(name=stage, ending="skipped", seconds=0.0, reason=reason))
 
 
 _SEEN_SECONDS = 10.0
@@ -148,7 +148,7 @@ class _Rank:
         """Where this rank runs."""
         backend = "nccl" if self.device.type == "cuda" else "gloo"
         self.log.write(
-            check_records.FactsLine(
+            checks.FactsLine(
                 rank=self.own.rank,
                 world_size=self.own.world_size,
                 local_rank=self.own.local_rank,
@@ -172,11 +172,11 @@ class _Rank:
             except (OSError, UnicodeError) as error:
                 reason = f"{type(error).__name__}: {error}"[:300]
                 if time.monotonic() > end:
-                    self.log.write(check_records.ReachLine(address=address, port=port, seconds=None, reason=reason))
+                    self.log.write(checks.ReachLine(address=address, port=port, seconds=None, reason=reason))
                     raise
                 time.sleep(0.2)
             else:
-                self.log.write(check_records.ReachLine(address=address, port=port, seconds=time.perf_counter() - began))
+                self.log.write(checks.ReachLine(address=address, port=port, seconds=time.perf_counter() - began))
                 return
 
     def join(self) -> None:
@@ -222,7 +222,7 @@ class _Rank:
         elif self.together:
             seen, reason = self._look_for_rank_0s_file()
         self.log.write(
-            check_records.DiskLine(
+            checks.DiskLine(
                 free_bytes=host.free_bytes(self.folder),
                 record_seconds=seconds,
                 record_bytes=size,

@@ -14,7 +14,7 @@ from vitscale.prediction.network.checked import ASSUMED_ACROSS, ASSUMED_INSIDE, 
 from vitscale.prediction.network.collectives import LinkDraws, collective_seconds
 from vitscale.prediction.network.links import Level, Network, declared_link
 from vitscale.preflight.fit import fits
-from vitscale.store.check_records import CheckRecord, CollectiveFit, Group, Operation
+from vitscale.store.checks import CheckRecord, CollectiveFit, Group, Operation
 from vitscale.trial.trial import World
 
 MB = 1e6

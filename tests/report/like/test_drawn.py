@@ -14,7 +14,7 @@ from like_paper_factory import paper_curve, paper_study, whole_study
 from results_factory import rich_study
 from vitscale.analysis import analyse
 from vitscale.report.like import Material
-from vitscale.report.like.figures import Drawn, draw_all, draw_one
+from vitscale.report.like.outputs import Drawn, draw_all, draw_one
 from vitscale.report.like.paper import FIGURES, PAPER
 from vitscale.store.results import Results
 

@@ -22,7 +22,7 @@ from vitscale.errors import RequestError
 from vitscale.prediction.network.links import Link, Network
 from vitscale.report import like
 from vitscale.report.like.doublings import transfer_of
-from vitscale.report.like.figures import draw_one
+from vitscale.report.like.outputs import draw_one
 from vitscale.store.records import CheckpointLine, Collective, TrafficLine
 from vitscale.store.results import Results
 from vitscale.trial.trial import World

@@ -26,9 +26,9 @@ from vitscale.analysis.runs.steps import LIGHT
 from vitscale.analysis.trials import TrialResult
 from vitscale.base.time_spans import length, union
 from vitscale.present.document import Finding
+from vitscale.store.lines import Steps
 from vitscale.store.records import ExplainedLine
 from vitscale.store.results import Run, StudyRecord
-from vitscale.store.steps import Steps
 
 _MOST_FILES = 3
 

@@ -9,9 +9,9 @@ from vitscale.analysis.runs.steps import LIGHT
 from vitscale.analysis.trials import TrialResult
 from vitscale.present.document import Finding
 from vitscale.present.units import rough_percent as percent
+from vitscale.store.lines import Steps
 from vitscale.store.records import EpochLine, RankRecord
 from vitscale.store.results import Run
-from vitscale.store.steps import Steps
 
 _OVERHEAD = 0.1
 _OVERHEAD_MISLEADS = 0.5

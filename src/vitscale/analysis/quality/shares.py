@@ -16,8 +16,8 @@ from vitscale.analysis.trials import TrialResult
 from vitscale.base.time_spans import length
 from vitscale.present.document import Finding
 from vitscale.present.units import rough_percent as percent
+from vitscale.store.lines import Steps
 from vitscale.store.results import Run
-from vitscale.store.steps import Steps
 from vitscale.trial.rank_batches import longest, micro_batches, shares
 
 _WORTH_IT = 0.05

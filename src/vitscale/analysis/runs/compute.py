@@ -13,9 +13,9 @@ from vitscale.analysis.peaks import Peak, peak
 from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.runs.steps import LIGHT
 from vitscale.errors import VitscaleError
+from vitscale.store.lines import Steps
 from vitscale.store.records import EnergyReading, RankRecord
 from vitscale.store.results import Run
-from vitscale.store.steps import Steps
 from vitscale.trial.model_cost import training_flops
 from vitscale.trial.trial import Precision, Trial
 

@@ -37,9 +37,9 @@ from vitscale.analysis.runs.steps import (
 )
 from vitscale.analysis.runs.warmup import WarmUp, warm_up
 from vitscale.analysis.statistics import finite_or_none, quantile
+from vitscale.store.lines import Steps
 from vitscale.store.records import ModelLine, PhaseLine, RankRecord
 from vitscale.store.results import Run
-from vitscale.store.steps import Steps
 from vitscale.trial.trial import Trial
 
 PHASES: tuple[str, ...] = ("launch", "imports", "data", "model", "engine", "script", "first_step")
@@ -367,31 +367,3 @@ def _compiled(ranks: Sequence[RankRecord]) -> dict[str, tuple[str, ...]]:
     for phase in (phase for rank in ranks for phase in rank.phases if phase.compiled):
         by_phase.setdefault(phase.name, set()).update(phase.compiled)
     return {phase: tuple(sorted(names)) for phase, names in by_phase.items()}
-
-
-@dataclass(frozen=True)
-class CheckpointCost:
-    """Medians over runs."""
-
-    save_seconds: float
-    """Until the last rank has its files on the disk."""
-    load_seconds: float
-    """Until the last rank has restored all; what it reads may still be in the host's memory."""
-    bytes: float
-    """Of all files together."""
-
-
-def checkpoint_cost(runs: Sequence[Run]) -> CheckpointCost | None:
-    """The cost of a checkpoint; None where no run measured it (`measure.checkpoint`)."""
-    measured = [
-        [rank.checkpoint for rank in run.ranks if rank.checkpoint is not None]
-        for run in runs
-        if any(rank.checkpoint is not None for rank in run.ranks)
-    ]
-    if not measured:
-        return None
-    return CheckpointCost(
-        save_seconds=statistics.median(max(line.save_seconds for line in lines) for lines in measured),
-        load_seconds=statistics.median(max(line.load_seconds for line in lines) for lines in measured),
-        bytes=statistics.median(max(line.bytes for line in lines) for lines in measured),
-    )

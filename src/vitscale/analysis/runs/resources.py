@@ -20,9 +20,9 @@ from vitscale.analysis.runs.repeats import Clusters, over_runs
 from vitscale.analysis.runs.steps import LIGHT, Integers
 from vitscale.analysis.statistics import known_median
 from vitscale.present.estimate import Estimate
+from vitscale.store.lines import Steps
 from vitscale.store.records import GPU_LIMITS, GpuSamples, RankRecord, ResourcesLine
 from vitscale.store.results import Run
-from vitscale.store.steps import Steps
 
 NOT_RECORDED = "this run recorded no use of its GPUs"
 

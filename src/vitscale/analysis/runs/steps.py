@@ -35,9 +35,9 @@ from typing import Any, Literal, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from vitscale.store.lines import COLUMNS, WINDOWS, Steps
 from vitscale.store.records import ModelLine, RankRecord
 from vitscale.store.results import Run
-from vitscale.store.steps import COLUMNS, WINDOWS, Steps
 from vitscale.trial.trial import Trial, last_step_share, samples_used, steps_per_epoch
 
 Floats = npt.NDArray[np.float64]

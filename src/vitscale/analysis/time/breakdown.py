@@ -62,6 +62,12 @@ class RankParts:
     exposed_seconds: float | None
     """Exposed communication, known also where wait and wire cannot be told apart; None where the profile lacks it."""
 
+    @property
+    def exposed_share(self) -> float | None:
+        """Exposed communication, as a share of the step."""
+        exposed = self.exposed_seconds
+        return exposed / self.seconds if exposed is not None and self.seconds > 0 else None
+
     def sum_of(self, *names: str) -> float:
         """The known ones of some parts together."""
         return sum(self.parts[name] or 0.0 for name in names)
@@ -117,6 +123,26 @@ class Breakdown:
         of_runs = [figure(run) if run is not None else None for run in self.by_run]
         known = observations(of_runs, self.clusters, statistics.fmean)
         return mean_interval(known, most=most) if known else None
+
+    @property
+    def exposed_share(self) -> Estimate | None:
+        """Exposed communication of the typical rank, as a share of its step, with its interval over runs."""
+        share, number = self.typical.exposed_share, self.typical.rank
+        of_runs = self.over_runs(lambda run: run.rank(number).exposed_share, most=1.0)
+        if share is None:
+            return None
+        return Estimate(share) if of_runs is None else Estimate(share, of_runs.low, of_runs.high, note=of_runs.note)
+
+    def part_seconds(self, number: int, part: str | None) -> Estimate | None:
+        """Seconds of a part of one rank's step over runs; of the whole step where `part` is None."""
+
+        def of_run(run: Breakdown) -> float | None:
+            own = run.rank(number)
+            if part is None:
+                return own.seconds
+            return own.exposed_seconds if part == COMMUNICATION else own.parts[part]
+
+        return self.over_runs(of_run)
 
     def rank(self, number: int) -> RankParts:
         """The parts of one rank."""

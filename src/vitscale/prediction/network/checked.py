@@ -10,7 +10,7 @@ import numpy as np
 
 from vitscale.prediction.network.collectives import LinkDraws, lines
 from vitscale.prediction.network.links import Level, Link, Network
-from vitscale.store.check_records import CheckRecord, CollectiveFit, bus_factor
+from vitscale.store.checks import CheckRecord, CollectiveFit, bus_factor
 
 ASSUMED_INSIDE = Link(16e9, 10e-6, 1.2, 1.0, "assumed", "nothing measured inside a host")
 """Within two standard deviations: 1.5 to 180 GB/s. PCIe 3 through a host's memory reaches 3, NVLink 100 and more."""

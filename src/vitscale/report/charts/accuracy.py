@@ -18,13 +18,13 @@ from vitscale.report.charts.axes import (
     add_bars,
     along,
     colour_of,
+    families,
     nominal,
     quantity,
     scaled,
     shape_of,
     tooltip,
 )
-from vitscale.report.charts.time import families
 from vitscale.trial.trial import Mode
 
 AT_THE_END = "at the end of training"

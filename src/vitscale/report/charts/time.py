@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from vitscale.analysis import Analysis, CurveResult, TrialResult, Waterfall
-from vitscale.analysis.scaling import curve_name
-from vitscale.analysis.time.breakdown import Breakdown, RankParts
+from vitscale.analysis import Analysis, CurveResult, Waterfall
+from vitscale.analysis.time.breakdown import Breakdown
 from vitscale.analysis.time.run_waterfall import CHECKPOINT, EVALUATION, START_UP
 from vitscale.analysis.time.waterfall import STEP_ROUNDING
 from vitscale.present import units
@@ -26,6 +24,8 @@ from vitscale.report.charts.axes import (
     Spec,
     add_bars,
     cut_bars,
+    families,
+    kept_batch,
     nominal,
     quantity,
     tooltip,
@@ -57,7 +57,6 @@ class Bar:
 
     family: str
     """The curve without its batch size: bars of one family differ in batch size and rank count alone."""
-    family_place: int
     batch: str
     batch_order: int
     gpus: int
@@ -73,7 +72,6 @@ def bars(analysis: Analysis, curves: Sequence[CurveResult]) -> list[Bar]:
     """One bar for each trial of these curves that was explained."""
     found = []
     names = families(analysis, curves)
-    places = {family: place for place, family in enumerate(dict.fromkeys(names))}
     for curve, family in zip(curves, names, strict=True):
         for point in curve.points:
             trial = analysis.trials[point.trial_id]
@@ -83,7 +81,6 @@ def bars(analysis: Analysis, curves: Sequence[CurveResult]) -> list[Bar]:
             found.append(
                 Bar(
                     family,
-                    places[family],
                     batch,
                     order,
                     point.gpus,
@@ -113,39 +110,6 @@ def parts_of(breakdown: Breakdown) -> dict[str, float]:
     return {part: parts[part] for part in PART_NAMES if part in parts}
 
 
-def exposed_share(breakdown: Breakdown) -> float | None:
-    """Exposed communication of the typical rank, as a share of its step."""
-    typical = breakdown.typical
-    exposed = typical.exposed_seconds
-    return exposed / typical.seconds if exposed is not None and typical.seconds > 0 else None
-
-
-def exposed_interval(breakdown: Breakdown) -> Estimate | None:
-    """The same share with its interval over runs."""
-    share = exposed_share(breakdown)
-    rank = breakdown.typical.rank
-    found = breakdown.over_runs(lambda one: _exposed_share(one.rank(rank)), most=1.0)
-    if share is None:
-        return None
-    return Estimate(share) if found is None else Estimate(share, found.low, found.high, note=found.note)
-
-
-def part_interval(breakdown: Breakdown, rank: int, part: str | None) -> Estimate | None:
-    """Seconds of a part of one rank's step over runs; of the whole step where `part` is None."""
-
-    def of_run(one: Breakdown) -> float | None:
-        own = one.rank(rank)
-        if part is None:
-            return own.seconds
-        return own.exposed_seconds if part == COMMUNICATION else own.parts[part]
-
-    return breakdown.over_runs(of_run)
-
-
-def _exposed_share(rank: RankParts) -> float | None:
-    return rank.exposed_seconds / rank.seconds if rank.exposed_seconds is not None and rank.seconds > 0 else None
-
-
 def unknown_parts(found: Sequence[Mapping[str, str]]) -> list[str]:
     """Why parts are unknown: each reason once, with its parts and the number of trials it holds for."""
     by_reason: dict[str, dict[str, None]] = {}
@@ -157,39 +121,6 @@ def unknown_parts(found: Sequence[Mapping[str, str]]) -> list[str]:
         f"{', '.join(parts)}: {reason}."
         for reason, parts in by_reason.items()
     ]
-
-
-_BATCH_FIELDS = ("train.micro_batch", "train.global_batch", "train.grad_accum")
-
-
-def families(analysis: Analysis, curves: Sequence[CurveResult]) -> list[str]:
-    """Each curve's name without its batch size; in full, and numbered, where two would be one at the same batch."""
-    trials = [analysis.trials[curve.points[-1].trial_id] for curve in curves]
-    batches = [kept_batch(curve, trial) for curve, trial in zip(curves, trials, strict=True)]
-    short = [
-        curve_name({field: value for field, value in curve.labels.items() if field not in _BATCH_FIELDS}, trial.trial)
-        for curve, trial in zip(curves, trials, strict=True)
-    ]
-    unclear = {panel for panel, count in Counter(zip(short, batches, strict=True)).items() if count > 1}
-    panels = [
-        (curve.name if (name, batch) in unclear else name, batch)
-        for curve, name, batch in zip(curves, short, batches, strict=True)
-    ]
-    return [
-        f"{panel[0]} ({panels[: place + 1].count(panel)})" if panels.count(panel) > 1 else panel[0]
-        for place, panel in enumerate(panels)
-    ]
-
-
-def kept_batch(curve: CurveResult, trial: TrialResult) -> tuple[str, int]:
-    """What a curve keeps of its batch, in words and as a number of images."""
-    train = trial.trial.train
-    if not trial.batch_known:
-        return "micro-batch not told", 0
-    if curve.mode == "strong-global":
-        return f"global batch {trial.trial.global_batch:,}", trial.trial.global_batch
-    accumulated = f" x {train.grad_accum}" if train.grad_accum > 1 else ""
-    return f"micro-batch {train.micro_batch:,}{accumulated}", train.micro_batch * train.grad_accum
 
 
 _LEAST_LABELLED = 0.06

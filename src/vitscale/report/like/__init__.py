@@ -7,8 +7,7 @@ curves         epoch time, speedup, efficiency, accuracy and loss, by the report
 doublings      what twice the GPUs gain, beside what a ring's transfers would leave
 hosts          one host against several
 accuracy_claim which accuracies are held against each other, and what that says
-figures        all figures in order, or what they lack
-outputs        where all of it goes: page, contract (JSON), pictures
+outputs        all figures in order, or what they lack; where all of it goes: page, contract (JSON), pictures
 """
 
 from vitscale.report.like.outputs import FORMATS, NAMES, findings, study_named, write

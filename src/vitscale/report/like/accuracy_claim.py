@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
-from typing import Any
+from typing import Any, Literal
 
 from vitscale.analysis import TrialResult
 from vitscale.analysis.claims import AccuracyDifference, accuracy_difference
-from vitscale.analysis.learning.convergence import EqualSamples, equal_samples
+from vitscale.analysis.learning.convergence import linear_between
 from vitscale.analysis.statistics import NOT_AMONG_ALL, corrected
 from vitscale.report.like.curves import gpus_text
 from vitscale.report.like.series import Member, Series, apart_in_micro_batch, names
 from vitscale.report.like.study import Material, Tested
+from vitscale.store.results import Run
 
 _ASKED = (4, 8)
 """GPU counts whose accuracy the study holds against one GPU's."""
@@ -194,3 +196,50 @@ def _entry(test: AccuracyTest) -> dict[str, Any]:
 
 def _points(value: float) -> str:
     return f"{100 * value:+.1f}"
+
+
+Split = Literal["held-out", "train"]
+
+
+@dataclass(frozen=True)
+class EqualSamples:
+    """Accuracies of the runs of two trials after the same number of images."""
+
+    split: Split
+    images: int
+    """Seen by either when the accuracy was taken: the most that every run reached."""
+    reference: tuple[float, ...]
+    other: tuple[float, ...]
+
+
+def equal_samples(reference: Sequence[Run], other: Sequence[Run]) -> EqualSamples | None:
+    """Held-out accuracy where all these runs have it, else training accuracy; None where neither is known.
+
+    Between two epochs it is linear in the images seen.
+    """
+    splits: tuple[Split, ...] = ("held-out", "train")
+    for split in splits:
+        courses = [[_course(run, split) for run in runs] for runs in (reference, other)]
+        ends = [course[-1][0] for side in courses for course in side if course]
+        if not all(courses) or len(ends) < len(reference) + len(other):
+            continue
+        images = min(ends)
+        values = [[linear_between(course, images) for course in side] for side in courses]
+        known = [tuple(value for value in side if value is not None) for side in values]
+        if all(len(some) == len(side) for some, side in zip(known, values, strict=True)):
+            return EqualSamples(split, images, known[0], known[1])
+    return None
+
+
+def _course(run: Run, split: Split) -> list[tuple[int, float]]:
+    """(Images seen so far, accuracy) after each epoch, up to the first that has none."""
+    lines = {line.epoch: line for rank in sorted(run.ranks, key=lambda r: r.rank, reverse=True) for line in rank.epochs}
+    accuracies: list[tuple[int, float]] = []
+    images = 0
+    while (line := lines.get(len(accuracies))) is not None:
+        value = line.held_out_accuracy if split == "held-out" else line.train_accuracy
+        if value is None or not math.isfinite(value) or not 0 <= value <= 1 or not line.images:
+            break
+        images += line.images
+        accuracies.append((images, value))
+    return accuracies

@@ -40,8 +40,11 @@ _IMPORTED = {
     "ranks": (
         "torch.distributed.tensor", "torch._dynamo", "torch._inductor.compile_fx", "deepspeed", "pytorch_optimizer",
         "accelerate", "transformers.integrations.deepspeed", "vitscale.worker.__main__", "vitscale.worker.session",
+        "vitscale.lab.enter",
         # What models of transformers import when they are built.
         "transformers.models.swinv2.modeling_swinv2", "transformers.models.upernet.modeling_upernet",
+        # Those of examples of own scripts too.
+        "transformers.models.vit.modeling_vit",
     ),
     "commands": ("vitscale.cli",),
 }  # fmt: skip
@@ -150,33 +153,29 @@ class Fork:
 class Prepared:
     """A process that has imported torch, the engines and the worker, or the command line, and nothing else."""
 
-    def __init__(self, within: Callable[[Sequence[str]], Sequence[str]] = list) -> None:
-        """Starts one for ranks, which ends with this process; the first who asks waits for its imports.
+    def __init__(self, path: str, host: Sequence[str] = ()) -> None:
+        """One that listens at `path`; `host`: the arguments of the laboratory's `enter.py`, for forks on a host."""
+        self._path, self._host = path, [*host]
 
-        `within`: argv to the argv that runs it elsewhere, as on a host of a laboratory.
-        """
-        self._folder = tempfile.mkdtemp(prefix="vitscale-forks-")
-        self._path = f"{self._folder}/ranks"
-        self._process: subprocess.Popen[bytes] | None = _server(self._path, "ranks", subprocess.PIPE, within)
+    def on(self, host: Sequence[str]) -> Prepared:
+        """The same, whose forks are on a host."""
+        return Prepared(self._path, host)
 
     @classmethod
     def of_all(cls, kind: str) -> Prepared:
         """That of all processes of these tests, by what it has imported; the first who asks starts it."""
         folder = os.environ[FOLDER]
-        self = cls.__new__(cls)
-        self._path, self._process = f"{folder}/{kind}", None
+        path = f"{folder}/{kind}"
         with Path(folder, "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not Path(self._path).exists():
+            if not Path(path).exists():
                 with Path(folder, "alive").open("rb") as alive:
-                    _imported(self._path, _server(self._path, kind, alive))
-        return self
+                    _start_server(path, kind, alive)
+        return cls(path)
 
     def ask(self, request: Mapping[str, object], descriptors: Sequence[int]) -> Fork:
         """A fork that does what is asked; its standard output and error are the first two of the descriptors."""
-        here = {"cwd": str(Path.cwd()), "cores": sorted(os.sched_getaffinity(0))}
-        if self._process is not None:
-            _imported(self._path, self._process)
+        here = {"cwd": str(Path.cwd()), "cores": sorted(os.sched_getaffinity(0)), "host": self._host}
         server = socket.socket(socket.AF_UNIX)
         server.connect(self._path)
         text = json.dumps(here | dict(request)).encode() + b"\n"
@@ -207,10 +206,7 @@ class Prepared:
             return subprocess.CompletedProcess(request["argv"], code, output.read(), errors.read())
 
     def close(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            shutil.rmtree(self._folder)
+        """Forks end where nobody holds them any more."""
 
 
 @functools.cache
@@ -239,22 +235,16 @@ def share_forks() -> Callable[[], None]:
     return end
 
 
-def _server(
-    path: str, kind: str, stdin: Any, within: Callable[[Sequence[str]], Sequence[str]] = list
-) -> subprocess.Popen[bytes]:
-    """Ends when its standard input does."""
+def _start_server(path: str, kind: str, stdin: Any) -> None:
+    """Returns when it has imported all and listens; it ends when its standard input does."""
     # What is imported may start threads unless told, and a process that has some must not be forked.
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    return subprocess.Popen(
-        within([sys.executable, __file__, path, kind, _ROOM]),
+    process = subprocess.Popen(
+        [sys.executable, __file__, path, kind, _ROOM],
         stdin=stdin,
         env=AT_FIRST | threads | {"PYTHONPATH": _TESTS, _TOKEN: _PLACEHOLDER},
         start_new_session=True,
     )
-
-
-def _imported(path: str, process: subprocess.Popen[bytes]) -> None:
-    """Waits until it has imported all and listens."""
     wait_until(lambda: Path(path).exists() or process.poll() is not None, "all is imported")
     assert process.poll() is None, "what was to be imported is not"
 
@@ -305,6 +295,8 @@ def _run(asked: dict[str, Any], descriptors: list[int], set_by_imports: Mapping[
         os.environ.clear()
         os.environ.update(asked["environment"])
         os.chdir(asked["cwd"])
+        if asked["host"]:
+            _enter(asked["host"])
         os.sched_setaffinity(0, asked["cores"])
         match asked["kind"]:
             case "script":
@@ -320,6 +312,10 @@ def _run(asked: dict[str, Any], descriptors: list[int], set_by_imports: Mapping[
             case "prepared":
                 _as_module()
                 _be_prepared(others[0], set_by_imports)
+            case "ranks":
+                _as_module()
+                code = _run_ranks(asked["argv"], set_by_imports)
+                os._exit(code)
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -328,6 +324,25 @@ def _run(asked: dict[str, Any], descriptors: list[int], set_by_imports: Mapping[
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+class _EnteredError(Exception):
+    """This process is on the host."""
+
+
+def _enter(arguments: list[str]) -> None:
+    """Goes on in a fork on a host, as what enters hosts would run a command there; what waits outside leaves as it
+    left."""
+
+    from vitscale.lab import enter
+
+    def go_on(command: list[str], parent_lives: int) -> NoReturn:
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        raise _EnteredError
+
+    enter._become = go_on
+    with contextlib.suppress(_EnteredError):
+        enter.main(arguments)
 
 
 def _as_module() -> None:
@@ -345,13 +360,17 @@ def _fork_scripts(argv: Any, **keywords: Any) -> Any:
 
 
 def _fork_what_is_prepared(argv: Any, **keywords: Any) -> Any:
-    """In place of `subprocess.Popen` in a command: the product's prepared process need not import anew what another of
-    the same environment has."""
-    if "vitscale.worker.prepared" not in argv or _of_libraries(keywords["env"]) != _of_libraries(AT_FIRST):
+    """In place of `subprocess.Popen` in a command: the product's prepared process, and ranks that the product starts
+    anew on this machine, need not import what another of the same environment has."""
+    command = [*argv][argv.index("--") + 1 :] if "--" in argv else []
+    kind = {"vitscale.worker.prepared": "prepared", "vitscale.processes.local_ranks": "ranks"}.get(
+        "".join(command[2:3])
+    )
+    if kind is None or _of_libraries(keywords["env"]) != _of_libraries(AT_FIRST):
         return _popen(argv, **keywords)
     output = keywords["stdout"].fileno()
-    request = {"kind": "prepared", "environment": keywords["env"], "cwd": str(keywords["cwd"])}
-    return Prepared.of_all("ranks").ask(request, [output, output, *keywords["pass_fds"]])
+    request = {"kind": kind, "argv": command, "environment": keywords["env"], "cwd": str(keywords["cwd"])}
+    return Prepared.of_all("ranks").ask(request, [output, output, *keywords.get("pass_fds", ())])
 
 
 def _of_libraries(environment: Mapping[str, str]) -> dict[str, str]:
@@ -383,6 +402,18 @@ def _be_prepared(driver: int, set_by_imports: Mapping[str, str]) -> None:
     os.setsid()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     prepared.main([str(driver), _ROOM])
+
+
+def _run_ranks(command: list[str], set_by_imports: Mapping[str, str]) -> int:
+    """`python -m vitscale.processes.local_ranks ...`, by the product's own way to run it in a fork."""
+    from vitscale.processes.launch_file import TOKEN_VARIABLE
+    from vitscale.worker import prepared
+
+    driver, _ = socket.socketpair()
+    server = prepared._Server(driver)
+    server._set_by_imports = dict(set_by_imports)
+    server._memory.set_token(os.environ[TOKEN_VARIABLE])
+    return server._run(os.getppid(), command, dict(os.environ), Path("/proc/self/fd/1"))
 
 
 def main(path: str, kind: str) -> None:

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1500)]
 
 EQUAL = 1e-5
 """Of a step's loss, and of the last step's whole gradient in the L2 norm, over `STEPS` steps in fp32."""
-STEPS, SAVED_BEFORE = 20, 10
+STEPS, SAVED_BEFORE, STEPS_AT_NIGHT = 8, 4, 20
 """Every third step of an epoch has 7 of 36 images."""
 SETTINGS: dict[str, Train] = {"adamw-clipped": ADAMW | CLIPPED, "sgd-clipped-3": SGD | CLIPPED | ACCUMULATED}
 BY_DAY = {
@@ -54,11 +54,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> dict[str, Curve]:
-    """The single process, in one piece."""
-    jobs = [job_of("none", setting) for setting in SETTINGS]
+    return in_one_piece(folder / "1", STEPS)
+
+
+def in_one_piece(world: Path, steps: int) -> dict[str, Curve]:
+    """The single process."""
+    jobs = [job_of("none", setting, steps) for setting in SETTINGS]
     for job in jobs:
         job["train"] = job["train"] | {"grad_accum": 1}
-    return train(jobs, 1, folder / "1", prepared_here())
+    return train(jobs, 1, world, prepared_here())
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +170,7 @@ def test_a_norm_of_the_own_shards_alone_would_be_seen(two: dict[str, Curve], alo
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("ranks", AT_NIGHT)
-def test_every_split(folder: Path, alone: dict[str, Curve], ranks: int) -> None:
-    jobs = [job_of(name, setting) for name in AT_NIGHT[ranks] for setting in SETTINGS]
-    world = folder / f"{ranks} at night"
-    check(world, train(jobs, ranks, world, prepared_here()), alone)
+def test_every_split(tmp_path: Path, ranks: int) -> None:
+    jobs = [job_of(name, setting, STEPS_AT_NIGHT) for name in AT_NIGHT[ranks] for setting in SETTINGS]
+    alone = in_one_piece(tmp_path / "1", STEPS_AT_NIGHT)
+    check(tmp_path / "many", train(jobs, ranks, tmp_path / "many", prepared_here()), alone)

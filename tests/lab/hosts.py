@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import needs
-from forks import Prepared
+from forks import Prepared, prepared_here
 from vitscale.lab import Laboratory, laboratory
 
 INTERFACE = Laboratory.interface
@@ -18,7 +17,6 @@ class Hosts:
 
     def __init__(self, lab: Laboratory) -> None:
         self._lab = lab
-        self._prepared: dict[int, Prepared] = {}
 
     def address(self, host: int) -> str:
         return self._lab.addresses[host]
@@ -28,15 +26,8 @@ class Hosts:
         return self._lab.command(host, argv)
 
     def prepared(self, host: int) -> Prepared:
-        """Starts scripts on a host, as forks of a process there."""
-        if not self._prepared:
-            # Both import at the same time.
-            self._prepared = {each: Prepared(functools.partial(self.command, each)) for each in (0, 1)}
-        return self._prepared[host]
-
-    def close(self) -> None:
-        for prepared in self._prepared.values():
-            prepared.close()
+        """Starts scripts on a host."""
+        return prepared_here().on(self.command(host, ["python"])[4:])  # behind `python -I -S enter.py`
 
 
 @contextmanager
@@ -44,8 +35,4 @@ def two_hosts(megabits_per_second: float | None) -> Iterator[Hosts]:
     """Two hosts, each sending and receiving at most at the given rate; None leaves the links as fast as they are."""
     needs.root_and("ip", "tc", "unshare", "nsenter")
     with laboratory(2, megabits_per_second) as lab:
-        hosts = Hosts(lab)
-        try:
-            yield hosts
-        finally:
-            hosts.close()
+        yield Hosts(lab)

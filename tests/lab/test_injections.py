@@ -248,7 +248,7 @@ def test_without_workers_data_wait_is_the_loaders_delay(tmp_path: Path) -> None:
     part but the wait differs between them by more than it does among those without."""
     delay, period = 0.2, 6
     fault = {"loader_seconds": delay, "loader_period": period, "forward_seconds": COMPUTING_SECONDS}
-    run = run_ranks(make_trial("none", 1, steps=40, micro_batch=8, model=SMALL), tmp_path, injected=fault)
+    run = run_ranks(make_trial("none", 1, steps=36, micro_batch=8, model=SMALL), tmp_path, injected=fault)
     explained(run)
     delayed, plain = (
         [of_step(run, line.step).typical for line in run.ranks[0].explained if line.step // period % 2 == odd]
@@ -279,7 +279,7 @@ def test_workers_hide_what_they_can_of_the_delay(tmp_path: Path) -> None:
     A thread's batch takes 0.8 s and what this machine needs today to be back at work: as long as it did in this run.
     """
     delay, workers = 0.8, 2
-    trial = make_trial("none", 1, steps=24, workers=workers, micro_batch=8, model=SMALL)
+    trial = make_trial("none", 1, steps=18, workers=workers, micro_batch=8, model=SMALL)
     fault = {"loader_seconds": delay, "forward_seconds": COMPUTING_SECONDS}
     run = run_ranks(trial, tmp_path, injected=fault)
     found = explained(run).typical

@@ -33,7 +33,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     folder = tmp_path_factory.mktemp("unlike")
     found = {}
     for name, sizes in RUNS.items():
-        trial = make_trial("ddp", 2, micro_batch=MICRO_BATCH, model=SMALL, steps=22, micro_batches=sizes)
+        trial = make_trial("ddp", 2, micro_batch=MICRO_BATCH, model=SMALL, steps=18, micro_batches=sizes)
         found[name] = run_ranks(trial, folder, injected={"image_seconds": IMAGE_SECONDS})
     return found
 

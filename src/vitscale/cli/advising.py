@@ -156,9 +156,9 @@ def _answer(
     from vitscale.present.terminal import show
 
     records = store.load(results)
-    found = analysis.analyse(records)
-    evidence, _ = told(evidence_of(results, records, found, declared=network), Changes(parameters=parameters))
-    advice = advised_from(fit(evidence), found, asked)
+    analysed = analysis.analyse(records)
+    evidence, _ = told(evidence_of(results, records, analysed, declared=network), Changes(parameters=parameters))
+    advice = advised_from(fit(evidence), analysed, asked)
     option = advice.chosen
     study, launch = None, []
     if option is not None:

@@ -9,8 +9,9 @@ import math
 import os
 import re
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 from rich.console import Console
@@ -18,6 +19,9 @@ from typer.core import TyperGroup
 from typing_extensions import override
 
 from vitscale.errors import RequestError, shown
+
+if TYPE_CHECKING:
+    from vitscale.present.document import Document
 
 VERBS = ("plan", "run", "report", "compare", "predict", "advise", "import", "check", "lint", "lab")
 """In the order in which `--help` lists them."""
@@ -89,6 +93,19 @@ def silence(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
+def answer(
+    verb: str, fields: Callable[[], Mapping[str, Any]], document: Callable[[], Document], *, json: bool, verbose: bool
+) -> None:
+    """Prints what a verb has found: as data where --json asks for it, else for a terminal."""
+    from vitscale.present.data import envelope
+    from vitscale.present.terminal import show
+
+    if json:
+        sys.stdout.write(envelope(verb, fields()))
+    else:
+        show(ProgramConsole(), document(), verbose)
+
+
 _MOST_RANKS = 100_000
 MOST_COUNTS = 1000
 """In one question."""
@@ -106,7 +123,7 @@ def rank_counts(text: str, option: str = "--gpus") -> tuple[int, ...]:
     Raises:
         RequestError: a part is no count, a range runs backwards, a count is 0 or too large, or there are too many.
     """
-    found: set[int] = set()
+    counts: set[int] = set()
     for part in text.split(","):
         match = _COUNT.fullmatch(part)
         if match is None:
@@ -118,12 +135,12 @@ def rank_counts(text: str, option: str = "--gpus") -> tuple[int, ...]:
                 raise RequestError(f"{option}: {count} ranks cannot be", valid=[f"1 to {_MOST_RANKS:,}"])
         if last < first:
             raise RequestError(f"{option}: {shown(part.strip())} runs backwards", next_step=f'Write "{last}-{first}"')
-        if len(found) + last - first + 1 > MOST_COUNTS:
+        if len(counts) + last - first + 1 > MOST_COUNTS:
             raise RequestError(
                 f"{option}: more than {MOST_COUNTS:,} rank counts", next_step="Ask for fewer, such as 8,16,32"
             )
-        found.update(range(first, last + 1))
-    return tuple(sorted(found))
+        counts.update(range(first, last + 1))
+    return tuple(sorted(counts))
 
 
 def size_bytes(text: str, option: str) -> int:
@@ -153,8 +170,8 @@ def seconds_of(text: str, option: str) -> float:
     Raises:
         RequestError: it is no duration, or none that is longer than nothing.
     """
-    found = _DURATION.fullmatch(text.strip())
-    seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
+    match = _DURATION.fullmatch(text.strip())
+    seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
     if seconds <= 0.0:
         raise RequestError(f"{option}: {shown(text)} is no duration", next_step='Write "90s", "30m", "2h" or "1.5d"')
     return seconds

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitscale.cli.base import JsonOption, ProgramConsole, VerboseOption, app
+from vitscale.cli.base import JsonOption, ProgramConsole, VerboseOption, answer, app
 from vitscale.errors import unknown
 from vitscale.present.units import UNKNOWN
 
@@ -56,8 +56,6 @@ def import_(
     """Others' logs as results: DeepSpeed's, Hugging Face's, tables of epochs or of steps. Then report and predict."""
     from vitscale.base import plugins
     from vitscale.importers import FORMATS, OF_LINKS, Options, guess, import_logs
-    from vitscale.present.data import envelope
-    from vitscale.present.terminal import show
 
     taken = guess(logs) if log_format == "auto" else log_format
     if taken not in (*FORMATS, *OF_LINKS) and plugins.target("importer", taken) is None:
@@ -70,10 +68,10 @@ def import_(
         _import_links(logs, of_links, results, json)
         return
     done = import_logs(logs, taken, options, results)
-    if json:
-        sys.stdout.write(envelope("import", _fields(done, results)))
-    else:
-        show(ProgramConsole(), _document(done, results, taken if log_format == "auto" else ""), verbose)
+    told_for = taken if log_format == "auto" else ""
+    answer(
+        "import", lambda: _fields(done, results), lambda: _document(done, results, told_for), json=json, verbose=verbose
+    )
 
 
 def _document(done: Done, results: Path, taken_for: str) -> Document:
@@ -149,7 +147,7 @@ def _series(done: Done) -> list[dict[str, Any]]:
     objects = []
     for curve in done.study.curves:
         ids = {point.trial_id for point in curve.points}
-        runs = [one.run for one in done.runs if one.trial.identity() in ids]
+        runs = [imported.run for imported in done.runs if imported.trial.identity() in ids]
         objects.append(
             {
                 "series": curve_name(curve.labels, done.study.trials[curve.points[-1].trial_id]),
@@ -169,7 +167,7 @@ def _fields(done: Done, results: Path) -> dict[str, Any]:
         "results": str(results),
         "written": done.written,
         "format": imported.log_format if imported else None,
-        "files": [one.model_dump() for one in imported.files] if imported else [],
+        "files": [file.model_dump() for file in imported.files] if imported else [],
         "series": _series(done),
         **_told_apart(done, results),
         "notes": list(imported.notes) if imported else [],

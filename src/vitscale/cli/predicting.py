@@ -96,8 +96,8 @@ def predict(
     memory = None if gpu_memory is None else base.size_bytes(gpu_memory, "--gpu-memory")
     horizon = finishing.horizon(epochs, checkpoint_seconds, node_mtbf)
     loaded = store.load(results)
-    found = analysis.analyse(loaded)
-    evidence = sources.evidence_of(results, loaded, found, declared=network, check=check)
+    analysed = analysis.analyse(loaded)
+    evidence = sources.evidence_of(results, loaded, analysed, declared=network, check=check)
     changes = questions.Changes(
         model, image_size, engine, zero_stage, precision, micro_batch, grad_accum, device, parameters
     )
@@ -112,7 +112,7 @@ def predict(
         memory_capacity_bytes=memory,
     )
     answered = answering.answer(fitting.fit(evidence), asked)
-    ends = finishing.finish(horizon, answered.predictions, evidence, found) if horizon else ()
+    ends = finishing.finish(horizon, answered.predictions, evidence, analysed) if horizon else ()
     if json:
         sys.stdout.write(envelope("predict", predict_fields(answered, ends)))
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +14,7 @@ from vitscale.cli.base import (
     ProgramConsole,
     ResultsArgument,
     VerboseOption,
+    answer,
     app,
     compute_on_one_core,
     share_of,
@@ -83,19 +84,19 @@ def report(
         if name not in outputs.FORMATS:
             raise unknown("format", name, outputs.FORMATS)
     loaded = store.load(results)
-    found = analysis.analyse(loaded, combine_unlike=combine_unlike)
+    analysed = analysis.analyse(loaded, combine_unlike=combine_unlike)
     gc.freeze()  # records form no cycles: to look for some among a million takes most of the time
     console = ProgramConsole(stderr=bool({"md", "json", "latex"} & set(wanted)) and output is None)
-    evidence = sources.evidence_of(results, loaded, found)
+    evidence = sources.evidence_of(results, loaded, analysed)
     fitted = fitting.fit(evidence)
     ahead = answering.outlook(fitted) if set(wanted) - {*outputs.WITHOUT_PREDICTIONS} else None
-    brought = outputs.brought(charts or (), found)
+    brought = outputs.brought(charts or (), analysed)
     # The forms of data have no advice, which takes as long as all predictions do.
-    advice = _advice(fitted, found) if set(wanted) - {*outputs.OF_DATA} else None
-    reported = outputs.Reported(found, ahead, advice, results, brought)
+    advice = _advice(fitted, analysed) if set(wanted) - {*outputs.OF_DATA} else None
+    reported = outputs.Reported(analysed, ahead, advice, results, brought)
     files = outputs.write(reported, results, wanted, output)
     if wanted == ["html"] and output is None:
-        show(console, terminal_document(found, [f"Report: {files[0]}"]), verbose)
+        show(console, terminal_document(analysed, [f"Report: {files[0]}"]), verbose)
         return
     for path in files:
         console.print(str(path), markup=False, highlight=False, soft_wrap=True)
@@ -112,21 +113,21 @@ def _like(results: Path, name: str, formats: list[str], output: Path | None, *, 
         if wanted not in like.FORMATS:
             raise unknown("format of --like", wanted, like.FORMATS)
     loaded = store.load(results)
-    found = analysis.analyse(loaded, combine_unlike=combine_unlike)
-    material = like.Material.of(found, evidence_of(results, loaded, found).network)
+    analysed = analysis.analyse(loaded, combine_unlike=combine_unlike)
+    material = like.Material.of(analysed, evidence_of(results, loaded, analysed).network)
     written = like.write(study, material, results, formats, output)
     console = ProgramConsole(stderr="json" in formats and output is None)
     for line in (*like.findings(study, material), *map(str, written)):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _advice(fitted: Fitted, found: Analysis) -> Advice | None:
+def _advice(fitted: Fitted, analysed: Analysis) -> Advice | None:
     """What to do without any limit; None where these results allow no advice."""
     from vitscale.advice.pipeline import advised_from
     from vitscale.advice.request import Request
 
     try:
-        return advised_from(fitted, found, Request())
+        return advised_from(fitted, analysed, Request())
     except RequestError:
         return None
 
@@ -155,10 +156,8 @@ def compare(
     """Results side by side: what differs, and which trials got slower or faster for certain."""
     compute_on_one_core()
     from vitscale import analysis, store
-    from vitscale.present.data import envelope
     from vitscale.present.html import to_html
     from vitscale.present.markdown import to_markdown
-    from vitscale.present.terminal import show
     from vitscale.report.side_by_side import compared_document, compared_fields, side_by_side, unmatched
 
     if len(results) < 2:
@@ -170,8 +169,8 @@ def compare(
         raise RequestError(f"-o names {shown(output.name)}", valid=["FILE.html", "FILE.md"])
     limit = share_of(fail_if_slower, "--fail-if-slower") if fail_if_slower is not None else None
     names = [path.name if [other.name for other in results].count(path.name) == 1 else str(path) for path in results]
-    found = [analysis.analyse(store.load(path), combine_unlike=combine_unlike) for path in results]
-    named = list(zip(names, found, strict=True))
+    analysed = [analysis.analyse(store.load(path), combine_unlike=combine_unlike) for path in results]
+    named = list(zip(names, analysed, strict=True))
     pairs = side_by_side(named)
     if not pairs:
         raise RequestError(
@@ -185,10 +184,9 @@ def compare(
             store.write_whole(output, renderers[output.suffix](document))
         except OSError as error:
             raise RequestError(f"{shown(str(output))} cannot be written: {error.strerror or error}") from None
-    if json:
-        sys.stdout.write(envelope("compare", compared_fields(names[0], pairs, limit, missing)))
-    elif output is None:
-        show(ProgramConsole(), document, verbose)
+    if json or output is None:
+        fields = partial(compared_fields, names[0], pairs, limit, missing)
+        answer("compare", fields, lambda: document, json=json, verbose=verbose)
     gates = {pair.gate(limit) for pair in pairs} if limit is not None else set()
     if "slower" in gates or (strict and (missing or "undecided" in gates)):
         raise typer.Exit(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,7 @@ from vitscale.cli.base import (
     SiteOption,
     StudyArgument,
     VerboseOption,
+    answer,
     app,
     compute_on_one_core,
 )
@@ -61,8 +63,6 @@ def plan(
     """What would run: trials, memory, time and cost, exact commands. Starts nothing and writes nothing."""
     compute_on_one_core()
     from vitscale import runner
-    from vitscale.present.data import envelope
-    from vitscale.present.terminal import show
     from vitscale.runner.preview import command_list, plan_document, plan_fields
     from vitscale.study.file import overlay
 
@@ -73,10 +73,8 @@ def plan(
         sys.stdout.write(command_list(planned, None, unfit=skipped))
         return
     estimate = _estimate(planned, predict_from, price, gpu_memory, skip_unfit=skip_unfit)
-    if json:
-        sys.stdout.write(envelope("plan", plan_fields(planned, estimate)))
-    else:
-        show(ProgramConsole(), plan_document(planned, estimate), verbose)
+    fields, document = partial(plan_fields, planned, estimate), partial(plan_document, planned, estimate)
+    answer("plan", fields, document, json=json, verbose=verbose)
 
 
 @app.command()
@@ -128,11 +126,11 @@ def run(
     from vitscale.report.answers import terminal_document
     from vitscale.report.contract import to_json
 
-    found = analysis.analyse(store.load(results))
+    analysed = analysis.analyse(store.load(results))
     if json:
-        sys.stdout.write(to_json(found, verb="run"))
+        sys.stdout.write(to_json(analysed, verb="run"))
     else:
-        show(console, terminal_document(found, [*_told(done), f"Report: vitscale report {results}"]), verbose)
+        show(console, terminal_document(analysed, [*_told(done), f"Report: vitscale report {results}"]), verbose)
     if done.failures:
         raise typer.Exit(1)
 
@@ -206,8 +204,6 @@ def check(
     """Preflight: this machine, a hostfile's hosts or an allocation. Exits with 1 where training would not start."""
     from vitscale import preflight
     from vitscale.preflight.judging import check_document, check_fields
-    from vitscale.present.data import envelope
-    from vitscale.present.terminal import show
     from vitscale.study.file import overlay
 
     over = overlay(site, launcher=launcher, scheduler=scheduler, hostfile=hostfile)
@@ -219,10 +215,8 @@ def check(
     say = ProgramConsole(stderr=True)
     record, path = preflight.run_check(target, wanted, output, lambda line: say.print(line, highlight=False))
     findings = preflight.judged(record)
-    if json:
-        sys.stdout.write(envelope("check", check_fields(record, findings, path)))
-    else:
-        show(ProgramConsole(), check_document(record, findings, path), verbose)
+    told = (record, findings, path)
+    answer("check", lambda: check_fields(*told), lambda: check_document(*told), json=json, verbose=verbose)
     if any(finding.severity == "error" for finding in findings):
         raise typer.Exit(1)
 
@@ -232,8 +226,6 @@ def _check_training(
 ) -> None:
     from vitscale.preflight import training
     from vitscale.preflight.bundle import write_bundle
-    from vitscale.present.data import envelope
-    from vitscale.present.terminal import show
 
     if study is not None:
         raise RequestError("--training brings runs of its own, and a study is given", next_step="Leave one of them out")
@@ -241,10 +233,8 @@ def _check_training(
     findings = training.training_findings(proved)
     fields = training.training_fields(results, proved, missing, findings)
     bundle = write_bundle(results, fields)
-    if json:
-        sys.stdout.write(envelope("check", fields | {"bundle": str(bundle)}))
-    else:
-        show(ProgramConsole(), training.training_document(results, bundle, proved, missing, findings), verbose)
+    document = partial(training.training_document, results, bundle, proved, missing, findings)
+    answer("check", lambda: fields | {"bundle": str(bundle)}, document, json=json, verbose=verbose)
     if findings:
         raise typer.Exit(1)
 
@@ -266,8 +256,6 @@ def lint(
     from vitscale import lint as linter
     from vitscale.base.files import read_text
     from vitscale.errors import shown
-    from vitscale.present.data import envelope, finding_fields
-    from vitscale.present.terminal import show
     from vitscale.trial import deepspeed_config
 
     if gpus is not None and gpus < 1:
@@ -275,12 +263,7 @@ def lint(
     setting = linter.setting_of(model, gpus, deepspeed)
     text = read_text(config, "DeepSpeed configuration", next_step="Give the JSON file that deepspeed.initialize gets")
     findings = linter.at_lines(linter.lint(deepspeed_config.parse_json(text, shown(str(config))), setting), text)
-    if json:
-        judged = {"file": str(config), "deepspeed": setting.deepspeed, "parameters": setting.parameters}
-        sys.stdout.write(
-            envelope("lint", judged | {"gpus": setting.gpus, "findings": [finding_fields(one) for one in findings]})
-        )
-    else:
-        show(ProgramConsole(), linter.lint_document(str(config), findings, setting), verbose)
+    told = (str(config), findings, setting)
+    answer("lint", lambda: linter.lint_fields(*told), lambda: linter.lint_document(*told), json=json, verbose=verbose)
     if any(finding.severity == "error" for finding in findings):
         raise typer.Exit(1)

@@ -187,7 +187,7 @@ def _of_json(path: Path, document: Mapping[str, Any], told: Problems) -> Measure
     )  # fmt: skip
     for number, row in enumerate(document["results"], start=1):
         try:
-            timed = next(one for name in ("out_of_place", "in_place") if isinstance(one := row.get(name), dict))
+            timed = next(figures for name in ("out_of_place", "in_place") if isinstance(figures := row.get(name), dict))
             seconds = parse_seconds(str(next(timed[name] for name in ("time", "cpu_time") if name in timed)))
             _add(link, parse_whole(str(row["size"]), 0, _LARGEST_SIZE), seconds / 1e6)
         except (ValueError, KeyError, AttributeError, StopIteration) as error:

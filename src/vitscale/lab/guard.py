@@ -87,7 +87,7 @@ def end_holders(holders: Iterable[Holder]) -> None:
         VitscaleError: a process was not gone after 10 s.
     """
     processes.kill(
-        one for holder in holders for one in (holder.first, holder.outside, *processes.waiting(holder.first))
+        process for holder in holders for process in (holder.first, holder.outside, *processes.waiting(holder.first))
     )
 
 

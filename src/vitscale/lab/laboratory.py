@@ -125,15 +125,15 @@ def down(name: str) -> bool:
 def laboratories() -> tuple[list[Laboratory], list[VitscaleError]]:
     """All that there are, by name; and what is wrong with those that cannot be read."""
     processes.require()
-    found, wrong = [], []
+    labs, wrong = [], []
     for name in names():
         try:
             state = read(name)
         except VitscaleError as error:
             wrong.append(error)
         else:
-            found += [] if state is None else [Laboratory(state)]
-    return found, wrong
+            labs += [] if state is None else [Laboratory(state)]
+    return labs, wrong
 
 
 def command_on(name: str, host: str, argv: Sequence[str]) -> list[str]:

@@ -71,11 +71,11 @@ def kill(processes: Iterable[Process]) -> None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
         end = time.monotonic() + ENDING_SECONDS
-        for handle, one in handles.items():
+        for handle, process in handles.items():
             left_ms = max(0.0, end - time.monotonic()) * 1e3
             if not _gone(handle, left_ms):
                 raise VitscaleError(
-                    f"process {one.pid} of the lab did not end within {ENDING_SECONDS:g} s of SIGKILL",
+                    f"process {process.pid} of the lab did not end within {ENDING_SECONDS:g} s of SIGKILL",
                     next_step="The kernel still holds it, for a disk mostly: try again later",
                 )
     finally:
@@ -84,13 +84,13 @@ def kill(processes: Iterable[Process]) -> None:
 
 
 def _handles(processes: Iterable[Process]) -> Iterator[tuple[int, Process]]:
-    for one in processes:
+    for process in processes:
         try:
-            handle = os.pidfd_open(one.pid)
+            handle = os.pidfd_open(process.pid)
         except ProcessLookupError:
             continue
-        if one.alive:  # looked at after the handle was taken: the handle means no other from now on
-            yield handle, one
+        if process.alive:  # looked at after the handle was taken: the handle means no other from now on
+            yield handle, process
         else:
             os.close(handle)
 
@@ -114,7 +114,9 @@ def in_same_namespace(pid: int) -> list[int]:
     inside = pid_namespace(pid)
     others = (int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdecimal())
     return sorted(
-        one for one in others if inside is not None and pid_namespace(one) == inside and start_ticks(one) is not None
+        peer
+        for peer in others
+        if inside is not None and pid_namespace(peer) == inside and start_ticks(peer) is not None
     )
 
 
@@ -261,15 +263,15 @@ def waiting(first: Process) -> list[Process]:
     be ended with the host.
     """
     sought = _beginning(first)[1:]
-    found = []
+    processes = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             arguments = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
             if arguments[1 : len(sought) + 1] == sought:
-                found.append(process(int(folder.name)))
+                processes.append(process(int(folder.name)))
         except OSError:
             continue
-    return found
+    return processes
 
 
 def _beginning(first: Process) -> list[str]:

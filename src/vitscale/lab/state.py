@@ -103,8 +103,8 @@ def read(name: str) -> State | None:
     folder = folder_of(name)
     try:
         # It names processes that will be killed: nobody else may have written it.
-        found = folder.stat()
-        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        status = folder.stat()
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
             raise _damaged(folder, "others may write to it")
         state = State.model_validate_json((folder / _FILE).read_bytes())
     except FileNotFoundError:

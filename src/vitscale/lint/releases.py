@@ -120,8 +120,8 @@ def _said(spans: Any) -> str:
 
 
 def _numbers(version: str) -> tuple[int, int, int] | None:
-    found = _VERSION.fullmatch(version)
-    return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else None
+    match = _VERSION.fullmatch(version)
+    return (int(match[1]), int(match[2]), int(match[3] or 0)) if match else None
 
 
 def _nearest(number: tuple[int, int, int]) -> str:

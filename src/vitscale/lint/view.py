@@ -130,8 +130,8 @@ class View:
 
     def value(self, key: str) -> Any:
         """Whatever stands at a dotted key; None where nothing does (`has` tells that from null)."""
-        found = self._at(key)
-        return None if found is _ABSENT else found
+        value = self._at(key)
+        return None if value is _ABSENT else value
 
     def has(self, key: str) -> bool:
         """Whether the key is there, "auto" included."""
@@ -145,11 +145,11 @@ class View:
 
     def flag(self, key: str, default: bool = False) -> bool | None:
         """A switch; `default` where it is absent."""
-        found = self._at(key)
-        if found is _ABSENT:
+        value = self._at(key)
+        if value is _ABSENT:
             return default
         converts = (self.release.fact(key) or "").startswith("bool")
-        return as_switch(found) if converts else found if isinstance(found, bool) else None
+        return as_switch(value) if converts else value if isinstance(value, bool) else None
 
     def on(self, key: str) -> bool:
         """Whether a switch is there and on."""
@@ -157,27 +157,27 @@ class View:
 
     def number(self, key: str, default: float | None = None) -> float | None:
         """A number; `default` where it is absent."""
-        found = self._at(key)
-        if found is _ABSENT:
+        value = self._at(key)
+        if value is _ABSENT:
             return default
-        if not isinstance(found, (int, float)) or isinstance(found, bool):
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
             return None
-        return found if abs(found) < _LARGEST else None
+        return value if abs(value) < _LARGEST else None
 
     def text(self, key: str) -> str | None:
         """A string other than "auto"."""
-        found = self._at(key)
-        return found if isinstance(found, str) and found != "auto" else None
+        value = self._at(key)
+        return value if isinstance(value, str) and value != "auto" else None
 
     def part(self, key: str) -> dict[str, Any]:
         """An object; empty where there is none."""
-        found = self._at(key)
-        return found if isinstance(found, dict) else {}
+        value = self._at(key)
+        return value if isinstance(value, dict) else {}
 
     def zero(self, *names: str) -> str:
         """The name under which the file has a key of `zero_optimization` ("reduce_bucket_size"); the first if none."""
-        found = (f"zero_optimization.{name}" for name in names if self.has(f"zero_optimization.{name}"))
-        return next(found, f"zero_optimization.{names[0]}")
+        written = (f"zero_optimization.{name}" for name in names if self.has(f"zero_optimization.{name}"))
+        return next(written, f"zero_optimization.{names[0]}")
 
     @property
     def stage(self) -> int | None:
@@ -207,9 +207,9 @@ class View:
         return f"DeepSpeed {self.release.version}, deepspeed/{file}"
 
     def _at(self, key: str) -> Any:
-        found: Any = self.config
+        value: Any = self.config
         for name in key.split("."):
-            if not isinstance(found, dict) or name not in found:
+            if not isinstance(value, dict) or name not in value:
                 return _ABSENT
-            found = found[name]
-        return found
+            value = value[name]
+        return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vitscale.store.checks import (
@@ -45,32 +45,32 @@ def points(ranks: Sequence[CheckedRank], group: Group, operation: Operation) -> 
     if not by_size:
         return 0, []
     most = max(count for count, _ in by_size)  # hosts with fewer ranks have other sizes, and other factors
-    found = []
+    measured = []
     for (count, size), lines in sorted(by_size.items()):
         repeats = min(len(line.seconds) for line in lines)
         seconds = statistics.median(max(line.seconds[n] for line in lines) for n in range(repeats))
         if count == most and seconds > 0:
-            found.append(Point(size, bus_factor(operation, count) * size, seconds))
-    return most, found
+            measured.append(Point(size, bus_factor(operation, count) * size, seconds))
+    return most, measured
 
 
-def fit(found: Sequence[Point]) -> tuple[float, float] | None:
+def fit(measured: Sequence[Point]) -> tuple[float, float] | None:
     """(latency in seconds, bandwidth in bytes per second) of `seconds = latency + bus_bytes / bandwidth`.
 
     Least squares of relative residuals, neither figure negative: first both on the large sizes, of which the bandwidth
     is kept; then the latency on all others, where relative residuals make the smallest sizes count. None: fewer than
     two sizes, or times that do not grow with the size.
     """
-    if len(found) < 2:
+    if len(measured) < 2:
         return None
-    largest = max(point.bus_bytes for point in found)
-    large = [point for point in found if point.bus_bytes * _LARGE >= largest]
+    largest = max(point.bus_bytes for point in measured)
+    large = [point for point in measured if point.bus_bytes * _LARGE >= largest]
     if len(large) < 2:
-        large = sorted(found, key=lambda point: point.bus_bytes)[-2:]
+        large = sorted(measured, key=lambda point: point.bus_bytes)[-2:]
     latency, seconds_per_byte = _non_negative(large)
     if seconds_per_byte <= 0:
         return None
-    small = [point for point in found if point not in large]
+    small = [point for point in measured if point not in large]
     if small:
         weights = [1 / (point.seconds * point.seconds) for point in small]
         above = [point.seconds - point.bus_bytes * seconds_per_byte for point in small]
@@ -78,22 +78,19 @@ def fit(found: Sequence[Point]) -> tuple[float, float] | None:
     return latency, 1 / seconds_per_byte
 
 
-def _non_negative(found: Iterable[Point]) -> tuple[float, float]:
-    """(a, b) >= 0 that minimise the sum of ((a + b x - t) / t)^2: the free minimum, else the better edge."""
-    rows = [(1 / point.seconds, point.bus_bytes / point.seconds) for point in found]
-    uu, uv, vv = sum(u * u for u, _ in rows), sum(u * v for u, v in rows), sum(v * v for _, v in rows)
-    u1, v1 = sum(u for u, _ in rows), sum(v for _, v in rows)
-    determinant = uu * vv - uv * uv
-    if determinant > 1e-12 * uu * vv:
-        a, b = (u1 * vv - v1 * uv) / determinant, (uu * v1 - uv * u1) / determinant
-        if a >= 0 and b >= 0:
-            return a, b
-    only_a, only_b = (u1 / uu, 0.0), (0.0, v1 / vv)
-    return min(only_a, only_b, key=lambda ab: sum((ab[0] * u + ab[1] * v - 1) ** 2 for u, v in rows))
+def _non_negative(measured: Sequence[Point]) -> tuple[float, float]:
+    """(a, b) >= 0 that minimise the sum of ((a + b x - t) / t)^2."""
+    import numpy as np  # a `vitscale run`, which fits nothing, need not wait for these
+    from scipy.optimize import nnls
+
+    rows = np.array([(1 / point.seconds, point.bus_bytes / point.seconds) for point in measured])
+    scale = np.linalg.norm(rows, axis=0)
+    latency, seconds_per_byte = nnls(rows / scale, np.ones(len(rows)))[0] / scale
+    return float(latency), float(seconds_per_byte)
 
 
-def _of_the_fastest(found: Sequence[Point]) -> tuple[float, float] | None:
-    return (0.0, max(point.bus_bytes / point.seconds for point in found)) if found else None
+def _of_the_fastest(measured: Sequence[Point]) -> tuple[float, float] | None:
+    return (0.0, max(point.bus_bytes / point.seconds for point in measured)) if measured else None
 
 
 def fits(ranks: Sequence[CheckedRank]) -> tuple[CollectiveFit, ...]:
@@ -101,16 +98,16 @@ def fits(ranks: Sequence[CheckedRank]) -> tuple[CollectiveFit, ...]:
     done = []
     for group in GROUPS:
         for operation in OPERATIONS:
-            count, found = points(ranks, group, operation)
+            count, measured = points(ranks, group, operation)
             # Of one size, or of a stream of messages, no latency can be told from the rest.
-            known = operation != "rdma" and len(found) != 1
-            fitted = fit(found) if known else _of_the_fastest(found)
+            known = operation != "rdma" and len(measured) != 1
+            fitted = fit(measured) if known else _of_the_fastest(measured)
             if fitted is None:
                 continue
             latency, bandwidth = fitted
             if not 0 < bandwidth <= MOST_RATE:  # a clock that stood still measured nothing
                 continue
-            residuals = [abs(latency + p.bus_bytes / bandwidth - p.seconds) / p.seconds for p in found]
+            residuals = [abs(latency + p.bus_bytes / bandwidth - p.seconds) / p.seconds for p in measured]
             done.append(
                 CollectiveFit(
                     group=group,
@@ -118,8 +115,8 @@ def fits(ranks: Sequence[CheckedRank]) -> tuple[CollectiveFit, ...]:
                     ranks=count,
                     latency_seconds=latency,
                     bandwidth_bytes_per_second=bandwidth,
-                    largest_size_bytes=found[-1].size_bytes,
-                    largest_seconds=found[-1].seconds,
+                    largest_size_bytes=measured[-1].size_bytes,
+                    largest_seconds=measured[-1].seconds,
                     worst_residual=max(residuals) if known else 0.0,
                     latency_known=known,
                 )

@@ -19,12 +19,12 @@ _NEAR = 1.05
 
 def versions_differ(record: CheckRecord) -> Iterable[Finding]:
     """Libraries of another version on some hosts."""
-    found: dict[str, dict[str, list[CheckedRank]]] = {}
+    by_library: dict[str, dict[str, list[CheckedRank]]] = {}
     for rank in record.ranks:
         if rank.facts is not None:
             for name, version in rank.facts.environment.versions.items():
-                found.setdefault(name, {}).setdefault(version or "absent", []).append(rank)
-    unlike = {name: by_version for name, by_version in found.items() if len(by_version) > 1}
+                by_library.setdefault(name, {}).setdefault(version or "absent", []).append(rank)
+    unlike = {name: by_version for name, by_version in by_library.items() if len(by_version) > 1}
     if unlike:
         each = []
         for name, by_version in unlike.items():
@@ -41,12 +41,12 @@ def versions_differ(record: CheckRecord) -> Iterable[Finding]:
 
 def drivers_differ(record: CheckRecord) -> Iterable[Finding]:
     """GPU drivers of other versions on some hosts."""
-    found: dict[str, list[CheckedRank]] = {}
+    by_driver: dict[str, list[CheckedRank]] = {}
     for rank in record.ranks:
         if rank.facts is not None and rank.facts.environment.device.driver is not None:
-            found.setdefault(rank.facts.environment.device.driver, []).append(rank)
-    if len(found) > 1:
-        each = [f"{driver} on {listed(hosts_of(ranks))}" for driver, ranks in found.items()]
+            by_driver.setdefault(rank.facts.environment.device.driver, []).append(rank)
+    if len(by_driver) > 1:
+        each = [f"{driver} on {listed(hosts_of(ranks))}" for driver, ranks in by_driver.items()]
         yield finding(
             "drivers-differ",
             "warning",

@@ -38,8 +38,8 @@ def import_links(
         RequestError: a file lacks what nobody else can tell.
         StoreError: a file cannot be read, nothing in them can be used, or the folder cannot be written.
     """
-    found, problems = _READERS[log_format](paths)
-    record, left_out = _record(found, log_format)
+    links, problems = _READERS[log_format](paths)
+    record, left_out = _record(links, log_format)
     if not record.fits:
         why = f": {'; '.join(problems)}" if problems else ""
         raise StoreError(
@@ -49,9 +49,9 @@ def import_links(
     return record, checks.write_check(checks.check_folder(results), record), (*problems, *left_out)
 
 
-def _record(found: Sequence[MeasuredLink], log_format: LinkFormat) -> tuple[CheckRecord, list[str]]:
-    worlds = [(_world(link), link) for link in found]
-    largest = max((world for world, _ in worlds), key=lambda one: (one.nodes > 1, one.size), default=_ALONE)
+def _record(links: Sequence[MeasuredLink], log_format: LinkFormat) -> tuple[CheckRecord, list[str]]:
+    worlds = [(_world(link), link) for link in links]
+    largest = max((world for world, _ in worlds), key=lambda own: (own.nodes > 1, own.size), default=_ALONE)
     merged: dict[tuple[Group, str, int, int], CollectiveLine] = {}
     left_out = []
     for world, link in worlds:
@@ -72,8 +72,8 @@ def _record(found: Sequence[MeasuredLink], log_format: LinkFormat) -> tuple[Chec
             )
     ranks = (CheckedRank(rank=0, collectives=tuple(merged.values()), ended=True),)
     now = time.time()
-    digest = hashlib.sha256("".join(link.file.sha256 for link in found).encode()).hexdigest()[:6]
-    names = ", ".join(dict.fromkeys(link.file.name for link in found))
+    digest = hashlib.sha256("".join(link.file.sha256 for link in links).encode()).hexdigest()[:6]
+    names = ", ".join(dict.fromkeys(link.file.name for link in links))
     record = CheckRecord(
         id=f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(now))}-{digest}",
         started_unix_seconds=now,
@@ -92,7 +92,7 @@ def _record(found: Sequence[MeasuredLink], log_format: LinkFormat) -> tuple[Chec
         scheduler="unknown",
         hosts=tuple(
             HostAnswer(name=name, address=None, seconds=None)
-            for name in dict.fromkeys(host for link in found for host in link.hosts)
+            for name in dict.fromkeys(host for link in links for host in link.hosts)
         ),
         ranks=ranks,
         fits=fits(ranks),

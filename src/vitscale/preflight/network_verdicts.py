@@ -18,11 +18,11 @@ _LINK_SHARE = 0.5
 
 def facts_by_host(record: CheckRecord) -> dict[str, FactsLine]:
     """The facts of one rank of each host."""
-    found: dict[str, FactsLine] = {}
+    by_host: dict[str, FactsLine] = {}
     for rank in record.ranks:
         if rank.facts is not None:
-            found.setdefault(rank.facts.environment.host, rank.facts)
-    return found
+            by_host.setdefault(rank.facts.environment.host, rank.facts)
+    return by_host
 
 
 def interface_choices(record: CheckRecord) -> Iterable[Finding]:
@@ -91,8 +91,8 @@ def _virtual(choices: Mapping[str, Choice]) -> Iterable[Finding]:
 def _same_address(hosts: Mapping[str, FactsLine], choices: Mapping[str, Choice]) -> Iterable[Finding]:
     owners: dict[str, list[str]] = {}
     for host, choice in choices.items():
-        for one in named(hosts[host], choice.names[:1]):
-            for address in bare_addresses(one)[:1]:
+        for nic in named(hosts[host], choice.names[:1]):
+            for address in bare_addresses(nic)[:1]:
                 if not is_loopback(address):
                     owners.setdefault(address, []).append(host)
     for address, several in owners.items():
@@ -110,14 +110,14 @@ def _same_address(hosts: Mapping[str, FactsLine], choices: Mapping[str, Choice])
 def _slower(hosts: Mapping[str, FactsLine], choices: Mapping[str, Choice]) -> Iterable[Finding]:
     slower = {}
     for host, choice in choices.items():
-        taken = [one.speed_mbit for one in named(hosts[host], choice.names) if one.speed_mbit is not None]
+        taken = [nic.speed_mbit for nic in named(hosts[host], choice.names) if nic.speed_mbit is not None]
         other = [
-            one
-            for one in hosts[host].interfaces
-            if one.up and one.addresses and one.speed_mbit is not None and one.name not in choice.names
-            and not one.name.startswith(VIRTUAL)
+            nic
+            for nic in hosts[host].interfaces
+            if nic.up and nic.addresses and nic.speed_mbit is not None and nic.name not in choice.names
+            and not nic.name.startswith(VIRTUAL)
         ]  # fmt: skip
-        best = max(other, key=lambda one: one.speed_mbit or 0, default=None)
+        best = max(other, key=lambda nic: nic.speed_mbit or 0, default=None)
         if taken and best is not None and max(taken) < _SLOWER * (best.speed_mbit or 0):
             slower[host] = (
                 f"{choice.names[0]} at {max(taken):,} Mbit/s is taken, and {best.name} has {best.speed_mbit:,}"
@@ -139,7 +139,7 @@ def _unused_infiniband(hosts: Mapping[str, FactsLine], choices: Mapping[str, Cho
     for host in active:
         environment = hosts[host].environment
         by_socket = environment.backend != "nccl" or environment.settings.get("NCCL_IB_DISABLE", "0") not in ("", "0")
-        over_ip = any(one.kind == "infiniband" for one in named(hosts[host], choices[host].names))
+        over_ip = any(nic.kind == "infiniband" for nic in named(hosts[host], choices[host].names))
         if by_socket and not over_ip:
             unused.append(host)
     if unused:
@@ -163,7 +163,7 @@ def slow_link(record: CheckRecord) -> Iterable[Finding]:
         choice = library_choice(facts)
         if facts.environment.backend == "nccl" and any(port.active for port in facts.infiniband):
             return  # it goes over InfiniBand, whose speed is not that of a network interface
-        speeds += [one.speed_mbit for one in named(facts, choice.names) if one.speed_mbit is not None]
+        speeds += [nic.speed_mbit for nic in named(facts, choice.names) if nic.speed_mbit is not None]
     for fit in record.fits:
         if fit.group == "across nodes" and fit.operation == "all_reduce" and speeds:
             possible = min(speeds) * 1e6 / 8
@@ -182,11 +182,11 @@ def slow_link(record: CheckRecord) -> Iterable[Finding]:
 def _candidate(facts: FactsLine) -> str | None:
     """The fastest interface that leads to other hosts, as far as that can be seen from here."""
     usable = [
-        one
-        for one in facts.interfaces
-        if one.up and one.addresses and one.kind != "loopback" and not one.name.startswith(VIRTUAL)
+        nic
+        for nic in facts.interfaces
+        if nic.up and nic.addresses and nic.kind != "loopback" and not nic.name.startswith(VIRTUAL)
     ]
-    return max(usable, key=lambda one: one.speed_mbit or 0).name if usable else None
+    return max(usable, key=lambda nic: nic.speed_mbit or 0).name if usable else None
 
 
 VIRTUAL = ("docker", "virbr", "br-", "cni", "flannel", "cali", "lxc", "lxd", "tun", "tap", "wg", "zt", "podman")
@@ -219,20 +219,20 @@ def nccl_choice(facts: FactsLine) -> Choice:
     first, then all but docker, lo and virbr, then these (NCCL user guide, environment variables; src/misc/socket.cc).
     """
     setting = facts.environment.settings.get("NCCL_SOCKET_IFNAME") or None
-    usable = [one for one in facts.interfaces if one.addresses and one.up]
+    usable = [nic for nic in facts.interfaces if nic.addresses and nic.up]
     if setting is not None:
         excluded, rest = setting.startswith("^"), setting.removeprefix("^")
         whole, rest = rest.startswith("="), rest.removeprefix("=")
         listed = [word for word in rest.split(",") if word]
         matching = [
-            one.name
-            for one in usable
-            if excluded != any(one.name == word if whole else one.name.startswith(word) for word in listed)
+            nic.name
+            for nic in usable
+            if excluded != any(nic.name == word if whole else nic.name.startswith(word) for word in listed)
         ]
         return Choice("NCCL_SOCKET_IFNAME", setting, tuple(matching))
-    infiniband = [one.name for one in usable if one.name.startswith("ib")]
-    others = [one.name for one in usable if not one.name.startswith(_NCCL_LAST)]
-    last = [one.name for beginning in _NCCL_LAST for one in usable if one.name.startswith(beginning)]
+    infiniband = [nic.name for nic in usable if nic.name.startswith("ib")]
+    others = [nic.name for nic in usable if not nic.name.startswith(_NCCL_LAST)]
+    last = [nic.name for beginning in _NCCL_LAST for nic in usable if nic.name.startswith(beginning)]
     return Choice("NCCL_SOCKET_IFNAME", None, tuple(infiniband or others or last[:1]))
 
 
@@ -242,12 +242,12 @@ def gloo_choice(facts: FactsLine) -> Choice:
     """
     setting = facts.environment.settings.get("GLOO_SOCKET_IFNAME") or None
     if setting is not None:
-        there = {one.name for one in facts.interfaces if one.addresses}
+        there = {nic.name for nic in facts.interfaces if nic.addresses}
         return Choice("GLOO_SOCKET_IFNAME", setting, tuple(n for n in setting.split(",") if n in there))
     for address in facts.hostname_addresses[:1]:
         if is_loopback(address):
             return Choice("GLOO_SOCKET_IFNAME", None, ("lo",), address)
-        owner = next((one.name for one in facts.interfaces if address in bare_addresses(one)), None)
+        owner = next((nic.name for nic in facts.interfaces if address in bare_addresses(nic)), None)
         if owner is not None:
             return Choice("GLOO_SOCKET_IFNAME", None, (owner,), address)
     return Choice("GLOO_SOCKET_IFNAME", None, ("lo",), "127.0.0.1")
@@ -255,12 +255,12 @@ def gloo_choice(facts: FactsLine) -> Choice:
 
 def named(facts: FactsLine, names: Sequence[str]) -> list[Interface]:
     """The interfaces of these names."""
-    return [one for one in facts.interfaces if one.name in names]
+    return [nic for nic in facts.interfaces if nic.name in names]
 
 
-def bare_addresses(interface: Interface) -> list[str]:
+def bare_addresses(nic: Interface) -> list[str]:
     """Without their prefix lengths."""
-    return [address.partition("/")[0] for address in interface.addresses]
+    return [address.partition("/")[0] for address in nic.addresses]
 
 
 def is_loopback(address: str) -> bool:

@@ -21,15 +21,15 @@ _MOST_SPEEDS = 64
 
 def slow_ranks(record: CheckRecord) -> Iterable[Finding]:
     """Ranks well below the pace of the others, in every repeat; those alike are told together."""
-    found = rates(record.ranks)
-    relative = against_others(found)
+    pieces_per_second = rates(record.ranks)
+    relative = against_others(pieces_per_second)
     alike: dict[tuple[str, str], list[CheckedRank]] = {}
     for rank in record.ranks:
         pace = relative.get(rank.rank)
         if pace is None or pace >= _SLOW or rank.compute is None:
             continue
         # One repeat at the others' pace: it was disturbed in the other ones, which `unsteady` tells.
-        if max(rank.compute.pieces_per_second) < found[rank.rank] / pace:
+        if max(rank.compute.pieces_per_second) < pieces_per_second[rank.rank] / pace:
             alike.setdefault((_device(rank), f"{pace:.2f}"), []).append(rank)
     multiplied = against_others({r.rank: r.matmul.flops_per_second for r in record.ranks if r.matmul is not None})
     for (device, at), slow in sorted(alike.items(), key=lambda item: item[0][1]):
@@ -217,24 +217,24 @@ def rates(ranks: Sequence[CheckedRank]) -> dict[int, float]:
     }
 
 
-def against_others(found: Mapping[int, float]) -> dict[int, float]:
+def against_others(pieces_per_second: Mapping[int, float]) -> dict[int, float]:
     """Each rank's rate / the median rate of all other ranks; empty for one rank."""
-    if len(found) < 2:
+    if len(pieces_per_second) < 2:
         return {}
-    ordered = sorted(found, key=lambda rank: found[rank])
+    ordered = sorted(pieces_per_second, key=lambda rank: pieces_per_second[rank])
     middle = (len(ordered) - 2) / 2  # of the others, who are one fewer
     relative = {}
-    for place, rank in enumerate(ordered):
+    for at, rank in enumerate(ordered):
         two = (floor(middle), ceil(middle))
-        others = statistics.fmean(found[ordered[n if n < place else n + 1]] for n in two)
-        relative[rank] = found[rank] / others
+        others = statistics.fmean(pieces_per_second[ordered[n if n < at else n + 1]] for n in two)
+        relative[rank] = pieces_per_second[rank] / others
     return dict(sorted(relative.items()))
 
 
 def rank_speeds(record: CheckRecord) -> tuple[float, ...] | None:
     """For `train.rank_speeds`: each rank's rate / that of the fastest, in rank order; None where a rank is missing."""
-    found = rates(record.ranks)
-    if set(found) != set(range(record.request.world.size)):
+    pieces_per_second = rates(record.ranks)
+    if set(pieces_per_second) != set(range(record.request.world.size)):
         return None
-    fastest = max(found.values())
-    return tuple(max(round(rate / fastest, _DECIMALS), 10**-_DECIMALS) for _, rate in sorted(found.items()))
+    fastest = max(pieces_per_second.values())
+    return tuple(max(round(rate / fastest, _DECIMALS), 10**-_DECIMALS) for _, rate in sorted(pieces_per_second.items()))

@@ -305,11 +305,11 @@ def loader_need(trial: Trial, ranks: Sequence[CheckedRank], results: Path | None
 def _of_a_run(trial: Trial, results: Path) -> LoaderNeed | None:
     """The fastest completed run of the same model, precision and micro-batch on the same kind of device."""
     try:
-        found = store.load(results)
+        stored = store.load(results)
     except StoreError:
         return None  # nothing has been run there yet
     best = 0.0
-    for run in found.runs:
+    for run in stored.runs:
         other = run.header.trial
         alike = other.model == trial.model and all(
             getattr(other.train, name) == getattr(trial.train, name) for name in ("precision", "device", "micro_batch")

@@ -128,7 +128,7 @@ def check_training(
         epochs=_EPOCHS,
         gpus=sorted({1, size}),
         engines="\n".join(
-            "  { " + ", ".join(f"{k} = {json.dumps(v)}" for k, v in one.items()) + " }," for one in fields
+            "  { " + ", ".join(f"{k} = {json.dumps(v)}" for k, v in each.items()) + " }," for each in fields
         ),
     )
     with tempfile.TemporaryDirectory() as folder:
@@ -136,8 +136,8 @@ def check_training(
         path.write_text(text, encoding="utf-8")
         plan = _of_full_size(runner.plan(path, overlay=overlay, results=results), size)
         runner.run(plan, results, runner.Options(), console)
-    found = analysis.analyse(store.load(results))
-    proved = tuple(proof for result in found.trials.values() for proof in proofs(result))
+    analysed = analysis.analyse(store.load(results))
+    proved = tuple(proof for result in analysed.trials.values() for proof in proofs(result))
     return results, proved, tuple(f"{name}: {why}" for name, why in missing.items())
 
 
@@ -178,42 +178,42 @@ def _of_full_size(plan: Plan, size: int) -> Plan:
     )
 
 
-def training_findings(found: Iterable[Proof]) -> tuple[Finding, ...]:
+def training_findings(proofs: Iterable[Proof]) -> tuple[Finding, ...]:
     """What does not hold, as findings."""
     return tuple(
         Finding(
             f"{proof.subject}-unproved", "error", f"{proof.engine}: {proof.message}", _ADVICE[proof.subject], About()
         )
-        for proof in failures(found)
+        for proof in failures(proofs)
     )
 
 
 def training_fields(
-    results: Path, found: Sequence[Proof], missing: Sequence[str], findings: Sequence[Finding]
+    results: Path, proofs: Sequence[Proof], missing: Sequence[str], findings: Sequence[Finding]
 ) -> dict[str, Any]:
     """All of it as data."""
     return {
-        "training": {"results": str(results), "proofs": list(map(asdict, found)), "left_out": list(missing)},
+        "training": {"results": str(results), "proofs": list(map(asdict, proofs)), "left_out": list(missing)},
         "verdicts": [finding_fields(finding) for finding in findings],
     }
 
 
 def training_document(
-    results: Path, bundle: Path, found: Sequence[Proof], missing: Sequence[str], findings: Sequence[Finding]
+    results: Path, bundle: Path, proofs: Sequence[Proof], missing: Sequence[str], findings: Sequence[Finding]
 ) -> Document:
     """What does not hold, then a row for each engine and a column for each claim."""
-    failed, held = len(failures(found)), sum(proof.status == "holds" for proof in found)
-    untold = len(found) - failed - held
+    failed, held = len(failures(proofs)), sum(proof.status == "holds" for proof in proofs)
+    untold = len(proofs) - failed - held
     heading = (
         f"{counted(held, 'claim')} hold, {failed} {'fails' if failed == 1 else 'fail'}, {untold} cannot be told here"
     )
-    subjects = [subject for subject in _ADVICE if any(proof.subject == subject for proof in found)]
+    subjects = [subject for subject in _ADVICE if any(proof.subject == subject for proof in proofs)]
     columns = (Column("engine", words=True), *map(Column, subjects))
-    engines = dict.fromkeys(proof.engine for proof in found)
-    known: dict[tuple[str, str], Proof] = {(proof.engine, proof.subject): proof for proof in found}
+    engines = dict.fromkeys(proof.engine for proof in proofs)
+    known: dict[tuple[str, str], Proof] = {(proof.engine, proof.subject): proof for proof in proofs}
     rows = [(Cell(name), *(_cell(known.get((name, subject))) for subject in subjects)) for name in engines]
     table = Table(columns, (Group("", tuple(rows)),), ("In brackets: how far apart, where that is a figure.",))
-    details = tuple(f"{proof.engine}: {proof.subject} {proof.status}: {proof.message}" for proof in found)
+    details = tuple(f"{proof.engine}: {proof.subject} {proof.status}: {proof.message}" for proof in proofs)
     blocks: list[Block] = [Paragraph(heading, "strong"), *findings, table]
     blocks += [Bullets(tuple(f"left out: {why}" for why in missing))] if missing else []
     blocks.append(Section("What was found", (Bullets(details),), folded=True))

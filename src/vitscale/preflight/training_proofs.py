@@ -215,6 +215,6 @@ def _middle(values: Sequence[float]) -> tuple[float, float]:
     return middle, 1.4826 * statistics.median([abs(value - middle) for value in values])
 
 
-def failures(found: Iterable[Proof]) -> list[Proof]:
+def failures(proofs: Iterable[Proof]) -> list[Proof]:
     """Those that do not hold."""
-    return [proof for proof in found if proof.status == "fails"]
+    return [proof for proof in proofs if proof.status == "fails"]

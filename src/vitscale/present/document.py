@@ -213,11 +213,11 @@ class Figure:
     @property
     def controls(self) -> dict[str, tuple[Choice, ...]]:
         """Control to its options, where there are several."""
-        found: dict[str, dict[str, Choice]] = {}
+        options_of: dict[str, dict[str, Choice]] = {}
         for view in self.views:
             for name, choice in view.choices.items():
-                found.setdefault(name, {}).setdefault(choice.value, choice)
-        return {name: tuple(options.values()) for name, options in found.items() if len(options) > 1}
+                options_of.setdefault(name, {}).setdefault(choice.value, choice)
+        return {name: tuple(options.values()) for name, options in options_of.items() if len(options) > 1}
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ def to_html(document: Document, *, brand: str = "vitscale", subtitle: str = "") 
     """The document as a page; a section that is folded opens when it is asked for."""
     shown = list(figures(document.blocks))
     sections = [block for block in document.blocks if isinstance(block, Section)]
-    links = (_format('<a href="#{}">{}</a> ', slug(one.title), one.title) for one in sections if one.folded)
+    links = (_format('<a href="#{}">{}</a> ', slug(part.title), part.title) for part in sections if part.folded)
     scripts, hashes = _scripts(shown)
     last = _format('<p class="last">{}</p>', " ".join(document.last)) if document.last else ""
     return _PAGE.format(
@@ -198,9 +198,9 @@ def _figure(figure: Figure, depth: int) -> str:
 def _picture(name: str, view: View) -> str:
     """The SVG with the identities in it made this figure's own: those of all figures of a page are in one space."""
     drawn = drawing.still(view.spec)
-    for found in dict.fromkeys(re.findall(r'\bid="([\w-]+)"', drawn)):
-        drawn = drawn.replace(f'id="{found}"', f'id="{name}-{found}"').replace(
-            f"url(#{found})", f"url(#{name}-{found})"
+    for identity in dict.fromkeys(re.findall(r'\bid="([\w-]+)"', drawn)):
+        drawn = drawn.replace(f'id="{identity}"', f'id="{name}-{identity}"').replace(
+            f"url(#{identity})", f"url(#{name}-{identity})"
         )
     return drawn
 

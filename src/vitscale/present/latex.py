@@ -83,9 +83,9 @@ def _table(table: Table) -> Iterator[str]:
     yield r"\toprule"
     yield _row([_heading(column) for column in table.columns])
     yield r"\midrule"
-    for place, group in enumerate(table.groups):
+    for index, group in enumerate(table.groups):
         if group.label:
-            yield from ([r"\addlinespace"] if place else [])
+            yield from ([r"\addlinespace"] if index else [])
             yield rf"\multicolumn{{{len(table.columns)}}}{{@{{}}l}}{{{escaped(group.label)}}} \\"
         for row in group.rows:
             yield _row([_cell(cell) for cell in row])

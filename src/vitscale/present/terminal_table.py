@@ -130,22 +130,22 @@ def _heading(column: Column, narrowest: int) -> list[str]:
 def _widths(table: Table, width: int | None, gap: int) -> list[int]:
     """Of the labels, where there are any, and of each column; words get what figures leave of `width`, or the least."""
     labels = [plain(group.label) for group in table.groups] if _labelled(table) else []
-    found: list[tuple[int, int]] = []
+    bounds: list[tuple[int, int]] = []
     if labels:
         natural = max(map(cell_len, [*labels, plain(table.label)]))
-        found.append((min(natural, max(_LEAST_WORDS, _longest_word(labels))), min(natural, _MOST_LABEL)))
+        bounds.append((min(natural, max(_LEAST_WORDS, _longest_word(labels))), min(natural, _MOST_LABEL)))
     for at, column in enumerate(table.columns):
         texts = list(_cells_at(table, at))
         widest = max(map(cell_len, texts), default=0)
         heading = max(map(cell_len, _heading(column, widest)), default=0)
         natural = max(widest, heading)
         narrowest = max(heading, min(widest, max(_LEAST_WORDS, _longest_word(texts)))) if column.words else natural
-        found.append((narrowest, natural))
+        bounds.append((narrowest, natural))
     if width is None:
-        return [narrowest for narrowest, _ in found]
-    spare = width - sum(narrowest for narrowest, _ in found) - gap * (len(found) - 1)
+        return [narrowest for narrowest, _ in bounds]
+    spare = width - sum(narrowest for narrowest, _ in bounds) - gap * (len(bounds) - 1)
     widths = []
-    for narrowest, natural in found:
+    for narrowest, natural in bounds:
         more = max(0, min(spare, natural - narrowest))
         widths.append(narrowest + more)
         spare -= more

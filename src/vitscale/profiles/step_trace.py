@@ -77,7 +77,9 @@ def step_trace(about: Mapping[str, Any], steps: Iterable[Sequence[RankStep]]) ->
             ended_ns = max(ended_ns, start_ns + round(own.line.seconds * 1e9))
         began_ns = ended_ns + 1000  # what begins at a step's end is of that step
     named = [
-        one for rank in dict.fromkeys(event["pid"] for event in events) for one in _names(rank, lanes.get(rank, []))
+        metadata
+        for rank in dict.fromkeys(event["pid"] for event in events)
+        for metadata in _names(rank, lanes.get(rank, []))
     ]
     whole = {"displayTimeUnit": "ms", ABOUT: {"form": _FORM, **about}, "traceEvents": [*named, *events]}
     return json.dumps(whole, allow_nan=False, separators=(",", ":")).encode()
@@ -93,8 +95,8 @@ def _events_of(own: RankStep) -> Iterator[tuple[str, str, Interval, dict[str, An
     yield from (("phase", name, (start, end), {}) for name, start, end in line.phases)
     for track, spans in (("idle", line.idle), ("copy", line.copies), ("loader", line.host_data)):
         yield from ((track, track, span, {}) for span in spans)
-    for place, (communicator, operation, start, end) in enumerate(line.collectives):
-        yield "collective", operation, (start, end), {"communicator": communicator, "norm": place in line.norms}
+    for index, (communicator, operation, start, end) in enumerate(line.collectives):
+        yield "collective", operation, (start, end), {"communicator": communicator, "norm": index in line.norms}
 
 
 def _lane(ends: list[int], start_ns: int, end_ns: int) -> int:
@@ -178,9 +180,9 @@ def _lines(tracks: Mapping[str, Sequence[tuple[int, int, str, dict[str, Any]]]])
     own: list[dict[str, list[_Told]]] = [{track: [] for track in _TRACKS} for _ in steps]
     for track, events in tracks.items():
         for start_ns, end_ns, name, more in events:
-            if (place := bisect.bisect_right(begins, start_ns) - 1) >= 0:
-                seconds = (start_ns - begins[place]) / 1e9, (end_ns - begins[place]) / 1e9
-                own[place][track].append((name, *seconds, more))
+            if (index := bisect.bisect_right(begins, start_ns) - 1) >= 0:
+                seconds = (start_ns - begins[index]) / 1e9, (end_ns - begins[index]) / 1e9
+                own[index][track].append((name, *seconds, more))
     return [_line(*of_step["step"][0], of_step) for of_step in own]
 
 
@@ -195,7 +197,7 @@ def _line(
         phases=tuple((phase, start, end) for phase, start, end, _ in tracks["phase"]),  # type: ignore[misc]  # validated
         idle=tuple((start, end) for _, start, end, _ in tracks["idle"]),
         collectives=tuple((str(own["communicator"]), op, start, end) for op, start, end, own in tracks["collective"]),
-        norms=tuple(place for place, (_, _, _, own) in enumerate(tracks["collective"]) if own.get("norm")),
+        norms=tuple(index for index, (_, _, _, own) in enumerate(tracks["collective"]) if own.get("norm")),
         copies=tuple((start, end) for _, start, end, _ in tracks["copy"]),
         host_data=tuple((start, end) for _, start, end, _ in tracks["loader"]),
         unknown=told["unknown"],

@@ -130,11 +130,11 @@ def steps_on_cpu(events: Sequence[Event], steps: Sequence[int], block: int) -> l
 
 def _calls(events: Iterable[Event]) -> dict[int, list[tuple[int, int]]]:
     """When collectives were called and the calls returned, thread by thread, in order."""
-    found: dict[int, list[tuple[int, int]]] = {}
+    calls_of: dict[int, list[tuple[int, int]]] = {}
     for event in events:
         if event.kind == "operator" and event.name.startswith("c10d::"):
-            found.setdefault(event.lane, []).append((event.start_ns, event.end_ns))
-    return {lane: sorted(calls) for lane, calls in found.items()}
+            calls_of.setdefault(event.lane, []).append((event.start_ns, event.end_ns))
+    return {lane: sorted(calls) for lane, calls in calls_of.items()}
 
 
 def _holds_one(event: Event, calls: Mapping[int, Sequence[tuple[int, int]]]) -> bool:
@@ -143,8 +143,8 @@ def _holds_one(event: Event, calls: Mapping[int, Sequence[tuple[int, int]]]) -> 
     ZeRO 2 and 3 exchange gradients inside `torch::autograd::AccumulateGrad`, FSDP2 inside its own backward function.
     """
     of_thread = calls.get(event.lane, ())
-    place = bisect.bisect_left(of_thread, (event.start_ns, 0))
-    return place < len(of_thread) and of_thread[place][1] <= event.end_ns
+    index = bisect.bisect_left(of_thread, (event.start_ns, 0))
+    return index < len(of_thread) and of_thread[index][1] <= event.end_ns
 
 
 def launches_of(events: Iterable[Event]) -> list[tuple[int, Event]]:
@@ -277,7 +277,7 @@ def _communicators(collectives: Iterable[Event]) -> dict[str, str]:
 
     A communicator may use several streams; where the profiler links a kernel to none, its stream stands for it.
     """
-    return {name: f"nccl-{place}" for place, name in enumerate(dict.fromkeys(map(_communicator, collectives)))}
+    return {name: f"nccl-{index}" for index, name in enumerate(dict.fromkeys(map(_communicator, collectives)))}
 
 
 class _OfNorms:
@@ -290,11 +290,11 @@ class _OfNorms:
 
     def places(self, issued_ns: Iterable[int]) -> tuple[int, ...]:
         """Which of some collectives, by when the host issued them, are norms'."""
-        return tuple(place for place, moment in enumerate(issued_ns) if self._holds(moment))
+        return tuple(index for index, moment in enumerate(issued_ns) if self._holds(moment))
 
     def _holds(self, moment_ns: int) -> bool:
-        place = bisect.bisect_right(self._marks, (moment_ns, math.inf))
-        return place > 0 and moment_ns < self._marks[place - 1][1]
+        index = bisect.bisect_right(self._marks, (moment_ns, math.inf))
+        return index > 0 and moment_ns < self._marks[index - 1][1]
 
 
 class _Ends:
@@ -308,17 +308,17 @@ class _Ends:
 
     def before(self, moment_ns: int) -> int | None:
         """When the device had done all that was launched before `moment_ns`; None where nothing was."""
-        place = bisect.bisect_left(self._launches, moment_ns)
-        return self._ends[place - 1] if place else None
+        index = bisect.bisect_left(self._launches, moment_ns)
+        return self._ends[index - 1] if index else None
 
 
 def _annotations(events: Iterable[Event]) -> list[_Span]:
-    found = (
+    spans = (
         _Span(event.name, event.start_ns, event.end_ns)
         for event in events
         if event.kind == "annotation" and event.name.startswith(PHASE_PREFIX)
     )
-    return sorted(found, key=lambda span: span.start_ns)
+    return sorted(spans, key=lambda span: span.start_ns)
 
 
 def _steps(events: Iterable[Event]) -> list[_Span]:

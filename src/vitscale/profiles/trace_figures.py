@@ -88,18 +88,18 @@ def step_spans(trace: Trace, steps: Steps) -> list[tuple[int, Interval, bool]]:
     nothing was: it begins with its own first kernel then, and what came before that is not known.
     """
     launches = launches_of(trace.events)
-    found: list[tuple[int, Interval, bool]] = []
-    reached, place, first = 0, 0, min((event.start_ns for _, event in launches), default=0)
+    spans: list[tuple[int, Interval, bool]] = []
+    reached, index, first = 0, 0, min((event.start_ns for _, event in launches), default=0)
     for number, (start, end) in zip(steps.numbers, _host_spans(steps), strict=True):
-        while place < len(launches) and launches[place][0] < start:
-            reached, place = max(reached, launches[place][1].end_ns), place + 1
+        while index < len(launches) and launches[index][0] < start:
+            reached, index = max(reached, launches[index][1].end_ns), index + 1
         known, begin = reached > 0, reached or first
-        own = place
-        while place < len(launches) and launches[place][0] < end:
-            reached, place = max(reached, launches[place][1].end_ns), place + 1
-        if place > own and reached > begin:
-            found.append((number, (begin, reached), known or steps.first_is_whole))
-    return found
+        own = index
+        while index < len(launches) and launches[index][0] < end:
+            reached, index = max(reached, launches[index][1].end_ns), index + 1
+        if index > own and reached > begin:
+            spans.append((number, (begin, reached), known or steps.first_is_whole))
+    return spans
 
 
 def traffic_lines(trace: Trace, steps: Steps) -> tuple[TrafficLine, ...]:

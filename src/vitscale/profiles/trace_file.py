@@ -52,7 +52,7 @@ def _attention(shapes: Shapes) -> int:
 
 def _convolution(shapes: Shapes, concrete: Sequence[object]) -> int:
     images, weight = shapes[0], shapes[1]
-    stride, padding, dilation = (_numbers(concrete[place]) for place in (3, 4, 5))
+    stride, padding, dilation = (_numbers(concrete[index]) for index in (3, 4, 5))
     if str(concrete[6]) != "False":
         raise ValueError("transposed")
     steps, pads, widths = (_for_each(some, len(weight) - 2) for some in (stride, padding, dilation))
@@ -65,12 +65,12 @@ def _convolution(shapes: Shapes, concrete: Sequence[object]) -> int:
 def _convolution_backward(shapes: Shapes, concrete: Sequence[object]) -> int:
     gradient, weight = shapes[0], shapes[2]
     wanted = str(concrete[-1]).strip("[]").split(",")[:2] if concrete else ["True", "True"]
-    products = sum(one.strip() == "True" for one in wanted)
+    products = sum(flag.strip() == "True" for flag in wanted)
     return products * 2 * gradient[0] * math.prod(gradient[2:]) * math.prod(weight)
 
 
 def _numbers(text: object) -> list[int]:
-    return [int(one) for one in str(text).strip("[]").split(",")]
+    return [int(number) for number in str(text).strip("[]").split(",")]
 
 
 def _for_each(some: Sequence[int], axes: int) -> list[int]:
@@ -279,11 +279,11 @@ class _Reader:
     def trace(self, about: dict[str, Any]) -> Trace:
         """All that was read, with what stands around the events."""
         trace = self._trace
-        for place in self._unlinked:
-            event = trace.events[place]
+        for index in self._unlinked:
+            event = trace.events[index]
             call = self._called.get(self._launched_by.get(event.correlation, 0))
             if call is not None:
-                trace.events[place] = event._replace(communicator=call.communicator, operation=call.operation)
+                trace.events[index] = event._replace(communicator=call.communicator, operation=call.operation)
         job = about.get("distributedInfo")
         job = job if isinstance(job, dict) else {}
         trace.rank, trace.world_size = integer(job.get("rank")), integer(job.get("world_size"))
@@ -302,27 +302,27 @@ class _Reader:
 def _product(start_ns: int, name: str, arguments: Any) -> Product | None:
     shapes = arguments.dims if isinstance(arguments.dims, list) else []
     plain = tuple(
-        tuple(size for size in one if isinstance(size, int)) if isinstance(one, list) else () for one in shapes
+        tuple(size for size in value if isinstance(size, int)) if isinstance(value, list) else () for value in shapes
     )
     flops = product_flops(name, plain, arguments.concrete if isinstance(arguments.concrete, list) else [])
     types = arguments.types if isinstance(arguments.types, list) else []
-    dtype = next((dtype_name(one) for one in types if isinstance(one, str) and one), "")
+    dtype = next((dtype_name(value) for value in types if isinstance(value, str) and value), "")
     return None if flops is None else Product(start_ns, name, plain, dtype, flops)
 
 
 def _groups(listed: object) -> Iterator[Group]:
-    for one in listed if isinstance(listed, list) else []:
-        ranks = one.get("ranks") if isinstance(one, dict) else None
+    for group in listed if isinstance(listed, list) else []:
+        ranks = group.get("ranks") if isinstance(group, dict) else None
         if isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks):
-            yield Group(str(one.get("pg_name", ""))[:100], tuple(ranks))
+            yield Group(str(group.get("pg_name", ""))[:100], tuple(ranks))
 
 
 def _device_name(properties: object, used: Counter[int]) -> str | None:
     number = used.most_common(1)[0][0] if used else 0
     named = {
-        one.get("id"): one["name"]
-        for one in (properties if isinstance(properties, list) else [])
-        if isinstance(one, dict) and isinstance(one.get("name"), str)
+        gpu.get("id"): gpu["name"]
+        for gpu in (properties if isinstance(properties, list) else [])
+        if isinstance(gpu, dict) and isinstance(gpu.get("name"), str)
     }
     name = named.get(number) or (next(iter(named.values())) if len(set(named.values())) == 1 else None)
     return printable(name)[:100] if name else None

@@ -47,12 +47,12 @@ def steps_of(trace: Trace) -> Steps:
     launched = sorted(launches_of(trace.events), key=lambda pair: pair[0])
     marked = sorted((event.start_ns, event.end_ns, match[1]) for event in ranges if (match := _STEP.match(event.name)))
     if marked:
-        numbers = tuple(int(number) if number else place for place, (_, _, number) in enumerate(marked))
+        numbers = tuple(int(number) if number else index for index, (_, _, number) in enumerate(marked))
         spans = [(start, end) for start, end, _ in marked]
         if len(set(numbers)) < len(numbers):
             numbers = tuple(range(len(spans)))
         return _steps(trace, numbers, spans, "by the profiler's own marks (ProfilerStep)")
-    updates = union((float(one.start_ns), float(one.end_ns)) for one in ranges if _OPTIMIZER.match(one.name))
+    updates = union((float(span.start_ns), float(span.end_ns)) for span in ranges if _OPTIMIZER.match(span.name))
     begin = min((event.start_ns for event in trace.events), default=0)
     last = max((event.end_ns for event in trace.events), default=0)
     if len(updates) > 1:
@@ -60,9 +60,9 @@ def steps_of(trace: Trace) -> Steps:
         spans = list(itertools.pairwise(ends))
         return _steps(trace, range(len(spans)), spans, "by the optimizer's ranges: a step ends where an update does")
     if len(starts := _repeats([event.name for _, event in launched])) > _FEWEST_PERIODS:
-        at = [launched[place][0] for place in starts]
-        found = f"by kernels that repeat, {starts[1] - starts[0]:,} to a step"
-        return _steps(trace, range(len(at) - 1), list(itertools.pairwise(at)), found)
+        at = [launched[index][0] for index in starts]
+        found_by = f"by kernels that repeat, {starts[1] - starts[0]:,} to a step"
+        return _steps(trace, range(len(at) - 1), list(itertools.pairwise(at)), found_by)
     return _steps(trace, [0], [(begin, last + 1)], UNTOLD, first_is_whole=True)
 
 
@@ -84,7 +84,7 @@ def _repeats(names: Sequence[str]) -> list[int]:
     The rarest kernels come once a step: the distance between two of one is tried as the period of all.
     """
     counts = Counter(names)
-    numbers = {name: place for place, name in enumerate(counts)}
+    numbers = {name: index for index, name in enumerate(counts)}
     ids = np.array([numbers[name] for name in names])
     best: list[int] = []
     for name, count in sorted(counts.items(), key=lambda pair: pair[1]):
@@ -94,9 +94,9 @@ def _repeats(names: Sequence[str]) -> list[int]:
         period = int(np.median(np.diff(places)))
         if period > 1 and np.mean(ids[period:] == ids[:-period]) >= _PERIODIC:
             chained = [int(places[0])]
-            for place in places[1:]:
-                if abs(int(place) - chained[-1] - period) <= 0.05 * period:
-                    chained.append(int(place))
+            for index in places[1:]:
+                if abs(int(index) - chained[-1] - period) <= 0.05 * period:
+                    chained.append(int(index))
             if not best or (chained[1:2] and period < best[1] - best[0]):
                 best = chained
             if len(best) > _FEWEST_PERIODS:

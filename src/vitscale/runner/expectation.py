@@ -84,13 +84,13 @@ def expectations(plan: Plan, results: Path | None, price_per_gpu_hour: float | N
         StoreError: `results` was given, and holds none.
     """
     own = Path("results") / plan.record.name
-    found, origin = _from_results(plan, own if results is None else results, needed=results is not None)
-    missing = [trial_id for trial_id in plan.record.trials if trial_id not in found or found[trial_id].seconds is None]
+    known, origin = _from_results(plan, own if results is None else results, needed=results is not None)
+    missing = [trial_id for trial_id in plan.record.trials if trial_id not in known or known[trial_id].seconds is None]
     if missing and (rough := _from_flops(plan, missing)) is not None:
-        found |= rough[0]
+        known |= rough[0]
         origin = "; ".join(part for part in (origin, rough[1]) if part)
     unavailable = Expected(None, "", _NOTHING_TO_GO_BY)
-    by_trial = {trial_id: found.get(trial_id, unavailable) for trial_id in plan.record.trials}
+    by_trial = {trial_id: known.get(trial_id, unavailable) for trial_id in plan.record.trials}
     return Expectations(by_trial, origin, price_per_gpu_hour)
 
 
@@ -129,7 +129,7 @@ def _from_results(plan: Plan, results: Path, *, needed: bool) -> tuple[dict[str,
             groups.setdefault(near.name, []).append(trial_id)
     for series, members in groups.items():
         steps |= _predicted(plan, fitted, series, members)
-    points = [point for one in evidence.series for point in one.points]
+    points = [point for measured_series in evidence.series for point in measured_series.points]
     return {
         trial_id: Expected(None, "", step) if isinstance(step, str) else _run(plan, trial_id, points, *step)
         for trial_id, step in steps.items()
@@ -141,7 +141,7 @@ def _nearest(series: Sequence[Series], trial: Trial) -> Series | None:
     from vitscale.prediction.configurations import Candidate
     from vitscale.prediction.workloads import workload
 
-    alike = [one for one in series if workload(one.points[-1].trial) == workload(trial)]
+    alike = [candidate for candidate in series if workload(candidate.points[-1].trial) == workload(trial)]
     return ComparableSeries(alike[0], tuple(alike)).nearest(Candidate.of(trial)) if alike else None
 
 
@@ -150,13 +150,13 @@ def _predicted(plan: Plan, fitted: Fitted, series: str, members: list[str]) -> d
     from vitscale.prediction.workloads import evaluate_all
 
     try:
-        found = evaluate_all(fitted, series, [Candidate.of(plan.record.trials[trial_id]) for trial_id in members])
+        evaluated = evaluate_all(fitted, series, [Candidate.of(plan.record.trials[trial_id]) for trial_id in members])
     except RequestError as error:
         return dict.fromkeys(members, str(error))
-    steps = [found.step.at(n) for n in range(len(members))]
+    steps = [evaluated.step.at(n) for n in range(len(members))]
     return {
         trial_id: "its step cannot be predicted" if math.isnan(step.value) else (step, label)
-        for trial_id, step, label in zip(members, steps, found.labels, strict=True)
+        for trial_id, step, label in zip(members, steps, evaluated.labels, strict=True)
     }
 
 
@@ -184,18 +184,18 @@ def _from_flops(plan: Plan, trial_ids: list[str]) -> tuple[dict[str, Expected], 
     if check is None or not rates:
         return None
     rate = statistics.median(rates)
-    found = {}
+    expected = {}
     for trial_id in trial_ids:
         trial = plan.record.trials[trial_id]
         flops = flops_per_image(trial)
         if isinstance(flops, str):
-            found[trial_id] = Expected(None, "", flops)
+            expected[trial_id] = Expected(None, "", flops)
             continue
         _, count = plan.steps_of(trial_id)
         least = count * trial.global_batch / trial.world.size * flops / rate
-        found[trial_id] = Expected(
+        expected[trial_id] = Expected(
             of_a_run(least / _SHARE_OF_MATMUL, least, least / _SHARE_OF_MATMUL**2), ROUGHLY
         )  # fmt: skip
     day = time.strftime("%Y-%m-%d", time.gmtime(check.started_unix_seconds))
     how = f"{ROUGHLY} from FLOPs at a third of the matrix-multiply rate of vitscale check, {day}"
-    return found, f"{how}, start-up and transfers left out"
+    return expected, f"{how}, start-up and transfers left out"

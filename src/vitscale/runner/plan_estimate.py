@@ -72,13 +72,13 @@ def memory_fits(plan: Plan, capacity_bytes: int | None = None) -> dict[str, Memo
             machine, their share of its memory.
     """
     capacities: dict[tuple[str, int], int | None] = {}
-    found = {}
+    fits = {}
     for trial_id, trial in plan.record.trials.items():
         key = (trial.train.device, trial.world.ranks_per_node)
         if key not in capacities:
             capacities[key] = capacity_bytes if capacity_bytes is not None else _capacity(plan, trial)
-        found[trial_id] = _fit(trial, capacities[key])
-    return found
+        fits[trial_id] = _fit(trial, capacities[key])
+    return fits
 
 
 class LargestImages(NamedTuple):
@@ -104,14 +104,14 @@ def largest_images(trials: Mapping[str, Trial], fits: Mapping[str, MemoryFit]) -
         if trial_id in fits and fits[trial_id].oom_chance is not None and trial.model.patch_size is not None:
             capacity = fits[trial_id].capacity_bytes
             alike.setdefault((_of_size(trial, 1, checkpointing=False).identity(), capacity), []).append(trial_id)
-    found = []
+    largest = []
     for (_, capacity), trial_ids in alike.items():
         several = len({trials[trial_id].model.image_size for trial_id in trial_ids}) > 1
         if several or any(fits[trial_id].unfit or fits[trial_id].unsure for trial_id in trial_ids):
             trial = trials[trial_ids[0]]
             sizes = [_largest(trial, capacity, checkpointing=again) for again in (False, True)]
-            found.append(LargestImages(tuple(trial_ids), trial, *sizes))
-    return found
+            largest.append(LargestImages(tuple(trial_ids), trial, *sizes))
+    return largest
 
 
 def _largest(trial: Trial, capacity: int | None, *, checkpointing: bool) -> int | None:
@@ -179,47 +179,47 @@ class PlanEstimate:
         """Columns of the table, where any trial has something in them."""
         fit = self.fits.get(trial_id)
         # A dash where it cannot be known before the model is built.
-        found = {"memory": units.size(forecast_bytes(trial) if fit is None else fit.forecast_bytes)}
-        if any(one.unfit or one.unsure for one in self.fits.values()):
+        cells = {"memory": units.size(forecast_bytes(trial) if fit is None else fit.forecast_bytes)}
+        if any(each.unfit or each.unsure for each in self.fits.values()):
             known = fit is not None and fit.oom_chance is not None
-            found["fits"] = (
+            cells["fits"] = (
                 UNKNOWN if fit is None or not known else "no" if fit.unfit else "maybe" if fit.unsure else "yes"
             )
-        if self.expected is None or all(one.seconds is None for one in self.expected.by_trial.values()):
-            return found
+        if self.expected is None or all(each.seconds is None for each in self.expected.by_trial.values()):
+            return cells
         own = self.expected.by_trial[trial_id]
         about = "~" if own.known_by == ROUGHLY else ""
         price = self.expected.price_per_gpu_hour
         hours = None if own.seconds is None else own.seconds.value * trial.world.size / 3600
-        found["time"] = UNKNOWN if own.seconds is None else about + units.seconds(own.seconds.value)
-        found["GPU-h"] = UNKNOWN if hours is None else about + number(hours)
+        cells["time"] = UNKNOWN if own.seconds is None else about + units.seconds(own.seconds.value)
+        cells["GPU-h"] = UNKNOWN if hours is None else about + number(hours)
         if price is not None:
-            found["cost"] = UNKNOWN if hours is None else about + units.money(hours * price)
-        return found
+            cells["cost"] = UNKNOWN if hours is None else about + units.money(hours * price)
+        return cells
 
     def lines(self, plan: Plan) -> list[str]:
         """What all runs together take, and whether their memory suffices: the most wanted first."""
         return [*self._time_lines(plan), *self._memory_lines(), *self._largest_lines(plan), *_unavailable(plan)]
 
     def _largest_lines(self, plan: Plan) -> list[str]:
-        found = largest_images(plan.record.trials, self.fits)
+        largest = largest_images(plan.record.trials, self.fits)
         lines = [
-            f"largest image_size that fits, {trial_name(one.trial)}, micro-batch {one.trial.train.micro_batch}: "
-            f"{_pixels(one.kept)}; with activation checkpointing {_pixels(one.recomputed)}"
-            for one in found[:_MOST_LARGEST]
+            f"largest image_size that fits, {trial_name(group.trial)}, micro-batch {group.trial.train.micro_batch}: "
+            f"{_pixels(group.kept)}; with activation checkpointing {_pixels(group.recomputed)}"
+            for group in largest[:_MOST_LARGEST]
         ]
-        more = len(found) - len(lines)
+        more = len(largest) - len(lines)
         return [*lines, f"(and of {more} more configurations: --json has them)"] if more else lines
 
     def largest_json(self, plan: Plan) -> list[dict[str, Any]]:
         """What `largest_images` finds; null where no size fits."""
         return [
             {
-                "trials": list(one.trial_ids),
-                "largest_image_size": one.kept,
-                "largest_image_size_with_activation_checkpointing": one.recomputed,
+                "trials": list(group.trial_ids),
+                "largest_image_size": group.kept,
+                "largest_image_size_with_activation_checkpointing": group.recomputed,
             }
-            for one in largest_images(plan.record.trials, self.fits)
+            for group in largest_images(plan.record.trials, self.fits)
         ]
 
     def _memory_lines(self) -> list[str]:
@@ -277,7 +277,7 @@ class PlanEstimate:
     def as_json(self, trial_id: str, trial: Trial) -> dict[str, Any]:
         """Of one trial; unavailable is null."""
         fit = self.fits.get(trial_id)
-        found: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "memory_bytes": forecast_bytes(trial) if fit is None else fit.forecast_bytes,
             "memory_capacity_bytes": None if fit is None else fit.capacity_bytes,
             "oom_chance": None if fit is None else fit.oom_chance,
@@ -286,7 +286,7 @@ class PlanEstimate:
         own = None if self.expected is None else self.expected.by_trial.get(trial_id)
         hours = None if own is None or own.seconds is None else own.seconds.times(trial.world.size / 3600)
         return (
-            found
+            fields
             | estimate_fields("expected_seconds", None if own is None else own.seconds)
             | estimate_fields("gpu_hours", hours)
             | estimate_fields("cost", self._cost(hours))
@@ -325,7 +325,7 @@ def buckets_note(trials: Mapping[str, Trial]) -> str:
     """Why DeepSpeed's ZeRO takes much memory for a small model, where it is buckets; empty where it is not."""
     most = 0
     for trial in trials.values():
-        parts = found.parts if (found := forecast(trial)) is not None else {}
+        parts = predicted.parts if (predicted := forecast(trial)) is not None else {}
         buckets = parts.get("buckets", 0)
         if trial.train.wrapper == "deepspeed" and trial.train.bucket_mib is None and 2 * buckets > sum(parts.values()):
             most = max(most, buckets)

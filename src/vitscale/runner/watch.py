@@ -40,7 +40,7 @@ def waited_for(statuses: Mapping[int, RankStatus]) -> list[int]:
     """
     places = {rank: _progress(status) for rank, status in statuses.items() if status.ended_seconds is None}
     last = min(places.values(), default=(0, 0))
-    behind = sorted(rank for rank, place in places.items() if place == last)
+    behind = sorted(rank for rank, position_of in places.items() if position_of == last)
     return behind if len(behind) < len(statuses) else []
 
 

@@ -83,7 +83,7 @@ def ask(*argv: str, cwd: Path | None = None) -> str:
 def steps_named(job_id: str, name: str) -> list[str]:
     """The steps of a job that have this name: "12.3"."""
     lines = ask("squeue", "--noheader", "--steps", "--format=%i|%j", f"--job={job_id}").splitlines()
-    return [step for step, _, found in (line.strip().partition("|") for line in lines) if found == name]
+    return [step for step, _, step_name in (line.strip().partition("|") for line in lines) if step_name == name]
 
 
 def kill_steps(steps: Sequence[str]) -> None:

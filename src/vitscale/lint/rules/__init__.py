@@ -11,6 +11,7 @@ from typing import Any
 from vitscale.lint.releases import Release, installed_version
 from vitscale.lint.rules import batch, keys, memory, optimizer, overlap, parts, precision, timing, values
 from vitscale.lint.view import Setting, View
+from vitscale.present.data import finding_fields
 from vitscale.present.document import Document, Finding, Paragraph, counts_of, most_severe_first
 from vitscale.trial import model_cost
 from vitscale.trial.deepspeed_config import BATCH_KEYS
@@ -99,6 +100,12 @@ def _lines_of_keys(text: str) -> dict[str, int]:
 def lint_document(file: str, findings: Sequence[Finding], setting: Setting) -> Document:
     """How much was found in a file, judged for what, and each finding."""
     return Document("", (Paragraph(f"{file}: {counts_of(findings)} ({setting.described()})", "strong"), *findings))
+
+
+def lint_fields(file: str, findings: Sequence[Finding], setting: Setting) -> dict[str, Any]:
+    """The same as data."""
+    judged = {"file": file, "deepspeed": setting.deepspeed, "parameters": setting.parameters, "gpus": setting.gpus}
+    return judged | {"findings": [finding_fields(finding) for finding in findings]}
 
 
 _ALWAYS_SETTLED = (*BATCH_KEYS, "gradient_clipping", "timers.throughput", "steps_per_print")

@@ -47,11 +47,11 @@ def unknown_and_removed_keys(view: View) -> Iterator[Finding]:
             yield judged
 
 
-def _keys(view: View, part: dict[str, Any], place: str) -> Iterator[tuple[str, str, str]]:
+def _keys(view: View, part: dict[str, Any], above: str) -> Iterator[tuple[str, str, str]]:
     """(dotted key, name, part) of all keys in parts whose keys the release looks at one by one."""
     for name, value in part.items():
-        key = f"{place}.{name}" if place else name
-        yield key, name, place
+        key = f"{above}.{name}" if above else name
+        yield key, name, above
         if isinstance(value, dict) and view.release.fact(key) in ("read", "strict"):
             yield from _keys(view, value, key)
 
@@ -67,9 +67,9 @@ def _judged(view: View, key: str, name: str, part: str) -> Iterator[Finding]:
         yield finding("removed-key", "error", key, message, fix, view.source("runtime/config.py"))
     elif fact is not None and fact.startswith("deprecated"):
         new = fact.partition(": ")[2]
-        place = f"{part}.{new}"
-        message, fix = f"DeepSpeed warns that this key is deprecated in favour of {new}", f"Use {place}"
-        if view.has(place):
+        successor = f"{part}.{new}"
+        message, fix = f"DeepSpeed warns that this key is deprecated in favour of {new}", f"Use {successor}"
+        if view.has(successor):
             message = f"DeepSpeed refuses this deprecated key together with {new}"
             yield finding("deprecated-key", "error", key, message, "Remove it", source)
         else:
@@ -93,11 +93,11 @@ def _unknown(view: View, key: str, name: str, part: str, *, refuses: bool, sourc
             "Remove it, or run a release that reads it", "tools/make_deepspeed_keys.py, from DeepSpeed's own releases",
         )  # fmt: skip
     near = _nearest(name, release.children(part))
-    places = [place for place in release.places(name) if place != key] if len(name) > 3 else []
+    places = [known_key for known_key in release.places(name) if known_key != key] if len(name) > 3 else []
     if near:
-        place = f"{part}.{near}" if part else near
-        taken = f" (which the file also has: {shown(view.value(place))})" if view.has(place) else ""
-        fix = f"Write {place}{taken} if that is meant"
+        known_key = f"{part}.{near}" if part else near
+        taken = f" (which the file also has: {shown(view.value(known_key))})" if view.has(known_key) else ""
+        fix = f"Write {known_key}{taken} if that is meant"
     elif places and name not in _COMMON:
         fix = f"It is known as {' and as '.join(places[:2])}: write it there if that is meant"
     else:

@@ -22,15 +22,15 @@ def wall_clock_breakdown(view: View) -> Iterator[Finding]:
 
 def throughput_timer(view: View) -> Iterator[Finding]:
     """On by default, and it synchronises the device twice in every micro-step."""
-    place = "timers.throughput"
-    if view.open(f"{place}.enabled") or f"{place}.enabled" in view.setting.settled:
+    timer = "timers.throughput"
+    if view.open(f"{timer}.enabled") or f"{timer}.enabled" in view.setting.settled:
         return
-    if view.flag(f"{place}.enabled", True) is not True or view.flag(f"{place}.synchronized", True) is not True:
+    if view.flag(f"{timer}.enabled", True) is not True or view.flag(f"{timer}.synchronized", True) is not True:
         return
-    can_be_off = view.release.fact(place) is not None
-    given = view.has(f"{place}.enabled")
+    can_be_off = view.release.fact(timer) is not None
+    given = view.has(f"{timer}.enabled")
     yield finding(
-        "synchronising-throughput-timer", "warning" if given else "note", f"{place}.enabled" if given else place,
+        "synchronising-throughput-timer", "warning" if given else "note", f"{timer}.enabled" if given else timer,
         ("The throughput timer" if given else "The throughput timer is on by default and")
         + " synchronises the device at the start and the end of every micro-step, whether or not it prints anything",
         '"timers": {"throughput": {"enabled": false}}' if can_be_off else

@@ -73,9 +73,9 @@ def wrong_types(view: View) -> Iterator[Finding]:
     yield from _in_models(view, view.config, "")
 
 
-def _in_models(view: View, part: dict[str, Any], place: str) -> Iterator[Finding]:
+def _in_models(view: View, part: dict[str, Any], above: str) -> Iterator[Finding]:
     for name, value in part.items():
-        key = f"{place}.{name}" if place else name
+        key = f"{above}.{name}" if above else name
         fact = view.release.fact(key) or ""
         if isinstance(value, dict) and fact in ("read", "strict"):
             yield from _in_models(view, value, key)

@@ -18,6 +18,7 @@ from vitscale.cli.base import (
     VerboseOption,
     app,
     compute_on_one_core,
+    option,
 )
 from vitscale.errors import RequestError, shown
 
@@ -29,60 +30,40 @@ if TYPE_CHECKING:
 @app.command()
 def advise(
     results: ResultsArgument,
-    deadline: Annotated[
-        str | None, typer.Option("--deadline", metavar="TIME", help="Be done within it: 90s, 30m, 2h, 1.5d.")
-    ] = None,
+    deadline: Annotated[str | None, option("--deadline", "TIME", "Be done within it: 90s, 30m, 2h, 1.5d.")] = None,
     budget: Annotated[
-        float | None, typer.Option("--budget", metavar="X", help="Spend at most: money with --price, else GPU-hours.")
+        float | None, option("--budget", "X", "Spend at most: money with --price, else GPU-hours.")
     ] = None,
-    min_efficiency: Annotated[
-        float | None, typer.Option("--min-efficiency", metavar="E", help="Against one rank, such as 0.8.")
-    ] = None,
-    price: Annotated[
-        float | None, typer.Option("--price", metavar="P", help="Of a GPU for an hour, in any currency.")
-    ] = None,
+    min_efficiency: Annotated[float | None, option("--min-efficiency", "E", "Against one rank, such as 0.8.")] = None,
+    price: Annotated[float | None, option("--price", "P", "Of a GPU for an hour, in any currency.")] = None,
     devices: Annotated[
         Path | None,
-        typer.Option("--devices", metavar="FILE.csv", help="Choose among these instances: a table of prices."),
+        option("--devices", "FILE.csv", "Choose among these instances: a table of prices."),
     ] = None,
     max_gpus: Annotated[
-        int | None, typer.Option("--max-gpus", metavar="N", help="Look no further.  [default: 8 x the largest run]")
+        int | None, option("--max-gpus", "N", "Look no further.  [default: 8 x the largest run]")
     ] = None,
-    gpus: Annotated[
-        str | None, typer.Option("--gpus", metavar="LIST", help="Look at these rank counts alone: 8,16,32.")
-    ] = None,
-    nodes_of: Annotated[
-        int | None, typer.Option("--nodes-of", metavar="M", help="Ranks of a full host.  [default: as measured]")
-    ] = None,
-    network: Annotated[
-        str | None, typer.Option("--network", metavar="NAME", help="Link between hosts, such as 25GbE.")
-    ] = None,
-    epochs: Annotated[
-        int | None, typer.Option("--epochs", metavar="E", help="How long to train.  [default: as the study]")
-    ] = None,
-    images: Annotated[
-        int | None, typer.Option("--images", metavar="N", help="Of an epoch, where the results do not say.")
-    ] = None,
-    series: Annotated[str | None, typer.Option("--series", metavar="NAME", help="Which curve to advise from.")] = None,
+    gpus: Annotated[str | None, option("--gpus", "LIST", "Look at these rank counts alone: 8,16,32.")] = None,
+    nodes_of: Annotated[int | None, option("--nodes-of", "M", "Ranks of a full host.  [default: as measured]")] = None,
+    network: Annotated[str | None, option("--network", "NAME", "Link between hosts, such as 25GbE.")] = None,
+    epochs: Annotated[int | None, option("--epochs", "E", "How long to train.  [default: as the study]")] = None,
+    images: Annotated[int | None, option("--images", "N", "Of an epoch, where the results do not say.")] = None,
+    series: Annotated[str | None, option("--series", "NAME", "Which curve to advise from.")] = None,
     parameters: ParametersOption = None,
     gpu_memory: Annotated[
-        str | None, typer.Option("--gpu-memory", metavar="SIZE", help="Of one device: 80GB.  [default: as recorded]")
+        str | None, option("--gpu-memory", "SIZE", "Of one device: 80GB.  [default: as recorded]")
     ] = None,
     any_batch: Annotated[
-        bool, typer.Option("--any-batch", help="Let the answers train with another global batch than the study.")
+        bool, option("--any-batch", "", "Let the answers train with another global batch than the study.")
     ] = False,
     large_batch: Annotated[
         bool,
-        typer.Option("--large-batch", help="Let them train with few steps an epoch, or far above the noise scale."),
+        option("--large-batch", "", "Let them train with few steps an epoch, or far above the noise scale."),
     ] = False,
     checkpoint_seconds: CheckpointOption = None,
     node_mtbf: NodeMtbfOption = None,
-    chart: Annotated[
-        Path | None, typer.Option("--chart", metavar="FILE", help="Draw time against cost: .png, .svg or .html.")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="STUDY.toml", help="Write the first answer as a study.")
-    ] = None,
+    chart: Annotated[Path | None, option("--chart", "FILE", "Draw time against cost: .png, .svg or .html.")] = None,
+    output: Annotated[Path | None, option("-o --output", "STUDY.toml", "Write the first answer as a study.")] = None,
     verbose: VerboseOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -92,11 +73,11 @@ def advise(
     from vitscale.cli.base import positive, rank_counts, seconds_of, size_bytes
     from vitscale.prediction.finishing import Horizon
 
-    for option, count in (
+    for flag, count in (
         ("--max-gpus", max_gpus), ("--nodes-of", nodes_of), ("--epochs", epochs), ("--images", images)
     ):  # fmt: skip
         if count is not None and not 1 <= count <= 10**9:
-            raise RequestError(f"{option}: {count} cannot be", valid=["1 or more"])
+            raise RequestError(f"{flag}: {count} cannot be", valid=["1 or more"])
     instances: tuple[Instance, ...] = ()
     left_out: tuple[str, ...] = ()
     if devices is not None:

@@ -43,34 +43,36 @@ app = typer.Typer(
     add_completion=False,
 )
 
+
+def option(names: str, metavar: str, words: str) -> Any:
+    """An option: its names ("-o --output"), what stands for its value (empty: a switch), and its help."""
+    return typer.Option(*names.split(), metavar=metavar or None, help=words)
+
+
 StudyArgument = Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.", show_default=False)]
 ResultsArgument = Annotated[Path, typer.Argument(metavar="RESULTS", help="A results folder.", show_default=False)]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+JsonOption = Annotated[bool, option("--json", "", "Print JSON instead of a table.")]
 ParametersOption = Annotated[
-    str | None, typer.Option("--parameters", metavar="N", help="Of an imported model that has no name here: 110M.")
+    str | None, option("--parameters", "N", "Of an imported model that has no name here: 110M.")
 ]
 CheckpointOption = Annotated[
     float | None,
-    typer.Option("--checkpoint-seconds", metavar="SECONDS", help="To save one checkpoint.  [default: as recorded]"),
+    option("--checkpoint-seconds", "SECONDS", "To save one checkpoint.  [default: as recorded]"),
 ]
 NodeMtbfOption = Annotated[
     float | None,
-    typer.Option("--node-mtbf", metavar="HOURS", help="Mean time between failures of a host.  [default: a prior]"),
+    option("--node-mtbf", "HOURS", "Mean time between failures of a host.  [default: a prior]"),
 ]
-VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="Print everything, not the first 25 lines.")]
+VerboseOption = Annotated[bool, option("-v --verbose", "", "Print everything, not the first 25 lines.")]
 SiteOption = Annotated[
     Path | None,
-    typer.Option("--site", metavar="FILE", help="Site file: [launch], [slurm] and [node] put over the study's own."),
+    option("--site", "FILE", "Site file: [launch], [slurm] and [node] put over the study's own."),
 ]
 LauncherOption = Annotated[
-    str | None, typer.Option("--launcher", metavar="NAME", help="How ranks are started: local, torchrun, mpirun, ...")
+    str | None, option("--launcher", "NAME", "How ranks are started: local, torchrun, mpirun, ...")
 ]
-SchedulerOption = Annotated[
-    str | None, typer.Option("--scheduler", metavar="NAME", help="Where they run: local, hostfile or slurm.")
-]
-HostfileOption = Annotated[
-    Path | None, typer.Option("--hostfile", metavar="FILE", help="Hosts to run on: one NAME slots=N a line.")
-]
+SchedulerOption = Annotated[str | None, option("--scheduler", "NAME", "Where they run: local, hostfile or slurm.")]
+HostfileOption = Annotated[Path | None, option("--hostfile", "FILE", "Hosts to run on: one NAME slots=N a line.")]
 
 
 def compute_on_one_core() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitscale.cli.base import JsonOption, ProgramConsole, VerboseOption, answer, app
+from vitscale.cli.base import JsonOption, ProgramConsole, VerboseOption, answer, app, option
 from vitscale.errors import unknown
 from vitscale.present.units import UNKNOWN
 
@@ -21,35 +21,27 @@ if TYPE_CHECKING:
 @app.command("import")
 def import_(
     logs: Annotated[list[Path], typer.Argument(metavar="LOG...", help="Log files of one format.", show_default=False)],
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="RESULTS", help="Results folder.  [default: results/NAME]")
-    ] = None,
+    output: Annotated[Path | None, option("-o --output", "RESULTS", "Results folder.  [default: results/NAME]")] = None,
     log_format: Annotated[
         str,
-        typer.Option(
-            "--format", metavar="F", help="Or epochs, deepspeed, trainer-state, csv, trace, nccl-tests, perftest."
-        ),
+        option("--format", "F", "Or epochs, deepspeed, trainer-state, csv, trace, nccl-tests, perftest."),
     ] = "auto",
-    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Of the study.")] = None,
+    name: Annotated[str | None, option("--name", "NAME", "Of the study.")] = None,
     model: Annotated[
-        str | None, typer.Option("--model", metavar="NAME", help="A named model (vit-b16), or a Hugging Face folder.")
+        str | None, option("--model", "NAME", "A named model (vit-b16), or a Hugging Face folder.")
     ] = None,
     parameters: Annotated[
-        str | None, typer.Option("--parameters", metavar="N", help="Of a model that has no name here: 110M, 1.3B.")
+        str | None, option("--parameters", "N", "Of a model that has no name here: 110M, 1.3B.")
     ] = None,
-    image_size: Annotated[int | None, typer.Option("--image-size", metavar="PIXELS", help="Of the model.")] = None,
-    engine: Annotated[str | None, typer.Option("--engine", metavar="NAME", help="ddp, fsdp2, deepspeed, ...")] = None,
-    zero_stage: Annotated[int | None, typer.Option("--zero-stage", metavar="0-3", help="Of DeepSpeed.")] = None,
-    precision: Annotated[
-        str | None, typer.Option("--precision", metavar="P", help="fp32, bf16, bf16-params or fp16.")
-    ] = None,
-    micro_batch: Annotated[
-        int | None, typer.Option("--micro-batch", metavar="N", help="Images per GPU and micro-step.")
-    ] = None,
+    image_size: Annotated[int | None, option("--image-size", "PIXELS", "Of the model.")] = None,
+    engine: Annotated[str | None, option("--engine", "NAME", "ddp, fsdp2, deepspeed, ...")] = None,
+    zero_stage: Annotated[int | None, option("--zero-stage", "0-3", "Of DeepSpeed.")] = None,
+    precision: Annotated[str | None, option("--precision", "P", "fp32, bf16, bf16-params or fp16.")] = None,
+    micro_batch: Annotated[int | None, option("--micro-batch", "N", "Images per GPU and micro-step.")] = None,
     train_samples: Annotated[
-        int | None, typer.Option("--train-samples", metavar="N", help="Training images of the whole dataset.")
+        int | None, option("--train-samples", "N", "Training images of the whole dataset.")
     ] = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", metavar="N", help="Ranks, where the log does not say.")] = None,
+    gpus: Annotated[int | None, option("--gpus", "N", "Ranks, where the log does not say.")] = None,
     verbose: VerboseOption = False,
     json: JsonOption = False,
 ) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitscale.cli.base import JsonOption, ProgramConsole, app
+from vitscale.cli.base import JsonOption, ProgramConsole, app, option
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,20 +26,20 @@ lab_app = typer.Typer(
     help="Several hosts on this machine, to learn and to test with (root, Linux).", no_args_is_help=True
 )
 app.add_typer(lab_app, name="lab")
-LabName = Annotated[str, typer.Option("--name", metavar="NAME", help="Which lab; there may be several at once.")]
+LabName = Annotated[str, option("--name", "NAME", "Which lab; there may be several at once.")]
 
 
 @lab_app.command("up")
 def lab_up(
-    hosts: Annotated[int, typer.Option("--hosts", metavar="N", help="How many.")] = 2,
+    hosts: Annotated[int, option("--hosts", "N", "How many.")] = 2,
     bandwidth: Annotated[
         str | None,
-        typer.Option("--bandwidth", metavar="RATE", help="Of every host's link: 100mbit, 1gbit.  [default: no limit]"),
+        option("--bandwidth", "RATE", "Of every host's link: 100mbit, 1gbit.  [default: no limit]"),
     ] = None,
     cores_per_host: Annotated[
-        float | None, typer.Option("--cores-per-host", metavar="CORES", help="CPU quota: 0.4.  [default: no limit]")
+        float | None, option("--cores-per-host", "CORES", "CPU quota: 0.4.  [default: no limit]")
     ] = None,
-    slots: Annotated[int, typer.Option("--slots", metavar="RANKS", help="Ranks per host, in the hostfile.")] = 1,
+    slots: Annotated[int, option("--slots", "RANKS", "Ranks per host, in the hostfile.")] = 1,
     name: LabName = "default",
 ) -> None:
     """Make hosts, and print the hostfile and how to use it. They stay until `lab down`, or a restart of the machine."""

@@ -18,6 +18,7 @@ from vitscale.cli.base import (
     VerboseOption,
     app,
     compute_on_one_core,
+    option,
 )
 
 
@@ -28,55 +29,31 @@ def predict(
         str,
         typer.Option("--gpus", metavar="LIST", help="Rank counts: 16,32,1024 or 1-8.", show_default=False),
     ],
-    nodes_of: Annotated[
-        int | None, typer.Option("--nodes-of", metavar="M", help="Ranks on each host.  [default: as measured]")
-    ] = None,
+    nodes_of: Annotated[int | None, option("--nodes-of", "M", "Ranks on each host.  [default: as measured]")] = None,
     network: Annotated[
         str | None,
-        typer.Option(
-            "--network",
-            metavar="LINK",
-            help="Between hosts: 25GbE, HDR, 4x200Gb/s, or check.  [default: from a check]",
-        ),
+        option("--network", "LINK", "Between hosts: 25GbE, HDR, 4x200Gb/s, or check.  [default: from a check]"),
     ] = None,
     check: Annotated[
         Path | None,
-        typer.Option("--check", metavar="FILE", help="A stored check.  [default: the newest of RESULTS]"),
+        option("--check", "FILE", "A stored check.  [default: the newest of RESULTS]"),
     ] = None,
-    series: Annotated[
-        str | None, typer.Option("--series", metavar="NAME", help="One curve of the report.  [default: all]")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="NAME", help="Another model: vit-l16, or a Hugging Face folder.")
-    ] = None,
-    image_size: Annotated[
-        int | None, typer.Option("--image-size", metavar="PIXELS", help="Another image size.")
-    ] = None,
+    series: Annotated[str | None, option("--series", "NAME", "One curve of the report.  [default: all]")] = None,
+    model: Annotated[str | None, option("--model", "NAME", "Another model: vit-l16, or a Hugging Face folder.")] = None,
+    image_size: Annotated[int | None, option("--image-size", "PIXELS", "Another image size.")] = None,
     parameters: ParametersOption = None,
-    engine: Annotated[str | None, typer.Option("--engine", metavar="NAME", help="Another engine.")] = None,
-    zero_stage: Annotated[
-        int | None, typer.Option("--zero-stage", metavar="STAGE", help="Another ZeRO stage: 0 to 3.")
-    ] = None,
-    precision: Annotated[
-        str | None, typer.Option("--precision", metavar="NAME", help="fp32, bf16, bf16-params or fp16.")
-    ] = None,
-    micro_batch: Annotated[
-        int | None, typer.Option("--micro-batch", metavar="IMAGES", help="Images per rank and micro-step.")
-    ] = None,
-    grad_accum: Annotated[
-        int | None, typer.Option("--grad-accum", metavar="N", help="Micro-steps per optimizer step.")
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option("--device", metavar="NAME", help="Another GPU: A100-SXM4-80GB, H100, L4.")
-    ] = None,
-    price: Annotated[
-        float | None, typer.Option("--price", metavar="PRICE", help="Of one GPU for an hour, in any currency.")
-    ] = None,
+    engine: Annotated[str | None, option("--engine", "NAME", "Another engine.")] = None,
+    zero_stage: Annotated[int | None, option("--zero-stage", "STAGE", "Another ZeRO stage: 0 to 3.")] = None,
+    precision: Annotated[str | None, option("--precision", "NAME", "fp32, bf16, bf16-params or fp16.")] = None,
+    micro_batch: Annotated[int | None, option("--micro-batch", "IMAGES", "Images per rank and micro-step.")] = None,
+    grad_accum: Annotated[int | None, option("--grad-accum", "N", "Micro-steps per optimizer step.")] = None,
+    device: Annotated[str | None, option("--device", "NAME", "Another GPU: A100-SXM4-80GB, H100, L4.")] = None,
+    price: Annotated[float | None, option("--price", "PRICE", "Of one GPU for an hour, in any currency.")] = None,
     gpu_memory: Annotated[
-        str | None, typer.Option("--gpu-memory", metavar="SIZE", help="Of one GPU: 80GB.  [default: as recorded]")
+        str | None, option("--gpu-memory", "SIZE", "Of one GPU: 80GB.  [default: as recorded]")
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option("--epochs", metavar="N", help="Also the time to finish N epochs, failures included.")
+        int | None, option("--epochs", "N", "Also the time to finish N epochs, failures included.")
     ] = None,
     checkpoint_seconds: CheckpointOption = None,
     node_mtbf: NodeMtbfOption = None,

@@ -17,6 +17,7 @@ from vitscale.cli.base import (
     answer,
     app,
     compute_on_one_core,
+    option,
     share_of,
 )
 from vitscale.errors import RequestError, shown, unknown
@@ -32,34 +33,30 @@ def report(
     results: ResultsArgument,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "-o", "--output", metavar="PATH", help="File to write; for several formats or pictures, a folder."
-        ),
+        option("-o --output", "PATH", "File to write; for several formats or pictures, a folder."),
     ] = None,
     formats: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--format",
-            metavar="LIST",
-            help="Comma-separated: html, md, latex, json, csv, parquet, png, svg, pdf or trace (for Perfetto).  "
+            "LIST",
+            "Comma-separated: html, md, latex, json, csv, parquet, png, svg, pdf or trace (for Perfetto).  "
             "[default: html]",
         ),
     ] = None,
     combine_unlike: Annotated[
-        bool, typer.Option("--combine-unlike", help="Compare runs of unlike hardware or library versions all the same.")
+        bool, option("--combine-unlike", "", "Compare runs of unlike hardware or library versions all the same.")
     ] = False,
     like: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--like",
-            metavar="STUDY",
-            help="A published study's figures and claims instead, as one page: paper (arXiv 2602.21081) or thesis "
+            "STUDY",
+            "A published study's figures and claims instead, as one page: paper (arXiv 2602.21081) or thesis "
             "(Garrett, Pittsburgh 2023).",
         ),
     ] = None,
-    charts: Annotated[
-        list[str] | None, typer.Option("--chart", metavar="NAME", help="A chart of another package, beside ours.")
-    ] = None,
+    charts: Annotated[list[str] | None, option("--chart", "NAME", "A chart of another package, beside ours.")] = None,
     like_paper: Annotated[bool, typer.Option("--like-paper", hidden=True)] = False,
     verbose: VerboseOption = False,
     json: JsonOption = False,
@@ -139,16 +136,12 @@ def compare(
     ],
     fail_if_slower: Annotated[
         str | None,
-        typer.Option("--fail-if-slower", metavar="SHARE", help="Exit with 1 where a trial is slower by more: 5%."),
+        option("--fail-if-slower", "SHARE", "Exit with 1 where a trial is slower by more: 5%."),
     ] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="With it: exit with 1 also where that is undecided.")
-    ] = False,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="A page (.html) or Markdown (.md) instead.")
-    ] = None,
+    strict: Annotated[bool, option("--strict", "", "With it: exit with 1 also where that is undecided.")] = False,
+    output: Annotated[Path | None, option("-o --output", "FILE", "A page (.html) or Markdown (.md) instead.")] = None,
     combine_unlike: Annotated[
-        bool, typer.Option("--combine-unlike", help="Combine runs of unlike hardware or library versions of a trial.")
+        bool, option("--combine-unlike", "", "Combine runs of unlike hardware or library versions of a trial.")
     ] = False,
     verbose: VerboseOption = False,
     json: JsonOption = False,

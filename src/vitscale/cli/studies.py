@@ -21,6 +21,7 @@ from vitscale.cli.base import (
     answer,
     app,
     compute_on_one_core,
+    option,
 )
 from vitscale.errors import RequestError
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 MemoryOption = Annotated[
     str | None,
-    typer.Option("--gpu-memory", metavar="SIZE", help="Of one device: 80GB.  [default: of those found here]"),
+    option("--gpu-memory", "SIZE", "Of one device: 80GB.  [default: of those found here]"),
 ]
 
 
@@ -40,18 +41,16 @@ MemoryOption = Annotated[
 def plan(
     study: StudyArgument,
     commands: Annotated[
-        bool, typer.Option("--commands", help="Print every trial's exact command or batch script, and nothing else.")
+        bool, option("--commands", "", "Print every trial's exact command or batch script, and nothing else.")
     ] = False,
     predict_from: Annotated[
         Path | None,
-        typer.Option("--from", metavar="RESULTS", help="Results to predict times from.  [default: the study's own]"),
+        option("--from", "RESULTS", "Results to predict times from.  [default: the study's own]"),
     ] = None,
-    price: Annotated[
-        float | None, typer.Option("--price", metavar="P", help="Of a GPU for an hour, in any currency.")
-    ] = None,
+    price: Annotated[float | None, option("--price", "P", "Of a GPU for an hour, in any currency.")] = None,
     gpu_memory: MemoryOption = None,
     skip_unfit: Annotated[
-        bool, typer.Option("--skip-unfit", help="Leave out of the sums what will not fit in memory, as run does.")
+        bool, option("--skip-unfit", "", "Leave out of the sums what will not fit in memory, as run does.")
     ] = False,
     launcher: LauncherOption = None,
     hostfile: HostfileOption = None,
@@ -80,18 +79,16 @@ def plan(
 @app.command()
 def run(
     study: StudyArgument,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="RESULTS", help="Results folder.  [default: results/NAME]")
-    ] = None,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Do runs again that did not complete.")] = False,
+    output: Annotated[Path | None, option("-o --output", "RESULTS", "Results folder.  [default: results/NAME]")] = None,
+    retry_failed: Annotated[bool, option("--retry-failed", "", "Do runs again that did not complete.")] = False,
     allow_version_change: Annotated[
-        bool, typer.Option("--allow-version-change", help="Go on under other library versions than before.")
+        bool, option("--allow-version-change", "", "Go on under other library versions than before.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the exact commands or batch scripts of what is not done yet.")
+        bool, option("--dry-run", "", "Print the exact commands or batch scripts of what is not done yet.")
     ] = False,
     skip_unfit: Annotated[
-        bool, typer.Option("--skip-unfit", help="Skip trials that will not fit in memory; without it they are done.")
+        bool, option("--skip-unfit", "", "Skip trials that will not fit in memory; without it they are done.")
     ] = False,
     gpu_memory: MemoryOption = None,
     launcher: LauncherOption = None,
@@ -184,15 +181,11 @@ def check(
     study: Annotated[
         Path | None, typer.Argument(metavar="[STUDY.toml]", help="For its ranks, data and model.", show_default=False)
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="RESULTS", help="Results folder that it is stored in.")
-    ] = None,
-    ranks_per_node: Annotated[
-        int | None, typer.Option("--ranks-per-node", metavar="M", help="Ranks on each host.")
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Small messages and short measurements.")] = False,
+    output: Annotated[Path | None, option("-o --output", "RESULTS", "Results folder that it is stored in.")] = None,
+    ranks_per_node: Annotated[int | None, option("--ranks-per-node", "M", "Ranks on each host.")] = None,
+    quick: Annotated[bool, option("--quick", "", "Small messages and short measurements.")] = False,
     training: Annotated[
-        bool, typer.Option("--training", help="Train a tiny run of each engine instead, and prove what is measured.")
+        bool, option("--training", "", "Train a tiny run of each engine instead, and prove what is measured.")
     ] = False,
     launcher: LauncherOption = None,
     hostfile: HostfileOption = None,
@@ -243,11 +236,11 @@ def _check_training(
 def lint(
     config: Annotated[Path, typer.Argument(metavar="DS.json", help="A DeepSpeed configuration.", show_default=False)],
     model: Annotated[
-        str | None, typer.Option("--model", metavar="NAME", help="A named model (vit-b16), or a Hugging Face folder.")
+        str | None, option("--model", "NAME", "A named model (vit-b16), or a Hugging Face folder.")
     ] = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", metavar="N", help="Ranks in all.")] = None,
+    gpus: Annotated[int | None, option("--gpus", "N", "Ranks in all.")] = None,
     deepspeed: Annotated[
-        str | None, typer.Option("--deepspeed", metavar="VERSION", help="Judge for this version.  [default: installed]")
+        str | None, option("--deepspeed", "VERSION", "Judge for this version.  [default: installed]")
     ] = None,
     verbose: VerboseOption = False,
     json: JsonOption = False,

@@ -23,6 +23,7 @@ from vitscale.analysis.statistics import (
     TOO_FEW,
     Comparison,
     compare,
+    exp_of,
     ratio,
     t_below,
     t_quantile,
@@ -171,10 +172,10 @@ def hosts_test(
     freedom, spread = len(logs) - 1, statistics.stdev(logs)
     error = spread / math.sqrt(len(logs))
     half = t_quantile(freedom) * error
-    whole = Estimate(_exp(mean), _exp(mean - half), _exp(mean + half))
+    whole = Estimate(exp_of(mean), exp_of(mean - half), exp_of(mean + half))
     p_value = _equivalence(mean, error, freedom, math.log1p(margin))
     verdict = _verdict(whole, p_value) if len(logs) >= FEWEST_REPEATS else "too few to tell"
-    return HostsTest(counts, whole, _exp(spread) - 1, margin, p_value, _cannot_exclude(whole), verdict)
+    return HostsTest(counts, whole, exp_of(spread) - 1, margin, p_value, _cannot_exclude(whole), verdict)
 
 
 def accuracy_difference(
@@ -252,11 +253,3 @@ def _of_few_runs(difference: float, counting: float | None) -> AccuracyVerdict:
 
 def _mean_log(values: Sequence[float]) -> float:
     return statistics.fmean(map(math.log, values))
-
-
-def _exp(log: float) -> float:
-    """Infinity beyond all floats: records are input, and may hold anything."""
-    try:
-        return math.exp(log)
-    except OverflowError:
-        return math.inf

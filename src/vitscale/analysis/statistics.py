@@ -95,9 +95,14 @@ def interval(values: Sequence[float], *, looked: int = 0, fewest: int = 2) -> Es
     """
     mean = _mean_log(values, looked)
     if mean.runs < max(2, fewest):
-        return Estimate(values[0] if mean.runs == 1 else _exp(mean.value), note=_note(mean.runs))
+        return Estimate(values[0] if mean.runs == 1 else exp_of(mean.value), note=_note(mean.runs))
     half = t_quantile(mean.freedom) * math.sqrt(mean.squared_error)
-    return Estimate(_exp(mean.value), _exp(mean.value - half), _exp(mean.value + half), note=_note(mean.runs))
+    return Estimate(
+        exp_of(mean.value),
+        exp_of(mean.value - half),
+        exp_of(mean.value + half),
+        note=_note(mean.runs),
+    )
 
 
 def mean_interval(values: Sequence[float], *, least: float = 0.0, most: float = math.inf) -> Estimate:
@@ -158,9 +163,14 @@ def ratio(numerators: Sequence[float], denominators: Sequence[float], looked: tu
     difference = above.value - below.value
     fewest = min(above.runs, below.runs)
     if fewest == 1:
-        return Estimate(_exp(difference), note=ONE_RUN)
+        return Estimate(exp_of(difference), note=ONE_RUN)
     half = welch_half([(side.squared_error, side.freedom) for side in (above, below)])
-    return Estimate(_exp(difference), _exp(difference - half), _exp(difference + half), note=_note(fewest))
+    return Estimate(
+        exp_of(difference),
+        exp_of(difference - half),
+        exp_of(difference + half),
+        note=_note(fewest),
+    )
 
 
 def compare(seconds: Sequence[float], other_seconds: Sequence[float], looked: tuple[int, int] = (0, 0)) -> Comparison:
@@ -278,7 +288,7 @@ def _logs(values: Sequence[float]) -> list[float]:
     return [math.log(value) for value in values]
 
 
-def _exp(log: float) -> float:
+def exp_of(log: float) -> float:
     """Infinity where the bound of a two-run interval is beyond all floats."""
     try:
         return math.exp(log)

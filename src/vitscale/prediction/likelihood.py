@@ -221,8 +221,8 @@ class _FromThePrior:
 
 
 def _medians(values: Array) -> Array:
-    """Of each row, as `np.median` has it, in half the time."""
-    below, above = (values.shape[1] - 1) // 2, values.shape[1] // 2
-    parted = np.partition(values, (below, above), axis=1)
-    middle: Array = (parted[:, below] + parted[:, above]) / 2
-    return np.where(np.isnan(values).any(axis=1), np.nan, middle)
+    """Of each row, as `np.median` has it, in two thirds of the time: that asks for both of the middle ones at once."""
+    half = values.shape[1] // 2
+    parted = np.partition(values, half, axis=1)
+    below = parted[:, half] if values.shape[1] % 2 else parted[:, :half].max(axis=1)
+    return np.where(np.isnan(values).any(axis=1), np.nan, (below + parted[:, half]) / 2)

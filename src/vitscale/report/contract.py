@@ -47,9 +47,8 @@ from vitscale.analysis import Analysis, CurveComparison, CurveResult, Point, Tri
 from vitscale.analysis.runs.figures import EpochFigures
 from vitscale.analysis.trials import Drift
 from vitscale.prediction.results import Forecast
-from vitscale.present.data import envelope, finding_fields, finite
+from vitscale.present.data import envelope, estimate_fields, finding_fields, finite
 from vitscale.report import contract_details, prediction_table, resolutions, sentences
-from vitscale.report.contract_details import interval_fields
 from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import Trial
 
@@ -217,7 +216,7 @@ def _trial(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
         "precision": trial.train.precision,
         "repeats": len(result.runs),
         "timed_steps": min((run.timed_steps for run in result.runs), default=None),
-        **interval_fields("step_seconds", result.step_seconds),
+        **estimate_fields("step_seconds", result.step_seconds),
         "step_seconds_p95": result.median_of(lambda run: run.step_seconds_p95),
         "step_seconds_p99": result.median_of(lambda run: run.step_seconds_p99),
         "tail_steps": min((run.tail_steps for run in result.runs), default=None),
@@ -225,8 +224,8 @@ def _trial(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
         "slow_steps_share": result.slow_share,
         "slow_steps_kept": sum(len(run.slow.kept) for run in result.runs) if result.runs else None,
         "slow_steps_kept_share": result.kept_slow_share,
-        **interval_fields("images_per_second", result.images_per_second),
-        **interval_fields("epoch_seconds", result.epoch_seconds),
+        **estimate_fields("images_per_second", result.images_per_second),
+        **estimate_fields("epoch_seconds", result.epoch_seconds),
         "epoch_seconds_source": result.epoch_seconds_source,
         "allocations": len(result.allocations) or None,
         "spread_between_allocations": result.components.between if result.components else None,
@@ -235,7 +234,7 @@ def _trial(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
         "images_left_out": result.images_left_out,
         "effective_steps": result.effective_steps,
         "last_step_source": next((run.pace.last_step_source for run in result.runs), None),
-        **interval_fields("elapsed_epoch_seconds", result.elapsed_epoch_seconds),
+        **estimate_fields("elapsed_epoch_seconds", result.elapsed_epoch_seconds),
         "elapsed_epochs": result.elapsed_epochs if result.runs else None,
         "baseline": curve.baseline.trial_id if curve and curve.baseline else None,
         **_scaling(point),
@@ -293,10 +292,10 @@ def _curve(curve: CurveResult) -> dict[str, Any]:
 
 def _scaling(point: Point | None) -> dict[str, float | None]:
     return {
-        **interval_fields("speedup", point.speedup if point else None),
-        **interval_fields("efficiency", point.efficiency if point else None),
-        **interval_fields("speedup_over_plain", point.speedup_over_plain if point else None),
-        **interval_fields("efficiency_over_plain", point.efficiency_over_plain if point else None),
+        **estimate_fields("speedup", point.speedup if point else None),
+        **estimate_fields("efficiency", point.efficiency if point else None),
+        **estimate_fields("speedup_over_plain", point.speedup_over_plain if point else None),
+        **estimate_fields("efficiency_over_plain", point.efficiency_over_plain if point else None),
     }
 
 

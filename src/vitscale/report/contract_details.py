@@ -10,6 +10,7 @@ from vitscale.analysis.learning.convergence import Convergence
 from vitscale.analysis.runs.resources import ResourceFigures
 from vitscale.analysis.time.breakdown import Breakdown, RankParts, Straggler
 from vitscale.analysis.time.traffic import Traffic
+from vitscale.present.data import estimate_fields
 from vitscale.present.estimate import Estimate
 from vitscale.report import sentences
 from vitscale.store.records import COMMUNICATION
@@ -24,24 +25,24 @@ def flat(result: TrialResult) -> Object:
     data_wait = typical.parts.get("data_wait") if typical else None
     used, found, sent = result.resources, result.convergence, result.traffic
     return {
-        **interval_fields("exposed_share", result.breakdown.exposed_share if result.breakdown else None),
+        **estimate_fields("exposed_share", result.breakdown.exposed_share if result.breakdown else None),
         "data_wait_share": data_wait / typical.seconds
         if typical and typical.seconds and data_wait is not None
         else None,
         "explaining_overhead": result.breakdown.overhead if result.breakdown else None,
-        **interval_fields("mfu", used.mfu if used else None),
-        **interval_fields("share_of_matmul", used.share_of_matmul if used else None),
-        **interval_fields("joules_per_image", used.joules_per_image if used else None),
+        **estimate_fields("mfu", used.mfu if used else None),
+        **estimate_fields("share_of_matmul", used.share_of_matmul if used else None),
+        **estimate_fields("joules_per_image", used.joules_per_image if used else None),
         "peak_rss_bytes": used.peak_rss_bytes if used else None,
         "cuda_allocated_bytes": used.cuda_allocated_bytes if used else None,
         "cuda_reserved_bytes": used.cuda_reserved_bytes if used else None,
         "cuda_device_bytes": used.cuda_device_bytes if used else None,
-        **interval_fields("noise_scale_images", found.noise_scale_images if found else None),
-        **interval_fields("seconds_to_target", found.seconds_to_target if found else None),
+        **estimate_fields("noise_scale_images", found.noise_scale_images if found else None),
+        **estimate_fields("seconds_to_target", found.seconds_to_target if found else None),
         "collectives_per_step": sent.calls if sent else None,
         "logical_bytes_per_step": sent.logical_bytes if sent else None,
         "physical_bytes_per_step": sent.physical_bytes if sent else None,
-        **interval_fields("wire_bytes_per_second", sent.bytes_per_second if sent else None),
+        **estimate_fields("wire_bytes_per_second", sent.bytes_per_second if sent else None),
         "sent_gradient_dtype": sent.gradient_dtype if sent else None,
         "checkpoint_save_seconds": result.checkpoint.save_seconds if result.checkpoint else None,
         "checkpoint_load_seconds": result.checkpoint.load_seconds if result.checkpoint else None,
@@ -68,7 +69,7 @@ def waterfall(one: Waterfall) -> Object:
         "trial": one.trial_id,
         "baseline": one.baseline_trial,
         "baseline_gpus": one.baseline_gpus,
-        **interval_fields("efficiency", one.interval),
+        **estimate_fields("efficiency", one.interval),
         "efficiency": one.efficiency,
         "factors": [
             {"name": factor.name, "factor": factor.factor, "points": factor.points, **_ends("points", factor.interval)}
@@ -79,15 +80,6 @@ def waterfall(one: Waterfall) -> Object:
         "work_per_rank": one.work_per_rank,
         "images_left_out": one.images_left_out,
         "sentence": sentences.waterfall(one),
-    }
-
-
-def interval_fields(name: str, interval: Estimate | None) -> dict[str, float | None]:
-    """A figure and the ends of its interval, each under a name of its own."""
-    return {
-        name: interval.value if interval else None,
-        f"{name}_low": interval.low if interval else None,
-        f"{name}_high": interval.high if interval else None,
     }
 
 
@@ -133,7 +125,7 @@ def _resources(used: ResourceFigures) -> Object:
     for key, value in asdict(used).items():
         kept = getattr(used, key)
         if isinstance(kept, Estimate) or key in _WITH_INTERVAL:
-            content |= interval_fields(key, kept)
+            content |= estimate_fields(key, kept)
         else:
             content[key] = None if key.endswith("_reason") and not value else value
     return content
@@ -142,7 +134,7 @@ def _resources(used: ResourceFigures) -> Object:
 def _traffic(found: Traffic) -> Object:
     return {
         **{key: value for key, value in asdict(found).items() if key != "wire_seconds"},
-        **interval_fields("wire_seconds", found.wire_seconds),
+        **estimate_fields("wire_seconds", found.wire_seconds),
         "reason": found.reason or None,
         "sent": [asdict(one) for one in found.sent] if found.calls is not None else None,
         "gradient_dtypes": dict(found.gradient_dtypes) if found.calls is not None else None,
@@ -162,12 +154,12 @@ def _straggler(found: Straggler | None) -> Object | None:
 
 def _convergence(found: Convergence) -> Object:
     return {
-        **interval_fields("noise_scale_images", found.noise_scale_images),
+        **estimate_fields("noise_scale_images", found.noise_scale_images),
         "noise_reason": found.noise_reason or None,
         "target_accuracy": found.target_accuracy,
         "target_runs": [asdict(run) for run in found.target_runs],
-        **interval_fields("images_to_target", found.images_to_target),
-        **interval_fields("seconds_to_target", found.seconds_to_target),
+        **estimate_fields("images_to_target", found.images_to_target),
+        **estimate_fields("seconds_to_target", found.seconds_to_target),
         "images_to_target_at_least": found.images_to_target_at_least,
         "seconds_to_target_at_least": found.seconds_to_target_at_least,
         "points": [asdict(point) for point in found.points],

@@ -12,8 +12,8 @@ from vitscale.analysis.scaling import curve_name
 from vitscale.prediction import forecast_bytes, unavailable
 from vitscale.prediction.memory.forecast import LEFT_OUT
 from vitscale.present import units
+from vitscale.present.data import estimate_fields
 from vitscale.present.document import Cell, Column, Group, Row, Table
-from vitscale.report.contract_details import interval_fields
 from vitscale.report.tables import interval_cell
 from vitscale.trial.trial import Mode
 
@@ -152,7 +152,7 @@ def as_json(analysis: Analysis) -> list[dict[str, Any]]:
                     "image_size": point.image_size,
                     "trial": point.result.trial_id,
                     "outcome": point.result.outcome,
-                    **interval_fields("step_seconds", point.result.step_seconds),
+                    **estimate_fields("step_seconds", point.result.step_seconds),
                     "step_seconds_by_flops": point.by_flops_seconds,
                     "peak_bytes": point.result.peak_bytes,
                     "forecast_bytes": point.forecast_bytes,

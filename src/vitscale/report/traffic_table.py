@@ -80,8 +80,4 @@ def _gradients(traffic: Traffic) -> str:
 
 
 def _megabytes(value: float | None) -> str:
-    return units.number(_times(value, 1 / _MB))
-
-
-def _times(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
+    return units.number(None if value is None else value / _MB)

@@ -284,6 +284,11 @@ def test_of_variables_only_plain_values_stay() -> None:
     assert told == {"settings": kept, "uuid": "UUID", "allocation": None, "git_revision": "GIT_REVISION"}
 
 
+def test_a_key_is_taken_out_where_it_is_a_host_alone() -> None:
+    told = bundle.redacted({"root": "root", "gpu07": {"root": 1}}, {"root": "USER", "gpu07": "host-0"})
+    assert told == {"root": "USER", "host-0": {"root": 1}}
+
+
 def test_more_ranks_than_a_check_trains_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"1000 ranks are asked for\. Valid: 1 to 64\."):
         training.check_training({}, 1000, tmp_path / "results", Console(file=io.StringIO()))

@@ -108,7 +108,8 @@ def redacted(value: Any, names: Mapping[str, str]) -> Any:
         elif key in _DROPPED:
             told[key] = None if item is None else key.upper()
         else:
-            told[without(key, names) if key in names else key] = redacted(item, names)
+            # A host may be a key; a user who is called as a field is (root, name) must not make the file unreadable.
+            told[names[key] if names.get(key, "USER") != "USER" else key] = redacted(item, names)
     return told
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 
-from vitscale.preflight.verdict import finding, hosts_of, ranks_named
+from vitscale.preflight.verdict import error, finding, hosts_of, note, ranks_named, warning
 from vitscale.present.document import Finding
 from vitscale.present.units import listed, number, seconds, size
 from vitscale.store.checks import CheckedRank, CheckRecord
@@ -31,9 +31,8 @@ def versions_differ(record: CheckRecord) -> Iterable[Finding]:
             usual = max(by_version, key=lambda version: len(by_version[version]))
             odd = [f"{v} on {listed(hosts_of(ranks))}" for v, ranks in by_version.items() if v != usual]
             each.append(f"{name} {usual}, but {listed(odd)}")
-        yield finding(
+        yield warning(
             "versions-differ",
-            "warning",
             f"not all hosts have the same versions: {'; '.join(each[:8])}",
             "Install the same versions everywhere, or use one environment on a shared disk",
         )
@@ -47,9 +46,8 @@ def drivers_differ(record: CheckRecord) -> Iterable[Finding]:
             by_driver.setdefault(rank.facts.environment.device.driver, []).append(rank)
     if len(by_driver) > 1:
         each = [f"{driver} on {listed(hosts_of(ranks))}" for driver, ranks in by_driver.items()]
-        yield finding(
+        yield warning(
             "drivers-differ",
-            "warning",
             f"not all hosts have the same GPU driver: {listed(each)}",
             "Install one driver everywhere; until then compare no figures across these hosts",
         )
@@ -77,17 +75,15 @@ def too_few_cores(record: CheckRecord) -> Iterable[Finding]:
         elif workers and len(ranks) * (threads + workers) > _NEAR * room:
             crowded_by_workers[host] = f"{len(ranks)} x ({threads} threads + {workers} loader threads) on {has}"
     if crowded:
-        yield finding(
+        yield warning(
             "too-few-cores",
-            "warning",
             f"ranks share cores on {listed([*crowded])}: {next(iter(crowded.values()))}",
             "Use fewer ranks per host or a smaller launch.threads_per_rank, or ask for more cores",
             hosts=tuple(crowded),
         )
     if crowded_by_workers:
-        yield finding(
+        yield warning(
             "loader-shares-cores",
-            "warning",
             f"loader threads share cores with the ranks on {listed([*crowded_by_workers])}: "
             f"{next(iter(crowded_by_workers.values()))}",
             "Set data.workers lower, or ask for more cores per rank",
@@ -112,8 +108,8 @@ def slow_loader(record: CheckRecord) -> Iterable[Finding]:
     certain = need.source == "run" or min(rates) < _USUAL_SHARE * need.images_per_second
     workers = record.request.trial.data.workers if record.request.trial is not None else 0
     yield finding(
-        "loader-slow",
         "warning" if certain else "note",
+        "loader-slow",
         f"the loader alone gives a rank {number(min(rates))} images/s, and the model "
         f"{'takes' if need.source == 'run' else 'may take up to'} {number(need.images_per_second)} "
         f"({need.described})" + (": training waits for data" if certain else ""),
@@ -126,8 +122,7 @@ def full_disk(record: CheckRecord) -> Iterable[Finding]:
     free = [rank.disk.free_bytes for rank in record.ranks if rank.disk is not None]
     if free and min(free) < _LITTLE_ROOM:
         yield finding(
-            "little-room" if min(free) >= _NO_ROOM else "disk-full",
-            "warning" if min(free) >= _NO_ROOM else "error",
+            *(("warning", "little-room") if min(free) >= _NO_ROOM else ("error", "disk-full")),
             f"the disk of the results has {size(min(free))} left",
             "Free space, or give a folder on another disk with -o",
         )
@@ -137,9 +132,8 @@ def slow_disk(record: CheckRecord) -> Iterable[Finding]:
     """Records that take long to be safe."""
     times = [statistics.median(rank.disk.record_seconds) for rank in record.ranks if rank.disk is not None]
     if times and max(times) > _SLOW_RECORD_SECONDS:
-        yield finding(
+        yield note(
             "slow-disk",
-            "note",
             f"a record takes up to {seconds(max(times))} to be safe on the disk of the results",
             "Training does not wait for it; give a folder on a faster disk with -o if the end of runs drags on",
         )
@@ -149,9 +143,8 @@ def unshared_folder(record: CheckRecord) -> Iterable[Finding]:
     """Hosts that do not see what another writes, or see it late."""
     blind = [r for r in record.ranks if r.disk and r.disk.seen_seconds is None and "not seen" in r.disk.seen_reason]
     if blind:
-        yield finding(
+        yield error(
             "folder-not-shared",
-            "error",
             f"{ranks_named([rank.rank for rank in blind])} ({listed(hosts_of(blind))}) did not see a file that rank 0 "
             "wrote to the results folder",
             "Give a folder on a file system that all hosts share with -o",
@@ -161,9 +154,8 @@ def unshared_folder(record: CheckRecord) -> Iterable[Finding]:
     late = [rank for rank in record.ranks if rank.disk and (rank.disk.seen_seconds or 0.0) > _LATE_SECONDS]
     if late:
         longest = max(rank.disk.seen_seconds or 0.0 for rank in late if rank.disk)
-        yield finding(
+        yield note(
             "late-folder",
-            "note",
             f"a file that rank 0 wrote was seen on {listed(hosts_of(late))} only after {seconds(longest)}: the file "
             "system keeps what it knows of a folder for a while",
             "Keep measure.hang_seconds well above that",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from vitscale.preflight.verdict import finding
+from vitscale.preflight.verdict import error, warning
 from vitscale.present.document import Finding
 from vitscale.present.units import listed, rate
 from vitscale.store.checks import CheckRecord, FactsLine, Interface
@@ -43,9 +43,8 @@ def _lacking(choices: Mapping[str, Choice]) -> Iterable[Finding]:
     lacking = [host for host, choice in choices.items() if choice.setting is not None and not choice.names]
     if lacking:
         choice = choices[lacking[0]]
-        yield finding(
+        yield error(
             "interface-missing",
-            "error",
             f"{choice.variable} = '{choice.setting}' names no working interface of {listed(lacking)}",
             f"Interfaces have other names there (ip -br addr): set {choice.variable} to what all hosts have, or leave "
             "it out",
@@ -65,9 +64,8 @@ def _loopback(hosts: Mapping[str, FactsLine], choices: Mapping[str, Choice]) -> 
     else:
         why, how = "it is what is set, or all there is", "Set"
     candidate = _candidate(hosts[alone[0]])
-    yield finding(
+    yield error(
         "loopback-chosen",
-        "error",
         f"{listed(alone)} would be reached at a loopback address, which leads every other host to itself: {why}",
         f'{how} launch.interface = "{candidate or "eth0"}" in the study',
         hosts=tuple(alone),
@@ -78,9 +76,8 @@ def _virtual(choices: Mapping[str, Choice]) -> Iterable[Finding]:
     wrong = {host: c.names[0] for host, c in choices.items() if c.names and c.names[0].startswith(VIRTUAL)}
     if wrong:
         host, name = next(iter(wrong.items()))
-        yield finding(
+        yield warning(
             "virtual-interface",
-            "warning",
             f"{choices[host].variable}: {listed([*wrong])} would talk over {name}, which leads to containers or "
             "virtual machines and not to other hosts",
             "Set launch.interface in the study to the interface of the network between the hosts",
@@ -97,9 +94,8 @@ def _same_address(hosts: Mapping[str, FactsLine], choices: Mapping[str, Choice])
                     owners.setdefault(address, []).append(host)
     for address, several in owners.items():
         if len(several) > 1:
-            yield finding(
+            yield error(
                 "same-address",
-                "error",
                 f"{listed(several)} all have the address {address} on the interface that is taken "
                 f"({choices[several[0]].names[0]}): they would connect to themselves",
                 "Set launch.interface in the study to the interface of the network between the hosts",
@@ -124,9 +120,8 @@ def _slower(hosts: Mapping[str, FactsLine], choices: Mapping[str, Choice]) -> It
             )
     if slower:
         host, how = next(iter(slower.items()))
-        yield finding(
+        yield warning(
             "slower-interface",
-            "warning",
             f"{listed([*slower])}: {how}",
             "Set launch.interface in the study to the faster one, if it leads to the other hosts",
             hosts=tuple(slower),
@@ -145,9 +140,8 @@ def _unused_infiniband(hosts: Mapping[str, FactsLine], choices: Mapping[str, Cho
     if unused:
         port = next(port for port in hosts[unused[0]].infiniband if port.active)
         nccl = hosts[unused[0]].environment.backend == "nccl"
-        yield finding(
+        yield warning(
             "infiniband-unused",
-            "warning",
             f"{listed(unused)}: InfiniBand is there ({port.name}, {port.rate}) and "
             + ("NCCL_IB_DISABLE keeps NCCL from it" if nccl else "gloo talks over another interface"),
             "Unset NCCL_IB_DISABLE" if nccl else "Set launch.interface in the study to its IP interface (ib0)",
@@ -169,9 +163,8 @@ def slow_link(record: CheckRecord) -> Iterable[Finding]:
             possible = min(speeds) * 1e6 / 8
             if fit.bandwidth_bytes_per_second < _LINK_SHARE * possible:
                 reached = fit.bandwidth_bytes_per_second / possible
-                yield finding(
+                yield warning(
                     "slow-link",
-                    "warning",
                     f"all-reduce across nodes reaches {rate(fit.bandwidth_bytes_per_second, 'B/s')}, {reached:.2f} of "
                     f"the interface's {rate(possible, 'B/s')}",
                     "See whether others use the network, and whether a switch or a limit lies between the hosts "

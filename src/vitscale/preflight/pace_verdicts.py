@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from math import ceil, floor
 
-from vitscale.preflight.verdict import finding, hosts_of, ranks_named
+from vitscale.preflight.verdict import hosts_of, note, ranks_named, warning
 from vitscale.present.document import Finding
 from vitscale.present.units import listed
 from vitscale.store.checks import CheckedRank, CheckRecord
@@ -36,9 +36,8 @@ def slow_ranks(record: CheckRecord) -> Iterable[Finding]:
         numbers = [rank.rank for rank in slow]
         verb = "computes" if len(slow) == 1 else "compute"
         whose = "its" if len(slow) == 1 else "their"
-        yield finding(
+        yield warning(
             "slow-rank",
-            "warning",
             f"{ranks_named(numbers)} ({device}, {listed(hosts_of(slow))}) {verb} at {at} of the others: with equal "
             f"shares the job runs at {whose} pace. {_why(slow[0], record, multiplied)}",
             _share_advice(record, numbers),
@@ -88,9 +87,8 @@ def mixed_devices(record: CheckRecord) -> Iterable[Finding]:
             by_device.setdefault(_device(rank), []).append(rank)
     if len(by_device) > 1:
         each = listed([f"{name} ({ranks_named([r.rank for r in ranks])})" for name, ranks in by_device.items()])
-        yield finding(
+        yield warning(
             "mixed-devices",
-            "warning",
             f"the ranks compute on unlike devices: {each}; the slowest type sets the pace of every step, and the least "
             "memory the largest batch",
             "Use one type, or shares that follow the speeds (rank_speeds in [train])",
@@ -109,9 +107,8 @@ def throttled(record: CheckRecord) -> Iterable[Finding]:
         reasons = [
             reason for r in hot.values() if r.compute and r.compute.gpu for reason in r.compute.gpu.throttle_reasons
         ]
-        yield finding(
+        yield warning(
             "gpu-throttled",
-            "warning",
             f"the GPU of {ranks_named([*hot])} ({listed(hosts_of(hot.values()))}) slows its clocks: "
             f"{listed(list(dict.fromkeys(reasons)))}",
             "See to cooling and the power limit (nvidia-smi -q -d PERFORMANCE)",
@@ -121,9 +118,8 @@ def throttled(record: CheckRecord) -> Iterable[Finding]:
     held = {r.rank: r for r in record.ranks if r.compute and (r.compute.cpu_throttled_share or 0.0) > _THROTTLED}
     if held:
         most = max(rank.compute.cpu_throttled_share or 0.0 for rank in held.values() if rank.compute)
-        yield finding(
+        yield warning(
             "cpu-throttled",
-            "warning",
             f"the CPU quota holds back {ranks_named([*held])} ({listed(hosts_of(held.values()))}), by up to "
             f"{most:.2f} core-seconds per second",
             "Ask for a quota of as many cores as the ranks of a host compute with, or use fewer ranks or threads",
@@ -146,9 +142,8 @@ def power_limits(record: CheckRecord) -> Iterable[Finding]:
             limits.setdefault(f"a power limit{of}, which was reached", []).append(rank)
     for said, ranks in limits.items():
         numbers = [rank.rank for rank in ranks]
-        yield finding(
+        yield note(
             "power-limit",
-            "note",
             f"the GPU{'s' if len(numbers) > 1 else ''} of {ranks_named(numbers)} ({listed(hosts_of(ranks))}) "
             f"{'have' if len(numbers) > 1 else 'has'} {said}",
             "Times belong to this limit: compare only GPUs with the same one (nvidia-smi -pl sets it)",
@@ -166,9 +161,8 @@ def unsteady(record: CheckRecord) -> Iterable[Finding]:
             if spread > _UNSTEADY:
                 worst[rank.rank] = spread
     if worst:
-        yield finding(
+        yield note(
             "unsteady",
-            "note",
             f"the pace of {ranks_named([*worst])} varies by up to {100 * max(worst.values()):.0f} % from one repeat to "
             "the next: other processes compute there too, or clocks change",
             "See what else runs there (top, nvidia-smi), and check again; speeds are known no better than that",
@@ -188,9 +182,8 @@ def clocks_differ(record: CheckRecord) -> Iterable[Finding]:
         highest = max(by_rank.values())
         low = [rank for rank, clock in by_rank.items() if clock < _SLOW * highest]
         if low:
-            yield finding(
+            yield warning(
                 "clocks-differ",
-                "warning",
                 f"{device}: {ranks_named(low)} at {min(by_rank.values()):,.0f} MHz, others at {highest:,.0f} MHz under "
                 "the same work",
                 "Look for a lower power limit or locked clocks (nvidia-smi -q -d CLOCK,POWER)",

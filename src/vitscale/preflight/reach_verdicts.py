@@ -11,12 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from vitscale.errors import printable
 from vitscale.machine.hosts import Host, is_this_machine
-from vitscale.preflight.verdict import finding, host_of, hosts_of, ranks_named
+from vitscale.preflight.verdict import error, finding, host_of, hosts_of, ranks_named, warning
 from vitscale.present.document import Finding, Severity
 from vitscale.present.units import listed
 from vitscale.schedulers.hostfile import on_host
@@ -35,17 +36,15 @@ def unreachable_hosts(record: CheckRecord) -> Iterable[Finding]:
     """Hosts that did not answer, and hosts that do not see the folder."""
     for host in record.hosts:
         if host.seconds is None:
-            yield finding(
+            yield error(
                 "host-unreachable",
-                "error",
                 f"host {host.name} does not answer: {host.reason}. The others were checked without it",
                 f"See that the name is right and the host is up; `ssh {host.name} true` must work without a password",
                 hosts=(host.name,),
             )
         elif host.sees_folder is False:
-            yield finding(
+            yield error(
                 "folder-not-shared",
-                "error",
                 f"host {host.name} does not see the results folder under the same path: no rank can start there. "
                 "The others were checked without it",
                 "Give a folder on a file system that all hosts share with -o",
@@ -59,9 +58,8 @@ def missing_ranks(record: CheckRecord) -> Iterable[Finding]:
     silent = [n for n in range(record.request.world.size) if n not in there or not (there[n].facts or there[n].stages)]
     if silent and record.ending != "not started":
         log = [line.strip() for line in record.log.splitlines() if line.strip()]
-        yield finding(
+        yield error(
             "rank-missing",
-            "error",
             f"{ranks_named(silent)} did not start" + (f"; last words: {log[-1][:200]}" if log else ""),
             "See the log (--json prints its end). Python and vitscale must be at the same path on every host",
             tuple(silent),
@@ -71,9 +69,8 @@ def missing_ranks(record: CheckRecord) -> Iterable[Finding]:
         first = next((rank for rank in stopped if rank.rank == record.guilty_rank), stopped[0])
         last = first.stages[-1].name if first.stages else "none"
         how = f"{record.ending_reason}; " if record.ending_reason else ""
-        yield finding(
+        yield error(
             "rank-stopped",
-            "error",
             f"{how}{ranks_named([rank.rank for rank in stopped])} ({listed(hosts_of(stopped))}) did not come to the "
             f"end; the last finished stage of rank {first.rank}: {last}",
             "See the log (--json prints its end), and whether the host ran out of memory or was cut off",
@@ -81,18 +78,15 @@ def missing_ranks(record: CheckRecord) -> Iterable[Finding]:
             hosts_of(stopped),
         )
     if record.ending == "not started":
-        yield finding(
-            "not-started", "error", f"no rank was started: {record.ending_reason}", "Mend the hosts, and check again"
-        )
+        yield error("not-started", f"no rank was started: {record.ending_reason}", "Mend the hosts, and check again")
 
 
 def rank_0_not_reached(record: CheckRecord) -> Iterable[Finding]:
     """Ranks without a TCP connection to where ranks meet."""
     cut_off = [rank for rank in record.ranks if rank.reach is not None and rank.reach.seconds is None]
     if cut_off and (reach := cut_off[0].reach) is not None:
-        yield finding(
+        yield error(
             "rank-0-not-reached",
-            "error",
             f"{ranks_named([rank.rank for rank in cut_off])} ({listed(hosts_of(cut_off))}) cannot reach rank 0 at "
             f"{reach.address}:{reach.port} by TCP: {reach.reason}",
             "Open ports 20000 to 65535 between the hosts, and see that the name means the same address on each of them",
@@ -117,8 +111,8 @@ def failed_stages(record: CheckRecord) -> Iterable[Finding]:
             numbers = [rank.rank for rank, _ in failed]
             parts.append(f"{ranks_named(numbers)} failed ({host_of(failed[0][0])}: {failed[0][1].reason[:300]})")
         yield finding(
-            "stage-failed",
             _SEVERITIES.get(stage, "error"),
+            "stage-failed",
             f"{stage}: {'; '.join(parts)}" + (f"; {_MEETING[stage]}" if stage in _MEETING else ""),
             "See the network's verdicts, and firewalls between the hosts"
             if stage in _MEETING
@@ -132,9 +126,8 @@ def broken_lines(record: CheckRecord) -> Iterable[Finding]:
     """Lines of ranks that could not be read."""
     broken = [line for rank in record.ranks for line in rank.broken]
     if broken:
-        yield finding(
+        yield warning(
             "broken-lines",
-            "warning",
             f"{len(broken)} line{'s' if len(broken) != 1 else ''} of ranks cannot be read: left out ({broken[0]})",
             "Check again; where it happens again, the disk of the folder is not to be trusted",
         )
@@ -159,12 +152,10 @@ def ask(hosts: Sequence[Host], file: Path) -> tuple[HostAnswer, ...]:
 def _answer(name: str, file: Path) -> HostAnswer:
     began = time.monotonic()
     address = _within(RESOLVE_SECONDS, lambda: _resolved(name))
-    if address is None:
-        reason = f"its name is not resolved within {RESOLVE_SECONDS:g} s"
-        return HostAnswer(name=name, address=None, seconds=None, reason=reason)
-    if address.startswith("!"):
-        reason = f"its name is not resolved: {address[1:]}"
-        return HostAnswer(name=name, address=None, seconds=None, reason=reason)
+    if address is None or address.startswith("!"):
+        why = f" within {RESOLVE_SECONDS:g} s" if address is None else f": {address[1:]}"
+        return HostAnswer(name=name, address=None, seconds=None, reason=f"its name is not resolved{why}")
+    silent = partial(HostAnswer, name=name, address=address, seconds=None)
     if _within(RESOLVE_SECONDS, lambda: is_this_machine(name)):
         return HostAnswer(name=name, address=address, seconds=time.monotonic() - began, sees_folder=file.exists())
     try:
@@ -178,13 +169,12 @@ def _answer(name: str, file: Path) -> HostAnswer:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        reason = f"no answer to ssh within {ANSWER_SECONDS:g} s"
-        return HostAnswer(name=name, address=address, seconds=None, reason=reason)
+        return silent(reason=f"no answer to ssh within {ANSWER_SECONDS:g} s")
     except OSError as error:
-        return HostAnswer(name=name, address=address, seconds=None, reason=f"ssh cannot be run here: {error.strerror}")
+        return silent(reason=f"ssh cannot be run here: {error.strerror}")
     if done.returncode == _SSH_FAILED or done.returncode < 0:
         said = printable(done.stderr).strip().splitlines()
-        return HostAnswer(name=name, address=address, seconds=None, reason=(said[-1][:300] if said else "ssh failed"))
+        return silent(reason=said[-1][:300] if said else "ssh failed")
     return HostAnswer(name=name, address=address, seconds=time.monotonic() - began, sees_folder=done.returncode == 0)
 
 

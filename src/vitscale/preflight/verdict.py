@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
-from vitscale.present.document import About, Finding, Severity
+from vitscale.present.document import SEVERITIES, About, Finding, Severity
 from vitscale.present.units import listed
 from vitscale.store.checks import CheckedRank
 
 
 def finding(
-    kind: str, severity: Severity, message: str, advice: str, ranks: Sequence[int] = (), hosts: Sequence[str] = ()
+    severity: Severity, kind: str, message: str, advice: str, ranks: Sequence[int] = (), hosts: Sequence[str] = ()
 ) -> Finding:
     """One finding of a check. An error: training will not start, or not end; a warning: it will be slower than it could
     be, or its figures may mislead.
 
     Args:
-        kind: a fixed name: host-unreachable, slow-rank, ...
         severity: how much it matters.
+        kind: a fixed name: host-unreachable, slow-rank, ...
         message: what is there.
         advice: what to do.
         ranks: whom it is about; empty: hosts, or all.
         hosts: likewise.
     """
     return Finding(kind, severity, message, advice, About(ranks=tuple(ranks), hosts=tuple(hosts)))
+
+
+error, warning, note = (partial(finding, severity) for severity in SEVERITIES)
 
 
 def host_of(rank: CheckedRank) -> str | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -245,14 +246,14 @@ def settle_ended(submitter: Submitter, results: Path, job: JobFile, states: Stat
     left, live = waiting(results, job), False
     for element in elements(job):
         missing = [task for task in job.tasks_of(element) if task.task in left]
-        state = _state_of(job, element, states)
+        state = states.get((job.name, element))
         if state is not None and not state.over:
             live = live or bool(missing)
         elif missing:
-            job_id = state.job_id if state is not None else _id_of(job, element)
+            named = f"{job.job_id}_{element}" if element is not None else f"{job.job_id}"
             # The driver of a job on a node that failed may still be at work on its own last words.
             with drivers_lock(results, job.name, element, patience_seconds=_LAST_WORDS_SECONDS):
-                cause = submitter.cause(job_id, _nodes(results, job, missing))
+                cause = submitter.cause(state.job_id if state is not None else named, _nodes(results, job, missing))
                 write_missing_outcomes(job.context(study, results), missing, cause)
     return job if live else close(results, job)
 
@@ -266,13 +267,11 @@ def close(results: Path, job: JobFile) -> JobFile:
 
 def line_of(submitter: Submitter, job: JobFile, states: States) -> str:
     """Where a job stands, as one line: "array 12: 2 running, 4 pending (Resources)"."""
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     for element in elements(job):
-        state = _state_of(job, element, states)
-        if state is not None:
+        if (state := states.get((job.name, element))) is not None:
             word = state.state.lower().replace("_", " ")
-            text = f"{word} ({state.reason})" if word == "pending" and state.reason else word
-            counts[text] = counts.get(text, 0) + 1
+            counts[f"{word} ({state.reason})" if word == "pending" and state.reason else word] += 1
     told = [f"{count} {text}" if job.array else text for text, count in counts.items()]
     kind = "array" if job.array else "job"
     return f"{kind} {job.job_id}: {', '.join(told) or f'forgotten by {submitter.title}'}"
@@ -286,17 +285,13 @@ def elements(job: JobFile) -> Sequence[int | None]:
 def _forgotten(job: JobFile, left: set[Task], states: States) -> bool:
     """Whether Slurm does not know a part of the job that has runs without an outcome."""
     return any(
-        _state_of(job, element, states) is None and any(task.task in left for task in job.tasks_of(element))
+        states.get((job.name, element)) is None and any(task.task in left for task in job.tasks_of(element))
         for element in elements(job)
     )
 
 
 def _states(submitter: Submitter, jobs: Sequence[JobFile]) -> dict[tuple[str, int | None], JobState]:
     return {(state.name, state.element): state for state in submitter.states([job.name for job in jobs])}
-
-
-def _state_of(job: JobFile, element: int | None, states: States) -> JobState | None:
-    return states.get((job.name, element))
 
 
 def _nodes(results: Path, job: JobFile, missing: Sequence[BatchTask]) -> tuple[str, ...]:
@@ -306,7 +301,3 @@ def _nodes(results: Path, job: JobFile, missing: Sequence[BatchTask]) -> tuple[s
         if header.exists():
             return RunHeader.model_validate_json(header.read_text(encoding="utf-8")).hosts
     return ()
-
-
-def _id_of(job: JobFile, element: int | None) -> str:
-    return f"{job.job_id}_{element}" if element is not None else f"{job.job_id}"

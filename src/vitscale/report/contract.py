@@ -299,24 +299,24 @@ def _scaling(point: Point | None) -> dict[str, float | None]:
     }
 
 
-def _comparison(one: CurveComparison) -> dict[str, Any]:
+def _comparison(comparison: CurveComparison) -> dict[str, Any]:
     return {
-        "mode": one.mode,
-        "gpus": one.gpus,
-        "field": "train.engine" if "train.engine" in one.fields else one.fields[0],
-        "fields": list(one.fields),
-        "first": one.first,
-        "second": one.second,
-        "first_trial": one.first_trial,
-        "second_trial": one.second_trial,
+        "mode": comparison.mode,
+        "gpus": comparison.gpus,
+        "field": "train.engine" if "train.engine" in comparison.fields else comparison.fields[0],
+        "fields": list(comparison.fields),
+        "first": comparison.first,
+        "second": comparison.second,
+        "first_trial": comparison.first_trial,
+        "second_trial": comparison.second_trial,
         "quantity": "epoch_seconds",
-        "times_as_fast": one.result.ratio.value,
-        "times_as_fast_low": one.result.ratio.low,
-        "times_as_fast_high": one.result.ratio.high,
-        "p": one.result.p,
-        "p_adjusted": one.result.p_adjusted,
-        "verdict": one.result.verdict,
-        "sentence": sentences.comparison(one),
+        "times_as_fast": comparison.result.ratio.value,
+        "times_as_fast_low": comparison.result.ratio.low,
+        "times_as_fast_high": comparison.result.ratio.high,
+        "p": comparison.result.p,
+        "p_adjusted": comparison.result.p_adjusted,
+        "verdict": comparison.result.verdict,
+        "sentence": sentences.comparison(comparison),
     }
 
 

@@ -60,26 +60,26 @@ def nested(result: TrialResult) -> Object:
     }
 
 
-def waterfall(one: Waterfall) -> Object:
+def waterfall(split: Waterfall) -> Object:
     """One waterfall, with its sentence."""
     return {
-        "curve": one.curve,
-        "mode": one.mode,
-        "gpus": one.gpus,
-        "trial": one.trial_id,
-        "baseline": one.baseline_trial,
-        "baseline_gpus": one.baseline_gpus,
-        **estimate_fields("efficiency", one.interval),
-        "efficiency": one.efficiency,
+        "curve": split.curve,
+        "mode": split.mode,
+        "gpus": split.gpus,
+        "trial": split.trial_id,
+        "baseline": split.baseline_trial,
+        "baseline_gpus": split.baseline_gpus,
+        **estimate_fields("efficiency", split.interval),
+        "efficiency": split.efficiency,
         "factors": [
             {"name": factor.name, "factor": factor.factor, "points": factor.points, **_ends("points", factor.interval)}
-            for factor in one.factors
+            for factor in split.factors
         ],
-        "reason": one.reason or None,
-        "straggler": _straggler(one.straggler),
-        "work_per_rank": one.work_per_rank,
-        "images_left_out": one.images_left_out,
-        "sentence": sentences.waterfall(one),
+        "reason": split.reason or None,
+        "straggler": _straggler(split.straggler),
+        "work_per_rank": split.work_per_rank,
+        "images_left_out": split.images_left_out,
+        "sentence": sentences.waterfall(split),
     }
 
 
@@ -87,9 +87,9 @@ def _ends(name: str, interval: Estimate | None) -> Object:
     return {f"{name}_low": interval.low if interval else None, f"{name}_high": interval.high if interval else None}
 
 
-def _parts(found: Breakdown, rank: RankParts) -> Object:
+def _parts(breakdown: Breakdown, rank: RankParts) -> Object:
     """The parts of one rank's step, and the ends of their intervals under the same names."""
-    over_runs = {part: found.part_seconds(rank.rank, part) for part in rank.parts}
+    over_runs = {part: breakdown.part_seconds(rank.rank, part) for part in rank.parts}
     return {
         "parts": dict(rank.parts),
         "parts_low": {part: one.low if one else None for part, one in over_runs.items()},
@@ -97,26 +97,26 @@ def _parts(found: Breakdown, rank: RankParts) -> Object:
     }
 
 
-def _breakdown(found: Breakdown) -> Object:
+def _breakdown(breakdown: Breakdown) -> Object:
     return {
-        "steps": found.steps,
-        "typical_rank": found.typical.rank,
-        "wait_known": found.wait_known,
+        "steps": breakdown.steps,
+        "typical_rank": breakdown.typical.rank,
+        "wait_known": breakdown.wait_known,
         "ranks": [
             {
                 "rank": rank.rank,
                 "seconds": rank.seconds,
-                **_ends("seconds", found.part_seconds(rank.rank, None)),
-                **_parts(found, rank),
+                **_ends("seconds", breakdown.part_seconds(rank.rank, None)),
+                **_parts(breakdown, rank),
                 "exposed_seconds": rank.exposed_seconds,
-                **_ends("exposed_seconds", found.part_seconds(rank.rank, COMMUNICATION)),
+                **_ends("exposed_seconds", breakdown.part_seconds(rank.rank, COMMUNICATION)),
             }
-            for rank in found.ranks
+            for rank in breakdown.ranks
         ],
-        "reasons": dict(found.reasons),
-        "overhead": found.overhead,
-        "attached_overhead": found.attached_overhead,
-        "straggler": _straggler(found.straggler),
+        "reasons": dict(breakdown.reasons),
+        "overhead": breakdown.overhead,
+        "attached_overhead": breakdown.attached_overhead,
+        "straggler": _straggler(breakdown.straggler),
     }
 
 
@@ -131,36 +131,36 @@ def _resources(used: ResourceFigures) -> Object:
     return content
 
 
-def _traffic(found: Traffic) -> Object:
+def _traffic(traffic: Traffic) -> Object:
     return {
-        **{key: value for key, value in asdict(found).items() if key != "wire_seconds"},
-        **estimate_fields("wire_seconds", found.wire_seconds),
-        "reason": found.reason or None,
-        "sent": [asdict(one) for one in found.sent] if found.calls is not None else None,
-        "gradient_dtypes": dict(found.gradient_dtypes) if found.calls is not None else None,
+        **{key: value for key, value in asdict(traffic).items() if key != "wire_seconds"},
+        **estimate_fields("wire_seconds", traffic.wire_seconds),
+        "reason": traffic.reason or None,
+        "sent": [asdict(one) for one in traffic.sent] if traffic.calls is not None else None,
+        "gradient_dtypes": dict(traffic.gradient_dtypes) if traffic.calls is not None else None,
     }
 
 
-def _straggler(found: Straggler | None) -> Object | None:
-    if found is None:
+def _straggler(straggler: Straggler | None) -> Object | None:
+    if straggler is None:
         return None
     return {
-        "rank": found.rank,
-        "share_of_steps": found.share_of_steps,
-        **_ends("share_of_steps", found.interval),
-        "slower_by": found.slower_by,
+        "rank": straggler.rank,
+        "share_of_steps": straggler.share_of_steps,
+        **_ends("share_of_steps", straggler.interval),
+        "slower_by": straggler.slower_by,
     }
 
 
-def _convergence(found: Convergence) -> Object:
+def _convergence(convergence: Convergence) -> Object:
     return {
-        **estimate_fields("noise_scale_images", found.noise_scale_images),
-        "noise_reason": found.noise_reason or None,
-        "target_accuracy": found.target_accuracy,
-        "target_runs": [asdict(run) for run in found.target_runs],
-        **estimate_fields("images_to_target", found.images_to_target),
-        **estimate_fields("seconds_to_target", found.seconds_to_target),
-        "images_to_target_at_least": found.images_to_target_at_least,
-        "seconds_to_target_at_least": found.seconds_to_target_at_least,
-        "points": [asdict(point) for point in found.points],
+        **estimate_fields("noise_scale_images", convergence.noise_scale_images),
+        "noise_reason": convergence.noise_reason or None,
+        "target_accuracy": convergence.target_accuracy,
+        "target_runs": [asdict(run) for run in convergence.target_runs],
+        **estimate_fields("images_to_target", convergence.images_to_target),
+        **estimate_fields("seconds_to_target", convergence.seconds_to_target),
+        "images_to_target_at_least": convergence.images_to_target_at_least,
+        "seconds_to_target_at_least": convergence.seconds_to_target_at_least,
+        "points": [asdict(point) for point in convergence.points],
     }

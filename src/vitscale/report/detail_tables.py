@@ -238,12 +238,13 @@ def _reasons(used: ResourceFigures | None) -> str:
     return ", ".join(used.throttle_reasons) if used and used.throttle_reasons else UNKNOWN
 
 
-def _straggler(found: Straggler | None) -> str:
+def _straggler(straggler: Straggler | None) -> str:
     """ "rank 3 in 92 % of steps, 21 % slower"."""
-    if found is None:
+    if straggler is None:
         return UNKNOWN
-    slower = f", {units.percent(found.slower_by)} slower" if found.slower_by is not None and found.slower_by > 0 else ""
-    return f"rank {found.rank} in {units.percent(found.share_of_steps)} of steps{slower}"
+    by = straggler.slower_by
+    slower = f", {units.percent(by)} slower" if by is not None and by > 0 else ""
+    return f"rank {straggler.rank} in {units.percent(straggler.share_of_steps)} of steps{slower}"
 
 
 def _why_no_share(trial: TrialResult) -> str:

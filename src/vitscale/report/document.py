@@ -227,15 +227,15 @@ def _ahead(outlook: Forecast | None, advice: Advice | None, drawn: dict[str, Fig
     return _section("Prediction and advice", blocks)
 
 
-def _series_table(one: SeriesTable) -> Table:
+def _series_table(series: SeriesTable) -> Table:
     """A row per rank count; small: 90 % of the mean, then of one run."""
-    columns = tuple(Column(column.heading, column.unit) for column in one.columns)
+    columns = tuple(Column(column.heading, column.unit) for column in series.columns)
     rows = tuple(
-        (*(Cell(c.cells[at].text, c.cells[at].mean, run=c.cells[at].run) for c in one.columns), Cell(label))
-        for at, label in enumerate(one.labels)
+        (*(Cell(c.cells[at].text, c.cells[at].mean, run=c.cells[at].run) for c in series.columns), Cell(label))
+        for at, label in enumerate(series.labels)
     )
-    title = f"{one.title}: {one.measured}" if one.measured else one.title
-    return Table((*columns, Column("label", words=True)), (Group("", rows),), one.notes, folded=True, title=title)
+    title = f"{series.title}: {series.measured}" if series.measured else series.title
+    return Table((*columns, Column("label", words=True)), (Group("", rows),), series.notes, folded=True, title=title)
 
 
 def _runs(analysis: Analysis, results: Path | None) -> Section | None:

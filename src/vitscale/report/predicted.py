@@ -129,9 +129,9 @@ def _figure(estimate: Estimate | None, form: Callable[[float], str] = number) ->
     return Cell(UNKNOWN if estimate is None else form(estimate.value))
 
 
-def _how_long(found: Sequence[Prediction]) -> list[tuple[Column, Show]]:
+def _how_long(predictions: Sequence[Prediction]) -> list[tuple[Column, Show]]:
     """Step and epoch; the intervals are of the epoch, or of the step where the images are unknown."""
-    epochs = any(one.epoch_seconds is not None for one in found)
+    epochs = any(one.epoch_seconds is not None for one in predictions)
     bounded = "epoch" if epochs else "step"
     return [
         (Column("hosts"), lambda one: Cell(f"{one.nodes:,}")),

@@ -84,40 +84,40 @@ def shared_notes(tables: Sequence[SeriesTable]) -> tuple[str, ...]:
     return tuple(note for note in tables[0].all_notes if all(note in table.all_notes for table in tables))
 
 
-def _table(found: Sequence[Prediction], outlook: Forecast) -> SeriesTable:
-    first = found[0]
+def _table(predictions: Sequence[Prediction], outlook: Forecast) -> SeriesTable:
+    first = predictions[0]
     known = next((one for one in outlook.evidence.series if one.name == first.series), None)
     title = prediction_words.title(first.series, first.mode)
-    notes = (*prediction_words.assumptions(found), prediction_words.measure_next(found))
+    notes = (*prediction_words.assumptions(predictions), prediction_words.measure_next(predictions))
     columns = [
-        Column("ranks", "ranks", "", tuple(PredictedCell(_ranks(one)) for one in found)),
-        _seconds("step", "step", [one.step_seconds for one in found]),
-        _seconds("epoch", "epoch", [one.epoch_seconds for one in found]),
-        _figures("images", "images/s", [one.images_per_second for one in found], number),
-        _figures("speedup", "speedup", [one.speedup for one in found], number),
-        _figures("efficiency", "efficiency", [one.efficiency for one in found], prediction_words.efficiency),
-        *_parts(found),
-        _memory([one.memory_bytes for one in found]),
-        _texts("oom", "chance of OOM", [prediction_words.chance(one.oom_chance) for one in found]),
-        _energy([one.joules_per_epoch for one in found]),
-        _figures("cost", "cost/epoch", [one.cost_per_epoch for one in found], number),
+        Column("ranks", "ranks", "", tuple(PredictedCell(_ranks(one)) for one in predictions)),
+        _seconds("step", "step", [one.step_seconds for one in predictions]),
+        _seconds("epoch", "epoch", [one.epoch_seconds for one in predictions]),
+        _figures("images", "images/s", [one.images_per_second for one in predictions], number),
+        _figures("speedup", "speedup", [one.speedup for one in predictions], number),
+        _figures("efficiency", "efficiency", [one.efficiency for one in predictions], prediction_words.efficiency),
+        *_parts(predictions),
+        _memory([one.memory_bytes for one in predictions]),
+        _texts("oom", "chance of OOM", [prediction_words.chance(one.oom_chance) for one in predictions]),
+        _energy([one.joules_per_epoch for one in predictions]),
+        _figures("cost", "cost/epoch", [one.cost_per_epoch for one in predictions], number),
     ]
     return SeriesTable(
         name=first.series,
         mode=first.mode,
         title="; ".join(part for part in (title, prediction_words.changed(first, known) if known else "") if part),
         measured=prediction_words.measured(known) if known else "",
-        gpus=tuple(one.gpus for one in found),
-        nodes=tuple(one.nodes for one in found),
-        labels=tuple(one.label for one in found),
+        gpus=tuple(one.gpus for one in predictions),
+        nodes=tuple(one.nodes for one in predictions),
+        labels=tuple(one.label for one in predictions),
         columns=tuple(column for column in columns if any(cell.text != UNKNOWN for cell in column.cells)),
         notes=(),
-        all_notes=tuple(note for note in (*notes, *prediction_words.unavailable(found)) if note),
+        all_notes=tuple(note for note in (*notes, *prediction_words.unavailable(predictions)) if note),
     )
 
 
-def _ranks(one: Prediction) -> str:
-    return sentences.ranks_on_hosts(one.trial.world)
+def _ranks(prediction: Prediction) -> str:
+    return sentences.ranks_on_hosts(prediction.trial.world)
 
 
 def _memory(sizes: Sequence[int | None]) -> Column:
@@ -137,15 +137,15 @@ def _unit(values: Sequence[float]) -> units.Unit:
     return units.time_unit([math.sqrt(min(values) * max(values))])
 
 
-def _parts(found: Sequence[Prediction]) -> list[Column]:
+def _parts(predictions: Sequence[Prediction]) -> list[Column]:
     """What a step is made of, all in one unit, so that the columns compare."""
     parts = {
-        "compute": [one.compute_seconds for one in found],
-        "exposed wait": [one.wait_seconds for one in found],
-        "exposed wire": [one.wire_seconds for one in found],
+        "compute": [one.compute_seconds for one in predictions],
+        "exposed wait": [one.wait_seconds for one in predictions],
+        "exposed wire": [one.wire_seconds for one in predictions],
     }
-    if any(one.norm_seconds is not None and one.norm_seconds.value > 0 for one in found):
-        parts["synchronised norm"] = [one.norm_seconds for one in found]
+    if any(one.norm_seconds is not None and one.norm_seconds.value > 0 for one in predictions):
+        parts["synchronised norm"] = [one.norm_seconds for one in predictions]
     unit = _unit([one.value for some in parts.values() for one in some if one is not None and one.value > 0])
     return [_in_unit(name.split()[-1], name, estimates, unit) for name, estimates in parts.items()]
 
@@ -183,44 +183,44 @@ def scores(outlook: Forecast) -> list[Object]:
     return [_score(one, modes.get(one.series)) for one in outlook.scores]
 
 
-def prediction(one: Prediction) -> Object:
+def prediction(predicted: Prediction) -> Object:
     """One series at one rank count; what is unavailable is null, and `reasons` says why."""
-    train = one.trial.train
+    train = predicted.trial.train
     return {
-        "series": one.series,
-        "mode": one.mode,
-        "labels": dict(one.labels),
-        "gpus": one.gpus,
-        "nodes": one.nodes,
-        "gpu": one.gpu,
-        "label": one.label,
+        "series": predicted.series,
+        "mode": predicted.mode,
+        "labels": dict(predicted.labels),
+        "gpus": predicted.gpus,
+        "nodes": predicted.nodes,
+        "gpu": predicted.gpu,
+        "label": predicted.label,
         "engine": train.engine,
         "zero_stage": train.zero_stage if train.wrapper == "deepspeed" else None,
         "precision": train.precision,
         "micro_batch": train.micro_batch,
         "grad_accum": train.grad_accum,
-        "global_batch": one.trial.global_batch,
-        "image_size": one.trial.model.image_size,
-        "images": one.images,
-        "steps_per_epoch": one.steps_per_epoch,
-        **estimate_fields("epoch_seconds", one.epoch_seconds),
-        **estimate_fields("step_seconds", one.step_seconds),
-        **estimate_fields("images_per_second", one.images_per_second),
-        **estimate_fields("speedup", one.speedup),
-        **estimate_fields("efficiency", one.efficiency),
-        **estimate_fields("compute_seconds", one.compute_seconds),
-        **estimate_fields("wait_seconds", one.wait_seconds),
-        **estimate_fields("wire_seconds", one.wire_seconds),
-        **estimate_fields("norm_seconds", one.norm_seconds),
-        "memory_bytes": one.memory_bytes,
-        "memory_capacity_bytes": one.memory_capacity_bytes,
-        "oom_chance": one.oom_chance,
-        **estimate_fields("joules_per_epoch", one.joules_per_epoch),
-        **estimate_fields("cost_per_epoch", one.cost_per_epoch),
-        **estimate_fields("startup_seconds", one.startup_seconds),
-        "effective_draws": round(one.effective_draws),
-        "assumptions": [asdict(assumed) for assumed in one.assumptions],
-        "reasons": dict(one.reasons),
+        "global_batch": predicted.trial.global_batch,
+        "image_size": predicted.trial.model.image_size,
+        "images": predicted.images,
+        "steps_per_epoch": predicted.steps_per_epoch,
+        **estimate_fields("epoch_seconds", predicted.epoch_seconds),
+        **estimate_fields("step_seconds", predicted.step_seconds),
+        **estimate_fields("images_per_second", predicted.images_per_second),
+        **estimate_fields("speedup", predicted.speedup),
+        **estimate_fields("efficiency", predicted.efficiency),
+        **estimate_fields("compute_seconds", predicted.compute_seconds),
+        **estimate_fields("wait_seconds", predicted.wait_seconds),
+        **estimate_fields("wire_seconds", predicted.wire_seconds),
+        **estimate_fields("norm_seconds", predicted.norm_seconds),
+        "memory_bytes": predicted.memory_bytes,
+        "memory_capacity_bytes": predicted.memory_capacity_bytes,
+        "oom_chance": predicted.oom_chance,
+        **estimate_fields("joules_per_epoch", predicted.joules_per_epoch),
+        **estimate_fields("cost_per_epoch", predicted.cost_per_epoch),
+        **estimate_fields("startup_seconds", predicted.startup_seconds),
+        "effective_draws": round(predicted.effective_draws),
+        "assumptions": [asdict(assumed) for assumed in predicted.assumptions],
+        "reasons": dict(predicted.reasons),
     }
 
 
@@ -235,11 +235,11 @@ def estimate_fields(name: str, estimate: Estimate | None) -> dict[str, float | N
     }
 
 
-def _score(one: Score, mode: Mode | None) -> Object:
+def _score(score: Score, mode: Mode | None) -> Object:
     """One score, with its sentence."""
     return {
-        **asdict(one),
-        "fitted_gpus": list(one.fitted_gpus),
-        "held_out_gpus": list(one.held_out_gpus),
-        "sentence": prediction_words.score(one, mode),
+        **asdict(score),
+        "fitted_gpus": list(score.fitted_gpus),
+        "held_out_gpus": list(score.held_out_gpus),
+        "sentence": prediction_words.score(score, mode),
     }

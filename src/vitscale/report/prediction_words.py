@@ -78,9 +78,9 @@ def title(series: str, mode: Mode) -> str:
     return series if series.endswith(mode) else f"{series}, {mode}"
 
 
-def changed(one: Prediction, series: Series) -> str:
+def changed(prediction: Prediction, series: Series) -> str:
     """What a prediction differs in from the series it continues: "with vit-b16, engine ddp"; empty for nothing."""
-    own, asked = series.points[-1].trial, one.trial
+    own, asked = series.points[-1].trial, prediction.trial
     batch = () if series.mode == "strong-global" else ("micro_batch", "grad_accum")
     fields = ("engine", "zero_stage", "precision", *batch)
     values = {field: getattr(asked.train, field) for field in fields}
@@ -89,8 +89,8 @@ def changed(one: Prediction, series: Series) -> str:
         told.insert(0, asked.model.name or asked.model.hf or "another model")
     if asked.model.image_size != own.model.image_size:
         told.append(f"{asked.model.image_size} pixels")
-    if one.gpu is not None:
-        told.append(one.gpu)
+    if prediction.gpu is not None:
+        told.append(prediction.gpu)
     return f"with {', '.join(told)}" if told else ""
 
 
@@ -177,20 +177,22 @@ def scores(outlook: Forecast) -> tuple[str, ...]:
     )
 
 
-def score(one: Score, mode: Mode | None = None) -> str:
+def score(scored: Score, mode: Mode | None = None) -> str:
     """How far predictions from the smaller counts were from the larger ones, beside the simplest baseline's.
 
     With a fixed global batch a rank's step shrinks, and constant seconds per step are no baseline.
     """
-    held_out = _counts(one.held_out_gpus)
-    off = f"was off by {percent(one.mean_absolute_percentage_error, 1)}"
-    if one.runs > 1:
-        off += f" in the mean, by {percent(one.worst_error, 1)} at worst"
-    inside = f"{one.held} of {one.runs} runs lay" if one.runs > 1 else f"{'the' if one.held else 'no'} run lay"
+    held_out = _counts(scored.held_out_gpus)
+    off = f"was off by {percent(scored.mean_absolute_percentage_error, 1)}"
+    if scored.runs > 1:
+        off += f" in the mean, by {percent(scored.worst_error, 1)} at worst"
+    inside = (
+        f"{scored.held} of {scored.runs} runs lay" if scored.runs > 1 else f"{'the' if scored.held else 'no'} run lay"
+    )
     return (
-        f"{one.series}: predicting {held_out} from {_counted(one.fitted_gpus)} {off}; "
+        f"{scored.series}: predicting {held_out} from {_counted(scored.fitted_gpus)} {off}; "
         f"{inside} inside the 90 % interval of a run."
-        + ("" if mode == "strong-global" else f" Constant seconds per step: {percent(one.baseline_error, 1)}.")
+        + ("" if mode == "strong-global" else f" Constant seconds per step: {percent(scored.baseline_error, 1)}.")
     )
 
 

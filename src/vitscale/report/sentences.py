@@ -71,25 +71,26 @@ def curve_sentence(analysis: Analysis, curve: CurveResult) -> str:
     return f"{where}: {ranks(gpus)} are {pace} ({trust})."
 
 
-def waterfall(one: Waterfall) -> str:
+def waterfall(split: Waterfall) -> str:
     """From ideal to measured, as a sentence."""
-    if one.efficiency is None:
-        return f"What {ranks(one.gpus)} reach of ideal is unknown: {one.reason}."
-    doubt = _doubt(one.interval)
-    verb = "measured at" if one.interval is None or one.interval.low is None or one.interval.note else "reach"
-    head = f"{ranks(one.gpus)} {verb} {100 * one.efficiency:.0f} % of ideal{doubt}"
-    if not one.factors:
-        return f"{head}; where the rest goes is unknown: {one.reason}."
-    return f"{': '.join(filter(None, (head, '; '.join(contributions(one)))))}."
+    if split.efficiency is None:
+        return f"What {ranks(split.gpus)} reach of ideal is unknown: {split.reason}."
+    doubt = _doubt(split.interval)
+    verb = "measured at" if split.interval is None or split.interval.low is None or split.interval.note else "reach"
+    head = f"{ranks(split.gpus)} {verb} {100 * split.efficiency:.0f} % of ideal{doubt}"
+    if not split.factors:
+        return f"{head}; where the rest goes is unknown: {split.reason}."
+    return f"{': '.join(filter(None, (head, '; '.join(contributions(split)))))}."
 
 
-def largest_loss(one: Waterfall) -> str:
+def largest_loss(waterfall: Waterfall) -> str:
     """ "ddp on 8 ranks (weak) reaches 72 % of ideal: most goes to waiting for rank 3 (17 points)."."""
-    worst = max(one.factors, key=lambda factor: factor.points)
-    head = f"{one.curve} on {ranks(one.gpus)} ({one.mode}) is at {100 * (one.efficiency or 0.0):.0f} % of ideal"
+    worst = max(waterfall.factors, key=lambda factor: factor.points)
+    where = f"{waterfall.curve} on {ranks(waterfall.gpus)} ({waterfall.mode})"
+    head = f"{where} is at {100 * (waterfall.efficiency or 0.0):.0f} % of ideal"
     if worst.points < 0.01:
         return f"{head}: no single loss of a point or more."
-    what = _what(one, worst.name, 1) if worst.name != "other" else _OTHER
+    what = _what(waterfall, worst.name, 1) if worst.name != "other" else _OTHER
     return f"{head}: most goes to {what} ({100 * worst.points:.0f} points{_bounds(worst, 1)})."
 
 
@@ -147,20 +148,20 @@ def largest_comparisons(analysis: Analysis) -> list[AgainstReference]:
     return list(by_trials.values())
 
 
-def against(analysis: Analysis, one: AgainstReference) -> str:
+def against(analysis: Analysis, held: AgainstReference) -> str:
     """All curves against one of them, as a sentence; of two curves in the order of the study."""
-    if len(one.others) == 1:
-        pair = {one.reference_trial, one.others[0].first_trial}
+    if len(held.others) == 1:
+        pair = {held.reference_trial, held.others[0].first_trial}
         return comparison(
-            next(c for c in analysis.comparisons if c.mode == one.mode and {c.first_trial, c.second_trial} == pair)
+            next(c for c in analysis.comparisons if c.mode == held.mode and {c.first_trial, c.second_trial} == pair)
         )
     by_verdict: dict[ComparisonVerdict, list[str]] = {}
-    for other in one.others:
+    for other in held.others:
         result = other.result
         ratio = f" ({share(result.ratio.value)}x)" if result.verdict != "no significant difference" else ""
         by_verdict.setdefault(result.verdict, []).append(f"{other.first}{ratio}")
     said = " / ".join(f"{verdict}: {'; '.join(names)}" for verdict, names in by_verdict.items())
-    return f"{one.mode}, {ranks(one.gpus)}, against {one.reference}: {said}."
+    return f"{held.mode}, {ranks(held.gpus)}, against {held.reference}: {said}."
 
 
 def equality(analysis: Analysis) -> str:
@@ -176,19 +177,19 @@ def equality(analysis: Analysis) -> str:
     return f"Equality: over the first {STEPS} steps {losses} of a trial that must compute the same, {how}{but}."
 
 
-def comparison(one: CurveComparison) -> str:
+def comparison(compared: CurveComparison) -> str:
     """One comparison as a sentence."""
-    result, where = one.result, f"{one.mode}, {ranks(one.gpus)}"
+    result, where = compared.result, f"{compared.mode}, {ranks(compared.gpus)}"
     times = f"{share(result.ratio.value)}x"
     if result.verdict == "too few repeats to tell":
-        return f"{where}: too few repeats to tell {one.first} from {one.second} ({times})."
+        return f"{where}: too few repeats to tell {compared.first} from {compared.second} ({times})."
     within = f"95 % interval {share(result.ratio.low)} to {share(result.ratio.high)}"
-    between = f"no significant difference between {one.first} and {one.second}"
+    between = f"no significant difference between {compared.first} and {compared.second}"
     if result.verdict == "no significant difference":
         return f"{where}: {between} ({times}; {within})."
     if result.verdict == "not significant among all comparisons":
         return f"{where}: {between} among so many comparisons ({times}; {within}; {_p(result.p_adjusted)})."
-    return f"{where}: {one.first} is {times} as fast as {one.second} ({within})."
+    return f"{where}: {compared.first} is {times} as fast as {compared.second} ({within})."
 
 
 def scope(analysis: Analysis) -> str:
@@ -263,20 +264,20 @@ _OTHER = "other things"
 _MOST_NAMED = 4
 
 
-def contributions(one: Waterfall) -> tuple[str, ...]:
+def contributions(waterfall: Waterfall) -> tuple[str, ...]:
     """The largest contributions of at least a point, at most four and the rest in one, largest first.
 
     Their numbers and the efficiency in whole percent add up to 100.
     """
-    if one.efficiency is None:
+    if waterfall.efficiency is None:
         return ()
-    by_size = sorted(one.factors, key=lambda factor: -abs(factor.points))
+    by_size = sorted(waterfall.factors, key=lambda factor: -abs(factor.points))
     named = [factor for factor in by_size if abs(factor.points) >= 0.01 and factor.name != "other"][:_MOST_NAMED]
-    rest = sum(factor.points for factor in one.factors if factor not in named)
+    rest = sum(factor.points for factor in waterfall.factors if factor not in named)
     exact = [100 * points for points in (*(factor.points for factor in named), rest)]
-    rounded = whole(exact, 100 - round(100 * one.efficiency))
+    rounded = whole(exact, 100 - round(100 * waterfall.efficiency))
     found = [
-        (points, _what(one, factor.name, points), _bounds(factor, points))
+        (points, _what(waterfall, factor.name, points), _bounds(factor, points))
         for factor, points in zip(named, rounded, strict=False)
     ]
     said = [each for each in (*found, (rounded[-1], _OTHER, "")) if each[0]]
@@ -313,23 +314,23 @@ def _clause(points: int, what: str, bounds: str, *, first: bool) -> str:
     return f"{abs(points)}{unit}{bounds} {verb} {what if points > 0 else f'gained by {what}'}"
 
 
-def _what(one: Waterfall, name: str, points: int) -> str:
+def _what(waterfall: Waterfall, name: str, points: int) -> str:
     if name == "compute scaling":
-        if one.work_per_rank is not None and one.work_per_rank < 1:
+        if waterfall.work_per_rank is not None and waterfall.work_per_rank < 1:
             return "smaller per-rank work"
         return "slower computing" if points > 0 else "faster computing"
     if name == "straggler wait" and points > 0:
-        return _waiting(one)
-    if name == STEP_ROUNDING and points < 0 and one.images_left_out >= 0.005:
-        return f"step rounding, which leaves {100 * one.images_left_out:.0f} % of the images out"
+        return _waiting(waterfall)
+    if name == STEP_ROUNDING and points < 0 and waterfall.images_left_out >= 0.005:
+        return f"step rounding, which leaves {100 * waterfall.images_left_out:.0f} % of the images out"
     return (_LOST_TO if points > 0 else _GAINED_BY)[name]
 
 
-def _waiting(one: Waterfall) -> str:
+def _waiting(waterfall: Waterfall) -> str:
     """ "waiting for rank 3, which computes 21 % slower and comes last in 80 % of steps"."""
-    if one.straggler is None:
+    if waterfall.straggler is None:
         return "waiting for the slowest rank"
-    slower, often = one.straggler.slower_by, one.straggler.share_of_steps
+    slower, often = waterfall.straggler.slower_by, waterfall.straggler.share_of_steps
     known = [f"computes {100 * slower:.0f} % slower"] if slower is not None and slower >= 0.005 else []
     known += [f"comes last in {100 * often:.0f} % of steps"] if often < 0.995 else []
-    return f"waiting for rank {one.straggler.rank}" + (f", which {' and '.join(known)}" if known else "")
+    return f"waiting for rank {waterfall.straggler.rank}" + (f", which {' and '.join(known)}" if known else "")

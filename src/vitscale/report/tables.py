@@ -204,10 +204,10 @@ def _comparison_table(mode: Mode, reference: str, members: list[AgainstReference
     return Table(columns, (Group("", rows),), title=f"{mode}: times as fast as {reference}")
 
 
-def _comparison_cell(one: CurveComparison | None) -> Cell:
-    if one is None:
+def _comparison_cell(comparison: CurveComparison | None) -> Cell:
+    if comparison is None:
         return Cell(UNKNOWN)
-    result = one.result
+    result = comparison.result
     times = f"{units.share(result.ratio.value)}x"
     if result.ratio.low is None:
         return Cell(times, "one run")

@@ -67,8 +67,8 @@ def _collectives(traffic: Traffic) -> str:
     return " + ".join(f"{one.calls} {one.operation} {one.dtype}" for one in largest_first) or NOTHING
 
 
-def _bytes(one: Sent) -> int:
-    return one.logical_bytes or 0
+def _bytes(sent: Sent) -> int:
+    return sent.logical_bytes or 0
 
 
 def _gradients(traffic: Traffic) -> str:

@@ -75,10 +75,10 @@ def _measured_row(analysis: Analysis, point: Point, of_epoch: bool) -> Row:
     }
 
 
-def _predicted_row(one: Prediction, of_epoch: bool) -> Row:
-    estimate = one.epoch_seconds if of_epoch and one.epoch_seconds else one.step_seconds
+def _predicted_row(prediction: Prediction, of_epoch: bool) -> Row:
+    estimate = prediction.epoch_seconds if of_epoch and prediction.epoch_seconds else prediction.step_seconds
     return {
-        "gpus": one.gpus,
+        "gpus": prediction.gpus,
         "value": estimate.value,
         "low": estimate.low,
         "high": estimate.high,
@@ -87,7 +87,7 @@ def _predicted_row(one: Prediction, of_epoch: bool) -> Row:
         "shown": units.seconds(estimate.value),
         "mean": f"{units.seconds(estimate.low)} to {units.seconds(estimate.high)}",
         "run": f"{units.seconds(estimate.future_low)} to {units.seconds(estimate.future_high)}",
-        "told": one.label,
+        "told": prediction.label,
     }
 
 

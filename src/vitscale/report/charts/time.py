@@ -110,14 +110,14 @@ def parts_of(breakdown: Breakdown) -> dict[str, float]:
     return {part: parts[part] for part in PART_NAMES if part in parts}
 
 
-def unknown_parts(found: Sequence[Mapping[str, str]]) -> list[str]:
+def unknown_parts(reasons_of: Sequence[Mapping[str, str]]) -> list[str]:
     """Why parts are unknown: each reason once, with its parts and the number of trials it holds for."""
     by_reason: dict[str, dict[str, None]] = {}
-    for reasons in found:
+    for reasons in reasons_of:
         for part, reason in reasons.items():
             by_reason.setdefault(reason, {})[PART_NAMES.get(part, part)] = None
     return [
-        f"Unknown in {sum(reason in reasons.values() for reasons in found)} of {len(found)} trials: "
+        f"Unknown in {sum(reason in reasons.values() for reasons in reasons_of)} of {len(reasons_of)} trials: "
         f"{', '.join(parts)}: {reason}."
         for reason, parts in by_reason.items()
     ]
@@ -149,15 +149,15 @@ def breakdown_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure
     return Figure("breakdown", "Where the time of a step goes", tuple(views))
 
 
-def stacked(found: Sequence[Bar], *, unit: units.Unit | None = None) -> list[Row]:
+def stacked(bars: Sequence[Bar], *, unit: units.Unit | None = None) -> list[Row]:
     """One row per part with a length: from where to where it stands in its bar.
 
     Args:
-        found: the bars.
+        bars: the bars.
         unit: of time; None: shares of the step.
     """
     rows = []
-    for bar in found:
+    for bar in bars:
         scale = unit.factor if unit else 1 / bar.seconds
         length = 0.0
         for order, (part, name) in enumerate(PART_NAMES.items()):
@@ -172,9 +172,9 @@ def stacked(found: Sequence[Bar], *, unit: units.Unit | None = None) -> list[Row
 
 
 def _stacked_view(
-    name: str, mode: str, found: Sequence[Bar], unit: units.Unit | None, choices: Mapping[str, Choice]
+    name: str, mode: str, bars: Sequence[Bar], unit: units.Unit | None, choices: Mapping[str, Choice]
 ) -> View:
-    rows = stacked(found, unit=unit)
+    rows = stacked(bars, unit=unit)
     longest = max(row["end"] for row in rows)
     bars_in_order = list(dict.fromkeys(row["bar"] for row in rows))
     for row in rows:
@@ -197,7 +197,7 @@ def _stacked_view(
     text = {"type": "text", "fontSize": 10, "baseline": "middle"}
     label: Spec = {"text": {"field": "label"}, "color": {"field": "ink", "type": "nominal", "scale": None}}
     plot.add("rows", text, x=quantity("middle"), y=y, **label)
-    summary = _largest_parts(found)
+    summary = _largest_parts(bars)
     return View(
         name,
         choices,
@@ -209,9 +209,9 @@ def _stacked_view(
     )
 
 
-def _largest_parts(found: Sequence[Bar]) -> str:
+def _largest_parts(bars: Sequence[Bar]) -> str:
     """Of the bar with the most ranks its three longest parts."""
-    bar = max(found, key=lambda bar: bar.gpus)
+    bar = max(bars, key=lambda bar: bar.gpus)
     longest = sorted(bar.parts.items(), key=lambda item: -item[1])[:3]
     named = ", ".join(f"{PART_NAMES[part]} {units.percent(seconds / bar.seconds)}" for part, seconds in longest)
     return f"{bar.family} on {units.ranks(bar.gpus)}: {units.seconds(bar.seconds)} a step: {named}."
@@ -261,8 +261,8 @@ def largest_loss(known: Sequence[Waterfall]) -> Waterfall | None:
     return max(largest, key=lambda one: max(factor.points for factor in one.factors), default=None)
 
 
-def _waterfall_view(one: Waterfall, name: str, place: int) -> View:
-    rows = waterfall_rows(one)
+def _waterfall_view(waterfall: Waterfall, name: str, number: int) -> View:
+    rows = waterfall_rows(waterfall)
     steps = [row["step"] for row in rows]
     cut_bars(rows, 0.0, _HEADROOM * max(row["right"] for row in rows))
     for row in rows:
@@ -288,12 +288,12 @@ def _waterfall_view(one: Waterfall, name: str, place: int) -> View:
     add_bars(plot, "rows", y, None, upright=False)
     text = {"type": "text", "align": "left", "dx": 4, "fontSize": 11}
     plot.add("rows", text, x=quantity("right"), y=y, text={"field": "label"})
-    label = f"{one.curve}, {units.ranks(one.gpus)}"
-    summary = sentences.waterfall(one)
+    label = f"{waterfall.curve}, {units.ranks(waterfall.gpus)}"
+    summary = sentences.waterfall(waterfall)
     return View(
-        name if place == 1 else f"{name}-{place}",
-        {"batch policy": Choice(one.mode, one.mode), "trial": Choice(f"{one.mode}-{place}", label)},
-        f"From ideal to measured: {label}, {one.mode}",
+        name if number == 1 else f"{name}-{number}",
+        {"batch policy": Choice(waterfall.mode, waterfall.mode), "trial": Choice(f"{waterfall.mode}-{number}", label)},
+        f"From ideal to measured: {label}, {waterfall.mode}",
         "points of efficiency that each factor takes or gives"
         + ("; thin bars: 95 % intervals" if any(row["low"] is not None for row in rows) else ""),
         plot.spec(summary, {"step": 19}),
@@ -302,11 +302,12 @@ def _waterfall_view(one: Waterfall, name: str, place: int) -> View:
     )
 
 
-def waterfall_rows(one: Waterfall) -> list[Row]:
+def waterfall_rows(waterfall: Waterfall) -> list[Row]:
     """One bar per row, in percent of ideal: ideal, the factors from where the one before ended, what was measured."""
-    reached, sure = one.efficiency or 0.0, one.interval if one.interval and not one.interval.note else None
+    reached, interval = waterfall.efficiency or 0.0, waterfall.interval
+    sure = interval if interval and not interval.note else None
     rows = [_bar(_IDEAL, 0.0, Estimate(100.0), "100 %")]
-    for factor in sorted(one.factors, key=lambda factor: list(_FACTOR_COLOURS).index(factor.name)):
+    for factor in sorted(waterfall.factors, key=lambda factor: list(_FACTOR_COLOURS).index(factor.name)):
         points = factor.interval or Estimate(factor.points)
         low, high = (None if end is None else -100 * end for end in (points.high, points.low))
         change = Estimate(-100 * factor.points, low, high)

@@ -157,8 +157,8 @@ def timeline_chart(analysis: Analysis) -> Figure | None:
     return Figure("timeline", "What each rank did when", tuple(views)) if views else None
 
 
-def _view(number: int, one: Timeline, step: int, place: int, left_out: Sequence[str]) -> View:
-    rows = [row | {"rank": str(row["rank"])} for row in one.rows if row["place"] == place]
+def _view(number: int, one: Timeline, step: int, order: int, left_out: Sequence[str]) -> View:
+    rows = [row | {"rank": str(row["rank"])} for row in one.rows if row["place"] == order]
     parts = [name for name in PART_NAMES.values() if any(row["part"] == name for row in rows)]
     colours = [COLOURS[part] for part, name in PART_NAMES.items() if name in parts]
     legend = {"title": None, "orient": "top", "columns": 4, "labelLimit": 400, "symbolType": "square"}
@@ -174,10 +174,10 @@ def _view(number: int, one: Timeline, step: int, place: int, left_out: Sequence[
     )
     how = "; ".join(("each rank's own clock begins at 0 with its step", *one.notes))
     more = f" No room for the timelines of: {'; '.join(left_out)}." if left_out else ""
-    summary = f"{one.text[place]}.{more}"
+    summary = f"{one.text[order]}.{more}"
     return View(
-        f"timeline-{number}" + (f"-step-{step}" if place else ""),
-        {"trial": Choice(str(number), f"{one.label}, repeat {one.repeat}"), "step": Choice(str(place), f"step {step}")},
+        f"timeline-{number}" + (f"-step-{step}" if order else ""),
+        {"trial": Choice(str(number), f"{one.label}, repeat {one.repeat}"), "step": Choice(str(order), f"step {step}")},
         f"What each rank did when: {one.label}, repeat {one.repeat}, step {step}",
         how,
         plot.spec(summary, {"step": _LANE.get(len(one.ranks), 20)}),

@@ -43,18 +43,18 @@ def accuracy_claim(material: Material) -> Tested:
     return Tested(tuple(_sentences(fewest, equal)), entries)
 
 
-def accuracy_tests(found: Sequence[Series]) -> tuple[list[AccuracyTest], list[AccuracyTest]]:
+def accuracy_tests(series: Sequence[Series]) -> tuple[list[AccuracyTest], list[AccuracyTest]]:
     """Of strong scaling: against the fewest GPUs; at one global batch. With Holm's correction for all of them."""
-    fewest, equal = _against_fewest(found), _at_equal_batch(found)
+    fewest, equal = _against_fewest(series), _at_equal_batch(series)
     tests = [*fewest, *equal]
     results = corrected([test.result for test in tests], [test.trials for test in tests])
     tests = [replace(test, result=result) for test, result in zip(tests, results, strict=True)]
     return tests[: len(fewest)], tests[len(fewest) :]
 
 
-def _against_fewest(found: Sequence[Series]) -> list[AccuracyTest]:
+def _against_fewest(series: Sequence[Series]) -> list[AccuracyTest]:
     """Of each strong series 4 and 8 GPUs, or the most there are, against the fewest."""
-    strong = [one for one in found if one.mode == "strong-micro" and len(one.members) > 1]
+    strong = [one for one in series if one.mode == "strong-micro" and len(one.members) > 1]
     tests = []
     for one, name in zip(strong, names(strong), strict=True):
         base, later = one.members[0], one.members[1:]
@@ -63,10 +63,10 @@ def _against_fewest(found: Sequence[Series]) -> list[AccuracyTest]:
     return [test for test in tests if test is not None]
 
 
-def _at_equal_batch(found: Sequence[Series]) -> list[AccuracyTest]:
+def _at_equal_batch(series: Sequence[Series]) -> list[AccuracyTest]:
     """Strong series apart in micro-batch alone: more GPUs against fewer wherever their global batch is the same."""
     tests = []
-    for name, some in apart_in_micro_batch([one for one in found if one.mode == "strong-micro"]):
+    for name, some in apart_in_micro_batch([one for one in series if one.mode == "strong-micro"]):
         for one, other in combinations(some, 2):
             for pair in product(one.members, other.members):
                 fewer, more = sorted(pair, key=lambda member: member.gpus)

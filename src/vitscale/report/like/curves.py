@@ -271,10 +271,10 @@ def _by_epoch(member: Member, split: str, what: str) -> dict[int, float]:
     return {epoch: float(value) for epoch, value in values.items() if value is not None}
 
 
-def _learning_rows(one: Series, name: str, split: Split, what: str) -> list[Row]:
+def _learning_rows(series: Series, name: str, split: Split, what: str) -> list[Row]:
     """Loss or accuracy of each GPU count and epoch, with the lowest and the highest run."""
     rows = []
-    for member in one.members:
+    for member in series.members:
         for epoch, value in _by_epoch(member, split, what).items():
             runs = [
                 getattr(e, f"{split}_{what}") for run in member.trial.runs for e in run.epochs if e.epoch + 1 == epoch
@@ -282,7 +282,8 @@ def _learning_rows(one: Series, name: str, split: Split, what: str) -> list[Row]
             known = [run for run in runs if run is not None]
             low, high = (min(known), max(known)) if len(known) > 1 else (None, None)
             shown = f"{value:.3f}" if what == "loss" else units.percent(value, 1)
-            row = {"panel": name, "gpus": member.gpus, "micro_batch": one.micro_batch, "epoch": epoch, "value": value}
+            row = {"panel": name, "gpus": member.gpus, "micro_batch": series.micro_batch}
+            row |= {"epoch": epoch, "value": value}
             told = f"after epoch {epoch}, {units.counted(len(known), 'run')}"
             rows.append(row | {"low": low, "high": high, "runs": len(known), "shown": shown, "bounds": told})
     return rows

@@ -69,9 +69,9 @@ class SeriesDoubling:
     """Of the side that has fewer."""
 
 
-def doublings(found: Sequence[Series], network: Network | None) -> list[SeriesDoubling]:
+def doublings(series: Sequence[Series], network: Network | None) -> list[SeriesDoubling]:
     """Every doubling that strong-micro series measured on like hardware; with Holm's correction for all of them."""
-    strong = [one for one in found if one.mode == "strong-micro"]
+    strong = [one for one in series if one.mode == "strong-micro"]
     tests = []
     for one, name in zip(strong, names(strong), strict=True):
         members = {member.gpus: member.trial for member in one.members if member.trial.comparable_costs}
@@ -192,8 +192,8 @@ def _steps(trial: TrialResult) -> list[float]:
     return [run.step_seconds for run in trial.runs if run.step_seconds is not None]
 
 
-def _row(one: SeriesDoubling, gain: Estimate) -> Row:
-    return {"series": one.name, "x": 2 * one.gpus} | point_row(gain, _times, one.runs)
+def _row(doubling: SeriesDoubling, gain: Estimate) -> Row:
+    return {"series": doubling.name, "x": 2 * doubling.gpus} | point_row(gain, _times, doubling.runs)
 
 
 def _overall(tests: Sequence[SeriesDoubling]) -> str:
@@ -216,16 +216,17 @@ _DIRECTION = {
 }
 
 
-def _sentence(one: SeriesDoubling) -> str:
-    test = one.test
-    published = [f"; published: {gain.gain:.4g} {gain.where}" for gain in GAINS if gain.gpus == 2 * one.gpus]
+def _sentence(doubling: SeriesDoubling) -> str:
+    test = doubling.test
+    published = [f"; published: {gain.gain:.4g} {gain.where}" for gain in GAINS if gain.gpus == 2 * doubling.gpus]
     parts = [
-        f"{one.name}, {one.gpus} to {gpus_text(2 * one.gpus)}: an epoch is {_interval(test.gain.ratio)} times as fast, "
-        f"in {_time_saved(test.gain.ratio.value)} time ({_DIRECTION[test.gain.verdict]}{''.join(published)})"
+        f"{doubling.name}, {doubling.gpus} to {gpus_text(2 * doubling.gpus)}: an epoch is "
+        f"{_interval(test.gain.ratio)} times as fast, in {_time_saved(test.gain.ratio.value)} time "
+        f"({_DIRECTION[test.gain.verdict]}{''.join(published)})"
     ]
-    if one.run_gain is not None:
-        parts.append(f"a whole run {_interval(one.run_gain)} times")
-    if one.transfer is None or test.left is None:
+    if doubling.run_gain is not None:
+        parts.append(f"a whole run {_interval(doubling.run_gain)} times")
+    if doubling.transfer is None or test.left is None:
         parts.append("what transfers would leave is unknown, for nothing says how fast the link is: vitscale check")
     else:
         verdict = {
@@ -234,9 +235,9 @@ def _sentence(one: SeriesDoubling) -> str:
             "not decided": "whether less is measured is not decided",
         }[test.transfers or "not decided"]
         parts.append(
-            f"a rank sends {units.size(round(one.transfer.sent_bytes))} a step, which takes a ring "
-            f"{units.seconds(one.transfer.seconds)} ({one.transfer.told_by}); had each step to wait for all of it, "
-            f"{test.left:.3g} times would be left: {verdict}"
+            f"a rank sends {units.size(round(doubling.transfer.sent_bytes))} a step, which takes a ring "
+            f"{units.seconds(doubling.transfer.seconds)} ({doubling.transfer.told_by}); had each step to wait for "
+            f"all of it, {test.left:.3g} times would be left: {verdict}"
         )
     return "; ".join(parts) + "."
 
@@ -261,12 +262,12 @@ def _rate(bytes_per_second: float) -> str:
     return f"at {bytes_per_second / 1e9:.3g} GB/s"
 
 
-def _entry(one: SeriesDoubling) -> dict[str, Any]:
-    test, transfer, run = one.test, one.transfer, one.run_gain
+def _entry(doubling: SeriesDoubling) -> dict[str, Any]:
+    test, transfer, run = doubling.test, doubling.transfer, doubling.run_gain
     return {
-        "workload": one.name,
-        "gpus": 2 * one.gpus,
-        "base_gpus": one.gpus,
+        "workload": doubling.name,
+        "gpus": 2 * doubling.gpus,
+        "base_gpus": doubling.gpus,
         "gain": test.gain.ratio.value,
         "low": test.gain.ratio.low,
         "high": test.gain.ratio.high,
@@ -274,7 +275,7 @@ def _entry(one: SeriesDoubling) -> dict[str, Any]:
         "p_adjusted": test.gain.p_adjusted,
         "verdict": test.gain.verdict,
         "hardly_shortens": test.hardly,
-        "published_gain": next((gain.gain for gain in GAINS if gain.gpus == 2 * one.gpus), None),
+        "published_gain": next((gain.gain for gain in GAINS if gain.gpus == 2 * doubling.gpus), None),
         "run_gain": run.value if run else None,
         "run_low": run.low if run else None,
         "run_high": run.high if run else None,
@@ -282,5 +283,5 @@ def _entry(one: SeriesDoubling) -> dict[str, Any]:
         "sent_bytes": transfer.sent_bytes if transfer else None,
         "left_by_transfers": test.left,
         "transfers": test.transfers,
-        "text": _sentence(one),
+        "text": _sentence(doubling),
     }

@@ -28,9 +28,9 @@ class HostPair:
     test: HostsTest
 
 
-def host_pairs(found: Sequence[Series]) -> list[HostPair]:
+def host_pairs(series: Sequence[Series]) -> list[HostPair]:
     """Every strong-scaling workload that was measured both ways, on like hardware, at a count of two GPUs or more."""
-    strong = [one for one in found if one.mode == "strong-micro"]
+    strong = [one for one in series if one.mode == "strong-micro"]
     pairs = []
     for inside in (one for one in strong if one.place == "one host"):
         for spread in (one for one in strong if one.place != "one host" and one.group == inside.group):
@@ -56,8 +56,8 @@ def _test(inside: Series, spread: Series) -> HostsTest | None:
     )
 
 
-def _trials(one: Series) -> dict[int, TrialResult]:
-    return {member.gpus: member.trial for member in one.members if member.trial.comparable_costs}
+def _trials(series: Series) -> dict[int, TrialResult]:
+    return {member.gpus: member.trial for member in series.members if member.trial.comparable_costs}
 
 
 def hosts_claim(material: Material) -> Tested:

@@ -105,19 +105,19 @@ def findings(study: PublishedStudy, material: Material) -> list[str]:
     return [sentence for claim in study.claims for sentence in claim.test(material).sentences]
 
 
-def _write(study: PublishedStudy, material: Material, place: Path, formats: Sequence[str]) -> list[Path]:
+def _write(study: PublishedStudy, material: Material, folder: Path, formats: Sequence[str]) -> list[Path]:
     texts, drawn = _texts(study, material, formats)
-    one_file = len(formats) == 1 and formats[0] in texts and place.suffix == f".{formats[0]}" and not place.is_dir()
-    (place.parent if one_file else place).mkdir(parents=True, exist_ok=True)
+    one_file = len(formats) == 1 and formats[0] in texts and folder.suffix == f".{formats[0]}" and not folder.is_dir()
+    (folder.parent if one_file else folder).mkdir(parents=True, exist_ok=True)
     written = []
     for kind, text in texts.items():
-        path = place if one_file else place / f"like-{study.name}.{kind}"
+        path = folder if one_file else folder / f"like-{study.name}.{kind}"
         write_whole(path, text)
         written.append(path)
     pictures = [kind for kind in formats if kind in FIGURE_FORMATS]
     return [
         *written,
-        *(draw([view for one in drawn for view in one.figure.views], place, pictures) if pictures else []),
+        *(draw([view for one in drawn for view in one.figure.views], folder, pictures) if pictures else []),
     ]
 
 
@@ -165,13 +165,15 @@ def _to_html(
     return to_html(document, brand=f"vitscale: like {study.short}", subtitle=subtitle)
 
 
-def _on_the_page(one: Drawn) -> tuple[Block, ...]:
+def _on_the_page(drawn: Drawn) -> tuple[Block, ...]:
     """A figure below its heading, which its views do not say again; what it draws in words, where these have none."""
-    views = [replace(view, title=view.title.removeprefix(one.paper.heading).lstrip(": ")) for view in one.figure.views]
-    draws = one.paper.draws[:1].upper() + one.paper.draws[1:]
+    views = [
+        replace(view, title=view.title.removeprefix(drawn.paper.heading).lstrip(": ")) for view in drawn.figure.views
+    ]
+    draws = drawn.paper.draws[:1].upper() + drawn.paper.draws[1:]
     if len(views) == 1:
-        return (replace(one.figure, views=(replace(views[0], title=draws),)),)
-    return Paragraph(f"{draws}.", "quiet"), replace(one.figure, views=tuple(views))
+        return (replace(drawn.figure, views=(replace(views[0], title=draws),)),)
+    return Paragraph(f"{draws}.", "quiet"), replace(drawn.figure, views=tuple(views))
 
 
 def _to_json(study: PublishedStudy, drawn: Sequence[Drawn], tested: Sequence[Tested], tables: Sequence[Table]) -> str:

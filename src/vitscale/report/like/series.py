@@ -173,21 +173,23 @@ def _published_as_unlike(curve: CurveResult, members: Sequence[Member]) -> bool:
     return False
 
 
-def _compared(one: Series) -> Series:
-    """`one` with every member held against its smallest; the analysis' own figure where it has one."""
-    base = one.base
+def _compared(series: Series) -> Series:
+    """`series` with every member held against its smallest; the analysis' own figure where it has one."""
+    base = series.base
     if base is None:
-        return one
-    known = {point.trial_id: point for point in one.curve.points}
-    own_base = one.curve.baseline is not None and one.curve.baseline.trial_id == base.trial.trial_id
+        return series
+    known = {point.trial_id: point for point in series.curve.points}
+    own_base = series.curve.baseline is not None and series.curve.baseline.trial_id == base.trial.trial_id
     members = []
-    for member in one.members:
+    for member in series.members:
         costs = member.trial.comparable_costs
         if not costs:
             members.append(replace(member, why_not="it has no epoch time that may be compared"))
             continue
         point = known.get(member.trial.trial_id)
-        figure = (point.efficiency if one.mode == "weak" else point.speedup) if point is not None and own_base else None
+        figure = (
+            (point.efficiency if series.mode == "weak" else point.speedup) if point is not None and own_base else None
+        )
         if figure is not None:
             members.append(replace(member, against_base=figure))
             continue
@@ -203,7 +205,7 @@ def _compared(one: Series) -> Series:
                     against_base=ratio(base.trial.comparable_costs, costs, (base.trial.looked, member.trial.looked)),
                 )
             )
-    return replace(one, members=tuple(replace(member, base_gpus=base.gpus) for member in members))
+    return replace(series, members=tuple(replace(member, base_gpus=base.gpus) for member in members))
 
 
 _MODEL, _IMAGE_SIZE = "vit-b16", 224
@@ -257,41 +259,43 @@ def published_points(series: Sequence[Series]) -> PublishedPoints:
     return PublishedPoints()
 
 
-def _facts(one: Series) -> tuple[Fact, ...]:
-    layout: Layout = "single-node" if one.place == "one host" else "one-gpu-per-node"
-    if one.mode == "strong-global":
+def _facts(series: Series) -> tuple[Fact, ...]:
+    layout: Layout = "single-node" if series.place == "one host" else "one-gpu-per-node"
+    if series.mode == "strong-global":
         return ()
-    weak = one.mode == "weak"
-    unlike = one.place == "several unlike hosts"
+    weak = series.mode == "weak"
+    unlike = series.place == "several unlike hosts"
     clusters = dict.fromkeys(fact.cluster for fact in published().facts)
     cluster = next(name for name in clusters if (name in published().unlike_clusters) == unlike)
-    found = published().of(dataset=one.dataset, micro_batch=one.micro_batch, layout=layout, weak=weak, cluster=cluster)
+    found = published().of(
+        dataset=series.dataset, micro_batch=series.micro_batch, layout=layout, weak=weak, cluster=cluster
+    )
     if layout == "single-node" or not found or found[0].gpus == 1:
         return found
     # On one GPU both layouts are the same.
     alone = published().of(
-        dataset=one.dataset, micro_batch=one.micro_batch, layout="single-node", weak=weak, cluster=cluster
+        dataset=series.dataset, micro_batch=series.micro_batch, layout="single-node", weak=weak, cluster=cluster
     )
     return (*(fact for fact in alone if fact.gpus == 1), *found)
 
 
-def _same_work(one: Series) -> bool:
+def _same_work(series: Series) -> bool:
     """Whether every trial trains what was published: the model, its images, how many of them, and no accumulation."""
-    for member in one.members:
+    for member in series.members:
         trial = member.trial.trial
-        share = member.gpus / 10 if one.mode == "weak" else 1.0
+        share = member.gpus / 10 if series.mode == "weak" else 1.0
         model = member.trial.model_name, trial.model.image_size, trial.train.grad_accum
         if model != (_MODEL, _IMAGE_SIZE, 1) or abs(trial.data.fraction - share) > 1e-9:
             return False
     return True
 
 
-def _is_published(one: Series, facts: Sequence[Fact]) -> bool:
+def _is_published(series: Series, facts: Sequence[Fact]) -> bool:
     """Whether these are the published measurements: at half of the GPU counts or more the time is the very same."""
     times = {fact.gpus: fact.epoch_seconds for fact in facts}
     same = [
         abs(member.trial.epoch_seconds.value / times[member.gpus] - 1) < SAME
-        for member in one.members
+        for member in series.members
         if member.trial.epoch_seconds is not None and member.gpus in times
     ]
     return 2 * sum(same) >= len(same) > 0

@@ -136,21 +136,21 @@ class Lack:
     """Lines of a study file and commands that would produce what is missing."""
 
 
-def select(figure: StudyFigure, found: Sequence[Series]) -> Selection | Lack:
+def select(figure: StudyFigure, series: Sequence[Series]) -> Selection | Lack:
     """The series of a figure, or what is missing."""
-    fitting = [one for one in found if figure.mode in (None, one.mode) and figure.place in (None, one.place)]
+    fitting = [one for one in series if figure.mode in (None, one.mode) and figure.place in (None, one.place)]
     if figure.kind == "scaling":
         fitting = [one for one in fitting if len({member.gpus for member in one.members}) > 1]
     fitting = _lightest(fitting) if figure.mode is None else fitting
     notes: list[str] = []
     if figure.dataset is not None:
-        fitting, note = _of_dataset(fitting, figure.dataset, found)
+        fitting, note = _of_dataset(fitting, figure.dataset, series)
         notes += note
     if figure.micro_batch is not None:
         fitting, note = _of_micro_batch(fitting, figure.micro_batch)
         notes += note
     if not fitting:
-        return Lack(_reason(figure, found), steps_for(figure))
+        return Lack(_reason(figure, series), steps_for(figure))
     in_order = sorted(fitting, key=lambda one: (one.place != "one host", one.dataset, one.micro_batch))
     return Selection(tuple(in_order), tuple(notes))
 
@@ -180,9 +180,9 @@ def _lightest(fitting: list[Series]) -> list[Series]:
     return [one for one in fitting if one.mode == chosen]
 
 
-def _of_dataset(fitting: list[Series], dataset: str, found: Sequence[Series]) -> tuple[list[Series], list[str]]:
+def _of_dataset(fitting: list[Series], dataset: str, series: Sequence[Series]) -> tuple[list[Series], list[str]]:
     """Those of the figure's dataset; the results' own in its place where they hold none of the study's."""
-    own = list(dict.fromkeys(one.dataset for one in found))
+    own = list(dict.fromkeys(one.dataset for one in series))
     if any(name in _NAMED for name in own) or not own:
         return [one for one in fitting if one.dataset == dataset], []
     stand_in = own[min(_NAMED.index(dataset), len(own) - 1)]
@@ -208,8 +208,8 @@ _PLACES: dict[Place, str] = {
 }
 
 
-def _reason(figure: StudyFigure, found: Sequence[Series]) -> str:
-    if not found:
+def _reason(figure: StudyFigure, series: Sequence[Series]) -> str:
+    if not series:
         return "No trial of these results has completed."
     what = {"weak": "weak scaling", "strong-micro": "strong scaling (strong-micro)"}.get(
         figure.mode or "", "any scaling"
@@ -225,7 +225,7 @@ def _reason(figure: StudyFigure, found: Sequence[Series]) -> str:
         {
             f"{'weak' if one.mode == 'weak' else one.mode} {_PLACES[one.place]} on "
             f"{DATASET_NAMES.get(one.dataset, one.dataset)} (micro-batch {one.micro_batch})"
-            for one in found
+            for one in series
         }
     )
     more = f" and {len(own) - 4} more" if len(own) > 4 else ""

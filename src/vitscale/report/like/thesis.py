@@ -56,8 +56,8 @@ def parts_table(material: Material) -> Table:
     known = {id(one.trial): _breakdown(one.trial) for one in members}
     parts = [name for name in _ORDER if any(isinstance(of, dict) and name in of for of in known.values())]
 
-    def cells(one: Member) -> tuple[Cell, ...]:
-        found = known[id(one.trial)]
+    def cells(member: Member) -> tuple[Cell, ...]:
+        found = known[id(member.trial)]
         if isinstance(found, str):
             return (Cell(units.UNKNOWN), *(Cell(units.UNKNOWN) for _ in parts))
         each = (Cell(units.seconds(found[name])) if name in found else Cell(units.UNKNOWN) for name in parts)
@@ -99,13 +99,13 @@ def _strong(material: Material) -> list[Series]:
     return [one for one in material.series if one.mode == "strong-micro"]
 
 
-def _training_cells(one: Member) -> tuple[Cell, ...]:
-    trial, against = one.trial, one.against_base
+def _training_cells(member: Member) -> tuple[Cell, ...]:
+    trial, against = member.trial, member.against_base
     used, devices = trial.resources, trial.environment.devices if trial.environment else ()
     whole = run_seconds(trial)
-    efficiency = against.times(one.base_gpus / one.gpus) if against is not None and one.base_gpus else None
+    efficiency = against.times(member.base_gpus / member.gpus) if against is not None and member.base_gpus else None
     return (
-        Cell(f"{one.gpus:,}"),
+        Cell(f"{member.gpus:,}"),
         Cell(", ".join(dict.fromkeys(devices)) or UNAVAILABLE),
         Cell(batch_text(trial)),
         _seconds(trial.epoch_seconds),

@@ -1,7 +1,8 @@
 """Predictions held against scaling tables that others published, beside constant step, Amdahl, USL and Ernest.
 
     python benchmarks/published_tables.py FOLDER [--out now.json] [--against before.json] [--sources a,b] [--seed 0]
-                                          [--untold network,model] [--choose settings.json] [--pairs] [--write PAGE]
+                                          [--untold network,model] [--choose settings.json] [--then weights.json]
+                                          [--pairs] [--write PAGE]
 
 FOLDER holds tables as `vitscale import --format csv` reads them, and an index.json that says of each series: name,
 file, fit and held (GPU counts), source (repository: path) and, where known, per_node, network, model, engine and
@@ -21,7 +22,7 @@ from typing import Any
 import gpu_types
 import numpy as np
 from between_marks import write_between
-from choosing import BY, choose, replaced, settings_of
+from choosing import BY, Setting, choose, replaced, settings_of
 from paired import OURS, Point, units
 from peers.models import AMDAHL, CONSTANT, ERNEST, USL, Peer
 from peers.runs import Array, places
@@ -62,6 +63,7 @@ def main() -> None:
     parser.add_argument("--write", type=Path, help="a page with the marks `published tables`")
     parser.add_argument("--choose", type=Path, help="settings (choosing.py), chosen by all sources but one")
     parser.add_argument("--pairs", action="store_true", help="series on two GPU types instead: one from the other")
+    parser.add_argument("--then", type=Path, help="settings chosen after those alike, by error")
     parser.add_argument("--by", choices=BY, default="score", help="what they are chosen by")
     arguments = parser.parse_args()
     try:
@@ -88,20 +90,48 @@ def _run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     head: list[str] = []
     if arguments.choose:
         settings = settings_of(arguments.choose)
-        by_setting = []
-        for setting in settings:
-            with replaced(setting):
-                points, notes = evaluate(tables, untold)
-            by_setting.append(points)
-        points, content["chosen"] = choose(by_setting, arguments.by)
-        earlier = earlier or by_setting[0]
-        head = [f"{source}: the others choose {settings[n] or 'no change'}" for source, n in content["chosen"].items()]
+        by_setting = [_under(setting, tables, untold) for setting in settings]
+        points, content["chosen"] = choose([one for one, _ in by_setting], arguments.by)
+        earlier, notes = earlier or by_setting[0][0], by_setting[0][1]
+        told = {source: [settings[n] or "no change"] for source, n in content["chosen"].items()}
+        if arguments.then:
+            points, second = chosen_then(
+                points, settings, content["chosen"], settings_of(arguments.then), tables, untold
+            )
+            for source, setting in second.items():
+                told[source].append(setting or "no change")
+        head = [f"{source}: the others choose {', then '.join(map(str, each))}" for source, each in told.items()]
     else:
         points, notes = evaluate(tables, untold)
-    named = {name: getattr(arguments, name) for name in ("sources", "untold", "seed", "against", "choose")}
+    named = {name: getattr(arguments, name) for name in ("sources", "untold", "seed", "against", "choose", "then")}
     words = [f"--{name} {value.name if isinstance(value, Path) else value}" for name, value in named.items() if value]
     text, figures = page(points, earlier, notes, arguments.seed, " ".join([arguments.folder.name, *words]), head)
     return content | {"points": [asdict(point) for point in points], "notes": notes, "figures": figures}, text
+
+
+def _under(setting: Setting, tables: Sequence[Table], untold: Sequence[str]) -> tuple[list[Point], dict[str, str]]:
+    with replaced(setting):
+        return evaluate(tables, untold)
+
+
+def chosen_then(
+    points: Sequence[Point],
+    settings: Sequence[Setting],
+    chosen: Mapping[str, int],
+    further: Sequence[Setting],
+    tables: Sequence[Table],
+    untold: Sequence[str],
+) -> tuple[list[Point], dict[str, Setting]]:
+    """(each source's points, and by source the further setting), with what its others choose by error once they have
+    chosen `settings[chosen[source]]`."""
+    found, second = list(points), dict[str, Setting]()
+    for n in sorted(set(chosen.values())):
+        tried = [_under({**settings[n], **setting}, tables, untold)[0] for setting in further]
+        under_n, choice = choose(tried, "error")
+        for source in (source for source, setting in chosen.items() if setting == n):
+            second[source] = further[choice[source]]
+            found = [new if new.source == source else old for new, old in zip(under_n, found, strict=True)]
+    return found, second
 
 
 def evaluate(tables: Sequence[Table], untold: Sequence[str] = ()) -> tuple[list[Point], dict[str, str]]:

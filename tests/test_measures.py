@@ -28,7 +28,7 @@ ESTIMATES = {
 }
 FORMATTERS = {
     "present/units.py",
-    "advice/words.py",  # a whole option in words
+    "advice/sentences.py",  # a whole option in words
     "analysis/quality/wording.py",
     "report/like/doublings.py",
     "report/like/hosts.py",

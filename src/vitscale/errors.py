@@ -83,6 +83,16 @@ def unknown(kind: str, bad: object, valid: Iterable[str], next_step: str = "") -
     return RequestError(f"unknown {kind} {shown(bad)}", valid=names, next_step=next_step, hint=hint)
 
 
+def check_within(option: str, value: float | None, least: float, most: float) -> None:
+    """Refuses a value that was given and lies outside.
+
+    Raises:
+        RequestError: names the option, the value and the valid ones.
+    """
+    if value is not None and not least <= value <= most:
+        raise RequestError(f"{option} is {value}", valid=[f"{least:,} to {most:,}"])
+
+
 _EXPECTED = {
     "model_type": "a table",
     "dict_type": "a table",

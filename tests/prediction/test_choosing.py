@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import published_tables
 import pytest
 from choosing import Setting, choose, replaced, settings_of
 from paired import OURS, Point
@@ -31,6 +32,26 @@ def test_each_source_gets_what_the_others_choose_and_has_no_say_itself(by: str) 
     found, chosen = choose([as_it_is, of_a, third], by)
     assert chosen == {"a": 2, "b": 1, "c": 1}
     assert [round(math.log(one.predicted[OURS]), 3) for one in found] == [0.9, 0.3, 0.4]
+
+
+def test_what_is_chosen_then_is_tried_with_what_was_chosen_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under the first setting b and c are better with the weight, so a gets it; under the second all are without it."""
+    priors: list[Setting] = [{}, {"growth": {"spread": 1.0}}]
+    weights: list[Setting] = [{}, {"amdahl.WEIGHT": 0.1}]
+    off = {
+        (False, False): points(a=0.5, b=0.3, c=0.3),
+        (False, True): points(a=0.6, b=0.2, c=0.2),
+        (True, False): points(a=0.1, b=0.4, c=0.1),
+        (True, True): points(a=0.2, b=0.5, c=0.2),
+    }
+    monkeypatch.setattr(
+        published_tables, "_under", lambda one, *_: (off["growth" in one, "amdahl.WEIGHT" in one], dict[str, str]())
+    )
+    found, second = published_tables.chosen_then(
+        points(a=0.5, b=0.4, c=0.1), priors, {"a": 0, "b": 1, "c": 1}, weights, [], ()
+    )
+    assert second == {"a": weights[1], "b": weights[0], "c": weights[0]}
+    assert [round(math.log(one.predicted[OURS]), 3) for one in found] == [0.6, 0.4, 0.1]
 
 
 def test_a_unit_counts_once_however_many_points_it_has() -> None:

@@ -12,7 +12,7 @@ from vitscale.prediction.evaluating import measured_step
 from vitscale.prediction.evidence import StepParts
 from vitscale.prediction.fitting import fit
 from vitscale.prediction.labels import assumptions
-from vitscale.prediction.layouts import place
+from vitscale.prediction.layouts import placement_of
 from vitscale.prediction.likelihood import Likelihood
 from vitscale.prediction.parameters import JOB_TO_JOB, NAMES, OF_UNKNOWN_JOBS, PARTS, Prior, priors
 from vitscale.prediction.variants import variant
@@ -78,7 +78,9 @@ def test_fit_label_measured_answer_and_next_measurement_go_by_one_job_to_job_sca
     evidence = make_evidence([point], MEASURED)
     fitted = fit(evidence).series["ddp"]
     asked = variant(fitted, {})
-    told = next(one for one in assumptions(asked, place(fitted.series, trial, 4, 8)) if one.part.startswith("job-to"))
+    told = next(
+        one for one in assumptions(asked, placement_of(fitted.series, trial, 4, 8)) if one.part.startswith("job-to")
+    )
     measured = measured_step([point], point)
 
     assert Likelihood(fitted.model, [point], priors([point], MEASURED, True)).job_to_job == scale

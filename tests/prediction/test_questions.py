@@ -83,7 +83,7 @@ def test_another_model_and_image_size_keep_what_is_not_named() -> None:
         ({"model": "vit-b61"}, "Did you mean 'vit-b16'?"),
         ({"model": "no\0thing"}, "unknown model"),
         ({"precision": "fp8"}, "unknown precision 'fp8'"),
-        ({"zero_stage": 4}, "--zero-stage is 4. Valid: 0, 1, 2, 3"),
+        ({"zero_stage": 4}, "--zero-stage is 4. Valid: 0 to 3"),
         ({"micro_batch": 0}, "--micro-batch is 0"),
         ({"grad_accum": -1}, "--grad-accum is -1"),
         ({"image_size": 33}, "not divisible by patch_size"),

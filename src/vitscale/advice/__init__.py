@@ -10,5 +10,5 @@ option        one configuration with what is expected of it
 pipeline      all of this, one after the other
 next_measurement   which one measurement would narrow an answer most
 study_text    an answer as a study file, and the command that would start it
-words, printing, as_json   how it is told
+sentences, printing, as_json   how it is told
 """

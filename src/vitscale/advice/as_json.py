@@ -52,17 +52,18 @@ def advice_fields(advice: Advice, study: str | None) -> dict[str, Any]:
         "dropped": dict(advice.dropped),
         "refused": dict(advice.refused),
         "assumptions": [
-            {"part": one.part, "taken": one.taken, "measurement": one.measurement} for one in advice.assumptions
+            {"part": assumption.part, "taken": assumption.taken, "measurement": assumption.measurement}
+            for assumption in advice.assumptions
         ],
         "measurements": [
             {
-                "part": one.part,
-                "what": one.what,
-                "gpu_minutes": one.gpu_minutes,
-                "interval_ratio_before": one.spread_before,
-                "interval_ratio_after": one.spread_after,
+                "part": measurement.part,
+                "what": measurement.what,
+                "gpu_minutes": measurement.gpu_minutes,
+                "interval_ratio_before": measurement.spread_before,
+                "interval_ratio_after": measurement.spread_after,
             }
-            for one in advice.measurements
+            for measurement in advice.measurements
         ],
         "study": study,
     }

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-from vitscale.errors import RequestError
-from vitscale.prediction.evidence import Series
-from vitscale.prediction.layouts import MOST_RANKS, equal_hosts, host_size
-
-if TYPE_CHECKING:
-    from vitscale.prediction.instances import Instance  # with all importers
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from vitscale.advice.comparable_series import ComparableSeries, measured_micro_batches
+from vitscale.errors import RequestError
 from vitscale.prediction.configurations import Candidate
+from vitscale.prediction.evidence import Series
+from vitscale.prediction.layouts import MOST_RANKS, equal_hosts, host_size
 from vitscale.prediction.step.messages import messages
 from vitscale.trial.engines import ENGINES, check
 from vitscale.trial.trial import OF_THE_WRAPPER, TrainSpec
 
 if TYPE_CHECKING:
     from vitscale.prediction.instances import Instance  # with all importers
-
 
 BEYOND = 8
 """How many times the largest measured count is looked at, where the user does not say."""

@@ -12,7 +12,7 @@ from vitscale.advice.candidates import Candidates, with_engine
 from vitscale.advice.comparable_series import ComparableSeries
 from vitscale.advice.request import NoiseScale, Work
 from vitscale.base import forks
-from vitscale.prediction.configurations import Candidate, Evaluated, gathered
+from vitscale.prediction.configurations import Candidate, Evaluated, column, gathered
 from vitscale.prediction.finishing import Interruptions, with_start_up
 from vitscale.prediction.layouts import whole_steps
 from vitscale.prediction.results import Label
@@ -98,8 +98,9 @@ def forecast_table(
         price_per_gpu_hour: of what is no instance with a price of its own.
     """
     every = found.found
-    nearest = {_origin(one): comparable.nearest(one).name for one in {_origin(one): one for one in every}.values()}
-    series = [nearest[_origin(one)] for one in every]
+    origins = {_origin(candidate): candidate for candidate in every}
+    nearest = {origin: comparable.nearest(candidate).name for origin, candidate in origins.items()}
+    series = [nearest[_origin(candidate)] for candidate in every]
 
     def forecast(wanted: Sequence[int], rough: bool) -> Evaluated:
         by_series: dict[str, list[int]] = {}
@@ -112,9 +113,7 @@ def forecast_table(
         return gathered(forks.spread(piece, [*by_series], fewest=_MANY_SERIES))
 
     roughly = forecast(range(len(every)), True)
-    gpus = np.array([one.gpus for one in every], dtype=float)
-    batch = np.array([one.gpus * one.micro_batch * one.grad_accum for one in every], dtype=float)
-    micro_batch = np.array([one.micro_batch for one in every], dtype=float)
+    gpus, batch, micro_batch = (column(every, name) for name in ("gpus", "global_batch", "micro_batch"))
     steps = whole_steps(np.full(len(every), float(work.images)), batch, micro_batch, work.drop_last)
     keeps_batch = np.array(found.keeps_batch, dtype=bool)
     large_batch = _large_batch(work.images / batch, batch, study_batch, noise)
@@ -122,12 +121,14 @@ def forecast_table(
     known = np.isfinite(steps * roughly.step.value)
     fits = ~(roughly.oom_chance > MOST_OOM_CHANCE)
     needless = _needless(every, roughly.oom_chance, comparable.trial.train.activation_checkpointing)
-    measured = np.array([(one.engine, one.zero_stage) in comparable.engines for one in every], dtype=bool)
+    measured = np.array(
+        [(candidate.engine, candidate.zero_stage) in comparable.engines for candidate in every], dtype=bool
+    )
     contends = _contends(
         known & fits & ~needless,
         np.where(measured, _CLEARLY, 1.0),  # of the others the best is a hint, and no answer
-        [(one.engine, one.zero_stage, one.gpus, bool(kept), bool(large), one.instance)
-         for one, kept, large in zip(every, keeps_batch, large_batch, strict=True)],
+        [(candidate.engine, candidate.zero_stage, candidate.gpus, bool(kept), bool(large), candidate.instance)
+         for candidate, kept, large in zip(every, keeps_batch, large_batch, strict=True)],
         steps * roughly.step.value,
         steps * roughly.step.value * np.nan_to_num(to_same_loss, nan=1.0),
     )  # fmt: skip
@@ -143,15 +144,15 @@ def forecast_table(
     ends = np.stack([exactly.step.value, exactly.step.future_low, exactly.step.future_high]) * steps[places]
     training = np.full((3, len(places)), np.nan)
     seconds = training.copy()
-    for column, (n, starts) in enumerate(zip(places, startups, strict=True)):
+    for position, (n, starts) in enumerate(zip(places, startups, strict=True)):
         interruptions = (interrupted or {}).get(series[n])
-        alone = work.epochs * ends[:, column]
+        alone = work.epochs * ends[:, position]
         if interruptions is not None:
             nodes = max(1, every[n].gpus // every[n].ranks_per_node)
             own = starts.seconds.value if starts else 0.0
             alone = np.array([interruptions.wall(float(one), nodes, own).wall_seconds for one in alone])
-        training[:, column] = alone
-        seconds[:, column] = with_start_up(starts.seconds if starts else None, *map(float, alone))
+        training[:, position] = alone
+        seconds[:, position] = with_start_up(starts.seconds if starts else None, *map(float, alone))
     labels = list(roughly.labels)
     for n, label in zip(places, exactly.labels, strict=True):
         labels[n] = label
@@ -160,8 +161,8 @@ def forecast_table(
     return ForecastTable(
         candidates=every,
         series=tuple(
-            comparable.measured[one].name if one in comparable.measured else name
-            for one, name in zip(every, series, strict=True)
+            comparable.measured[candidate].name if candidate in comparable.measured else name
+            for candidate, name in zip(every, series, strict=True)
         ),
         labels=tuple(labels),
         time=spread(seconds),
@@ -173,7 +174,10 @@ def forecast_table(
         oom_chance=roughly.oom_chance,
         gpus=gpus,
         price_per_gpu_hour=np.array(
-            [one.instance.price_per_gpu_hour if one.instance else price_per_gpu_hour or 1.0 for one in every]
+            [
+                candidate.instance.price_per_gpu_hour if candidate.instance else price_per_gpu_hour or 1.0
+                for candidate in every
+            ]
         ),
         global_batch=batch,
         keeps_batch=keeps_batch,
@@ -229,25 +233,25 @@ def _start_ups(comparable: ComparableSeries, every: Sequence[Candidate]) -> tupl
     batches = {(point.trial.train.micro_batch, point.trial.train.grad_accum) for point in points}
     known: dict[Candidate, StartUp | None] = {}
     found = []
-    for one in every:
-        batch = (one.micro_batch, one.grad_accum)
-        one = replace(one, instance=None)
-        key = replace(one, micro_batch=0, grad_accum=0) if batch not in batches else one
+    for candidate in every:
+        batch = (candidate.micro_batch, candidate.grad_accum)
+        candidate = replace(candidate, instance=None)
+        key = replace(candidate, micro_batch=0, grad_accum=0) if batch not in batches else candidate
         if key not in known:
-            own = comparable.nearest(one).points
+            own = comparable.nearest(candidate).points
             trial = own[-1].trial
-            per_node = min(one.gpus, one.ranks_per_node)
+            per_node = min(candidate.gpus, candidate.ranks_per_node)
             world = World(
-                nodes=one.gpus // per_node, ranks_per_node=per_node, threads_per_rank=trial.world.threads_per_rank
+                nodes=candidate.gpus // per_node, ranks_per_node=per_node, threads_per_rank=trial.world.threads_per_rank
             )
-            train = with_engine(trial.train, one.engine, one.zero_stage).model_copy(
+            train = with_engine(trial.train, candidate.engine, candidate.zero_stage).model_copy(
                 update={
-                    "micro_batch": one.micro_batch,
-                    "grad_accum": one.grad_accum,
-                    "activation_checkpointing": one.activation_checkpointing,
+                    "micro_batch": candidate.micro_batch,
+                    "grad_accum": candidate.grad_accum,
+                    "activation_checkpointing": candidate.activation_checkpointing,
                 }
             )
-            changes = {"train": train, "world": world, "launcher": launcher_of(own, one.gpus)}
+            changes = {"train": train, "world": world, "launcher": launcher_of(own, candidate.gpus)}
             known[key] = start_up(points, trial.model_copy(update=changes))
         found.append(known[key])
     return tuple(found)
@@ -270,6 +274,6 @@ def _needless(every: Sequence[Candidate], oom: Array, as_measured: bool) -> Mask
 
     Candidates come in pairs, without checkpointing and with it: see `candidates`.
     """
-    checkpointed = np.array([one.activation_checkpointing for one in every], dtype=bool)
+    checkpointed = np.array([candidate.activation_checkpointing for candidate in every], dtype=bool)
     without = oom[::2].repeat(2)
     return np.where(np.isnan(without), checkpointed != as_measured, checkpointed & ~(without > MOST_OOM_CHANCE))

@@ -10,9 +10,8 @@ from vitscale.advice.option import Option
 from vitscale.prediction.evidence import Series
 from vitscale.prediction.network.links import Network
 from vitscale.prediction.parameters import job_scale
+from vitscale.prediction.results import REACH
 
-_Z = 1.6449
-"""Standard deviations on either side of a normal distribution's middle 90 %."""
 CHECKED_SPREAD = 0.1
 """Standard deviation of the logarithm of a bandwidth that a check measured."""
 _CHECK_SECONDS = 120.0
@@ -64,7 +63,7 @@ def measurements(
     width = math.log(high / low)
     if not (math.isfinite(width) and width > 0):
         return ()
-    variance = (width / (2 * _Z)) ** 2
+    variance = (width / (2 * REACH)) ** 2
     startup = _UNKNOWN_STARTUP_SECONDS if option.startup is None else option.startup.value
     found = []
     for part, what, gpu_minutes, left in _possible(option, series, network, shares, variance, startup):

@@ -23,7 +23,7 @@ from vitscale.prediction.evidence import Evidence
 from vitscale.prediction.finishing import Interruptions, checkpoint_of, interruptions
 from vitscale.prediction.fitting import DRAWS, Fitted, FittedSeries
 from vitscale.prediction.labels import assumptions
-from vitscale.prediction.layouts import Place, host_size
+from vitscale.prediction.layouts import Placement, host_size
 from vitscale.prediction.results import Assumption
 from vitscale.prediction.variance import spread_by_part
 from vitscale.prediction.variants import Variant, variant
@@ -282,5 +282,5 @@ def _assumptions(changed: Variant, option: Option, advice: Advice) -> tuple[Assu
     world = World(nodes=option.nodes, ranks_per_node=candidate.ranks_per_node, threads_per_rank=1)
     beyond = candidate.gpus > max(point.gpus for point in points) and candidate.instance is None
     assumed_hosts = advice.asked.ranks_per_node is None and host_size(points)[1] and beyond
-    there = Place(changed.trial.model_copy(update={"world": world}), None, None, assumed_hosts)
+    there = Placement(changed.trial.model_copy(update={"world": world}), None, None, assumed_hosts)
     return assumptions(changed, there)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from vitscale.advice import words
+from vitscale.advice import sentences
 from vitscale.advice.next_measurement import Measurement
 from vitscale.advice.option import Option, Verdict
 from vitscale.advice.pipeline import Advice
@@ -44,10 +44,10 @@ def advice_document(advice: Advice, launch: Sequence[str], written: str | None) 
     """
     work = advice.work
     head = (
-        f"Advice from {words.origins(advice)}: {counted(work.epochs, 'epoch')} of {work.images:,} images, "
+        f"Advice from {sentences.origins(advice)}: {counted(work.epochs, 'epoch')} of {work.images:,} images, "
         f"{counted(advice.looked_at, 'configuration')} looked at."
     )
-    limits = [f"Limits: {'; '.join(told)}."] if (told := words.limit_lines(advice)) else []
+    limits = [f"Limits: {'; '.join(told)}."] if (told := sentences.limit_lines(advice)) else []
     if any(assumed.part == PROFILER for assumed in advice.assumptions):
         limits.append("It rests on profiler traces: a few steps, the profiler's cost in each.")
     narrower, *others = _measurements(advice.measurements)
@@ -56,9 +56,9 @@ def advice_document(advice: Advice, launch: Sequence[str], written: str | None) 
     if advice.chosen is not None:
         next_step = f"  vitscale run {written}" if written else "  -o STUDY.toml writes it as a study"
         refused = [line for line in launch if line.startswith("unavailable: ")]
-        last += [f"To run {words.in_short(advice.chosen)}:", *(refused or [next_step])]
+        last += [f"To run {sentences.in_short(advice.chosen)}:", *(refused or [next_step])]
         launch = () if refused else launch
-    notes = (*words.notes(advice), *words.dropped_lines(advice))
+    notes = (*sentences.notes(advice), *sentences.dropped_lines(advice))
     blocks += [Bullets(notes)] if notes else []
     if launch:
         blocks.append(Section("Commands that start its ranks", (Code(tuple(launch)),)))
@@ -67,7 +67,10 @@ def advice_document(advice: Advice, launch: Sequence[str], written: str | None) 
         columns = _columns(advice, advice.front)
         rows = [[form(option) for form in columns.values()] for option in advice.front]
         blocks.append(table([*columns], rows, title=title, folded=True))
-    assumed = tuple(f"{one.part}: {one.taken}. Measure it: {one.measurement}." for one in advice.assumptions)
+    assumed = tuple(
+        f"{assumption.part}: {assumption.taken}. Measure it: {assumption.measurement}."
+        for assumption in advice.assumptions
+    )
     for title, items in (("Assumed, for nothing measured it", assumed), ("Other measurements", tuple(others))):
         blocks += [Section(title, (Bullets(items),), folded=True)] if items else []
     return Document("", tuple(blocks), tuple(last))
@@ -75,7 +78,7 @@ def advice_document(advice: Advice, launch: Sequence[str], written: str | None) 
 
 def _answers(advice: Advice) -> Iterator[Block]:
     """One row for each question; where nothing meets the limits what comes nearest, and by how much it misses."""
-    asked = {words.QUESTIONS[answer.kind]: answer.option for answer in advice.answers}
+    asked = {sentences.QUESTIONS[answer.kind]: answer.option for answer in advice.answers}
     if advice.closest is not None:
         yield Paragraph("No configuration meets the limits. What comes nearest:", "bad")
         asked = {"nearest": advice.closest}
@@ -102,7 +105,7 @@ def _alone(advice: Advice) -> Iterator[str]:
     if len(advice.alone) + len(advice.never) < 2:
         return
     for limit, option in advice.alone.items():
-        yield f"The {limit} alone: {words.in_short(option)}, {words.amounts(option)}."
+        yield f"The {limit} alone: {sentences.in_short(option)}, {sentences.amounts(option)}."
     for limit in advice.never:
         yield f"The {limit} alone: nothing meets it."
 
@@ -166,22 +169,22 @@ _REST: dict[Column, Form] = {
 def _columns(advice: Advice, options: Sequence[Option], time: Form = _time) -> dict[Column, Form]:
     """What stands in each column; of instances, and where there is a price, money takes the place of GPU-hours."""
     rented = any(option.candidate.instance is not None for option in options)
-    several_engines = len({words.engine(option) for option in options}) > 1
+    several_engines = len({sentences.engine(option) for option in options}) > 1
     money = advice.asked.priced or rented
 
     def instance(option: Option) -> Cell:
         name = "as measured" if option.candidate.instance is None else option.candidate.instance.name
-        return Cell(f"{name}, {words.engine(option)}" if several_engines else name)
+        return Cell(f"{name}, {sentences.engine(option)}" if several_engines else name)
 
     columns: dict[Column, Form] = {}
     if rented:
         columns[Column("instance", words=True)] = instance
     else:
-        columns[Column("engine", words=True)] = lambda option: Cell(words.engine(option))
+        columns[Column("engine", words=True)] = lambda option: Cell(sentences.engine(option))
     columns[Column("ranks")] = lambda option: Cell(str(option.gpus))
     if any(option.nodes > 1 for option in options):
         columns[Column("hosts")] = lambda option: Cell(str(option.nodes))
-    columns[Column("batch")] = lambda option: Cell(words.batch(option) + words.mark(option))
+    columns[Column("batch")] = lambda option: Cell(sentences.batch(option) + sentences.mark(option))
     columns[Column("time")] = time
     if money:
         columns[Column("cost")] = lambda option: Cell(number(None if option.cost is None else option.cost.value))
@@ -198,9 +201,10 @@ def _columns(advice: Advice, options: Sequence[Option], time: Form = _time) -> d
 def _measurements(measurements: Sequence[Measurement]) -> list[str]:
     """What would narrow the first answer most for what it costs comes first."""
     told = [
-        f"{one.what}: about {number(one.gpu_minutes)} GPU-minutes; tells of {one.part}; the 90 % interval's ends, now "
-        f"a factor {one.spread_before:.2f} apart, would be {one.spread_after:.2f} apart"
-        for one in measurements[:3]
+        f"{measurement.what}: about {number(measurement.gpu_minutes)} GPU-minutes; tells of {measurement.part}; the "
+        f"90 % interval's ends, now a factor {measurement.spread_before:.2f} apart, would be "
+        f"{measurement.spread_after:.2f} apart"
+        for measurement in measurements[:3]
     ]
     if not told:
         return ["No single measurement would narrow the first answer by a tenth: what is left is mostly job-to-job."]

@@ -6,14 +6,13 @@ And what the user says of files that they do not tell themselves.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any, Literal, get_args
 
-from vitscale.errors import RequestError, printable, shown, unknown
+from vitscale.errors import RequestError, check_within, printable, shown, unknown
 from vitscale.store.records import EpochLine, ExplainedLine, StepLine, TrafficLine
 from vitscale.store.results import ImportedFile
 from vitscale.trial.model_cost import counted, parameters
-from vitscale.trial.model_spec import NAMED_MODELS, ModelSpec, resolve
+from vitscale.trial.model_spec import NAMED_MODELS, ModelSpec, fields_named, resolve
 from vitscale.trial.trial import Device, Precision
 
 MOST_NAMED = 5
@@ -169,11 +168,11 @@ def check(options: Options) -> None:
     Raises:
         RequestError: names the option, the value and the valid ones.
     """
-    _within("--gpus", options.gpus, 1, MOST_GPUS)
-    _within("--micro-batch", options.micro_batch, 1, 1_000_000)
-    _within("--train-samples", options.train_samples, 1, _MOST_IMAGES)
-    _within("--image-size", options.image_size, 1, 8192)
-    _within("--zero-stage", options.zero_stage, 0, 3)
+    check_within("--gpus", options.gpus, 1, MOST_GPUS)
+    check_within("--micro-batch", options.micro_batch, 1, 1_000_000)
+    check_within("--train-samples", options.train_samples, 1, _MOST_IMAGES)
+    check_within("--image-size", options.image_size, 1, 8192)
+    check_within("--zero-stage", options.zero_stage, 0, 3)
     if options.precision is not None:
         precision(options.precision)
     for option, value in (("--engine", options.engine), ("--name", options.name)):
@@ -214,14 +213,8 @@ def model_of(options: Options, setting: Setting) -> ModelSpec:
     if name is None:
         told = counted(options.parameters) if options.parameters else setting.parameters
         return ModelSpec(parameter_count=told)
-    if name not in NAMED_MODELS and not Path(name).is_dir():
-        raise unknown("model", name, NAMED_MODELS, "Name one of these, a Hugging Face folder, or say --parameters 110M")
-    spec = ModelSpec(name=name) if name in NAMED_MODELS else ModelSpec(hf=name)
-    if options.image_size is not None:  # set by the constructor: a size that is left out is the configuration's
-        spec = ModelSpec(name=spec.name, hf=spec.hf, image_size=options.image_size)
-    return resolve(spec, classes)
-
-
-def _within(option: str, value: int | None, least: int, most: int) -> None:
-    if value is not None and not least <= value <= most:
-        raise RequestError(f"{option} is {value}", valid=[f"{least:,} to {most:,}"])
+    named = fields_named(name, "Name one of these, a Hugging Face folder, or say --parameters 110M")
+    # Set by the constructor: a size that is left out is the configuration's.
+    if options.image_size is not None:
+        named["image_size"] = options.image_size
+    return resolve(ModelSpec(**named), classes)

@@ -6,10 +6,9 @@ What a configuration is judged for: the model, the GPUs, and the version of Deep
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from vitscale.errors import RequestError, shown, unknown
+from vitscale.errors import RequestError, shown
 from vitscale.lint.releases import Release, installed_version
 from vitscale.present.document import About, Finding, Severity
 from vitscale.trial import model_cost, model_spec
@@ -67,9 +66,7 @@ def setting_of(model: str | None, gpus: int | None, deepspeed: str | None) -> Se
 
 
 def _parameters(model: str) -> int:
-    if model not in NAMED_MODELS and not _is_folder(model):
-        raise unknown("model", model, NAMED_MODELS, next_step="Or give the folder of a Hugging Face model")
-    spec = ModelSpec(name=model) if model in NAMED_MODELS else ModelSpec(hf=model)
+    spec = ModelSpec(**model_spec.fields_named(model))
     count = model_cost.parameters(model_spec.resolve(spec, _IMAGENET_CLASSES if model in NAMED_MODELS else 1))
     if count is None:
         raise RequestError(
@@ -78,13 +75,6 @@ def _parameters(model: str) -> int:
             next_step="Leave --model out: the rules that need a size then say nothing",
         )
     return count
-
-
-def _is_folder(model: str) -> bool:
-    try:
-        return Path(model).is_dir()
-    except (OSError, ValueError):  # a NUL, a name too long
-        return False
 
 
 _ABSENT = object()

@@ -12,6 +12,7 @@ fitting       each part fitted from what measured it; what nothing measured stay
 layouts       where ranks lie, and what their batches are
 variants      a measured series with something changed
 configurations   a configuration, and what is expected of many of them, as arrays
+amdahl        Amdahl's law, and its share in an answer that a prior decides
 evaluating    the draws of a series, and what they make of configurations: one or thousands
 variance      what each part leaves open of an answer
 workloads     trials that train the same, and configurations answered from the nearest

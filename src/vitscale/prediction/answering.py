@@ -43,7 +43,7 @@ def answer(fitted: Fitted, questions: Sequence[Question]) -> Forecast:
             raise why[0]
     if refused and not found:
         raise refused[0]
-    asked_about = {one.series for one in questions}
+    asked_about = {question.series for question in questions}
     judged = replace(evidence, series=tuple(one for one in evidence.series if asked_about & {one.name, None}))
     return Forecast(evidence, tuple(found), score(judged), tuple(dict.fromkeys(map(str, refused))))
 

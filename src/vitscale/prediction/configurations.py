@@ -42,9 +42,19 @@ class Candidate:
         )  # fmt: skip
 
     @property
+    def global_batch(self) -> int:
+        """Images of an optimizer step, all ranks together."""
+        return self.gpus * self.micro_batch * self.grad_accum
+
+    @property
     def alone(self) -> Candidate:
         """The same on one rank."""
         return replace(self, gpus=1, ranks_per_node=1)
+
+
+def column(candidates: Sequence[Candidate], name: str) -> Array:
+    """A number of every configuration, (configurations,)."""
+    return np.array([getattr(candidate, name) for candidate in candidates], dtype=float)
 
 
 @dataclass(frozen=True)
@@ -59,7 +69,7 @@ class Estimates:
 
     def at(self, n: int) -> Estimate:
         """Of one configuration."""
-        return predicted(*(float(getattr(self, one.name)[n]) for one in fields(self)))
+        return predicted(*(float(getattr(self, field.name)[n]) for field in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -84,31 +94,31 @@ class Evaluated:
 
 def joined(pieces: Sequence[Estimates]) -> Estimates:
     """Pieces one after the other as one."""
-    columns = ([getattr(one, field.name) for one in pieces] for field in fields(Estimates))
-    return Estimates(*(np.concatenate([np.empty(0), *column]) for column in columns))
+    columns = ([getattr(piece, field.name) for piece in pieces] for field in fields(Estimates))
+    return Estimates(*(np.concatenate([np.empty(0), *values]) for values in columns))
 
 
 def gathered(pieces: Sequence[tuple[list[int], Evaluated]]) -> Evaluated:
     """Pieces as one: (places of its configurations in the whole, a piece). Parts are left out."""
     order = np.argsort(np.array([n for members, _ in pieces for n in members], dtype=int))
 
-    def column(of: Callable[[Evaluated], Array]) -> Array:
+    def gathered_column(of: Callable[[Evaluated], Array]) -> Array:
         return np.concatenate([np.empty(0), *(of(piece) for _, piece in pieces)])[order]
 
     def estimates(of: Callable[[Evaluated], Estimates]) -> Estimates:
         whole = joined([of(piece) for _, piece in pieces])
-        return Estimates(*(getattr(whole, one.name)[order] for one in fields(whole)))
+        return Estimates(*(getattr(whole, field.name)[order] for field in fields(whole)))
 
-    candidates = [one for _, piece in pieces for one in piece.candidates]
+    candidates = [candidate for _, piece in pieces for candidate in piece.candidates]
     labels = [label for _, piece in pieces for label in piece.labels]
     return Evaluated(
         candidates=tuple(candidates[n] for n in order),
         step=estimates(lambda one: one.step),
         speed=estimates(lambda one: one.speed),
         parts={},
-        images=column(lambda one: one.images),
-        effective_steps=column(lambda one: one.effective_steps),
-        memory_bytes=column(lambda one: one.memory_bytes),
-        oom_chance=column(lambda one: one.oom_chance),
+        images=gathered_column(lambda one: one.images),
+        effective_steps=gathered_column(lambda one: one.effective_steps),
+        memory_bytes=gathered_column(lambda one: one.memory_bytes),
+        oom_chance=gathered_column(lambda one: one.oom_chance),
         labels=tuple(labels[n] for n in order),
     )

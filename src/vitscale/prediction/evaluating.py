@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from statistics import NormalDist
 
 import numpy as np
 
 from vitscale.analysis.statistics import t_quantile
-from vitscale.prediction.configurations import Candidate, Estimates, Evaluated, joined
+from vitscale.prediction.amdahl import amdahl_of, factor_towards
+from vitscale.prediction.configurations import Candidate, Estimates, Evaluated, column, joined
 from vitscale.prediction.evidence import Point
 from vitscale.prediction.fitting import DRAWS, FittedSeries
 from vitscale.prediction.labels import assumptions, label, types_are_known
-from vitscale.prediction.layouts import Place, images_at, whole_steps
-from vitscale.prediction.memory.forecast import oom_chance
-from vitscale.prediction.memory.many import peak_bytes_of_many
+from vitscale.prediction.layouts import Placement, images_at, whole_steps
+from vitscale.prediction.memory.forecast import oom_chance, peak_bytes_of_many
 from vitscale.prediction.parameters import JOB_DEVIATION, JOB_TO_JOB_RUNS, job_scale
-from vitscale.prediction.results import CONFIDENCE, Label, predicted
+from vitscale.prediction.results import CONFIDENCE, REACH, Label, predicted
 from vitscale.prediction.sampling import spread_out_jobs, spread_out_normals
 from vitscale.prediction.step import of_series
 from vitscale.prediction.step.model import Array, Worlds
@@ -80,10 +80,15 @@ def evaluate(
     if capacity is not None and len(candidates):
         known = oom_chance(np.nan_to_num(memory), capacity, asked.trial.train.device)
         chance = np.where(np.isnan(memory), np.nan, known)
+    step, speed = (joined([piece[n] for piece in pieces]) for n in (0, 1))
+    if draws > ROUGH and (terms := amdahl_of(asked)) is not None:
+        factor = factor_towards(terms, candidates, step)
+        step = replace(step, value=step.value * factor)
+        speed = replace(speed, value=np.clip(speed.value / factor, speed.low, speed.high))
     return Evaluated(
         candidates=tuple(candidates),
-        step=joined([step for step, _, _ in pieces]),
-        speed=joined([speed for _, speed, _ in pieces]),
+        step=step,
+        speed=speed,
         parts={name: joined([parts[name] for _, _, parts in pieces]) for name in (pieces[0][2] if pieces else ())},
         images=images,
         effective_steps=steps,
@@ -120,12 +125,14 @@ class _Draws:
             unknown = np.full(len(candidates), np.nan)
             middles = Estimates(np.median(mean, axis=0), unknown, unknown, unknown, unknown)
             return middles, Estimates(unknown, unknown, unknown, unknown, unknown), {}
-        bases = [one.alone for one in candidates] if self.base is None else [self.base]
+        bases = [candidate.alone for candidate in candidates] if self.base is None else [self.base]
         distinct = {one: n for n, one in enumerate(dict.fromkeys(bases))}
         of_base = self._mean(list(distinct))[0][:, [distinct[one] for one in bases]]
         future, future_of_base = self._future(mean, self.jobs), self._future(of_base, self.jobs_of_base)
         speed = _estimates(of_base / mean, future_of_base / future)
-        itself = np.array([one == base for one, base in zip(candidates, bases * len(candidates), strict=False)])
+        itself = np.array(
+            [candidate == base for candidate, base in zip(candidates, bases * len(candidates), strict=False)]
+        )
         speed = Estimates(*(np.where(itself, 1.0, getattr(speed, one.name)) for one in fields(speed)))
         step = _estimates(mean, future)
         for n, one in enumerate(candidates):
@@ -146,11 +153,11 @@ class _Draws:
         if fitted.widening > 1:
             middle = np.median(mean, axis=0)
             mean = middle * (mean / middle) ** fitted.widening
-        for n, one in enumerate(candidates):
-            if one in self.measured:
-                own = self.measured[one]
+        for n, candidate in enumerate(candidates):
+            if candidate in self.measured:
+                own = self.measured[candidate]
                 low, high = own.ends
-                spread = math.log(high / low) / (2 * _Z)
+                spread = math.log(high / low) / (2 * REACH)
                 mean[:, [n]] = own.value * np.exp(spread * self.of_runs)
         parts = {
             "compute": times.compute + times.optimizer, "wait": times.wait, "wire": times.wire, "norm": times.norm
@@ -163,8 +170,6 @@ class _Draws:
         return runs
 
 
-_Z = 1.6449
-"""Standard deviations on either side of a normal distribution's middle 90 %."""
 _OF_A_MEDIAN = math.sqrt(math.pi / 2)
 """Standard error of a median over that of a mean, of many normal values (Kendall & Stuart, section 17.12)."""
 
@@ -196,9 +201,9 @@ def _estimates(mean: Array, future: Array) -> Estimates:
 
 def worlds_of(fitted: FittedSeries, candidates: Sequence[Candidate]) -> Worlds:
     """Where configurations lie, and their batches."""
-    ranks, per_node, micro_batch, grad_accum = np.array(
-        [(one.gpus, one.ranks_per_node, one.micro_batch, one.grad_accum) for one in candidates], dtype=float
-    ).T
+    ranks, per_node, micro_batch, grad_accum = (
+        column(candidates, name) for name in ("gpus", "ranks_per_node", "micro_batch", "grad_accum")
+    )
     return Worlds(ranks, np.minimum(ranks, per_node), micro_batch, grad_accum, mixed_slowdown(fitted, ranks))
 
 
@@ -232,18 +237,17 @@ def _one_sided(normal: float, chance: float) -> float:
 def _epochs(asked: Variant, candidates: Sequence[Candidate]) -> tuple[Array, Array]:
     """(images of an epoch, whole steps that it comes to) of each."""
     series = asked.fitted.series
-    known = {gpus: images_at(series, gpus)[0] for gpus in {one.gpus for one in candidates}}
-    images = np.array([known[one.gpus] or np.nan for one in candidates], dtype=float)
-    batch = np.array([one.gpus * one.micro_batch * one.grad_accum for one in candidates], dtype=float)
-    micro_batch = np.array([one.micro_batch for one in candidates], dtype=float)
+    known = {gpus: images_at(series, gpus)[0] for gpus in {candidate.gpus for candidate in candidates}}
+    images = np.array([known[candidate.gpus] or np.nan for candidate in candidates], dtype=float)
+    batch, micro_batch = column(candidates, "global_batch"), column(candidates, "micro_batch")
     return images, whole_steps(images, batch, micro_batch, asked.trial.train.drop_last)
 
 
 def _memory(template: Trial, candidates: Sequence[Candidate]) -> Array:
     """Peak bytes of a rank."""
     by_kind: dict[tuple[int, bool], list[int]] = {}
-    for n, one in enumerate(candidates):
-        by_kind.setdefault((one.gpus, one.grad_accum > 1), []).append(n)
+    for n, candidate in enumerate(candidates):
+        by_kind.setdefault((candidate.gpus, candidate.grad_accum > 1), []).append(n)
     found = np.full(len(candidates), np.nan)
     for kind, members in by_kind.items():
         found[members] = peak_bytes_of_many(template, *kind, np.array([candidates[n].micro_batch for n in members]))
@@ -263,17 +267,17 @@ def _labels(
     largest = max(point.gpus for point in points)
     known: dict[tuple[int, int], Label] = {}
     found: list[Label] = []
-    for one in candidates:
-        if one in measured:
+    for candidate in candidates:
+        if candidate in measured:
             found.append("measured")
             continue
-        key = (one.gpus, min(one.gpus, one.ranks_per_node))
+        key = (candidate.gpus, min(candidate.gpus, candidate.ranks_per_node))
         if key not in known:
-            world = World(nodes=-(-one.gpus // key[1]), ranks_per_node=key[1], threads_per_rank=1)
-            there = Place(
-                asked.trial.model_copy(update={"world": world}), None, None, hosts_assumed and one.gpus > largest
+            world = World(nodes=-(-candidate.gpus // key[1]), ranks_per_node=key[1], threads_per_rank=1)
+            there = Placement(
+                asked.trial.model_copy(update={"world": world}), None, None, hosts_assumed and candidate.gpus > largest
             )  # fmt: skip
             known[key] = label(asked, there, assumptions(asked, there))
-        within = min(batches) <= one.micro_batch <= max(batches)
+        within = min(batches) <= candidate.micro_batch <= max(batches)
         found.append("extrapolated" if known[key] == "interpolated" and not within else known[key])
     return tuple(found)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from vitscale.analysis import Analysis
 from vitscale.analysis.trials import CheckpointCost
-from vitscale.errors import RequestError
+from vitscale.errors import RequestError, check_within
 from vitscale.prediction.evidence import Evidence, Series
 from vitscale.prediction.results import Assumption, Prediction
 from vitscale.present.estimate import Estimate
@@ -135,13 +135,9 @@ class Horizon:
         Raises:
             RequestError: a value cannot be.
         """
-        for option, value, least, most in (
-            ("--epochs", epochs, 1, 1_000_000),
-            ("--checkpoint-seconds", checkpoint_seconds, 0, 1e9),
-            ("--node-mtbf", node_mtbf_hours, 1e-3, 1e9),
-        ):
-            if value is not None and not least <= value <= most:
-                raise RequestError(f"{option} is {value}", valid=[f"{least:g} to {most:,g}"])
+        check_within("--epochs", epochs, 1, 1_000_000)
+        check_within("--checkpoint-seconds", checkpoint_seconds, 0, 10**9)
+        check_within("--node-mtbf", node_mtbf_hours, 0.001, 10**9)
         return Horizon(epochs, checkpoint_seconds, None if node_mtbf_hours is None else 3600 * node_mtbf_hours)
 
 
@@ -238,7 +234,7 @@ def interruptions(
 def checkpoint_of(series: Series, analysis: Analysis) -> CheckpointCost | None:
     """That of the largest measured trial of the series that timed one."""
     results = (analysis.trials.get(point.trial_id) for point in series.points)
-    timed = [one.checkpoint for one in results if one is not None and one.checkpoint is not None]
+    timed = [result.checkpoint for result in results if result is not None and result.checkpoint is not None]
     return timed[-1] if timed else None
 
 
@@ -262,7 +258,7 @@ def finish(
 ) -> tuple[Finish, ...]:
     """Of each prediction, in their order."""
     timed = {series.name: checkpoint_of(series, analysis) for series in evidence.series}
-    return tuple(_finish(asked, one, timed.get(one.series)) for one in predictions)
+    return tuple(_finish(asked, prediction, timed.get(prediction.series)) for prediction in predictions)
 
 
 def _finish(asked: Horizon, one: Prediction, timed: CheckpointCost | None) -> Finish:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from vitscale.prediction.evidence import Evidence, Point, Series
 from vitscale.prediction.likelihood import Likelihood, by_name
 from vitscale.prediction.parameters import priors
+from vitscale.prediction.results import REACH
 from vitscale.prediction.sampling import sample
 from vitscale.prediction.step.model import Draws, StepModel
 from vitscale.prediction.step.of_series import fitted_points, model_of
@@ -22,8 +23,6 @@ SEED = 20260221
 """No random number differs from one call to the next."""
 FEWEST_DRAWS = 200.0
 """Effective draws below which an answer is widened, and says so."""
-_Z = 1.645
-"""Of a normal distribution, from the middle of 90 % of it to an end."""
 _MODEL_SPREAD = 0.02
 """By which the best of models is off."""
 _STRONG = 20.0
@@ -68,7 +67,8 @@ class FittedSeries:
     def misfit_spread(self) -> float:
         """Standard deviation of the logarithm of a step by which the model is off: its 90 % interval holds the points
         that do not fit."""
-        return max((abs(math.log(one.measured_seconds / one.fitted_seconds)) for one in self.misfits), default=0.0) / _Z
+        apart = (abs(math.log(misfit.measured_seconds / misfit.fitted_seconds)) for misfit in self.misfits)
+        return max(apart, default=0.0) / REACH
 
     @property
     def widening(self) -> float:

@@ -7,26 +7,26 @@ from collections.abc import Iterator, Sequence
 
 from vitscale.prediction.evidence import Point
 from vitscale.prediction.fitting import FittedSeries
-from vitscale.prediction.layouts import Place
+from vitscale.prediction.layouts import Placement
 from vitscale.prediction.network.links import Link
 from vitscale.prediction.parameters import job_scale
-from vitscale.prediction.results import Assumption, Label
+from vitscale.prediction.results import REACH, Assumption, Label
 from vitscale.prediction.variants import Variant
 from vitscale.trial.engines import ENGINES
 from vitscale.trial.model_cost import parameters
 
 
-def label(asked: Variant, place: Place, assumptions: Sequence[Assumption]) -> Label:
+def label(asked: Variant, placement: Placement, assumptions: Sequence[Assumption]) -> Label:
     """See `results.Label`."""
     points = asked.fitted.points
     if asked.fitted.misfits:
         return "does not fit"
-    decisive = {INSIDE, ACROSS} | ({HOST_SIZE} if place.trial.world.nodes > 1 else set())
-    if asked.guessed or any(one.part in decisive for one in assumptions):
+    decisive = {INSIDE, ACROSS} | ({HOST_SIZE} if placement.trial.world.nodes > 1 else set())
+    if asked.guessed or any(assumption.part in decisive for assumption in assumptions):
         return "prior-driven"
     measured = [point.gpus for point in points]
-    like = place.trial.world.nodes <= max(point.nodes for point in points)
-    if min(measured) <= place.gpus <= max(measured) and like and not asked.assumptions:
+    like = placement.trial.world.nodes <= max(point.nodes for point in points)
+    if min(measured) <= placement.gpus <= max(measured) and like and not asked.assumptions:
         return "interpolated"
     return "extrapolated"
 
@@ -39,18 +39,18 @@ FURTHER_HOSTS = "further hosts"
 PROFILER = "the profiler's cost"
 
 
-def assumptions(asked: Variant, place: Place) -> tuple[Assumption, ...]:
+def assumptions(asked: Variant, placement: Placement) -> tuple[Assumption, ...]:
     """What nothing measured says anything about."""
-    found = [*_of_the_fit(asked.fitted), *_network(asked, place), *asked.assumptions]
+    found = [*_of_the_fit(asked.fitted), *_network(asked, placement), *asked.assumptions]
     points = asked.fitted.points
-    if asked.model.messages is None and place.gpus > 1:
+    if asked.model.messages is None and placement.gpus > 1:
         found.append(_what_is_sent(asked))
-    elif asked.trial.model.unknown and place.gpus > 1:
+    elif asked.trial.model.unknown and placement.gpus > 1:
         count = f"{parameters(asked.trial.model) or 0:,}"
         taken = f"that of {asked.trial.train.engine} with {count} parameters, which come evenly through backward"
         found.append(Assumption("what is sent", taken, "a study run by vitscale itself"))
     measured = max(point.nodes for point in points)
-    if place.trial.world.nodes > measured:
+    if placement.trial.world.nodes > measured:
         names = sorted({name for point in points for name in point.devices})
         alike = f"as those measured are ({', '.join(names) or 'GPU types not recorded'})"
         taken = alike if types_are_known(asked.fitted) else f"{alike}, or slower"
@@ -68,19 +68,19 @@ def assumptions(asked: Variant, place: Place) -> tuple[Assumption, ...]:
         )
     if asked.fitted.left_out:
         found.append(Assumption("the mixture of devices", f"as measured; {asked.fitted.left_out}", "`vitscale check`"))
-    if place.host_size_assumed:
-        size = place.trial.world.ranks_per_node
-        why = "for none were measured on several" if place.trial.world.nodes > 1 else "more than were measured on one"
-        found.append(Assumption(HOST_SIZE, f"{size}, {why}", "say --nodes-of"))
+    if placement.host_size_assumed:
+        world = placement.trial.world
+        why = "for none were measured on several" if world.nodes > 1 else "more than were measured on one"
+        found.append(Assumption(HOST_SIZE, f"{world.ranks_per_node}, {why}", "say --nodes-of"))
     return tuple(found)
 
 
 def _of_the_fit(fitted: FittedSeries) -> Iterator[Assumption]:
     if fitted.misfits:
         points = ", ".join(
-            f"{one.gpus} rank{'s' if one.gpus > 1 else ''} took {one.measured_seconds:.3g} s where it has "
-            f"{one.fitted_seconds:.3g}"
-            for one in fitted.misfits
+            f"{misfit.gpus} rank{'s' if misfit.gpus > 1 else ''} took {misfit.measured_seconds:.3g} s where it has "
+            f"{misfit.fitted_seconds:.3g}"
+            for misfit in fitted.misfits
         )
         yield Assumption(
             MODEL,
@@ -118,8 +118,8 @@ def types_are_known(fitted: FittedSeries) -> bool:
     return all(point.devices for point in points) and len({name for point in points for name in point.devices}) == 1
 
 
-def _network(asked: Variant, place: Place) -> list[Assumption]:
-    world, points, network = place.trial.world, asked.fitted.points, asked.model.network
+def _network(asked: Variant, placement: Placement) -> list[Assumption]:
+    world, points, network = placement.trial.world, asked.fitted.points, asked.model.network
     found = []
     unused = asked.model.messages is None  # transfers are then no messages over a link
     if world.nodes > 1 and (unused or network.across.source == "assumed") and not _spanning(points):
@@ -146,5 +146,5 @@ def _sharing(points: Sequence[Point]) -> bool:
 def _taken(link: Link, asked: Variant) -> str:
     if asked.model.messages is None:
         return "transfers up to several times those inside a host"
-    rate, factor = link.bandwidth_bytes_per_second / 1e9, math.exp(1.645 * link.bandwidth_spread)
+    rate, factor = link.bandwidth_bytes_per_second / 1e9, math.exp(REACH * link.bandwidth_spread)
     return f"about {rate:.2g} GB/s, within a factor of {factor:.2g} either way"

@@ -20,7 +20,7 @@ _USUAL_HOST = 8
 
 
 @dataclass(frozen=True)
-class Place:
+class Placement:
     """One rank count of a series, with what follows from it."""
 
     trial: Trial
@@ -74,7 +74,7 @@ def equal_hosts(gpus: int, host: int) -> int:
     return next(count for count in range(min(host, gpus), 0, -1) if gpus % count == 0)
 
 
-def place(series: Series, template: Trial, gpus: int, nodes_of: int | None) -> Place:
+def placement_of(series: Series, template: Trial, gpus: int, nodes_of: int | None) -> Placement:
     """The trial at a rank count.
 
     Raises:
@@ -93,7 +93,7 @@ def place(series: Series, template: Trial, gpus: int, nodes_of: int | None) -> P
     steps = (
         None if images is None else steps_per_epoch(images, gpus, train.micro_batch, train.grad_accum, train.drop_last)
     )
-    return Place(trial, images, steps or None, assumed)
+    return Placement(trial, images, steps or None, assumed)
 
 
 def images_at(series: Series, gpus: int) -> tuple[int | None, float | None]:

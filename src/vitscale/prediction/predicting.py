@@ -13,7 +13,7 @@ from vitscale.prediction.configurations import Candidate, Evaluated
 from vitscale.prediction.evaluating import evaluate
 from vitscale.prediction.fitting import Fitted, FittedSeries
 from vitscale.prediction.labels import assumptions
-from vitscale.prediction.layouts import Place, place
+from vitscale.prediction.layouts import Placement, placement_of
 from vitscale.prediction.results import Assumption, Prediction
 from vitscale.prediction.start_up import launcher_of, start_up
 from vitscale.prediction.variance import variance_by_part, widest_first
@@ -68,17 +68,17 @@ def _chosen(fitted: Fitted, question: Question) -> list[FittedSeries]:
         for one in named
         if max(question.gpus) == 1 or question.changes.get("engine", one.points[-1].trial.train.engine) != "none"
     ]
-    return [one for one in able if not differing(one.points, question.changes)] or able
+    return [series for series in able if not differing(series.points, question.changes)] or able
 
 
 def _of_series(fitted: FittedSeries, question: Question) -> tuple[Prediction, ...]:
     asked = variant(fitted, question.changes)
     counts = sorted(set(question.gpus))
-    places = [place(fitted.series, asked.trial, gpus, question.nodes_of) for gpus in counts]
+    placements = [placement_of(fitted.series, asked.trial, gpus, question.nodes_of) for gpus in counts]
     smallest = fitted.points[0].gpus
-    base = place(fitted.series, asked.trial, smallest, fitted.points[0].trial.world.ranks_per_node)
-    candidates = [Candidate.of(one.trial) for one in places]
-    hosts_assumed = any(one.host_size_assumed for one in places)
+    base = placement_of(fitted.series, asked.trial, smallest, fitted.points[0].trial.world.ranks_per_node)
+    candidates = [Candidate.of(placement.trial) for placement in placements]
+    hosts_assumed = any(placement.host_size_assumed for placement in placements)
     found = evaluate(
         asked,
         candidates,
@@ -87,19 +87,19 @@ def _of_series(fitted: FittedSeries, question: Question) -> tuple[Prediction, ..
         hosts_assumed=hosts_assumed,
         memory_capacity_bytes=question.memory_capacity_bytes,
     )
-    assumed = [assumptions(asked, one) for one in places]
+    assumed = [assumptions(asked, placement) for placement in placements]
     if any(len(some) > 1 for some in assumed):
         variance = variance_by_part(asked, candidates, hosts_assumed)
-        at = [{part: float(column[n]) for part, column in variance.items()} for n in range(len(places))]
+        at = [{part: float(column[n]) for part, column in variance.items()} for n in range(len(placements))]
         assumed = [widest_first(some, own) for some, own in zip(assumed, at, strict=True)]
-    return tuple(_prediction(asked, question, base, one, found, n, assumed[n]) for n, one in enumerate(places))
+    return tuple(_prediction(asked, question, base, at, found, n, assumed[n]) for n, at in enumerate(placements))
 
 
 def _prediction(
     asked: Variant,
     question: Question,
-    base: Place,
-    at: Place,
+    base: Placement,
+    at: Placement,
     found: Evaluated,
     n: int,
     assumed: tuple[Assumption, ...],
@@ -175,7 +175,7 @@ def _prediction(
     )
 
 
-def _scaling(fitted: FittedSeries, base: Place, at: Place, ratio: Estimate) -> tuple[Estimate, Estimate]:
+def _scaling(fitted: FittedSeries, base: Placement, at: Placement, ratio: Estimate) -> tuple[Estimate, Estimate]:
     """(speedup, efficiency) against the smallest measured rank count, by epochs; by images where epochs are unknown.
 
     `ratio`: seconds of the step there over those of the step here.
@@ -192,7 +192,7 @@ def _scaling(fitted: FittedSeries, base: Place, at: Place, ratio: Estimate) -> t
     return ratio, ratio.times(1 / times_the_ranks)
 
 
-def _joules_per_epoch(asked: Variant, at: Place, epoch: Estimate | None) -> Estimate | None:
+def _joules_per_epoch(asked: Variant, at: Placement, epoch: Estimate | None) -> Estimate | None:
     """At the power per rank of the largest measured point that tells it."""
     known = next((point for point in reversed(asked.fitted.points) if point.joules_per_image is not None), None)
     if known is None or known.joules_per_image is None or epoch is None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any, get_args
 
-from vitscale.errors import RequestError, shown, unknown
+from vitscale.errors import RequestError, check_within, shown, unknown
 from vitscale.prediction.answering import can_grow
 from vitscale.prediction.evidence import Evidence, Point, Series
 from vitscale.prediction.gpu_types import gpu_type
@@ -15,7 +14,7 @@ from vitscale.prediction.predicting import Question
 from vitscale.prediction.variants import differing
 from vitscale.trial.engines import ENGINES
 from vitscale.trial.model_cost import counted
-from vitscale.trial.model_spec import NAMED_MODELS, ModelSpec, resolve
+from vitscale.trial.model_spec import ModelSpec, fields_named, resolve
 from vitscale.trial.trial import Precision
 
 _IMAGENET_CLASSES = 1000
@@ -129,15 +128,10 @@ def _check(changes: Changes) -> None:
         raise unknown("engine", changes.engine, ENGINES)
     if changes.precision is not None and changes.precision not in get_args(Precision):
         raise unknown("precision", changes.precision, get_args(Precision))
-    if changes.zero_stage is not None and not 0 <= changes.zero_stage <= 3:
-        raise RequestError(f"--zero-stage is {changes.zero_stage}", valid=[0, 1, 2, 3])
-    for option, value, most in (
-        ("--micro-batch", changes.micro_batch, 1_000_000),
-        ("--grad-accum", changes.grad_accum, 1_000_000),
-        ("--image-size", changes.image_size, 8192),
-    ):
-        if value is not None and not 1 <= value <= most:
-            raise RequestError(f"{option} is {value}", valid=[f"1 to {most:,}"])
+    check_within("--zero-stage", changes.zero_stage, 0, 3)
+    check_within("--micro-batch", changes.micro_batch, 1, 1_000_000)
+    check_within("--grad-accum", changes.grad_accum, 1, 1_000_000)
+    check_within("--image-size", changes.image_size, 1, 8192)
 
 
 def _changed(series: Series, changes: Changes) -> dict[str, Any]:
@@ -158,15 +152,5 @@ def _model(name: str | None, image_size: int, measured: ModelSpec) -> ModelSpec:
     classes = measured.num_classes or _IMAGENET_CLASSES
     if name is None:
         return resolve(measured.model_copy(update={"image_size": image_size}), classes)
-    if name not in NAMED_MODELS and not _is_folder(name):
-        raise unknown("model", name, NAMED_MODELS, next_step="Or give the folder of a Hugging Face model")
     asked = ModelSpec(task=measured.task, image_size=image_size, num_classes=classes)
-    kind = {"name" if name in NAMED_MODELS else "hf": name}
-    return resolve(asked.model_copy(update=kind), classes, measured.channels)
-
-
-def _is_folder(name: str) -> bool:
-    try:
-        return Path(name).is_dir()
-    except (OSError, ValueError):  # a NUL, a name too long
-        return False
+    return resolve(asked.model_copy(update=fields_named(name)), classes, measured.channels)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any, Literal
 
 from vitscale.prediction.evidence import Evidence
@@ -12,6 +13,8 @@ from vitscale.trial.trial import Mode, Trial
 
 CONFIDENCE = 0.90
 """Of both intervals. (What was measured has intervals of 95 %, as the report says: `analysis.statistics`.)"""
+REACH = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+"""Standard deviations of a normal distribution from its middle to the ends of such an interval."""
 
 Label = Literal["measured", "interpolated", "extrapolated", "prior-driven", "does not fit"]
 """measured: its own runs answer; in advice and plans alone. interpolated: between rank counts that were measured, on

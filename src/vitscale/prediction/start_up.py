@@ -98,7 +98,7 @@ def _run_to_run(points: Sequence[Point]) -> tuple[float, int]:
     squares, freedom = _RUN_TO_RUN**2 * _RUN_TO_RUN_WEIGHT, _RUN_TO_RUN_WEIGHT
     for point in points:
         logs = [math.log(seconds) for seconds in point.startup_seconds]
-        squares += sum((one - statistics.fmean(logs)) ** 2 for one in logs)
+        squares += sum((log - statistics.fmean(logs)) ** 2 for log in logs)
         freedom += len(logs) - 1
     return math.sqrt(squares / freedom), freedom
 
@@ -108,7 +108,7 @@ def _between_engines(points: Sequence[Point]) -> float:
     for point in points:
         by_engine.setdefault(_engine(point.trial), []).extend(map(math.log, point.startup_seconds))
     medians = [statistics.median(logs) for logs in by_engine.values()]
-    squares = _ENGINES**2 * _ENGINES_WEIGHT + sum((one - statistics.fmean(medians)) ** 2 for one in medians)
+    squares = _ENGINES**2 * _ENGINES_WEIGHT + sum((median - statistics.fmean(medians)) ** 2 for median in medians)
     return math.sqrt(squares / (_ENGINES_WEIGHT + len(medians) - 1))
 
 

@@ -44,7 +44,7 @@ def variance_by_part(asked: Variant, candidates: Sequence[Candidate], hosts_assu
     if hosts_assumed:
         middle = {name: column[:1] for name, column in still.items()}
         sizes = [replace(worlds, ranks_per_node=np.maximum(1.0, worlds.ranks_per_node * n)) for n in (0.5, 1.0, 2.0)]
-        found[HOST_SIZE] = np.concatenate([logs(middle, one) for one in sizes]).var(axis=0)
+        found[HOST_SIZE] = np.concatenate([logs(middle, size) for size in sizes]).var(axis=0)
     return found
 
 

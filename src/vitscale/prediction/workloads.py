@@ -38,9 +38,11 @@ def evaluate_all(
         raise unknown("series", series, fitted.series)
     base = fitted.series[series]
     by_kind: dict[tuple[str, int, bool, GpuType | None, Link | None], list[int]] = {}
-    for n, one in enumerate(candidates):
-        gpu, network = (None, None) if one.instance is None else (one.instance.gpu, one.instance.network)
-        kind = (one.engine, one.zero_stage, one.activation_checkpointing, gpu, network)
+    for n, candidate in enumerate(candidates):
+        gpu, network = (
+            (None, None) if candidate.instance is None else (candidate.instance.gpu, candidate.instance.network)
+        )
+        kind = (candidate.engine, candidate.zero_stage, candidate.activation_checkpointing, gpu, network)
         by_kind.setdefault(kind, []).append(n)
     pieces: list[tuple[list[int], Evaluated]] = []
     for (engine, zero_stage, checkpointing, gpu, network), members in by_kind.items():

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from vitscale.advice import words as advised
+from vitscale.advice import sentences as advised
 from vitscale.advice.option import Option
 from vitscale.advice.pipeline import Advice
 from vitscale.analysis import Analysis, Factor, TrialResult

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from vitscale.advice import words as advised
+from vitscale.advice import sentences as advised
 from vitscale.advice.pipeline import Advice
 from vitscale.analysis import Analysis
 from vitscale.analysis.summaries import NOT_RUN_YET

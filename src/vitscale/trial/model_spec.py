@@ -257,6 +257,22 @@ def _hf_fields(spec: ModelSpec) -> dict[str, object]:
     return {**shape, "image_size": config.image_size}
 
 
+def fields_named(name: str, next_step: str = "Or give the folder of a Hugging Face model") -> dict[str, Any]:
+    """The field of a `ModelSpec` that a user's word for a model stands for: its name here, or a Hugging Face folder.
+
+    Raises:
+        RequestError: it is neither.
+    """
+    if name in NAMED_MODELS:
+        return {"name": name}
+    try:
+        if Path(name).is_dir():
+            return {"hf": name}
+    except (OSError, ValueError):  # a NUL, a name too long
+        pass
+    raise unknown("model", name, NAMED_MODELS, next_step)
+
+
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 _LARGEST_CONFIG_BYTES = 1 << 20
 

@@ -72,8 +72,8 @@ def closed_when_full(gradients: Iterable[Filled], limits: Sequence[int]) -> list
 
 def _closed(gradients: Iterable[Filled], limits: Sequence[int]) -> Iterator[Filled]:
     held, ready, made = 0, 0.0, 0
-    for one in gradients:
-        held, ready = held + one.elements, one.ready
+    for gradient in gradients:
+        held, ready = held + gradient.elements, gradient.ready
         if held >= limits[min(made, len(limits) - 1)]:
             yield Filled(held, ready)
             held, made = 0, made + 1
@@ -88,10 +88,10 @@ def flushed_before_full(gradients: Iterable[Filled], limit: int) -> list[Filled]
 
 def _flushed(gradients: Iterable[Filled], limit: int) -> Iterator[Filled]:
     held, ready = 0, 0.0
-    for one in gradients:
-        if held and held + one.elements > limit:
-            yield Filled(held, one.ready)
+    for gradient in gradients:
+        if held and held + gradient.elements > limit:
+            yield Filled(held, gradient.ready)
             held = 0
-        held, ready = held + one.elements, one.ready
+        held, ready = held + gradient.elements, gradient.ready
     if held:
         yield Filled(held, ready)

@@ -181,7 +181,7 @@ class StepModel:
                 worlds.slowdown[at],
             )  # fmt: skip
             slowest = micro_step[:, at] * some.slowdown
-            kinds = {(one.operation, one.tensor_bytes): one for one in self.messages}
+            kinds = {(message.operation, message.tensor_bytes): message for message in self.messages}
             seconds = {kind: self._collective(draws, some, one) for kind, one in kinds.items()}
             exposed[:, at] = exposed_seconds(
                 self.messages,

@@ -78,7 +78,7 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
     train, ranks = trial.train, trial.world.size
     settings = zero_settings(train)
     # Each is cut into equal parts, and so padded.
-    everything = [one._replace(elements=-(-one.elements // ranks) * ranks) for one in tensors(shapes)]
+    everything = [tensor._replace(elements=-(-tensor.elements // ranks) * ranks) for tensor in tensors(shapes)]
     rest = [one for one in everything if one.elements > settings.persistence_threshold]
     kept = [one for one in everything if one.elements <= settings.persistence_threshold]
     each = weight_bytes(train)

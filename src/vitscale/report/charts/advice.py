@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vitscale.advice import words as advised
+from vitscale.advice import sentences as advised
 from vitscale.advice.option import Option
 from vitscale.advice.pipeline import Advice
 from vitscale.errors import RequestError, shown, unknown

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vitscale.analysis import Analysis
+from vitscale.prediction.amdahl import serial_and_parallel
 from vitscale.prediction.evidence import Point, Series
 from vitscale.prediction.results import Forecast, Prediction
 from vitscale.present import units
@@ -102,7 +103,8 @@ def _bounds(mode: Mode, measured: Sequence[Row], predictions: Sequence[Predictio
 
     counts = [base * (last / base) ** (sample / _SAMPLES) for sample in range(_SAMPLES + 1)]
     rows = [{"gpus": gpus, "value": ideal(gpus), "bound": IDEAL} for gpus in counts]
-    if shrinks and (fitted := _amdahl(measured)) is not None:
+    fitted = serial_and_parallel([row["gpus"] for row in measured], [row["value"] for row in measured])
+    if shrinks and fitted is not None:
         serial, parallel = fitted
         rows += [{"gpus": gpus, "value": serial + parallel / gpus, "bound": AMDAHL} for gpus in counts]
     return rows + [
@@ -125,25 +127,6 @@ def _further_transfers(base: int, predictions: Sequence[Prediction], of_epoch: b
         for one in predictions
     }
     return [(gpus, max(0.0, wire - seconds[base]) * steps[gpus]) for gpus, wire in seconds.items() if gpus >= base]
-
-
-def _amdahl(measured: Sequence[Row]) -> tuple[float, float] | None:
-    """Serial seconds and parallel rank-seconds, least squares of relative errors; None below two rank counts.
-
-    `T(N) = serial + parallel / N` (Amdahl, AFIPS 1967), neither below 0: where the fit would have it so, the other
-    alone is fitted.
-    """
-    rows = [(row["gpus"], row["value"]) for row in measured]
-    if len({gpus for gpus, _ in rows}) < 2:
-        return None
-    # Relative: serial * (1 / T) + parallel * (1 / (N T)) = 1.
-    terms = [(1 / seconds, 1 / (gpus * seconds)) for gpus, seconds in rows]
-    aa, bb = sum(a * a for a, _ in terms), sum(b * b for _, b in terms)
-    ab, a1, b1 = sum(a * b for a, b in terms), sum(a for a, _ in terms), sum(b for _, b in terms)
-    serial, parallel = (a1 * bb - b1 * ab) / (aa * bb - ab * ab), (b1 * aa - a1 * ab) / (aa * bb - ab * ab)
-    if serial < 0:
-        return 0.0, b1 / bb
-    return (a1 / aa, 0.0) if parallel < 0 else (serial, parallel)
 
 
 def _median_seconds(point: Point, of_epoch: bool) -> float:

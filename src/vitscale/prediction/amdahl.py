@@ -1,0 +1,59 @@
+"""Amdahl's law through what was measured on one host, and its share in what is said of others' programs on several."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+import numpy as np
+
+from vitscale.prediction.configurations import Candidate, Estimates, column
+from vitscale.prediction.step.model import Array
+from vitscale.prediction.variants import Variant
+
+WEIGHT = 0.2
+"""Of Amdahl's answer beside the median of the fit's, of logarithms. Sources of docs/calibration-tables.md were each
+predicted with the weight that the others choose by error: 0.2, or 0.25 under other priors (docs/log.md)."""
+
+
+def serial_and_parallel(gpus: Sequence[float], seconds: Sequence[float]) -> tuple[float, float] | None:
+    """Serial seconds and parallel rank-seconds, least squares of relative errors; None below two rank counts.
+
+    `T(N) = serial + parallel / N` of a fixed amount of work (Amdahl, AFIPS 1967), neither below 0: where the fit would
+    have it so, the other alone is fitted.
+    """
+    if len(set(gpus)) < 2:
+        return None
+    # Relative: serial * (1 / T) + parallel * (1 / (N T)) = 1.
+    terms = [(1 / each, 1 / (count * each)) for count, each in zip(gpus, seconds, strict=True)]
+    aa, bb = sum(a * a for a, _ in terms), sum(b * b for _, b in terms)
+    ab, a1, b1 = sum(a * b for a, b in terms), sum(a for a, _ in terms), sum(b for _, b in terms)
+    serial, parallel = (a1 * bb - b1 * ab) / (aa * bb - ab * ab), (b1 * aa - a1 * ab) / (aa * bb - ab * ab)
+    if serial < 0:
+        return 0.0, b1 / bb
+    return (a1 / aa, 0.0) if parallel < 0 else (serial, parallel)
+
+
+def amdahl_of(asked: Variant) -> tuple[float, float] | None:
+    """Serial and parallel seconds of an image, where Amdahl's law has a share in answers across hosts.
+
+    So it is where what is sent is unknown or somebody else's program was timed, all on one host, and nothing but
+    batches and rank counts is to differ.
+    """
+    points = asked.fitted.points
+    others = asked.model.messages is None or asked.trial.origin is not None
+    if not others or asked.assumptions or max(point.nodes for point in points) > 1:
+        return None
+    images = column([Candidate.of(point.trial) for point in points], "global_batch")
+    steps = [statistics.median(point.step_seconds) for point in points]
+    return serial_and_parallel([point.gpus for point in points], [float(each) for each in steps / images])
+
+
+def factor_towards(terms: tuple[float, float], candidates: Sequence[Candidate], step: Estimates) -> Array:
+    """Factor on the middle of each configuration's step, (configurations,): across hosts `WEIGHT` of the way to
+    Amdahl's, and of that no further than the interval of the mean; else 1."""
+    serial, parallel = terms
+    gpus = column(candidates, "gpus")
+    of_amdahl = column(candidates, "global_batch") * (serial + parallel / gpus)
+    factor = (np.clip(of_amdahl, step.low, step.high) / step.value) ** WEIGHT
+    return np.where(gpus > column(candidates, "ranks_per_node"), factor, 1.0)

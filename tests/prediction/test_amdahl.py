@@ -42,7 +42,7 @@ def test_a_prior_driven_middle_lies_so_far_towards_amdahls_and_its_intervals_sta
     assert alone.label == shared.label == "prior-driven"
     # 0.2 + 15 x 0.005 s, which lies within the interval of the mean.
     middle, of_law = alone.step_seconds.value, 0.275
-    assert middle < of_law < alone.step_seconds.high
+    assert middle < of_law < alone.step_seconds.ends[1]
     assert shared.step_seconds.value == pytest.approx(middle**0.8 * of_law**0.2, rel=1e-3)
     assert shared.step_seconds.ends == alone.step_seconds.ends
     assert shared.step_seconds.future_ends == alone.step_seconds.future_ends

@@ -80,7 +80,7 @@ def evaluate(
     if capacity is not None and len(candidates):
         known = oom_chance(np.nan_to_num(memory), capacity, asked.trial.train.device)
         chance = np.where(np.isnan(memory), np.nan, known)
-    step, speed = (joined([piece[n] for piece in pieces]) for n in (0, 1))
+    step, speed = joined([step for step, _, _ in pieces]), joined([speed for _, speed, _ in pieces])
     if draws > ROUGH and (terms := amdahl_of(asked)) is not None:
         factor = factor_towards(terms, candidates, step)
         step = replace(step, value=step.value * factor)

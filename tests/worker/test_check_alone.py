@@ -22,7 +22,7 @@ def test_a_rank_that_waits_in_vain_still_measures_the_rest(tmp_path: Path) -> No
     (tmp_path / "request.json").write_text(wanted.model_dump_json())
     # Rank 1, and nobody listens: port 9 (discard) of this host is closed.
     given = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
-    command = [sys.executable, "-m", "vitscale.worker.check", str(tmp_path)]
+    command = [sys.executable, "-m", "vitscale.worker", str(tmp_path)]
     answer = subprocess.run(command, env=os.environ | given, capture_output=True, text=True, timeout=120, check=False)
     assert answer.returncode == 0, answer.stderr
     found = read_checked_rank(tmp_path / "rank-1.jsonl")
@@ -43,7 +43,7 @@ def test_a_rank_that_waits_in_vain_still_measures_the_rest(tmp_path: Path) -> No
 def test_what_ends_a_check_outside_its_stages_is_recorded(tmp_path: Path) -> None:
     wanted = request(world=World(nodes=1, ranks_per_node=1, threads_per_rank=1), device="cuda")
     (tmp_path / "request.json").write_text(wanted.model_dump_json())
-    command = [sys.executable, "-m", "vitscale.worker.check", str(tmp_path)]
+    command = [sys.executable, "-m", "vitscale.worker", str(tmp_path)]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     answer = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert answer.returncode == 1

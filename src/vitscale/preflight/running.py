@@ -26,7 +26,7 @@ from vitscale.preflight.fit import fits
 from vitscale.preflight.reach_verdicts import ask
 from vitscale.runner.classify import outcome_of
 from vitscale.runner.evidence import Evidence, log_tail
-from vitscale.runner.one_run import launch_plan, ranks_variables, refuse_without_torch, run_ranks
+from vitscale.runner.one_run import RANK_MODULE, launch_plan, ranks_variables, refuse_without_torch, run_ranks
 from vitscale.schedulers import Hostfile, Placement, Submitter, described, scheduler_for
 from vitscale.schedulers.prepared import PreparedProcesses
 from vitscale.store import write_whole
@@ -164,7 +164,6 @@ def _count(text: str | None) -> int:
 _START_SECONDS = 180.0
 """For ssh, and imports from a slow file server on many hosts at once."""
 _LOG_CHARACTERS = 4000
-_MODULE = "vitscale.worker.check"
 _ANY_FOLDER = Path("/RESULTS/checks/CHECK")
 """Stands for a check's folder where only the form of a command matters."""
 
@@ -202,7 +201,7 @@ def run_check(
         sources.prepare(target.trial.data.model_copy(update={"fraction": 1.0}))
     launch = target.study.launch
     # Refused, if at all, before anything is written.
-    launch_plan(target.scheduler, launch, target.launcher, wanted.world, _ANY_FOLDER, _MODULE)
+    launch_plan(target.scheduler, launch, target.launcher, wanted.world, _ANY_FOLDER, RANK_MODULE)
     started_unix_seconds = time.time()
     check_id = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(started_unix_seconds))}-{secrets.token_hex(3)}"
     checks = check_folder(results).absolute()
@@ -268,7 +267,7 @@ class _End:
 def _measure(target: CheckTarget, wanted: CheckRequest, folder: Path) -> _End:
     """Starts the ranks, as forks where their launcher allows it, and waits for their end."""
     launch = target.study.launch
-    spawn = launch_plan(target.scheduler, launch, target.launcher, wanted.world, folder, _MODULE)
+    spawn = launch_plan(target.scheduler, launch, target.launcher, wanted.world, folder, RANK_MODULE)
     try:
         with PreparedProcesses() as prepared:
             ending = run_ranks(

@@ -38,6 +38,8 @@ _ARGUMENTS_START, _ENVIRONMENT_START = 48, 50
 """Fields of /proc/PID/stat, counted from 1."""
 _PRESENT, _OF_A_FILE = np.uint64(1 << 63), np.uint64(1 << 61)
 """Of an entry of /proc/PID/pagemap (Documentation/admin-guide/mm/pagemap.rst)."""
+_ENTRY = "vitscale.worker.__main__"
+"""What its forks run."""
 _MADV_POPULATE_READ = 22
 """Linux 5.14 and later."""
 
@@ -117,10 +119,6 @@ def map_pages(stretches: Iterable[tuple[int, int]]) -> None:
                     os.pread(memory.fileno(), 1, page)
 
 
-_ENTRIES = {"vitscale.worker": "vitscale.worker.__main__", "vitscale.worker.check": "vitscale.worker.check"}
-"""What its forks can run, and where that begins."""
-
-
 def main(arguments: list[str]) -> NoReturn:
     """Serves until the driver's end of the socket closes."""
     descriptor, _ = arguments
@@ -190,12 +188,11 @@ class _Server:
         if self._imports_seconds is not None:
             return
         began, before = time.perf_counter(), dict(os.environ)
+        importlib.import_module(_ENTRY)
         if of_trial is not None:
-            importlib.import_module("vitscale.worker.__main__")
             train, model = TrainSpec.model_validate(of_trial["train"]), ModelSpec.model_validate(of_trial["model"])
             importlib.import_module("vitscale.worker.session").preload(train, model)
         else:
-            importlib.import_module("vitscale.worker.check")
             importlib.import_module("vitscale.worker.check_stages")
         self._set_by_imports = {key: value for key, value in os.environ.items() if before.get(key) != value}
         # What is here now stays: forks do not copy pages to look for garbage among it.
@@ -258,8 +255,7 @@ class _Server:
         map_pages(self._file_pages)
         self._memory.set_command(command)
         _draw_anew()
-        *_, module, folder = command
-        worker = sys.modules[_ENTRIES[module]]
+        folder, worker = command[-1], sys.modules[_ENTRY]
         sys.argv = [str(worker.__file__), folder]
         worker.main(Path(folder), arrived_ns)
         raise AssertionError("a rank leaves by itself")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +16,7 @@ from vitscale.cli.base import (
     ProgramConsole,
     ResultsArgument,
     VerboseOption,
+    answer,
     app,
     compute_on_one_core,
     option,
@@ -133,8 +134,6 @@ def _answer(
     from vitscale.prediction.fitting import fit
     from vitscale.prediction.questions import Changes, told
     from vitscale.prediction.sources import evidence_of
-    from vitscale.present.data import envelope
-    from vitscale.present.terminal import show
 
     records = store.load(results)
     analysed = analysis.analyse(records)
@@ -157,10 +156,8 @@ def _answer(
         from vitscale.report.charts.advice import write_advice_chart
 
         write_advice_chart(advice, chart)
-    if json:
-        sys.stdout.write(envelope("advise", advice_fields(advice, study)))
-    else:
-        show(ProgramConsole(), advice_document(advice, launch, None if output is None else str(output)), verbose)
+    document = partial(advice_document, advice, launch, None if output is None else str(output))
+    answer("advise", partial(advice_fields, advice, study), document, json=json, verbose=verbose)
     return advice.met
 
 

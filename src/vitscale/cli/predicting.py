@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -13,9 +13,9 @@ from vitscale.cli.base import (
     JsonOption,
     NodeMtbfOption,
     ParametersOption,
-    ProgramConsole,
     ResultsArgument,
     VerboseOption,
+    answer,
     app,
     compute_on_one_core,
     option,
@@ -65,8 +65,6 @@ def predict(
     from vitscale import analysis, store
     from vitscale.cli import base
     from vitscale.prediction import answering, finishing, fitting, questions, sources
-    from vitscale.present.data import envelope
-    from vitscale.present.terminal import show
     from vitscale.report.predicted import predict_document, predict_fields
 
     counts = base.rank_counts(gpus)
@@ -90,7 +88,5 @@ def predict(
     )
     answered = answering.answer(fitting.fit(evidence), asked)
     ends = finishing.finish(horizon, answered.predictions, evidence, analysed) if horizon else ()
-    if json:
-        sys.stdout.write(envelope("predict", predict_fields(answered, ends)))
-    else:
-        show(ProgramConsole(), predict_document(answered, ends), verbose)
+    fields, document = partial(predict_fields, answered, ends), partial(predict_document, answered, ends)
+    answer("predict", fields, document, json=json, verbose=verbose)

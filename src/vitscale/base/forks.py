@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
@@ -31,7 +32,9 @@ def spread(work: Callable[[Item], Done], items: Sequence[Item], *, fewest: int) 
     try:
         for share in shares[1:]:
             answer, write = os.pipe()
-            child = os.fork()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's, of threads: none takes part
+                child = os.fork()
             if not child:
                 _answer(write, work, [items[place] for place in share])
             os.close(write)

@@ -128,6 +128,9 @@ def dying_after(count: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int
 def test_whenever_the_driver_dies_nothing_is_lost_and_the_next_one_finishes(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Among two packs and a run that is left: each moment is read twice."""
+    for run in sorted((folder / "runs").iterdir())[2 * RUNS + 1 :]:
+        shutil.rmtree(run)
     before = load(folder)
     whole = by_name(before)
     for count in range(10_000):

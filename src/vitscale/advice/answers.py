@@ -148,11 +148,7 @@ def _most(choosing: Choosing, mask: Mask) -> int | None:
     return best(worth, -choosing.view.gpus, choosing.seconds)
 
 
-_PICKS: dict[Kind, Callable[[Choosing, Mask], int | None]] = {
-    "fastest": _fastest,
-    "cheapest": _cheapest,
-    "most": _most,
-}
+_PICKS: dict[Kind, Callable[[Choosing, Mask], int | None]] = {"fastest": _fastest, "cheapest": _cheapest, "most": _most}
 
 
 def _knee(choosing: Choosing) -> Answer | None:

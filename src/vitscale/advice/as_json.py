@@ -26,10 +26,7 @@ def advice_fields(advice: Advice, study: str | None) -> dict[str, Any]:
             "min_efficiency": asked.min_efficiency,
         },
         "price_per_gpu_hour": asked.price_per_gpu_hour,
-        "work": {
-            "images_per_epoch": advice.work.images,
-            "epochs": advice.work.epochs,
-        },
+        "work": {"images_per_epoch": advice.work.images, "epochs": advice.work.epochs},
         "noise_scale_images": advice.noise.images,
         "noise_scale_reason": advice.noise.reason or None,
         "met": advice.met,

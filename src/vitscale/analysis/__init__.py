@@ -29,16 +29,7 @@ from vitscale.present.document import Finding
 from vitscale.store.reading import without_collection
 from vitscale.store.results import Results, Run, StudyRecord
 
-__all__ = [
-    "Analysis",
-    "CurveComparison",
-    "CurveResult",
-    "Factor",
-    "Point",
-    "TrialResult",
-    "Waterfall",
-    "analyse",
-]
+__all__ = ["Analysis", "CurveComparison", "CurveResult", "Factor", "Point", "TrialResult", "Waterfall", "analyse"]
 
 
 _MANY_RUNS = 1000
@@ -63,8 +54,7 @@ class Analysis:
     def curve_of(self, trial_id: str) -> tuple[CurveResult, Point] | None:
         """The first curve that holds a trial, and its place there."""
         return next(
-            ((curve, point) for curve in self.curves for point in curve.points if point.trial_id == trial_id),
-            None,
+            ((curve, point) for curve in self.curves for point in curve.points if point.trial_id == trial_id), None
         )
 
 

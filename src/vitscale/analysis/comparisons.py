@@ -172,8 +172,6 @@ def _compared(
         first_trial=trial,
         second_trial=other,
         result=compare(
-            trials[trial].comparable_costs,
-            trials[other].comparable_costs,
-            (trials[trial].looked, trials[other].looked),
+            trials[trial].comparable_costs, trials[other].comparable_costs, (trials[trial].looked, trials[other].looked)
         ),
     )

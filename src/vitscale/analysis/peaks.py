@@ -105,12 +105,7 @@ _TYPES = (
     _Type("RTX 6000 Ada", r"RTX 6000 Ada Generation", _half(364.2, 182.1, 91.1), _ADA_PROFESSIONAL),
     _Type("RTX A6000", r"RTX A6000", _half(154.8, 77.4, 38.7), _AMPERE_GAMING),
     _Type("RTX A5000", r"RTX A5000", _half(111.1, 55.5, 27.8), _COMPUTED),
-    _Type(
-        "Quadro RTX 6000",
-        r"Quadro RTX [68]000|TITAN RTX",
-        _half(130.5, None, 16.3, bf16=False),
-        _COMPUTED,
-    ),
+    _Type("Quadro RTX 6000", r"Quadro RTX [68]000|TITAN RTX", _half(130.5, None, 16.3, bf16=False), _COMPUTED),
     _Type("RTX 5090", r"GeForce RTX 5090", _half(209.5, 104.8, 104.8), _BLACKWELL_GAMING),
     _Type("RTX 5080", r"GeForce RTX 5080", _half(112.6, 56.3, 56.3), _BLACKWELL_GAMING),
     _Type("RTX 4090", r"GeForce RTX 4090", _half(165.2, 82.6, 82.6), _ADA_GAMING),

@@ -97,12 +97,7 @@ def interval(values: Sequence[float], *, looked: int = 0, fewest: int = 2) -> Es
     if mean.runs < max(2, fewest):
         return Estimate(values[0] if mean.runs == 1 else exp_of(mean.value), note=_note(mean.runs))
     half = t_quantile(mean.freedom) * math.sqrt(mean.squared_error)
-    return Estimate(
-        exp_of(mean.value),
-        exp_of(mean.value - half),
-        exp_of(mean.value + half),
-        note=_note(mean.runs),
-    )
+    return Estimate(exp_of(mean.value), exp_of(mean.value - half), exp_of(mean.value + half), note=_note(mean.runs))
 
 
 def mean_interval(values: Sequence[float], *, least: float = 0.0, most: float = math.inf) -> Estimate:
@@ -165,12 +160,7 @@ def ratio(numerators: Sequence[float], denominators: Sequence[float], looked: tu
     if fewest == 1:
         return Estimate(exp_of(difference), note=ONE_RUN)
     half = welch_half([(side.squared_error, side.freedom) for side in (above, below)])
-    return Estimate(
-        exp_of(difference),
-        exp_of(difference - half),
-        exp_of(difference + half),
-        note=_note(fewest),
-    )
+    return Estimate(exp_of(difference), exp_of(difference - half), exp_of(difference + half), note=_note(fewest))
 
 
 def compare(seconds: Sequence[float], other_seconds: Sequence[float], looked: tuple[int, int] = (0, 0)) -> Comparison:

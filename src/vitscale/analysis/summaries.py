@@ -18,14 +18,7 @@ import numpy as np
 
 from vitscale.analysis.learning.convergence import convergence
 from vitscale.analysis.runs.environments import differences, largest_like_group, run_environments
-from vitscale.analysis.runs.figures import (
-    LEARNED,
-    PHASES,
-    EpochFigures,
-    LossByStep,
-    RunFigures,
-    run_figures,
-)
+from vitscale.analysis.runs.figures import LEARNED, PHASES, EpochFigures, LossByStep, RunFigures, run_figures
 from vitscale.analysis.runs.repeats import allocation_of, clusters_of, components, groups, looked_at, observations
 from vitscale.analysis.runs.resources import resource_figures
 from vitscale.analysis.statistics import interval, known_median
@@ -177,10 +170,7 @@ def _kind(phase: str, result: TrialResult) -> tuple[Any, ...]:
 def with_start_up(result: TrialResult, runs: tuple[RunFigures, ...]) -> TrialResult:
     """The same with the start-up of other run figures."""
     return replace(
-        result,
-        runs=runs,
-        startup=_startup(runs),
-        startup_seconds=known_median([run.startup_seconds for run in runs]),
+        result, runs=runs, startup=_startup(runs), startup_seconds=known_median([run.startup_seconds for run in runs])
     )
 
 

@@ -78,7 +78,5 @@ def _entry(kind: Kind, name: str) -> metadata.EntryPoint | None:
 
 def _broken(kind: Kind, entry: metadata.EntryPoint, why: str) -> RequestError:
     package = entry.dist.name if entry.dist is not None else "an unknown package"
-    return RequestError(
-        f"{kind} {shown(entry.name)} of {package} ({entry.value}) cannot be loaded: {shown(why)}",
-        next_step=f"Repair or remove that package, or use another {kind}",
-    )
+    what = f"{kind} {shown(entry.name)} of {package} ({entry.value}) cannot be loaded: {shown(why)}"
+    return RequestError(what, next_step=f"Repair or remove that package, or use another {kind}")

@@ -38,8 +38,7 @@ def advise(
     min_efficiency: Annotated[float | None, option("--min-efficiency", "E", "Against one rank, such as 0.8.")] = None,
     price: Annotated[float | None, option("--price", "P", "Of a GPU for an hour, in any currency.")] = None,
     devices: Annotated[
-        Path | None,
-        option("--devices", "FILE.csv", "Choose among these instances: a table of prices."),
+        Path | None, option("--devices", "FILE.csv", "Choose among these instances: a table of prices.")
     ] = None,
     max_gpus: Annotated[
         int | None, option("--max-gpus", "N", "Look no further.  [default: 8 x the largest run]")
@@ -58,8 +57,7 @@ def advise(
         bool, option("--any-batch", "", "Let the answers train with another global batch than the study.")
     ] = False,
     large_batch: Annotated[
-        bool,
-        option("--large-batch", "", "Let them train with few steps an epoch, or far above the noise scale."),
+        bool, option("--large-batch", "", "Let them train with few steps an epoch, or far above the noise scale.")
     ] = False,
     checkpoint_seconds: CheckpointOption = None,
     node_mtbf: NodeMtbfOption = None,

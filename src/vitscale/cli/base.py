@@ -56,17 +56,14 @@ ParametersOption = Annotated[
     str | None, option("--parameters", "N", "Of an imported model that has no name here: 110M.")
 ]
 CheckpointOption = Annotated[
-    float | None,
-    option("--checkpoint-seconds", "SECONDS", "To save one checkpoint.  [default: as recorded]"),
+    float | None, option("--checkpoint-seconds", "SECONDS", "To save one checkpoint.  [default: as recorded]")
 ]
 NodeMtbfOption = Annotated[
-    float | None,
-    option("--node-mtbf", "HOURS", "Mean time between failures of a host.  [default: a prior]"),
+    float | None, option("--node-mtbf", "HOURS", "Mean time between failures of a host.  [default: a prior]")
 ]
 VerboseOption = Annotated[bool, option("-v --verbose", "", "Print everything, not the first 25 lines.")]
 SiteOption = Annotated[
-    Path | None,
-    option("--site", "FILE", "Site file: [launch], [slurm] and [node] put over the study's own."),
+    Path | None, option("--site", "FILE", "Site file: [launch], [slurm] and [node] put over the study's own.")
 ]
 LauncherOption = Annotated[
     str | None, option("--launcher", "NAME", "How ranks are started: local, torchrun, mpirun, ...")

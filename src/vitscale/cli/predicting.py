@@ -26,8 +26,7 @@ from vitscale.cli.base import (
 def predict(
     results: ResultsArgument,
     gpus: Annotated[
-        str,
-        typer.Option("--gpus", metavar="LIST", help="Rank counts: 16,32,1024 or 1-8.", show_default=False),
+        str, typer.Option("--gpus", metavar="LIST", help="Rank counts: 16,32,1024 or 1-8.", show_default=False)
     ],
     nodes_of: Annotated[int | None, option("--nodes-of", "M", "Ranks on each host.  [default: as measured]")] = None,
     network: Annotated[
@@ -35,8 +34,7 @@ def predict(
         option("--network", "LINK", "Between hosts: 25GbE, HDR, 4x200Gb/s, or check.  [default: from a check]"),
     ] = None,
     check: Annotated[
-        Path | None,
-        option("--check", "FILE", "A stored check.  [default: the newest of RESULTS]"),
+        Path | None, option("--check", "FILE", "A stored check.  [default: the newest of RESULTS]")
     ] = None,
     series: Annotated[str | None, option("--series", "NAME", "One curve of the report.  [default: all]")] = None,
     model: Annotated[str | None, option("--model", "NAME", "Another model: vit-l16, or a Hugging Face folder.")] = None,

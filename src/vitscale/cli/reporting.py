@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 def report(
     results: ResultsArgument,
     output: Annotated[
-        Path | None,
-        option("-o --output", "PATH", "File to write; for several formats or pictures, a folder."),
+        Path | None, option("-o --output", "PATH", "File to write; for several formats or pictures, a folder.")
     ] = None,
     formats: Annotated[
         str | None,
@@ -135,8 +134,7 @@ def compare(
         list[Path], typer.Argument(metavar="A B [C...]", help="Results folders; the others are held against the first.")
     ],
     fail_if_slower: Annotated[
-        str | None,
-        option("--fail-if-slower", "SHARE", "Exit with 1 where a trial is slower by more: 5%."),
+        str | None, option("--fail-if-slower", "SHARE", "Exit with 1 where a trial is slower by more: 5%.")
     ] = None,
     strict: Annotated[bool, option("--strict", "", "With it: exit with 1 also where that is undecided.")] = False,
     output: Annotated[Path | None, option("-o --output", "FILE", "A page (.html) or Markdown (.md) instead.")] = None,

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from vitscale.study.file import Overlay
 
 MemoryOption = Annotated[
-    str | None,
-    option("--gpu-memory", "SIZE", "Of one device: 80GB.  [default: of those found here]"),
+    str | None, option("--gpu-memory", "SIZE", "Of one device: 80GB.  [default: of those found here]")
 ]
 
 
@@ -44,8 +43,7 @@ def plan(
         bool, option("--commands", "", "Print every trial's exact command or batch script, and nothing else.")
     ] = False,
     predict_from: Annotated[
-        Path | None,
-        option("--from", "RESULTS", "Results to predict times from.  [default: the study's own]"),
+        Path | None, option("--from", "RESULTS", "Results to predict times from.  [default: the study's own]")
     ] = None,
     price: Annotated[float | None, option("--price", "P", "Of a GPU for an hour, in any currency.")] = None,
     gpu_memory: MemoryOption = None,

@@ -64,10 +64,8 @@ def import_logs(paths: Sequence[Path], log_format: str, options: Options, result
     contents = known("importer", log_format, _READERS, "__call__")(paths, options)
     if not contents.runs:
         why = f": {'; '.join(contents.problems)}" if contents.problems else ""
-        raise StoreError(
-            f"nothing in {shown(', '.join(path.name for path in paths))} can be used as {log_format}{why}",
-            next_step=f"See docs/importing.md for what each format needs: {', '.join(FORMATS)}",
-        )
+        what = f"nothing in {shown(', '.join(path.name for path in paths))} can be used as {log_format}{why}"
+        raise StoreError(what, next_step=f"See docs/importing.md for what each format needs: {', '.join(FORMATS)}")
     runs = _trial_runs(contents, options)
     study = _study(paths, log_format, options, contents, runs)
     return Done(study, runs, write(results, study, runs), contents.data)

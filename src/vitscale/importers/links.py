@@ -133,11 +133,8 @@ def _operation(path: Path, test: str | None) -> Operation:
     match = _TEST.search(path.name)
     name = test or (match[1] if match else None)
     if name is None:
-        raise RequestError(
-            f"{shown(path.name)} does not say which test of nccl-tests it is of",
-            valid=_TESTS,
-            next_step="Give the file the test's name: all_reduce_perf.txt",
-        )
+        what = f"{shown(path.name)} does not say which test of nccl-tests it is of"
+        raise RequestError(what, valid=_TESTS, next_step="Give the file the test's name: all_reduce_perf.txt")
     return _TESTS[name]
 
 
@@ -245,9 +242,7 @@ def _of_perftest_json(path: Path, document: Mapping[str, Any], file: ImportedFil
         per_second = 1e6 * parse_seconds(str(results["MsgRate"]))
     except (KeyError, ValueError) as error:
         why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        raise RequestError(
-            f"{shown(path.name)} tells no bandwidth: {why}",
-            next_step="Give what ib_write_bw printed, or its --out_json report",
-        ) from None
+        what = f"{shown(path.name)} tells no bandwidth: {why}"
+        raise RequestError(what, next_step="Give what ib_write_bw printed, or its --out_json report") from None
     directions = 2 if match[2] else 1
     return MeasuredLink("rdma", ("client", "server"), file, {size: [directions / per_second]})

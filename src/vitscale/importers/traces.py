@@ -155,10 +155,8 @@ def _rank_trace(path: Path) -> RankTrace:
     trace = read_trace(path)
     device = DeviceTime(trace)
     if device.span is None:
-        raise StoreError(
-            f"nothing in {shown(path.name)} ran on a GPU",
-            next_step="Profile with ProfilerActivity.CUDA, with no other profiler attached",
-        )
+        what = f"nothing in {shown(path.name)} ran on a GPU"
+        raise StoreError(what, next_step="Profile with ProfilerActivity.CUDA, with no other profiler attached")
     steps = steps_of(trace)
     named = _IN_THE_NAME.search(path.name)
     told = int((named[1] or named[2])[:12]) if named else None

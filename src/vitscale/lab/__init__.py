@@ -3,13 +3,4 @@
 from vitscale.lab.laboratory import Laboratory, command_on, down, laboratories, laboratory, up
 from vitscale.lab.plan import Plan, parse_bandwidth
 
-__all__ = [
-    "Laboratory",
-    "Plan",
-    "command_on",
-    "down",
-    "laboratories",
-    "laboratory",
-    "parse_bandwidth",
-    "up",
-]
+__all__ = ["Laboratory", "Plan", "command_on", "down", "laboratories", "laboratory", "parse_bandwidth", "up"]

@@ -74,10 +74,8 @@ def kill(processes: Iterable[Process]) -> None:
         for handle, process in handles.items():
             left_ms = max(0.0, end - time.monotonic()) * 1e3
             if not _gone(handle, left_ms):
-                raise VitscaleError(
-                    f"process {process.pid} of the lab did not end within {ENDING_SECONDS:g} s of SIGKILL",
-                    next_step="The kernel still holds it, for a disk mostly: try again later",
-                )
+                what = f"process {process.pid} of the lab did not end within {ENDING_SECONDS:g} s of SIGKILL"
+                raise VitscaleError(what, next_step="The kernel still holds it, for a disk mostly: try again later")
     finally:
         for handle in handles:
             os.close(handle)
@@ -178,10 +176,8 @@ def call(program: str, *arguments: str) -> str:
 
 def failed(argv: Sequence[str], said: str) -> RequestError:
     """What to raise when a program refused."""
-    return RequestError(
-        f"this machine cannot make hosts: {shown(' '.join(argv))} said: {shown(said.strip() or 'nothing')}",
-        next_step="In a container, hosts can be made only if it was started with --privileged",
-    )
+    what = f"this machine cannot make hosts: {shown(' '.join(argv))} said: {shown(said.strip() or 'nothing')}"
+    return RequestError(what, next_step="In a container, hosts can be made only if it was started with --privileged")
 
 
 _INIT = Path(__file__).with_name("init.py")

@@ -112,10 +112,8 @@ def read(name: str) -> State | None:
     except (OSError, ValidationError) as error:
         raise _damaged(folder, "lab.json cannot be read") from error
     if state.pid_namespace != pid_namespace("self"):
-        raise RequestError(
-            f"lab {name!r} was made elsewhere: this is one of its hosts, or another container",
-            next_step="Give the command where 'vitscale lab up' was given",
-        )
+        what = f"lab {name!r} was made elsewhere: this is one of its hosts, or another container"
+        raise RequestError(what, next_step="Give the command where 'vitscale lab up' was given")
     return state
 
 

@@ -39,11 +39,7 @@ class Mpirun(Launcher):
                 command += ["--mca", f"{component}_tcp_if_include", spawn.interface]
         if os.geteuid() == 0:
             command.append("--allow-run-as-root")
-        return replace(
-            spawn,
-            commands=((*command, *spawn.rank_command),),
-            files=((_HOSTFILE, hostfile(world, names)),),
-        )
+        return replace(spawn, commands=((*command, *spawn.rank_command),), files=((_HOSTFILE, hostfile(world, names)),))
 
     def unavailable(self) -> str | None:
         """Needs Open MPI's mpirun, version 4 or later; other MPIs have one of that name with other options."""

@@ -263,10 +263,7 @@ def finish(
 
 def _finish(asked: Horizon, one: Prediction, timed: CheckpointCost | None) -> Finish:
     between = interruptions(
-        one.trial,
-        timed,
-        checkpoint_seconds=asked.checkpoint_seconds,
-        node_mtbf_seconds=asked.node_mtbf_seconds,
+        one.trial, timed, checkpoint_seconds=asked.checkpoint_seconds, node_mtbf_seconds=asked.node_mtbf_seconds
     )
     if one.epoch_seconds is None or between is None:
         reason = one.reasons.get("epoch_seconds", "") if one.epoch_seconds is None else ""

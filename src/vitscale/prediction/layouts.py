@@ -117,11 +117,8 @@ def _share_of(series: Series, template: Trial, gpus: int) -> dict[str, int]:
             return {"micro_batch": point.trial.train.micro_batch, "grad_accum": point.trial.train.grad_accum}
     if whole % gpus:
         near = [n for n in range(1, min(whole, 2 * gpus) + 1) if whole % n == 0]
-        raise RequestError(
-            f"a global batch of {whole} does not divide over {gpus} ranks",
-            valid=[str(n) for n in near[-4:]],
-            next_step="Ask for a rank count that divides it",
-        )
+        what = f"a global batch of {whole} does not divide over {gpus} ranks"
+        raise RequestError(what, valid=[str(n) for n in near[-4:]], next_step="Ask for a rank count that divides it")
     share = whole // gpus
     most = max(point.trial.train.micro_batch for point in series.points)
     micro_batch = next(b for b in range(min(most, share), 0, -1) if share % b == 0)

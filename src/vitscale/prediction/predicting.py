@@ -52,10 +52,8 @@ def predict(fitted: Fitted, question: Question) -> tuple[Prediction, ...]:
         raise unknown("series", question.series, fitted.series)
     chosen = _chosen(fitted, question)
     if not chosen:
-        raise RequestError(
-            "every measured series asked for is of engine 'none', which has no way to several ranks",
-            next_step="Add --engine ddp, or run the study with an engine",
-        )
+        what = "every measured series asked for is of engine 'none', which has no way to several ranks"
+        raise RequestError(what, next_step="Add --engine ddp, or run the study with an engine")
     return tuple(one for series in chosen for one in _of_series(series, question))
 
 

@@ -52,10 +52,8 @@ def told(evidence: Evidence, changes: Changes) -> tuple[Evidence, Changes]:
     count = None if changes.parameters is None else counted(changes.parameters)
     if count is not None and not any(one.points[-1].trial.model.unknown for one in evidence.series):
         known = ", ".join(sorted({one.points[-1].trial.model.name or "a folder's" for one in evidence.series}))
-        raise RequestError(
-            f"--parameters {shown(changes.parameters)}: the model is known ({known})",
-            next_step="Leave it out; --model NAME asks for another",
-        )
+        what = f"--parameters {shown(changes.parameters)}: the model is known ({known})"
+        raise RequestError(what, next_step="Leave it out; --model NAME asks for another")
     _check(changes)
     series = [
         replace(one, points=tuple(_told(point, changes, count) for point in one.points)) for one in evidence.series

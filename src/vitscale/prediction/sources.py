@@ -19,12 +19,7 @@ from vitscale.trial.model_spec import ModelSpec
 
 
 def evidence_of(
-    folder: Path,
-    results: Results,
-    analysis: Analysis,
-    *,
-    declared: str | None = None,
-    check: Path | None = None,
+    folder: Path, results: Results, analysis: Analysis, *, declared: str | None = None, check: Path | None = None
 ) -> Evidence:
     """What the results of a folder say, with the network as it was declared or checked.
 

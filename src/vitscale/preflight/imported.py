@@ -13,15 +13,7 @@ from vitscale.importers.contents import LinkFormat
 from vitscale.importers.links import MeasuredLink, read_nccl_tests, read_perftest
 from vitscale.preflight.fit import fits
 from vitscale.store import checks
-from vitscale.store.checks import (
-    CheckedRank,
-    CheckRecord,
-    CheckRequest,
-    CollectiveLine,
-    Group,
-    HostAnswer,
-    SweepPlan,
-)
+from vitscale.store.checks import CheckedRank, CheckRecord, CheckRequest, CollectiveLine, Group, HostAnswer, SweepPlan
 from vitscale.trial.trial import World, world_of_hosts
 
 _READERS = {"nccl-tests": read_nccl_tests, "perftest": read_perftest}
@@ -42,10 +34,8 @@ def import_links(
     record, left_out = _record(links, log_format)
     if not record.fits:
         why = f": {'; '.join(problems)}" if problems else ""
-        raise StoreError(
-            f"nothing in {shown(', '.join(path.name for path in paths))} can be used as {log_format}{why}",
-            next_step="Import the whole output of the test, its table of sizes and times included",
-        )
+        what = f"nothing in {shown(', '.join(path.name for path in paths))} can be used as {log_format}{why}"
+        raise StoreError(what, next_step="Import the whole output of the test, its table of sizes and times included")
     return record, checks.write_check(checks.check_folder(results), record), (*problems, *left_out)
 
 

@@ -167,10 +167,7 @@ _LOG_CHARACTERS = 4000
 _ANY_FOLDER = Path("/RESULTS/checks/CHECK")
 """Stands for a check's folder where only the form of a command matters."""
 
-_STOPPED = {
-    "hang": "no rank recorded anything for {limit:g} s",
-    "timeout": "the ranks were not done after {limit:g} s",
-}
+_STOPPED = {"hang": "no rank recorded anything for {limit:g} s", "timeout": "the ranks were not done after {limit:g} s"}
 
 
 class CheckInterrupted(VitscaleError):
@@ -211,10 +208,8 @@ def run_check(
         folder.mkdir(parents=True)
         write_whole(folder / "request.json", wanted.model_dump_json())
     except OSError as error:
-        raise StoreError(
-            f"{shown(str(checks))} cannot be written: {error.strerror or error}",
-            next_step="Give a folder you may write to with -o",
-        ) from None
+        what = f"{shown(str(checks))} cannot be written: {error.strerror or error}"
+        raise StoreError(what, next_step="Give a folder you may write to with -o") from None
     try:
         answers = ask(target.hosts, folder / "request.json")
         gone = {answer.name for answer in answers if answer.seconds is None or answer.sees_folder is False}

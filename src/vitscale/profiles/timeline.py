@@ -219,12 +219,7 @@ def steps_on_cuda(
                 phases=tuple(phases),
                 idle=tuple(_seconds(*gap, axis) for gap in complement(computing, inside)),
                 collectives=tuple(
-                    (
-                        labels[_communicator(e)],
-                        _operation(e),
-                        *_seconds(e.start_ns, e.end_ns, axis),
-                    )
-                    for e in own
+                    (labels[_communicator(e)], _operation(e), *_seconds(e.start_ns, e.end_ns, axis)) for e in own
                 ),
                 norms=of_norms.places(launched.get(event.correlation, 0) for event in own),
                 copies=tuple(_seconds(*copy, axis) for copy in intersection(copies, [inside])),

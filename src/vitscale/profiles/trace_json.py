@@ -131,10 +131,8 @@ class TraceText:
         except (ValueError, RecursionError) as error:
             if isinstance(error, StoreError):
                 raise
-            raise StoreError(
-                f"{shown(self._path.name)} is cut off or broken after {self._events:,} events",
-                next_step="Copy it again from where it was written",
-            ) from None
+            what = f"{shown(self._path.name)} is cut off or broken after {self._events:,} events"
+            raise StoreError(what, next_step="Copy it again from where it was written") from None
         return [_lenient(event) for event in last]
 
     def _learn(self, text: bytes) -> None:
@@ -146,10 +144,8 @@ class TraceText:
             self.about |= about
 
     def _no_trace(self, why: str) -> StoreError:
-        return StoreError(
-            f"{shown(self._path.name)} is no trace of the PyTorch profiler: {why}",
-            next_step="Give a file that profile.export_chrome_trace wrote",
-        )
+        what = f"{shown(self._path.name)} is no trace of the PyTorch profiler: {why}"
+        return StoreError(what, next_step="Give a file that profile.export_chrome_trace wrote")
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
@@ -168,10 +164,8 @@ def _blocks(path: Path) -> Iterator[bytes]:
             for block in _unpacked(file, path) if packed else iter(lambda: file.read(_BLOCK), b""):
                 total += len(block)
                 if total > _MOST_BYTES:
-                    raise StoreError(
-                        f"{shown(path.name)} has more than {_MOST_BYTES >> 30} GiB unpacked",
-                        next_step="Profile fewer steps",
-                    )
+                    what = f"{shown(path.name)} has more than {_MOST_BYTES >> 30} GiB unpacked"
+                    raise StoreError(what, next_step="Profile fewer steps")
                 yield block
     except (OSError, ValueError) as error:  # ValueError: a NUL in its name
         why = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

@@ -59,11 +59,7 @@ if TYPE_CHECKING:
 def to_json(analysis: Analysis, outlook: Forecast | None = None, verb: Literal["report", "run"] = "report") -> str:
     """The whole analysis as strict JSON, one object per trial."""
     content = {
-        "study": {
-            "name": analysis.study.name,
-            "repeats": analysis.study.repeats,
-            "versions": analysis.study.versions,
-        },
+        "study": {"name": analysis.study.name, "repeats": analysis.study.repeats, "versions": analysis.study.versions},
         "trials": trial_rows(analysis),
         "curves": [_curve(curve) for curve in analysis.curves],
         "waterfalls": [contract_details.waterfall(one) for one in analysis.waterfalls],

@@ -106,10 +106,8 @@ def write(reported: Reported, results: Path, formats: Sequence[str], output: Pat
         raise  # nobody reads on: no error
     except OSError as error:
         where = error.filename or output or "standard output"
-        raise RequestError(
-            f"the report cannot be written to {shown(str(where))}: {error.strerror or error}",
-            next_step="Name another file or folder with -o",
-        ) from error
+        what = f"the report cannot be written to {shown(str(where))}: {error.strerror or error}"
+        raise RequestError(what, next_step="Name another file or folder with -o") from error
 
 
 def _write(reported: Reported, results: Path, formats: Sequence[str], output: Path | None) -> list[Path]:
@@ -160,10 +158,8 @@ def _write_traces(analysis: Analysis, folder: Path) -> list[Path]:
                 write_bytes(written[-1], gzip.compress(text, mtime=0))
                 break
     if not written:
-        raise RequestError(
-            "no run of these results explained a step, so there is none to draw",
-            next_step="Run the study with measure.explain = true, or import traces",
-        )
+        what = "no run of these results explained a step, so there is none to draw"
+        raise RequestError(what, next_step="Run the study with measure.explain = true, or import traces")
     return written
 
 

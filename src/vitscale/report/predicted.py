@@ -8,17 +8,7 @@ from dataclasses import asdict
 from vitscale.prediction.finishing import Finish
 from vitscale.prediction.results import Forecast, Prediction
 from vitscale.present import units
-from vitscale.present.document import (
-    Block,
-    Bullets,
-    Cell,
-    Column,
-    Document,
-    Group,
-    Row,
-    Section,
-    Table,
-)
+from vitscale.present.document import Block, Bullets, Cell, Column, Document, Group, Row, Section, Table
 from vitscale.present.estimate import Estimate
 from vitscale.present.units import UNKNOWN, number
 from vitscale.report import prediction_table, prediction_words

@@ -85,10 +85,8 @@ def run(plan: Plan, results: Path, options: Options, console: Console) -> Report
                 f"the disk of {shown(str(results))} is full",
                 next_step="What is written is whole; free space and run the same command again",
             ) from error
-        raise StoreError(
-            f"results folder {shown(str(results))} cannot be written: {error.strerror or error}",
-            next_step="Give a folder you may write to with -o",
-        ) from error
+        what = f"results folder {shown(str(results))} cannot be written: {error.strerror or error}"
+        raise StoreError(what, next_step="Give a folder you may write to with -o") from error
     except KeyboardInterrupt:
         raise Interrupted(
             "interrupted: all ranks are ended, and no finished run is lost. Run the same command again to go on."

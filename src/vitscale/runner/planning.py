@@ -231,10 +231,8 @@ def _refuse_another_study(results: Path, held: StudyRecord, record: StudyRecord)
     common = set(held.trials) & set(record.trials)
     if held.name != record.name or not common:
         what = shown(held.name) if held.name != record.name else f"other trials under the name {shown(held.name)}"
-        raise StoreError(
-            f"{shown(str(results))} holds another study: {what}",
-            next_step=f"Give the results of {shown(record.name)} a folder of their own with -o",
-        )
+        what = f"{shown(str(results))} holds another study: {what}"
+        raise StoreError(what, next_step=f"Give the results of {shown(record.name)} a folder of their own with -o")
     for trial_id in common:
         before, now = held.dataset_fingerprints.get(trial_id), record.dataset_fingerprints.get(trial_id)
         if before != now:

@@ -27,16 +27,12 @@ def _local(launch: LaunchSection, slurm: SlurmSection, node: NodeSection | None,
 def _hostfile(launch: LaunchSection, slurm: SlurmSection, node: NodeSection | None, study_path: Path) -> Placement:
     del slurm
     if launch.hostfile is None:
-        raise RequestError(
-            "launch.scheduler = 'hostfile' needs hosts",
-            next_step='Give launch.hostfile = "hosts" with one line per host: NAME slots=4',
-        )
+        what = "launch.scheduler = 'hostfile' needs hosts"
+        raise RequestError(what, next_step='Give launch.hostfile = "hosts" with one line per host: NAME slots=4')
     hosts = read_hostfile(beside(study_path, launch.hostfile))
     if len(hosts) > 1 and any(host.name in ("localhost", "127.0.0.1", "::1") for host in hosts):
-        raise RequestError(
-            f"hostfile {shown(launch.hostfile)} names localhost beside other hosts, to whom that is another",
-            next_step="Write the name that the other hosts know this machine by",
-        )
+        what = f"hostfile {shown(launch.hostfile)} names localhost beside other hosts, to whom that is another"
+        raise RequestError(what, next_step="Write the name that the other hosts know this machine by")
     return Hostfile(hosts, described(node))
 
 
@@ -66,10 +62,8 @@ def scheduler_for(study: Study, study_path: Path) -> Placement | Submitter:
     if name == "auto":
         name = "hostfile" if launch.hostfile else "slurm" if "SLURM_JOB_ID" in os.environ else "local"
     if name in SCHEDULERS and name != "hostfile" and launch.hostfile is not None:
-        raise RequestError(
-            f"launch.hostfile = {shown(launch.hostfile)} has no meaning under launch.scheduler = '{name}'",
-            next_step="Remove one of the two",
-        )
+        what = f"launch.hostfile = {shown(launch.hostfile)} has no meaning under launch.scheduler = '{name}'"
+        raise RequestError(what, next_step="Remove one of the two")
     scheduler = made(name, launch, study.slurm, study.node, study_path)
     own = scheduler.own_job()
     return scheduler if own is None else own.placement

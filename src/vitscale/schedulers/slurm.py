@@ -19,13 +19,7 @@ from vitscale.errors import RequestError, shown
 from vitscale.launchers.base import Spawn
 from vitscale.machine.hardware import Machine, this_machine
 from vitscale.machine.hosts import Host, is_this_machine
-from vitscale.schedulers.base import (
-    Placement,
-    SchedulerError,
-    SchedulerMissingError,
-    SchedulerSilentError,
-    described,
-)
+from vitscale.schedulers.base import Placement, SchedulerError, SchedulerMissingError, SchedulerSilentError, described
 from vitscale.study.sections import NodeSection, SlurmSection
 from vitscale.trial.trial import World
 
@@ -160,10 +154,8 @@ class SlurmAllocation(Placement):
             RequestError: the allocation has fewer, or fewer cores on one than the ranks of a node have threads.
         """
         if len(self._names) < world.nodes:
-            raise RequestError(
-                f"{world.nodes} nodes are needed, and job {self._job_id} has {len(self._names)}",
-                next_step="Ask salloc for more nodes, or use fewer ranks in scaling.gpus",
-            )
+            what = f"{world.nodes} nodes are needed, and job {self._job_id} has {len(self._names)}"
+            raise RequestError(what, next_step="Ask salloc for more nodes, or use fewer ranks in scaling.gpus")
         threads, cores = world.ranks_per_node * world.threads_per_rank, self._cores()
         if cores is not None and threads > cores:
             raise RequestError(
@@ -258,10 +250,8 @@ def contained(srun: Sequence[str], slurm: SlurmSection, folders: Sequence[Path],
 
 def _mount(path: str) -> str:
     if ":" in path or "," in path:
-        raise RequestError(
-            f"{shown(path)} cannot be mounted in a container: container runtimes take ':' and ',' for separators",
-            next_step="Use a folder without them",
-        )
+        what = f"{shown(path)} cannot be mounted in a container: container runtimes take ':' and ',' for separators"
+        raise RequestError(what, next_step="Use a folder without them")
     return f"{path}:{path}"
 
 

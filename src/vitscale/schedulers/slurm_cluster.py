@@ -271,8 +271,7 @@ def _at_its_limit(fields: dict[str, str]) -> bool:
 def _node_failure(job_id: str, nodes: str) -> Cause:
     try:
         lines = ask(
-            *("sinfo", "--noheader", "--Node", f"--nodes={nodes}"),
-            *("--states=down,fail,no_respond", "--format=%N|%E"),
+            *("sinfo", "--noheader", "--Node", f"--nodes={nodes}"), *("--states=down,fail,no_respond", "--format=%N|%E")
         ).splitlines()
     except SchedulerError:
         lines = []

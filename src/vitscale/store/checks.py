@@ -346,10 +346,8 @@ def write_check(folder: Path, record: CheckRecord) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(path, record.model_dump_json(indent=1))
     except OSError as error:
-        raise StoreError(
-            f"the check cannot be written to {shown(str(folder))}: {error.strerror or error}",
-            next_step="Give a folder you may write to with -o",
-        ) from None
+        what = f"the check cannot be written to {shown(str(folder))}: {error.strerror or error}"
+        raise StoreError(what, next_step="Give a folder you may write to with -o") from None
     return path
 
 
@@ -365,10 +363,8 @@ def read_check(path: Path) -> CheckRecord:
         text = path.read_text(encoding="utf-8")
         content = refuse_wild_numbers(json.loads(text))
         if isinstance(content, dict) and isinstance(content.get("format"), int) and content["format"] > FORMAT:
-            raise StoreError(
-                f"{path} has check format {content['format']}, newer than this vitscale's {FORMAT}",
-                next_step="Update vitscale to read it",
-            )
+            what = f"{path} has check format {content['format']}, newer than this vitscale's {FORMAT}"
+            raise StoreError(what, next_step="Update vitscale to read it")
         return CheckRecord.model_validate_json(text)
     except (OSError, RecursionError, ValueError) as error:
         raise StoreError(f"{path} cannot be read: {first_reason(error)}") from error

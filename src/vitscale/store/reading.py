@@ -36,10 +36,8 @@ def _read_json(path: Path, model: type[Model]) -> Model:
         text = path.read_text(encoding="utf-8")
         content = json.loads(text)
         if isinstance(content, dict) and isinstance(content.get("format"), int) and content["format"] > FORMAT:
-            raise StoreError(
-                f"{path} has record format {content['format']}, newer than this vitscale's {FORMAT}",
-                next_step="Update vitscale to read it",
-            )
+            what = f"{path} has record format {content['format']}, newer than this vitscale's {FORMAT}"
+            raise StoreError(what, next_step="Update vitscale to read it")
         return model.model_validate_json(text)
     except (OSError, RecursionError, ValueError) as error:  # ValueError: not UTF-8, not JSON, not the model
         raise StoreError(f"{path} cannot be read: {first_reason(error)}") from error
@@ -195,10 +193,8 @@ def load(results: Path, only: str | None = None, known: Mapping[str, Run] = Mapp
     """
     study = read_study(results)
     if study is None:
-        raise StoreError(
-            f"{shown(str(results))} holds no results of vitscale (study.json is missing)",
-            next_step="Give the folder that `vitscale run STUDY.toml -o FOLDER` wrote to",
-        )
+        what = f"{shown(str(results))} holds no results of vitscale (study.json is missing)"
+        raise StoreError(what, next_step="Give the folder that `vitscale run STUDY.toml -o FOLDER` wrote to")
     index = RunIndex(results)
     problems = list(index.problems)
     if study.imported is not None:

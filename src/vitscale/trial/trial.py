@@ -14,13 +14,7 @@ from fractions import Fraction
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    ValidationError,
-    WrapValidator,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, ValidationError, WrapValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from vitscale.trial.facts import Fact, Spec, fields_where, switch, wrapping

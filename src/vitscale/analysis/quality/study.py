@@ -26,12 +26,7 @@ def few_repeats(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     if once or twice:
         how = [f"{count(once)} with one run (no interval)"] if once else []
         how += [f"{count(twice)} with 2 runs (which settle no direction)"] if twice else []
-        yield warning(
-            "too-few-repeats",
-            f"too few repeats: {', '.join(how)}",
-            _more_runs(measured),
-            (*once, *twice),
-        )
+        yield warning("too-few-repeats", f"too few repeats: {', '.join(how)}", _more_runs(measured), (*once, *twice))
 
 
 def _more_runs(measured: Sequence[TrialResult]) -> str:

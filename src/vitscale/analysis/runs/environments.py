@@ -104,7 +104,7 @@ _HARDWARE: dict[str, Callable[[Environment], Any]] = {
 }
 """What decides a time beside type and versions, and must agree where both runs tell of it."""
 _BETWEEN_HOSTS: dict[str, Callable[[Environment], Any]] = {
-    "network adapters": lambda environment: "; ".join(environment.network_adapters or ()) or None,
+    "network adapters": lambda environment: "; ".join(environment.network_adapters or ()) or None
 }
 """The same, of runs on several hosts."""
 _LIKE_CLOCKS = 0.95

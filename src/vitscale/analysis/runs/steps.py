@@ -273,11 +273,7 @@ NO_PACE = Pace()
 
 
 def of_steps(
-    run: Run,
-    elapsed: Floats,
-    kinds: npt.NDArray[np.uint8],
-    images: Integers,
-    model: ModelLine | None,
+    run: Run, elapsed: Floats, kinds: npt.NDArray[np.uint8], images: Integers, model: ModelLine | None
 ) -> Pace:
     """The pace by T timed steps, at least one.
 

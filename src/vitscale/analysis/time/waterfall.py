@@ -248,10 +248,7 @@ def with_intervals(
     except (Unexplained, statistics.StatisticsError):
         return factors  # too few runs were explained, or tell an epoch
     return tuple(
-        replace(
-            factor,
-            interval=jackknife(factor.points, [[run[at].points for run in side] for side in sides]),
-        )
+        replace(factor, interval=jackknife(factor.points, [[run[at].points for run in side] for side in sides]))
         for at, factor in enumerate(factors)
     )
 

@@ -11,18 +11,7 @@ from vitscale.analysis.scaling import curve_name
 from vitscale.present import units
 from vitscale.present.document import Choice, Figure, View
 from vitscale.present.estimate import Estimate
-from vitscale.report.charts.axes import (
-    Plot,
-    Row,
-    Spec,
-    add_curves,
-    along,
-    cut_bars,
-    first,
-    quantity,
-    scaled,
-    tooltip,
-)
+from vitscale.report.charts.axes import Plot, Row, Spec, add_curves, along, cut_bars, first, quantity, scaled, tooltip
 from vitscale.trial.trial import Mode
 
 _IDEAL_SAMPLES = 24

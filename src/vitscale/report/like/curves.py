@@ -13,14 +13,7 @@ from vitscale.present import units
 from vitscale.present.document import Choice, Figure, View
 from vitscale.report.charts.axes import Plot, Row, Spec, add_curves, quantity, scaled, tooltip
 from vitscale.report.charts.scaling import Axis, axes, far_end, ideal_line, point_row
-from vitscale.report.like.series import (
-    DATASET_NAMES,
-    Member,
-    PublishedPoints,
-    Series,
-    apart_in_micro_batch,
-    names,
-)
+from vitscale.report.like.series import DATASET_NAMES, Member, PublishedPoints, Series, apart_in_micro_batch, names
 from vitscale.report.like.study import Lack, Selection, StudyFigure, steps_for
 
 _GPUS = Axis("gpus", "GPUs", "GPUs")

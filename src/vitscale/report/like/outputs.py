@@ -132,11 +132,7 @@ def _texts(study: PublishedStudy, material: Material, formats: Sequence[str]) ->
 
 
 def _to_html(
-    study: PublishedStudy,
-    material: Material,
-    drawn: Sequence[Drawn],
-    tested: Sequence[Tested],
-    tables: Sequence[Table],
+    study: PublishedStudy, material: Material, drawn: Sequence[Drawn], tested: Sequence[Tested], tables: Sequence[Table]
 ) -> str:
     shown = [one for one in drawn if one.lack is None]
     missing = [one for one in drawn if one.lack is not None]

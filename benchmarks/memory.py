@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -137,7 +138,10 @@ def trial(fields: dict[str, Any], ranks: int, device: str) -> Trial:
 
 
 def measure(wanted: Trial, device: Any, steps_on_gloo: int) -> dict[str, int]:
-    """Peak bytes of the start (building the engine, first step) and of the watched steps, on this rank."""
+    """Peak bytes of the start (building the engine, first step) and of the watched steps, on this rank.
+
+    The start is left out where fewer steps are watched than the table takes: reading its profile takes longest.
+    """
     import torch
     from tensor_memory import tensor_memory
 
@@ -167,11 +171,13 @@ def measure(wanted: Trial, device: Any, steps_on_gloo: int) -> dict[str, int]:
             engine.micro_step(images, loss_of, last=micro_step == train.grad_accum - 1)
         engine.step()
 
-    with memory.watch():
+    found = {}
+    with memory.watch() if steps_on_gloo >= STEPS_ON_GLOO else nullcontext():
         engine = engines.build(models.build(wanted.model), wanted, device)
         auxiliary = AuxiliaryLogits(engine.module, wanted.model.auxiliary_weight) if segments else None
         step(engine)
-    start = memory.peak_bytes
+    if steps_on_gloo >= STEPS_ON_GLOO:
+        found["start_bytes"] = memory.peak_bytes
     step(engine)
     highest = 0
     for _ in range(steps_on_gloo if wanted.world.size > 1 and device.type == "cpu" else 1):
@@ -179,7 +185,7 @@ def measure(wanted: Trial, device: Any, steps_on_gloo: int) -> dict[str, int]:
             step(engine)
         highest = max(highest, memory.peak_bytes)
     del engine
-    return {"start_bytes": start, "step_bytes": highest}
+    return found | {"step_bytes": highest}
 
 
 def be_all_ranks(only: Sequence[str], ranks: int, kind: str, steps_on_gloo: int, out: Path) -> None:
@@ -259,7 +265,7 @@ def start_ranks(only: Sequence[str], ranks: int, device: str, steps_on_gloo: int
             continue
         predicted = forecast(wanted)
         row["step_bytes"] = max(one["step_bytes"] for one in said)
-        row["start_bytes"] = max(one["start_bytes"] for one in said)
+        row["start_bytes"] = max((one["start_bytes"] for one in said if "start_bytes" in one), default=None)
         row["forecast_bytes"] = predicted.peak_bytes if predicted else None
         row["moment"] = predicted.peak_moment if predicted else None
         row["parts"] = dict(predicted.parts) if predicted else None
@@ -288,7 +294,8 @@ def as_table(rows: list[dict[str, Any]], device: str) -> str:
     for (engine, variant), found in by_name.items():
         cells = [_cell(found.get(n)) for n in counts]
         largest = found[max(found)]
-        moment, start = largest.get("moment") or "", f"{largest.get('start_bytes', 0) / 1e6:.1f}"
+        start_bytes = largest.get("start_bytes")
+        moment, start = largest.get("moment") or "", f"{start_bytes / 1e6:.1f}" if start_bytes else ""
         text.append(f"| {engine} | {variant} | " + " | ".join(cells) + f" | {moment} | {start} |")
     return "\n".join(text)
 

@@ -41,6 +41,8 @@ _IMPORTED = {
         "torch.distributed.tensor", "torch._dynamo", "torch._inductor.compile_fx", "deepspeed", "pytorch_optimizer",
         "accelerate", "transformers.integrations.deepspeed", "vitscale.worker.__main__", "vitscale.worker.session",
         "vitscale.lab.enter",
+        # DeepSpeed when it builds an engine.
+        "setuptools", "deepspeed.module_inject.auto_ep_layer", "deepspeed.runtime.zero.muon.original_muon",
         # What models of transformers import when they are built.
         "transformers.models.swinv2.modeling_swinv2", "transformers.models.upernet.modeling_upernet",
         # Those of examples of own scripts too.
@@ -418,6 +420,9 @@ def _run_ranks(command: list[str], set_by_imports: Mapping[str, str]) -> int:
 
 def main(path: str, kind: str) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # those that watch are waited for by nobody
+    if (niceness := os.nice(0)) < 0:  # a session of its own is a group of its own: see `conftest.pytest_configure`
+        with contextlib.suppress(OSError):
+            Path("/proc/self/autogroup").write_text(str(niceness))
     before = dict(os.environ)
     for name in _IMPORTED[kind]:
         importlib.import_module(name)

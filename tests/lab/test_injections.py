@@ -304,7 +304,7 @@ def alike(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Run], list[Run
             ranks,
             micro_batch=8,
             model=SMALL,
-            samples=40 * ranks,
+            samples=80 * ranks,
             window={"steps": None, "explain": False},
             epochs=2,
         )

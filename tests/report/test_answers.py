@@ -34,8 +34,7 @@ def test_where_advice_keeps_another_global_batch_it_says_why(tmp_path: Path) -> 
     assert chosen[0].endswith(" (global batch 16, 3 runs).")
     assert " (global batch 8): " in then[0]
     assert then[0].endswith(
-        " The fastest measured trains with a global batch of 16: 64 steps an epoch, each of which teaches less for an "
-        "image (--large-batch allows it)."
+        " The fastest measured has a global batch of 16: only 64 steps an epoch (--large-batch allows it)."
     )
 
     chosen, then = chosen_and_next(results, tmp_path, large_batch=True)

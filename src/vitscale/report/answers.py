@@ -95,9 +95,9 @@ def what_to_choose(analysis: Analysis) -> Section:
         if trial.epoch_seconds and not trial.drifts and trial.trial.data.fraction == fastest.trial.data.fraction
     ]
     cheapest = min(alike, key=_gpu_hours)
-    told = [f"global batch {fastest.trial.global_batch:,}"] if fastest.batch_known else []
-    told.append(counted(len(fastest.runs), "run"))
-    lines = [f"Fastest measured: {in_short(analysis, fastest)} ({', '.join(told)})."]
+    batch = f"global batch {fastest.trial.global_batch:,}, " if fastest.batch_known else ""
+    runs = counted(len(fastest.runs), "run")
+    lines = [f"Fastest measured: {in_short(analysis, fastest)} ({batch}{runs})."]
     if cheapest is not fastest:
         hours = units.number(_gpu_hours(cheapest))
         lines.append(f"Cheapest measured: {in_short(analysis, cheapest)}, {hours} GPU-hours.")
@@ -158,11 +158,11 @@ def _other_batch(analysis: Analysis, advice: Advice, option: Option) -> str:
     if fastest is None or not fastest.batch_known or fastest.trial.global_batch == option.global_batch:
         return ""
     batch = fastest.trial.global_batch
-    told = f" The fastest measured trains with a global batch of {batch:,}"
+    told = f" The fastest measured has a global batch of {batch:,}"
     if batch > option.global_batch and advice.large_batch is not None:
         steps = counted(max(1, advice.work.images // batch), "step")
-        return f"{told}: {steps} an epoch, each of which teaches less for an image (--large-batch allows it)."
-    return f"{told} (--any-batch allows others than the study's)." if advice.other_batch is not None else f"{told}."
+        return f"{told}: only {steps} an epoch (--large-batch allows it)."
+    return f"{told} (--any-batch allows it)." if advice.other_batch is not None else f"{told}."
 
 
 def can_it_be_trusted(analysis: Analysis) -> Section:

@@ -296,6 +296,8 @@ def page_of(figures: Figures, page: Path, alone: bool) -> None:
             rows.append({"series": name, "runs": int(runs), "value": cost[measured], "shown": shown, "low": None})
             linear = least[measured] * int(runs) / int(first)
             ideal.append({"series": name, "runs": int(runs), "value": linear})
+    if not alone:
+        lines += ["", "(Of the processor, all forks together, while other processes shared its cores.)"]
     write_between(page, "growth", "\n".join(lines))
     plot = Plot({"rows": rows, "ideal": ideal})
     told_of = tooltip(series="command", runs="runs", shown=told)

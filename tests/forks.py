@@ -48,7 +48,7 @@ _IMPORTED = {
         # Those of examples of own scripts too.
         "transformers.models.vit.modeling_vit",
     ),
-    "commands": ("vitscale.cli",),
+    "commands": ("vitscale.cli", "vitscale.lab.enter"),
 }  # fmt: skip
 _WORKER_PLANE = ("vitscale.worker", "vitscale.engines", "vitscale.models", "vitscale.datasets", "vitscale.probes")
 _PR_SET_PDEATHSIG = 1
@@ -177,7 +177,9 @@ class Prepared:
 
     def ask(self, request: Mapping[str, object], descriptors: Sequence[int]) -> Fork:
         """A fork that does what is asked; its standard output and error are the first two of the descriptors."""
-        here = {"cwd": str(Path.cwd()), "cores": sorted(os.sched_getaffinity(0)), "host": self._host}
+        # A host holds what runs on it to its own cores.
+        cores = [] if self._host else sorted(os.sched_getaffinity(0))
+        here = {"cwd": str(Path.cwd()), "cores": cores, "host": self._host}
         server = socket.socket(socket.AF_UNIX)
         server.connect(self._path)
         text = json.dumps(here | dict(request)).encode() + b"\n"
@@ -299,7 +301,8 @@ def _run(asked: dict[str, Any], descriptors: list[int], set_by_imports: Mapping[
         os.chdir(asked["cwd"])
         if asked["host"]:
             _enter(asked["host"])
-        os.sched_setaffinity(0, asked["cores"])
+        if asked["cores"]:
+            os.sched_setaffinity(0, asked["cores"])
         match asked["kind"]:
             case "script":
                 subprocess.Popen = _fork_scripts  # type: ignore[assignment, misc]  # takes what it is asked with

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import needs
 from forks import Prepared, prepared_here
@@ -27,7 +30,7 @@ class Hosts:
 
     def prepared(self, host: int) -> Prepared:
         """Starts scripts on a host."""
-        return prepared_here().on(self.command(host, ["python"])[4:])  # behind `python -I -S enter.py`
+        return prepared_here().on(_entering(self._lab, host))
 
 
 @contextmanager
@@ -36,3 +39,14 @@ def two_hosts(megabits_per_second: float | None) -> Iterator[Hosts]:
     needs.root_and("ip", "tc", "unshare", "nsenter")
     with laboratory(2, megabits_per_second) as lab:
         yield Hosts(lab)
+
+
+def vitscale_on(lab: Laboratory, *arguments: str, cwd: Path, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    """Runs `vitscale ARGUMENTS` on the first host to its end: as a fork of a process that has imported it."""
+    request = {"kind": "command", "argv": arguments, "environment": dict(os.environ), "cwd": str(cwd)}
+    return Prepared.of_all("commands").on(_entering(lab, 0)).run(request, timeout)
+
+
+def _entering(lab: Laboratory, host: int) -> list[str]:
+    """The arguments of the laboratory's `enter.py`."""
+    return lab.command(host, ["python"])[4:]  # behind `python -I -S enter.py`

@@ -14,6 +14,7 @@ import pytest
 
 import needs
 from arriving_driver import VALUE
+from lab.hosts import vitscale_on
 from processes import wait_until
 from vitscale.lab import Laboratory, laboratory
 
@@ -110,9 +111,7 @@ def test_one_study_file_trains_the_same_under_every_launcher(lab: Laboratory, tm
     study.write_text(STUDY.read_text().replace("[measure]\n", "[measure]\nhang_seconds = 100\n"))
 
     def losses(name: str, *options: str) -> list[list[float]]:
-        argv = [sys.executable, "-m", "vitscale", "run", str(study), "-o", name, "--hostfile", str(lab.hostfile)]
-        command = lab.command(0, [*argv, *options])
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+        done = vitscale_on(lab, "run", str(study), "-o", name, "--hostfile", str(lab.hostfile), *options, cwd=tmp_path)
         (run,) = (tmp_path / name / "runs").iterdir()
         assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}{(run / 'log.txt').read_text()}"
         assert json.loads((run / "outcome.json").read_text())["kind"] == "completed"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import needs
+from lab.hosts import vitscale_on
 from vitscale.lab import laboratory
 
 pytestmark = pytest.mark.ranks
@@ -32,8 +31,7 @@ def contract(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (folder / "study.toml").write_text(text)
     with laboratory(hosts=2, slots=2, bandwidth_mbit=400.0) as lab:
         argv = ["run", "study.toml", "-o", "results", "--hostfile", str(lab.hostfile), "--launcher", "mpirun", "--json"]
-        command = lab.command(0, [sys.executable, "-m", "vitscale", *argv])
-        answer = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=400, check=False)
+        answer = vitscale_on(lab, *argv, cwd=folder, timeout=400)
     assert answer.returncode == 0, answer.stderr
     found: dict[str, Any] = json.loads(answer.stdout)
     return found

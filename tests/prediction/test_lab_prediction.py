@@ -5,8 +5,6 @@ benchmarks/lab_prediction.py holds all engines against 3 and 4 hosts.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import needs
+from lab.hosts import vitscale_on
 from vitscale import analysis, store
 from vitscale.lab import Laboratory, laboratory
 from vitscale.prediction import sources
@@ -80,8 +79,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
 
 
 def on_host_0(lab: Laboratory, folder: Path, arguments: Sequence[str]) -> None:
-    argv = [sys.executable, "-m", "vitscale", *arguments, "--hostfile", str(lab.hostfile), "--launcher", "mpirun"]
-    done = subprocess.run(lab.command(0, argv), cwd=folder, capture_output=True, text=True, timeout=240, check=False)
+    done = vitscale_on(lab, *arguments, "--hostfile", str(lab.hostfile), "--launcher", "mpirun", cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

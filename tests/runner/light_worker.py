@@ -16,16 +16,14 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from vitscale.processes import heartbeat, host_agent, launch_file
+from vitscale.processes import heartbeat, host_agent
 from vitscale.processes.heartbeat import PROGRESS, Heartbeat
-from vitscale.processes.launch_file import LaunchFile
-from vitscale.store import RankLog
-from vitscale.store.records import EndLine, StepLine
-from vitscale.store.results import RunHeader
-from vitscale.worker import rank_process
-from vitscale.worker.rank_process import error_line
+
+if TYPE_CHECKING:
+    from vitscale.processes.launch_file import LaunchFile
+    from vitscale.worker import rank_process
 
 FAULTS = ("well", "killed", "stopped", "raises", "exits_early", "stuck", "endless")
 """By the trial's seed. All but `well` and `endless` befall rank 1."""
@@ -89,6 +87,13 @@ def befall(fault: str) -> None:
 
 
 def main(run_folder: Path) -> NoReturn:
+    # Not above: host agents, of which each run has several, need none of it.
+    from vitscale.processes import launch_file
+    from vitscale.store import RankLog
+    from vitscale.store.records import EndLine, StepLine
+    from vitscale.store.results import RunHeader
+    from vitscale.worker import rank_process
+
     launch = launch_file.read(run_folder)
     assert launch is not None
     rank_process.with_environment(launch)
@@ -121,7 +126,7 @@ def main(run_folder: Path) -> NoReturn:
         log.close()
     except BaseException as error:
         code = 1
-        log.end_with(error_line(error))
+        log.end_with(rank_process.error_line(error))
         if fault == "killed" and header.trial.launcher == "mpirun":
             # It tells of the process that it hears of first, and ends the others: let that be the one that was killed.
             time.sleep(60)

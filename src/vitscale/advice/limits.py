@@ -88,12 +88,19 @@ def _verdict(value: float, far: float) -> Verdict:
     return "meets" if far <= 1.0 else "probably" if value <= 1.0 else "misses"
 
 
+def _rounded(key: Array) -> Array:
+    """To ten digits: what differs in the last bits alone is equal, and the other cost decides."""
+    mantissa, exponent = np.frexp(key)
+    rounded: Array = np.ldexp(np.round(mantissa, 10), exponent)
+    return rounded
+
+
 def best(mask: Mask, *keys: Array) -> int | None:
     """The place of the smallest first key in `mask`; of equals, of the smallest second, and so on. None: mask empty."""
     places = np.flatnonzero(mask)
     if not len(places):
         return None
-    order = np.lexsort([key[places] for key in reversed(keys)])
+    order = np.lexsort([_rounded(key[places]) for key in reversed(keys)])
     return int(places[order[0]])
 
 
@@ -103,6 +110,7 @@ def front(mask: Mask, first: Array, second: Array) -> list[int]:
     Of equals in both only one is kept.
     """
     places = np.flatnonzero(mask)
+    first, second = _rounded(first), _rounded(second)
     order = places[np.lexsort((second[places], first[places]))]
     kept: list[int] = []
     lowest = np.inf

@@ -11,9 +11,10 @@ from vitscale.prediction.configurations import Candidate, Estimates, column
 from vitscale.prediction.step.model import Array
 from vitscale.prediction.variants import Variant
 
-WEIGHT = 0.2
-"""Of Amdahl's answer beside the median of the fit's, of logarithms. Sources of docs/calibration-tables.md were each
-predicted with the weight that the others choose by error: 0.2, or 0.25 under other priors (docs/log.md)."""
+WEIGHT = 0.3
+"""Of Amdahl's answer beside the median of the fit's, of logarithms, at twice the ranks that were measured; a half of it
+at four times, and so on: what grows without end is no answer far out. Tables of others would have more of it, simulated
+clusters less (docs/log.md)."""
 
 
 def serial_and_parallel(gpus: Sequence[float], seconds: Sequence[float]) -> tuple[float, float] | None:
@@ -49,11 +50,19 @@ def amdahl_of(asked: Variant) -> tuple[float, float] | None:
     return serial_and_parallel([point.gpus for point in points], [float(each) for each in steps / images])
 
 
-def factor_towards(terms: tuple[float, float], candidates: Sequence[Candidate], step: Estimates) -> Array:
-    """Factor on the middle of each configuration's step, (configurations,): across hosts `WEIGHT` of the way to
-    Amdahl's, and of that no further than the interval of the mean; else 1."""
+def factor_towards(terms: tuple[float, float], largest: int, candidates: Sequence[Candidate], step: Estimates) -> Array:
+    """Factor on the middle of each configuration's step, (configurations,): across hosts a share of the way to
+    Amdahl's, and of that no further than the interval of the mean; else 1.
+
+    Args:
+        terms: see `amdahl_of`.
+        largest: rank count that was measured.
+        candidates: the configurations.
+        step: their seconds.
+    """
     serial, parallel = terms
     gpus = column(candidates, "gpus")
     of_amdahl = column(candidates, "global_batch") * (serial + parallel / gpus)
-    factor = (np.clip(of_amdahl, step.low, step.high) / step.value) ** WEIGHT
+    weight = WEIGHT / np.maximum(1.0, np.log2(gpus / largest))
+    factor = (np.clip(of_amdahl, step.low, step.high) / step.value) ** weight
     return np.where(gpus > column(candidates, "ranks_per_node"), factor, 1.0)

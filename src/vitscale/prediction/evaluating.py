@@ -82,7 +82,7 @@ def evaluate(
         chance = np.where(np.isnan(memory), np.nan, known)
     step, speed = joined([step for step, _, _ in pieces]), joined([speed for _, speed, _ in pieces])
     if draws > ROUGH and (terms := amdahl_of(asked)) is not None:
-        factor = factor_towards(terms, candidates, step)
+        factor = factor_towards(terms, max(point.gpus for point in asked.fitted.points), candidates, step)
         step = replace(step, value=step.value * factor)
         speed = replace(speed, value=np.clip(speed.value / factor, speed.low, speed.high))
     return Evaluated(

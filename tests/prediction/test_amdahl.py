@@ -38,12 +38,12 @@ def test_a_prior_driven_middle_lies_so_far_towards_amdahls_and_its_intervals_sta
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     evidence = imported()
-    (alone,), (shared,) = (answers(evidence, weight, monkeypatch, 16) for weight in (0.0, 0.3))
+    (alone,), (shared,) = (answers(evidence, weight, monkeypatch, 16) for weight in (0.0, 0.2))
     assert alone.label == shared.label == "prior-driven"
     # 0.2 + 15 x 0.005 s, which lies within the interval of the mean.
     middle, of_law = alone.step_seconds.value, 0.275
     assert middle < of_law < alone.step_seconds.ends[1]
-    assert shared.step_seconds.value == pytest.approx(middle**0.7 * of_law**0.3, rel=1e-3)
+    assert shared.step_seconds.value == pytest.approx(middle**0.8 * of_law**0.2, rel=1e-3)
     assert shared.step_seconds.ends == alone.step_seconds.ends
     assert shared.step_seconds.future_ends == alone.step_seconds.future_ends
     assert alone.speedup
@@ -53,11 +53,11 @@ def test_a_prior_driven_middle_lies_so_far_towards_amdahls_and_its_intervals_sta
 
 def test_far_out_it_goes_no_further_than_the_interval_and_counts_less(monkeypatch: pytest.MonkeyPatch) -> None:
     evidence = imported()
-    (alone,), (shared,) = (answers(evidence, weight, monkeypatch, 4096) for weight in (0.0, 0.3))
+    (alone,), (shared,) = (answers(evidence, weight, monkeypatch, 4096) for weight in (0.0, 0.2))
     low, high = alone.step_seconds.ends
     assert 0.2 + 4095 * 0.005 > high > low
     reach = math.log(shared.step_seconds.value / alone.step_seconds.value)
-    assert reach == pytest.approx(0.3 / 9 * math.log(high / alone.step_seconds.value))  # 2^9 times the 8 ranks
+    assert reach == pytest.approx(0.2 / 3 * math.log(high / alone.step_seconds.value))  # 9 doublings
 
 
 @pytest.mark.parametrize(("engine", "gpus"), [("unknown", 6), ("unknown", 8), ("ddp", 16)])
@@ -65,5 +65,5 @@ def test_what_was_measured_and_messages_that_are_known_keep_their_own(
     engine: str, gpus: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evidence = imported(engine)
-    alone, shared = (answers(evidence, weight, monkeypatch, gpus) for weight in (0.0, 0.3))
+    alone, shared = (answers(evidence, weight, monkeypatch, gpus) for weight in (0.0, 0.2))
     assert [one.step_seconds for one in alone] == [one.step_seconds for one in shared]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from vitscale.sources import decoding, image_set
 from vitscale.sources.arrays import ArrayShape
 from vitscale.sources.base import ArraySplit, Images
 from vitscale.sources.cache import chunk_samples, find
+from vitscale.sources.image_folder import Files
 from vitscale.sources.image_set import FileSplit
 from vitscale.trial.trial import DataSpec
 
@@ -254,6 +256,23 @@ def test_processes_decode_what_threads_do(tmp_path: Path, cache: Path, monkeypat
     np.testing.assert_array_equal(by_processes.take(np.arange(9)), by_threads.take(np.arange(9)))
     facts = [json.loads(path.read_text()) for path in cache.rglob("facts.json")]
     assert facts[0] == facts[1]
+
+
+def test_a_chunks_files_are_asked_for_before_the_first_is_decoded(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is gone is left to what decodes it."""
+    paths = [*sorted(str(path) for path in images.rglob("*") if path.is_file())[:3], str(tmp_path / "gone.png")]
+    happened: list[str] = []
+    monkeypatch.setattr(
+        os, "posix_fadvise", lambda file, *_: happened.append(str(Path(f"/proc/self/fd/{file}").readlink()))
+    )
+    monkeypatch.setattr(decoding, "_fill", lambda *_, **__: happened.append("decoded"))
+    np.save(tmp_path / "pixels.npy", np.zeros((4, 16, 16, 3), np.uint8))
+    decoding._fill_file(
+        tmp_path / "pixels.npy", 0, Files(tuple(paths), np.zeros(4, np.int64)), ArrayShape(16, 3, "uint8")
+    )
+    assert happened == [*paths[:3], "decoded"]
 
 
 def test_processes_name_every_broken_image(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,6 +170,9 @@ def main() -> int:
         for processes in options.processes:
             rounds = [cache_seconds(few, images, side, processes) for _ in range(options.rounds)]
             least = Seconds(*map(min, zip(*rounds, strict=True)))
+            if min(least) <= 0:
+                print(f"cache by {processes} process(es): too few images to tell from what starting takes")
+                continue
             alone = alone or Seconds(least.wall * processes, least.processor)
             wall, processor = alone.wall / least.wall / processes, alone.processor / least.processor
             print(

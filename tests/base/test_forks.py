@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -49,3 +51,23 @@ def test_the_share_of_a_fork_that_dies_is_done_here(three_cores: None) -> None:
         return item
 
     assert spread(work, range(6), fewest=2) == list(range(6))
+
+
+def test_the_share_of_a_fork_that_ends_within_its_answer_is_done_here(
+    three_cores: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dump_a_part(value: object, file: BinaryIO, protocol: int) -> None:
+        file.write(pickle.dumps(value, protocol)[:-5])
+
+    monkeypatch.setattr(pickle, "dump", dump_a_part)
+    assert spread(str, range(6), fewest=2) == list("012345")
+
+
+def test_where_nothing_can_be_forked_all_is_done_here(three_cores: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", refuse)
+    open_before = len(list(Path("/proc/self/fd").iterdir()))
+    assert spread(lambda item: item * item, range(6), fewest=2) == [0, 1, 4, 9, 16, 25]
+    assert len(list(Path("/proc/self/fd").iterdir())) == open_before

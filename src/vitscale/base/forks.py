@@ -34,15 +34,20 @@ def spread(work: Callable[[Item], Done], items: Sequence[Item], *, fewest: int) 
             answer, write = os.pipe()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's, of threads: none takes part
-                child = os.fork()
+                try:
+                    child = os.fork()
+                except OSError:  # no memory, or no process more
+                    os.close(answer)
+                    os.close(write)
+                    break
             if not child:
                 _answer(write, work, [items[place] for place in share])
             os.close(write)
             children.append((child, answer, share))
-        for place in shares[0]:
-            done[place] = work(items[place])
+        done |= {place: work(items[place]) for place in shares[0]}
         for _, answer, share in children:
-            with suppress(EOFError), os.fdopen(answer, "rb", closefd=False) as file:
+            # Without an answer, or with a part of one where the fork was ended.
+            with suppress(EOFError, pickle.UnpicklingError), os.fdopen(answer, "rb", closefd=False) as file:
                 done |= zip(share, pickle.load(file), strict=True)  # noqa: S301 - of a fork of this process
     finally:
         for child, answer, _ in children:

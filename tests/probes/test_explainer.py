@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
+import threading
 import time
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from vitscale.probes.steps import Explainer
 
@@ -66,6 +70,31 @@ def test_a_block_tells_each_of_its_steps(tmp_path: Path) -> None:
     (trace,) = tmp_path.glob("trace-rank-0-block-0.json.gz")
     names = {event.get("name") for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]}
     assert {"vitscale.step", "vitscale.forward", "aten::mm"} <= names
+
+
+def test_what_gloo_is_about_to_record_is_waited_for(tmp_path: Path) -> None:
+    """A collective is complete before its thread has recorded the end: here as if it had lost its core between them."""
+    completed, recorded = threading.Event(), threading.Event()
+
+    def lose_the_core(_: object) -> None:
+        completed.set()
+        hashlib.pbkdf2_hmac("sha256", b"a", b"b", 300_000)  # without the interpreter's lock
+        recorded.set()
+
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        explainer = Explainer(CPU, 1)
+        explainer.begin_block()
+        with explainer.step(0):
+            work = dist.all_reduce(torch.ones(4), async_op=True)
+            then = work.get_future().then(lose_the_core)
+            completed.wait()
+        (line,) = explainer.end_block(rank=0)
+        assert recorded.is_set()
+        assert len(line.collectives) == 1
+        then.wait()
+    finally:
+        dist.destroy_process_group()
 
 
 def test_blocks_are_numbered_and_end_only_once() -> None:

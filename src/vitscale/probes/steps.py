@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -42,6 +42,9 @@ Phase = Callable[[PhaseName], AbstractContextManager[object]]
 """Names what the training loop is doing: `with phase("forward"): ...`."""
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
+_GLOO_THREAD = "pt_gloo_runloop"
+_GLOO_SECONDS = 1.0
+"""How long its threads are waited for: a script's own may always have work."""
 
 
 def no_phase(_name: PhaseName) -> AbstractContextManager[None]:
@@ -102,7 +105,7 @@ class Explainer:
         if finished is None:
             raise RuntimeError("no explained block has begun")
         finish_device_work(self._device)  # the last kernels of the block belong to it
-        finished.stop()
+        _stop(finished)
         events = events_of(finished)
         if self._traces is not None:
             finished.export_chrome_trace(str(self._traces / f"trace-rank-{rank}-block-{self._block}.json.gz"))
@@ -115,7 +118,7 @@ class Explainer:
         """Stops the profiler; of what it saw nothing is kept."""
         finished, self._profile = self._profile, None
         if finished is not None:
-            finished.stop()
+            _stop(finished)
 
     def _start(self) -> None:
         activities = [ProfilerActivity.CPU]
@@ -123,6 +126,30 @@ class Explainer:
             activities.append(ProfilerActivity.CUDA)
         self._profile = profile(activities=activities)
         self._profile.start()
+
+
+def _stop(running: profile) -> None:
+    """Stops a profiler when gloo's threads have written into it what they will.
+
+    gloo says that a collective is complete before its thread has recorded the end: one that has lost its core between
+    the two would write into what the profiler has freed by then (torch 2.13, `AsyncWork::finishWorkGloo`). Such a
+    thread is running, or about to; one that has recorded sleeps until there is more to do.
+    """
+    asleep, give_up = 0, time.monotonic() + _GLOO_SECONDS
+    # Twice: for a moment it may sleep before the interpreter's lock, which this thread holds.
+    while (asleep := 0 if _gloo_runs() else asleep + 1) < 2 and time.monotonic() < give_up:
+        time.sleep(0.0002)
+    running.stop()
+
+
+def _gloo_runs() -> bool:
+    """Whether one of this process's threads that work for gloo is running, or waits for a core."""
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it has ended
+            name, _, rest = (task / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
+            if name.partition("(")[2] == _GLOO_THREAD and rest.split()[0] != "S":
+                return True
+    return False
 
 
 def events_of(finished: profile) -> list[Event]:

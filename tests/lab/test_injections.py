@@ -34,6 +34,8 @@ pytestmark = [pytest.mark.ranks, pytest.mark.alone]
 
 RATES = (300, 600)
 """Of the link, in megabits per second."""
+FRAME_BYTES, PAYLOAD_BYTES = 1514, 1448
+"""Of a full Ethernet frame, which the shaper counts, and of what TCP with timestamps carries in it."""
 CONFIGURATIONS = {
     "ddp, many buckets": {"engine": "ddp", "bucket_mib": 1},
     "ddp, few buckets": {"engine": "ddp", "bucket_mib": 64, "micro_batch": 16},
@@ -84,6 +86,11 @@ def exposures_by_step(run: Run) -> list[tuple[RankExposure, ...]]:
         exposures([(rank.rank, next(line for line in rank.explained if line.step == step)) for rank in run.ranks])
         for step in sorted(line.step for line in run.ranks[0].explained)
     ]
+
+
+def link_seconds(volume_bytes: float, rate: int) -> float:
+    """What so many bytes take over a link of so many megabits per second."""
+    return volume_bytes * FRAME_BYTES / PAYLOAD_BYTES * 8 / (rate * 1e6)
 
 
 def wire_seconds(run: Run) -> float:
@@ -145,7 +152,7 @@ def slowed(tmp_path_factory: pytest.TempPathFactory, link: Link) -> dict[str, Ru
 def test_wire_is_volume_over_bandwidth(linked: Linked, rate: int, name: str) -> None:
     run = linked(rate, name)
     volume_bytes = 4 * (model_cost.parameters(run.header.trial.model) or 0)
-    assert wire_seconds(run) == pytest.approx(volume_bytes * 8 / (rate * 1e6), rel=0.15)
+    assert wire_seconds(run) == pytest.approx(link_seconds(volume_bytes, rate), rel=0.15)
 
 
 def test_many_buckets_overlap_with_backward_and_one_does_not(linked: Linked) -> None:
@@ -220,9 +227,10 @@ def test_what_norms_exchange_is_their_own_part_and_a_slow_rank_stays_waiting(
     of_engine = messages(trial) or ()
     # Two ranks send half of what they gather, and gloo scatters by an all-reduce, of which each sends all.
     own_bytes = sum(one.calls * one.tensor_bytes / (2 if one.operation == "all_gather" else 1) for one in of_engine)
-    own_seconds, calls = own_bytes * 8 / (rate * 1e6), sum(one.calls for one in of_engine)
+    own_seconds, calls = link_seconds(own_bytes, rate), sum(one.calls for one in of_engine)
     waiting, guilty = found.ranks
     for rank in found.ranks:
+        # Of each the shaper lets a burst through at once: as much, nearly, as its frames are more than their payload.
         assert rank.sum_of("norm") == pytest.approx(2 * 11 * NORM_BYTES * 8 / (rate * 1e6), rel=0.15)
         assert 0.8 * own_seconds < rank.sum_of("wire") < own_seconds + calls * CALL_SECONDS
     late = how["micro_batch"] * SLOW_IMAGE_SECONDS

@@ -10,7 +10,7 @@ import pytest
 from published_folder import Entry, Table
 from sampler import DRAWS, density
 
-from vitscale.prediction.sampling import ENOUGH, Array, Sample, StudentT, effective_size, sample
+from vitscale.prediction.sampling import ENOUGH, FEW, Array, Sample, StudentT, effective_size, sample
 
 SIZE = 6
 LogDensity = Callable[[Array], Array]
@@ -44,6 +44,14 @@ def test_a_density_far_from_the_first_proposals_is_walked_to() -> None:
     assert found.effective_size >= ENOUGH
     assert found.rows.mean(axis=0) == pytest.approx(mean, abs=0.2)
     assert found.rows.std(axis=0) == pytest.approx(spread, rel=0.12)
+
+
+def test_where_the_usual_rounds_do_not_arrive_more_are_made() -> None:
+    """Twelve spreads away, where one direction is twenty times as narrow as another."""
+    mean, spread = np.full(SIZE, 12.0), np.geomspace(0.1, 2.0, SIZE)
+    found = drawn(normal(mean, spread), (0.0, 1.0))
+    assert found.effective_size >= FEW
+    assert found.rows.mean(axis=0) == pytest.approx(mean, abs=0.3)
 
 
 def test_two_explanations_are_both_kept_in_their_proportion() -> None:

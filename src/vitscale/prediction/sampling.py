@@ -23,8 +23,11 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 ENOUGH = 1200.0
 """Effective draws at which no further round is made."""
+FEW = 400.0
+"""Effective draws with which it is content after the usual rounds."""
 _EACH_ROUND = 1500
-_MOST_ROUNDS = 12
+_USUAL_ROUNDS = 12
+_MOST_ROUNDS = 36
 _COMPONENTS = 6
 _FITTED = 1000
 _ITERATIONS = 6
@@ -73,7 +76,7 @@ def sample(
     densities = np.empty((0, 0))
     log_weights = np.empty(0)
     fresh: list[tuple[Proposal, int]] = [(each, _EACH_ROUND // len(first)) for each in first]
-    for _ in range(_MOST_ROUNDS):
+    for number in range(1, _MOST_ROUNDS + 1):
         new = np.vstack([each.draw(rng, count) for each, count in fresh])
         rows = np.vstack([rows, new]) if len(rows) else new
         target = np.concatenate([target, np.nan_to_num(log_target(new), nan=-np.inf)])
@@ -84,7 +87,7 @@ def sample(
         counts += [count for _, count in fresh]
         mixture = np.logaddexp.reduce(densities + np.log(np.array(counts) / sum(counts))[:, None])
         log_weights = target - mixture
-        if effective_size(log_weights) >= ENOUGH:
+        if effective_size(log_weights) >= (ENOUGH if number < _USUAL_ROUNDS else FEW):
             break
         fresh = [(Mixture(rows, _tempered(log_weights), rng), _EACH_ROUND)]
     chosen = _resampled(log_weights, draws)

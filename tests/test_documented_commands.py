@@ -114,7 +114,8 @@ VITSCALE = [name for name, command in COMMANDS.items() if command.line.startswit
 def arguments_of(line: str) -> list[str]:
     """Of a command, with all that may be left out; a usage's capitals stand for something."""
     meant = {"LOG...": "LOG.csv", "F": "epochs", "VERSION": "0.19.8"}
-    return [meant.get(word, word) for word in shlex.split(re.sub(r"[\[\]]", "", line))[1:]]
+    words = [word if "=" in word else re.sub(r"[\[\]]", "", word) for word in shlex.split(line)[1:]]
+    return [meant.get(word, word) for word in words]
 
 
 @pytest.fixture(scope="module")

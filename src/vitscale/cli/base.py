@@ -50,6 +50,10 @@ def option(names: str, metavar: str, words: str) -> Any:
 
 
 StudyArgument = Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.", show_default=False)]
+OverridesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE...]", help="Put over the study: train.micro_batch=16.", show_default=False),
+]
 ResultsArgument = Annotated[Path, typer.Argument(metavar="RESULTS", help="A results folder.", show_default=False)]
 JsonOption = Annotated[bool, option("--json", "", "Print JSON instead of a table.")]
 ParametersOption = Annotated[

@@ -13,6 +13,7 @@ from vitscale.cli.base import (
     HostfileOption,
     JsonOption,
     LauncherOption,
+    OverridesArgument,
     ProgramConsole,
     SchedulerOption,
     SiteOption,
@@ -39,6 +40,7 @@ MemoryOption = Annotated[
 @app.command()
 def plan(
     study: StudyArgument,
+    overrides: OverridesArgument = None,
     commands: Annotated[
         bool, option("--commands", "", "Print every trial's exact command or batch script, and nothing else.")
     ] = False,
@@ -61,10 +63,10 @@ def plan(
     compute_on_one_core()
     from vitscale import runner
     from vitscale.runner.preview import command_list, plan_document, plan_fields
-    from vitscale.study.file import overlay
+    from vitscale.study.file import StudyFile, overlay
 
     over = overlay(site, launcher=launcher, scheduler=scheduler, hostfile=hostfile)
-    planned = runner.plan(study, overlay=over)
+    planned = runner.plan(StudyFile.read(study, over, overrides or ()))
     if commands and not json:
         skipped = _unfit(planned, gpu_memory) if skip_unfit else {}
         sys.stdout.write(command_list(planned, None, unfit=skipped))
@@ -77,6 +79,7 @@ def plan(
 @app.command()
 def run(
     study: StudyArgument,
+    overrides: OverridesArgument = None,
     output: Annotated[Path | None, option("-o --output", "RESULTS", "Results folder.  [default: results/NAME]")] = None,
     retry_failed: Annotated[bool, option("--retry-failed", "", "Do runs again that did not complete.")] = False,
     allow_version_change: Annotated[
@@ -100,10 +103,10 @@ def run(
     from vitscale import runner
     from vitscale.preflight import pace_warnings
     from vitscale.runner.preview import command_list, finding_lines
-    from vitscale.study.file import overlay
+    from vitscale.study.file import StudyFile, overlay
 
     over = overlay(site, launcher=launcher, scheduler=scheduler, hostfile=hostfile)
-    planned = runner.plan(study, overlay=over, results=output)
+    planned = runner.plan(StudyFile.read(study, over, overrides or ()), results=output)
     results = output or Path("results") / planned.record.name
     skipped = _unfit(planned, gpu_memory) if skip_unfit else {}
     if dry_run:
@@ -179,6 +182,7 @@ def check(
     study: Annotated[
         Path | None, typer.Argument(metavar="[STUDY.toml]", help="For its ranks, data and model.", show_default=False)
     ] = None,
+    overrides: OverridesArgument = None,
     output: Annotated[Path | None, option("-o --output", "RESULTS", "Results folder that it is stored in.")] = None,
     ranks_per_node: Annotated[int | None, option("--ranks-per-node", "M", "Ranks on each host.")] = None,
     quick: Annotated[bool, option("--quick", "", "Small messages and short measurements.")] = False,
@@ -201,7 +205,7 @@ def check(
     if training:
         _check_training(study, over, ranks_per_node, output, verbose=verbose, json=json)
         return
-    target = preflight.check_target(study, over)
+    target = preflight.check_target(study, over, overrides or ())
     wanted = preflight.request(target, ranks_per_node=ranks_per_node, quick=quick)
     say = ProgramConsole(stderr=True)
     record, path = preflight.run_check(target, wanted, output, lambda line: say.print(line, highlight=False))

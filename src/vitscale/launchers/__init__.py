@@ -11,6 +11,7 @@ from vitscale.launchers.mpirun import Mpirun
 from vitscale.launchers.srun import Srun
 from vitscale.launchers.torchrun import Torchrun
 from vitscale.machine.hosts import Host
+from vitscale.trial.hints import meant_value
 from vitscale.trial.trial import World
 
 LOCAL = "local"
@@ -33,7 +34,8 @@ def find_launcher(name: str) -> Launcher:
     """
     if name in _OLD:
         return _OLD[name]
-    return known("launcher", name, LAUNCHERS, "launch", "unavailable", "unfit")
+    next_step = meant_value("launch.launcher", name)
+    return known("launcher", name, LAUNCHERS, "launch", "unavailable", "unfit", next_step=next_step)
 
 
 def launcher_named(name: str, world: World, hosts: tuple[Host, ...] = ()) -> Launcher:

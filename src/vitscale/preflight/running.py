@@ -86,14 +86,14 @@ class CheckTarget:
         return CheckTarget(self.study, scheduler, left, len(left), self.trial, self.dataset_fingerprint)
 
 
-def check_target(path: Path | None, overlay: Overlay) -> CheckTarget:
+def check_target(path: Path | None, overlay: Overlay, overrides: Sequence[str] = ()) -> CheckTarget:
     """Reads the study, if there is one, and finds the hosts and the study's images. Nothing is written.
 
     Raises:
         RequestError: study, site file, hostfile or data cannot be used; or this is a cluster's login node.
     """
     read_from = path or Path("(no study file)")
-    file = StudyFile.read(path, overlay) if path is not None else StudyFile(read_from, _NO_STUDY, overlay)
+    file = StudyFile.read(path, overlay, overrides) if path else StudyFile(read_from, _NO_STUDY, overlay)
     study = file.study
     scheduler = scheduler_for(study, read_from)
     if isinstance(scheduler, Submitter):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -289,12 +290,11 @@ def _problems(analysis: Analysis) -> Section | None:
 def _reproduce(analysis: Analysis) -> Section | None:
     study = analysis.study
     versions = ", ".join(f"{name} {version or 'not installed'}" for name, version in study.versions.items())
+    again = ["vitscale", "run", f"{study.name}.toml", *study.overrides]
     return _section(
         "Reproduce",
         (
-            Paragraph(
-                f"Save this as {study.name}.toml, then: vitscale run {study.name}.toml; vitscale report RESULTS."
-            ),
+            Paragraph(f"Save this as {study.name}.toml, then: {shlex.join(again)}; vitscale report RESULTS."),
             Code(tuple(study.text.splitlines())),
             Paragraph(f"Measured with {versions}.", "quiet") if versions else None,
         ),

@@ -92,7 +92,7 @@ class Report:
 
 
 def plan(
-    path: Path,
+    study: Path | StudyFile,
     machine: Machine | None = None,
     check_data: Callable[[DataSpec], sources.Summary] = sources.check,
     overlay: Overlay | None = None,
@@ -101,21 +101,21 @@ def plan(
     """Reads and checks a study against the hosts it is to run on and its data; starts nothing and writes nothing.
 
     Args:
-        path: the study file.
+        study: the study file, or what was read of it.
         machine: what one host offers; None: what the scheduler says.
         check_data: finds and verifies a dataset.
-        overlay: of a site file and the command line.
+        overlay: of a site file and the command line, where it is to be read.
         results: the folder that it is to go into: begun there, it keeps the launcher and the threads of then, as far as
             it leaves them open. None: results/NAME.
 
     Raises:
         RequestError: the study, the data or the hosts do not allow it.
     """
-    file = StudyFile.read(path, overlay)
+    file = study if isinstance(study, StudyFile) else StudyFile.read(study, overlay)
     for _, point, _ in file.points():
         if point.launch.launcher != AUTO:
             find_launcher(point.launch.launcher)
-    scheduler = scheduler_for(file.study, path)
+    scheduler = scheduler_for(file.study, file.path)
     results = results or Path("results") / file.study.name
     begun = begun_study(results, file.study.name)
     launcher = _launcher_of(begun) or scheduler.default_launcher
@@ -141,6 +141,7 @@ def plan(
     record = StudyRecord(
         name=file.study.name,
         text=file.text,
+        overrides=file.overrides,
         repeats=measure.repeats,
         target_ci=measure.target_ci,
         max_repeats=measure.max_repeats if measure.target_ci is not None else None,
@@ -149,7 +150,7 @@ def plan(
         versions=installed_versions({trial.train.engine for trial in expansion.trials.values()}),
         dataset_fingerprints=expansion.fingerprints,
     )
-    context = RunContext(record, measure, launch, file.study.slurm, path.parent.absolute(), results)
+    context = RunContext(record, measure, launch, file.study.slurm, file.path.parent.absolute(), results)
     return Plan(context, scheduler, expansion, tuple(tasks))
 
 
@@ -232,7 +233,11 @@ def _refuse_another_study(results: Path, held: StudyRecord, record: StudyRecord)
     if held.name != record.name or not common:
         what = shown(held.name) if held.name != record.name else f"other trials under the name {shown(held.name)}"
         what = f"{shown(str(results))} holds another study: {what}"
-        raise StoreError(what, next_step=f"Give the results of {shown(record.name)} a folder of their own with -o")
+        own_folder = f"Give the results of {shown(record.name)} a folder of their own with -o"
+        if held.overrides != record.overrides:
+            was = " ".join(held.overrides) or "nothing"
+            own_folder += f"; or go on as it was begun, with {was} on the command line"
+        raise StoreError(what, next_step=own_folder)
     for trial_id in common:
         before, now = held.dataset_fingerprints.get(trial_id), record.dataset_fingerprints.get(trial_id)
         if before != now:

@@ -21,6 +21,7 @@ from vitscale.sources.image_set import ImageSet
 from vitscale.sources.shards import list_shards
 from vitscale.sources.synthetic import Synthetic
 from vitscale.trial import script
+from vitscale.trial.hints import meant_value
 from vitscale.trial.trial import DataSpec
 
 __all__ = ["SOURCES", "ChannelStatistics", "Dataset", "Source", "Split", "Summary", "check", "load", "prepare"]
@@ -94,9 +95,7 @@ def _statistics(split: Split) -> ChannelStatistics:
 def _source(spec: DataSpec) -> Source:
     if spec.name == script.NAME:
         return _OfScript()
-    as_folder = "imagenet" in spec.name.lower()
-    next_step = 'Write name = "folder" with root = the folder that has train/CLASS/*.jpg' if as_folder else ""
-    return known("dataset", spec.name, SOURCES, "check", "load", next_step=next_step)
+    return known("dataset", spec.name, SOURCES, "check", "load", next_step=meant_value("data.name", spec.name))
 
 
 class _OfScript:

@@ -25,6 +25,7 @@ Format history (`FORMAT`):
  10  packs of finished runs (`store.packs`); the files in them are as before. The user's own training scripts:
      TrainSpec.script and arguments, Trial.script_digest, ModelLine.flops_per_image, the start-up phase "script"; null
      or empty in older formats. Ranks that share a model: Trial.parallel; in older formats none do.
+ 11  what the command line put over a study: StudyRecord.overrides. Empty in older formats.
 
 A reader accepts its own format and older ones; a newer one is refused by name.
 """
@@ -39,7 +40,7 @@ from pydantic import Field, PlainSerializer, PlainValidator
 from vitscale.store.lines import Count, Finite, IfThere, RankLine, RankLines, Record, Seconds, Steps
 from vitscale.store.lines import StepLine as StepLine
 
-FORMAT = 10
+FORMAT = 11
 
 PhaseName = Literal["data", "h2d", "forward", "backward", "optimizer"]
 

@@ -132,6 +132,8 @@ class StudyRecord(Record):
     name: str
     text: str
     """The study file as it was read."""
+    overrides: tuple[str, ...] = ()
+    """What was put over it on the command line, as it was typed: "train.micro_batch=16"."""
     repeats: int
     target_ci: float | None = None
     """Share of an epoch time within which its 95 % interval was to lie; null: as many runs as `repeats`, no more."""

@@ -1,5 +1,5 @@
-"""A study file, read and held against what a study may say; and the site file, which says where and how a cluster wants
-things run, apart from any study, so that a study runs everywhere."""
+"""A study file, read and held against what a study may say; and what is put over it: the site file, which says where
+and how a cluster wants things run, so that a study runs everywhere, and values on the command line."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import ValidationError
 
-from vitscale.base.files import has_long_keys, read_text
+from vitscale.base.files import beside, has_long_keys, read_text
 from vitscale.errors import RequestError, explain, nearest, shown, wrong_value
 from vitscale.study.sections import SECTIONS, Choice, Study, choices, swept_fields
+from vitscale.trial.hints import meant_key, meant_value
 from vitscale.trial.trial import Mode
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
-from vitscale.base.files import beside
 
 _MOST_RUNS = 20_000
 FEWEST_FOR_TARGET = 6
@@ -32,29 +32,49 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 class StudyFile:
     """A study as it was read: its text, its raw values, and the validated whole."""
 
-    def __init__(self, path: Path, text: str, overlay: Overlay | None = None) -> None:
-        """`overlay`: values of a site file and of the command line, put over the study's own."""
+    def __init__(self, path: Path, text: str, overlay: Overlay | None = None, overrides: Sequence[str] = ()) -> None:
+        """As `checked`, but for the points of the sweep."""
         self.path = path
         self.text = text
-        self.raw = _overlaid(_toml(path, text), overlay or {})
+        self.overrides = tuple(overrides)
+        over = overridden(overrides)
+        self.raw = _overlaid(_overlaid(_toml(path, text), overlay or {}), over)
+        self._decided = {
+            f"{section}.{key}": by
+            for sections, by in ((overlay or {}, "--{key} or the site file"), (over, "the command line"))
+            for section, keys in sections.items()
+            if section != "sweep" and isinstance(keys, Mapping)
+            for key in keys
+        }
         self.study = _validated(path, self.raw)
 
     @classmethod
-    def read(cls, path: Path, overlay: Overlay | None = None) -> StudyFile:
-        """Reads and validates one study file, every point of its sweep included.
-
-        Raises:
-            RequestError: with the file's name, the bad value, the valid ones and the next step.
-        """
+    def read(cls, path: Path, overlay: Overlay | None = None, overrides: Sequence[str] = ()) -> StudyFile:
+        """Reads and validates one study file, as `checked` does its text."""
         text = read_text(
             path,
             "study file",
             next_step='Give a TOML file with name = "...", [model], [data], [train] and [scaling]; '
-            "see examples/quickstart.toml",
+            "see examples/quickstart.toml, or begin one with vitscale init",
         )
+        return cls.checked(path, text, overlay, overrides)
+
+    @classmethod
+    def checked(cls, path: Path, text: str, overlay: Overlay | None = None, overrides: Sequence[str] = ()) -> StudyFile:
+        """A study, every point of its sweep included.
+
+        Args:
+            path: names it in messages; relative paths in it start in its folder.
+            text: TOML.
+            overlay: of a site file and of the command line's options, put over its own values.
+            overrides: KEY=VALUE words of the command line (`overridden`), put over both.
+
+        Raises:
+            RequestError: with the file's name, the bad value, the valid ones and the next step.
+        """
         try:
-            file = cls(path, text, overlay)
-            file._check_sweep(overlay or {})
+            file = cls(path, text, overlay, overrides)
+            file._check_sweep()
             for _ in file.points():
                 pass
         except RecursionError:
@@ -105,14 +125,11 @@ class StudyFile:
         except RequestError as error:
             raise RequestError(f"{shown(str(self.path))}: {error}") from None
 
-    def _check_sweep(self, overlay: Overlay) -> None:
+    def _check_sweep(self) -> None:
         """What the command line decides is not varied."""
-        for field in sorted({field for each in self._choices() for choice in each for field in choice}):
-            section, _, key = field.partition(".")
-            if key in overlay.get(section, {}):
-                raise self._error(
-                    f"sweep.'{field}' varies what --{key} or the site file decides", next_step="Remove one of the two"
-                )
+        for field in sorted(self.swept_fields & self._decided.keys()):
+            by = self._decided[field].format(key=field.partition(".")[2])
+            raise self._error(f"sweep.'{field}' varies what {by} decides", next_step="Remove one of the two")
 
     def _check_repeats(self) -> None:
         """`target_ci` must have runs to add, and `max_repeats` a target to add them for."""
@@ -141,9 +158,13 @@ class StudyFile:
         return RequestError(f"{shown(str(self.path))}: {what}", valid=valid or [], next_step=next_step)
 
 
-def _overlaid(raw: dict[str, Any], overlay: Overlay) -> dict[str, Any]:
+def _overlaid(raw: dict[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
     for name, section in overlay.items():
-        _check_by_itself(name, section)
+        if not isinstance(section, Mapping):
+            raw[name] = section
+            continue
+        if name in SECTIONS:  # [sweep] is judged by its own rules
+            _check_by_itself(name, section)
         own = raw.get(name, {})
         if isinstance(own, dict):  # anything else is refused below
             raw[name] = own | dict(section)
@@ -207,38 +228,6 @@ def _messages(problems: Sequence[ErrorDetails]) -> str:
     return " ".join(messages) + (f" (and {len(problems) - 5} more)" if len(problems) > 5 else "")
 
 
-_MEANT = {
-    word: meaning
-    for words, meaning in (
-        ("lr base_lr", "learning_rate in [train]"),
-        ("wd", "weight_decay in [train]"),
-        (
-            "batch_size bs per_device_train_batch_size train_micro_batch_size_per_gpu micro_batch_size",
-            "micro_batch in [train], of one rank; global_batch is that of all of them under strong-global",
-        ),
-        ("accumulate accumulation accum gradient_accumulation_steps accumulate_grad_batches", "grad_accum in [train]"),
-        ("num_epochs max_epochs num_train_epochs", "epochs in [train]"),
-        ("max_steps iterations num_steps", "steps in [measure]"),
-        ("amp mixed_precision fp16 bf16 dtype", 'precision = "bf16" in [train]'),
-        ("backend strategy parallel", "engine in [train]"),
-        ("zero stage", "zero_stage in [train]"),
-        ("grad_clip clip_grad max_grad_norm clip", "gradient_clipping in [train]"),
-        ("grad_checkpointing gradient_checkpointing", "activation_checkpointing in [train]"),
-        ("torch_compile", "compile in [train]"),
-        ("world_size num_gpus ngpus devices nproc ranks", "gpus = [1, 2, 4] in [scaling]"),
-        ("nproc_per_node ranks_per_node tasks_per_node", "gpus_per_node in [scaling]"),
-        ("img_size input_size resolution", "image_size in [model]"),
-        ("path data_path data_dir dir", "root in [data]"),
-        ("num_workers", "workers in [data]"),
-        ("dataset", "name in [data]"),
-        ("runs trials repetitions", "repeats in [measure]"),
-        ("warmup", "warmup_steps in [measure]; of the learning rate, learning_rate_warmup_steps in [train]"),
-    )
-    for word in words.split()
-}
-"""Other programs' words for what a study says."""
-
-
 def _message(problem: ErrorDetails, listed: set[str]) -> str:
     """One problem: an unknown key with the valid ones and where it belongs, or a wrong value.
 
@@ -248,9 +237,12 @@ def _message(problem: ErrorDetails, listed: set[str]) -> str:
     section = outer[0] if outer else ""
     if problem["type"] == "extra_forbidden":
         valid = sorted(SECTIONS[section].model_fields if section else Study.model_fields)
+        if meant := meant_key(last):
+            (home, _, key), value, remark = meant[0].partition("."), meant[1], meant[2]
+            written = f"{key} = {value}" if value else key
+            where = f"[{section}]" if section else "the study"
+            return f"unknown key {shown(last)} in {where}. Write {written} in [{home}]{remark}."
         homes = [f"[{name}]" for name, model in SECTIONS.items() if last in model.model_fields]
-        if not homes and (meant := _MEANT.get(last.lower().replace("-", "_"))):
-            return f"unknown key {shown(last)} in {f'[{section}]' if section else 'the study'}. Write {meant}."
         message = explain(
             f"unknown key {shown(last)} {f'in [{section}]' if section else 'at the top level'}",
             valid=[] if section in listed else valid,
@@ -267,7 +259,68 @@ def _message(problem: ErrorDetails, listed: set[str]) -> str:
         return wrong_value(problem, next_step=f"Write [{last}] on a line of its own, then one key = value per line")
     if section == "sweep" and problem["type"] == "list_type" and isinstance(problem["input"], dict):
         return wrong_value(problem, next_step='Write a field in quotes, as "train.engine" = ["ddp", "fsdp2"]')
-    return wrong_value(problem, next_step=f"Correct it in [{section}]" if section else "Correct it at the top")
+    correct = f"Correct it in [{section}]" if section else "Correct it at the top"
+    return wrong_value(problem, next_step=meant_value(f"{section}.{last}", problem["input"]) or correct)
+
+
+def overridden(words: Sequence[str]) -> dict[str, Any]:
+    """What KEY=VALUE words of the command line put over a study: values by section and key, and its name.
+
+    A key is dotted ("train.micro_batch", "sweep.train.engine"); a value is TOML's, and a bare word a string.
+
+    Raises:
+        RequestError: a word is none of these, or a key is unknown or given twice.
+    """
+    sections: dict[str, Any] = {}
+    for word in words:
+        field, equals, text = word.partition("=")
+        section, _, key = field.strip().partition(".")
+        if not (equals and section):
+            raise RequestError(f"{shown(word)} is no KEY=VALUE", next_step="Write train.micro_batch=16")
+        value = _value_of(text.strip(), field)
+        if field == "name":
+            sections["name"] = value
+            continue
+        if not key or section not in (*SECTIONS, "sweep"):
+            raise _unknown_override(field, key or section)
+        if key in sections.setdefault(section, {}):
+            raise RequestError(f"{field} is given twice on the command line", next_step="Give it once")
+        if section == "sweep" and not isinstance(value, list):
+            raise RequestError(
+                f"{field}={text.strip()} sweeps one value", next_step=f"""Give a list: '{field}=["a", "b"]'"""
+            )
+        sections[section][key] = value
+    if "sweep" in sections:
+        choices(sections["sweep"])
+    return sections
+
+
+def _unknown_override(field: str, key: str) -> RequestError:
+    homes = [f"{name}.{key}" for name, model in SECTIONS.items() if key in model.model_fields]
+    meant = meant_key(key)
+    likely = [f"{meant[0]}={meant[1] or 'VALUE'}"] if meant else [f"{home}=VALUE" for home in homes]
+    return RequestError(
+        f"unknown key {shown(field)} on the command line",
+        valid=[] if likely else [f"{name}.KEY=VALUE" for name in (*SECTIONS, "sweep")],
+        next_step=f"Write {' or '.join(likely)}" if likely else "",
+        hint="" if likely else nearest(field.partition(".")[0], [*SECTIONS, "sweep"]),
+    )
+
+
+def _value_of(text: str, field: str) -> Any:
+    """TOML's value of a word; what is none is a string, unless it begins as one that must end."""
+    try:
+        value = tomllib.loads(f"value = {text}") if not has_long_keys(text) else {}
+    except (ValueError, RecursionError):
+        value = {}
+    if set(value) == {"value"} and (text[:1] in "\"'[{" or "#" not in text):
+        return value["value"]
+    if not text or text[0] in "\"'[{":
+        raise RequestError(
+            f"{field} is {shown(text)}, which is no TOML value",
+            next_step=f"""Quote it for the shell: '{field}=["a", "b"]', or write a bare word or a number""",
+        )
+    return text
 
 
 SITE_SECTIONS = ("launch", "slurm", "node")

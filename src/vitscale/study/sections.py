@@ -13,6 +13,7 @@ from vitscale.base import plugins
 from vitscale.errors import RequestError, nearest, shown
 from vitscale.trial import script
 from vitscale.trial.facts import Fact, Spec, fact_of, fields_where
+from vitscale.trial.hints import meant_key
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.parallel import ParallelSpec
 from vitscale.trial.trial import FROM_LIST, BatchCount, BatchNormScope, DataSpec, Mode, Seed, TrainFields, WindowSpec
@@ -253,7 +254,11 @@ def _choices_of(key: str, values: Sequence[Any]) -> list[Choice]:
         section = key.partition(".")[0]
         valid = [field for field in SWEEPABLE if section in (field.partition(".")[0], field.rpartition(".")[2])]
         valid = valid or [f"{section}.FIELD" for section in _SWEPT_SECTIONS]
-        raise RequestError(f"{named} is no field that can be swept", valid=valid, hint=nearest(key, SWEEPABLE))
+        meant = meant_key(key.rpartition(".")[2])
+        what, hint = f"{named} is no field that can be swept", nearest(key, SWEEPABLE)
+        if meant is not None and meant[0] in SWEEPABLE:
+            raise RequestError(what, next_step=f'Write "{meant[0]}" = [...]')
+        raise RequestError(what, valid=valid, hint=hint)
     if not values:
         raise RequestError(f"{named} is an empty list", next_step="Give at least one value")
     if any(value in values[:number] for number, value in enumerate(values)):

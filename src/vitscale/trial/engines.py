@@ -15,6 +15,7 @@ from vitscale.base import plugins
 from vitscale.errors import RequestError, shown
 from vitscale.trial import script
 from vitscale.trial.facts import fact_of
+from vitscale.trial.hints import meant_value
 from vitscale.trial.parallel import Axis
 from vitscale.trial.rank_batches import in_words
 from vitscale.trial.trial import ONE_BIT, Device, TrainSpec, Trial
@@ -385,7 +386,8 @@ def known(engine: str) -> EngineFacts:
     """
     if engine == script.NAME:
         return _OF_SCRIPT
-    return plugins.known("engine", engine, ENGINES, of=EngineFacts, next_step="Correct train.engine")
+    next_step = meant_value("train.engine", engine) or "Correct train.engine"
+    return plugins.known("engine", engine, ENGINES, of=EngineFacts, next_step=next_step)
 
 
 @lru_cache

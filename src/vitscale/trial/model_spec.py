@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from vitscale.base.plugins import names
 from vitscale.errors import RequestError, shown, unknown
 from vitscale.trial.facts import Fact, Spec
+from vitscale.trial.hints import meant_value
 
 Task = Literal["classification", "segmentation"]
 
@@ -186,7 +187,7 @@ def _meant(name: str) -> str:
         patch = match[2] or match[3]
         other_patch = f" with patch_size = {patch}" if own and patch and not own.endswith(patch) else ""
         return f'Write name = "{own}"{other_patch}, or hf = "..." for a configuration of the hub' if own else ""
-    return ""
+    return meant_value("model.name", name)
 
 
 def _named_shape(spec: ModelSpec) -> dict[str, object]:

@@ -89,6 +89,7 @@ def test_of_results(call: Call, results: Path) -> None:
     holds(call("advise", results, "--deadline", "1h"), "advise")
     holds(call("report", results), "report")
     holds(call("compare", results, results), "compare")
+    holds(call("export", results), "export")
 
 
 def test_of_a_study(call: Call, tmp_path: Path) -> None:

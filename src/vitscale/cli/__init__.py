@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from vitscale import __version__
-from vitscale.cli import advising, importing, laboratory, predicting, reporting, studies  # noqa: F401 - each brings its verbs
+from vitscale.cli import advising, importing, laboratory, predicting, reporting, sharing, studies  # noqa: F401 - each brings its verbs
 from vitscale.cli.base import ProgramConsole, app, silence
 from vitscale.errors import VitscaleError
 

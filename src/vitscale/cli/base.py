@@ -23,7 +23,7 @@ from vitscale.errors import RequestError, shown
 if TYPE_CHECKING:
     from vitscale.present.document import Document
 
-VERBS = ("plan", "run", "report", "compare", "predict", "advise", "import", "check", "lint", "lab")
+VERBS = ("plan", "run", "report", "compare", "predict", "advise", "import", "check", "export", "lint", "lab")
 """In the order in which `--help` lists them."""
 
 
@@ -54,7 +54,9 @@ OverridesArgument = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE...]", help="Put over the study: train.micro_batch=16.", show_default=False),
 ]
-ResultsArgument = Annotated[Path, typer.Argument(metavar="RESULTS", help="A results folder.", show_default=False)]
+ResultsArgument = Annotated[
+    Path, typer.Argument(metavar="RESULTS", help="A results folder, or a bundle of it.", show_default=False)
+]
 JsonOption = Annotated[bool, option("--json", "", "Print JSON instead of a table.")]
 ParametersOption = Annotated[
     str | None, option("--parameters", "N", "Of an imported model that has no name here: 110M.")

@@ -90,12 +90,17 @@ def report(
     # The forms of data have no advice, which takes as long as all predictions do.
     advice = _advice(fitted, analysed) if set(wanted) - {*outputs.OF_DATA} else None
     reported = outputs.Reported(analysed, ahead, advice, results, brought)
-    files = outputs.write(reported, results, wanted, output)
+    files = outputs.write(reported, _folder(results), wanted, output)
     if wanted == ["html"] and output is None:
         show(console, terminal_document(analysed, [f"Report: {files[0]}"]), verbose)
         return
     for path in files:
         console.print(str(path), markup=False, highlight=False, soft_wrap=True)
+
+
+def _folder(results: Path) -> Path:
+    """Where files go that no -o names: into the results folder; of a bundle, into a folder of its name beside it."""
+    return results.with_name(results.name.partition(".")[0]) if results.is_file() else results
 
 
 def _like(results: Path, name: str, formats: list[str], output: Path | None, *, combine_unlike: bool) -> None:
@@ -111,7 +116,7 @@ def _like(results: Path, name: str, formats: list[str], output: Path | None, *, 
     loaded = store.load(results)
     analysed = analysis.analyse(loaded, combine_unlike=combine_unlike)
     material = like.Material.of(analysed, evidence_of(results, loaded, analysed).network)
-    written = like.write(study, material, results, formats, output)
+    written = like.write(study, material, _folder(results), formats, output)
     console = ProgramConsole(stderr="json" in formats and output is None)
     for line in (*like.findings(study, material), *map(str, written)):
         console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -220,14 +220,15 @@ def _check_training(
     study: Path | None, over: Overlay, ranks: int | None, output: Path | None, *, verbose: bool, json: bool
 ) -> None:
     from vitscale.preflight import training
-    from vitscale.preflight.bundle import write_bundle
+    from vitscale.store.bundles import write_bundle
 
     if study is not None:
         raise RequestError("--training brings runs of its own, and a study is given", next_step="Leave one of them out")
     results, proved, missing = training.check_training(over, ranks, output, ProgramConsole(stderr=True))
     findings = training.training_findings(proved)
     fields = training.training_fields(results, proved, missing, findings)
-    bundle = write_bundle(results, fields)
+    bundle = results / "bundle.tar.gz"
+    write_bundle(results, bundle, redact=True, beside=fields)
     document = partial(training.training_document, results, bundle, proved, missing, findings)
     answer("check", lambda: fields | {"bundle": str(bundle)}, document, json=json, verbose=verbose)
     if findings:

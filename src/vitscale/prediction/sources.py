@@ -6,6 +6,7 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 
+from vitscale import store
 from vitscale.analysis import Analysis
 from vitscale.errors import RequestError, shown
 from vitscale.prediction.evidence import Evidence, gather
@@ -66,6 +67,6 @@ def _loader(record: CheckRecord | None) -> float | None:
 
 
 def _found(folder: Path, results: Results) -> CheckRecord | None:
-    own = checks.load_checks(checks.check_folder(folder)).records
+    own = checks.load_checks(checks.check_folder(store.folder_of(folder))).records
     hosts = {rank.start.environment.host for run in results.runs for rank in run.ranks if rank.start is not None}
     return own[0] if own else checks.latest(None, tuple(sorted(hosts))) if hosts else None

@@ -18,7 +18,18 @@ from vitscale.present.document import Finding
 from vitscale.present.estimate import Estimate
 
 VERSIONS: Mapping[str, int] = MappingProxyType(
-    {"run": 8, "report": 8, "plan": 3, "check": 1, "predict": 1, "advise": 3, "lint": 2, "import": 1, "compare": 1}
+    {
+        "run": 8,
+        "report": 8,
+        "plan": 3,
+        "check": 1,
+        "predict": 1,
+        "advise": 3,
+        "lint": 2,
+        "import": 1,
+        "compare": 1,
+        "export": 1,
+    }
 )
 """Of each verb's content. (The results folder has a format of its own: `store.records.FORMAT`.)"""
 

@@ -110,13 +110,14 @@ def draw(views: Iterable[View], folder: Path, formats: Collection[str]) -> list[
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Writes a file whole: a crash leaves the old file or the new one.
+    """Writes a file whole, into a folder that is made where it is missing: a crash leaves the old file or the new one.
 
     Raises:
         OSError: it cannot be written.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         draft.write_bytes(content)
         draft.replace(path)
     except OSError:

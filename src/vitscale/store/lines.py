@@ -78,6 +78,11 @@ class RankLines(Record):
         return cls.model_construct(**known)
 
 
+def kinds_of(record: type[RankLines]) -> tuple[type[RankLine], ...]:
+    """The kinds of lines that a table has."""
+    return tuple(kind for kind, _ in _line_table(record).values())
+
+
 @cache
 def _line_table(record: type[RankLines]) -> Mapping[str, tuple[type[RankLine], Callable[[list[RankLine]], object]]]:
     """Field to the kind of line it holds, and how it takes them."""
@@ -114,7 +119,7 @@ def refuse_wild_numbers(line: RankLine) -> None:
 @cache
 def _parsers(record: type[RankLines]) -> tuple[TypeAdapter[RankLine], TypeAdapter[list[RankLine]]]:
     """Of one line, and of an array of them."""
-    union: Any = Union[tuple(kind for kind, _ in _line_table(record).values())]  # noqa: UP007 - of a table
+    union: Any = Union[kinds_of(record)]  # noqa: UP007 - of a table
     line = Annotated[union, Field(discriminator="kind")]
     return TypeAdapter(line), TypeAdapter(list[line])
 

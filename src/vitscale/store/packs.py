@@ -19,7 +19,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -186,6 +186,28 @@ def pack_runs(results: Path, runs: Mapping[str, Run]) -> Path:
     _remove(results, runs)
     marker.unlink()
     return path
+
+
+def rewritten(path: Path, change: Callable[[str], str]) -> tuple[str, bytes]:
+    """A pack with each of its texts changed: a JSON value, or `lines`, JSON values one a line.
+
+    Returns:
+        Its name, which holds its digest, and its content.
+
+    Raises:
+        StoreError: it is damaged, or what is changed is none any more.
+    """
+    import polars as pl
+
+    frame = _frame(path, [*_schema()], whole=True)
+    with _named(path):
+        texts = {name: [None if text is None else change(text) for text in frame[name]] for name in _TEXTS[:-1]}
+        lines = [None if own is None else own.split(_BETWEEN) for own in frame["lines"]]
+        texts["lines"] = [None if own is None else _BETWEEN.join(map(change, own)) for own in lines]
+        memory = io.BytesIO()
+        columns = [pl.Series(name, own, dtype=pl.String) for name, own in texts.items()]
+        frame.with_columns(columns).write_parquet(memory, compression="zstd")
+        return f"{path.name[:6]}-{_digest(memory.getvalue())}.parquet", memory.getvalue()
 
 
 def finish_removing(results: Path) -> None:

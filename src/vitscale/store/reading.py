@@ -57,6 +57,19 @@ def read_study(results: Path) -> StudyRecord | None:
     return _read_json(path, StudyRecord) if held else None
 
 
+def folder_of(results: Path) -> Path:
+    """The folder that a user means who names one, or a bundle of it (`store.bundles`), which is unpacked.
+
+    Raises:
+        StoreError: a file that is no bundle.
+    """
+    if not results.is_file():
+        return results
+    from vitscale.store.bundles import unpacked  # with it come the schemas of all records, which no rank needs
+
+    return unpacked(results)
+
+
 def read_rank(path: Path) -> RankRecord:
     """Reads one rank's lines. A line that is broken, or cut off by a crash, is named and left out."""
     steps: list[bytes] = []
@@ -184,16 +197,17 @@ def load(results: Path, only: str | None = None, known: Mapping[str, Run] = Mapp
     Only runs of trials of the present study count; what is left out is named in `problems`.
 
     Args:
-        results: the folder.
+        results: the folder, or a bundle of it.
         only: the trial whose runs are wanted; None: of all.
         known: runs by their folders that were read before, and are not read again.
 
     Raises:
         StoreError: the folder does not exist, cannot be read or holds no study.
     """
+    named, results = results, folder_of(results)
     study = read_study(results)
     if study is None:
-        what = f"{shown(str(results))} holds no results of vitscale (study.json is missing)"
+        what = f"{shown(str(named))} holds no results of vitscale (study.json is missing)"
         raise StoreError(what, next_step="Give the folder that `vitscale run STUDY.toml -o FOLDER` wrote to")
     index = RunIndex(results)
     problems = list(index.problems)

@@ -1,0 +1,218 @@
+"""Bundles: a results folder as one file to send, checked when it is read, and redacted where that is asked for.
+
+    vitscale-bundle/
+      study.json, packs/, checks/, runs/RUN/    as in the folder (`vitscale.store`), without what starts ranks and locks
+      manifest.json                             last: whether it is redacted, and the SHA-256 of every other file
+
+The same results give the same bytes. A bundle is read as anybody's: files of a folder's names alone, bounded in size
+and number, all of them as the manifest says, unpacked into a folder that goes with this process.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import itertools
+import json
+import os
+import re
+import tarfile
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from typing_extensions import override
+
+from vitscale.errors import StoreError, shown
+from vitscale.store.lines import first_reason
+from vitscale.store.packs import RUN_FOLDER, rewritten
+from vitscale.store.redaction import Redactor
+
+_TOP = "vitscale-bundle"
+_MEMBER = re.compile(
+    r"(?:study|manifest|answer)\.json|packs/\d{6}-[0-9a-f]{16}\.parquet|checks/[\w-]{1,80}\.json"
+    r"|runs/[0-9a-f]{12}-r\d{1,6}-a\d{1,6}"
+    r"(?:/(?:trial\.json|outcome\.json|rank-\d{1,6}\.jsonl|log\.txt|stack-rank-\d{1,6}\.txt"
+    r"|trace-rank-\d{1,6}-block-\d{1,6}\.json\.gz))?",
+    re.ASCII,
+)
+"""Files of a results folder, and folders of runs: a run in a pack has its own without a file in it."""
+_MOST_LOG_BYTES = 8 << 20
+"""Of a redacted log: its beginning."""
+_MOST_FILES = 1_000_000
+_MOST_BYTES = 8 << 30
+_MOST_RATIO = 300
+"""Of unpacked bytes to the archive's, beyond `_SMALL_BYTES`; records shrink to a tenth or a thirtieth."""
+_SMALL_BYTES = 64 << 20
+_READ_BYTES = 1 << 20
+_NEXT = "Make a new one: vitscale export RESULTS -o bundle.tar.gz"
+
+
+def write_bundle(
+    results: Path, path: Path, *, redact: bool, beside: Mapping[str, Any] | None = None
+) -> Mapping[str, str]:
+    """Writes a results folder as a bundle; a run that goes on meanwhile is in it as far as it had come.
+
+    Args:
+        results: the folder.
+        path: the file, which is replaced.
+        redact: whether names, paths, addresses and variables get stand-ins (`Redactor`).
+        beside: an answer about the results, as JSON: answer.json.
+
+    Returns:
+        File to SHA-256.
+
+    Raises:
+        StoreError: it cannot be read or written.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    files = {str(file.relative_to(results)): file for file in _files(results)}
+    digests: dict[str, str] = {}
+    try:
+        with (
+            draft.open("wb") as raw,
+            gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed,
+            tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+        ):
+            for name, content in _contents(files, beside, redact=redact):
+                digests[name] = hashlib.sha256(content).hexdigest()
+                _add(archive, name, content)
+            for run in sorted((results / "runs").iterdir()) if (results / "runs").is_dir() else ():
+                if RUN_FOLDER.fullmatch(run.name) and not run.is_symlink():
+                    entry = tarfile.TarInfo(f"{_TOP}/runs/{run.name}")
+                    entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+                    archive.addfile(entry)
+            manifest = {"vitscale": "export", "version": 1, "redacted": redact, "sha256": digests}
+            _add(archive, "manifest.json", json.dumps(manifest, indent=1).encode())
+        draft.replace(path)
+    except OSError as error:
+        what = f"{shown(str(error.filename or path))} cannot be bundled: {error.strerror or error}"
+        raise StoreError(what, next_step="Give another file with -o") from None
+    finally:
+        draft.unlink(missing_ok=True)
+    return digests
+
+
+def _files(results: Path) -> Iterator[Path]:
+    for pattern in ("study.json", "packs/*", "checks/*", "runs/*/*"):
+        for file in sorted(results.glob(pattern)):
+            regular = file.is_file() and not file.is_symlink() and not file.parent.is_symlink()
+            if regular and _MEMBER.fullmatch(str(file.relative_to(results))):
+                yield file
+
+
+def _contents(
+    files: Mapping[str, Path], beside: Mapping[str, Any] | None, *, redact: bool
+) -> Iterator[tuple[str, bytes]]:
+    if not redact:
+        if beside is not None:
+            yield "answer.json", json.dumps(beside, indent=1).encode()
+        for name, file in files.items():
+            yield name, file.read_bytes()
+        return
+    redactor = Redactor()
+    for file in files.values():
+        if file.suffix == ".parquet":
+            rewritten(file, redactor.learn_from)
+        elif file.suffix != ".gz":
+            redactor.learn_from(_text(file))
+    if beside is not None:
+        yield "answer.json", json.dumps(redactor.value(beside), indent=1).encode()
+    for name, file in files.items():
+        if file.suffix == ".parquet":
+            renamed, content = rewritten(file, redactor.json_text)
+            yield f"packs/{renamed}", content
+        elif file.suffix != ".gz":  # a profiler's own trace may hold anything
+            of_text = {".json": redactor.json_text, ".jsonl": redactor.lines, ".txt": redactor.text}[file.suffix]
+            yield name, of_text(_text(file)).encode()
+
+
+def _text(file: Path) -> str:
+    with file.open("rb") as opened:
+        return opened.read(_MOST_LOG_BYTES if file.suffix == ".txt" else -1).decode("utf-8", errors="replace")
+
+
+def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    entry = tarfile.TarInfo(f"{_TOP}/{name}")
+    entry.size = len(content)
+    archive.addfile(entry, io.BytesIO(content))
+
+
+_UNPACKED: dict[tuple[str, int, int], TemporaryDirectory[str]] = {}
+"""Path, time and size of a bundle to the folder that holds its files until this process ends."""
+
+
+def unpacked(bundle: Path) -> Path:
+    """The folder that holds what a bundle does, checked; it goes with this process, and a bundle is unpacked once.
+
+    Raises:
+        StoreError: it is no bundle, is damaged, or has anything in it that no bundle has.
+    """
+    try:
+        state = bundle.stat()
+        key = (str(bundle.absolute()), state.st_mtime_ns, state.st_size)
+        if key not in _UNPACKED:
+            folder = TemporaryDirectory(prefix="vitscale-bundle-")
+            _unpack(bundle, Path(folder.name))
+            _UNPACKED[key] = folder
+        return Path(_UNPACKED[key].name)
+    except (OSError, EOFError, ValueError, OverflowError, RecursionError, zlib.error, tarfile.TarError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or first_reason(error)
+        raise StoreError(f"{shown(str(bundle))} is no bundle that can be read: {reason}", next_step=_NEXT) from None
+
+
+class _Bounded(gzip.GzipFile):
+    """Gives little at a time, so that no header is larger, and not much more than its file could hold by itself."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "rb")
+        self._most = min(_MOST_BYTES, max(_SMALL_BYTES, _MOST_RATIO * path.stat().st_size))
+
+    @override
+    def read(self, size: int | None = -1) -> bytes:
+        if size is None or not 0 <= size <= _READ_BYTES:
+            raise ValueError("a header is larger than any bundle's")
+        if self.tell() > self._most:
+            raise ValueError(f"it unpacks to more than {self._most >> 20} MiB")
+        return super().read(size)
+
+
+def _unpack(path: Path, folder: Path) -> None:
+    digests: dict[str, str] = {}
+    with _Bounded(path) as packed, tarfile.open(fileobj=packed, mode="r:") as archive:
+        for count in itertools.count():
+            vars(archive)["members"].clear()  # it keeps every header that it has read
+            entry = archive.next()
+            if entry is None:
+                break
+            top, _, name = entry.name.partition("/")
+            regular = entry.type in (tarfile.REGTYPE, tarfile.AREGTYPE)
+            if top != _TOP or not _MEMBER.fullmatch(name) or not (regular or entry.isdir()) or entry.issparse():
+                raise ValueError(f"{shown(entry.name)} in it is no file of a bundle")
+            if count >= _MOST_FILES:
+                raise ValueError(f"it has more than {_MOST_FILES:,} files")
+            if entry.isdir():
+                (folder / name).mkdir(parents=True, exist_ok=True)
+                continue
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            digest = hashlib.sha256()
+            left = entry.size
+            with (folder / name).open("xb") as file:
+                while left > 0:
+                    content = packed.read(min(left, _READ_BYTES))
+                    if not content:
+                        raise EOFError(f"it ends inside {name}")
+                    left -= len(content)
+                    digest.update(content)
+                    file.write(content)
+            digests[name] = digest.hexdigest()
+    told = digests.pop("manifest.json", None) and json.loads((folder / "manifest.json").read_bytes())
+    expected = told.get("sha256") if isinstance(told, dict) else None
+    if not isinstance(expected, dict):
+        raise ValueError("its manifest is missing")
+    for name in sorted({*expected, *digests}, key=str):
+        if digests.get(name) != expected.get(name):
+            raise ValueError(f"{shown(name)} in it is not what its manifest says")

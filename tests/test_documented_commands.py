@@ -250,3 +250,14 @@ def test_a_named_program_is_executed_or_left_out_with_a_reason(program: str) -> 
 def test_any_other_command_is_left_out_or_a_program_of_ours(name: str) -> None:
     command = COMMANDS[name]
     assert command.left_out or any(program in PROGRAMS for program in PROGRAM.findall(command.line)), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tests_that_a_page_names_are_there(page: Path) -> None:
+    """`tests/x/test_y.py::test_z`, and `::test_z` of the file that was named last."""
+    file, missing = Path(), []
+    for named, test in re.findall(r"(tests/[\w/]+\.py)?(?:::(test_\w+))?", page.read_text(encoding="utf-8")):
+        file = ROOT / named if named else file
+        if (named and not file.is_file()) or (test and f"def {test}(" not in file.read_text(encoding="utf-8")):
+            missing.append(f"{file.relative_to(ROOT)}::{test}")
+    assert missing == []

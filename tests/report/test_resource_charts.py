@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from explained_factory import NO_ENERGY, NO_GPU, batch_study
 from results_factory import one_curve
 from vitscale.analysis import Analysis, analyse
 from vitscale.report.charts.resources import RESOURCES, Resource, rank_points, resource_chart, used
+from vitscale.store.results import Run
 
 BY_NAME = {one.name: one for one in RESOURCES}
 UTILISATION, MEMORY, ENERGY = BY_NAME["cpu-utilisation"], BY_NAME["memory-rss"], BY_NAME["energy"]
@@ -61,6 +64,29 @@ def test_energy_is_drawn_where_it_is_known() -> None:
     found = resource_chart(on_cpu(), on_cpu().curves)
     assert found is not None
     assert [view.choices["measure"].value for view in found.views] == ["cpu-utilisation", "memory-rss"]
+
+
+@pytest.mark.parametrize("repeats", [2, 3])
+def test_energy_per_image_has_an_interval_over_three_runs(repeats: int) -> None:
+    """0.5 J an image times a factor of each run: the interval is of Student's t with two degrees, of logarithms."""
+    factors = (0.96, 1.0, 1.04)[:repeats]
+
+    def heat(run: Run) -> Run:
+        def line(own: Any) -> Any:
+            joules = own.energy.joules * factors[run.header.repeat]
+            return own.model_copy(update={"energy": own.energy.model_copy(update={"joules": joules})})
+
+        ranks = tuple(r.model_copy(update={"resources": tuple(map(line, r.resources))}) for r in run.ranks)
+        return run.model_copy(update={"ranks": ranks})
+
+    study = batch_study([16], [1, 2], device="cuda", repeats=repeats)
+    analysis = analyse(study.model_copy(update={"runs": tuple(map(heat, study.runs))}))
+    logs = [math.log(0.5 * factor) for factor in factors]
+    half = 4.303 * statistics.stdev(logs) / math.sqrt(3)
+    ends = [pytest.approx(math.exp(statistics.fmean(logs) + side * half), rel=1e-4) for side in (-1, 1)]
+    for _, value, *own in rows(analysis, ENERGY):
+        assert own == (ends if repeats == 3 else [None, None])
+        assert value == pytest.approx(math.exp(statistics.fmean(logs)))
 
 
 def test_every_rank_is_a_point_and_of_many_only_the_ends() -> None:

@@ -17,7 +17,7 @@ from vitscale.analysis.time.waterfall import FACTORS
 from vitscale.present.estimate import Estimate
 from vitscale.report import sentences as words
 from vitscale.report.charts.axes import COMMUNICATION_COLOUR, PART_COLOURS
-from vitscale.report.charts.time import largest_loss, waterfall_chart
+from vitscale.report.charts.time import largest_loss, waterfall_chart, waterfall_rows
 from vitscale.report.sentences import contributions, whole
 from vitscale.store.records import PARTS
 from vitscale.store.results import Results
@@ -298,6 +298,34 @@ def test_bars_lead_from_ideal_to_measured() -> None:
     assert rows[-2]["end"] == pytest.approx(reached)
     assert (rows[-1]["start"], rows[-1]["end"]) == (0.0, pytest.approx(reached))
     assert (rows[-1]["label"], rows[0]["label"], rows[1]["label"]) == ("87 %", "100 %", "0")
+
+
+@pytest.mark.parametrize("repeats", [1, 2, 3])
+def test_points_have_the_intervals_of_the_analysis_and_fewer_than_three_runs_none(repeats: int) -> None:
+    """One rank and two, whose forward pass and transfer differ from run to run."""
+    trials, runs = [make_trial(gpus=gpus) for gpus in (1, 2)], []
+    for repeat, factor in enumerate((0.96, 1.0, 1.04)[:repeats]):
+        alone = {"forward": 0.03 * factor, "backward": 0.05}
+        runs.append(explained_run(trials[0], [alone], repeat=repeat))
+        runs.append(explained_run(trials[1], [alone | {"wire": 0.02 * factor**2}] * 2, repeat=repeat))
+    (waterfall,) = analyse(make_results([(make_curve(trials), trials)], runs)).waterfalls
+    rows = {row["step"]: row for row in waterfall_rows(waterfall)}
+    chart = waterfall_chart([waterfall])
+    assert chart is not None
+    assert ("95 % intervals" in chart.views[0].subtitle) == (repeats == 3)
+    if repeats < 3:
+        assert {row["low"] for row in rows.values()} == {None}
+        return
+    for factor_of_it in waterfall.factors:
+        row, points = rows[factor_of_it.name], factor_of_it.interval
+        assert points is not None
+        low, high = points.ends
+        assert (row["low"], row["high"]) == pytest.approx((row["start"] - 100 * high, row["start"] - 100 * low))
+    assert waterfall.interval is not None
+    low, high = waterfall.interval.ends
+    assert (rows["measured"]["low"], rows["measured"]["high"]) == pytest.approx((100 * low, 100 * high))
+    assert rows["wire"]["high"] - rows["wire"]["low"] > 1
+    assert rows["ideal"]["low"] is None
 
 
 def test_a_factor_has_the_colour_of_its_part() -> None:

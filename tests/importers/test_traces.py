@@ -111,6 +111,35 @@ def test_a_rank_that_no_job_has_is_a_message(tmp_path: Path) -> None:
     assert [rank.rank for rank in run.run.ranks] == [3]
 
 
+def small(rank: int | None, groups: list[list[int]], world: int | None = 4) -> dict[str, Any]:
+    """A job of one kernel."""
+    kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 10, "dur": 5, "args": {"device": 0}}
+    config = [{"pg_name": str(number), "ranks": ranks} for number, ranks in enumerate(groups)]
+    about = {"rank": rank, "world_size": world, "pg_config": config}
+    told = {} if rank is None else {"distributedInfo": about}
+    return {"deviceProperties": [{"id": 0, "name": "GPU"}], "traceEvents": [kernel], **told}
+
+
+def test_ranks_of_one_job_may_be_in_different_groups(tmp_path: Path) -> None:
+    """Two groups of two, as tensor or pipeline parallelism makes them: each rank's file tells its own."""
+    own = {0: [[0, 1], [0, 2]], 1: [[0, 1], [1, 3]], 2: [[2, 3], [0, 2]], 3: [[2, 3], [1, 3]]}
+    paths = [write(tmp_path, f"{rank}.json.gz", small(rank, [[0, 1, 2, 3], *own[rank]])) for rank in own]
+    (run,) = import_logs(paths, "trace", Options(), tmp_path / "one").runs
+    assert [rank.rank for rank in run.run.ranks] == [0, 1, 2, 3]
+    other = write(tmp_path, "other.json.gz", small(3, [[0, 1, 2, 3], [0, 3], [1, 3]]))
+    assert len(import_logs([*paths[:3], other], "trace", Options(), tmp_path / "two").runs) == 2
+
+
+def test_files_that_tell_no_rank_are_jobs_of_their_own(tmp_path: Path) -> None:
+    paths = [write(tmp_path, f"{name}.json.gz", small(None, [])) for name in ("train", "infer")]
+    done = import_logs(paths, "trace", Options(), tmp_path / "results")
+    assert [(one.run.setting.gpus, len(one.run.ranks)) for one in done.runs] == [(1, 1), (1, 1)]
+    named = [write(tmp_path, f"job-rank{rank}.json.gz", small(None, [])) for rank in (0, 1)]
+    (run,) = import_logs(named, "trace", Options(), tmp_path / "named").runs
+    assert [rank.rank for rank in run.run.ranks] == [0, 1]
+    assert run.run.setting.gpus == 2
+
+
 def test_json_has_every_rank_and_step(tmp_path: Path) -> None:
     answer = CliRunner().invoke(
         app, ["import", str(trace_path(V100)), str(trace_path(ALEXNET)), "-o", str(tmp_path / "results"), "--json"]
@@ -166,8 +195,10 @@ def test_predictions_from_traces_say_so_and_what_they_lack(tmp_path: Path) -> No
 
 
 def test_a_trace_without_steps_predicts_nothing(tmp_path: Path) -> None:
-    results = tmp_path / "results"
-    import_logs([trace_path(ALEXNET)], "trace", Options(), results)
+    """Nor does one without operators tell which part of it was forward."""
+    results, job = tmp_path / "results", job_of(ALEXNET)
+    job["traceEvents"] = [event for event in job["traceEvents"] if event.get("cat") != "cpu_op"]
+    import_logs([write(tmp_path, "bare.json.gz", job)], "trace", Options(), results)
     advice = {finding.kind: finding.advice for finding in analyse(load(results)).findings}
     assert advice["baseline-missing"].startswith("Import them with --train-samples;")
     assert "traces whose steps are marked tell more" in advice["unaccounted-time"]

@@ -61,12 +61,21 @@ class RankTrace:
     """That matrix products achieved while the device computed."""
     micro_batch: int | None
     engine: str | None
+    devices: int
+    """How many GPUs something ran on."""
     unknown: dict[str, int]
 
-    @property
-    def job(self) -> tuple[object, ...]:
-        """What files of one job have in common."""
-        return self.device, self.world_size, tuple((group.name, group.ranks) for group in self.groups)
+    def may_train_with(self, other: RankTrace) -> bool:
+        """Whether both may be of one job: each names the process groups that it is in, and these hold the other."""
+        if (self.device, self.world_size) != (other.device, other.world_size):
+            return False
+        if self.rank == other.rank:
+            return self.groups == other.groups
+        own, others = (
+            {group.ranks for group in mine.groups if theirs.rank in group.ranks}
+            for mine, theirs in ((self, other), (other, self))
+        )
+        return own == others
 
     def as_json(self, rank: int) -> dict[str, Any]:
         """Its figures over the whole trace."""
@@ -179,6 +188,7 @@ def _rank_trace(path: Path) -> RankTrace:
         flops_per_second=product_rate(trace, steps, device),
         micro_batch=_micro_batch(trace),
         engine=_engine(trace),
+        devices=trace.devices,
         unknown=dict(trace.unknown),
     )
 
@@ -206,12 +216,18 @@ def _engine(trace: Trace) -> str | None:
 
 
 def _jobs(ranks: Iterable[RankTrace]) -> list[list[RankTrace]]:
-    """Files by job: of one device, world and groups; where ranks repeat in these, by the trace's id."""
-    alike: dict[tuple[object, ...], list[RankTrace]] = {}
+    """Files by job: of one device, world and groups; where ranks repeat in these, by the trace's id.
+
+    A file that tells no rank, itself or in its name, is a job of its own.
+    """
+    alike: list[list[RankTrace]] = []
     for rank in ranks:
-        alike.setdefault(rank.job, []).append(rank)
+        fits = (some for some in alike if rank.rank is not None and all(rank.may_train_with(other) for other in some))
+        if (job := next(fits, None)) is None:
+            alike.append(job := [])
+        job.append(rank)
     jobs = []
-    for some in alike.values():
+    for some in alike:
         by_id: dict[str | None, list[RankTrace]] = {}
         for rank in some:
             by_id.setdefault(rank.trace_id, []).append(rank)
@@ -229,8 +245,6 @@ def _jobs(ranks: Iterable[RankTrace]) -> list[list[RankTrace]]:
 def _repeated(ranks: Sequence[RankTrace]) -> tuple[RankTrace, RankTrace] | None:
     seen: dict[int | None, RankTrace] = {}
     for rank in ranks:
-        if rank.rank is None and len(ranks) == 1:
-            continue
         if (other := seen.setdefault(rank.rank, rank)) is not rank:
             return other, rank
     return None
@@ -290,6 +304,10 @@ def _notes_on(job: Sequence[tuple[int, RankTrace]], world: int) -> Iterable[str]
     if any(not rank.traffic or rank.traffic[0].collectives is None for _, rank in job) and world > 1:
         yield "what collectives sent is not recorded: traffic is unavailable"
     for _, rank in job:
+        if rank.rank is None and len(job) < world:
+            yield f"{rank.file.name} does not tell its rank: it stands alone (ranks may be named in files: rank0.json)"
+        if rank.devices > 1:
+            yield f"{rank.file.name}: {rank.devices} GPUs are in one file; together they stand as one, busy when any is"
         if seconds := rank.kernel_seconds.get(UNKNOWN, 0.0):
             share = 100 * seconds / sum(rank.kernel_seconds.values())
             yield f"{rank.file.name}: kernels of no known kind took {seconds:.3g} s, {share:.2g} % of what ran"

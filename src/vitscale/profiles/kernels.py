@@ -28,6 +28,7 @@ _DTYPES = {
 """The recorder's names where they are not torch's in capitals."""
 _NCCL = re.compile(r"(void )?(nccl|rccl|msccl)", re.IGNORECASE)
 """How the kernels of NCCL and of AMD's RCCL begin; which operation they carry out, not all of them tell."""
+_OTHER_COLLECTIVE = re.compile(r"cross_device_reduce|(one|two)_shot_all_reduce|multimem_|nvshmem", re.IGNORECASE)
 _KERNEL_OPERATION = re.compile("AllReduce|AllGather|ReduceScatter|AllToAll|Broadcast|Reduce|SendRecv")
 
 
@@ -46,9 +47,10 @@ def dtype_name(name: str) -> str:
     return _DTYPES.get(plain, plain)
 
 
+@cache
 def is_collective(kernel: str) -> bool:
-    """Whether a kernel of this name is one of NCCL or RCCL."""
-    return _NCCL.match(kernel) is not None
+    """Whether a kernel of this name is one of NCCL, RCCL or another library of collectives."""
+    return (_NCCL.match(kernel) or _OTHER_COLLECTIVE.search(kernel)) is not None
 
 
 def operation_of_kernel(name: str) -> str:
@@ -57,9 +59,9 @@ def operation_of_kernel(name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", match[0]).lower() if match else UNKNOWN_OPERATION
 
 
-COMMUNICATION, UNKNOWN = "communication", "unknown"
+COMMUNICATION, COPY, UNKNOWN = "communication", "copy", "unknown"
 _KINDS = (
-    ("copy", r"^__amd_rocclr_copy"),  # before ROCm 7.2 copies were kernels
+    (COPY, r"^__amd_rocclr_copy"),  # before ROCm 7.2 copies were kernels
     ("memset", r"^__amd_rocclr_fill"),
     ("attention", r"flash|fmha|mha_|attention|\battn|sdpa"),
     ("norm", r"(layer|batch|group|rms|instance)_?norm|bn_(fw|bw)|batchnorm|bnorm|rowwisemoments|gammabeta|welford"),
@@ -83,12 +85,11 @@ _KINDS = (
 """The first that a name fits. A GEMM that ends in an activation is a matrix product, a softmax inside attention is
 attention."""
 _PATTERNS = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _KINDS)
-_OTHER_COLLECTIVE = re.compile(r"cross_device_reduce|(one|two)_shot_all_reduce|multimem_|nvshmem", re.IGNORECASE)
 
 
 @cache
 def kind_of(kernel: str) -> str:
     """The kind of a kernel of this name; UNKNOWN of one that none fits."""
-    if is_collective(kernel) or _OTHER_COLLECTIVE.search(kernel):
+    if is_collective(kernel):
         return COMMUNICATION
     return next((kind for kind, pattern in _PATTERNS if pattern.search(kernel)), UNKNOWN)

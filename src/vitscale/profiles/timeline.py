@@ -58,6 +58,8 @@ _SHORTEST_IDLE_NS = 100_000
 _LAUNCH = re.compile(r"(cuda|cu|hip)\w*(Launch\w*Kernel|GraphLaunch|Memcpy\w*Async)")
 """Calls of CUDA and HIP after which something runs on the device. Not memsets: one of no bytes runs nothing (3 of 117
 on an A100). A launched graph has the correlation of what runs in it."""
+_CLOCKS_APART_NS = 1_000_000_000
+"""That a kernel may begin before its launch: the clocks of host and device differ. Beyond it a time is impossible."""
 _MOST_LOST = 0.01
 """Of launches: with more lost, none of a step's parts is known."""
 _PART_OF_PHASE: dict[PhaseName, str] = {
@@ -160,7 +162,7 @@ def launches_of(events: Iterable[Event]) -> list[tuple[int, Event]]:
     for event in events:
         if event.kind in ("kernel", "copy"):
             launch = launched.get(event.correlation, 0 if 0 < event.correlation < first else event.start_ns)
-            if event.start_ns > 0 and event.start_ns >= launch:
+            if event.start_ns > 0 and event.start_ns >= launch - _CLOCKS_APART_NS:
                 pairs.append((launch, event))
     return sorted(pairs)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitscale.errors import StoreError, printable, shown
-from vitscale.profiles.kernels import dtype_name, is_collective, operation
+from vitscale.profiles.kernels import COPY, dtype_name, is_collective, kind_of, operation
 from vitscale.profiles.timeline import COMMUNICATION_CALL, KIND_OF_ACTIVITY, Event, Kind
 from vitscale.profiles.trace_json import TraceText, integer, nanoseconds, text_of
 
@@ -161,6 +161,10 @@ class Trace:
     """In no order. Of operators only torch's backward functions are kept."""
     calls: list[Call] = field(default_factory=list)
     products: list[Product] = field(default_factory=list)
+    operators: int = 0
+    """How many there are, kept or not."""
+    devices: int = 0
+    """How many GPUs something ran on."""
     unknown: Counter[str] = field(default_factory=Counter)
     """Events of categories that are not known here, and what cannot be an event, by what it is."""
 
@@ -178,6 +182,7 @@ def read_trace(path: Path) -> Trace:
     """
     text, reader = TraceText(path), _Reader(path)
     for some in text.lists():
+        reader.set_clock(some)
         for raw in some:
             reader.take(raw)
     return reader.trace(text.about)
@@ -192,11 +197,22 @@ class _Reader:
         self._launched_by: dict[int, int] = {}
         self._trace = Trace(path, None, None, None, None, None, {}, (), None)
         self._devices: Counter[int] = Counter()
+        self._device_lanes: set[tuple[str, str]] = set()
+        self._ranges: list[tuple[Event, tuple[str, str]]] = []
+        self._begun: dict[tuple[str, str], list[Any]] = {}
         self._unlinked: list[int] = []
+
+    def set_clock(self, some: Sequence[Any]) -> None:
+        """Takes it from the middle one of the first events: some may be of no time (pytorch/kineto issue 109)."""
+        if self._base_ns is None:
+            times = sorted(ns for raw in some if raw.ph in ("X", "B") and (ns := nanoseconds(raw.ts)) is not None)
+            self._base_ns = times[len(times) // 2] - _LONGEST_NS if times else None
 
     def take(self, raw: Any) -> None:
         """One event of the file."""
         trace = self._trace
+        if raw.ph in ("B", "E") and (raw := self._joined(raw)) is None:
+            return
         if raw.ph != "X":
             return
         category = raw.cat.lower() if isinstance(raw.cat, str) else ""
@@ -211,6 +227,7 @@ class _Reader:
             return
         arguments = raw.args
         if kind == "operator":
+            trace.operators += 1
             if name.startswith(_BACKWARD):
                 name = _BACKWARD
             elif _MARKED.match(name):
@@ -218,12 +235,10 @@ class _Reader:
             elif name != COMMUNICATION_CALL and (name not in FLOPS_OF or arguments is None or not arguments.dims):
                 return
         start_ns, end_ns = nanoseconds(raw.ts), nanoseconds(raw.dur)
-        if start_ns is None or start_ns <= 0 or end_ns is None or not 0 <= end_ns < _LONGEST_NS:
+        if start_ns is None or end_ns is None or not 0 <= end_ns < _LONGEST_NS or start_ns == end_ns == 0:
             trace.unknown["events with impossible times"] += 1
             return
-        if self._base_ns is None:
-            self._base_ns = start_ns - _LONGEST_NS
-        start_ns -= self._base_ns
+        start_ns -= self._base_ns or 0
         if not 0 < start_ns < 2 * _LONGEST_NS:
             trace.unknown["events with impossible times"] += 1
             return
@@ -239,10 +254,12 @@ class _Reader:
         correlation = integer(arguments.correlation) or 0 if arguments is not None else 0
         communicator = operation_name = ""
         if kind in ("kernel", "copy"):
+            kind = "copy" if kind_of(name) == COPY else kind
             lane = integer(arguments.stream) if arguments is not None else None
             lane = integer(raw.tid) or 0 if lane is None else lane
             device = integer(arguments.device) if arguments is not None else None
             self._devices[(integer(raw.pid) or 0) if device is None else device] += 1
+            self._device_lanes.add(_lane(raw))
             if kind == "kernel" and is_collective(name):
                 communicator, operation_name = text_of(arguments, "group"), text_of(arguments, "operation")
                 if not operation_name:
@@ -251,9 +268,25 @@ class _Reader:
             lane = integer(raw.tid) or 0
             if kind == "launch" and arguments is not None and (external := integer(arguments.external)):
                 self._launched_by[correlation] = external
-        trace.events.append(
-            Event(kind, name, start_ns, start_ns + end_ns, lane, correlation, communicator, operation_name)
-        )
+        event = Event(kind, name, start_ns, start_ns + end_ns, lane, correlation, communicator, operation_name)
+        if kind == "annotation":
+            self._ranges.append((event, _lane(raw)))
+        else:
+            trace.events.append(event)
+
+    def _joined(self, raw: Any) -> Any:
+        """The event that ends here, of those whose beginning and end stand apart; None at a beginning."""
+        begun = self._begun.setdefault(_lane(raw), [])
+        if raw.ph == "B":
+            begun.append(raw)
+            return None
+        start, end = (nanoseconds(some) for some in (begun[-1].ts if begun else None, raw.ts))
+        if start is None or end is None:
+            self._trace.unknown["ends without a beginning"] += 1
+            return None
+        whole = begun.pop()
+        whole.ph, whole.dur = "X", (end - start) / 1000
+        return whole
 
     def _call(self, start_ns: int, arguments: Any) -> None:
         if arguments is None:
@@ -284,6 +317,9 @@ class _Reader:
             call = self._called.get(self._launched_by.get(event.correlation, 0))
             if call is not None:
                 trace.events[index] = event._replace(communicator=call.communicator, operation=call.operation)
+        # Some releases give the device's copies of the host's ranges the category of these.
+        trace.events += [event for event, lane in self._ranges if lane not in self._device_lanes]
+        trace.devices = len(self._devices)
         job = about.get("distributedInfo")
         job = job if isinstance(job, dict) else {}
         trace.rank, trace.world_size = integer(job.get("rank")), integer(job.get("world_size"))
@@ -297,6 +333,10 @@ class _Reader:
         since = integer(about.get("baseTimeNanoseconds")) or 0
         trace.started_unix_seconds = None if self._base_ns is None else (self._base_ns + _LONGEST_NS + since) / 1e9
         return trace
+
+
+def _lane(raw: Any) -> tuple[str, str]:
+    return str(raw.pid)[:40], str(raw.tid)[:40]
 
 
 def _product(start_ns: int, name: str, arguments: Any) -> Product | None:

@@ -22,6 +22,8 @@ _MOST_CUTS = 64
 """Places at which a block may be cut in two before more of the file is read."""
 _CUT = re.compile(rb"\}\s*,\s*\{")
 _LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
+_NO_NUMBER = re.compile(r"(?<=:)(\s*)-?(?:inf|nan|N/A)(?=\s*[,}])")
+_ESCAPE = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
 _RENAMED = {
     "external": "External id", "operation": "Collective name", "group": "Process Group Name", "dtype": "dtype",
     "inputs": "In msg nelems", "outputs": "Out msg nelems", "ranks": "Group size", "dims": "Input Dims",
@@ -112,7 +114,7 @@ class TraceText:
             buffer += block
             cuts = [match.start() + 1 for match in _CUT.finditer(buffer)]
             for cut in cuts[: -_MOST_CUTS - 1 : -1]:
-                if (some := _decoded(b"[" + buffer[:cut] + b"]")) is not None:
+                if (some := _decoded(b"[" + buffer[:cut] + b"]", mend=cut == cuts[-1])) is not None:
                     self._events += len(some)
                     yield some
                     buffer = buffer[cut:].lstrip(b", \t\r\n")
@@ -123,8 +125,8 @@ class TraceText:
 
     def _rest(self, buffer: bytes) -> list[Any]:
         try:
-            text = "[" + buffer.decode("utf-8", errors="replace")
-            last, end = json.JSONDecoder().raw_decode(text)
+            text = _mended(b"[" + buffer)
+            last, end = json.JSONDecoder(strict=False).raw_decode(text)
             after = text[end:].strip(" \t\r\n")
             if after.startswith(","):
                 self._learn(("{" + after[1:]).encode())
@@ -137,7 +139,7 @@ class TraceText:
 
     def _learn(self, text: bytes) -> None:
         try:
-            about = json.loads(text)
+            about = json.loads(_mended(text), strict=False)
         except (ValueError, RecursionError):
             raise self._no_trace("what stands around its events is no JSON") from None
         if isinstance(about, dict):
@@ -187,17 +189,26 @@ def _unpacked(file: Any, path: Path) -> Iterator[bytes]:
         raise StoreError(f"{shown(path.name)} cannot be unpacked: {error}") from None
 
 
-def _decoded(text: bytes) -> list[Any] | None:
-    """The events of a list; None where it is none."""
+def _decoded(text: bytes, mend: bool) -> list[Any] | None:
+    """The events of a list; None where it is none. What is JSON but for Kineto's slips may be mended."""
     try:
         return _TYPED.decode(text)
-    except msgspec.ValidationError:  # JSON, of another form
-        try:
-            return [_lenient(event) for event in json.loads(text)]
-        except (ValueError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if not (mend or isinstance(error, msgspec.ValidationError)):  # JSON, of another form
             return None
-    except (msgspec.DecodeError, RecursionError):
+    try:
+        return [_lenient(event) for event in json.loads(_mended(text), strict=False)]
+    except (ValueError, RecursionError):
         return None
+
+
+def _mended(text: bytes) -> str:
+    """JSON of what releases wrote that is none: bare `inf`, `nan` and `N/A` (rates of what took no time), the
+    backslashes of Windows' paths, and names in no UTF-8 (pytorch/kineto issues 80, 105, 131 and 617)."""
+    plain = text.decode("utf-8", errors="replace")
+    if "\\" in plain:
+        plain = _ESCAPE.sub(lambda match: match[0] if match[1] else r"\\", plain)
+    return _NO_NUMBER.sub(r"\1null", plain)
 
 
 def _lenient(value: object) -> Any:

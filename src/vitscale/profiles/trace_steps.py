@@ -51,7 +51,8 @@ def steps_of(trace: Trace) -> Steps:
         spans = [(start, end) for start, end, _ in marked]
         if len(set(numbers)) < len(numbers):
             numbers = tuple(range(len(spans)))
-        return _steps(trace, numbers, spans, "by the profiler's own marks (ProfilerStep)")
+        alone = ", one step, taken from its first kernel" if len(spans) == 1 else ""
+        return _steps(trace, numbers, spans, f"by the profiler's own marks (ProfilerStep){alone}", bool(alone))
     updates = union((float(span.start_ns), float(span.end_ns)) for span in ranges if _OPTIMIZER.match(span.name))
     begin = min((event.start_ns for event in trace.events), default=0)
     last = max((event.end_ns for event in trace.events), default=0)
@@ -107,7 +108,7 @@ def _repeats(names: Sequence[str]) -> list[int]:
 def _phases(trace: Trace, spans: Sequence[tuple[int, int]]) -> Iterable[Event]:
     """Each step's phases, one after the other: backward by its functions, the rest by ranges.
 
-    Where no range says what is forward, it is what lies before each backward pass.
+    Where no range says what is forward, it is what lies before each backward pass, and all where nothing is trained.
     """
 
     def named(pattern: re.Pattern[str]) -> list[Interval]:
@@ -119,6 +120,7 @@ def _phases(trace: Trace, spans: Sequence[tuple[int, int]]) -> Iterable[Event]:
 
     updates, forwards, data = named(_OPTIMIZER), named(_FORWARD), named(_DATA)
     functions = union((float(e.start_ns), float(e.end_ns)) for e in trace.events if e.kind == "operator")
+    infers = trace.operators > 0 and not functions and not updates
     for start, end in spans:
         inside: Interval = (start, end)
         update = intersection(updates, [inside])
@@ -129,7 +131,7 @@ def _phases(trace: Trace, spans: Sequence[tuple[int, int]]) -> Iterable[Event]:
             forward = _outside(told, [*backward, *update, *waits], inside)
         else:
             taken = union([*backward, *update, *waits])
-            last = max((b for _, b in backward), default=start)
+            last = max((b for _, b in backward), default=end if infers else start)
             forward = [gap for gap in complement(taken, (start, last)) if gap[1] > gap[0]]
         phases: list[tuple[PhaseName, list[Interval]]] = [
             ("data", waits), ("forward", forward), ("backward", backward), ("optimizer", update),

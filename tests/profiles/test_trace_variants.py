@@ -82,7 +82,7 @@ def on_device(change: Callable[[Json], Json]) -> Callable[[Json], Json]:
 
 
 def as_text(event: Json) -> Json:
-    own = {name: str(event[name]) for name in ("ts", "dur", "pid", "tid") if name in event}
+    own: Json = {name: str(event[name]) for name in ("ts", "dur", "pid", "tid") if name in event}
     return {**event, **own, "args": {name: str(value) for name, value in event.get("args", {}).items()}}
 
 
@@ -226,6 +226,8 @@ def test_a_step_alone_is_told_and_what_infers_is_forward(tmp_path: Path) -> None
     assert steps.found_by.endswith("(ProfilerStep), one step, taken from its first kernel")
     events_of = [*(event for event in trace.events if event.kind != "annotation"), *steps.annotations]
     (line,) = steps_on_cuda(events_of, steps.numbers, 0, 1, first_is_whole=steps.first_is_whole)
-    assert (line.step, line.seconds) == (7, pytest.approx(70e-6))
+    assert line.step == 7
+    assert line.seconds == pytest.approx(70e-6)
     assert [phase for phase, _, _ in line.phases] == ["forward"]
-    assert line.idle == ((pytest.approx(40e-6), pytest.approx(50e-6)),)
+    (gap,) = line.idle
+    assert gap == pytest.approx((40e-6, 50e-6))

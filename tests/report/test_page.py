@@ -142,7 +142,7 @@ def test_the_answers_stand_first_and_in_order_and_the_rest_is_folded() -> None:
     assert folded == [
         "every-configuration", "where-the-time-goes", "engine-against-engine", "accuracy", "resources",
         "every-run", "environment",
-        "reproduce",
+        "reproduce", "how-it-was-measured",
     ]  # fmt: skip
     links = {attrs["href"] for tag, attrs in Elements(text).tags if tag == "a"}
     assert links == {f"#{name}" for name in folded}

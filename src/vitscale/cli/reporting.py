@@ -39,7 +39,7 @@ def report(
         option(
             "--format",
             "LIST",
-            "Comma-separated: html, md, latex, json, csv, parquet, png, svg, pdf or trace (for Perfetto).  "
+            "Comma-separated: html, md, latex, json, csv, parquet, png, svg, pdf, methods or trace (for Perfetto).  "
             "[default: html]",
         ),
     ] = None,
@@ -82,7 +82,7 @@ def report(
     loaded = store.load(results)
     analysed = analysis.analyse(loaded, combine_unlike=combine_unlike)
     gc.freeze()  # records form no cycles: to look for some among a million takes most of the time
-    console = ProgramConsole(stderr=bool({"md", "json", "latex"} & set(wanted)) and output is None)
+    console = ProgramConsole(stderr=bool({*outputs.TO_STANDARD_OUTPUT} & set(wanted)) and output is None)
     evidence = sources.evidence_of(results, loaded, analysed)
     fitted = fitting.fit(evidence)
     ahead = answering.outlook(fitted) if set(wanted) - {*outputs.WITHOUT_PREDICTIONS} else None

@@ -35,6 +35,7 @@ from vitscale.report.charts.resources import resolution_chart, resource_chart, s
 from vitscale.report.charts.scaling import scaling_chart
 from vitscale.report.charts.time import breakdown_chart, waterfall_chart
 from vitscale.report.charts.timeline import timeline_chart
+from vitscale.report.methods import methods_section
 from vitscale.report.prediction_table import SeriesTable, prediction_tables, shared_notes
 from vitscale.report.resolutions import resolution_table
 from vitscale.report.tables import batch_text, comparison_tables, mode_tables, trial_label
@@ -81,6 +82,7 @@ def report_document(
         _environment(analysis),
         _problems(analysis),
         _reproduce(analysis),
+        methods_section(analysis),
     )
     return Document(analysis.study.name, (*first, *(section for section in rest if section is not None)))
 

@@ -20,7 +20,7 @@ from vitscale.analysis.time.exposure import clocks_ahead, explained_steps, lanes
 from vitscale.base.plugins import known
 from vitscale.errors import RequestError, shown, unknown
 from vitscale.prediction.results import Forecast
-from vitscale.present.document import Figure
+from vitscale.present.document import Document, Figure
 from vitscale.present.drawing import FIGURE_FORMATS, draw, write_bytes
 from vitscale.present.html import to_html
 from vitscale.present.latex import to_latex
@@ -29,6 +29,7 @@ from vitscale.profiles.step_trace import RankStep, step_trace
 from vitscale.report.answers import counts, terminal_document
 from vitscale.report.contract import frame, run_rows, to_json, to_table, trial_rows
 from vitscale.report.document import charts, report_document
+from vitscale.report.methods import methods_section
 from vitscale.report.tables import trial_label
 from vitscale.store.lines import WINDOWS, Steps
 from vitscale.store.results import Results, Run
@@ -37,11 +38,17 @@ if TYPE_CHECKING:
     import polars
 
 _TABLES = ("csv", "parquet")
-_TO_STANDARD_OUTPUT = ("md", "json", "latex")
-_NAMES = {"html": "report.html", "md": "report.md", "latex": "report.tex", "json": "report.json"}
+TO_STANDARD_OUTPUT = ("md", "json", "latex", "methods")
+_NAMES = {
+    "html": "report.html",
+    "md": "report.md",
+    "latex": "report.tex",
+    "json": "report.json",
+    "methods": "methods.md",
+}
 
 FORMATS = (*_NAMES, *_TABLES, *FIGURE_FORMATS, "trace")
-WITHOUT_PREDICTIONS = (*_TABLES, "trace")
+WITHOUT_PREDICTIONS = (*_TABLES, "methods", "trace")
 OF_DATA = ("json", *WITHOUT_PREDICTIONS)
 """Without advice."""
 
@@ -60,9 +67,11 @@ class Reported:
     """Charts of other packages."""
 
     def text(self, kind: str) -> str:
-        """The report as html, md, latex or json."""
+        """The report as html, md, latex or json; or its methods alone, as Markdown."""
         if kind == "json":
             return to_json(self.analysis, self.outlook)
+        if kind == "methods":
+            return to_markdown(Document(self.analysis.study.name, (methods_section(self.analysis, folded=False),)))
         document = report_document(self.analysis, self.outlook, self.advice, self.results, self.brought)
         if kind == "html":
             return to_html(document, brand="vitscale scaling report", subtitle=counts(self.analysis))
@@ -87,9 +96,9 @@ def write(reported: Reported, results: Path, formats: Sequence[str], output: Pat
         reported: what to write.
         results: the results folder, where files go without `output`: report.html, trials.csv, runs.csv, figures/,
             traces/.
-        formats: some of html, md, latex, json, csv, parquet, png, svg, pdf, trace.
+        formats: some of `FORMATS`.
         output: the file, where `formats` is one form of text; of a table that of the trials, the runs' beside it
-            (`NAME-runs.csv`). Else the folder for all of them. Without it md, latex and json go to standard output.
+            (`NAME-runs.csv`). Else the folder for all of them. Without it those of `TO_STANDARD_OUTPUT` go there.
 
     Returns:
         The files written.
@@ -128,7 +137,7 @@ def _write(reported: Reported, results: Path, formats: Sequence[str], output: Pa
                 written.append(path)
         elif kind in _NAMES:
             text = reported.text(kind)
-            if output is None and kind in _TO_STANDARD_OUTPUT:
+            if output is None and kind in TO_STANDARD_OUTPUT:
                 sys.stdout.write(text)
                 continue
             written.append(file or folder / _NAMES[kind])

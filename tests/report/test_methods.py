@@ -1,0 +1,100 @@
+"""How it was measured: the paragraph and the checklist say what the records do, and name what these lack."""
+
+from __future__ import annotations
+
+import math
+import random
+
+from prediction_factory import resolved_study
+from results_factory import make_curve, make_environment, make_results, make_trial, steady_run
+from vitscale.analysis import Analysis, analyse
+from vitscale.present.document import Section
+from vitscale.report.document import report_document
+from vitscale.report.methods import Rule, checklist, paragraph
+
+
+def rules(analysis: Analysis) -> dict[int, Rule]:
+    return {rule.number: rule for rule in checklist(analysis)}
+
+
+def test_of_three_runs_on_two_rank_counts() -> None:
+    analysis = analyse(resolved_study({1: [0.1, 0.1, 0.1], 2: [0.06, 0.06, 0.06]}))
+    told = rules(analysis)
+    assert list(told) == list(range(1, 13))
+    # 1,024 images in batches of 8: 128 steps of 0.1 s.
+    assert told[1].told == "ddp (strong-micro): 1 rank, 12.8 s an epoch."
+    assert (told[1].kept, told[1].missing) == ("in part", 'the run without a distributed wrapper (engine = "none")')
+    assert (told[2].kept, told[2].told) == ("yes", "2 of 2 trials measured.")
+    assert told[4].told == "2 speedups, each a ratio of mean times; none is averaged."
+    assert (told[5].kept, told[5].missing) == ("yes", "")
+    assert told[5].told.startswith("3 runs of a trial; its 95 % interval (Student's t")
+    assert told[6].missing == "a test of that: at most 3 runs of a trial, and a test takes 8 to find anything"
+    assert told[7].kept == "does not apply"
+    # 3 epochs of 128 and of 64 steps, less 3 of warm-up.
+    assert "381" in told[10].told
+    assert "189 to 381 timed steps a run" in told[10].told
+    assert told[9].told.startswith("Varied: train.engine = ddp; ranks = 1 and 2. 1 environment")
+    assert told[9].missing == "the revision of the code (git) of 2 trials"
+    said = paragraph(analysis)
+    assert said.startswith(
+        "vit-ti16 on synthetic (32 pixels a side) in fp32: ddp; 1 and 2 ranks on 1 host; devices: Example"
+    )
+    assert "Runs of a trial: 3." in said
+    assert "torch 2.13.0" in said
+
+
+def test_what_is_missing_is_named() -> None:
+    one, two = make_trial("ddp", 2), make_trial("ddp", 4)
+    bare = make_environment(versions={}, git_revision="abc")
+    runs = [steady_run(one, 0.1, environments=[bare] * 2), steady_run(one, 0.1, 1, environments=[bare] * 2)]
+    analysis = analyse(make_results([(make_curve([one, two]), [one, two])], runs))
+    told = rules(analysis)
+    assert (told[2].kept, told[2].missing) == ("in part", "1 trial not run yet")
+    assert told[2].told == "1 of 2 trials measured, 1 not run yet."
+    assert told[1].missing == 'a base case on one rank and the run without a distributed wrapper (engine = "none")'
+    assert (told[5].kept, told[5].missing) == ("in part", "a third run of 1 trial (measure.repeats)")
+    assert (told[9].kept, told[9].missing) == ("in part", "library versions of 1 trial")
+    assert told[11].missing == "the matrix-multiply rate, measured after training"
+    assert "Software: not recorded" in paragraph(analysis)
+
+
+def test_one_run_has_no_interval() -> None:
+    analysis = analyse(resolved_study({1: [0.1]}))
+    told = rules(analysis)
+    assert (told[5].kept, told[5].missing) == ("no", "an interval of 1 trial run once (measure.repeats)")
+    assert told[3].kept == "yes"
+    assert (told[1].kept, told[4].kept) == ("does not apply", "yes")
+    assert "no interval, for no trial was repeated" in paragraph(analysis)
+
+
+def test_runs_enough_for_it_are_tested_for_their_distribution() -> None:
+    source = random.Random(5)
+    normal = [0.1 * math.exp(0.02 * source.gauss(0, 1)) for _ in range(12)]
+    told = rules(analyse(resolved_study({1: normal})))[6]
+    assert told.kept == "yes"
+    assert told.told.startswith("Shapiro and Wilk's test on logarithms of 1 trial: least p = 0.")
+    told = rules(analyse(resolved_study({1: [0.1, 0.1001] * 5 + [0.1, 0.3]})))[6]
+    assert told.kept == "no"
+    assert told.missing.startswith("an interval that does not take runs to be normal")
+
+
+def test_engines_that_are_compared() -> None:
+    trials = [make_trial(engine, 1) for engine in ("ddp", "fsdp2")]
+    runs = [steady_run(trial, seconds, n) for trial in trials for n, seconds in enumerate([0.1, 0.101, 0.102])]
+    analysis = analyse(make_results([(make_curve([trial]), [trial]) for trial in trials], runs))
+    told = rules(analysis)
+    assert told[7].kept == "yes"
+    assert told[7].told.startswith("1 pair by the ratio of mean times and its 95 % interval.")
+
+
+def test_nothing_completed() -> None:
+    trial = make_trial()
+    analysis = analyse(make_results([(make_curve([trial]), [trial])], []))
+    assert {rule.kept for rule in checklist(analysis)} == {"no"}
+    assert paragraph(analysis).startswith("No run of ")
+
+
+def test_it_is_the_last_part_of_the_report_and_folded() -> None:
+    section = report_document(analyse(resolved_study({1: [0.1, 0.1]}))).blocks[-1]
+    assert isinstance(section, Section)
+    assert (section.title, section.folded) == ("How it was measured", True)

@@ -83,7 +83,7 @@ class Browser:
     def __init__(self, program: str) -> None:
         to_browser, self._out = os.pipe()
         self._in, from_browser = os.pipe()
-        self.folder = tempfile.TemporaryDirectory(prefix="vitscale-chromium-")
+        self.folder = tempfile.TemporaryDirectory(prefix="vitscale-chromium-", ignore_cleanup_errors=True)
         # The protocol is on its descriptors 3 and 4.
         wired = f'exec {program} "$@" 3<&{to_browser} 4>&{from_browser}'
         self.process = subprocess.Popen(

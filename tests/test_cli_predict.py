@@ -177,6 +177,14 @@ def test_what_is_no_results_folder_is_refused(predict: Callable[..., Answer], tm
     assert err.startswith("vitscale: ")
 
 
+def test_unless_it_is_said_two_four_and_eight_times_what_was_measured(
+    predict: Callable[..., Answer], results: Path
+) -> None:
+    code, out, err = predict(results, "--json")
+    assert (code, err) == (0, "")
+    assert [one["gpus"] for one in told(out)] == [8, 16, 32]
+
+
 def test_the_report_looks_ahead_by_itself(vitscale: Callable[..., Answer], results: Path) -> None:
     code, out, _ = vitscale("report", str(results), "--json")
     content = json.loads(out)

@@ -81,3 +81,8 @@ def test_a_size_read_back_is_within_half_a_per_cent(value: float) -> None:
     figure, unit = units.size(value).split(" ")
     scale = 1024.0 ** ["B", "KiB", "MiB", "GiB", "TiB"].index(unit)
     assert float(figure.replace(",", "")) * scale == pytest.approx(value, rel=0.0051)
+
+
+def test_a_number_stays_with_its_unit() -> None:
+    kept = units.unbroken("2 ranks at 86 % of 2.57 s = 3 for each").replace(units.KEPT, "_")
+    assert kept == "2_ranks at 86_% of 2.57_s =_3_for each"

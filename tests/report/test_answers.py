@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
+from explained_factory import batch_study
 from prediction_factory import resolved_study
+from report_forms import terminal
 from results_factory import rich_study
 from vitscale.advice.pipeline import advised_from
 from vitscale.advice.request import Request
 from vitscale.analysis import analyse
 from vitscale.prediction.fitting import fit
 from vitscale.prediction.sources import evidence_of
-from vitscale.present.document import Bullets, Section, Table
-from vitscale.report.answers import what_next, what_to_choose
-from vitscale.report.document import report_document
+from vitscale.present.document import Bullets, Code, Paragraph, Section, Table
+from vitscale.report.answers import best_measured, what_next, what_to_choose, why_not_better
+from vitscale.report.document import charts, report_document
+from vitscale.report.tables import trial_label
 from vitscale.store.results import Results
 
 
@@ -34,7 +38,7 @@ def test_where_advice_keeps_another_global_batch_it_says_why(tmp_path: Path) -> 
     results = resolved_study({1: [0.05, 0.05, 0.05], 2: [0.06, 0.06, 0.06]})
     chosen, then = chosen_and_next(results, tmp_path)
     assert chosen[0].startswith("Fastest measured: ddp, 2 ranks, micro-batch 8: 3.84 s an epoch")
-    assert chosen[0].endswith(" (global batch 16, 3 runs).")
+    assert chosen[0].endswith(", global batch 16, 3 runs).")
     assert " (global batch 8): " in then[0]
     assert then[0].endswith(
         " The fastest measured has a global batch of 16: only 64 steps an epoch (--large-batch allows it)."
@@ -45,10 +49,73 @@ def test_where_advice_keeps_another_global_batch_it_says_why(tmp_path: Path) -> 
     assert "The fastest measured" not in then[0]
 
 
-def test_too_few_runs_come_before_what_they_cannot_settle(tmp_path: Path) -> None:
+def of_repeats(results: Results, repeats: int) -> Results:
+    return results.model_copy(update={"study": results.study.model_copy(update={"repeats": repeats})})
+
+
+def test_missing_runs_come_before_what_they_cannot_settle(tmp_path: Path) -> None:
     _, then = chosen_and_next(resolved_study({1: [0.05, 0.05], 2: [0.06, 0.06]}), tmp_path)
-    assert then[0] == "2 trials of 2 with fewer than 3 runs: set repeats = 3."
+    assert then[0] == "2 of 6 runs are still to be done: the same command does only these."
     assert then[1].startswith("Fastest for 3 epochs")
+
+
+def test_where_the_study_asks_for_fewer_than_three_runs_it_says_to_raise_them() -> None:
+    results = resolved_study({1: [0.05, 0.05], 2: [0.06, 0.06]})
+    section = what_next(analyse(of_repeats(results, 2)), None, Path("my results"))
+    assert lines_of(section) == ["Set repeats = 3: 2 of 2 trials have fewer than 3 runs."]
+    assert [block.lines for block in section.blocks if isinstance(block, Code)] == [
+        ("vitscale run STUDY.toml -o 'my results'",)
+    ]
+
+
+def test_why_not_better_is_told_of_what_one_would_choose_and_then_of_the_largest_loss() -> None:
+    """ddp at micro-batch 64 has the shortest epoch; at 8, of smaller steps, as much waiting is more of a step."""
+    analysis = analyse(batch_study([8, 64], [1, 2]))
+    best = best_measured(analysis)
+    assert best is not None
+    drawn = charts(analysis)["waterfall"]
+    first, second, _ = why_not_better(analysis, drawn).blocks
+    assert isinstance(first, Paragraph)
+    assert isinstance(second, Paragraph)
+    assert (best.trial.train.micro_batch, best.trial.world.size) == (64, 2)
+    assert first.text.startswith("ddp, micro_batch 64 on 2 ranks (strong-micro) is at ")
+    assert drawn.views[0].title == "From ideal to measured: ddp, micro_batch 64, 2 ranks, strong-micro"
+    assert second.text.startswith("Largest loss of all: ddp, micro_batch 8 on 2 ranks (strong-micro) is at ")
+
+
+def test_a_trial_is_told_its_batch_once() -> None:
+    analysis = analyse(batch_study([8], [2]))
+    (alone,) = analysis.trials.values()
+    assert trial_label(analysis, alone) == "ddp, 2 ranks, micro-batch 8"
+    swept = analyse(batch_study([8, 64], [2]))
+    told = [trial_label(swept, trial) for trial in swept.trials.values()]
+    assert told == ["ddp, micro_batch 8, 2 ranks", "ddp, micro_batch 64, 2 ranks"]
+
+
+def test_a_terminal_begins_with_what_to_choose_and_to_do_and_names_logs_of_failures() -> None:
+    told = terminal(analyse(rich_study()))
+    assert told[:3] == [
+        "- Fastest (3 runs): ddp, 8 ranks, micro-batch 8: 1.83 s an epoch.",
+        "- Next: 9 of 69 runs are still to be done: the same command does only these.",
+        "",
+    ]
+    assert any(re.search(r"asked for, 3\.1 GiB free \(runs/[0-9a-f]{12}-r2-a0/log\.txt\)", line) for line in told)
+    assert any("too few repeats to tell ddp from deepspeed" in line for line in told)
+
+
+def test_what_has_not_run_yet_is_no_failure_and_no_empty_table() -> None:
+    nothing = analyse(rich_study().model_copy(update={"runs": ()}))
+    (section,) = (
+        block
+        for block in report_document(nothing).blocks
+        if getattr(block, "title", "") == "Trials that did not complete"
+    )
+    assert isinstance(section, Section)
+    (told,) = section.blocks
+    assert isinstance(told, Paragraph)
+    assert (told.tone, told.text[:41]) == ("", "Not run yet: ddp, 1 rank, micro-batch 8, ")
+    assert told.text.endswith(" and 18 more.")
+    assert not [line for line in terminal(nothing) if "speedup" in line]
 
 
 def test_every_run_stands_once_below_its_trial_also_where_trials_read_alike() -> None:

@@ -87,7 +87,7 @@ def test_it_writes_a_page_and_markdown(base: Path, tmp_path: Path) -> None:
     for name in ("c.md", "c.html"):
         answer = CliRunner().invoke(cli.app, ["compare", str(base), str(other), "-o", str(tmp_path / name)])
         assert answer.exit_code == 0
-        text = (tmp_path / name).read_text()
+        text = (tmp_path / name).read_text().replace("\N{NO-BREAK SPACE}", " ")
         assert "2 trials held against base: 2 slower" in text
         assert "1.20" in text
 

@@ -59,8 +59,8 @@ def test_one_timeline_of_the_largest_trial_of_each_curve_and_each_trial_once() -
     results = batch_study([16, 64], [1, 2])
     found, _ = timelines(analyse(results))
     assert [one.label for one in found] == [
-        "ddp, micro_batch 16, 2 ranks, micro-batch 16",
-        "ddp, micro_batch 64, 2 ranks, micro-batch 64",
+        "ddp, micro_batch 16, 2 ranks",
+        "ddp, micro_batch 64, 2 ranks",
     ]
     trial = make_trial("ddp", 2)
     curves = [(make_curve([trial], mode), [trial]) for mode in ("strong-micro", "strong-global")]
@@ -134,7 +134,7 @@ def test_curves_without_room_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeline, "_MOST_TIMELINES", 1)
     found = timeline_chart(analyse(batch_study([16, 64], [2])))
     assert found is not None
-    left_out = "No room for the timelines of: ddp, micro_batch 64, 2 ranks, micro-batch 64."
+    left_out = "No room for the timelines of: ddp, micro_batch 64, 2 ranks."
     assert found.views[0].summary.endswith(left_out)
 
 

@@ -351,7 +351,7 @@ def test_a_view_for_each_trial_and_that_which_loses_most_in_front() -> None:
     assert worst is not None
     assert words.largest_loss(worst) == (
         "ddp on 4 ranks (strong-micro) is at 69 % of ideal: most goes to waiting for rank 3, which computes 30 % "
-        "slower (21 points)."
+        "slower (straggler wait: 21 points)."
     )
     assert found.views[1].summary == f"2 ranks reach 87 % of ideal: {TWO}."
 

@@ -6,8 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from vitscale.cli.base import (
     CheckpointOption,
     JsonOption,
@@ -26,8 +24,9 @@ from vitscale.cli.base import (
 def predict(
     results: ResultsArgument,
     gpus: Annotated[
-        str, typer.Option("--gpus", metavar="LIST", help="Rank counts: 16,32,1024 or 1-8.", show_default=False)
-    ],
+        str | None,
+        option("--gpus", "LIST", "Rank counts: 16,32,1024 or 1-8.  [default: 2, 4 and 8 times the most measured]"),
+    ] = None,
     nodes_of: Annotated[int | None, option("--nodes-of", "M", "Ranks on each host.  [default: as measured]")] = None,
     network: Annotated[
         str | None,
@@ -65,7 +64,7 @@ def predict(
     from vitscale.prediction import answering, finishing, fitting, questions, sources
     from vitscale.report.predicted import predict_document, predict_fields
 
-    counts = base.rank_counts(gpus)
+    counts = None if gpus is None else base.rank_counts(gpus)
     memory = None if gpu_memory is None else base.size_bytes(gpu_memory, "--gpu-memory")
     horizon = finishing.horizon(epochs, checkpoint_seconds, node_mtbf)
     loaded = store.load(results)
@@ -77,7 +76,7 @@ def predict(
     evidence, changes = questions.told(evidence, changes)
     asked = questions.questions(
         evidence,
-        counts,
+        counts or questions.counts_ahead(evidence),
         changes,
         series=series,
         nodes_of=nodes_of,

@@ -74,6 +74,12 @@ def _told(point: Point, changes: Changes, count: int | None) -> Point:
     return replace(point, trial=trial.model_copy(update={"train": train, "model": model}))
 
 
+def counts_ahead(evidence: Evidence) -> tuple[int, ...]:
+    """What is asked about unless it is said: 2, 4 and 8 times the largest measured rank count."""
+    most = max((point.gpus for series in evidence.series for point in series.points), default=1)
+    return (2 * most, 4 * most, 8 * most)
+
+
 def questions(
     evidence: Evidence,
     gpus: tuple[int, ...],

@@ -32,6 +32,7 @@ from vitscale.present.document import (
     Table,
     View,
 )
+from vitscale.present.units import unbroken
 
 _HERE = Path(__file__).parent
 _DEEPEST = 4
@@ -125,9 +126,9 @@ def _block(block: Block, depth: int) -> str:
                 slug(block.title), depth, block.title, depth, _blocks(block.blocks, min(depth + 1, _DEEPEST)),
             )  # fmt: skip
         case Paragraph():
-            return _format('<p class="{}">{}</p>', block.tone, block.text)
+            return _format('<p class="{}">{}</p>', block.tone, unbroken(block.text))
         case Bullets():
-            items = _html("".join(_format("<li>{}</li>", item) for item in block.items))
+            items = _html("".join(_format("<li>{}</li>", unbroken(item)) for item in block.items))
             return _format('<ul class="{}">{}</ul>', block.tone, items)
         case Finding():
             about = " ".join(block.about.trials)
@@ -145,7 +146,7 @@ def _block(block: Block, depth: int) -> str:
 
 
 def _sentence(text: str) -> str:
-    return f"{text.rstrip('.')}." if text else ""
+    return unbroken(f"{text.rstrip('.')}.") if text else ""
 
 
 def _table(table: Table, depth: int) -> str:

@@ -12,7 +12,7 @@
   document.head.append(library);
 
   const NARROW = 480;
-  const PRINTED = 3; // so many folded parts are opened for paper; of the others those that a reader has opened
+  const PRINTED = 3; // so many folded parts are opened for paper, and warnings; of others those that a reader has opened
   const BUTTONS = 5; // as many options stand as buttons; of more one is chosen in a list
   const SHAPES = {
     circle: "M7 2a5 5 0 1 0 .01 0z", square: "M2 2h10v10h-10z", "triangle-up": "M7 2l6 10h-12z",
@@ -154,7 +154,7 @@
       for (const channel of Object.values(encoding)) {
         if (legends && channel.field === "series" && channel.scale) channel.legend = null;
         if (width < NARROW && channel.legend?.columns) channel.legend.columns = channel.field === "part" ? 2 : 1;
-        if (channel.axis?.labelLimit) channel.axis.labelLimit = Math.min(channel.axis.labelLimit, 0.36 * width);
+        if (channel.axis?.labelLimit) channel.axis.labelLimit = Math.min(channel.axis.labelLimit, (width < NARROW ? 0.36 : 0.44) * width);
       }
     }
     return made;
@@ -220,7 +220,8 @@
   dark.addEventListener("change", () => Object.keys(figures).forEach((name) => draw(name)));
   let opened = [];
   addEventListener("beforeprint", () => {
-    opened = [...document.querySelectorAll("main > details.section")].slice(0, PRINTED).filter((part) => !part.open);
+    const parts = [...document.querySelectorAll("main > details.section")].slice(0, PRINTED);
+    opened = [...parts, ...document.querySelectorAll("#can-i-trust-it details.section")].filter((part) => !part.open);
     for (const part of opened) part.open = true;
     for (const name of Object.keys(figures)) draw(name, themes.light);
   });

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from vitscale.present.document import (
     shown_key,
 )
 from vitscale.present.terminal_table import table_lines
-from vitscale.present.units import counted, listed
+from vitscale.present.units import KEPT, counted, listed, unbroken
 
 MOST_LINES = 25
 _NARROWEST = 40
@@ -34,8 +33,6 @@ _FEWEST = 3
 """Lines of a block that is cut, at least; one that would have fewer is named instead."""
 _SEVERITY_STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 _TONES = {"": "", "strong": "bold", "quiet": "dim", "bad": "red"}
-_NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=[A-Za-z%=])|(?<==) (?=\d)")
-_KEPT = "\N{NO-BREAK SPACE}"
 
 
 @dataclass(frozen=True)
@@ -225,8 +222,7 @@ def _wrapped(text: str, width: int, first: str = "", following: str = "") -> lis
     """`text` in lines; a number stays with its unit, and a long path or address whole, for the mouse."""
     wrapper = textwrap.TextWrapper(width, initial_indent=first, subsequent_indent=following)
     wrapper.break_long_words = wrapper.break_on_hyphens = False
-    kept = _NUMBER_AND_UNIT.sub(_KEPT, plain(text).strip())
-    return [line.replace(_KEPT, " ").rstrip() for line in wrapper.wrap(kept)]
+    return [line.replace(KEPT, " ").rstrip() for line in wrapper.wrap(unbroken(plain(text).strip()))]
 
 
 def _without_trailing(texts: list[Text]) -> list[Text]:

@@ -101,6 +101,13 @@ def _fits(table: Table, width: int, gap: int = _NARROW_GAP) -> bool:
     return sum(widths) + gap * (len(widths) - 1) <= width
 
 
+def _gap(table: Table, width: int) -> int:
+    """Wide where no word is wrapped for it."""
+    gaps = (_WIDE_GAP, _NARROW_GAP)
+    whole = [gap for gap in gaps if sum(_widths(table, 10**6, gap)) + gap * len(table.columns) <= width]
+    return next(iter([*whole, *(gap for gap in gaps if _fits(table, width, gap))]), _NARROW_GAP)
+
+
 def _labelled(table: Table) -> bool:
     return any(group.label for group in table.groups)
 
@@ -157,7 +164,7 @@ def _longest_word(texts: Sequence[str]) -> int:
 
 
 def _laid(table: Table, width: int) -> LaidTable:
-    gap = _WIDE_GAP if _fits(table, width, _WIDE_GAP) else _NARROW_GAP
+    gap = _gap(table, width)
     widths = _widths(table, width, gap)
     labelled = _labelled(table)
     sides = [*([True] if labelled else []), *(column.words for column in table.columns)]

@@ -7,6 +7,7 @@ as networks and processors are sold: 1 GB/s is 10^9 bytes in a second.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ UNAVAILABLE = "unavailable"
 """In a sentence."""
 NOT_FINITE = "not finite"
 
+KEPT = "\N{NO-BREAK SPACE}"
+_NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=[A-Za-z%=])|(?<==) (?=\d)")
 _ALMOST = 0.9995
 """From here on a value is shown as 1.00 of a unit, not as 1,000 of the one below."""
 
@@ -163,3 +166,8 @@ def listed(things: Iterable[object], most: int = 8) -> str:
     if len(texts) > most:
         texts = [*texts[:most], f"{len(texts) - most:,} more"]
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}" if texts else "none"
+
+
+def unbroken(text: str) -> str:
+    """`text` with each number kept on a line with its unit, by spaces at which no line is broken."""
+    return _NUMBER_AND_UNIT.sub(KEPT, text)

@@ -3,6 +3,7 @@ the short form of it all, in which `run` and `report` end on a terminal."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from vitscale.present.document import (
 )
 from vitscale.present.units import counted
 from vitscale.report import sentences
-from vitscale.report.charts.time import largest_loss
+from vitscale.report.charts.time import largest_loss, of_trial
 from vitscale.report.tables import interval_cell, mode_tables, speedup_cell, trial_label
 
 _MOST_SERIES = 5
@@ -49,7 +50,7 @@ def how_it_scales(analysis: Analysis, figure: Figure | None) -> Section:
     lines = [text for _, _, text in ordered]
     if not sure and (fastest := best_measured(analysis)) is not None:
         runs = counted(len(fastest.runs), "run")
-        lines.insert(0, f"Fastest measured, {runs}: {in_short(analysis, fastest)}. Too few to say who is ahead.")
+        lines.insert(0, f"Fastest measured, {runs}: {in_short(analysis, fastest)} Too few to say who is ahead.")
     if not lines:
         lines = ["No curve has two measured rank counts yet, so nothing can be said about scaling."]
     more = len(lines) - _MOST_SERIES
@@ -73,13 +74,13 @@ def _gpu_hours(trial: TrialResult) -> float:
     return _epoch_seconds(trial) * trial.trial.world.size / 3600
 
 
-def in_short(analysis: Analysis, trial: TrialResult) -> str:
-    """ "ddp, 2 ranks, micro-batch 32: 3.25 s an epoch"."""
+def in_short(analysis: Analysis, trial: TrialResult, *more: str) -> str:
+    """ "ddp, 2 ranks, micro-batch 32: 3.25 s an epoch (3.12 s to 3.39 s, 3 runs).", `more` in the brackets."""
     epoch = trial.epoch_seconds
-    within = ""
     if epoch and epoch.low is not None and epoch.high is not None and not epoch.note:
-        within = f" ({units.seconds(epoch.low)} to {units.seconds(epoch.high)})"
-    return f"{trial_label(analysis, trial)}: {units.seconds(epoch.value if epoch else None)} an epoch{within}"
+        more = (f"{units.seconds(epoch.low)} to {units.seconds(epoch.high)}", *more)
+    told = f" ({', '.join(more)})" if more else ""
+    return f"{trial_label(analysis, trial)}: {units.seconds(epoch.value if epoch else None)} an epoch{told}."
 
 
 def what_to_choose(analysis: Analysis) -> Section:
@@ -95,22 +96,26 @@ def what_to_choose(analysis: Analysis) -> Section:
         if trial.epoch_seconds and not trial.drifts and trial.trial.data.fraction == fastest.trial.data.fraction
     ]
     cheapest = min(alike, key=_gpu_hours)
-    batch = f"global batch {fastest.trial.global_batch:,}, " if fastest.batch_known else ""
+    batch = [f"global batch {fastest.trial.global_batch:,}"] if fastest.batch_known else []
     runs = counted(len(fastest.runs), "run")
-    lines = [f"Fastest measured: {in_short(analysis, fastest)} ({batch}{runs})."]
+    lines = [f"Fastest measured: {in_short(analysis, fastest, *batch, runs)}"]
     if cheapest is not fastest:
-        hours = units.number(_gpu_hours(cheapest))
-        lines.append(f"Cheapest measured: {in_short(analysis, cheapest)}, {hours} GPU-hours.")
+        hours = f"{units.number(_gpu_hours(cheapest))} GPU-hours"
+        lines.append(f"Cheapest measured: {in_short(analysis, cheapest, hours)}")
     return Section("What would I choose?", (Bullets(tuple(lines)),))
 
 
 def why_not_better(analysis: Analysis, figure: Figure | None) -> Section:
-    """The largest loss and the waterfall of its trial, or why no efficiency could be taken apart."""
+    """What the best measured trial loses, with its waterfall, and the largest loss; or why these are unknown."""
+    best = best_measured(analysis)
     worst = largest_loss(analysis.waterfalls)
     if worst is None or figure is None:
-        told = sentences.unexplained(analysis) or _losses(analysis)
-        return Section("Why not better?", (Bullets(told),))
-    return Section("Why not better?", (Paragraph(sentences.largest_loss(worst), "strong"), figure))
+        return Section("Why not better?", (Bullets(sentences.unexplained(analysis) or _losses(analysis)),))
+    front = (of_trial(analysis.waterfalls, best.trial_id) if best else None) or worst
+    told = [Paragraph(sentences.largest_loss(front), "strong")]
+    if front is not worst:
+        told.append(Paragraph(f"Largest loss of all: {sentences.largest_loss(worst)}"))
+    return Section("Why not better?", (*told, figure))
 
 
 def _losses(analysis: Analysis) -> tuple[str, ...]:
@@ -130,18 +135,16 @@ def _losses(analysis: Analysis) -> tuple[str, ...]:
 
 
 def what_next(analysis: Analysis, advice: Advice | None, results: Path | None) -> Section:
-    """The advice in one line, with the command; too few runs come first."""
-    lines, commands = [], []
-    few = [trial for trial in analysis.trials.values() if trial.runs and len(trial.runs) < _ENOUGH_RUNS]
-    if few:
-        more = "set repeats = 3" if all(trial.trial.origin is None for trial in few) else "import 3 of each together"
-        lines.append(f"{counted(len(few), 'trial')} of {len(analysis.trials)} with fewer than 3 runs: {more}.")
+    """What to run first, then the advice in one line, each with its command."""
+    where = shlex.quote(str(results)) if results is not None else "RESULTS"
+    to_run = what_to_run(analysis)
+    lines = [f"{to_run[:1].upper()}{to_run[1:]}"] if to_run else []
+    commands = [f"vitscale run STUDY.toml -o {where}"] if to_run and not _imported(analysis) else []
     if advice is not None and (option := advice.chosen) is not None:
         lines.append(
             f"Fastest for {counted(advice.work.epochs, 'epoch')} with start-up: {advised.in_short(option)}: "
             f"{advised.time(option.seconds)}, {option.label}.{_other_batch(analysis, advice, option)}"
         )
-    where = str(results) if results is not None else "RESULTS"
     if advice is not None:
         commands.append(f"vitscale advise {where} --deadline 1h")
     warned = [verdict for verdict in analysis.findings if verdict.severity == "warning" and verdict.advice]
@@ -150,6 +153,20 @@ def what_next(analysis: Analysis, advice: Advice | None, results: Path | None) -
     if not lines:
         lines.append("Nothing more to measure for what was asked.")
     return Section("What next?", (Bullets(tuple(lines)), *([Code(tuple(commands))] if commands else [])))
+
+
+def what_to_run(analysis: Analysis) -> str:
+    """Which runs are missing: of the study as it is, or for intervals; empty where none is."""
+    missing = [finding for finding in analysis.findings if finding.kind == "unfinished"]
+    if missing:
+        return f"{missing[0].message.removeprefix('unfinished: ')}: the same command does only these."
+    few = [trial for trial in analysis.trials.values() if trial.runs and len(trial.runs) < _ENOUGH_RUNS]
+    more = "import 3 of each together" if _imported(analysis) else "set repeats = 3"
+    return f"{more}: {len(few):,} of {counted(len(analysis.trials), 'trial')} have fewer than 3 runs." if few else ""
+
+
+def _imported(analysis: Analysis) -> bool:
+    return any(trial.trial.origin is not None for trial in analysis.trials.values())
 
 
 def _other_batch(analysis: Analysis, advice: Advice, option: Option) -> str:
@@ -205,7 +222,7 @@ def bullets(texts: Iterable[str]) -> Bullets | None:
 
 
 def terminal_document(analysis: Analysis, last: Sequence[str] = ()) -> Document:
-    """What `run` and `report` end in: one table, engine against engine, warnings; the rest is folded.
+    """What `run` and `report` end in: what to choose and to do, one table, engine against engine, warnings.
 
     Args:
         analysis: the results.
@@ -213,13 +230,22 @@ def terminal_document(analysis: Analysis, last: Sequence[str] = ()) -> Document:
     """
     failed = [
         f"{trial_label(analysis, trial)}: {trial.outcome}: {trial.reason}"
+        + "".join(f" ({failure.log})" for failure in trial.failures[-1:] if failure.log)
         for trial in analysis.trials.values()
         if trial.outcome not in ("completed", None)
     ]
-    warnings = [finding for finding in analysis.findings if finding.severity == "warning"]
+    warned = [finding for finding in analysis.findings if finding.severity == "warning"]
+    warnings = [f for f in warned if f.kind not in ("unfinished", "too-few-repeats")]  # what is next says it
     notes = [finding for finding in analysis.findings if finding.severity != "warning"]
+    best, missing = best_measured(analysis), what_to_run(analysis)
+    fastest = ""
+    if best is not None and best.epoch_seconds is not None:  # its interval stands in the table
+        name = f"Fastest ({counted(len(best.runs), 'run')}): {trial_label(analysis, best)}"
+        fastest = f"{name}: {units.seconds(best.epoch_seconds.value)} an epoch."
+    table = summary_table(analysis)
     blocks: list[Block | None] = [
-        summary_table(analysis),
+        bullets((fastest, f"Next: {missing}" if missing else "")),
+        table if any(table.rows) else Paragraph(table.title, "strong"),
         Bullets(tuple(failed), "bad") if failed else None,
         bullets((*engine_sentences(analysis), *(f"warning: {finding.message}." for finding in warnings))),
         Section("each configuration", tuple(mode_tables(analysis).values()), folded=True),
@@ -263,10 +289,11 @@ def summary_table(analysis: Analysis) -> Table:
         Column("curve", words=True), Column("ranks"), Column("runs"), Column("epoch", epochs.sign), Column("speedup"),
         Column("efficiency", narrow="eff."), Column("largest loss", words=True),
     )  # fmt: skip
+    (only,) = groups if len(groups) == 1 else ("",)
     return Table(
         columns,
-        tuple(Group(mode, tuple(rows)) for mode, rows in groups.items()),
-        title=counts(analysis),
+        tuple(Group("" if only else mode, tuple(rows)) for mode, rows in groups.items()),
+        title=", ".join(filter(None, (counts(analysis), only))),
         label="policy",
     )
 

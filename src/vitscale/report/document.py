@@ -43,6 +43,9 @@ from vitscale.report.traffic_table import traffic_table
 
 _LONGEST_DETAIL = 20_000
 _MOST_DETAIL_LINES = 40
+_MOST_WAITING = 5
+_MOST_FAILED = 5
+"""Of more trials with failed runs the section is folded."""
 
 
 def report_document(
@@ -90,9 +93,10 @@ def report_document(
 def charts(analysis: Analysis, outlook: Forecast | None = None, advice: Advice | None = None) -> dict[str, Figure]:
     """Name to chart of all that have data, in the order of the report."""
     measured = [c for c in analysis.curves if any(analysis.trials[point.trial_id].runs for point in c.points)]
+    best = answers.best_measured(analysis)
     found = (
         scaling_chart(analysis, measured),
-        waterfall_chart(analysis.waterfalls),
+        waterfall_chart(analysis.waterfalls, chosen=best.trial_id if best else ""),
         breakdown_chart(analysis, measured),
         timeline_chart(analysis),
         training_chart(analysis, measured),
@@ -120,12 +124,15 @@ def _every_configuration(analysis: Analysis) -> Section | None:
 
 def _not_completed(analysis: Analysis, results: Path | None) -> Section | None:
     blocks: list[Block] = []
+    waiting = [trial_label(analysis, t) for t in analysis.trials.values() if t.outcome is None and not t.failures]
+    if waiting:
+        blocks.append(Paragraph(f"{NOT_RUN_YET.capitalize()}: {units.listed(waiting, most=_MOST_WAITING)}."))
     for trial in analysis.trials.values():
-        if trial.outcome == "completed" and not trial.failures:
+        if trial.outcome in ("completed", None) and not trial.failures:
             continue
         name = trial_label(analysis, trial)
         if not trial.failures:
-            blocks.append(Paragraph(f"{name}: {trial.outcome or NOT_RUN_YET}.", "bad"))
+            blocks.append(Paragraph(f"{name}: {trial.outcome}.", "bad"))
         for failure in trial.failures:
             blocks.append(Paragraph(f"{name}, repeat {failure.repeat}: {failure.kind}: {failure.reason}", "bad"))
             if failure.log:
@@ -134,7 +141,8 @@ def _not_completed(analysis: Analysis, results: Path | None) -> Section | None:
                 lines = tuple(failure.detail[-_LONGEST_DETAIL:].splitlines()[-_MOST_DETAIL_LINES:])
                 rank = "" if failure.rank is None else f" of rank {failure.rank}"
                 blocks.append(Section(f"What was said last{rank}", (Code(lines),), folded=True))
-    return Section("Trials that did not complete", tuple(blocks)) if blocks else None
+    many = sum(bool(trial.failures) for trial in analysis.trials.values()) > _MOST_FAILED
+    return Section("Trials that did not complete", tuple(blocks), folded=many) if blocks else None
 
 
 def _path(results: Path | None, inside: str) -> str:

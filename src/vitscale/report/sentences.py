@@ -55,7 +55,7 @@ def curve_sentence(analysis: Analysis, curve: CurveResult) -> str:
     base = curve.baseline.gpus
     point, speedup, efficiency = reached[-1]
     gpus, times, reaches = point.gpus, share(speedup.value), share(efficiency.value)
-    where = f"{curve.name}, {curve.mode}"
+    where = f"{curve.name}, {curve.mode}" if len({each.mode for each in analysis.curves}) > 1 else curve.name
     if speedup.low is None or speedup.high is None or speedup.note:
         runs = counted(len(analysis.trials[point.trial_id].runs), "run")
         return f"{where}: {times}x on {ranks(gpus)} against {base} (efficiency {reaches}; {runs})."
@@ -84,14 +84,15 @@ def waterfall(split: Waterfall) -> str:
 
 
 def largest_loss(waterfall: Waterfall) -> str:
-    """ "ddp on 8 ranks (weak) reaches 72 % of ideal: most goes to waiting for rank 3 (17 points)."."""
+    """ "ddp on 8 ranks (weak) is at 72 % of ideal: most goes to waiting for rank 3 (straggler wait: 17 points)."."""
     worst = max(waterfall.factors, key=lambda factor: factor.points)
     where = f"{waterfall.curve} on {ranks(waterfall.gpus)} ({waterfall.mode})"
     head = f"{where} is at {100 * (waterfall.efficiency or 0.0):.0f} % of ideal"
     if worst.points < 0.01:
         return f"{head}: no single loss of a point or more."
     what = _what(waterfall, worst.name, 1) if worst.name != "other" else _OTHER
-    return f"{head}: most goes to {what} ({100 * worst.points:.0f} points{_bounds(worst, 1)})."
+    within = f", {bounds}" if (bounds := _bounds(worst, 1).strip(" ()")) else ""
+    return f"{head}: most goes to {what} ({worst.name}: {100 * worst.points:.0f} points{within})."
 
 
 def _doubt(interval: Estimate | None) -> str:

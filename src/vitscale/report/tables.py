@@ -175,12 +175,15 @@ def trial_label(analysis: Analysis, result: TrialResult) -> str:
     """A trial in a few words: its curve, ranks and batch."""
     trial = result.trial
     curve, _ = analysis.curve_of(result.trial_id) or (None, None)
-    batch = f"micro-batch {trial.train.micro_batch if result.batch_known else 'not told'}"
+    batch = f", micro-batch {trial.train.micro_batch if result.batch_known else 'not told'}"
     if trial.train.micro_batches:
-        batch = f"micro-batches ({in_words(trial.train.micro_batches)})"
-    batch += f" x {trial.train.grad_accum}" if trial.train.grad_accum > 1 else ""
+        batch = f", micro-batches ({in_words(trial.train.micro_batches)})"
+    if trial.train.grad_accum > 1:
+        batch += f" x {trial.train.grad_accum}"
+    elif curve and not trial.train.micro_batches and "train.micro_batch" in curve.labels:
+        batch = ""  # the curve's name has it
     fraction = f", {trial.data.fraction:.4g} of the images" if trial.data.fraction < 1 else ""
-    return f"{curve.name if curve else trial.train.engine}, {units.ranks(trial.world.size)}, {batch}{fraction}"
+    return f"{curve.name if curve else trial.train.engine}, {units.ranks(trial.world.size)}{batch}{fraction}"
 
 
 def comparison_tables(analysis: Analysis) -> tuple[Table, ...]:

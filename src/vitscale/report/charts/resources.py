@@ -273,7 +273,12 @@ def startup(analysis: Analysis) -> tuple[list[Row], int]:
         for order, phase in enumerate(PHASES):
             if phase in trial.startup:
                 seconds = trial.startup[phase]
-                told = {"phase": phase, "order": order, "seconds": seconds, "shown": units.seconds(seconds)}
+                told = {
+                    "phase": phase.replace("_", " "),
+                    "order": order,
+                    "seconds": seconds,
+                    "shown": units.seconds(seconds),
+                }
                 rows.append({"bar": name} | told)
     return rows, len(started) - len(drawn)
 
@@ -293,7 +298,7 @@ def startup_chart(analysis: Analysis) -> Figure | None:
         "rows",
         {"type": "bar", "stroke": "#80808080", "strokeWidth": 0.5},
         x=quantity("seconds", "start-up (s)", aggregate="sum", axis={"tickCount": 6}),
-        y=nominal("bar", sort=IN_ORDER, axis={"labelLimit": 300}),
+        y=nominal("bar", sort=IN_ORDER, axis={"labelLimit": 360}),
         color=nominal("phase", scale={"domain": phases, "range": colours}, legend=legend),
         order={"field": "order", "type": "quantitative"},
         tooltip=tooltip(bar="trial", phase="phase", shown="time"),

@@ -11,6 +11,7 @@ from vitscale.analysis.scaling import curve_name
 from vitscale.present import units
 from vitscale.present.document import Choice, Figure, View
 from vitscale.present.estimate import Estimate
+from vitscale.report import sentences
 from vitscale.report.charts.axes import Plot, Row, Spec, add_curves, along, cut_bars, first, quantity, scaled, tooltip
 from vitscale.trial.trial import Mode
 
@@ -228,6 +229,9 @@ def _view(analysis: Analysis, mode: Mode, curves: Sequence[CurveResult], measure
     levels = [row["value"] for row in (*rows, *line)]
     cut = cut_bars(rows, min(levels) / _HEADROOM, max(levels) * _HEADROOM)
     summary = far_end(rows, measure.label, axis, less_is_better=measure.slower_is_more)
+    if not axis.field:
+        meaning = sentences.MODE_MEANINGS[mode]
+        summary = f"{summary} {mode}: {meaning[:1].lower()}{meaning[1:]}"
     x, y = axes(rows, title, axis, linear=measure.name == "efficiency" or (mode == "weak" and measure.slower_is_more))
     shown = tooltip(
         series="curve", x=axis.title, shown=measure.label, bounds="95 % interval", runs="runs", trial="trial"

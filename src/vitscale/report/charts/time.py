@@ -243,15 +243,20 @@ _HEADROOM = 1.5
 """How far beyond the longest bar an interval may reach, as a factor."""
 
 
-def waterfall_chart(waterfalls: Sequence[Waterfall], name: str = "waterfall") -> Figure | None:
-    """A view for each trial whose efficiency could be taken apart, the one that loses most in front."""
+def waterfall_chart(waterfalls: Sequence[Waterfall], name: str = "waterfall", chosen: str = "") -> Figure | None:
+    """A view for each trial whose efficiency could be taken apart, that of the `chosen` trial or the worst in front."""
     known = [one for one in waterfalls if one.factors]
     if not known:
         return None
-    worst = largest_loss(known)
-    in_order = [worst, *(one for one in known if one is not worst)] if worst is not None else known
+    front = of_trial(known, chosen) or largest_loss(known)
+    in_order = [front, *(one for one in known if one is not front)] if front is not None else known
     views = [_waterfall_view(one, name, place) for place, one in enumerate(in_order, 1)]
     return Figure(name, "From ideal to measured", tuple(views))
+
+
+def of_trial(known: Sequence[Waterfall], trial_id: str) -> Waterfall | None:
+    """The first waterfall of a trial that could be taken apart; None of none."""
+    return next((one for one in known if one.factors and one.trial_id == trial_id), None)
 
 
 def largest_loss(known: Sequence[Waterfall]) -> Waterfall | None:

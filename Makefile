@@ -1,5 +1,5 @@
 # The two commands: `make demo` and `make test`. `make install` and `make check` are parts of them; `make nightly` repeats
-# what `make test` does in small, often: properties in more examples too.
+# what `make test` does in small, often: properties in more examples too; `make bench` takes the figures of speed again.
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +10,7 @@ CHECKS = $(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && $
 # imports anew, each pytest all tests too.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test nightly check install clean
+.PHONY: demo test nightly bench check install clean
 
 demo: install
 	$(BIN)/vitscale run examples/quickstart.toml -o demo/results
@@ -29,6 +29,12 @@ test: install
 
 nightly: install
 	$(BIN)/python -m pytest -m 'nightly or hypothesis'
+
+# On a machine that does nothing else; rewrites docs/benchmarks/README.md and what docs/calibration.md says of time.
+bench: install
+	$(BIN)/python benchmarks/training_loop.py --write docs/benchmarks/README.md
+	$(BIN)/python benchmarks/big_results.py $${TMPDIR:-/tmp}/vitscale-big --page docs/benchmarks/README.md --alone
+	$(BIN)/python benchmarks/configurations.py --write docs/calibration.md
 
 check: install
 	$(CHECKS)

@@ -100,7 +100,7 @@ def main() -> None:
     lines = [
         f"`python benchmarks/configurations.py`: advice among {count:,} configurations in {took:.2f} s "
         f"({of_core:.2f} s of one core's time; medians of {asked.times}). The machine has {os.cpu_count()} cores, and "
-        f"{os.getloadavg()[0]:.0f} processes wanted them."
+        f"the load was {os.getloadavg()[0]:.0f}."
     ]
     if asked.results is not None:
         lines += ["", *whole_processes(asked.results, asked.study, asked.times)]

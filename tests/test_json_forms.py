@@ -90,6 +90,7 @@ def test_of_results(call: Call, results: Path) -> None:
     holds(call("report", results), "report")
     holds(call("compare", results, results), "compare")
     holds(call("export", results), "export")
+    holds(call("watch", results), "watch")
 
 
 def test_of_a_study(call: Call, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from vitscale.errors import RequestError, shown
 if TYPE_CHECKING:
     from vitscale.present.document import Document
 
-VERBS = ("plan", "run", "report", "compare", "predict", "advise", "import", "check", "export", "lint", "lab")
+VERBS = ("plan", "run", "watch", "report", "compare", "predict", "advise", "import", "check", "export", "lint", "lab")
 """In the order in which `--help` lists them."""
 
 

@@ -1,11 +1,11 @@
-"""The verb that makes results a file to send: export."""
+"""The verbs for others who look on: export, which makes results a file to send; watch, a view of a study that runs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Any
 
-from vitscale.cli.base import JsonOption, ResultsArgument, VerboseOption, answer, app, option
+from vitscale.cli.base import JsonOption, ProgramConsole, ResultsArgument, VerboseOption, answer, app, option
 
 
 @app.command()
@@ -41,3 +41,43 @@ def export(
         return Document("", (Paragraph(what),), (told,) if told else ())
 
     answer("export", fields, document, json=json, verbose=verbose)
+
+
+_LOOK_SECONDS = 2.0
+_MOST_OF_THE_TIME = 20.0
+"""So many times as long as a look takes it rests: of a large folder on a slow disk a look is not for nothing."""
+
+
+@app.command()
+def watch(
+    results: ResultsArgument,
+    once: Annotated[bool, option("--once", "", "Print one view and end.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """What runs now, how fast, what is left and what came last: from any terminal that sees the folder."""
+    import time
+    from functools import partial
+
+    from rich.console import Group
+    from rich.live import Live
+
+    from vitscale.present.terminal import lines
+    from vitscale.runner.live import study_view, view_document, view_fields
+
+    view = study_view(results, time.time())
+    console = ProgramConsole()
+    if once or json or not console.is_terminal:
+        answer("watch", partial(view_fields, view), lambda: view_document(view, results), json=json, verbose=True)
+        return
+    try:
+        with Live(console=console, auto_refresh=False) as live:
+            while True:
+                began = time.monotonic()
+                view = study_view(results, time.time())
+                told = lines(view_document(view, results), console.width, verbose=True)
+                live.update(Group(*told), refresh=True)
+                if view.driver == "none left to do":
+                    return
+                time.sleep(max(_LOOK_SECONDS, _MOST_OF_THE_TIME * (time.monotonic() - began)))
+    except KeyboardInterrupt:
+        return  # to stop looking is no interruption of anything

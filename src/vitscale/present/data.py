@@ -29,6 +29,7 @@ VERSIONS: Mapping[str, int] = MappingProxyType(
         "import": 1,
         "compare": 1,
         "export": 1,
+        "watch": 1,
     }
 )
 """Of each verb's content. (The results folder has a format of its own: `store.records.FORMAT`.)"""

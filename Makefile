@@ -34,6 +34,7 @@ nightly: install
 bench: install
 	$(BIN)/python benchmarks/training_loop.py --write docs/benchmarks/README.md
 	$(BIN)/python benchmarks/big_results.py $${TMPDIR:-/tmp}/vitscale-big --page docs/benchmarks/README.md --alone
+	$(BIN)/python benchmarks/soak.py $${TMPDIR:-/tmp}/vitscale-soak --write docs/benchmarks/README.md
 	$(BIN)/python benchmarks/configurations.py --write docs/calibration.md
 
 check: install

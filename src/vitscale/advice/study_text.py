@@ -81,10 +81,10 @@ def study_text(name: str, option: Option, trial: Trial, work: Work) -> str:
         f"{option.label}.",
         f"# Global batch {option.global_batch:,}"
         + ("." if option.keeps_batch else ", which is NOT the one that the measured study trains with."),
-        f"name = {_toml(re.sub(r'[^A-Za-z0-9._-]', '-', name))}",
+        f"name = {toml_value(re.sub(r'[^A-Za-z0-9._-]', '-', name))}",
     ]
     for section, keys in sections.items():
-        lines += ["", f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in keys.items())]
+        lines += ["", f"[{section}]", *(f"{key} = {toml_value(value)}" for key, value in keys.items())]
     return "\n".join(lines) + "\n"
 
 
@@ -106,7 +106,7 @@ def _changed(spec: DataSpec | TrainSpec, kind: type[DataSpec] | type[TrainSpec])
     return {key: value for key, value in values.items() if value != fields[key].default and value is not None}
 
 
-def _toml(value: Any) -> str:
+def toml_value(value: Any) -> str:
     """A TOML value: JSON's are TOML's too, but for what must be escaped in a string."""
     text = json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
     return text.replace("\x7f", "\\u007f")

@@ -12,7 +12,16 @@ from typing import Annotated
 import typer
 
 from vitscale import __version__
-from vitscale.cli import advising, importing, laboratory, predicting, reporting, sharing, studies  # noqa: F401 - each brings its verbs
+from vitscale.cli import (  # noqa: F401 - each brings its verbs
+    advising,
+    importing,
+    laboratory,
+    predicting,
+    reporting,
+    sharing,
+    starting,
+    studies,
+)
 from vitscale.cli.base import ProgramConsole, app, silence
 from vitscale.errors import VitscaleError
 
@@ -32,7 +41,8 @@ def main() -> None:
     """Entry point: a user's mistake is one message and an exit code, never a traceback."""
     try:
         try:
-            app()
+            starting.answer_a_shell()
+            app(prog_name="vitscale")
         finally:
             sys.stdout.flush()  # here, where a full disk behind it can still be told
     except VitscaleError as error:

@@ -23,7 +23,8 @@ from vitscale.errors import RequestError, shown
 if TYPE_CHECKING:
     from vitscale.present.document import Document
 
-VERBS = ("plan", "run", "watch", "report", "compare", "predict", "advise", "import", "check", "export", "lint", "lab")
+VERBS = ("init", "plan", "run", "watch", "report", "compare", "predict", "advise", "import", "check", "export", "lint",
+         "lab", "train", "schema", "completion")  # fmt: skip
 """In the order in which `--help` lists them."""
 
 

@@ -27,7 +27,7 @@ from vitscale.cli.base import (
 from vitscale.errors import RequestError
 
 if TYPE_CHECKING:
-    from vitscale.runner import Plan
+    from vitscale.runner import Options, Plan
     from vitscale.runner.plan_estimate import PlanEstimate
     from vitscale.runner.planning import Report
     from vitscale.study.file import Overlay
@@ -101,8 +101,7 @@ def run(
 ) -> None:
     """Run what is not done yet. The same command again resumes."""
     from vitscale import runner
-    from vitscale.preflight import pace_warnings
-    from vitscale.runner.preview import command_list, finding_lines
+    from vitscale.runner.preview import command_list
     from vitscale.study.file import StudyFile, overlay
 
     over = overlay(site, launcher=launcher, scheduler=scheduler, hostfile=hostfile)
@@ -112,11 +111,20 @@ def run(
     if dry_run:
         sys.stdout.write(command_list(planned, results, retry_failed=retry_failed, unfit=skipped))
         return
+    options = runner.Options(retry_failed=retry_failed, allow_version_change=allow_version_change, unfit=skipped)
+    carry_out(planned, results, options, verbose=verbose, json=json)
+
+
+def carry_out(planned: Plan, results: Path, options: Options, *, verbose: bool, json: bool) -> None:
+    """Runs what is not done yet, and prints how it stands; exits with 1 where a run failed."""
+    from vitscale import runner
+    from vitscale.preflight import pace_warnings
+    from vitscale.runner.preview import finding_lines
+
     console = ProgramConsole(stderr=json)
     notes = [*planned.expansion.notes, *pace_warnings(planned, results)]
     for note in (*(f"note: {note}" for note in notes), *finding_lines(planned)):
         console.print(note, markup=False, highlight=False, soft_wrap=True)
-    options = runner.Options(retry_failed=retry_failed, allow_version_change=allow_version_change, unfit=skipped)
     done = runner.run(planned, results, options, console)
     # What a report takes is imported when there is one to show: the first run need not wait for it.
     from vitscale import analysis, store

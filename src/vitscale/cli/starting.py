@@ -1,0 +1,174 @@
+"""The verbs of the first hour: init, train, schema, completion."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitscale.cli.base import (
+    HostfileOption,
+    JsonOption,
+    LauncherOption,
+    OverridesArgument,
+    SchedulerOption,
+    SiteOption,
+    VerboseOption,
+    app,
+    compute_on_one_core,
+    option,
+    rank_counts,
+)
+from vitscale.errors import RequestError, shown, unknown
+
+ModelOption = Annotated[str | None, option("--model", "NAME", "vit-ti16 ... vit-h14, swinv2-t ... swinv2-l.")]
+DataOption = Annotated[str | None, option("--data", "NAME", "digits, synthetic, cifar10, folder, ...")]
+RootOption = Annotated[str | None, option("--root", "PATH", "Where these images lie.")]
+EngineOption = Annotated[str | None, option("--engine", "NAME", "ddp, fsdp2, deepspeed, ...")]
+
+SHELLS = ("bash", "zsh", "fish")
+_COMPLETE = "_VITSCALE_COMPLETE"
+"""Set by a shell's script, which calls the program for what may come next."""
+
+
+def answer_a_shell() -> None:
+    """Where a completing shell calls, lets typer know the shells that it has scripts for."""
+    if _COMPLETE in os.environ:
+        from typer import completion
+
+        completion.completion_init()  # type: ignore[attr-defined]  # typer does not say what it offers
+
+
+@app.command()
+def init(
+    output: Annotated[Path, option("-o --output", "STUDY.toml", "The study file to write.")] = Path("study.toml"),
+    model: ModelOption = None,
+    data: DataOption = None,
+    root: RootOption = None,
+    engine: EngineOption = None,
+    gpus: Annotated[str | None, option("--gpus", "LIST", "Rank counts: 1,2,4.  [default: doublings]")] = None,
+    hostfile: HostfileOption = None,
+) -> None:
+    """Look at this machine, its hostfile or its Slurm, and write a first study for it. On a terminal it asks."""
+    compute_on_one_core()
+    import json
+
+    from vitscale import runner
+    from vitscale.preflight.first_study import Wishes, first_study, look_around, rank_counts_for
+    from vitscale.study.file import StudyFile
+    from vitscale.study.schema import study_schema
+
+    if output.exists():
+        raise RequestError(f"{shown(str(output))} is there already", next_step="Name another file with -o")
+    where = look_around(hostfile, Path.cwd())
+    sys.stdout.write(f"Found {where.told}.\n")
+    fits = ",".join(map(str, rank_counts_for(where)))
+    if sys.stdin.isatty():
+        model = model or typer.prompt("Model", "vit-b16" if where.gpus else "vit-ti16")
+        data = data or typer.prompt("Images (digits, synthetic, cifar10, folder, ...)", "digits")
+        if root is None and data not in ("digits", "synthetic"):
+            root = typer.prompt("Where they lie", "~/data")
+        gpus = gpus or typer.prompt("Rank counts", fits)
+    wishes = Wishes(model, data, root, engine, rank_counts(gpus or fits))
+    name = output.stem or "study"
+    text = f"#:schema {_SCHEMA}\n{first_study(name, where, wishes)}"
+    planned = runner.plan(StudyFile.checked(output, text))
+    write_new(output, text)
+    if not (beside := output.parent / _SCHEMA).exists():
+        write_new(beside, json.dumps(study_schema(), indent=1) + "\n")
+    runs = len(planned.tasks)
+    sys.stdout.write(f"Wrote {output}: {runs} runs. Next: vitscale plan {output}, then vitscale run {output}\n")
+
+
+_SCHEMA = "study.schema.json"
+
+
+@app.command()
+def train(
+    overrides: OverridesArgument = None,
+    model: ModelOption = None,
+    data: DataOption = None,
+    root: RootOption = None,
+    engine: EngineOption = None,
+    gpus: Annotated[
+        int | None, option("--gpus", "N", "Ranks in all.  [default: all there are; on CPU up to 4]")
+    ] = None,
+    output: Annotated[Path | None, option("-o --output", "RESULTS", "Results folder.  [default: results/NAME]")] = None,
+    launcher: LauncherOption = None,
+    hostfile: HostfileOption = None,
+    scheduler: SchedulerOption = None,
+    site: SiteOption = None,
+    verbose: VerboseOption = False,
+    json: JsonOption = False,
+) -> None:
+    """One trial without a study file: a study of one, which run and report take. The same command again resumes."""
+    import hashlib
+
+    from vitscale import runner
+    from vitscale.cli.studies import carry_out
+    from vitscale.preflight.first_study import Wishes, first_study, look_around, rank_counts_for
+    from vitscale.study.file import StudyFile, overlay
+
+    where = look_around(hostfile, Path.cwd())
+    ranks = rank_counts_for(where)[-1] if gpus is None else gpus
+    wishes = Wishes(model, data, root, engine, (ranks,))
+    over = overlay(site, launcher=launcher, scheduler=scheduler, hostfile=hostfile)
+    # By what it is asked for: the same command finds its folder again, and another one has its own.
+    asked = repr((first_study("", where, wishes, repeats=1), over, overrides))
+    name = f"train-{hashlib.sha256(asked.encode()).hexdigest()[:8]}"
+    text = first_study(name, where, wishes, repeats=1)
+    planned = runner.plan(StudyFile.checked(Path("train.toml"), text, over, overrides or ()), results=output)
+    if planned.most_runs != 1:
+        what = f"train does one run, and this makes {planned.most_runs}"
+        raise RequestError(what, next_step="Write a study of them: vitscale init, then vitscale run")
+    results = output or Path("results") / planned.record.name
+    carry_out(planned, results, runner.Options(), verbose=verbose, json=json)
+
+
+@app.command()
+def schema(
+    output: Annotated[Path | None, option("-o --output", "FILE", "A file to write instead: study.schema.json.")] = None,
+) -> None:
+    """JSON schema of the study file, for editors that complete and check it."""
+    import json
+
+    from vitscale.study.schema import study_schema
+
+    text = json.dumps(study_schema(), indent=1) + "\n"
+    if output is None:
+        sys.stdout.write(text)
+        return
+    write_new(output, text)
+    sys.stdout.write(f"{output}: begin the study with the line #:schema {output.name}\n")
+
+
+def write_new(path: Path, text: str) -> None:
+    """Writes a file that is not there yet.
+
+    Raises:
+        RequestError: it is there, or cannot be written.
+    """
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise RequestError(f"{shown(str(path))} is there already", next_step="Name another file with -o") from None
+    except (OSError, ValueError) as error:  # a NUL in the name
+        reason = getattr(error, "strerror", None) or error
+        raise RequestError(f"{shown(str(path))} cannot be written: {reason}") from None
+
+
+@app.command()
+def completion(shell: Annotated[str, typer.Argument(metavar="SHELL", help="bash, zsh or fish.")]) -> None:
+    """A script by which the shell completes verbs, options and files: source <(vitscale completion bash)."""
+    from typer import completion as scripts
+
+    if shell not in SHELLS:
+        raise unknown("shell", shell, SHELLS)
+    script = scripts.get_completion_script(  # type: ignore[attr-defined]  # as above
+        prog_name="vitscale", complete_var=_COMPLETE, shell=shell
+    )
+    sys.stdout.write(f"{script}\n")

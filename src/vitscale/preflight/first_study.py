@@ -1,0 +1,170 @@
+"""A first study: looks at where it is to run (GPUs, Slurm, Open MPI, a hostfile), and writes one that fits."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitscale.advice.study_text import toml_value
+from vitscale.errors import VitscaleError
+from vitscale.launchers import find_launcher
+from vitscale.machine.hardware import Machine, this_machine
+from vitscale.machine.hosts import read_hostfile
+from vitscale.schedulers.slurm import ask
+
+Line = tuple[str, object, str]
+"""A key, its value, and what to know of it."""
+
+_HOSTFILES = ("hostfile", "hosts", "/job/hostfile")
+"""Looked for in this order; the last is where DeepSpeed does."""
+_MOST_CPU_RANKS = 4
+_OF_PIXELS = ("ade20k", "synthetic-masks")
+_WITHOUT_FILES = ("digits", "synthetic", "synthetic-masks")
+_GPUS = re.compile(r"\bgpu(?::[\w.-]+)*:(\d+)")
+
+
+_SLOW: Line = ("# fast_bf16", False, "where these are no faster at bf16 than at fp32")
+
+
+@dataclass(frozen=True)
+class Where:
+    """What a first study is to run on."""
+
+    cores: int
+    """Physical ones of one host."""
+    gpus: int
+    """Of one host."""
+    ranks_per_host: int
+    hosts: int
+    """1 under Slurm, where their number is the study's to say."""
+    launch: tuple[Line, ...]
+    slurm: tuple[Line, ...]
+    told: str
+    """In a sentence."""
+
+    @property
+    def node(self) -> tuple[Line, ...]:
+        """[node], where the machine that plans is not one of those that train."""
+        lines: tuple[Line, ...] = (("cores", self.cores, "of one node, as sinfo tells"), ("gpus", self.gpus, ""), _SLOW)
+        return lines if self.slurm else ()
+
+
+def look_around(hostfile: Path | None, folder: Path, machine: Machine | None = None) -> Where:
+    """What there is to train on: a hostfile's hosts, where one is given or lies in `folder`; a Slurm cluster whose
+    login node this is; else this machine, or the allocation around it.
+
+    Raises:
+        RequestError: the hostfile cannot be read.
+    """
+    machine = machine or this_machine()
+    cores, gpus = machine.physical_cores, len(machine.gpus)
+    inside = "SLURM_JOB_ID" in os.environ
+    lying = [Path(name) for name in _HOSTFILES if (folder / name).is_file()] if not inside else []
+    if (chosen := hostfile or next(iter(lying), None)) is not None:
+        hosts = read_hostfile(folder / chosen)
+        told = f"the {len(hosts)} host(s) of {chosen}; this machine has {_having(cores, gpus)}"
+        ranks = min((host.slots for host in hosts if host.slots is not None), default=gpus or cores)
+        launch: list[Line] = [("hostfile", str(chosen), "its hosts are reached by ssh")]
+        return Where(cores, gpus, ranks, len(hosts), (*launch, *_open_mpi()), (), told)
+    if not inside and not gpus and shutil.which("sbatch") and (partition := _partition()):
+        name, cores, gpus = partition
+        told = f"Slurm, from a login node; a node of {name} has {_having(cores, gpus)}"
+        slurm: list[Line] = [("partition", name, "sinfo lists them"), ("time", "01:00:00", "of each job")]
+        launch = [("scheduler", "slurm", "run submits jobs, and the same command again collects them")]
+        launch = [*launch, ("launcher", "srun", "")]
+        return Where(cores, gpus, gpus or min(cores, _MOST_CPU_RANKS), 1, tuple(launch), tuple(slurm), told)
+    told = f"this machine: {_having(cores, gpus)}" + (", in an allocation of Slurm" if inside else "")
+    return Where(cores, gpus, gpus or min(cores, _MOST_CPU_RANKS), 1, tuple(_open_mpi()), (), told)
+
+
+def _having(cores: int, gpus: int) -> str:
+    return f"{cores} core(s) and {f'{gpus} GPU(s)' if gpus else 'no GPU'}"
+
+
+def _open_mpi() -> list[Line]:
+    """A comment on it, where it is."""
+    here = find_launcher("mpirun").unavailable() is None
+    return [("# launcher", "mpirun", "Open MPI is here; by default local, of several hosts torchrun")] if here else []
+
+
+def _partition() -> tuple[str, int, int] | None:
+    """The partition that jobs go to by default (else the first), and the cores and GPUs of its smallest nodes."""
+    try:
+        rows = [line.strip().split("|") for line in ask("sinfo", "--noheader", "--format=%P|%c|%G").splitlines()]
+    except VitscaleError:
+        return None
+    told = [(name, count.rstrip("+"), gres) for name, count, gres in (row for row in rows if len(row) == 3)]
+    chosen = next((row for row in told if row[0].endswith("*")), told[0] if told else None)
+    if chosen is None or not chosen[1].isdecimal() or not int(chosen[1]):
+        return None
+    return chosen[0].rstrip("*"), int(chosen[1]), sum(map(int, _GPUS.findall(chosen[2])))
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What its author wants; None: what fits."""
+
+    model: str | None = None
+    data: str | None = None
+    root: str | None = None
+    engine: str | None = None
+    gpus: tuple[int, ...] | None = None
+
+
+def rank_counts_for(where: Where) -> tuple[int, ...]:
+    """Doublings up to one host, then whole hosts, doubled as well, up to all."""
+    each = where.ranks_per_host
+    counts = {2**power for power in range(each.bit_length()) if 2**power <= each} | {each}
+    counts |= {each * 2**power for power in range(where.hosts.bit_length()) if 2**power <= where.hosts}
+    return tuple(sorted(counts | {each * where.hosts}))
+
+
+def first_study(name: str, where: Where, wishes: Wishes, repeats: int = 3) -> str:
+    """TOML with a comment on each line that its author may want to change."""
+    data = wishes.data or ("synthetic" if where.gpus else "digits")
+    pixels = data in _OF_PIXELS
+    small = wishes.model is None and not where.gpus
+    model = wishes.model or ("swinv2-t" if pixels else "vit-ti16" if small else "vit-b16")
+    size = 64 if small and pixels else 32 if small else 224
+    shape: list[Line] = [("task", "segmentation", "a label for each pixel")] if pixels else []
+    shape += [("image_size", size, "pixels a side")]
+    if small and not pixels:
+        shape += [("patch_size", 8, ""), ("layers", 4, "small, for processors; leave it out for the whole model")]
+    images: list[Line] = [("name", data, "digits, synthetic, cifar10, cifar100, folder, shards, ...")]
+    if wishes.root is not None or data not in _WITHOUT_FILES:
+        images += [("root", wishes.root or "~/data", "the archive, or the folder with train/ and val/")]
+    if data.startswith("synthetic"):
+        images += [("source_size", size, "at which images are made")]
+    train: list[Line] = [
+        ("engine", wishes.engine or "ddp", "none, ddp, fsdp2, deepspeed, accelerate, megatron"),
+        ("micro_batch", 64 if where.gpus else 16, "images per rank"),
+        ("# precision", "bf16", "by default what the device is fast at"),
+    ]
+    counts = list(wishes.gpus or rank_counts_for(where))
+    scaling: list[Line] = [
+        ("mode", "strong-micro", "each rank keeps its batch; strong-global: all share one; weak"),
+        ("gpus", counts, "ranks in all" + ("" if where.gpus else ", on CPU too")),
+    ]
+    measure: list[Line] = [
+        ("steps", 50 if where.gpus else 20, "optimizer steps after warm-up; or epochs in [train]"),
+        ("repeats", repeats, "whole runs: 2 or fewer tell no two things apart"),
+    ]
+    named: list[Line] = [("name", model, "vit-ti16 to vit-h14, swinv2-t to swinv2-l; or hf, factory"), *shape]
+    sections = {"model": named, "data": images, "train": train, "scaling": scaling, "measure": measure}
+    sections |= {"launch": [*where.launch], "slurm": [*where.slurm], "node": [*where.node]}
+    sweep = [
+        f"{'# [sweep]':<30}# what else varies: every combination is a curve",
+        '# "train.engine" = ["ddp", "fsdp2"]',
+    ]
+    head = [f"# Written by vitscale init for {where.told}.", f"name = {toml_value(name)}"]
+    body = [line for section, lines in sections.items() if lines for line in ("", f"[{section}]", *_written(lines))]
+    return "\n".join([*head, *body, "", *sweep]) + "\n"
+
+
+def _written(lines: Sequence[Line]) -> list[str]:
+    settings = [(f"{key} = {toml_value(value)}", comment) for key, value, comment in lines]
+    return [f"{setting:<30}# {comment}" if comment else setting for setting, comment in settings]

@@ -1,0 +1,167 @@
+"""The verbs of the first hour, called in this process."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from driving import vitscale
+from vitscale import cli, store
+from vitscale.cli import studies
+from vitscale.runner import Plan
+from vitscale.study.file import StudyFile
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """`vitscale ARGUMENTS` in a folder of its own: its exit code, and what it printed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["vitscale", *map(str, arguments)])
+        code: object = 0
+        try:
+            cli.main()
+        except SystemExit as ended:
+            code = ended.code or 0
+        said = capsys.readouterr()
+        assert "Traceback" not in said.err
+        assert isinstance(code, int)
+        return code, said.out, said.err
+
+    return run
+
+
+def test_a_schema_is_printed_or_written_once(call: Call, tmp_path: Path) -> None:
+    _, printed, _ = call("schema")
+    assert json.loads(printed)["title"] == "A study of vitscale"
+    assert call("schema", "-o", "s.json")[:2] == (0, "s.json: begin the study with the line #:schema s.json\n")
+    assert (tmp_path / "s.json").read_text() == printed
+    assert call("schema", "-o", "s.json")[2] == "vitscale: 's.json' is there already. Name another file with -o.\n"
+    assert call("schema", "-o", "no/s.json")[2].startswith("vitscale: 'no/s.json' cannot be written: No such file")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_gets_a_script_that_it_reads(call: Call, shell: str) -> None:
+    code, script, _ = call("completion", shell)
+    assert code == 0
+    assert "_VITSCALE_COMPLETE" in script
+    if program := shutil.which(shell):
+        subprocess.run([program, "-n"], input=script, text=True, check=True)
+
+
+def test_another_shell_is_refused(call: Call) -> None:
+    assert call("completion", "bsh")[::2] == (
+        2,
+        "vitscale: unknown shell 'bsh'. Valid: bash, fish, zsh. Did you mean 'bash'?\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [("vitscale pr", "predict"), ("vitscale run --retr", "--retry-failed"), ("vitscale lab u", "up")],
+)
+def test_what_a_shell_asks_is_answered(call: Call, monkeypatch: pytest.MonkeyPatch, typed: str, completed: str) -> None:
+    monkeypatch.setenv("_VITSCALE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", typed)
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
+    code, said, _ = call()
+    assert (code, said.split()) == (0, [completed])
+
+
+def test_a_first_study_is_planned_with_its_schema_beside_it(call: Call, tmp_path: Path) -> None:
+    code, said, error = call("init", "--gpus", "1", "--data", "digits", "--model", "vit-ti16")
+    assert (code, error) == (0, "")
+    assert said.startswith("Found this machine: ")
+    assert "Wrote study.toml: 3 runs. Next: vitscale plan study.toml, then vitscale run study.toml\n" in said
+    assert (tmp_path / "study.toml").read_text().startswith("#:schema study.schema.json\n")
+    assert json.loads((tmp_path / "study.schema.json").read_text())["title"] == "A study of vitscale"
+    code, said, _ = call("plan", "study.toml", "--json", "train.micro_batch=4")
+    assert (code, json.loads(said)["study"], json.loads(said)["trials"][0]["global_batch"]) == (0, "study", 4)
+    # Neither is ever written over.
+    before = (tmp_path / "study.toml").read_text()
+    assert call("init")[::2] == (2, "vitscale: 'study.toml' is there already. Name another file with -o.\n")
+    (tmp_path / "study.schema.json").write_text("mine")
+    assert call("init", "-o", "other.toml", "--gpus", "1")[0] == 0
+    assert ((tmp_path / "study.toml").read_text(), (tmp_path / "study.schema.json").read_text()) == (before, "mine")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--engine", "fsdp"], 'Write engine = "fsdp2"'),
+        (["--data", "imagenet"], 'Write name = "folder" with root'),
+        (["--model", "vit_base_patch16_224"], 'Write name = "vit-b16"'),
+        (["--gpus", "none"], "--gpus: 'none' is no rank count"),
+        (["-o", "a b/x.toml"], "cannot be written: No such file"),
+        (["-o", "a b.toml"], "name is 'a b'"),
+    ],
+)
+def test_what_cannot_be_planned_is_not_written(call: Call, tmp_path: Path, arguments: list[str], said: str) -> None:
+    code, _, error = call("init", "--gpus", "1", *arguments)
+    assert code == 2
+    assert said in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_on_a_terminal_it_asks_for_what_was_not_given(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = io.StringIO("vit-s16\n\n1\n")
+    monkeypatch.setattr(answers, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stdin", answers)
+    code, said, _ = call("init", "--engine", "none")
+    assert code == 0
+    assert "Model [vit-ti16]: " in said
+    study = tomllib.loads((tmp_path / "study.toml").read_text())
+    assert (study["model"]["name"], study["data"]["name"], study["train"]["engine"], study["scaling"]["gpus"]) == (
+        *("vit-s16", "digits"), *("none", [1]),
+    )  # fmt: skip
+
+
+def test_train_makes_one_trial_of_what_is_asked(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the running, which `run` does of any plan."""
+    done: list[tuple[Plan, Path]] = []
+    monkeypatch.setattr(studies, "carry_out", lambda plan, results, *_, **__: done.append((plan, results)))
+    tiny = ("train", "--gpus", "1", "model.layers=1")
+    for arguments in (tiny, tiny, (*tiny, "train.micro_batch=4")):
+        assert call(*arguments)[0] == 0
+    (first, at), (_, again), (other, elsewhere) = done
+    (trial,) = first.record.trials.values()
+    assert (trial.model.layers, trial.world.size, len(first.tasks)) == (1, 1, 1)
+    assert first.record.overrides == ("model.layers=1",)
+    assert at == again == Path("results") / first.record.name
+    assert elsewhere != at
+    assert [t.train.micro_batch for t in other.record.trials.values()] == [4]
+    assert StudyFile.checked(Path("s.toml"), first.record.text).study.name == first.record.name
+
+
+def test_train_does_one_run(call: Call) -> None:
+    code, _, error = call("train", "--gpus", "1", "measure.repeats=2")
+    assert (code, error) == (
+        2,
+        "vitscale: train does one run, and this makes 2. Write a study of them: vitscale init, then vitscale run.\n",
+    )
+
+
+@pytest.mark.ranks
+def test_what_train_leaves_is_a_study_of_one_trial(tmp_path: Path) -> None:
+    small = ("model.layers=1", "measure.steps=2", "measure.warmup_steps=1", "measure.explain=false", "train.device=cpu")
+    answer = vitscale("train", "--gpus", "1", *small, "measure.evaluate=false", "-o", "one", cwd=tmp_path)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    (run,) = store.load(tmp_path / "one").runs
+    assert run.outcome.kind == "completed"
+    assert [step.warmup for step in run.ranks[0].steps] == [True, False, False]
+    answer = vitscale("report", "one", cwd=tmp_path)
+    assert answer.stdout.startswith("1 of 1 trial completed, 1 run"), answer.stdout + answer.stderr

@@ -111,6 +111,23 @@ def test_a_rank_that_no_job_has_is_a_message(tmp_path: Path) -> None:
     assert [rank.rank for rank in run.run.ranks] == [3]
 
 
+def test_a_report_on_traces_begins_with_steps_and_what_they_go_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No trace tells an epoch: a table of epochs would be empty."""
+    results = tmp_path / "results"
+    import_logs([trace_path(name) for name in (A100, ALEXNET, MI300X, V100)], "trace", Options(), results)
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = CliRunner().invoke(app, ["report", str(results)]).stdout.splitlines()
+    assert len(lines) <= 25
+    said = " ".join(" ".join(lines).split())
+    assert "AMD Instinct MI300X, micro-batch 10 8 18.8 62 % exposed communication, 24 %" in said
+    assert "epoch" not in said.partition("More with")[0]
+    page = CliRunner().invoke(app, ["report", str(results), "--format", "md"]).stdout
+    assert "| 18.8 | 62 % exposed communication, 24 % backward, 10 % forward, 3 % launch gaps |" in page
+    assert "- Import the logs of all ranks together" in page.partition("## What next?")[2].partition("##")[0]
+
+
 def small(rank: int | None, groups: list[list[int]], world: int | None = 4) -> dict[str, Any]:
     """A job of one kernel."""
     kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 10, "dur": 5, "args": {"device": 0}}

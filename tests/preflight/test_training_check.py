@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -287,6 +288,29 @@ def test_the_command_says_what_holds_and_exits_by_it(
     told = json.loads(answer.stdout)
     assert [verdict["kind"] for verdict in told["verdicts"]] == ["traffic-unproved"]
     assert told["training"]["proofs"][-1]["figure"] == 1.0
+
+
+@pytest.mark.nightly
+@pytest.mark.ranks
+def test_real_ranks_that_share_a_core_end_it_with_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is spoilt here: two ranks are let share the one core that there is, and the records show it."""
+    monkeypatch.setattr(training, "_ENGINES", ({"engine": "ddp"},))
+    monkeypatch.setattr(training, "_EPOCHS", 1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (tmp_path / "site.toml").write_text("[launch]\noversubscribe = true\n")
+    arguments = ["check", "--training", "--ranks-per-node", "2", "--site", str(tmp_path / "site.toml"), "--json"]
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        answer = CliRunner().invoke(app, [*arguments, "-o", str(tmp_path / "results")])
+    finally:
+        os.sched_setaffinity(0, allowed)
+    assert answer.exit_code == 1
+    told = json.loads(answer.stdout)
+    placed = {proof["engine"]: proof for proof in told["training"]["proofs"] if proof["subject"] == "placement"}
+    assert placed["ddp"]["message"] == "ranks 0 and 1 share 1 core"
+    assert "placement-unproved" in {verdict["kind"] for verdict in told["verdicts"]}
+    assert (tmp_path / "results" / "bundle.tar.gz").is_file()
 
 
 def test_a_study_beside_it_is_refused(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from vitscale.present.document import (
 )
 from vitscale.present.units import counted
 from vitscale.report import sentences
-from vitscale.report.charts.time import largest_loss, of_trial
+from vitscale.report.charts.time import PART_NAMES, largest_loss, of_trial, parts_of
 from vitscale.report.tables import interval_cell, mode_tables, speedup_cell, trial_label
 
 _MOST_SERIES = 5
@@ -55,7 +55,8 @@ def how_it_scales(analysis: Analysis, figure: Figure | None) -> Section:
         lines = ["No curve has two measured rank counts yet, so nothing can be said about scaling."]
     more = len(lines) - _MOST_SERIES
     blocks = [Bullets((*lines[:_MOST_SERIES], *([f"+{more} more, in Every configuration"] if more > 0 else [])))]
-    return Section("How does it scale?", (*blocks, *([figure] if figure else [])))
+    shown = _steps_table(analysis, "What a step goes into") or figure
+    return Section("How does it scale?", (*blocks, *([shown] if shown else [])))
 
 
 def best_measured(analysis: Analysis) -> TrialResult | None:
@@ -145,6 +146,7 @@ def what_next(analysis: Analysis, advice: Advice | None, results: Path | None) -
             f"Fastest for {counted(advice.work.epochs, 'epoch')} with start-up: {advised.in_short(option)}: "
             f"{advised.time(option.seconds)}, {option.label}.{_other_batch(analysis, advice, option)}"
         )
+    lines += [finding.advice for finding in analysis.findings if finding.kind == "some-ranks"]
     if advice is not None:
         commands.append(f"vitscale advise {where} --deadline 1h")
     warned = [verdict for verdict in analysis.findings if verdict.severity == "warning" and verdict.advice]
@@ -257,8 +259,11 @@ def terminal_document(analysis: Analysis, last: Sequence[str] = ()) -> Document:
 def summary_table(analysis: Analysis) -> Table:
     """A row per curve under each policy, at its most ranks: epoch, speedup, efficiency and the largest loss.
 
-    Curves of one rank count are left out where others have more: the table of each configuration has them.
+    Curves of one rank count are left out where others have more: the table of each configuration has them. Where no
+    trial tells an epoch, as in traces, a row is a step and what it goes into.
     """
+    if steps := _steps_table(analysis, counts(analysis)):
+        return steps
     epochs = units.time_unit(trial.epoch_seconds.value for trial in analysis.trials.values() if trial.epoch_seconds)
     losses = {(one.curve, one.mode, one.trial_id): one for one in analysis.waterfalls if one.factors}
     measured = {
@@ -296,6 +301,39 @@ def summary_table(analysis: Analysis) -> Table:
         title=", ".join(filter(None, (counts(analysis), only))),
         label="policy",
     )
+
+
+_NAMED_PARTS = 4
+"""Of a step, the longest first."""
+
+
+def _steps_table(analysis: Analysis, title: str) -> Table | None:
+    """Each trial's step and its longest parts; None where a trial tells an epoch, or none tells its parts."""
+    trials = [trial for trial in analysis.trials.values() if trial.runs]
+    if any(trial.epoch_seconds for trial in trials) or not any(trial.breakdown for trial in trials):
+        return None
+    steps = units.time_unit(trial.step_seconds.value for trial in trials if trial.step_seconds)
+    rows = []
+    for curve in analysis.curves:
+        for point in curve.points:
+            trial = analysis.trials[point.trial_id]
+            if trial.runs:
+                step = trial.step_seconds.times(steps.factor) if trial.step_seconds else None
+                cells = (Cell(curve.name), Cell(f"{point.gpus:,}"), interval_cell(step, units.number))
+                rows.append((*cells, Cell(_longest_parts(trial))))
+    columns = (
+        Column("curve", words=True), Column("ranks"), Column("step", steps.sign), Column("which goes into", words=True),
+    )  # fmt: skip
+    return Table(columns, (Group("", tuple(rows)),), title=title)
+
+
+def _longest_parts(trial: TrialResult) -> str:
+    """ "62 % exposed communication, 25 % backward": of a step the parts from 1 % on."""
+    if trial.breakdown is None or not trial.breakdown.typical.seconds:
+        return units.UNKNOWN
+    shares = {part: seconds / trial.breakdown.typical.seconds for part, seconds in parts_of(trial.breakdown).items()}
+    longest = sorted(((share, part) for part, share in shares.items() if share >= 0.01), reverse=True)[:_NAMED_PARTS]
+    return ", ".join(f"{units.percent(share)} {PART_NAMES[part].partition(' (')[0]}" for share, part in longest)
 
 
 def _loss(factors: Sequence[Factor]) -> str:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from results_factory import one_curve
+from results_factory import failed_run, make_curve, make_results, make_trial, one_curve
 from vitscale.analysis import analyse
 from vitscale.errors import RequestError
+from vitscale.present.terminal import lines
+from vitscale.report.answers import terminal_document
 from vitscale.report.outputs import Reported, write
 
 SMALL = Reported(analyse(one_curve({1: [0.1]})))
@@ -29,6 +31,36 @@ def test_md_and_json_go_to_standard_output(
     assert write(SMALL, tmp_path, [kind], None) == []
     assert capsys.readouterr().out.startswith(starts)
     assert list(tmp_path.iterdir()) == []
+
+
+HOSTILE = (
+    "a|b\n## x <script>alert(1)</script> `c` [d](http://e) \\input{/etc/passwd} $x^2$ & 5 % [red]r[/red] \x1b[2J"
+)
+
+
+def test_text_of_users_stays_text_in_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A study's name, a key that tells curves apart, and why a run failed."""
+    trial = make_trial()
+    curve = make_curve([trial], train__note=HOSTILE)
+    results = make_results([(curve, [trial])], [failed_run(trial, "failed", HOSTILE)], name=HOSTILE)
+    reported = Reported(analyse(results))
+    write(reported, tmp_path, ["md"], None)
+    markdown = capsys.readouterr().out
+    assert "alert(1)" in markdown
+    assert "<script>" not in markdown
+    assert "\n## x" not in markdown
+    assert "[d](" not in markdown
+    write(reported, tmp_path, ["latex"], None)
+    latex = capsys.readouterr().out
+    assert "alert(1)" in latex
+    assert "\\input" not in latex
+    assert "$x" not in latex.replace("\\$x", "")
+    assert " & 5 %" not in latex
+    terminal = "\n".join(line.plain for line in lines(terminal_document(reported.analysis), verbose=True))
+    assert "alert(1)" in terminal
+    assert "[red]r[/red]" in " ".join(terminal.split())
+    for text in (markdown, latex, terminal):
+        assert "\x1b" not in text
 
 
 def test_one_text_goes_to_the_file_that_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

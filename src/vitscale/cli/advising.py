@@ -21,7 +21,7 @@ from vitscale.cli.base import (
     compute_on_one_core,
     option,
 )
-from vitscale.errors import RequestError, shown
+from vitscale.errors import RequestError, shown, unknown
 
 if TYPE_CHECKING:
     from vitscale.advice.request import Request
@@ -62,7 +62,10 @@ def advise(
     checkpoint_seconds: CheckpointOption = None,
     node_mtbf: NodeMtbfOption = None,
     chart: Annotated[Path | None, option("--chart", "FILE", "Draw time against cost: .png, .svg or .html.")] = None,
-    output: Annotated[Path | None, option("-o --output", "STUDY.toml", "Write the first answer as a study.")] = None,
+    output: Annotated[Path | None, option("-o --output", "FILE", "Write the first answer as a study.")] = None,
+    output_format: Annotated[
+        str, option("--format", "F", "Of that file: study, or what starts it there: skypilot, jobset.")
+    ] = "study",
     verbose: VerboseOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -108,7 +111,14 @@ def advise(
         from vitscale.report.charts.advice import check_format
 
         check_format(chart)
-    met = _answer(results, asked, network, parameters, chart, output, verbose, json)
+    if output_format != "study":
+        from vitscale.advice.job_files import JOB_FORMATS
+
+        if output_format not in JOB_FORMATS:
+            raise unknown("format", output_format, ("study", *JOB_FORMATS))
+        if output is None:
+            raise RequestError("--format is of the file that -o names, and there is none", next_step="Add -o job.yaml")
+    met = _answer(results, asked, network, parameters, chart, output, output_format, verbose, json)
     if not met:
         raise typer.Exit(1)
 
@@ -120,6 +130,7 @@ def _answer(
     parameters: str | None,
     chart: Path | None,
     output: Path | None,
+    output_format: str,
     verbose: bool,
     json: bool,
 ) -> bool:
@@ -149,7 +160,14 @@ def _answer(
                 raise
             launch = [f"unavailable: {error}"]
     if output is not None:
-        _write(output, study)
+        written = study
+        if study is not None and option is not None and output_format != "study":
+            from vitscale.advice.job_files import job_text
+
+            around = [result.environment for result in analysed.trials.values() if result.environment is not None]
+            devices = tuple(dict.fromkeys(device for one in around for device in one.devices))
+            written = job_text(output_format, study, option, advice.trials[option.series], devices)
+        _write(output, written)
     if chart is not None:
         from vitscale.report.charts.advice import write_advice_chart
 

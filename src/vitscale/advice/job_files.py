@@ -1,0 +1,166 @@
+"""What would start an advised study elsewhere, as a file of theirs: a SkyPilot task, or a JobSet of Kubernetes.
+
+On several hosts both do what a person at a terminal would: the first host runs `vitscale run` with a hostfile of all,
+reaches the others by ssh, and all see one folder. What nobody here can know (an image, a volume, keys) has a name to be
+replaced.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import yaml
+
+from vitscale.advice.option import Option
+from vitscale.errors import unknown
+from vitscale.trial.trial import Trial
+
+_ACCELERATORS = (
+    (r"B200", "B200"), (r"H200", "H200"), (r"GH200", "GH200"), (r"H100", "H100"), (r"A100.*80 ?G", "A100-80GB"),
+    (r"A100", "A100"), (r"A10G", "A10G"), (r"A10\b", "A10"), (r"L40S", "L40S"), (r"L40\b", "L40"), (r"L4\b", "L4"),
+    (r"V100.*32 ?G", "V100-32GB"), (r"V100", "V100"), (r"P100", "P100"), (r"T4", "T4"), (r"RTX.*4090", "RTX4090"),
+)  # fmt: skip
+"""A GPU's name as its driver tells it, and SkyPilot's for it (`sky gpus list`); the first that fits."""
+_STUDY_END = "END_OF_STUDY"
+"""No line of a study file is this: each is a comment, a section or `key = value`."""
+
+
+def job_text(kind: str, study: str, option: Option, trial: Trial, devices: tuple[str, ...]) -> str:
+    """The file of a kind ("skypilot", "jobset").
+
+    Args:
+        kind: whose.
+        study: the study file (`study_text`).
+        option: what was advised.
+        trial: that it was worked out from.
+        devices: the GPUs that were measured, by name.
+
+    Raises:
+        RequestError: `kind` is none that is known.
+    """
+    if kind not in JOB_FORMATS:
+        raise unknown("format of a job", kind, ("study", *JOB_FORMATS))
+    return JOB_FORMATS[kind](study, option, trial, devices)
+
+
+def _sky_task(study: str, option: Option, trial: Trial, devices: tuple[str, ...]) -> str:
+    candidate = option.candidate
+    resources: dict[str, Any] = {"cpus": f"{_cores(option, trial)}+"}
+    if trial.train.device == "cuda":
+        name = candidate.instance.gpu.name if candidate.instance is not None else next(iter(devices), "")
+        known = next((theirs for pattern, theirs in _ACCELERATORS if re.search(pattern, name)), None)
+        resources["accelerators"] = f"{known or 'REPLACE-BY-A-GPU'}:{candidate.ranks_per_node}"
+    write = f"cat > study.toml <<'{_STUDY_END}'\n{study}{_STUDY_END}\n"
+    if option.nodes == 1:
+        run = f"{write}vitscale run study.toml -o ~/results\n"
+        volumes = {}
+    else:
+        run = (
+            'if [ "$SKYPILOT_NODE_RANK" = 0 ]; then\n'
+            f'echo "$SKYPILOT_NODE_IPS" | sed "s/$/ slots={candidate.ranks_per_node}/" > hosts\n'
+            f"{write}vitscale run study.toml --hostfile hosts -o /shared/results\nfi\n"
+        )
+        volumes = {"volumes": {"/shared": "REPLACE-BY-A-VOLUME"}}
+    task = {
+        "name": _label(study),
+        "num_nodes": option.nodes,
+        "resources": resources,
+        **volumes,
+        "setup": "pip install 'vitscale[train]'\n",
+        "run": run,
+    }
+    head = "sky launch FILE" + ("" if option.nodes == 1 else "; the volume is one that all hosts may write to")
+    return _yaml(f"Written by vitscale advise. Start it with: {head}.", task)
+
+
+def _job_set(study: str, option: Option, trial: Trial, _: tuple[str, ...]) -> str:
+    name, candidate = _label(study), option.candidate
+    hosts = [f"{name}-first-0-0.{name}", *(f"{name}-others-0-{n}.{name}" for n in range(option.nodes - 1))]
+    files = {"study.toml": study, "hosts": "".join(f"{host} slots={candidate.ranks_per_node}\n" for host in hosts)}
+    several = option.nodes > 1
+    run = "vitscale run /study/study.toml -o /shared/results" + (" --hostfile /study/hosts" if several else "")
+    first = _job("first", 1, run, option, trial, name)
+    others = [_job("others", option.nodes - 1, "exec /usr/sbin/sshd -D -e", option, trial, name)] if several else []
+    spec: dict[str, Any] = {
+        # The others serve ssh for ever: what counts is that the first has ended well.
+        "successPolicy": {"operator": "All", "targetReplicatedJobs": ["first"]},
+        "failurePolicy": {"maxRestarts": 0},
+        "network": {"enableDNSHostnames": True, "subdomain": name},
+        "replicatedJobs": [first, *others],
+    }
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{name}-study"}, "data": files}
+    job_set = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+    head = (
+        "Written by vitscale advise. Name an image with vitscale[train] in it and a claim for /shared"
+        + (" that all hosts may write to; the image has sshd, and the secret the keys of ~/.ssh" if several else "")
+        + ". Then: kubectl apply -f FILE"
+    )
+    return _yaml(head, config, job_set)
+
+
+def _job(name: str, pods: int, command: str, option: Option, trial: Trial, job_set: str) -> dict[str, Any]:
+    """A replicated job, a pod of it to each host."""
+    gpus = {"nvidia.com/gpu": option.candidate.ranks_per_node} if trial.train.device == "cuda" else {}
+    mounts = [
+        {"name": "study", "mountPath": "/study"},
+        {"name": "shared", "mountPath": "/shared"},
+        {"name": "memory", "mountPath": "/dev/shm"},  # noqa: S108 - the loaders' and NCCL's, in the pod
+    ]
+    volumes: list[dict[str, Any]] = [
+        {"name": "study", "configMap": {"name": f"{job_set}-study"}},
+        {"name": "shared", "persistentVolumeClaim": {"claimName": "REPLACE-BY-A-CLAIM"}},
+        {"name": "memory", "emptyDir": {"medium": "Memory"}},
+    ]
+    if option.nodes > 1:
+        mounts.append({"name": "ssh", "mountPath": "/root/.ssh"})
+        volumes.append({"name": "ssh", "secret": {"secretName": "REPLACE-BY-A-SECRET", "defaultMode": 0o400}})
+    container = {
+        "name": "vitscale",
+        "image": "REPLACE-BY-AN-IMAGE",
+        "command": ["bash", "-c", command],
+        "resources": {"limits": gpus, "requests": {"cpu": _cores(option, trial)}},
+        "volumeMounts": mounts,
+    }
+    pod = {"restartPolicy": "Never", "containers": [container], "volumes": volumes}
+    job = {"parallelism": pods, "completions": pods, "backoffLimit": 0, "template": {"spec": pod}}
+    return {"name": name, "replicas": 1, "template": {"spec": job}}
+
+
+JOB_FORMATS: Mapping[str, Callable[[str, Option, Trial, tuple[str, ...]], str]] = {
+    "skypilot": _sky_task,
+    "jobset": _job_set,
+}
+
+
+def _cores(option: Option, trial: Trial) -> int:
+    return option.candidate.ranks_per_node * max(1, trial.world.threads_per_rank)
+
+
+def _label(study: str) -> str:
+    """The study's name as DNS takes it, short enough for the names of pods that are made of it."""
+    match = re.search(r'^name = "(.*)"$', study, re.MULTILINE)
+    label = re.sub(r"[^a-z0-9]+", "-", match[1].lower() if match else "").strip("-")[:36].strip("-")
+    return label if label and label[0].isalpha() else f"vitscale-{label}".strip("-")
+
+
+class _Dumper(yaml.SafeDumper):
+    """Texts of several lines as such."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def _yaml(head: str, *documents: Mapping[str, Any]) -> str:
+    written = [yaml.dump(one, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=False) for one in documents]
+    return f"# {head}\n" + "---\n".join(written)

@@ -1,0 +1,121 @@
+"""Jobs of others: the files are as they were looked at, and as the projects' own schemas want them."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from advice_factory import advised
+from vitscale.advice.job_files import JOB_FORMATS, job_text
+from vitscale.advice.option import Option
+from vitscale.advice.study_text import study_text
+from vitscale.errors import RequestError
+from vitscale.trial.trial import Trial
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def advice_on(nodes: int) -> tuple[str, Option, Trial]:
+    """A study, and how it would run on so many hosts of two GPUs."""
+    advice = advised()
+    chosen = advice.chosen
+    assert chosen is not None
+    option = replace(chosen, candidate=replace(chosen.candidate, gpus=2 * nodes, ranks_per_node=2))
+    trial = advice.trials[option.series]
+    trial = trial.model_copy(update={"train": trial.train.model_copy(update={"device": "cuda"})})
+    return study_text("My ViT_advised", option, trial, advice.work), option, trial
+
+
+def written(kind: str, nodes: int, devices: tuple[str, ...] = ("NVIDIA A100-SXM4-80GB",)) -> str:
+    study, option, trial = advice_on(nodes)
+    return job_text(kind, study, option, trial, devices)
+
+
+@pytest.mark.parametrize("kind", JOB_FORMATS)
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_the_files_are_as_they_were_looked_at(kind: str, nodes: int) -> None:
+    assert written(kind, nodes) == (GOLDEN / f"{kind}-{nodes}.yaml").read_text()
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_the_study_arrives_as_it_is(nodes: int, tmp_path: Path) -> None:
+    """By the shell that a task's commands go to, and in the map that pods see as files."""
+    study, *_ = advice_on(nodes)
+    (config, _) = yaml.safe_load_all(written("jobset", nodes))
+    assert config["data"]["study.toml"] == study
+    run = yaml.safe_load(written("skypilot", nodes))["run"]
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "vitscale"
+    program.write_text('#!/bin/sh\necho "$@" > arguments\n')
+    program.chmod(0o755)
+    around = {"PATH": f"{program.parent}:/usr/bin:/bin", "HOME": "/home/x", "SKYPILOT_NODE_RANK": "0"}
+    around["SKYPILOT_NODE_IPS"] = "10.0.0.1\n10.0.0.2\n10.0.0.3"
+    subprocess.run(["bash", "-ec", run], cwd=tmp_path, env=around, check=True)
+    assert (tmp_path / "study.toml").read_text() == study
+    hosts = "" if nodes == 1 else "--hostfile hosts "
+    results = "/home/x/results" if nodes == 1 else "/shared/results"
+    assert (tmp_path / "arguments").read_text() == f"run study.toml {hosts}-o {results}\n"
+    if nodes > 1:
+        assert (tmp_path / "hosts").read_text() == "10.0.0.1 slots=2\n10.0.0.2 slots=2\n10.0.0.3 slots=2\n"
+
+
+def test_pods_find_each_other_by_the_names_that_a_jobset_gives_them() -> None:
+    """JOBSET-JOB-REPLICA-POD.SUBDOMAIN."""
+    config, job_set = yaml.safe_load_all(written("jobset", 3))
+    spec = job_set["spec"]
+    named = [
+        f"{job_set['metadata']['name']}-{job['name']}-0-{pod}.{spec['network']['subdomain']}"
+        for job in spec["replicatedJobs"]
+        for pod in range(job["template"]["spec"]["completions"])
+    ]
+    assert [line.split()[0] for line in config["data"]["hosts"].splitlines()] == named
+    assert len(named) == 3
+
+
+@pytest.mark.parametrize(
+    ("device", "theirs"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "A100-80GB"), ("NVIDIA A100-SXM4-40GB", "A100"), ("NVIDIA A10G", "A10G"),
+        ("NVIDIA H100 80GB HBM3", "H100"), ("Tesla T4", "T4"), ("NVIDIA L4", "L4"), ("NVIDIA L40S", "L40S"),
+        ("Tesla V100-SXM2-16GB", "V100"), ("Something New", "REPLACE-BY-A-GPU"),
+    ],
+)  # fmt: skip
+def test_gpus_by_the_names_that_skypilot_has_for_them(device: str, theirs: str) -> None:
+    task = yaml.safe_load(written("skypilot", 1, (device,)))
+    assert task["resources"]["accelerators"] == f"{theirs}:2"
+
+
+def test_a_hostile_study_stays_a_text(tmp_path: Path) -> None:
+    _, option, trial = advice_on(1)
+    evil = trial.data.model_copy(
+        update={"root": "x'\nEND_OF_STUDY\ntouch escaped\n$(touch escaped)`touch escaped`\u2028x: y"}
+    )
+    text = study_text("x", option, trial.model_copy(update={"data": evil}), advised().work)
+    for kind in JOB_FORMATS:
+        documents: list[Any] = [*yaml.safe_load_all(job_text(kind, text, option, trial, ()))]
+        if kind == "jobset":
+            assert documents[0]["data"]["study.toml"] == text
+            continue
+        subprocess.run(["bash", "-c", documents[0]["run"]], cwd=tmp_path, env={"PATH": "/usr/bin:/bin"}, check=False)
+        assert [path.name for path in tmp_path.iterdir()] == ["study.toml"]
+        assert (tmp_path / "study.toml").read_text() == text
+
+
+def test_an_unknown_format_is_named() -> None:
+    study, option, trial = advice_on(1)
+    with pytest.raises(RequestError, match=r"unknown format of a job 'skypilo'.*Did you mean 'skypilot'"):
+        job_text("skypilo", study, option, trial, ())
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_skypilot_takes_its_task(nodes: int) -> None:
+    schemas = pytest.importorskip("sky.utils.schemas", reason="SkyPilot is not installed")
+    jsonschema = pytest.importorskip("jsonschema")
+    task = yaml.safe_load(written("skypilot", nodes))
+    jsonschema.validate(task, schemas.get_task_schema())
+    jsonschema.validate(task["resources"], schemas.get_resources_schema())

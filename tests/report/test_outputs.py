@@ -33,9 +33,7 @@ def test_md_and_json_go_to_standard_output(
     assert list(tmp_path.iterdir()) == []
 
 
-HOSTILE = (
-    "a|b\n## x <script>alert(1)</script> `c` [d](http://e) \\input{/etc/passwd} $x^2$ & 5 % [red]r[/red] \x1b[2J"
-)
+HOSTILE = "a|b\n## x <script>alert(1)</script> `c` [d](http://e) \\input{/etc/passwd} $x^2$ & 5 % [red]r[/red] \x1b[2J"
 
 
 def test_text_of_users_stays_text_in_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -150,14 +150,12 @@ def _label(study: str) -> str:
     return label if label and label[0].isalpha() else f"vitscale-{label}".strip("-")
 
 
-class _Dumper(yaml.SafeDumper):
+def _text(dumper: Any, text: str) -> Any:
     """Texts of several lines as such."""
-
-
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
 
+_Dumper: Any = type("_Dumper", (yaml.SafeDumper,), {})
 _Dumper.add_representer(str, _text)
 
 

@@ -6,15 +6,22 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from vitscale.cli.base import JsonOption, ProgramConsole, ResultsArgument, VerboseOption, answer, app, option
+from vitscale.errors import RequestError, unknown
 
 
 @app.command()
 def export(
     results: ResultsArgument,
-    output: Annotated[Path, option("-o --output", "FILE", "The bundle.")] = Path("bundle.tar.gz"),
+    output: Annotated[
+        Path | None,
+        option("-o --output", "PATH", "The bundle, or the folder of --to.  [default: bundle.tar.gz or runs]"),
+    ] = None,
     redact: Annotated[
         bool, option("--redact", "", "Without names of hosts and users, paths, addresses and values of variables.")
     ] = False,
+    to: Annotated[
+        str | None, option("--to", "TRACKER", "Send every run to it instead: tensorboard, mlflow or wandb.")
+    ] = None,
     verbose: VerboseOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -26,6 +33,13 @@ def export(
     from vitscale.present.units import size
     from vitscale.store.bundles import write_bundle
 
+    if to is not None:
+        if redact or json:
+            option_given = "--redact" if redact else "--json"
+            raise RequestError(f"{option_given} is of a bundle, and --to makes none", next_step="Leave one of them out")
+        _send(results, to, output or Path("runs"))
+        return
+    output = output or Path("bundle.tar.gz")
     study = store.load(results).study  # refuses what no verb could read again
     files = write_bundle(store.folder_of(results), output, redact=redact)
     with output.open("rb") as file:
@@ -41,6 +55,19 @@ def export(
         return Document("", (Paragraph(what),), (told,) if told else ())
 
     answer("export", fields, document, json=json, verbose=verbose)
+
+
+def _send(results: Path, to: str, folder: Path) -> None:
+    from vitscale import analysis, store
+    from vitscale.present.units import counted
+    from vitscale.report.sinks import SINKS, send
+
+    if to not in SINKS:
+        raise unknown("tracker", to, SINKS)
+    sent, known = send(to, analysis.analyse(store.load(results)), folder)
+    there = f"; {counted(known, 'run')} there already" if known else ""
+    where = f" in {folder}" if to == "tensorboard" else ""
+    ProgramConsole().print(f"{counted(sent, 'run')} sent to {to}{where}{there}", markup=False, highlight=False)
 
 
 _LOOK_SECONDS = 2.0

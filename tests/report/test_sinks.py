@@ -59,7 +59,7 @@ def test_what_a_client_raises_is_one_message(
         def MlflowClient() -> Any:
             raise ConnectionError("no such server\nand more")
 
-    monkeypatch.setitem(sys.modules, "mlflow", Refusing)  # type: ignore[arg-type]  # stands in for a module
+    monkeypatch.setitem(sys.modules, "mlflow", Refusing)
     with pytest.raises(RequestError, match="mlflow does not take the runs: no such server"):
         send("mlflow", analysis, tmp_path)
 

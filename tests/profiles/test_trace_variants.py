@@ -13,6 +13,7 @@ import pytest
 
 from kineto_traces import A100, MI300X, trace_path
 from vitscale.errors import StoreError
+from vitscale.profiles import trace_json
 from vitscale.profiles.timeline import steps_on_cuda
 from vitscale.profiles.trace_figures import DeviceTime, step_spans
 from vitscale.profiles.trace_file import Trace, read_trace
@@ -194,6 +195,26 @@ def test_what_no_release_wrote_is_still_refused(spoil: Callable[[str], str], tmp
     (tmp_path / "trace.json").write_text(spoil(sample(A100)))
     with pytest.raises(StoreError, match="cut off or broken after"):
         read_trace(tmp_path / "trace.json")
+
+
+def test_a_broken_beginning_is_not_tried_again_with_every_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 300 blocks: 64 places at which the first may end, then again when twice as much is read."""
+    tried: list[int] = []
+    decoded = trace_json._decoded
+
+    def counted(text: bytes, mend: bool) -> list[Any] | None:
+        tried.append(len(text))
+        return decoded(text, mend)
+
+    monkeypatch.setattr(trace_json, "_BLOCK", 1000)
+    monkeypatch.setattr(trace_json, "_decoded", counted)
+    event = '{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 1},\n'
+    (tmp_path / "trace.json").write_text('{"traceEvents": [{"ph: "X"},' + event * 5000)
+    with pytest.raises(StoreError, match="cut off or broken after 0 events"):
+        read_trace(tmp_path / "trace.json")
+    assert 64 <= len(tried) <= 64 * 10
 
 
 def test_other_libraries_collectives_are_communication_in_every_figure(tmp_path: Path) -> None:

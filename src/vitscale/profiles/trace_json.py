@@ -18,6 +18,8 @@ _LONGEST_EVENT = 64 << 20
 """Bytes that one event, or what stands before and after all of them, may take."""
 _MOST_BYTES = 64 << 30
 """Of an unpacked file."""
+_MENDED = 8 << 20
+"""Bytes that are mended at once, and no more where that does not help."""
 _MOST_CUTS = 64
 """Places at which a block may be cut in two before more of the file is read."""
 _CUT = re.compile(rb"\}\s*,\s*\{")
@@ -110,15 +112,22 @@ class TraceText:
                 buffer += more
             self._learn(buffer[: match.start()].rstrip(b", \t\r\n") + b"}")
             buffer = buffer[match.end() :]
+        failed = 0
         for block in blocks:
             buffer += block
+            if len(buffer) < min(2 * failed, _LONGEST_EVENT):  # else a broken beginning is tried again with every block
+                continue
             cuts = [match.start() + 1 for match in _CUT.finditer(buffer)]
             for cut in cuts[: -_MOST_CUTS - 1 : -1]:
-                if (some := _decoded(b"[" + buffer[:cut] + b"]", mend=cut == cuts[-1])) is not None:
+                mend = cut == cuts[-1] and len(buffer) < _MENDED
+                if (some := _decoded(b"[" + buffer[:cut] + b"]", mend)) is not None:
                     self._events += len(some)
                     yield some
                     buffer = buffer[cut:].lstrip(b", \t\r\n")
+                    failed = 0
                     break
+            else:
+                failed = len(buffer)
             if len(buffer) > _LONGEST_EVENT:
                 raise self._no_trace(f"more than {_LONGEST_EVENT >> 20} MiB of it are no events")
         yield self._rest(buffer)

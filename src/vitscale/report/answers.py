@@ -146,7 +146,6 @@ def what_next(analysis: Analysis, advice: Advice | None, results: Path | None) -
             f"Fastest for {counted(advice.work.epochs, 'epoch')} with start-up: {advised.in_short(option)}: "
             f"{advised.time(option.seconds)}, {option.label}.{_other_batch(analysis, advice, option)}"
         )
-    lines += [finding.advice for finding in analysis.findings if finding.kind == "some-ranks"]
     if advice is not None:
         commands.append(f"vitscale advise {where} --deadline 1h")
     warned = [verdict for verdict in analysis.findings if verdict.severity == "warning" and verdict.advice]
@@ -158,10 +157,12 @@ def what_next(analysis: Analysis, advice: Advice | None, results: Path | None) -
 
 
 def what_to_run(analysis: Analysis) -> str:
-    """Which runs are missing: of the study as it is, or for intervals; empty where none is."""
+    """Which runs are missing: of the study as it is, ranks of them, or for intervals; empty where none is."""
     missing = [finding for finding in analysis.findings if finding.kind == "unfinished"]
     if missing:
         return f"{missing[0].message.removeprefix('unfinished: ')}: the same command does only these."
+    if some := next((finding.advice for finding in analysis.findings if finding.kind == "some-ranks"), ""):
+        return f"{some[:1].lower()}{some[1:]}"
     few = [trial for trial in analysis.trials.values() if trial.runs and len(trial.runs) < _ENOUGH_RUNS]
     more = "import 3 of each together" if _imported(analysis) else "set repeats = 3"
     return f"{more}: {len(few):,} of {counted(len(analysis.trials), 'trial')} have fewer than 3 runs." if few else ""

@@ -29,6 +29,7 @@ test: install
 
 nightly: install
 	$(BIN)/python -m pytest -m 'nightly or hypothesis'
+	$(BIN)/python tests/fuzzing.py --inputs 100000
 
 # On a machine that does nothing else; rewrites docs/benchmarks/README.md and what docs/calibration.md says of time.
 bench: install

@@ -280,6 +280,8 @@ def test_of_four_ranks_the_late_one_is_named_with_what_it_makes_the_others_wait(
         assert rank["wait_seconds_per_step"] == pytest.approx(expected, rel=0.02, abs=2e-6)
     (said,) = waited_for(told["ranks"])
     assert said.startswith(f"The ranks wait for rank 2 (AMD Instinct MI300X): {1000 * truth:.2f} ms a step")
+    report = CliRunner().invoke(app, ["report", str(tmp_path / "results")]).stdout
+    assert "exposed wait (for rank 2)" in " ".join(report.split())
 
 
 def test_traces_of_one_training_on_several_rank_counts_are_one_curve(tmp_path: Path) -> None:

@@ -334,7 +334,11 @@ def _longest_parts(trial: TrialResult) -> str:
         return units.UNKNOWN
     shares = {part: seconds / trial.breakdown.typical.seconds for part, seconds in parts_of(trial.breakdown).items()}
     longest = sorted(((share, part) for part, share in shares.items() if share >= 0.01), reverse=True)[:_NAMED_PARTS]
-    return ", ".join(f"{units.percent(share)} {PART_NAMES[part].partition(' (')[0]}" for share, part in longest)
+    slow = trial.breakdown.straggler
+    waited = {"wait": f" (for rank {slow.rank})"} if slow is not None else {}
+    return ", ".join(
+        f"{units.percent(share)} {PART_NAMES[part].partition(' (')[0]}{waited.get(part, '')}" for share, part in longest
+    )
 
 
 def _loss(factors: Sequence[Factor]) -> str:

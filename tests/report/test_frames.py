@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import altair
 import polars
 import pytest
 
@@ -52,6 +53,16 @@ def test_a_notebook_shows_its_tables(folder: Path) -> None:
     loaded = vitscale.load(folder)
     assert "2 trials, 4 runs" in repr(loaded)
     assert "| " in loaded._repr_markdown_()
+
+
+def test_a_notebook_shows_its_charts(folder: Path) -> None:
+    charts = vitscale.load(folder).charts
+    assert {"scaling", "start-up"} <= {*charts}
+    drawn = charts["scaling"]._repr_svg_()
+    assert drawn.startswith("<svg")
+    assert "Speedup" in drawn
+    assert altair.Chart.from_dict(charts["scaling"].spec).to_dict()["datasets"]["rows"]
+    assert repr(charts["scaling"]).startswith("<chart scaling: ")
 
 
 def test_what_holds_no_results_is_refused(tmp_path: Path) -> None:

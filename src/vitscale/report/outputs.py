@@ -21,7 +21,7 @@ from vitscale.base.plugins import known
 from vitscale.errors import RequestError, shown, unknown
 from vitscale.prediction.results import Forecast
 from vitscale.present.document import Document, Figure
-from vitscale.present.drawing import FIGURE_FORMATS, draw, write_bytes
+from vitscale.present.drawing import FIGURE_FORMATS, draw, picture, write_bytes
 from vitscale.present.html import to_html
 from vitscale.present.latex import to_latex
 from vitscale.present.markdown import to_markdown
@@ -201,6 +201,24 @@ def _about(analysis: Analysis, result: TrialResult, run: Run) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class Chart:
+    """A chart of the report; a notebook shows its first view, and `spec` is Vega-Lite for altair or a page."""
+
+    figure: Figure
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """With its title: `altair.Chart.from_dict(chart.spec)`."""
+        return dict(self.figure.views[0].titled)
+
+    def __repr__(self) -> str:
+        return f"<chart {self.figure.name}: {self.figure.views[0].summary}>"
+
+    def _repr_svg_(self) -> str:
+        return picture(self.figure.views[0], "svg").decode()
+
+
 class Frames:
     """A results folder: read when it is made, each frame worked out when it is first asked for."""
 
@@ -251,6 +269,11 @@ class Frames:
             if len(steps := Steps.of(rank.steps))
         ]
         return polars.concat(frames).lazy() if frames else polars.LazyFrame()
+
+    @cached_property
+    def charts(self) -> dict[str, Chart]:
+        """Name ("scaling", "breakdown", ...) to each chart of the report that has data; a notebook shows one."""
+        return {name: Chart(figure) for name, figure in charts(self._analysis).items()}
 
     def __repr__(self) -> str:
         study = self._results.study

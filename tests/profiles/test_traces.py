@@ -201,6 +201,7 @@ def test_rate_of_products_where_shapes_are_recorded() -> None:
     [
         ("aten::mm", [[2, 3], [3, 5]], [], 60),
         ("aten::addmm", [[5], [2, 3], [3, 5]], [], 60),
+        ("aten::_scaled_mm", [[2, 3], [3, 5], [1], [1]], [], 60),
         ("aten::bmm", [[7, 2, 3], [7, 3, 5]], [], 420),
         ("aten::convolution", [[4, 3, 8, 8], [16, 3, 3, 3]],
          ["", "", "", "[2, 2]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1"], 2 * 4 * 16 * 27 * 16),
@@ -228,6 +229,10 @@ def test_flops_by_hand(name: str, shapes: list[list[int]], concrete: list[object
         ("nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_TNT", "matrix product"),
         ("Cijk_Ailk_Bljk_BBS_BH_MT32x32x64_MI16x16x16x1", "matrix product"),
         ("SubTensorOpWithScalar1d", "elementwise"),
+        ("void at::native::detail::chunk_cat_cuda_kernel<float, float>", "elementwise"),
+        ("void at::native::(anonymous namespace)::compute_grad_weight<c10::BFloat16>", "elementwise"),
+        ("void cutlass::device_kernel<flash::FlashAttnFwdSm90<flash::Mainloop>>", "attention"),
+        ("triton_tem_fused_addmm_relu_3", "matrix product"),
         ("void at::native::batch_norm_transform_input_kernel<float>", "norm"),
         ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native>", "optimizer"),
         ("Memset (Device)", "memset"),
@@ -300,6 +305,13 @@ def test_hostile_events_are_passed_over_or_counted(event: object, tmp_path: Path
     own = {1, 2, 3, 4}
     assert own <= {one.correlation for one in trace.on_device}
     assert all(one.start_ns > 0 for one in trace.on_device)
+
+
+@pytest.mark.parametrize("odd", [None, [], [1], {}, "x", 10**30, [{"id": [1], "name": "GPU"}], [{"ranks": 3}]])
+@pytest.mark.parametrize("name", ["deviceProperties", "distributedInfo", "trace_id", "baseTimeNanoseconds", "rank"])
+def test_what_stands_around_the_events_may_be_anything(name: str, odd: object, tmp_path: Path) -> None:
+    about = {"distributedInfo": {"rank": odd, "pg_config": odd}} if name == "rank" else {name: odd}
+    assert len(read_trace(written(tmp_path, {**about, "traceEvents": TWO_STEPS})).on_device) == 4
 
 
 def test_a_bomb_and_a_file_cut_off_inside_gzip_are_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ _KINDS = (
     (
         "matrix product",
         r"gemm|gemv|cublas|nvjet|cutlass|xmma|hmma|cijk_|tensile|wgrad|dgrad|conv(?!ert)|winograd|implicit|matmul"
-        r"|splitk|(?<!sub)tensorop|scudnn|computeoffsets|triton_(mm|bmm|tem)|dot_kernel|naive_conv|igemm|miopensp3|fft|ck::kernel",
+        r"|splitk|fprop|(?<!sub)tensorop|scudnn|computeoffsets|triton_(mm|bmm|tem)|dot_kernel|naive_conv|igemm|miopensp3|fft|ck::kernel",
     ),
     ("softmax and loss", r"softmax|nll_?loss|cross_entropy|mse_loss"),
     ("pooling", r"pool"),
@@ -78,7 +78,8 @@ _KINDS = (
         "elementwise",
         r"elementwise|vectorized|unrolled|fill|catarray|copy|transpose|permute|nchwtonhwc|nhwctonchw|nchw|tensor_?transform"
         r"|triton_poi|dropout|bernoulli|pad|upsample|interpolate|index|gather|scatter|embedding|where|arange|im2col|col2im"
-        r"|batched_transpose|subtensorop|optensor|castkernel|convert|scalepackednd|triu_tril|randperm|distribution|sort",
+        r"|batched_transpose|subtensorop|optensor|castkernel|convert|scalepackednd|triu_tril|randperm|distribution|sort"
+        r"|chunk_cat|rope_|rotary|silu|gelu|swiglu|relu|gated_act|cast_fp8|compute_grad_weight|partials_per_segment",
     ),
     ("memset", r"memset|fillbuffer"),
 )  # fmt: skip

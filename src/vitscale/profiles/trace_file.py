@@ -80,6 +80,7 @@ def _for_each(some: Sequence[int], axes: int) -> list[int]:
 _SDPA = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
 FLOPS_OF: Mapping[str, Callable[[Shapes, Sequence[object]], int]] = {
     "aten::mm": lambda shapes, _: _of_matrices(shapes[0], shapes[1]),
+    "aten::_scaled_mm": lambda shapes, _: _of_matrices(shapes[0], shapes[1]),
     "aten::bmm": lambda shapes, _: _of_matrices(shapes[0], shapes[1]),
     "aten::addmm": lambda shapes, _: _of_matrices(shapes[1], shapes[2]),
     "aten::baddbmm": lambda shapes, _: _of_matrices(shapes[1], shapes[2]),
@@ -360,7 +361,7 @@ def _groups(listed: object) -> Iterator[Group]:
 def _device_name(properties: object, used: Counter[int]) -> str | None:
     number = used.most_common(1)[0][0] if used else 0
     named = {
-        gpu.get("id"): gpu["name"]
+        integer(gpu.get("id")): gpu["name"]
         for gpu in (properties if isinstance(properties, list) else [])
         if isinstance(gpu, dict) and isinstance(gpu.get("name"), str)
     }

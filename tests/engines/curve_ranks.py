@@ -51,7 +51,7 @@ def trial_of(job: Job) -> Trial:
     parts = ranks // parallel.ranks_per_model * train.get("grad_accum", 1)
     model, batch = curves.MODEL, curves.GLOBAL_BATCH
     if job.get("many_heads"):
-        model = curves.MANY_HEADS
+        model = curves.MANY_HEADS.model_copy(update={"layers": job["layers"]} if "layers" in job else {})
     data = DataSpec(name="synthetic", samples=curves.SAMPLES, source_size=16, augment=True)
     if "segments" in job:
         model = {"swin": curves.SEGMENTER, "vit": curves.PYRAMID}[job["segments"]]
@@ -102,7 +102,7 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
     scores = own.evaluate(lambda: None) if "segments" in job else None
     losses, ids = [], []
     at = trial.layout.coordinates(PLACE.rank)
-    tells = at.sequence == at.tensor == 0  # of the images that ranks which share a model take together
+    tells = at.pipeline == at.sequence == at.tensor == 0  # of the images that ranks which share a model take together
     sums = torch.zeros(3, dtype=torch.float64, device=device)
     for step, epoch, micro_batches in batches_of(own, first, job["steps"]):
         if step == job.get("save_before"):
@@ -149,8 +149,10 @@ def save_gradients(module: torch.nn.Module, path: Path) -> None:
         for name, parameter in module.named_parameters()
         if (grad := parameter.grad) is not None
     }
+    of_ranks: list[dict[str, torch.Tensor]] = [{} for _ in range(PLACE.world_size)]
+    dist.all_gather_object(of_ranks, whole)  # stages lie on several
     if PLACE.rank == 0:
-        save_file(whole, path)
+        save_file({name: own for of_rank in of_ranks for name, own in of_rank.items()}, path)
 
 
 def make_wrong(how: str | None) -> None:

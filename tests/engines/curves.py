@@ -57,6 +57,8 @@ class Job(TypedDict):
     """Fields of its ParallelSpec."""
     many_heads: NotRequired[bool]
     """Trains `MANY_HEADS`."""
+    layers: NotRequired[int]
+    """Of that, for stages."""
     gradients: NotRequired[bool]
     """Writes the whole gradient of the last step to NAME.safetensors."""
     segments: NotRequired[str]

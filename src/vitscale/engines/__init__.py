@@ -41,7 +41,12 @@ def build(model: nn.Module, trial: Trial, device: torch.device) -> Engine:
     # a library takes it for one size of micro-batch and not for another, losses differ by 1e-4 at the first step.
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
-    return _named(trial.train.engine)(model, trial, device)
+    kind = _named(trial.train.engine)
+    if trial.parallel.pipeline == 1:
+        return kind(model, trial, device)
+    from vitscale.engines.pipeline import pipelined  # takes a second to import
+
+    return pipelined(kind)(model, trial, device)
 
 
 __all__ = ["Engine", "build", "preload"]

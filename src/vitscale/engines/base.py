@@ -187,8 +187,9 @@ class Engine(ABC):
         self.step()
         return norm
 
-    def evaluate(self, images: Tensor) -> Tensor:
-        """Logits [b, classes], or [b, classes, h, w], in evaluation mode, without gradients."""
+    def evaluate(self, images: Tensor) -> Tensor | None:
+        """Logits [b, classes], or [b, classes, h, w], in evaluation mode, without gradients; None where another rank has
+        them."""
         forward = self.evaluated
         forward.eval()
         with torch.no_grad(), self.autocast():
@@ -258,7 +259,10 @@ class TorchEngine(Engine):
     def __init__(self, model: nn.Module, trial: Trial, device: torch.device) -> None:
         self.wrapped = wrapped = self.wrap(model, trial, device)
         self.train_spec = trial.train
-        self.ranks_with_parts = trial.world.size if trial.layout.tensor > 1 else None
+        layout = trial.layout
+        self.ranks_with_parts = (
+            trial.world.size // layout.pipeline if layout.tensor > 1 or layout.pipeline > 1 else None
+        )
         self.device = device
         self.input_dtype = weight_dtype(trial.train)
         self.gradient_dtype = self.communicated(trial.train)

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from vitscale.engines.base import TorchEngine, compressed_to, weight_dtype, with_options
 from vitscale.engines.splits import split
+from vitscale.engines.stages import in_stages
 from vitscale.trial.trial import Trial
 
 _COMPRESSED = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
@@ -24,31 +25,35 @@ class DdpEngine(TorchEngine):
 
     @staticmethod
     @override
-    def wrap(model: nn.Module, trial: Trial, device: torch.device) -> DistributedDataParallel:
+    def wrap(model: nn.Module, trial: Trial, device: torch.device) -> nn.Module:
         """The wrap order of DDP.
 
         1. to the device and the weights' dtype: DDP broadcasts rank 0's weights from where they are, and its buckets
            live there, in their dtype;
         2. tokens over the ranks that share an image, where there are such: gradients are averaged over them too;
         3. checkpointing and compiling, block by block: DDP's hooks hang on the parameters, outside the compiled code;
-        4. DDP: from here on the parameters must not be replaced;
-        5. the hook that sends gradients in another dtype: it belongs to DDP's own reducer.
+        4. stages, where other ranks hold the other blocks: each is wrapped by itself;
+        5. DDP: from here on the parameters must not be replaced;
+        6. the hook that sends gradients in another dtype: it belongs to DDP's own reducer.
         """
         train = trial.train
         model = model.to(device, weight_dtype(train))
-        if trial.parallel.ranks_per_model > 1:
-            split(model, trial, device)
-        model = with_options(model, train)
-        wrapped = DistributedDataParallel(
-            model,
-            device_ids=[device.index] if device.type == "cuda" else None,
-            bucket_cap_mb=train.bucket_mib,
-            gradient_as_bucket_view=train.gradient_as_bucket_view,
-            static_graph=train.static_graph,
-        )
-        if dtype := compressed_to(train):
-            wrapped.register_comm_hook(None, _COMPRESSED[dtype])
-        return wrapped
+        mesh = split(model, trial, device) if trial.parallel.ranks_per_model > 1 else None
+
+        def distributed(module: nn.Module) -> nn.Module:
+            wrapped = DistributedDataParallel(
+                module,
+                device_ids=[device.index] if device.type == "cuda" else None,
+                process_group=None if mesh is None else mesh.get_group(),
+                bucket_cap_mb=train.bucket_mib,
+                gradient_as_bucket_view=train.gradient_as_bucket_view,
+                static_graph=train.static_graph,
+            )
+            if dtype := compressed_to(train):
+                wrapped.register_comm_hook(None, _COMPRESSED[dtype])
+            return wrapped
+
+        return in_stages(with_options(model, train), trial, distributed)
 
     @override
     def accumulating(self, *, last: bool) -> AbstractContextManager[None]:

@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from vitscale.engines.base import COMMUNICATED, TorchEngine, blocks_of, weight_dtype, with_options
 from vitscale.engines.splits import split
+from vitscale.engines.stages import in_stages
 from vitscale.trial.trial import Trial
 
 
@@ -27,8 +28,9 @@ class Fsdp2Engine(TorchEngine):
         1. to the device and the weights' dtype: `fully_shard` cuts the shards out of the weights where they are;
         2. matrices and tokens over the ranks that share a model: what is left to each is what is sharded;
         3. checkpointing and compiling, block by block: FSDP2's hooks gather and free weights outside both;
-        4. `fully_shard` on each block: a block is what is gathered at a time;
-        5. `fully_shard` on the model: embedding, last norm and head, and the order of all the blocks.
+        4. stages, where other ranks hold the other blocks: each is wrapped by itself;
+        5. `fully_shard` on each block: a block is what is gathered at a time;
+        6. `fully_shard` on the model: embedding, last norm and head, and the order of all the blocks.
 
         `bf16` is autocast here as on every engine, so that weights are gathered in fp32; FSDP2's own mixed precision
         would gather them in bf16 and compute norms in it too, which is another precision: `bf16-params`, where
@@ -44,8 +46,13 @@ class Fsdp2Engine(TorchEngine):
         mixed = MixedPrecisionPolicy(param_dtype=cast, reduce_dtype=reduced)
         offloaded = CPUOffloadPolicy() if train.offload == "parameters" else OffloadPolicy()
         again = True if train.reshard_after_forward is None else train.reshard_after_forward
-        for block in blocks_of(model):
-            fully_shard(block, mesh=mesh, reshard_after_forward=again, mp_policy=mixed, offload_policy=offloaded)
-        # The root is needed first in backward: FSDP2 keeps it gathered unless it is told otherwise.
-        fully_shard(model, mesh=mesh, mp_policy=mixed, offload_policy=offloaded)
-        return model
+        blocks = set(blocks_of(model))
+
+        def sharded(module: nn.Module) -> nn.Module:
+            for block in filter(blocks.__contains__, module.modules()):
+                fully_shard(block, mesh=mesh, reshard_after_forward=again, mp_policy=mixed, offload_policy=offloaded)
+            # The root is needed first in backward: FSDP2 keeps it gathered unless it is told otherwise.
+            fully_shard(module, mesh=mesh, mp_policy=mixed, offload_policy=offloaded)
+            return module
+
+        return in_stages(model, trial, sharded)

@@ -25,8 +25,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from vitscale.models.named import Attention, VisionTransformer
 from vitscale.trial.trial import Trial
 
-REPLICAS, SEQUENCE, TENSOR = "replicas", "sequence", "tensor"
-"""Axes of the mesh; the first is data x sequence, over which gradients are averaged."""
+PIPELINE, REPLICAS, TENSOR = "pipeline", "replicas", "tensor"
+"""Axes of the mesh; replicas are data x sequence, over which gradients are averaged."""
 
 
 def split(model: nn.Module, trial: Trial, device: torch.device) -> DeviceMesh:
@@ -35,16 +35,15 @@ def split(model: nn.Module, trial: Trial, device: torch.device) -> DeviceMesh:
     Before anything that wraps blocks or holds parameters: those that are cut are replaced.
 
     Returns:
-        The mesh over which weights are replicated or sharded: one axis, data x sequence.
+        The mesh over which weights are replicated or sharded: one axis, data x sequence, of this rank's stages.
     """
     layout = trial.layout
     replicas = layout.data * layout.sequence
-    if layout.tensor == 1:
-        mesh = init_device_mesh(device.type, (replicas,), mesh_dim_names=(REPLICAS,))
-    else:
-        mesh = init_device_mesh(device.type, (replicas, layout.tensor), mesh_dim_names=(REPLICAS, TENSOR))
+    sizes = {PIPELINE: layout.pipeline, REPLICAS: replicas, TENSOR: layout.tensor}
+    axes = tuple(axis for axis, size in sizes.items() if size > 1 or axis == REPLICAS)
+    mesh = init_device_mesh(device.type, tuple(map(sizes.__getitem__, axes)), mesh_dim_names=axes)
     if layout.sequence > 1:
-        split_tokens(model, _own_group(layout.groups("sequence")))
+        split_tokens(model, own_group(layout.groups("sequence")))
     if layout.tensor > 1:
         tp.parallelize_module(
             model, mesh[TENSOR], tensor_plan(shard_norms=trial.parallel.shard_norms), src_data_rank=None
@@ -98,7 +97,7 @@ def squared_gradient_norm(parameters: Iterable[nn.Parameter], ranks: int) -> Ten
 
     Args:
         parameters: of this rank; gradients have been averaged.
-        ranks: N, all that hold any part of the model.
+        ranks: N, those that hold any part of what this rank does: of a pipeline, those of its stages.
     """
     total: Tensor | None = None
     for parameter in parameters:
@@ -202,7 +201,7 @@ def _exchanged(rows: Tensor, sent: list[int], received: list[int], group: dist.P
     return arrived
 
 
-def _own_group(groups: Iterable[tuple[int, ...]]) -> dist.ProcessGroup:
+def own_group(groups: Iterable[tuple[int, ...]]) -> dist.ProcessGroup:
     """The process group of those to which this rank belongs; all ranks make all of them, in the same order."""
     own: dist.ProcessGroup
     own, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in groups])

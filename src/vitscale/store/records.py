@@ -25,7 +25,8 @@ Format history (`FORMAT`):
  10  packs of finished runs (`store.packs`); the files in them are as before. The user's own training scripts:
      TrainSpec.script and arguments, Trial.script_digest, ModelLine.flops_per_image, the start-up phase "script"; null
      or empty in older formats. Ranks that share a model: Trial.parallel; in older formats none do.
- 11  what the command line put over a study: StudyRecord.overrides. Empty in older formats.
+ 11  what the command line put over a study: StudyRecord.overrides. Ranks that hold stages of a model:
+     ParallelSpec.schedule and stages_per_rank, the phase "bubble" of an explained step. Empty in older formats.
 
 A reader accepts its own format and older ones; a newer one is refused by name.
 """
@@ -42,10 +43,10 @@ from vitscale.store.lines import StepLine as StepLine
 
 FORMAT = 11
 
-PhaseName = Literal["data", "h2d", "forward", "backward", "optimizer"]
+PhaseName = Literal["data", "h2d", "forward", "backward", "bubble", "optimizer"]
 
 EXPOSED = ("wait", "wire", "norm")
-PARTS = ("data_wait", "h2d", "forward", "backward", *EXPOSED, "optimizer", "launch_gaps", "other")
+PARTS = ("data_wait", "h2d", "forward", "backward", "bubble", *EXPOSED, "optimizer", "launch_gaps", "other")
 """Of an explained step (`vitscale.analysis.time.breakdown`)."""
 COMMUNICATION = "communication"
 """In place of EXPOSED where these cannot be told apart."""

@@ -313,7 +313,7 @@ ENGINES: Mapping[str, EngineFacts] = {
     "ddp": EngineFacts(
         engine="vitscale.engines.ddp:DdpEngine",
         title="DDP",
-        splits=("sequence",),
+        splits=("sequence", "pipeline"),
         refusals=_ddp,
         messages=f"{_STEP}.replicated:ddp",
         memory=f"{_MEMORY}.replicated:ddp",
@@ -322,7 +322,7 @@ ENGINES: Mapping[str, EngineFacts] = {
     "fsdp2": EngineFacts(
         engine="vitscale.engines.fsdp2:Fsdp2Engine",
         title="FSDP2",
-        splits=("tensor", "sequence"),
+        splits=("tensor", "sequence", "pipeline"),
         refusals=_fsdp2,
         shards=lambda _: True,
         # FSDP2 hands autograd weights of its own, so that no hook sees the gradient of one micro-batch.

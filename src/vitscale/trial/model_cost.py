@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 from vitscale.errors import RequestError, VitscaleError, shown, unknown
@@ -200,6 +201,28 @@ def training_flops(spec: ModelSpec) -> int | None:
     """FLOPs of one image's forward and backward pass: 3 x forward; None where unknown."""
     forward = forward_flops(spec)
     return None if forward is None else 3 * forward
+
+
+def stage_blocks(spec: ModelSpec, stages: int) -> tuple[range, ...]:
+    """Which blocks of a resolved ViT each pipeline stage has, so that the largest stage has the fewest FLOPs.
+
+    The first stage has the embedding as well and the last one the head. Block by block to the stage that has least,
+    which is optimal for blocks of one size; of equals to the last, for stages hold the fewer activations the later.
+
+    Args:
+        spec: with at least as many blocks as stages.
+        stages: their number.
+    """
+    shapes = parameter_shapes(spec)
+    if shapes is None or spec.layers is None or spec.layers < stages:
+        raise ValueError(f"{spec.layers} blocks do not make {stages} stages")
+    embedding, block, head = (sum(module.macs for module in own.modules) for own in shapes.blocks)
+    counts, macs = [1] * stages, [block] * stages
+    macs[0], macs[-1] = macs[0] + embedding, macs[-1] + head
+    for _ in range(spec.layers - stages):
+        least = min(range(stages), key=lambda stage: (macs[stage], -stage))
+        counts[least], macs[least] = counts[least] + 1, macs[least] + block
+    return tuple(range(end - count, end) for count, end in zip(counts, accumulate(counts), strict=True))
 
 
 # Bytes an element saved for backward takes, and how many bytes more than that autocast keeps per token and unit of

@@ -12,6 +12,7 @@ from vitscale.trial.facts import Fact, Spec
 
 SplitCount = Annotated[int, Field(ge=1, le=4096)]
 Axis = Literal["pipeline", "data", "sequence", "tensor"]
+Schedule = Literal["gpipe", "1f1b", "interleaved"]
 
 
 class ParallelSpec(Spec):
@@ -25,9 +26,29 @@ class ParallelSpec(Spec):
     "DeepSpeed Ulysses", arXiv 2309.14509, section 3)."""
     pipeline: Annotated[SplitCount, Fact(since=10, short="pipeline {}")] = 1
     """Ranks among which the blocks are cut, as stages that hand their activations on."""
+    schedule: Annotated[Schedule, Fact(since=11, short="{}")] = "1f1b"
+    """Of `pipeline`, in what order a rank takes the forward and backward of the step's micro-batches: "gpipe", all of
+    the one and then all of the other (Huang et al., arXiv 1811.06965); "1f1b", by turns once the pipeline is full;
+    "interleaved", by turns among several stages of each rank (Narayanan et al., arXiv 2104.04473, section 2.2)."""
+    stages_per_rank: Annotated[SplitCount, Fact(since=11, short="{} stages per rank")] = 2
+    """Of `schedule` "interleaved"; the other schedules have one."""
     shard_norms: Annotated[bool, Fact(since=10, short=("sharded norms", "whole norms"))] = False
     """Of `tensor`: norms and residuals hold a part of the tokens on each rank, instead of all on every one (Korthikanti
     et al., arXiv 2205.05198, section 4.2.2)."""
+
+    @property
+    def stages(self) -> int:
+        """Into which the blocks are cut."""
+        return self.pipeline * (self.stages_per_rank if self.schedule == "interleaved" else 1)
+
+    def bubble_share(self, micro_batches: int) -> float:
+        """Share of a step in which a rank waits for other stages, where all of them take equally long and nothing is
+        sent: (P - 1) / (v M + P - 1) of P ranks with v stages each (arXiv 2104.04473, section 2.2, of the whole step).
+
+        Args:
+            micro_batches: M, of an optimizer step.
+        """
+        return (self.pipeline - 1) / (self.stages // self.pipeline * micro_batches + self.pipeline - 1)
 
     @property
     def ranks_per_model(self) -> int:

@@ -167,6 +167,8 @@ class Passes:
                 alive()
                 moved = self._on_device(batch, epoch=0, training=False, phase=no_phase)
                 logits = self._logits(moved.images())
+                if logits is None:
+                    continue  # the rank of the last stage counts
                 sums += tally(label_losses(logits, moved.labels), logits, moved.labels)
                 if self.segments:
                     confused += confusion(logits, moved.labels, classes)
@@ -184,7 +186,7 @@ class Passes:
             return EpochOrder(samples, seed=0, epoch=0, micro_batches=[1] * self.data_ranks, grad_accum=1)
         return self._order(samples, 0, fraction=1.0, grad_accum=1, drop_last=False)
 
-    def _logits(self, images: Tensor) -> Tensor:
+    def _logits(self, images: Tensor) -> Tensor | None:
         """Of held-out images, as the trial evaluates them."""
         if self.trial.data.evaluation == "sliding":
             return sliding(self.engine.evaluate, images, self.trial.model.image_size)

@@ -1,0 +1,216 @@
+"""Pipeline parallelism by `torch.distributed.pipelining`: a step's micro-batches flow through the ranks' stages.
+
+The training loop stays as it is. `micro_step` keeps what it is given until the step's last one, and then the schedule
+runs all of them, each rank its own stages. The rank of the last stage has the losses; the others are told their sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
+
+from vitscale.engines.base import Engine, LossOf, TorchEngine, weight_dtype
+from vitscale.engines.stages import Stages
+from vitscale.engines.whole_tensors import TorchTensors, WholeTensors
+from vitscale.probes.steps import Phase, no_phase
+from vitscale.store.records import PhaseName
+from vitscale.trial.trial import Trial
+
+_SCHEDULES: dict[str, Callable[..., Any]] = {
+    "gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B,
+}  # fmt: skip
+_ON_DEVICE = "on a GPU a stage waits inside NCCL's kernels, where waiting for a stage is not told from a transfer"
+
+
+class PipelineEngine(TorchEngine):
+    """A schedule over the ranks that hold the stages of one model. What is among those that hold the same stages comes
+    from the engine beside it: see `pipelined`."""
+
+    wrapped: Stages
+
+    def __init__(self, model: nn.Module, trial: Trial, device: torch.device) -> None:
+        super().__init__(model, trial, device)
+        self.parallel = trial.parallel
+        self._images: list[Tensor] = []
+        self._losses_of: list[LossOf] = []
+        self._schedules: dict[int, Any] = {}
+        self._bubble = ExitStack()
+        self._phase: Phase = no_phase
+
+    @override
+    def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool, phase: Phase = no_phase) -> Tensor:
+        """Keeps a micro-batch; the `last` one of a step takes all of them forward and backward.
+
+        Returns:
+            The sum of the step's losses with the last one, on every rank; 0 before.
+        """
+        self._images.append(images.to(self.input_dtype))
+        self._losses_of.append(loss_of)
+        total = torch.zeros((), device=self.device)
+        if not last:
+            return total
+        self._phase = phase
+        count, size = len(self._images), len(images)
+        if size not in self._schedules:
+            self._schedules[size] = self._schedule(size, count)
+        first = [torch.cat(self._images)] if self.wrapped.own.first else []
+        losses: list[Tensor] = []
+        try:
+            self._bubble.enter_context(phase("bubble"))
+            self._schedules[size].step(*first, target=torch.arange(count), losses=losses, return_outputs=False)
+            for loss in losses:
+                total += loss.detach() * self.train_spec.grad_accum
+            # No rank waits for this: the first stage ends last, and the last one has had the losses for long.
+            dist.broadcast(total, group=self.wrapped.group, group_src=self.parallel.pipeline - 1)
+        finally:
+            self._bubble.close()
+            self._images.clear()
+            self._losses_of.clear()
+        return total
+
+    @contextmanager
+    def working(self, name: PhaseName) -> Iterator[None]:
+        """Around what a stage computes: all else of a schedule is the bubble."""
+        self._bubble.close()
+        with self._phase(name):
+            yield
+        self._bubble.enter_context(self._phase("bubble"))
+
+    def _schedule(self, size: int, count: int) -> Any:
+        """For micro-batches of `size` images: torch's keep buffers of one shape."""
+        parallel, held = self.parallel, self.wrapped
+        hidden = torch.empty(size, *held.hidden_shape, dtype=weight_dtype(self.train_spec), device="meta").requires_grad_()
+        stages = [
+            _Stage(self, wrapped, held.group.rank() + place * parallel.pipeline, hidden)
+            for place, wrapped in enumerate(held.wrapped)
+        ]
+        return _SCHEDULES[parallel.schedule](
+            stages if parallel.schedule == "interleaved" else stages[0], count, self._loss, scale_grads=False
+        )
+
+    def _loss(self, logits: Tensor, number: Tensor) -> Tensor:
+        """Of a micro-batch by its number, as backward starts from it."""
+        with self.working("forward"):
+            return self._losses_of[int(number)](logits.float()) / self.train_spec.grad_accum
+
+    @override
+    def evaluate(self, images: Tensor) -> Tensor | None:
+        """Logits on the rank of the last stage. The others send on what they have, and go on to the next images."""
+        held, ranks = self.wrapped, self.parallel.pipeline
+        last = self.parallel.stages - 1
+        hidden = images.to(self.input_dtype)
+        held.eval()
+        for place, stage in enumerate(held.wrapped):
+            number = held.group.rank() + place * ranks
+            if number > 0:
+                hidden = torch.empty(len(images), *held.hidden_shape, dtype=self.input_dtype, device=self.device)
+                dist.recv(hidden, group=held.group, group_src=(number - 1) % ranks)
+            with torch.no_grad(), self.autocast():
+                hidden = (stage.module if isinstance(stage, DistributedDataParallel) else stage)(hidden)
+            if number < last:
+                dist.send(hidden, group=held.group, group_dst=(number + 1) % ranks)
+        held.train()
+        return hidden.float() if held.own.last else None
+
+    @property
+    @override
+    def unknown_parts(self) -> dict[str, str]:
+        return {"bubble": _ON_DEVICE, "wait": _ON_DEVICE, "wire": _ON_DEVICE} if self.device.type == "cuda" else {}
+
+    @property
+    @override
+    def module(self) -> nn.Module:
+        """This rank's stages, under the names of the whole model."""
+        return self.wrapped.own
+
+    @override
+    def whole_tensors(self) -> WholeTensors:
+        return _WholeTensors(self.wrapped, self.optimizer, self.train_spec.optimizer)
+
+
+def pipelined(kind: type[Engine]) -> type[Engine]:
+    """The engine that takes a model in stages as `kind` takes it whole.
+
+    Raises:
+        TypeError: it is none of torch's.
+    """
+    if not issubclass(kind, TorchEngine):
+        raise TypeError(f"{kind.__name__} takes no model in stages")
+    return type(f"Pipelined{kind.__name__}", (PipelineEngine, kind), {})
+
+
+class _Stage(PipelineStage):
+    """torch's stage, which says when it computes."""
+
+    def __init__(self, engine: PipelineEngine, wrapped: nn.Module, number: int, hidden: Tensor) -> None:
+        """`hidden`: like what stages hand on; known, it need not be found out by passes that train nothing."""
+        count = engine.parallel.stages
+        super().__init__(wrapped, number, count, engine.device, hidden, hidden, group=engine.wrapped.group)
+        self._engine = engine
+
+    @override
+    def forward_one_chunk(self, *arguments: Any, **named: Any) -> Any:
+        with self._engine.working("forward"), self._engine.autocast():
+            return super().forward_one_chunk(*arguments, **named)
+
+    @override
+    def backward_one_chunk(self, *arguments: Any, **named: Any) -> None:
+        with self._engine.working("backward"):
+            super().backward_one_chunk(*arguments, **named)
+
+    @override
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        with self._engine.working("backward"):
+            super().perform_reduce_grad(grad_scale_factor)
+
+
+class _WholeTensors(TorchTensors):
+    """Of all stages: the rank that holds a tensor sends it to the others."""
+
+    def __init__(self, stages: Stages, optimizer: torch.optim.Optimizer, kind: str) -> None:
+        super().__init__(stages.own, optimizer, kind)
+        self._stages, self._own = stages, self.parameters
+        self.parameters = {name: self._own.get(name, whole.parameter) for name, whole in stages.whole.items()}
+        self.trained = [name for name, parameter in self.parameters.items() if parameter.requires_grad]
+
+    @override
+    def weight(self, name: str) -> Tensor:
+        return self._sent(name, lambda: super(_WholeTensors, self).weight(name))
+
+    @override
+    def set_weight(self, name: str, whole: Tensor) -> None:
+        if name in self._own:
+            super().set_weight(name, whole)
+
+    @override
+    def has_state(self, name: str, key: str) -> bool:
+        """Of another rank's parameter as of the first one here: each step updates all stages."""
+        return super().has_state(name if name in self._own else next(iter(self._own)), key)
+
+    @override
+    def state(self, name: str, key: str) -> Tensor:
+        return self._sent(name, lambda: super(_WholeTensors, self).state(name, key))
+
+    @override
+    def set_state(self, name: str, key: str, whole: Tensor) -> None:
+        if name in self._own:
+            super().set_state(name, key, whole)
+
+    @override
+    def make_states(self, names: Any, keys: Any, steps: int) -> None:
+        super().make_states([name for name in names if name in self._own], keys, steps)
+
+    def _sent(self, name: str, take: Callable[[], Tensor]) -> Tensor:
+        own, owner = name in self._own, self._stages.whole[name].owner
+        device = next(iter(self._own.values())).device
+        whole = take().float().contiguous() if own else torch.empty(self.shape(name), device=device)
+        dist.broadcast(whole, group=self._stages.group, group_src=owner)
+        return whole

@@ -233,6 +233,7 @@ def explained_line(
     wait: float = 0.0,
     wire: float = 0.0,
     norm: float = 0.0,
+    bubble: float = 0.0,
     optimizer: float = 0.0,
     other: float = 0.0,
     told_apart: bool = True,
@@ -241,12 +242,13 @@ def explained_line(
 
     The transfer is the shortest service of all ranks: one rank must have `wait=0`, and `wire` be the same on all.
     With `norm`, as long on all of them, a norm's comes ahead of it, and has the wait. Without `told_apart` they are
-    exposed communication, of which no more is known.
+    exposed communication, of which no more is known. `bubble` is waiting for a stage, behind backward.
     """
     exchanged = data_wait + forward + backward
     computed = exchanged + (wait + norm if norm else 0.0)
     arrived = exchanged + wait + norm + wire
-    updated = arrived + optimizer
+    filled = arrived + bubble
+    updated = filled + optimizer
     unknown = {"h2d": "the device is the host", "launch_gaps": "a host launches no kernels"}
     return ExplainedLine(
         step=step,
@@ -257,12 +259,14 @@ def explained_line(
             ("data", 0.0, data_wait),
             ("forward", data_wait, data_wait + forward),
             ("backward", data_wait + forward, arrived),
-            ("optimizer", arrived, updated),
+            *([("bubble", arrived, filled)] if bubble else []),
+            ("optimizer", filled, updated),
         ),
-        idle=((exchanged, arrived),),
+        idle=((exchanged, filled),),
         collectives=(
             *([("gloo", "all_reduce", exchanged, computed)] if norm else []),
             ("gloo", "all_reduce", computed, arrived),
+            *([("gloo", "recv", arrived, filled)] if bubble else []),
         ),
         norms=(0,) if norm else (),
         unknown=unknown if told_apart else unknown | {"wait": NOT_TOLD_APART, "wire": NOT_TOLD_APART},

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitscale.analysis.time.exposure import exposures
+from vitscale.analysis.time.exposure import exposures, step_parts
 from vitscale.base.time_spans import length
 from vitscale.store.records import ExplainedLine
 
@@ -129,6 +129,22 @@ def test_a_norms_transfer_is_its_own_part_and_waiting_in_it_for_a_rank_stays_wai
     assert (early.wait, early.norm, early.wire) == (((1.0, 4.0),), ((4.0, 5.0),), (gradients,))
     assert (late.wait, late.norm, late.wire) == ((), ((4.0, 5.0),), (gradients,))
     assert early.wire_seconds == 3.0
+
+
+def test_waiting_for_a_stage_is_the_bubble_and_no_exposed_communication() -> None:
+    """A message that is under way while the stage computes, and gaps of its own there, are neither."""
+    phases = (("forward", 0.0, 2.0), ("bubble", 2.0, 5.0), ("backward", 5.0, 9.0))
+    collectives = (("gloo", "send", 1.0, 5.5), ("gloo", "recv", 2.0, 5.0), ("gloo", "all_reduce", 8.0, 9.0))
+    unknown = {"wait": "several groups", "wire": "several groups"}
+    own = line([], [(1.5, 5.2), (8.0, 9.0)], unknown=unknown).model_copy(
+        update={"phases": phases, "collectives": collectives}
+    )
+    (found,) = exposures([(0, own)])
+    assert found.exposed == ((8.0, 9.0),)
+    assert step_parts(own, found) == {
+        "forward": [(0.0, 2.0)], "bubble": [(2.0, 5.0)], "backward": [(5.0, 8.0)], "communication": [(8.0, 9.0)],
+        "other": [(9.0, 10.0)],
+    }  # fmt: skip
 
 
 def test_a_norm_that_passes_a_bucket_has_its_own_time_and_one_that_queues_behind_it_not_the_buckets() -> None:

@@ -127,6 +127,9 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
             for name, followed in norm.named_buffers()
             if name.startswith("running")
         ]
+    if job.get("evaluate"):
+        held_out = own.evaluate(lambda: None)
+        found["scores"] = [held_out.loss, held_out.accuracy]
     if job.get("traffic"):
 
         def take_step(epoch: int, batches: Batches) -> None:
@@ -156,8 +159,8 @@ def save_gradients(module: torch.nn.Module, path: Path) -> None:
 
 
 def make_wrong(how: str | None) -> None:
-    """Breaks an engine in a known way: `default-clipping`, `summed-gradients`, `unweighted`, `local-norm`; None mends
-    it."""
+    """Breaks an engine in a known way: `default-clipping`, `summed-gradients`, `unweighted`, `local-norm` and
+    `stage-norm`; None mends it."""
 
     def without_clipping(trial: Trial) -> dict[str, Any]:
         config = configuration(trial)
@@ -180,7 +183,11 @@ def make_wrong(how: str | None) -> None:
         for shard in own:
             shard.mul_((largest / norm).clamp(max=1.0))
 
-    vars(base)["clip"] = local_norm if how == "local-norm" else clip
+    def stage_norm(parameters: Any, largest: float, ranks: int) -> None:
+        del ranks
+        torch.nn.utils.clip_grad_norm_(parameters, largest)
+
+    vars(base)["clip"] = {"local-norm": local_norm, "stage-norm": stage_norm}.get(how or "", clip)
     given = without_clipping if how == "default-clipping" else configuration
     loss_of_slot = {"summed-gradients": summed, "unweighted": unweighted}.get(how or "", slot_loss)
     vars(deepspeed)["configuration"], vars(passes)["slot_loss"] = given, loss_of_slot

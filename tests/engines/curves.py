@@ -59,6 +59,8 @@ class Job(TypedDict):
     """Trains `MANY_HEADS`."""
     layers: NotRequired[int]
     """Of that, for stages."""
+    evaluate: NotRequired[bool]
+    """Measures held-out loss and accuracy at the end."""
     gradients: NotRequired[bool]
     """Writes the whole gradient of the last step to NAME.safetensors."""
     segments: NotRequired[str]
@@ -97,7 +99,8 @@ class Curve:
     checkpoints: list[dict[str, float]]
     """Of each rank, where measured."""
     scores: list[list[float]]
-    """Of each rank, of segmentation: held-out loss, pixel accuracy and mean IoU before the first step."""
+    """Of each rank, of segmentation: held-out loss, pixel accuracy and mean IoU before the first step. Where asked for,
+    of classification: held-out loss and accuracy after the last."""
     statistics: list[list[float]]
     """Of each rank, of segmentation: mean and variance that each norm has followed, summed over its channels."""
     traffic: list[list[dict[str, Any]]]

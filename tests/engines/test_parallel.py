@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from engines.curves import MANY_HEADS, Curve, Job, largest_difference, train
-from engines.jobs import ACCUMULATED, ADAMW, CLIPPED, ENGINES, SGD, Train
+from engines.jobs import ADAMW, CLIPPED, ENGINES, SGD, Train
 from forks import prepared_here
 from vitscale.trial.model_cost import parameters
 
@@ -20,31 +21,49 @@ EQUAL = 1e-5
 """Of a step's loss, and of the last step's whole gradient in the L2 norm, over `STEPS` steps in fp32."""
 STEPS, SAVED_BEFORE, STEPS_AT_NIGHT = 8, 4, 20
 """Every third step of an epoch has 7 of 36 images."""
-SETTINGS: dict[str, Train] = {"adamw-clipped": ADAMW | CLIPPED, "sgd-clipped-3": SGD | CLIPPED | ACCUMULATED}
+SETTINGS: dict[str, Train] = {"adamw-clipped": ADAMW | CLIPPED, "sgd-clipped-3": SGD | CLIPPED | {"grad_accum": 3}}
+IN_SIX = {"grad_accum": 6}
+"""Of "adamw-clipped" in a pipeline: the micro-batches that flow through it. With data parallelism some are padding."""
+BLOCKS = 4
+"""Of what is trained in a pipeline."""
 BY_DAY = {
     2: ("fsdp2 tensor=2", "fsdp2 tensor=2 shard_norms=1", "ddp sequence=2", "fsdp2 sequence=2"),
     4: ("fsdp2 tensor=2", "fsdp2 tensor=4 shard_norms=1", "ddp sequence=2", "fsdp2 sequence=2 tensor=2 shard_norms=1"),
 }
+PIPELINED = {
+    2: ("ddp pipeline=2", "fsdp2 pipeline=2 schedule=interleaved", "ddp pipeline=2 schedule=gpipe"),
+    4: ("fsdp2 pipeline=2 tensor=2", "ddp pipeline=2"),
+}
 ZERO_BY_DAY = ("zero-2 sequence=2", "zero-3 sequence=2")
 AT_NIGHT = {
     2: ("zero-0 sequence=2", "zero-1 sequence=2", "zero-2 sequence=2", "zero-3 sequence=2"),
-    3: ("fsdp2 tensor=3", "fsdp2 tensor=3 shard_norms=1", "ddp sequence=3", "fsdp2 sequence=3"),
+    3: ("ddp pipeline=3", "fsdp2 pipeline=3 schedule=gpipe", "fsdp2 tensor=3", "fsdp2 tensor=3 shard_norms=1",
+        "ddp sequence=3", "fsdp2 sequence=3"),
     4: ("fsdp2 tensor=4", "fsdp2 tensor=2 shard_norms=1", "ddp sequence=4", "fsdp2 sequence=2",
-        "fsdp2 sequence=2 tensor=2"),
-    6: ("fsdp2 tensor=3", "fsdp2 sequence=3 tensor=2", "fsdp2 sequence=2 tensor=3 shard_norms=1", "ddp sequence=3"),
-    8: ("fsdp2 tensor=4 shard_norms=1", "fsdp2 sequence=2 tensor=2", "ddp sequence=4"),
+        "fsdp2 sequence=2 tensor=2", "ddp pipeline=4 schedule=gpipe", "fsdp2 pipeline=2",
+        "ddp pipeline=2 sequence=2"),
+    6: ("ddp pipeline=3", "fsdp2 pipeline=3 tensor=2", "fsdp2 tensor=3", "fsdp2 sequence=3 tensor=2",
+        "fsdp2 sequence=2 tensor=3 shard_norms=1", "ddp sequence=3"),
+    8: ("fsdp2 pipeline=2 sequence=2 tensor=2", "fsdp2 tensor=4 shard_norms=1", "fsdp2 sequence=2 tensor=2",
+        "ddp sequence=4"),
 }  # fmt: skip
 """Ranks -> engine and split; what is left of the ranks is data parallel."""
 
 
 def job_of(name: str, setting: str, steps: int = STEPS) -> Job:
     engine, *split = name.split()
-    fields = {axis: bool(int(n)) if axis == "shard_norms" else int(n) for axis, n in (s.split("=") for s in split)}
-    own = ENGINES.get(engine, {"engine": engine})
-    return {
-        "name": f"{name} {setting}", "train": own | SETTINGS[setting], "steps": steps, "parallel": fields,
-        "many_heads": True, "gradients": own["engine"] != "deepspeed",
+    fields: dict[str, Any] = dict(s.split("=") for s in split)
+    fields = {key: value if key == "schedule" else int(value) for key, value in fields.items()}
+    own = ENGINES.get(engine, {"engine": engine}) | SETTINGS[setting]
+    job: Job = {
+        "name": f"{name} {setting}", "train": own, "steps": steps, "parallel": fields, "many_heads": True,
+        "gradients": own["engine"] != "deepspeed",
     }  # fmt: skip
+    if "shard_norms" in fields:
+        fields["shard_norms"] = True
+    if "pipeline" in fields:
+        job["layers"], job["evaluate"], job["train"] = BLOCKS, True, IN_SIX | own
+    return job
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +79,9 @@ def alone(folder: Path) -> dict[str, Curve]:
 def in_one_piece(world: Path, steps: int) -> dict[str, Curve]:
     """The single process."""
     jobs = [job_of("none", setting, steps) for setting in SETTINGS]
+    for deep in [job_of("none", setting, steps) for setting in SETTINGS]:
+        deep["name"], deep["layers"], deep["evaluate"] = f"pipeline {deep['name']}", BLOCKS, True
+        jobs.append(deep)
     jobs.append(job_of("none", "sgd-clipped-3", STEPS_AT_NIGHT))
     jobs[-1]["name"] = "longer"
     for job in jobs:
@@ -72,12 +94,15 @@ def two(folder: Path, alone: dict[str, Curve]) -> dict[str, Curve]:
     """Two ranks; they leave a checkpoint of each split, and break one norm on purpose."""
     jobs = [job_of(name, setting) for name in BY_DAY[2] for setting in SETTINGS]
     jobs += [job_of(name, "sgd-clipped-3") for name in ZERO_BY_DAY]
+    jobs += [job_of(name, list(SETTINGS)[place > 1]) for place, name in enumerate(PIPELINED[2])]
     for job in jobs:
         if job["name"].endswith("adamw-clipped"):
             job["save_before"], job["traffic"] = SAVED_BEFORE, True
     wrong = job_of("fsdp2 tensor=2", "sgd-clipped-3", STEPS_AT_NIGHT)
     wrong["name"], wrong["wrong"] = "local norm", "local-norm"
-    return train([*jobs, wrong], 2, folder / "2", prepared_here())
+    of_a_stage = job_of("ddp pipeline=2", "sgd-clipped-3")
+    of_a_stage["name"], of_a_stage["wrong"] = "stage norm", "stage-norm"
+    return train([*jobs, wrong, of_a_stage], 2, folder / "2", prepared_here())
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +113,11 @@ def four(folder: Path, two: dict[str, Curve]) -> dict[str, Curve]:
         job = job_of(resumed, "adamw-clipped")
         job["name"], job["load"] = f"{resumed} from {saved}", str(folder / "2" / f"{saved} adamw-clipped")
         jobs.append(job)
+    jobs += [job_of(name, list(SETTINGS)[place % 2]) for place, name in enumerate(PIPELINED[4])]
+    for saved, resumed in zip(PIPELINED[2][:2], ("fsdp2 pipeline=2", "fsdp2 tensor=2"), strict=True):
+        job = job_of(resumed, "adamw-clipped")
+        job["name"], job["load"] = f"{resumed} from {saved}", str(folder / "2" / f"{saved} adamw-clipped")
+        jobs.append(job | {"layers": BLOCKS})
     return train(jobs, 4, folder / "4", prepared_here())
 
 
@@ -97,18 +127,25 @@ def gradient_difference(world: Path, name: str, setting: str) -> float:
     if name.startswith("zero"):
         return 0.0
     own = load_file(world / f"{name}.safetensors")
-    reference = load_file(world.parent / "1" / f"none {setting}.safetensors")
+    reference = load_file(world.parent / "1" / f"{reference_of(name, setting)}.safetensors")
     assert own.keys() == reference.keys()
     apart = torch.cat([(own[key] - whole).flatten() for key, whole in reference.items()])
     return float(apart.norm() / torch.cat([whole.flatten() for whole in reference.values()]).norm())
+
+
+def reference_of(name: str, setting: str) -> str:
+    return f"pipeline none {setting}" if "pipeline" in name else f"none {setting}"
 
 
 def check(world: Path, curves: dict[str, Curve], alone: dict[str, Curve]) -> None:
     differences = {}
     for name, curve in curves.items():
         setting = next((setting for setting in SETTINGS if name.endswith(setting)), "adamw-clipped")
-        reference = alone[f"none {setting}"]
+        reference = alone[reference_of(name, setting)]
         assert curve.ids == reference.ids[curve.first :], name
+        if "pipeline" in name and curve.scores:
+            assert {accuracy for _, accuracy in curve.scores} == {reference.scores[0][1]}
+            assert [loss for loss, _ in curve.scores] == pytest.approx([reference.scores[0][0]] * len(curve.scores))
         differences[name] = (
             largest_difference(curve.losses, reference.losses[curve.first :]),
             gradient_difference(world, name, setting),
@@ -120,13 +157,13 @@ def check(world: Path, curves: dict[str, Curve], alone: dict[str, Curve]) -> Non
 def test_two_ranks_that_share_a_model_train_as_one(
     folder: Path, two: dict[str, Curve], alone: dict[str, Curve]
 ) -> None:
-    """Tensors, with whole and with shared norms, and tokens; clipped, in one piece and in three, with padding."""
-    check(folder / "2", {name: curve for name, curve in two.items() if name != "local norm"}, alone)
+    """Tensors, with whole and with shared norms, tokens, and stages; clipped, in one piece, three and six, padded."""
+    check(folder / "2", {name: curve for name, curve in two.items() if name not in ("local norm", "stage norm")}, alone)
 
 
 def test_four_ranks_share_models_and_images(folder: Path, four: dict[str, Curve], alone: dict[str, Curve]) -> None:
     """Two models of two ranks, one of four, tensors and tokens at once; checkpoints of other splits go on."""
-    assert len(four) == 2 * len(BY_DAY[4])
+    assert len(four) == 2 * len(BY_DAY[4]) + len(PIPELINED[4]) + 2
     check(folder / "4", four, alone)
 
 
@@ -168,6 +205,24 @@ def test_a_norm_of_the_own_shards_alone_would_be_seen(two: dict[str, Curve], alo
     """Clipping by what one rank holds trains something else."""
     wrong = largest_difference(two["local norm"].losses, alone["longer"].losses)
     assert wrong > 1000 * EQUAL
+    wrong = largest_difference(two["stage norm"].losses, alone["pipeline none sgd-clipped-3"].losses)
+    assert wrong > 100 * EQUAL
+
+
+def test_what_stages_send(two: dict[str, Curve]) -> None:
+    """By hand: the activations of six micro-batches of 6 images, 10 tokens and 48 wide, and as many gradients back; of
+    them rank 0 sends the former and rank 1 the latter. Interleaved, all of it thrice; and each stage its parameters."""
+    for name, boundaries in (("ddp pipeline=2", 1), ("fsdp2 pipeline=2 schedule=interleaved", 3)):
+        activations = ("float32", 6 * 10 * 48)
+        for rank, lines in enumerate(two[f"{name} adamw-clipped"].traffic):
+            first, second = (line["collectives"] for line in lines)
+            assert first == second
+            sent = Counter((c["dtype"], c["input_elements"]) for c in first if c["operation"] == "send")
+            received = Counter((c["dtype"], c["output_elements"]) for c in first if c["operation"] == "recv")
+            # Of three boundaries rank 0 sends forward over two and backward over one, rank 1 the other way round.
+            assert sent == received == {activations: 6 * boundaries}, rank
+    blocks = [c["input_elements"] for c in two["ddp pipeline=2 adamw-clipped"].traffic[0][0]["collectives"]]
+    assert max(blocks) < (parameters(MANY_HEADS.model_copy(update={"layers": BLOCKS})) or 0) * 0.6
 
 
 @pytest.mark.nightly

@@ -5,6 +5,7 @@ INJECTED is a JSON object:
   loader_period     with it only the batches of every other so many steps do
   forward_seconds   the model computes so much longer in every training forward
   image_seconds     it computes so much longer for each image; one number for each rank
+  stage_seconds     every stage sleeps so long in a micro-batch's forward, and twice as long in its backward
   norm_bytes        every exchange of a synchronised norm is so much larger
   rank              on this rank alone; on all of them without it
 """
@@ -33,8 +34,26 @@ def inject(fault: dict[str, Any]) -> None:
     if fault.get("image_seconds"):
         own = fault["image_seconds"][int(os.environ.get("RANK", "0"))]
         _compute_longer(lambda images: images * own)
+    if fault.get("stage_seconds"):
+        _sleep_in_stages(fault["stage_seconds"])
     if fault.get("norm_bytes"):
         _exchange_more(fault["norm_bytes"])
+
+
+def _sleep_in_stages(seconds: float) -> None:
+    from torch.distributed.pipelining import PipelineStage
+
+    def slowed(name: str, longer: float) -> None:
+        compute = getattr(PipelineStage, name)
+
+        def sleeping(*arguments: Any, **named: Any) -> Any:
+            time.sleep(longer)
+            return compute(*arguments, **named)
+
+        setattr(PipelineStage, name, sleeping)
+
+    slowed("forward_one_chunk", seconds)
+    slowed("backward_one_chunk", 2 * seconds)
 
 
 def _exchange_more(more_bytes: int) -> None:

@@ -13,6 +13,7 @@ from lab.hosts import INTERFACE, Hosts
 from vitscale import sources, store
 from vitscale.store.results import Outcome, Run, RunHeader
 from vitscale.trial.model_spec import ModelSpec, resolve
+from vitscale.trial.parallel import ParallelSpec
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 
 _INJECTED = Path(__file__).with_name("injected.py")
@@ -32,6 +33,7 @@ def make_trial(
     model: ModelSpec = MODEL,
     window: dict[str, Any] | None = None,
     data: dict[str, Any] | None = None,
+    parallel: dict[str, Any] | None = None,
     **train: Any,
 ) -> Trial:
     """A trial on synthetic images, one core per rank."""
@@ -43,6 +45,7 @@ def make_trial(
         world=World(ranks_per_node=ranks, threads_per_rank=1),
         window=WindowSpec(**{"steps": steps, "warmup_steps": 2, "evaluate": False} | (window or {})),
         launcher="torchrun",
+        parallel=ParallelSpec.model_validate(parallel or {}),
     )
 
 

@@ -187,6 +187,39 @@ def test_a_slow_rank_is_named_and_waited_for_while_wire_stays(
         assert rank.sum_of("wire") == pytest.approx(explained(reference).typical.sum_of("wire"), rel=0.15)
 
 
+STAGE_SECONDS = 0.06
+"""Of a micro-batch's forward; its backward takes twice as long."""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "micro_batches", "schedule", "bubble"),
+    [
+        (2, 4, "1f1b", 1 / 5),
+        *(
+            pytest.param(*case, marks=pytest.mark.nightly)
+            for case in ((2, 4, "gpipe", 1 / 5), (2, 4, "interleaved", 1 / 9), (4, 8, "1f1b", 3 / 11))
+        ),
+    ],
+)
+def test_the_bubble_of_stages_that_sleep(
+    tmp_path: Path, ranks: int, micro_batches: int, schedule: str, bubble: float
+) -> None:
+    """(P - 1) / (v M + P - 1) of the step, on every rank: stages that sleep need no core."""
+    parallel = {"pipeline": ranks, "schedule": schedule}
+    model = SMALL.model_copy(update={"layers": 4})
+    trial = make_trial(
+        "ddp", ranks, model=model, parallel=parallel, micro_batch=2, grad_accum=micro_batches, samples=1024, steps=12
+    )
+    assert trial.parallel.bubble_share(micro_batches) == pytest.approx(bubble)
+    run = run_ranks(trial, tmp_path, injected={"stage_seconds": STAGE_SECONDS})
+    found = breakdown(run)
+    assert found is not None
+    for rank in found.ranks:
+        known = sum(value for value in rank.parts.values() if value is not None)
+        assert known + (rank.exposed_seconds or 0.0) == pytest.approx(rank.seconds, rel=1e-6)
+        assert rank.sum_of("bubble") / rank.seconds == pytest.approx(bubble, rel=0.1)
+
+
 SEGMENTER = ModelSpec(
     task="segmentation", name="swinv2-t", image_size=32, patch_size=2, hidden_size=16, heads=1, depths=(1, 1, 1),
     window_size=4, decoder_size=32,

@@ -49,6 +49,19 @@ def test_splits_are_swept_and_named(tmp_path: Path) -> None:
     assert found.curves[0].points[0].trial_id == plain
 
 
+def test_stages_are_named_and_take_the_micro_batches(tmp_path: Path) -> None:
+    """Of four ranks that hold stages by twos two are data parallel; a step's micro-batches are those that flow."""
+    swept = {"parallel.schedule": ["gpipe", "1f1b"]}
+    found = study(tmp_path, {"pipeline": 2}, sweep=swept, scaling={"gpus": [4]}, train={"grad_accum": 6})
+    trials = [found.trials[curve.points[0].trial_id] for curve in found.curves]
+    assert [curve_name(curve.labels, trials[0]) for curve in found.curves] == ["fsdp2, gpipe", "fsdp2, 1f1b"]
+    assert [trial_name(trial) for trial in trials] == [
+        "fsdp2 on 4 ranks, pipeline 2, gpipe, accumulation 6", "fsdp2 on 4 ranks, pipeline 2, accumulation 6",
+    ]  # fmt: skip
+    assert [trial.layout.data for trial in trials] == [2, 2]
+    assert (messages(trials[0]), forecast(trials[0])) == (None, None)
+
+
 @pytest.mark.parametrize(
     ("parallel", "sections", "said"),
     [
@@ -67,7 +80,39 @@ def test_splits_are_swept_and_named(tmp_path: Path) -> None:
             ["not taken by train.engine = 'accelerate'", "Valid: train.engine = 'ddp', train.engine = 'fsdp2', "],
         ),
         ({"sequence": 2}, {"train": {"engine": "deepspeed", "zero_stage": 2, "offload": "optimizer"}}, ["offload"]),
-        ({"pipeline": 2}, {}, ["parallel.pipeline = 2 cannot be trained", "parallel.sequence, parallel.tensor"]),
+        (
+            {"pipeline": 2}, {"train": {"engine": "deepspeed", "grad_accum": 4}},
+            ["parallel.pipeline = 2 is not taken by", "Valid: train.engine = 'ddp', train.engine = 'fsdp2'."],
+        ),
+        ({"pipeline": 3}, {"train": {"grad_accum": 4}}, ["parallel.pipeline = 3 ranks share one model"]),
+        (
+            {"pipeline": 4}, {"train": {"grad_accum": 4}, "scaling": {"gpus": [4]}},
+            ["4 stages, and vit-ti16 has 2 blocks", "pipeline of 1 to 2"],
+        ),
+        (
+            {"pipeline": 2, "schedule": "interleaved"}, {"train": {"grad_accum": 4}},
+            ["parallel.pipeline = 2 with 2 stages each is 4 stages, and vit-ti16 has 2 blocks"],
+        ),
+        ({"pipeline": 2}, {}, ["train.grad_accum = 1 micro-batches are too few", "grad_accum of 2 or more", "gpipe"]),
+        (
+            {"pipeline": 2, "schedule": "interleaved"}, {"train": {"grad_accum": 5}, "model": MODEL | {"layers": 4}},
+            ["5 micro-batches do not divide into 2 equal rounds", "multiples of 2, such as 4 or 6"],
+        ),
+        (
+            {"pipeline": 2, "schedule": "interleaved", "stages_per_rank": 1}, {"train": {"grad_accum": 4}},
+            ["stages_per_rank is 1", "2 or more"],
+        ),
+        ({"schedule": "gpipe"}, {}, ["parallel.schedule = 'gpipe' has no meaning with parallel.pipeline = 1"]),
+        ({"schedule": "zigzag"}, {}, ["parallel.schedule is 'zigzag'", "'gpipe', '1f1b'"]),
+        ({"pipeline": 2, "stages_per_rank": 3}, {"train": {"grad_accum": 4}}, ["stages_per_rank has no meaning with"]),
+        (
+            {"pipeline": 2, "tensor": 2, "shard_norms": True}, {"train": {"grad_accum": 4}, "scaling": {"gpus": [4]}},
+            ["parallel.shard_norms does not go with parallel.pipeline"],
+        ),
+        (
+            {"pipeline": 2, "schedule": "gpipe"}, {"train": {"engine": "ddp", "static_graph": True}},
+            ["train.static_graph = true does not go with parallel.pipeline = 2"],
+        ),
         ({"shard_norms": True}, {}, ["parallel.shard_norms has no meaning with parallel.tensor = 1"]),
         ({"tensor": 2}, {"train": {"compile": True}}, ["train.compile = true does not go with parallel.tensor = 2"]),
         ({"tensor": 2}, {"train": {"rank_speeds": [1.0, 0.5, 1.0, 0.5]}}, ["rank_speeds", "share one model"]),

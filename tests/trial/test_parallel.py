@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trial.test_trial import trial
+from vitscale.trial.model_cost import forward_flops, stage_blocks
+from vitscale.trial.model_spec import ModelSpec, resolve
 from vitscale.trial.parallel import ParallelSpec, RankLayout
 
 COUNTS = st.integers(1, 4)
@@ -40,6 +42,32 @@ def test_every_rank_stands_somewhere_of_its_own(pipeline: int, data: int, sequen
 def test_ranks_that_do_not_divide_are_none() -> None:
     with pytest.raises(ValueError, match="6 ranks are not a multiple of 4, which share one model"):
         RankLayout.of(6, ParallelSpec(tensor=2, sequence=2))
+
+
+def test_the_bubble_by_hand() -> None:
+    """Four ranks and eight micro-batches: three of eleven times; with two stages each, three of nineteen."""
+    assert ParallelSpec(pipeline=4).bubble_share(8) == pytest.approx(3 / 11)
+    assert ParallelSpec(pipeline=4, schedule="interleaved").bubble_share(8) == pytest.approx(3 / 19)
+    assert ParallelSpec().bubble_share(8) == 0.0
+
+
+@given(layers=st.integers(1, 40), stages=st.integers(1, 12), classes=st.sampled_from([10, 21_843]))
+def test_stages_are_balanced(layers: int, stages: int, classes: int) -> None:
+    """Every block once and in order; no other cut has a smaller largest stage."""
+    stages = min(layers, stages)
+    model = ModelSpec(name="vit-ti16", image_size=32, patch_size=8, layers=layers, hidden_size=48, heads=6)
+    spec = resolve(model, classes)
+    found = stage_blocks(spec, stages)
+    assert [block for own in found for block in own] == list(range(layers))
+    tokens, width = 17, 48
+    block = tokens * (4 * width**2 + 2 * tokens * width + 2 * width * 4 * width)
+    ends = {0: 16 * 3 * 8 * 8 * width}
+    ends[stages - 1] = ends.get(stages - 1, 0) + width * classes
+    macs = [len(own) * block + ends.get(stage, 0) for stage, own in enumerate(found)]
+    assert 2 * sum(macs) == forward_flops(spec)
+    # With any less, the stages would hold fewer blocks in all, but for the one that each has at least.
+    room = sum(max(1, (max(macs) - 1 - ends.get(stage, 0)) // block) for stage in range(stages))
+    assert room < layers or max(macs) == max(block + ends.get(stage, 0) for stage in range(stages))
 
 
 def test_a_global_batch_is_of_the_data_parallel_ranks() -> None:

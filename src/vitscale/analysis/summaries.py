@@ -98,7 +98,7 @@ def summarise(
         ),
         resources=resource_figures(used, figures, clusters),
         convergence=convergence(used, figures, clusters),
-        traffic=traffic(used, figures, clusters),
+        traffic=traffic(used, figures, clusters, staged=trial.parallel.pipeline > 1),
         checkpoint=checkpoint_cost(used),
         looked=looked,
         allocations=by_allocation,

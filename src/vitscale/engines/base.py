@@ -188,8 +188,8 @@ class Engine(ABC):
         return norm
 
     def evaluate(self, images: Tensor) -> Tensor | None:
-        """Logits [b, classes], or [b, classes, h, w], in evaluation mode, without gradients; None where another rank has
-        them."""
+        """Logits [b, classes], or [b, classes, h, w], in evaluation mode, without gradients; None where the
+        last stage is another rank's."""
         forward = self.evaluated
         forward.eval()
         with torch.no_grad(), self.autocast():

@@ -87,7 +87,9 @@ class PipelineEngine(TorchEngine):
     def _schedule(self, size: int, count: int) -> Any:
         """For micro-batches of `size` images: torch's keep buffers of one shape."""
         parallel, held = self.parallel, self.wrapped
-        hidden = torch.empty(size, *held.hidden_shape, dtype=weight_dtype(self.train_spec), device="meta").requires_grad_()
+        hidden = torch.empty(
+            size, *held.hidden_shape, dtype=weight_dtype(self.train_spec), device="meta"
+        ).requires_grad_()
         stages = [
             _Stage(self, wrapped, held.group.rank() + place * parallel.pipeline, hidden)
             for place, wrapped in enumerate(held.wrapped)

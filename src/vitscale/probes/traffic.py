@@ -3,8 +3,8 @@
 A step that is counted notes when it begins and ends, and afterwards the flight recorder tells which collectives were
 called in between. gloo needs one thing more. It has no reduce-scatter: torch gives it an all-reduce and keeps a part of
 the result, and the recorder sees the all-reduce. So that what was asked for stays known, calls of a reduce-scatter are
-noted too, and the all-reduces inside one stand as the reduce-scatter they carry out. Calls then pass through Python:
-not for steps that are timed. gloo tells the recorder of no send and no recv.
+noted too, and the all-reduces inside one stand as the reduce-scatter they carry out. Nor does gloo tell the recorder of
+a send or a recv: these are noted as well. Calls then pass through Python: not for steps that are timed.
 
 torch's flight recorder is read as JSON. Every process group writes each collective it is given into the recorder's
 ring, whoever calls it: DDP's reducer does so from C++, where no wrapper in Python would see it. An entry tells when the
@@ -161,6 +161,8 @@ class CountedStep:
     began_ns: int
     ended_ns: int
     scatters: tuple[ReduceScatter, ...] = ()
+    messages: tuple[Entry, ...] = ()
+    """From one rank to another, which gloo tells no recorder of."""
     clock_set: bool = False
 
 
@@ -191,14 +193,16 @@ class TrafficCounter:
     def step(self, number: int) -> Iterator[None]:
         """Around an optimizer step."""
         scatters: list[ReduceScatter] = []
+        messages: list[Entry] = []
         with ExitStack() as stack:
             if self.backend == "gloo":
-                stack.enter_context(_noting(scatters))
+                stack.enter_context(_noting(scatters, messages))
             before = _read_clocks()
             yield
             after = _read_clocks()
         clock_set = after.latest < before.earliest - _CLOCK_SET_NS or after.earliest > before.latest + _CLOCK_SET_NS
-        self._steps.append(CountedStep(number, before.wall_ns, after.wall_ns, tuple(scatters), clock_set))
+        noted = tuple(scatters), tuple(messages)
+        self._steps.append(CountedStep(number, before.wall_ns, after.wall_ns, *noted, clock_set))
 
     def lines(self) -> list[TrafficLine]:
         """What was sent in each counted step. Reads the whole ring: for a pause."""
@@ -249,7 +253,8 @@ def collectives(
         if ring and ring[0].record > 0 and ring[0].created_ns >= step.began_ns:
             raise Unreadable(too_small(len(ring)))
     # A set: a later torch may keep one recorder for both backends, and answer with it twice.
-    recorded = sorted({entry for ring in rings for entry in ring}, key=lambda entry: (entry.created_ns, entry.record))
+    entries = {entry for ring in rings for entry in ring}.union(step.messages)
+    recorded = sorted(entries, key=lambda entry: (entry.created_ns, entry.record))
     of_step = [entry for entry in recorded if step.began_ns <= entry.created_ns < step.ended_ns]
     if not of_step and ranks > 1:
         raise Unreadable(SAW_NOTHING.format(ranks=ranks))
@@ -319,13 +324,17 @@ def _size_of(communicator: str) -> int:
 
 
 @contextmanager
-def _noting(scatters: list[ReduceScatter]) -> Iterator[None]:
-    """While it lasts, every reduce-scatter that Python asks of a process group is added to `scatters`."""
+def _noting(scatters: list[ReduceScatter], messages: list[Entry]) -> Iterator[None]:
+    """While it lasts, every reduce-scatter that Python asks of a process group is added to `scatters`, and every send
+    and recv to `messages`."""
     group = c10d.ProcessGroup
     # As they lie in the class: what the class answers when it is asked for them no longer binds to a group.
-    originals = {name: method for name, method in vars(group).items() if "reduce_scatter" in name}
+    noted = {name for name in vars(group) if "reduce_scatter" in name or name in ("send", "recv")}
+    originals = {name: vars(group)[name] for name in noted}
     for name in originals:
-        setattr(group, name, _noted(getattr(group, name), scatters))
+        original = getattr(group, name)
+        point_to_point = name in ("send", "recv")
+        setattr(group, name, _told(original, messages) if point_to_point else _noted(original, scatters))
     try:
         yield
     finally:
@@ -340,6 +349,18 @@ def _noted(original: Callable[..., Any], scatters: list[ReduceScatter]) -> Calla
         elements = sum(tensor.numel() for tensor in _tensors([*inputs, *named.values()]))
         scatters.append(ReduceScatter(began, time.time_ns(), elements))
         return work
+
+    return call
+
+
+def _told(original: Callable[..., Any], messages: list[Entry]) -> Callable[..., Any]:
+    def call(group: Any, tensors: Sequence[Tensor], *rest: Any) -> Any:
+        for tensor in tensors:
+            sent = tensor.numel() if original.__name__ == "send" else 0
+            dtype, received = dtype_name(str(tensor.dtype).removeprefix("torch.")), tensor.numel() - sent
+            name = original.__name__
+            messages.append(Entry(len(messages), time.time_ns(), group.group_name, name, dtype, sent, received))
+        return original(group, tensors, *rest)
 
     return call
 

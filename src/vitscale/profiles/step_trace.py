@@ -30,7 +30,7 @@ _TRACKS = ("step", "time", "phase", "idle", "copy", "loader", "collective")
 _FIRST_TRACK, _TRACKS_OF_A_RANK = 10_000_000, 1000
 """Perfetto (v52) takes a track for another process's, or for its main one, where the number is 0 or stands twice."""
 _COLOURS = {
-    "wait": "terrible", "wire": "bad", "norm": "bad", COMMUNICATION: "bad",
+    "bubble": "grey", "wait": "terrible", "wire": "bad", "norm": "bad", COMMUNICATION: "bad",
     "forward": "good", "backward": "rail_response", "optimizer": "rail_animation",
     "data_wait": "yellow", "h2d": "olive", "launch_gaps": "grey", "other": "white",
 }  # fmt: skip

@@ -63,7 +63,8 @@ _CLOCKS_APART_NS = 1_000_000_000
 _MOST_LOST = 0.01
 """Of launches: with more lost, none of a step's parts is known."""
 _PART_OF_PHASE: dict[PhaseName, str] = {
-    "data": "data_wait", "h2d": "h2d", "forward": "forward", "backward": "backward", "optimizer": "optimizer",
+    "data": "data_wait", "h2d": "h2d", "forward": "forward", "backward": "backward", "bubble": "bubble",
+    "optimizer": "optimizer",
 }  # fmt: skip
 
 NO_TRANSFER = "the device is the host: nothing is copied"

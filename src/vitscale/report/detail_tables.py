@@ -60,7 +60,7 @@ def parts_table(analysis: Analysis) -> Table | None:
     columns += [
         (name, lambda trial, part=part: _milliseconds(trial, part))  # type: ignore[misc]  # its default is of this round
         for part, name in PART_NAMES.items()
-        if part != "norm" or any(one.typical.parts[part] for one in found)
+        if part not in ("norm", "bubble") or any(one.typical.parts[part] for one in found)
     ]
     notes = unknown_parts([one.reasons for one in found])
     title = "Parts of an explained step, in milliseconds"

@@ -45,6 +45,7 @@ def check_split(parallel: ParallelSpec, train: TrainSpec, model: ModelSpec) -> N
     if parallel.shard_norms and parallel.tensor == 1:
         what = "parallel.shard_norms has no meaning with parallel.tensor = 1: it is tensor ranks that share the norms"
         raise RequestError(what, next_step="Remove it, or set tensor = 2 or more")
+    _check_schedule(parallel)
     if parallel.ranks_per_model == 1:
         return
     for axis in _axes(parallel):
@@ -57,6 +58,54 @@ def check_split(parallel: ParallelSpec, train: TrainSpec, model: ModelSpec) -> N
         )
     _check_options(parallel, train)
     _check_shape(parallel, model)
+    if parallel.pipeline > 1:
+        _check_stages(parallel, train, model)
+
+
+def _check_schedule(parallel: ParallelSpec) -> None:
+    """What has no meaning without the field that it is of."""
+    default = ParallelSpec()
+    if parallel.pipeline == 1 and parallel.schedule != default.schedule:
+        what = f"parallel.schedule = {shown(parallel.schedule)} has no meaning with parallel.pipeline = 1"
+        raise RequestError(f"{what}: it is of stages", next_step="Remove it, or set pipeline = 2 or more")
+    if parallel.schedule != "interleaved" and parallel.stages_per_rank != default.stages_per_rank:
+        what = f"parallel.stages_per_rank has no meaning with parallel.schedule = {shown(parallel.schedule)}"
+        raise RequestError(what, next_step="Remove it, or set schedule = 'interleaved'")
+    if parallel.schedule == "interleaved" and parallel.stages_per_rank == 1:
+        what = "parallel.schedule = 'interleaved' takes several stages by turns, and parallel.stages_per_rank is 1"
+        raise RequestError(what, valid=["stages_per_rank of 2 or more"], next_step="Or set schedule = '1f1b'")
+
+
+def _check_stages(parallel: ParallelSpec, train: TrainSpec, model: ModelSpec) -> None:
+    """Blocks for each stage, and as many micro-batches as the schedule needs."""
+    if parallel.shard_norms:
+        what = "parallel.shard_norms does not go with parallel.pipeline: stages hand on whole tokens"
+        raise RequestError(what, next_step="Remove shard_norms, or set pipeline = 1")
+    layers, stages, ranks, count = model.layers or 0, parallel.stages, parallel.pipeline, train.grad_accum
+    each = stages // ranks
+    if layers < stages:
+        raise RequestError(
+            f"{_product(parallel)}{f' with {each} stages each' if each > 1 else ''} is {stages} stages, and "
+            f"{model.name} has {layers} blocks",
+            valid=[f"pipeline of 1 to {layers // each}"] if layers >= 2 * each else [],
+            next_step="Set a smaller pipeline, or a model with more blocks (model.layers)",
+        )
+    rounds = max(1, count // ranks)
+    what = f"train.grad_accum = {count} micro-batches are too few for parallel.schedule = '1f1b' on"
+    if parallel.schedule == "1f1b" and count < ranks:
+        raise RequestError(
+            f"{what} {ranks} stages, which take one by one",
+            valid=[f"grad_accum of {ranks} or more"],
+            next_step="Set it, and micro_batch smaller by as much; or schedule = 'gpipe', which takes any number",
+        )
+    if parallel.schedule == "interleaved" and count % rounds:
+        near = sorted({count // ranks * ranks, -(-count // ranks) * ranks})
+        raise RequestError(
+            f"train.grad_accum = {count} micro-batches do not divide into {rounds} equal rounds, as "
+            f"parallel.schedule = 'interleaved' takes them on {ranks} ranks",
+            valid=[f"multiples of {ranks}, such as {' or '.join(map(str, near))}"],
+            next_step="Change grad_accum, or set schedule = '1f1b'",
+        )
 
 
 def _check_engine(parallel: ParallelSpec, axis: Axis, train: TrainSpec) -> None:
@@ -85,6 +134,8 @@ def _check_options(parallel: ParallelSpec, train: TrainSpec) -> None:
         wrong = ("train.compile = true", "blocks are compiled only where no exchange lies in them", "compile = false")
     elif train.optimizer == "lamb" and parallel.tensor > 1:
         wrong = ("train.optimizer = 'lamb'", "it divides by norms of whole tensors", "optimizer = 'adamw' or 'sgd'")
+    elif train.static_graph and parallel.pipeline > 1:
+        wrong = ("train.static_graph = true", "a stage's graph is another in each micro-batch", "static_graph = false")
     elif train.offload != "none":
         wrong = (f"train.offload = {shown(train.offload)}", "it has not been tried together", "offload = 'none'")
     if wrong is not None:

@@ -98,7 +98,7 @@ class RankLayout:
     @property
     def exchanges_in_groups(self) -> bool:
         """Whether some exchanges are among a part of the ranks: then not all of them leave one together."""
-        return max(self.sizes) < math.prod(self.sizes)
+        return self.pipeline > 1 or max(self.sizes) < math.prod(self.sizes)
 
     def coordinates(self, rank: int) -> Coordinates:
         """Where a rank stands."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -189,7 +189,9 @@ class Passes:
     def _logits(self, images: Tensor) -> Tensor | None:
         """Of held-out images, as the trial evaluates them."""
         if self.trial.data.evaluation == "sliding":
-            return sliding(self.engine.evaluate, images, self.trial.model.image_size)
+            # Of segmentation, of which no rank holds a stage.
+            evaluate = cast(Callable[[Tensor], Tensor], self.engine.evaluate)
+            return sliding(evaluate, images, self.trial.model.image_size)
         return self.engine.evaluate(images)
 
     def _order(self, samples: int, epoch: int, *, fraction: float, grad_accum: int, drop_last: bool) -> EpochOrder:

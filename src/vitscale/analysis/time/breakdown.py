@@ -4,6 +4,7 @@
     h2d          copying the batch to the device, where nothing else goes on meanwhile
     forward      preprocessing on the device, the model, the loss
     backward     backward computation
+    bubble       of ranks that hold stages: neither, for other stages have not handed on yet
     wait         exposed: waiting for the slowest rank to arrive at a collective
     wire         exposed: the transfer of a collective
     norm         exposed: the same where synchronised norms exchange their sums

@@ -36,6 +36,7 @@ from vitscale.store.results import Run
 
 ROOTED = ("broadcast", "reduce", "gather", "scatter", "send", "recv", "send_recv")
 """Operations a rank may leave before another has come."""
+_OF_STAGES = ("send", "recv")
 _BRIEF = 0.01
 """Of a step: rooted operations that take less on every rank are transfer. DDP broadcasts buffers in each forward."""
 NAMELESS = "kernels of collectives do not name their operation, and some operations do not end together on all ranks"
@@ -73,6 +74,10 @@ def exposures(lines: Sequence[tuple[int, ExplainedLine]]) -> tuple[RankExposure,
 def _exposure(rank: int, line: ExplainedLine, transfers: _Transfers, reason: str) -> RankExposure:
     idle = union(line.idle)
     in_flight = union((start, end) for _, _, start, end in line.collectives)
+    if bubble := [(start, end) for phase, start, end in line.phases if phase == "bubble"]:
+        # Between stages nothing is exposed but the bubble, in which a rank waits for the other end of each message.
+        in_flight = union((start, end) for _, op, start, end in line.collectives if op not in _OF_STAGES)
+        idle = intersection(idle, complement(union(bubble), (0.0, line.seconds)))
     exposed = tuple(intersection(idle, in_flight))
     if reason:
         without_norms = not line.norms and "norm" not in line.unknown
@@ -171,7 +176,9 @@ def _why_not(lines: Sequence[tuple[int, ExplainedLine]]) -> str:
     return ""
 
 
-_PART_OF_PHASE = {"forward": "forward", "backward": "backward", "optimizer": "optimizer", "data": "data_wait"}
+_PART_OF_PHASE = {
+    "forward": "forward", "backward": "backward", "bubble": "bubble", "optimizer": "optimizer", "data": "data_wait",
+}  # fmt: skip
 
 
 def explained_steps(run: Run) -> tuple[int, ...]:

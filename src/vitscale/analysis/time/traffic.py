@@ -8,6 +8,7 @@ Physical is what a rank then puts on the wire, the mean over the ranks of a comm
 
     all_reduce                                  2 (N-1)/N S
     all_gather, broadcast, all_to_all, reduce   (N-1)/N S
+    send                                        S, and a recv nothing: both ranks record the one transfer
     reduce_scatter                              (N-1)/N S under NCCL, 2 (N-1)/N S under gloo: it sends an all_reduce
 
 NCCL may choose another algorithm than a ring; these are the bytes of its bus bandwidth (PERFORMANCE.md of nccl-tests).
@@ -33,6 +34,7 @@ NO_GROUP = "none"
 """The backend of a rank that is alone."""
 _VOLUMES = {
     "all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "broadcast": 1, "reduce": 1, "all_to_all": 1, "barrier": 0,
+    "send": 1, "recv": 0,
 }  # fmt: skip
 """Logical bytes in units of the tensor's."""
 _ON_THE_WIRE: dict[str, dict[str, int | None]] = {
@@ -75,7 +77,11 @@ class Sent:
 
 @dataclass(frozen=True)
 class Traffic:
-    """An optimizer step of a trial. Each rank, counted step and run sends the same, or nothing is said."""
+    """An optimizer step of a trial. Each rank, counted step and run sends the same, or nothing is said.
+
+    Where ranks hold stages, each of them sends the same in every step and run, and what is said is of the one that
+    sends most.
+    """
 
     backend: str | None
     sent: tuple[Sent, ...]
@@ -118,21 +124,25 @@ class Traffic:
         return next(iter(self.gradient_dtypes), None)
 
 
-def traffic(runs: Sequence[Run], figures: Sequence[RunFigures], clusters: Clusters = None) -> Traffic | None:
+def traffic(
+    runs: Sequence[Run], figures: Sequence[RunFigures], clusters: Clusters = None, *, staged: bool = False
+) -> Traffic | None:
     """What a trial sends in an optimizer step; None where none of its runs recorded it.
 
     Args:
         runs: completed ones of one trial.
         figures: of the same runs.
         clusters: the runs of each observation.
+        staged: whether ranks hold stages of one model, and so send unlike things.
     """
     counted = [line for run in runs for rank in run.ranks for line in rank.traffic]
     if not counted:
         return None
     backend = counted[0].backend
-    if reason := _why_not(runs):
+    if reason := _why_not(runs, staged=staged):
         return Traffic(backend, (), None, None, None, reason)
-    sent = _sent(backend, _collectives(counted[0]))
+    of_ranks = [_sent(backend, _collectives(rank.traffic[0])) for rank in runs[0].ranks[: None if staged else 1]]
+    sent = max(of_ranks, key=lambda own: sum(exchange.physical_bytes or 0.0 for exchange in own))
     logical = [exchange.logical_bytes for exchange in sent if exchange.logical_bytes is not None]
     physical = [exchange.physical_bytes for exchange in sent if exchange.physical_bytes is not None]
     unknown = sorted(
@@ -148,9 +158,9 @@ def traffic(runs: Sequence[Run], figures: Sequence[RunFigures], clusters: Cluste
     )
 
 
-def _why_not(runs: Sequence[Run]) -> str:
-    """Why the counts are not those of every step; empty where they are."""
-    first: tuple[str, Counter[Collective]] | None = None
+def _why_not(runs: Sequence[Run], *, staged: bool) -> str:
+    """Why the counts are not those of every step, and of every rank or of the same one; empty where they are."""
+    firsts: dict[int, tuple[str, Counter[Collective]]] = {}
     for run in runs:
         steps = common_steps(run, lambda rank: rank.traffic)
         if not steps:
@@ -164,7 +174,7 @@ def _why_not(runs: Sequence[Run]) -> str:
                     return f"the recorder of {line.backend} was found empty, though {len(lines)} ranks trained together"
                 where = f"rank {rank} in step {line.step} of repeat {run.header.repeat}"
                 kinds = Counter(_nameless(collective) for collective in line.collectives)
-                first = first or (where, kinds)
+                first = firsts.setdefault(rank if staged else 0, (where, kinds))
                 if kinds != first[1]:
                     return f"{first[0]} and {where} differ: {_difference(first[1], kinds)}"
     return ""
@@ -198,7 +208,8 @@ def _sent(backend: str, collectives: Iterable[Collective]) -> tuple[Sent, ...]:
         size = _BYTES.get(dtype)
         volume, carried = _VOLUMES.get(operation), _ON_THE_WIRE.get(backend, {}).get(operation)
         logical = None if volume is None or size is None else volume * size * sum(elements)
-        physical = None if carried is None or size is None else carried * size * sum(elements) * (ranks - 1) / ranks
+        share = 1.0 if operation == "send" else (ranks - 1) / ranks
+        physical = None if carried is None or size is None else carried * size * sum(elements) * share
         sent.append(Sent(operation, dtype, ranks, len(elements), sum(elements), logical, physical))
     return tuple(sent)
 

@@ -47,12 +47,13 @@ from vitscale.trial.trial import Mode
 
 STEP_ROUNDING = "step rounding"
 
-_AS_MEASURED = ("data_wait", "loading", "decoding", "h2d", *EXPOSED, COMMUNICATION)
+_AS_MEASURED = ("data_wait", "loading", "decoding", "h2d", "bubble", *EXPOSED, COMMUNICATION)
 _PARTS_OF_FACTOR: dict[str, tuple[str, ...]] = {
     "compute scaling": COMPUTE,
     "data wait": ("data_wait",),
     "loading": ("loading",),
     "decoding": ("decoding",),
+    "pipeline bubble": ("bubble",),
     "straggler wait": ("wait",),
     "wire": ("wire",),
     "synchronised norm": ("norm",),
@@ -262,6 +263,8 @@ def _comparable_parts(sides: Mapping[str, TrialResult]) -> list[dict[str, float]
     merged = {} if all(map(_knows_launch_gaps, sides.values())) else {"launch_gaps": "other"}
     if not together and not any(side.trial.train.batch_norm == "synchronised" for side in sides.values()):
         merged["norm"] = "wire"  # which it adds nothing to: there is none
+    if not any(side.trial.parallel.pipeline > 1 for side in sides.values()):
+        merged["bubble"] = "other"  # likewise
     shares = [side.decoding_share for side in sides.values()]
     decodes = None not in shares and any(shares)
     return [

@@ -36,6 +36,7 @@ PART_COLOURS = {
     "h2d": "#7A4B8C",
     "forward": "#56B4E9",
     "backward": "#0072B2",
+    "bubble": "#F0E442",
     "wait": "#E69F00",
     "wire": "#D55E00",
     "norm": "#F2C6A0",

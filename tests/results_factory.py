@@ -259,7 +259,7 @@ def explained_line(
             ("data", 0.0, data_wait),
             ("forward", data_wait, data_wait + forward),
             ("backward", data_wait + forward, arrived),
-            *([("bubble", arrived, filled)] if bubble else []),
+            ("bubble", arrived, filled),
             ("optimizer", filled, updated),
         ),
         idle=((exchanged, filled),),

@@ -212,7 +212,8 @@ def test_the_breakdown_of_a_trial_known_by_hand() -> None:
     assert waiting["parts"] == {
         "data_wait": pytest.approx(0.002), "h2d": None, "forward": pytest.approx(0.016),
         "backward": pytest.approx(0.032), "wait": pytest.approx(0.012), "wire": pytest.approx(0.010),
-        "norm": 0.0, "bubble": 0.0, "optimizer": pytest.approx(0.004), "launch_gaps": None, "other": pytest.approx(0.001),
+        "norm": 0.0, "bubble": 0.0, "optimizer": pytest.approx(0.004), "launch_gaps": None,
+        "other": pytest.approx(0.001),
     }  # fmt: skip
     assert (waiting["rank"], waiting["seconds"], waiting["exposed_seconds"]) == (
         0, pytest.approx(0.077), pytest.approx(0.022),

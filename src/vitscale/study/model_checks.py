@@ -132,8 +132,10 @@ def _check_options(parallel: ParallelSpec, train: TrainSpec) -> None:
         wrong = ("train.precision = 'fp16'", "its loss scale is kept by each rank for itself", "precision = 'bf16'")
     elif train.compile:
         wrong = ("train.compile = true", "blocks are compiled only where no exchange lies in them", "compile = false")
-    elif train.optimizer == "lamb" and max(parallel.tensor, parallel.pipeline) > 1:
+    elif train.optimizer == "lamb" and parallel.tensor > 1:
         wrong = ("train.optimizer = 'lamb'", "it divides by norms of whole tensors", "optimizer = 'adamw' or 'sgd'")
+    elif train.optimizer == "lamb" and parallel.pipeline > 1:
+        wrong = ("train.optimizer = 'lamb'", "it has not been tried together", "optimizer = 'adamw' or 'sgd'")
     elif train.static_graph and parallel.pipeline > 1:
         wrong = ("train.static_graph = true", "a stage's graph is another in each micro-batch", "static_graph = false")
     elif train.offload != "none":

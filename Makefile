@@ -10,11 +10,14 @@ CHECKS = $(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && $
 # imports anew, each pytest all tests too.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test nightly bench check install clean
+.PHONY: demo docs test nightly bench check install clean
 
 demo: install
 	$(BIN)/vitscale run examples/quickstart.toml -o demo/results
 	$(BIN)/vitscale report demo/results -o demo/report.html
+
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Tests wait for hosts, clusters and ranks now and then, so there are more of them at once than cores. The checks run
 # beside them; what they say comes last. Nothing runs beside the tests marked alone.

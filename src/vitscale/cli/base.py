@@ -53,7 +53,7 @@ def option(names: str, metavar: str, words: str) -> Any:
 StudyArgument = Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.", show_default=False)]
 OverridesArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE...]", help="Put over the study: train.micro_batch=16.", show_default=False),
+    typer.Argument(metavar="KEY=VALUE", help="Put over the study: train.micro_batch=16.", show_default=False),
 ]
 ResultsArgument = Annotated[
     Path, typer.Argument(metavar="RESULTS", help="A results folder, or a bundle of it.", show_default=False)

@@ -82,7 +82,7 @@ def refuse_without_torch(scheduler: Scheduler, engines: Iterable[str] = ()) -> N
         are = "is" if len(missing) == 1 else "are"
         raise RequestError(
             f"ranks on this machine need {' and '.join(missing)}, which {are} not installed",
-            next_step="Run pip install 'vitscale[train]'. All verbs but run, check and lab do without it",
+            next_step="Run pip install 'vitscale[train]'. All verbs but run, train, check and lab do without it",
         )
 
 

@@ -156,6 +156,9 @@ def test_without_torch_it_plans_reads_predicts_and_advises(
     code, said, error = light("plan", study)
     assert (code, error) == (0, ""), error
     assert "light: 2 trials, " in said
+    for verb in ("init", "-o", tmp_path / "first.toml", "--gpus", "1"), ("schema",), ("completion", "bash"):
+        code, said, error = light(*verb)
+        assert (code, error) == (0, ""), f"{verb}: {error}"
     for verb in ("plan", study), ("report", results), ("predict", results, "--gpus", "8"), ("advise", results):
         code, said, error = light(*verb, "--json")
         assert (code, error) == (0, ""), f"{verb}: {error}"

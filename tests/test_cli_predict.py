@@ -13,6 +13,8 @@ import pytest
 from prediction_factory import resolved_study
 from results_factory import failed_run, make_curve, make_results, make_trial, write_results
 from vitscale import cli
+from vitscale.errors import RequestError
+from vitscale.prediction.questions import matching
 
 Answer = tuple[int, str, str]
 
@@ -134,7 +136,7 @@ def test_the_time_to_finish_is_in_the_json(predict: Callable[..., Answer], resul
         (["--gpus", "0"], "0 ranks cannot be"),
         (["--gpus", "sixteen"], "'sixteen' is no rank count"),
         (["--gpus", "200000"], "200000 ranks cannot be"),
-        (["--gpus", "8", "--series", "nothing"], "unknown series 'nothing'. Valid: ddp"),
+        (["--gpus", "8", "--series", "nothing"], "unknown series 'nothing'. Valid: 'ddp'"),
         (["--gpus", "8", "--engine", "horovod"], "unknown engine 'horovod'"),
         (["--gpus", "8", "--model", "vit-b61"], "Did you mean 'vit-b16'?"),
         (["--gpus", "8", "--network", "carrier pigeon"], "carrier pigeon"),
@@ -175,6 +177,15 @@ def test_what_is_no_results_folder_is_refused(predict: Callable[..., Answer], tm
     code, out, err = predict(tmp_path / "nothing", "--gpus", "8")
     assert (code, out) == (2, "")
     assert err.startswith("vitscale: ")
+
+
+def test_a_series_is_named_by_what_it_begins_with() -> None:
+    names = ["ddp, micro_batch 8, weak", "ddp, strong-micro", "ddp ZeRO-1, weak", "plain"]
+    assert matching(names, "ddp") == names[:2]
+    assert matching(names, "ddp, micro_batch 8") == names[:1]
+    assert matching(names, "plain") == ["plain"]
+    with pytest.raises(RequestError, match=r"'plan'\. Did you mean 'plain'\? Valid: 'ddp ZeRO-1, weak', 'ddp, mic"):
+        matching(names, "plan")
 
 
 def test_unless_it_is_said_two_four_and_eight_times_what_was_measured(

@@ -27,7 +27,7 @@ def test_unknown_names_the_nearest() -> None:
     error = unknown("engine", "deepsped", ["none", "ddp", "deepspeed"], next_step="Correct train.engine")
     assert isinstance(error, RequestError)
     assert str(error) == (
-        "unknown engine 'deepsped'. Valid: ddp, deepspeed, none. Correct train.engine. Did you mean 'deepspeed'?"
+        "unknown engine 'deepsped'. Did you mean 'deepspeed'? Valid: ddp, deepspeed, none. Correct train.engine."
     )
 
 

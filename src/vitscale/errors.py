@@ -22,9 +22,11 @@ class VitscaleError(Exception):
     exit_code = 2
 
     def __init__(self, what: str, *, valid: Iterable[object] = (), next_step: str = "", hint: str = "") -> None:
-        """The message is that of `explain`, and behind it the `hint`, as `nearest` gives it."""
+        """The message is that of `explain`, with the `hint`, as `nearest` gives it, before the valid values."""
         # Whatever a value, a path or a library's message carried in: no escape sequence reaches the terminal.
-        super().__init__(printable(explain(what, valid=valid, next_step=next_step) + hint))
+        super().__init__(
+            printable(explain(f"{what.rstrip('.')}.{hint}" if hint else what, valid=valid, next_step=next_step))
+        )
 
 
 class RequestError(VitscaleError):

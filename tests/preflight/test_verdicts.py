@@ -215,6 +215,7 @@ def test_why_a_rank_is_slow() -> None:
     assert "something else takes its time" in only(two(compute=compute(30.0), matmul=rate), "slow-rank").message
     starved = two(compute=compute(30.0, cpu_share=0.31), type="cpu")
     assert "It gets 0.31 of a core: other processes take the rest" in only(starved, "slow-rank").message
+    assert only(starved, "slow-rank").advice == "Stop what else runs there, and check again"
     assert {"cpu-throttled", "too-few-cores"} <= kinds(quota)
     assert "gpu-throttled" in kinds(two(compute=heated))
 

@@ -237,7 +237,7 @@ def test_other_trials_under_the_same_name_are_refused(tmp_path: Path, record: St
     folder = begun(tmp_path / "results", record)
     other = planned(tmp_path, {"train": {"micro_batch": 8}}).record
     assert not set(other.trials) & set(record.trials)
-    refused(folder, other, "other trials under the name 'example'")
+    refused(folder, other, "other trials under the name 'example' (train.micro_batch was 32 and is 8)")
 
 
 @pytest.mark.parametrize(

@@ -76,8 +76,16 @@ def test_the_plain_engine_adds_its_one_rank_point_alone(tmp_path: Path) -> None:
         ("strong-micro", {"train.engine": "none"}, [1]),
         ("strong-micro", {"train.engine": "ddp"}, [1, 2]),
     ]
+    assert found.notes == ()
     # It computes with the threads of a rank of the largest world.
     assert {trial.world.threads_per_rank for trial in found.trials.values()} == {4}
+
+
+def test_the_plain_engine_alone_says_which_rank_counts_it_leaves_out(tmp_path: Path) -> None:
+    found = expanded(tmp_path, {"train": {"engine": "none"}, "scaling": {"gpus": [1, 2, 4]}})
+    assert points(found) == [("strong-micro", {}, [1])]
+    told = "train.engine = 'none' trains on one rank: 2 and 4 of scaling.gpus left out. Name an engine"
+    assert found.notes == (told,)
 
 
 def test_the_plain_engine_without_one_rank_is_refused(tmp_path: Path) -> None:
@@ -225,7 +233,7 @@ def test_a_model_that_is_neither_is_refused_in_one_message(tmp_path: Path, hf: s
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"train": {"engine": "dpd"}}, "unknown engine 'dpd'. Valid: accelerate, ddp, deepspeed, fsdp2, megatron,"),
+        ({"train": {"engine": "dpd"}}, "unknown engine 'dpd'. Did you mean 'ddp'? Valid: accelerate, ddp, deepspeed,"),
         ({"train": {"epochs": None}}, "train.epochs or measure.steps, and neither is given. Give one: epochs = 3"),
         ({"measure": {"steps": 5}}, "and both are given"),
         ({"train": {"zero_stage": 2}}, "train.zero_stage = 2 has no meaning under train.engine = 'ddp'"),

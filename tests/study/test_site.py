@@ -104,7 +104,10 @@ def test_a_site_file_that_is_not_there_is_named() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('[launch]\nlauncer = "mpirun"', "unknown key 'launcer' in [launch]. Valid: environment, hostfile,"),
+        (
+            '[launch]\nlauncer = "mpirun"',
+            "unknown key 'launcer' in [launch]. Did you mean 'launcher'? Valid: environment, hostfile,",
+        ),
         ("[launch]\nhostfile = 5", "launch.hostfile is 5, but should be text in quotes. Correct it in [launch]."),
         ('[launch]\nscheduler = "slrm"', "launch.scheduler is 'slrm', but should be 'auto', 'local', 'hostfile' or"),
         ('[launch]\ninterface = "-x"', "launch.interface is '-x', but should be text of the form"),

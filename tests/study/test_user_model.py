@@ -100,3 +100,14 @@ def test_a_hub_name_that_cannot_be_had(study: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_named_model_needs_no_check(study: Path) -> None:
     assert user_model.check(study, ModelSpec(name="vit-b16")) is None
+
+
+def test_a_type_without_a_head_for_the_task_is_refused_before_anything_starts(study: Path) -> None:
+    """transformers' own table, read as text: nothing of it is imported."""
+    folder = study.parent / "words"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "bert", "hidden_size": 64}')
+    with pytest.raises(RequestError, match="of type 'bert', for which transformers has no classification of images"):
+        user_model.check(study, ModelSpec(hf=str(folder)))
+    (folder / "config.json").write_text('{"model_type": "convnext"}')
+    assert user_model.check(study, ModelSpec(hf=str(folder)))

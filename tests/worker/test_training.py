@@ -14,6 +14,7 @@ from typing_extensions import override
 from vitscale import models, sources, store
 from vitscale.engines.base import LossOf
 from vitscale.engines.plain import PlainEngine
+from vitscale.errors import RequestError
 from vitscale.probes.resources import ResourceProbe
 from vitscale.probes.steps import Explainer, Phase, no_phase
 from vitscale.processes.heartbeat import PROGRESS
@@ -113,6 +114,18 @@ def test_a_target_out_of_reach_leaves_the_epochs_as_the_limit(tmp_path: Path) ->
     record, _ = trained(tmp_path, trial_of(epochs=2, target_accuracy=1.0))
     assert len(record.epochs) == 2
     assert all(accuracy is not None and accuracy < 1.0 for accuracy in accuracies(record))
+
+
+def test_a_model_of_other_classes_than_the_data_is_refused_in_its_first_step(tmp_path: Path) -> None:
+    trial = trial_of(epochs=1)
+    engine = WatchedEngine(models.build(trial.model.model_copy(update={"num_classes": 17})), trial, CPU)
+    log = store.RankLog(tmp_path, 0)
+    own = RankInfo(rank=0, world_size=1, local_rank=0, launch_seconds=None)
+    training = Training(trial, own, sources.load(trial.data), engine, CPU, log, 0)
+    with pytest.raises(RequestError, match=r"tells 17 classes apart, and model\.num_classes is 10"):
+        training.run()
+    log.close()
+    assert engine.steps == 0
 
 
 def test_the_learning_rate_of_a_step_is_set_before_its_first_micro_step(tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ from functools import cached_property
 
 from vitscale.advice.request import NoiseScale, Request, Work
 from vitscale.analysis import Analysis
-from vitscale.errors import RequestError, shown, unknown
+from vitscale.errors import RequestError, shown
 from vitscale.prediction.configurations import Candidate
 from vitscale.prediction.evidence import Evidence, Series
+from vitscale.prediction.questions import matching
 from vitscale.prediction.workloads import workload
 from vitscale.trial.trial import Trial
 
@@ -57,7 +58,7 @@ class ComparableSeries:
 
 
 def comparable_series(evidence: Evidence, name: str | None) -> ComparableSeries:
-    """The series called `name`, or the best measured one; and those that are comparable.
+    """The best measured series, of those that `name` names; and those that are comparable.
 
     Best: the one with most rank counts, of these strong-micro before strong-global before weak, then with most runs.
 
@@ -67,9 +68,8 @@ def comparable_series(evidence: Evidence, name: str | None) -> ComparableSeries:
     if not evidence.series:
         raise evidence.refusal("to advise from")
     by_name = {series.name: series for series in evidence.series}
-    if name is not None and name not in by_name:
-        raise unknown("series", name, by_name, next_step="Name one of them with --series")
-    reference = by_name[name] if name is not None else max(evidence.series, key=_merit)
+    asked = list(by_name) if name is None else matching(by_name, name)
+    reference = max((by_name[one] for one in asked), key=_merit)
     work = workload(reference.points[-1].trial)
     comparable = [one for one in evidence.series if one is not reference and workload(one.points[-1].trial) == work]
     return ComparableSeries(reference, (reference, *sorted(comparable, key=lambda one: one.mode != reference.mode)))

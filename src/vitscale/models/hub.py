@@ -5,6 +5,7 @@ parameters it really uses, which sizes it takes."""
 from __future__ import annotations
 
 import math
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,7 @@ def _attention(spec: ModelSpec, config: Any) -> str:
 
 
 def _refused(spec: ModelSpec, what: str, error: Exception) -> RequestError:
-    reason = " ".join(str(error).split())[:300] or type(error).__name__
+    reason = textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__
     return RequestError(
         f"model.hf {shown(spec.hf)} {what}: {reason}",
         next_step=f"Name a configuration for {spec.task}: a local folder, or a model of the hub where there is a "
@@ -223,7 +224,7 @@ def _pretrained(source: str) -> Any:
         load: Any = kind.from_pretrained  # type: ignore[attr-defined]  # every model's class has it
         return load(folder_or_name, use_safetensors=True, dtype=torch.float32)
     except Exception as error:  # whatever the library, the files or the network bring
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        reason = textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__
         raise RequestError(
             f"model.weights {shown(source)} cannot be loaded: {reason}",
             next_step="Name a folder with config.json and model.safetensors, or a model of the hub",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
-from vitscale.errors import RequestError, check_within, shown, unknown
+from vitscale.errors import RequestError, check_within, nearest, shown, unknown
 from vitscale.prediction.answering import can_grow
 from vitscale.prediction.evidence import Evidence, Point, Series
 from vitscale.prediction.gpu_types import gpu_type
@@ -80,6 +80,22 @@ def counts_ahead(evidence: Evidence) -> tuple[int, ...]:
     return (2 * most, 4 * most, 8 * most)
 
 
+def matching(names: Collection[str], series: str) -> list[str]:
+    """The series of that name, or all that begin with it: "ddp" is "ddp, strong-micro" and "ddp, weak".
+
+    Raises:
+        RequestError: there is none.
+    """
+    found = [series] if series in names else [name for name in names if name.startswith(f"{series}, ")]
+    if not found:
+        valid = [shown(name) for name in sorted(names)]
+        step = "Name one of them, or what it begins with, with --series"
+        raise RequestError(
+            f"unknown series {shown(series)}", valid=valid, next_step=step, hint=nearest(series, [*names])
+        )
+    return found
+
+
 def questions(
     evidence: Evidence,
     gpus: tuple[int, ...],
@@ -99,8 +115,7 @@ def questions(
         raise evidence.refusal("to predict from")
     _check(changes)
     named = {one.name: one for one in evidence.series}
-    if series is not None and series not in named:
-        raise unknown("series", series, named, next_step="Name one of them with --series, or leave it out for all")
+    asked = list(named) if series is None else matching(named, series)
     if nodes_of is not None and nodes_of < 1:
         raise RequestError(f"--nodes-of is {nodes_of}", valid=["1 or more"])
     if price_per_gpu_hour is not None and not 0 < price_per_gpu_hour <= _MOST_A_PRICE:
@@ -114,7 +129,7 @@ def questions(
             price_per_gpu_hour=price_per_gpu_hour,
             memory_capacity_bytes=memory_capacity_bytes,
         )
-        for one in _chosen(evidence.series if series is None else (named[series],), gpus, changes)
+        for one in _chosen([named[name] for name in asked], gpus, changes)
     )
 
 

@@ -15,6 +15,7 @@ _SLOW = 0.9
 """A rank below this share of the others' pace is slow."""
 _UNSTEADY = 0.15
 _THROTTLED = 0.01
+_TAKEN = "other processes take the rest"
 """Share of the time, above which throttling is told."""
 _MOST_SPEEDS = 64
 
@@ -36,11 +37,13 @@ def slow_ranks(record: CheckRecord) -> Iterable[Finding]:
         numbers = [rank.rank for rank in slow]
         verb = "computes" if len(slow) == 1 else "compute"
         whose = "its" if len(slow) == 1 else "their"
+        why = _why(slow[0], record, multiplied)
+        disturbed = why.endswith(_TAKEN)
         yield warning(
             "slow-rank",
             f"{ranks_named(numbers)} ({device}, {listed(hosts_of(slow))}) {verb} at {at} of the others: with equal "
-            f"shares the job runs at {whose} pace. {_why(slow[0], record, multiplied)}",
-            _share_advice(record, numbers),
+            f"shares the job runs at {whose} pace. {why}",
+            "Stop what else runs there, and check again" if disturbed else _share_advice(record, numbers),
             tuple(numbers),
             hosts_of(slow),
         )
@@ -62,7 +65,7 @@ def _why(rank: CheckedRank, record: CheckRecord, multiplied: Mapping[int, float]
         return f"Its GPU slows its clocks: {listed(compute.gpu.throttle_reasons)}"
     on_cpu = rank.facts is not None and rank.facts.environment.device.type == "cpu"
     if own_share is not None and on_cpu and own_share < _SLOW and lacks_cpu:
-        return f"It gets {own_share:.2f} of a core: other processes take the rest"
+        return f"It gets {own_share:.2f} of a core: {_TAKEN}"
     own = multiplied.get(rank.rank)
     if own is None:
         return "Its matrix-multiply rate is unavailable"

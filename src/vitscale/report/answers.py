@@ -165,7 +165,8 @@ def what_to_run(analysis: Analysis) -> str:
         return f"{some[:1].lower()}{some[1:]}"
     few = [trial for trial in analysis.trials.values() if trial.runs and len(trial.runs) < _ENOUGH_RUNS]
     more = "import 3 of each together" if _imported(analysis) else "set repeats = 3"
-    return f"{more}: {len(few):,} of {counted(len(analysis.trials), 'trial')} have fewer than 3 runs." if few else ""
+    has = "has" if len(few) == 1 else "have"
+    return f"{more}: {len(few):,} of {counted(len(analysis.trials), 'trial')} {has} fewer than 3 runs." if few else ""
 
 
 def _imported(analysis: Analysis) -> bool:

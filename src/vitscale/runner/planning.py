@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from vitscale import sources
 from vitscale.errors import RequestError, StoreError, VitscaleError, shown
 from vitscale.launchers import LOCAL, find_launcher
 from vitscale.machine.hardware import Machine
+from vitscale.present.units import listed
 from vitscale.runner.one_run import RANK_MODULE, RunContext, Task, launch_plan
 from vitscale.schedulers import Placement, Submitter, scheduler_for
 from vitscale.store import RunIndex, read_study
@@ -228,10 +231,36 @@ def _entries(results: Path) -> list[str] | None:
         ) from None
 
 
+_MOST_DIFFERING = 3
+
+
+def _differing(before: str, now: str) -> str:
+    """ " (train.learning_rate was 0.0005 and is 0.001)": where a study differs; empty where that is unknown."""
+    try:
+        was, is_now = (_flat(tomllib.loads(text)) for text in (before, now))
+    except ValueError:
+        return ""
+    fields = [field for field in {**was, **is_now} if was.get(field) != is_now.get(field)]
+    told = [f"{field} was {_value(was.get(field))} and is {_value(is_now.get(field))}" for field in fields]
+    return f" ({listed(told, most=_MOST_DIFFERING)})" if told else ""
+
+
+def _flat(content: Mapping[str, Any], within: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in content.items():
+        found |= _flat(value, f"{within}{key}.") if isinstance(value, Mapping) else {f"{within}{key}": value}
+    return found
+
+
+def _value(value: object) -> str:
+    return "not given" if value is None else shown(value)
+
+
 def _refuse_another_study(results: Path, held: StudyRecord, record: StudyRecord) -> None:
     common = set(held.trials) & set(record.trials)
     if held.name != record.name or not common:
-        what = shown(held.name) if held.name != record.name else f"other trials under the name {shown(held.name)}"
+        same = f"other trials under the name {shown(held.name)}{_differing(held.text, record.text)}"
+        what = shown(held.name) if held.name != record.name else same
         what = f"{shown(str(results))} holds another study: {what}"
         own_folder = f"Give the results of {shown(record.name)} a folder of their own with -o"
         if held.overrides != record.overrides:

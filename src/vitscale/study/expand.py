@@ -14,6 +14,7 @@ from vitscale.base import plugins
 from vitscale.base.files import beside, read_text
 from vitscale.errors import RequestError, shown, unknown
 from vitscale.machine.hardware import Machine
+from vitscale.present.units import listed
 from vitscale.sources import Summary
 from vitscale.store.results import Curve, CurvePoint
 from vitscale.study import model_checks, resolve, user_model
@@ -113,6 +114,11 @@ def expand(
         curves.append(Curve(mode=point.study.scaling.mode, labels=labels, points=tuple(on_curve)))
     notes = dict.fromkeys(note for summary in summaries.values() for note in summary.notes)
     notes |= dict.fromkeys(note for point in points for note in _micro_step_notes(point))
+    more = [gpus for gpus in sorted(set(file.study.scaling.gpus)) if gpus > 1]
+    if more and all(point.study.train.engine == "none" for point in points):
+        notes[f"train.engine = 'none' trains on one rank: {listed(more)} of scaling.gpus left out. Name an engine"] = (
+            None
+        )
     return Expansion(tuple(curves), trials, fingerprints, train_samples, tuple(notes))
 
 

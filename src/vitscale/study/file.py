@@ -46,7 +46,7 @@ class StudyFile:
             if section != "sweep" and isinstance(keys, Mapping)
             for key in keys
         }
-        self.study = _validated(path, self.raw)
+        self.study = _validated(path, self.raw, text)
 
     @classmethod
     def read(cls, path: Path, overlay: Overlay | None = None, overrides: Sequence[str] = ()) -> StudyFile:
@@ -117,7 +117,7 @@ class StudyFile:
                 if section != "sweep" and isinstance(keys, dict)
                 for key in keys
             )
-            yield labels, _validated(self.path, raw), by_hand
+            yield labels, _validated(self.path, raw), by_hand  # a swept value stands on no line of its section
 
     def _choices(self) -> list[list[Choice]]:
         try:
@@ -186,7 +186,7 @@ def _check_by_itself(name: str, section: Mapping[str, Any]) -> None:
         for problem in problems:
             problem["loc"] = (name, *problem["loc"])
         if problems:
-            raise RequestError(f"site file or command line: {_messages(problems)}") from None
+            raise RequestError(f"site file or command line{_messages(problems)}") from None
 
 
 def _toml(path: Path, text: str) -> dict[str, Any]:
@@ -208,12 +208,13 @@ def _nested_too_deeply(path: Path) -> RequestError:
     )
 
 
-def _validated(path: Path, raw: Mapping[str, Any]) -> Study:
+def _validated(path: Path, raw: Mapping[str, Any], text: str = "") -> Study:
     try:
         # Strict: "64" is no number and 1 is not true.
         study = Study.model_validate(raw, strict=True)
     except ValidationError as error:
-        raise RequestError(f"{shown(str(path))}: {_messages(error.errors(include_url=False))}") from None
+        told = _messages(error.errors(include_url=False), text)
+        raise RequestError(f"{shown(str(path))}{told}") from None
     if not _NAME.fullmatch(study.name):
         raise RequestError(
             f"{shown(str(path))}: name is {shown(study.name)}",
@@ -222,10 +223,28 @@ def _validated(path: Path, raw: Mapping[str, Any]) -> Study:
     return study
 
 
-def _messages(problems: Sequence[ErrorDetails]) -> str:
+def _messages(problems: Sequence[ErrorDetails], text: str = "") -> str:
+    """What is wrong, with its line in `text`; of several mistakes each on a line of its own, the first five."""
     listed: set[str] = set()
-    messages = [_message(problem, listed) for problem in problems[:5]]
-    return " ".join(messages) + (f" (and {len(problems) - 5} more)" if len(problems) > 5 else "")
+    told = [(_line_of(text, problem["loc"]), _message(problem, listed)) for problem in problems[:5]]
+    if len(told) == 1:
+        return "".join(f", {line}: {message}" if line else f": {message}" for line, message in told)
+    lines = [f"\n  {line}{': ' if line else ''}{message}" for line, message in told]
+    return ":" + "".join(lines) + (f"\n  (and {len(problems) - 5} more)" if len(problems) > 5 else "")
+
+
+def _line_of(text: str, where: Sequence[int | str]) -> str:
+    """ "line 7", where a key of a section stands in a study's text, or the section; empty where neither is found."""
+    section, key = str(where[0]), str(where[1]) if len(where) > 1 else ""
+    at, heading = "", 0
+    for number, line in enumerate(text.splitlines(), 1):
+        if head := re.match(r"\s*\[+([^\[\]]+)\]", line):
+            at = head[1].strip()
+            heading = heading or (number if at == section else 0)
+        wanted = key if at == section else section if not at else ""
+        if wanted and re.match(rf"\s*[\"']?{re.escape(wanted)}[\"']?\s*[=.]", line):
+            return f"line {number}"
+    return f"line {heading}" if heading else ""
 
 
 def _message(problem: ErrorDetails, listed: set[str]) -> str:
@@ -243,13 +262,15 @@ def _message(problem: ErrorDetails, listed: set[str]) -> str:
             where = f"[{section}]" if section else "the study"
             return f"unknown key {shown(last)} in {where}. Write {written} in [{home}]{remark}."
         homes = [f"[{name}]" for name, model in SECTIONS.items() if last in model.model_fields]
+        where = f"in [{section}]" if section else "at the top level"
+        hint = nearest(last, valid)
         message = explain(
-            f"unknown key {shown(last)} {f'in [{section}]' if section else 'at the top level'}",
+            f"unknown key {shown(last)} {where}{f'.{hint}' if hint else ''}",
             valid=[] if section in listed else valid,
             next_step=f"It belongs in {' or '.join(homes)}" if homes else "",
         )
         listed.add(section)
-        return message + nearest(last, valid)
+        return message
     if problem["type"] == "missing":
         if not section and last != "name":
             return wrong_value(problem, next_step=f'Add [{last}] with name = "..."')

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
+import re
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from vitscale.base.files import beside, read_text
 from vitscale.base.plugins import target
-from vitscale.errors import RequestError, shown
+from vitscale.errors import RequestError, nearest, shown
 from vitscale.trial.model_spec import NAMED_MODELS, ModelSpec
 
 _WEIGHTS = "model.safetensors"
@@ -66,8 +67,8 @@ def check(study_path: Path, model: ModelSpec) -> str | None:
         For `hf`, the SHA-256 of its config.json: all that decides which model is built, wherever its folder lies.
 
     Raises:
-        RequestError: the folder has no configuration, the hub does not have it or cannot be reached, or the factory's
-            module or function does not exist.
+        RequestError: the folder has no configuration, the hub does not have it or cannot be reached, it is of a type
+            that has no such head, or the factory's module or function does not exist.
     """
     if model.factory is not None:
         _check_factory(study_path, model.factory)
@@ -77,7 +78,36 @@ def check(study_path: Path, model: ModelSpec) -> str | None:
     folder = Path(model.hf)
     config = folder / "config.json" if folder.is_absolute() else _from_hub(model.hf, "config.json", "hf")
     text = read_text(config, "the configuration of model.hf,", next_step="Give a folder with a config.json")
+    _check_type(model, text)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+_HEADS = {"classification": "IMAGE_CLASSIFICATION", "segmentation": "SEMANTIC_SEGMENTATION"}
+
+
+def _check_type(model: ModelSpec, config: str) -> None:
+    """Refuses a type that transformers, as installed here, has no head for; without it nothing is refused."""
+    told = re.search(r'"model_type"\s*:\s*"([\w.-]+)"', config)
+    known = _types_with_head(_HEADS[model.task])
+    if told is None or not known or told[1] in known:
+        return
+    raise RequestError(
+        f"model.hf {shown(model.hf)} is of type {shown(told[1])}, for which transformers has no {model.task} of images",
+        valid=known,
+        hint=nearest(told[1], known),
+        next_step="Name the configuration of such a model",
+    )
+
+
+def _types_with_head(head: str) -> list[str]:
+    """The model types in transformers' own table, read as text: to import it takes seconds, and torch."""
+    found = importlib.util.find_spec("transformers")
+    for folder in (found.submodule_search_locations or ()) if found is not None else ():
+        file = Path(folder) / "models" / "auto" / "modeling_auto.py"
+        text = file.read_text(encoding="utf-8") if file.is_file() else ""
+        table = text.partition(f"\nMODEL_FOR_{head}_MAPPING_NAMES = OrderedDict(")[2].partition("\n)")[0]
+        return re.findall(r'^\s*\("([\w.-]+)",', table, flags=re.MULTILINE)
+    return []
 
 
 def _from_hub(name: str, file: str, key: str) -> Path:

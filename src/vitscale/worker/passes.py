@@ -14,6 +14,7 @@ from vitscale.datasets.order import EpochOrder
 from vitscale.datasets.preprocess import Preprocess
 from vitscale.datasets.scenes import Scenes, sliding
 from vitscale.engines import Engine
+from vitscale.errors import RequestError
 from vitscale.models.batch_norm import average_statistics, norms_of
 from vitscale.models.named import AuxiliaryLogits
 from vitscale.probes.steps import Phase, no_phase
@@ -58,7 +59,7 @@ class Passes:
         self.trial, self.dataset, self.engine, self.device, self.seed = trial, dataset, engine, device, seed
         # Ranks that share a model take the same images.
         self.data_ranks, self.data_rank = trial.layout.data, trial.layout.coordinates(own.rank).data
-        self.segments = trial.model.task == "segmentation"
+        self.segments, self.classes = trial.model.task == "segmentation", trial.model.num_classes
         self.norms = norms_of(engine.module)
         self.auxiliary = AuxiliaryLogits(engine.module, trial.model.auxiliary_weight) if self.segments else None
         size, augment = trial.model.image_size, trial.data.augment
@@ -115,6 +116,9 @@ class Passes:
             norm.real = batch.real
 
         def loss_of(logits: Tensor) -> Tensor:
+            if self.classes is not None and logits.shape[1] != self.classes:
+                what = f"the model tells {logits.shape[1]:,} classes apart, and model.num_classes is {self.classes:,}"
+                raise RequestError(what, next_step="Give it one logit for each class of the data")
             losses = label_losses(logits, batch.labels)
             with torch.no_grad():
                 sums.add_(tally(losses, logits, batch.labels))

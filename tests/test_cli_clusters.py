@@ -178,7 +178,7 @@ def test_a_plan_names_the_hosts_and_their_commands(call: Call, tmp_path: Path) -
     [
         (
             ["--launcher", "torchrnu"],
-            "unknown launcher 'torchrnu'. Valid: deepspeed, local, mpirun, srun, torchrun. Did you mean 'torchrun'?",
+            "unknown launcher 'torchrnu'. Did you mean 'torchrun'? Valid: deepspeed, local, mpirun, srun, torchrun.",
         ),
         (
             ["--hostfile", "nohosts"],
@@ -257,15 +257,23 @@ def test_what_cannot_be_is_one_message(
         (
             "oversubscribe = true",
             'oversubscribe = true\n[sweep]\n"launch.hostfile" = ["a", "b"]',
-            "'study.toml': sweep.'launch.hostfile' is no field that can be swept. Valid: ",
+            "'study.toml': sweep.'launch.hostfile' is no field that can be swept. Did you mean 'launch.launcher'? ",
         ),
-        ("oversubscribe = true", 'interface = "eth0; x"', "'study.toml': launch.interface is 'eth0; x', but should be"),
+        (
+            "oversubscribe = true",
+            'interface = "eth0; x"',
+            "'study.toml', line 17: launch.interface is 'eth0; x', but should be",
+        ),
         (
             "oversubscribe = true",
             'launcher = "mpirun"\nmpi_discovery = true',
             "launch.mpi_discovery = true is DeepSpeed's",
         ),
-        ("oversubscribe = true", "oversubscribe = true\n[node]\ngpus = 4", "'study.toml': node.cores is missing. Add"),
+        (
+            "oversubscribe = true",
+            "oversubscribe = true\n[node]\ngpus = 4",
+            "'study.toml', line 18: node.cores is missing. Add",
+        ),
     ],
 )
 def test_what_a_study_asks_for_wrongly_is_one_message(

@@ -64,7 +64,7 @@ def test_a_shell_gets_a_script_that_it_reads(call: Call, shell: str) -> None:
 def test_another_shell_is_refused(call: Call) -> None:
     assert call("completion", "bsh")[::2] == (
         2,
-        "vitscale: unknown shell 'bsh'. Valid: bash, fish, zsh. Did you mean 'bash'?\n",
+        "vitscale: unknown shell 'bsh'. Did you mean 'bash'? Valid: bash, fish, zsh.\n",
     )
 
 
@@ -164,4 +164,4 @@ def test_what_train_leaves_is_a_study_of_one_trial(tmp_path: Path) -> None:
     assert run.outcome.kind == "completed"
     assert [step.warmup for step in run.ranks[0].steps] == [True, False, False]
     answer = vitscale("report", "one", cwd=tmp_path)
-    assert answer.stdout.startswith("1 of 1 trial completed, 1 run"), answer.stdout + answer.stderr
+    assert "1 of 1 trial completed, 1 run, strong-micro" in answer.stdout, answer.stdout + answer.stderr

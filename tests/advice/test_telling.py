@@ -143,5 +143,6 @@ def test_the_answers_stand_on_the_first_25_lines() -> None:
 def test_a_chart_of_another_kind_or_place_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="unknown chart format 'gif'"):
         check_format(tmp_path / "chart.gif")
+    (tmp_path / "no").write_text("a file")
     with pytest.raises(RequestError, match="cannot be written"):
         write_advice_chart(advised(), tmp_path / "no" / "chart.svg")

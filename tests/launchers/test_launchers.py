@@ -33,7 +33,12 @@ def test_what_needs_only_our_own_packages_starts_one_rank(launcher: str) -> None
 @pytest.mark.parametrize(
     ("launcher", "ranks", "nodes", "said"),
     [
-        ("aprun", 1, 1, "unknown launcher 'aprun'. Valid: deepspeed, local, mpirun, srun, torchrun"),
+        (
+            "aprun",
+            1,
+            1,
+            "unknown launcher 'aprun'. Did you mean 'mpirun'? Valid: deepspeed, local, mpirun, srun, torchrun",
+        ),
         ("torchrum", 1, 1, "Did you mean 'torchrun'?"),
         ("in-process", 2, 1, "it starts one rank, not 2; use launcher = 'local', or scaling.gpus = [1]"),
         ("local", 1, 2, "2 nodes need 2 hosts, and none are named; name them with launch.hostfile = 'FILE'"),

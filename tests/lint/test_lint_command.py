@@ -95,7 +95,7 @@ def test_what_cannot_be_read_is_told_with_its_place(tmp_path: Path, content: str
     ("arguments", "said"),
     [
         (["--gpus", "0"], "--gpus is 0. Valid: 1 or more"),
-        (["--model", "vit-b17"], "unknown model 'vit-b17'. Valid: swinv2-b.* vit-h14.* Did you mean 'vit-b16'"),
+        (["--model", "vit-b17"], "unknown model 'vit-b17'. Did you mean 'vit-b16'. Valid: swinv2-b.* vit-h14"),
         (["--model", "a" * 5000], "unknown model"),
         (["--deepspeed", "newest"], "'newest' is no version of DeepSpeed. Valid: 0.9.5"),
     ],

@@ -102,7 +102,7 @@ def test_a_folder_that_holds_no_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_series_that_is_not_there_is_refused_by_name() -> None:
-    with pytest.raises(RequestError, match=r"unknown series 'dpp'.*Valid: ddp, fsdp2.*Did you mean 'ddp'"):
+    with pytest.raises(RequestError, match=r"unknown series 'dpp'\. Did you mean 'ddp'\? Valid: 'ddp', 'fsdp2'"):
         questions(evidence("ddp", "fsdp2"), (8,), Changes(), series="dpp")
 
 

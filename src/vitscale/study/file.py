@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from vitscale.base.files import beside, has_long_keys, read_text
 from vitscale.errors import RequestError, explain, nearest, shown, wrong_value
-from vitscale.study.sections import SECTIONS, Choice, Study, choices, swept_fields
+from vitscale.study.sections import SECTIONS, Choice, Study, choices
 from vitscale.trial.hints import meant_key, meant_value
 from vitscale.trial.trial import Mode
 
@@ -90,7 +90,7 @@ class StudyFile:
     @property
     def swept_fields(self) -> frozenset[str]:
         """The dotted fields that the sweep varies, those in its tables too."""
-        return swept_fields(self.study.sweep)
+        return frozenset(field for its_choices in self._choices() for choice in its_choices for field in choice)
 
     def points(self) -> Iterator[tuple[Choice, Study, frozenset[str]]]:
         """Each point of the sweep: the swept values, the study with them put in, and the dotted fields set by hand."""

@@ -243,11 +243,6 @@ def choices(sweep: Mapping[str, Sequence[Any]]) -> list[list[Choice]]:
     return varied
 
 
-def swept_fields(sweep: Mapping[str, Sequence[Any]]) -> frozenset[str]:
-    """The dotted fields that vary, those in tables too; of a sweep that `choices` takes."""
-    return frozenset(field for its_choices in choices(sweep) for choice in its_choices for field in choice)
-
-
 def _choices_of(key: str, values: Sequence[Any]) -> list[Choice]:
     named = f"sweep.{shown(key)}"
     if key not in SWEEPABLE and key not in _SWEPT_SECTIONS:

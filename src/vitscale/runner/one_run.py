@@ -309,6 +309,10 @@ def _attempt(
         outcome = unstarted("failed", str(error), transient=True)
     else:
         outcome = outcome_of(Evidence(ending, read_ranks(folder), trial.world.size, folder))
+        if trial.train.script is not None and outcome.kind == "completed":
+            from vitscale.runner.left_behind import take_in
+
+            take_in(folder, trial)
     write_outcome(folder, outcome)
     return outcome
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -107,19 +109,38 @@ def test_one_is_kept_until_it_would_serve_a_trial_again_and_ends_with_the_driver
         assert len([*Path("/proc/self/fd").iterdir()]) == before, "of the one that was ended something is open"
         with pytest.raises(PreparedError):
             first.process.fork(["python"], {}, log)
-        pid = again.process._process.pid
-        job = start(again.process, log)
+        # It has not served "b"; but what would be imported is another code now, for which nothing serves that is there.
+        monkeypatch.setattr("vitscale.schedulers.prepared._code", lambda: ("another",))
+        third = processes.ready("b", trial, variables, tmp_path, log)
+        assert third.process not in (None, again.process)
+        assert third.process is not None
+        assert not alive(again.process._process.pid)
+        pid = third.process._process.pid
+        job = start(third.process, log)
         os.kill(pid, signal.SIGSTOP)
         monkeypatch.setattr("vitscale.schedulers.prepared._REAP_SECONDS", 0.1)
         job.end()
         assert not alive(pid), "it could never tell how its fork ended"
         assert job.exit_code == -signal.SIGKILL
-        third = processes.ready("a", trial, variables, tmp_path, log)
-        assert third.process not in (None, again.process)
-        assert third.process is not None
-        pid = third.process._process.pid
+        fourth = processes.ready("a", trial, variables, tmp_path, log)
+        assert fourth.process not in (None, third.process)
+        assert fourth.process is not None
+        pid = fourth.process._process.pid
     assert not alive(pid)
     assert log.read_text().count("Traceback") == 0
+
+
+def test_a_library_of_the_driver_puts_nothing_into_the_ranks_environment() -> None:
+    """polars does, for its allocator; a driver imports it when it packs runs, between one run and the next."""
+    code = (
+        "from vitscale.schedulers.prepared import ranks_environment\n"
+        "before = ranks_environment({})\n"
+        "import polars, os\n"
+        "print(ranks_environment({}) == before)"
+    )
+    clean = {key: value for key, value in os.environ.items() if "_RJEM" not in key}
+    answer = subprocess.run([sys.executable, "-c", code], env=clean, capture_output=True, text=True, check=True)
+    assert answer.stdout == "True\n"
 
 
 @pytest.mark.ranks

@@ -38,6 +38,8 @@ _IMPORTS_SECONDS = 600.0
 _ANSWER_SECONDS = 30.0
 _ONE_BLAS_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 """OpenBLAS starts its threads when it is loaded; ranks set their own number."""
+_OF_POLARS = "_RJEM_MALLOC_CONF"
+"""A variable for its own allocator, which it sets where it is imported: here, in the middle of a study."""
 _CODE = (".py", ".so", ".pth", ".dist-info", ".egg-info")
 """How names end in a folder of packages that tell what can be imported, and in which version."""
 
@@ -218,8 +220,9 @@ class PreparedProcesses:
                 if held.imported(trial, _ANSWER_SECONDS) is None:
                     held.served.add(trial_id)
                     return Ready(held)
-        if held is not None:
-            self._processes.pop(key).close()
+        # What was there before the code changed serves nothing any more.
+        for other in [other for other in self._processes if other == key or other[-1] != key[-1]]:
+            self._processes.pop(other).close()
         began = time.monotonic()
         try:
             process = self._processes[key] = Prepared(environment, cwd, log)
@@ -244,7 +247,7 @@ class PreparedProcesses:
 def ranks_environment(added: Mapping[str, str], without: tuple[str, ...] = ()) -> dict[str, str]:
     """The variables of a job's processes: this process's own and those `added`, less the names that begin with one of
     `without`, and those by which a launcher around this process tells it of its rank."""
-    own = {key: value for key, value in os.environ.items() if key not in ALL_NAMES}
+    own = {key: value for key, value in os.environ.items() if key not in ALL_NAMES and key != _OF_POLARS}
     return {key: value for key, value in (own | dict(added)).items() if not key.startswith(without or "\0")}
 
 

@@ -14,6 +14,7 @@ from vitscale.present.document import Table
 from vitscale.present.estimate import Estimate
 from vitscale.report.detail_tables import accuracy_table, four_figures, parts_table, resource_table
 from vitscale.store.records import CheckpointLine
+from vitscale.trial.parallel import ParallelSpec
 
 DASH = "\N{EN DASH}"
 
@@ -49,6 +50,21 @@ def test_the_four_figures_stand_together_with_the_cost_of_explaining_and_the_str
     # Rank 1 computes 67 ms where rank 0 computes 55.
     assert two["waited for"] == "rank 1 in 100 % of steps, 22 % slower"
     assert one["waited for"] == DASH
+
+
+def test_a_bubble_stands_beside_that_of_equal_stages() -> None:
+    """20 of 80 ms, where two stages and four micro-batches leave one of five."""
+    trial = make_trial(gpus=2, grad_accum=4).model_copy(update={"parallel": ParallelSpec(pipeline=2)})
+    parts = {"forward": 0.02, "backward": 0.04, "bubble": 0.02, "told_apart": False}
+    results = make_results([(make_curve([trial]), [trial])], [explained_run(trial, [parts] * 2)])
+    table = parts_table(analyse(results))
+    (line,) = lines(table)
+    assert line["pipeline bubble"] == "20.0"
+    assert table is not None
+    assert "the pipeline bubble is 25 % of the step; of equal stages and free transfer, 20 %." in " ".join(
+        map(str, table.notes)
+    )
+    assert "pipeline bubble" not in lines(parts_table(explained()))[0]
 
 
 def test_an_mfu_without_a_known_peak_is_a_dash_and_says_why() -> None:

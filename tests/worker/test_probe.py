@@ -119,7 +119,9 @@ def test_its_steps_are_those_that_vitscale_s_own_loop_would_record(tmp_path: Pat
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """A clock that goes on where a test says."""
     moment = [0.0]
-    monkeypatch.setattr(step_clock, "time", SimpleNamespace(perf_counter=lambda: moment[0]))
+    monkeypatch.setattr(
+        step_clock, "time", SimpleNamespace(perf_counter=lambda: moment[0], monotonic=time.monotonic, sleep=time.sleep)
+    )
     return moment
 
 

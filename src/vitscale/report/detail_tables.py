@@ -62,11 +62,26 @@ def parts_table(analysis: Analysis) -> Table | None:
         for part, name in PART_NAMES.items()
         if part not in ("norm", "bubble") or any(one.typical.parts[part] for one in found)
     ]
-    notes = unknown_parts([one.reasons for one in found])
+    notes = [*unknown_parts([one.reasons for one in found]), *map(_bubble, analysis.trials.values())]
     title = "Parts of an explained step, in milliseconds"
     return grouped_table(
-        analysis, title, analysis.curves, columns, lambda trial: trial.breakdown is not None, notes=notes
+        analysis,
+        title,
+        analysis.curves,
+        columns,
+        lambda trial: trial.breakdown is not None,
+        notes=[n for n in notes if n],
     )
+
+
+def _bubble(trial: TrialResult) -> str:
+    """A pipeline's, beside what equal stages would leave; empty of what has none or does not tell."""
+    bubble = trial.breakdown.typical.parts["bubble"] if trial.breakdown is not None else None
+    if trial.breakdown is None or bubble is None or trial.trial.parallel.pipeline == 1:
+        return ""
+    share = units.percent(bubble / trial.breakdown.typical.seconds)
+    ideal = units.percent(trial.trial.parallel.bubble_share(trial.trial.train.grad_accum))
+    return f"{trial.name}: the pipeline bubble is {share} of the step; of equal stages and free transfer, {ideal}."
 
 
 def resource_table(analysis: Analysis) -> Table | None:

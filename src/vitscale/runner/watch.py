@@ -17,7 +17,7 @@ from vitscale.processes.heartbeat_server import HeartbeatServer, RankStatus
 from vitscale.runner.evidence import Ending, Stop
 from vitscale.schedulers import Job
 
-_PHASES = ("start-up", "data", "h2d", "script", "forward", "backward", "optimizer")
+_PHASES = ("start-up", "data", "h2d", "script", "forward", "backward", "bubble", "optimizer")
 """In the order in which a step goes through them."""
 _STARVED_BEATS = 5
 _COMPILER_SECONDS = 1800.0

@@ -19,6 +19,7 @@ from vitscale.runner.evidence import Ending, Evidence, log_tail
 from vitscale.runner.watch import kernel_oom_kills
 from vitscale.store.records import ErrorLine, PhaseLine, RankRecord, StepLine
 from vitscale.store.results import Outcome
+from vitscale.trial.parallel import ParallelSpec, RankLayout
 
 # What torchrun (torch 2.13) printed when rank 1 of two was killed by SIGKILL, and when a rank's program ended with 3.
 REPORT = """\
@@ -103,6 +104,16 @@ def rank(number: int, steps: int = 3, *, ended: bool = False, **changes: Any) ->
     lines = (StepLine(step=n, epoch=0, seconds=0.1, images=1, loss=None, warmup=False) for n in range(steps))
     fields: dict[str, Any] = {"start": None, "model": None, "phases": (), "epochs": (), "error": None, "broken": ()}
     return RankRecord(**(fields | {"rank": number, "steps": tuple(lines), "ended": ended} | changes))
+
+
+def test_a_rank_that_shares_a_model_is_named_with_its_groups(log: Path) -> None:
+    """Two stages on two ranks each: of rank 3 the other stage is rank 1's, and the same one rank 2's."""
+    log.write_text("")
+    ranks = [rank(number, error=error() if number == 3 else None) for number in range(4)]
+    for parallel, groups in (({"pipeline": 2}, " (rank 3 of pipeline 1+3, data 2+3)"), ({}, "")):
+        layout = RankLayout.of(4, ParallelSpec.model_validate(parallel))
+        found = outcome_of(Evidence(ending(), ranks, 4, log.parent, layout))
+        assert (found.rank, found.reason) == (3, "rank 3 raised ValueError: bad pixel" + groups)
 
 
 @pytest.fixture

@@ -43,11 +43,12 @@ def outcome_of(evidence: Evidence) -> Outcome:
     verdict = Verdict("completed", "")
     if not evidence.completed:
         verdict = next(said for judge in JUDGES if (said := judge(evidence)) is not None)
+    groups = evidence.layout.groups_of(verdict.rank) if evidence.layout and verdict.rank is not None else ""
     guilty = ending.statuses.get(verdict.rank) if verdict.rank is not None else None
     return Outcome(
         kind=verdict.kind,
         # Messages come from anywhere; a reason is shown on terminals.
-        reason=printable(verdict.reason).replace("\n", " "),
+        reason=printable(verdict.reason).replace("\n", " ") + (f" (rank {verdict.rank} of {groups})" if groups else ""),
         detail=verdict.detail[-_DETAIL_CHARACTERS:],
         rank=verdict.rank,
         host=verdict.host or (guilty.host if guilty is not None else None),

@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 from vitscale.processes.heartbeat_server import RankStatus
 from vitscale.store.records import ErrorLine
 from vitscale.store.results import OutcomeKind
+from vitscale.trial.parallel import RankLayout
 
 # Two lines of torchrun's report, as `ChildFailedError` words them (torch/distributed/elastic/multiprocessing/errors).
 _TORCHRUN = re.compile(
@@ -160,6 +161,8 @@ class Evidence:
     """Those that recorded anything."""
     world_size: int
     folder: Path
+    layout: RankLayout | None = None
+    """Who shares a model with whom."""
 
     @cached_property
     def tail(self) -> str:

@@ -308,7 +308,7 @@ def _attempt(
         # A host's name that is not known just now: the other runs need not suffer for it.
         outcome = unstarted("failed", str(error), transient=True)
     else:
-        outcome = outcome_of(Evidence(ending, read_ranks(folder), trial.world.size, folder))
+        outcome = outcome_of(Evidence(ending, read_ranks(folder), trial.world.size, folder, trial.layout))
         if trial.train.script is not None and outcome.kind == "completed":
             from vitscale.runner.left_behind import take_in
 

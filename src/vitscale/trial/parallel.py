@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, get_args
 
 from pydantic import Field
 
@@ -107,6 +107,14 @@ class RankLayout:
             rank, number = divmod(rank, size)
             along.append(number)
         return Coordinates(*reversed(along))
+
+    def groups_of(self, rank: int) -> str:
+        """ "pipeline 1+3, data 2+3": with whom rank 3 exchanges along each axis; empty where no ranks share a model."""
+        if self.data == math.prod(self.sizes):
+            return ""
+        own = {axis: next(group for group in self.groups(axis) if rank in group) for axis in get_args(Axis)}
+        named = {axis: "+".join(map(str, group[:8])) + "+..." * (len(group) > 8) for axis, group in own.items()}
+        return ", ".join(f"{axis} {named[axis]}" for axis, group in own.items() if len(group) > 1)
 
     def groups(self, *axes: Axis) -> tuple[tuple[int, ...], ...]:
         """The groups of ranks that differ along `axes` alone, each in order."""

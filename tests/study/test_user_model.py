@@ -109,5 +109,6 @@ def test_a_type_without_a_head_for_the_task_is_refused_before_anything_starts(st
     (folder / "config.json").write_text('{"model_type": "bert", "hidden_size": 64}')
     with pytest.raises(RequestError, match="of type 'bert', for which transformers has no classification of images"):
         user_model.check(study, ModelSpec(hf=str(folder)))
-    (folder / "config.json").write_text('{"model_type": "convnext"}')
-    assert user_model.check(study, ModelSpec(hf=str(folder)))
+    for kind in ("convnext", "deit", "swinv2", "vit"):
+        (folder / "config.json").write_text(json.dumps({"model_type": kind}))
+        assert user_model.check(study, ModelSpec(hf=str(folder)))

@@ -106,7 +106,8 @@ def _types_with_head(head: str) -> list[str]:
         file = Path(folder) / "models" / "auto" / "modeling_auto.py"
         text = file.read_text(encoding="utf-8") if file.is_file() else ""
         table = text.partition(f"\nMODEL_FOR_{head}_MAPPING_NAMES = OrderedDict(")[2].partition("\n)")[0]
-        return re.findall(r'^\s*\("([\w.-]+)",', table, flags=re.MULTILINE)
+        # A pair of a type and its class, or classes: these are in brackets of their own.
+        return re.findall(r'\(\s*"([\w.-]+)",\s*(?:"[A-Z]|\()', table)
     return []
 
 

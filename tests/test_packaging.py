@@ -159,10 +159,10 @@ def test_without_torch_it_plans_reads_predicts_and_advises(
     for verb in ("init", "-o", tmp_path / "first.toml", "--gpus", "1"), ("schema",), ("completion", "bash"):
         code, said, error = light(*verb)
         assert (code, error) == (0, ""), f"{verb}: {error}"
-    for verb in ("plan", study), ("report", results), ("predict", results, "--gpus", "8"), ("advise", results):
-        code, said, error = light(*verb, "--json")
-        assert (code, error) == (0, ""), f"{verb}: {error}"
-        assert json.loads(said)["vitscale"] == verb[0]
+    for asked in ("plan", study), ("report", results), ("predict", results, "--gpus", "8"), ("advise", results):
+        code, said, error = light(*asked, "--json")
+        assert (code, error) == (0, ""), f"{asked}: {error}"
+        assert json.loads(said)["vitscale"] == asked[0]
     code, said, error = light("report", results, "-o", tmp_path / "page.html")
     assert code == 0, error
     assert "<svg" in (tmp_path / "page.html").read_text()

@@ -70,7 +70,7 @@ def plan_document(plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN) -> Documen
         "",
         (
             Paragraph(heading, "strong"),
-            Bullets((*estimate.lines(plan), *counts)),
+            Bullets((*estimate.lines(plan), *counts, *plan.expansion.notes)),
             *(_in_a_study(plan, finding) for finding in findings_of(trials)),
             Table(tuple(columns), (Group("", tuple(map(tuple, cells))),), notes),
             Section("Commands", (Code(tuple(commands)),)),

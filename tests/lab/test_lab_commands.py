@@ -108,7 +108,10 @@ def test_status_tells_of_every_host(printed: str) -> None:
         (["up", "--name", "../etc"], "'../etc' cannot be the name of a lab. Valid: at most 31 of a-z, 0-9 and -"),
         (["down", "--name", "a/b"], "'a/b' cannot be the name of a lab."),
         (["exec", "--name", "no-such-lab", "host0", "--", "ls"], "there is no lab 'no-such-lab'."),
-        (["exec", "--name", NAME, "host2", "--", "ls"], "unknown host 'host2'. Valid: host0, host1."),
+        (
+            ["exec", "--name", NAME, "host2", "--", "ls"],
+            "unknown host 'host2'. Did you mean 'host1'? Valid: host0, host1.",
+        ),
         (["up", "--name", NAME], "a lab 'NAME' exists already. Use it"),
     ],
 )

@@ -18,7 +18,7 @@ from vitscale.trial.trial import DataSpec
 def test_an_unknown_dataset_is_refused_with_the_nearest() -> None:
     for action in (sources.check, sources.load):
         with pytest.raises(
-            RequestError, match=r"'cifar1O'.*cifar10, cifar100, digits, folder, hf, shards, synthetic.*Did you mean"
+            RequestError, match=r"'cifar1O'\. Did you mean 'cifar10'\?.*cifar100, digits, folder, hf, shards, synthetic"
         ):
             action(DataSpec(name="cifar1O"))
 

@@ -63,7 +63,10 @@ def folder_of(results: Path) -> Path:
     Raises:
         StoreError: a file that is no bundle.
     """
-    if not results.is_file():
+    try:
+        if not results.is_file():
+            return results
+    except OSError:  # a name that is too long
         return results
     from vitscale.store.bundles import unpacked  # with it come the schemas of all records, which no rank needs
 

@@ -276,7 +276,9 @@ def test_what_is_no_run_is_named(small: Path) -> None:
 def test_what_holds_no_results_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(StoreError, match=r"holds no results of vitscale|cannot be read|is no bundle") as caught:
+    with pytest.raises(
+        StoreError, match="is no bundle" if name == "file" else r"holds no results of vitscale|cannot be read"
+    ) as caught:
         load(tmp_path / name)
     assert str(caught.value).isprintable()
 

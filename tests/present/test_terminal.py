@@ -116,6 +116,13 @@ def test_no_number_leaves_its_unit() -> None:
         assert not re.search(r"\d$", _text(Document("", (Paragraph(words),)), width, verbose=True), flags=re.MULTILINE)
 
 
+def test_no_number_leaves_its_unit_in_a_table_s_words() -> None:
+    words = ", ".join(f"{n} % launch gaps of {n} ms" for n in range(1, 9))
+    laid = Table((Column("which goes into", words=True),), (Group("on 2 ranks of 16 hosts", ((Cell(words),),)),))
+    for width in range(40, 60):
+        assert not re.search(r"\d$", _text(Document("", (laid,)), width, verbose=True), flags=re.MULTILINE)
+
+
 def _long() -> Document:
     return Document(
         "Answer",

@@ -83,24 +83,25 @@ def _document(done: Done, results: Path, taken_for: str) -> Document:
     laid = table(columns, rows, always=[column.name for column in columns])
     blocks: list[Block] = [Paragraph(f"{said} {results}{format_line}", "strong"), laid]
     if done.data.get("ranks"):
-        blocks.append(_rank_table(done.data["ranks"]))
+        blocks.append(_rank_table(done))
         blocks += [Paragraph(waiting) for waiting in waited_for(_told_apart(done, results)["ranks"])]
     blocks += [Bullets(tuple(notes))] if notes else []
     return Document("", tuple(blocks), (f"Report: vitscale report {results}",))
 
 
-def _rank_table(ranks: Sequence[dict[str, Any]]) -> Table:
+def _rank_table(done: Done) -> Table:
     """Where the time of each rank's device went."""
     from vitscale.present import units
     from vitscale.present.document import Column, table
 
     parts = {"computes": "compute", "exposed communication": "exposed_communication", "copies": "copy", "idle": "idle"}
-    columns = [Column("trace", words=True), Column("rank"), Column("in all"), *map(Column, parts)]
+    columns = [Column("job", words=True), Column("rank"), Column("in all"), *map(Column, parts)]
     rows = []
-    for rank in ranks:
+    for rank in done.data["ranks"]:
         whole = rank["total_seconds"]
         shares = [units.percent(rank[f"{part}_seconds"] / whole, 1) for part in parts.values()]
-        rows.append([rank["device"] or UNKNOWN, str(rank["rank"]), units.seconds(whole), *shares])
+        job = done.runs[rank["job"]].run.setting.series or rank["device"] or UNKNOWN
+        rows.append([job, str(rank["rank"]), units.seconds(whole), *shares])
     return table(columns, rows)
 
 

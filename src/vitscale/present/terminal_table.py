@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from vitscale.present.document import Cell, Column, Group, Row, Table, plain
-from vitscale.present.units import UNKNOWN
+from vitscale.present.units import KEPT, UNKNOWN, unbroken
 
 _WIDE_GAP, _NARROW_GAP = 2, 1
 _LEAST_WORDS = 12
@@ -160,7 +160,13 @@ def _widths(table: Table, width: int | None, gap: int) -> list[int]:
 
 
 def _longest_word(texts: Sequence[str]) -> int:
-    return min(_MOST_LABEL, max((cell_len(word) for text in texts for word in text.split()), default=0))
+    return min(_MOST_LABEL, max((cell_len(word) for text in texts for word in unbroken(text).split(" ")), default=0))
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Words in lines; a number stays with its unit."""
+    lines = textwrap.wrap(unbroken(text), width, break_on_hyphens=False)
+    return [line.replace(KEPT, " ") for line in lines]
 
 
 def _laid(table: Table, width: int) -> LaidTable:
@@ -177,7 +183,7 @@ def _laid(table: Table, width: int) -> LaidTable:
     rule = "\N{BOX DRAWINGS LIGHT HORIZONTAL}" * (sum(widths) + gap * (len(widths) - 1))
     rows: list[tuple[Text, ...]] = []
     for group in table.groups:
-        label = textwrap.wrap(plain(group.label), widths[0]) if labelled else []
+        label = _wrapped(plain(group.label), widths[0]) if labelled else []
         for n, row in enumerate(group.rows):
             cells: list[list[str]] = [[]] if labelled else []
             sizes, left = widths[:offset], [*sides[:offset]]
@@ -187,7 +193,7 @@ def _laid(table: Table, width: int) -> LaidTable:
                 size = sum(span) + gap * (len(span) - 1)
                 as_words = sides[at] or cell.spans > 1
                 text = _text(cell)
-                cells.append(textwrap.wrap(text, size, break_on_hyphens=False) if as_words else [text])
+                cells.append(_wrapped(text, size) if as_words else [text])
                 sizes.append(size)
                 left.append(as_words)
                 at += cell.spans

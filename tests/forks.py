@@ -48,7 +48,7 @@ _IMPORTED = {
         # Those of examples of own scripts too.
         "transformers.models.vit.modeling_vit",
     ),
-    "commands": ("vitscale.cli", "vitscale.lab.enter"),
+    "commands": ("vitscale.cli", "vitscale.lab.enter", "vl_convert"),
 }  # fmt: skip
 _WORKER_PLANE = ("vitscale.worker", "vitscale.engines", "vitscale.models", "vitscale.datasets", "vitscale.probes")
 _PR_SET_PDEATHSIG = 1

@@ -124,6 +124,9 @@ def test_a_report_on_traces_begins_with_steps_and_what_they_go_into(
     assert "AMD Instinct MI300X, micro-batch 10 8 18.8 62 % exposed communication, 24 %" in said
     assert "epoch" not in said.partition("More with")[0]
     page = CliRunner().invoke(app, ["report", str(results), "--format", "md"]).stdout
+    assert (
+        "2 ranks, micro-batch not told: 43 % of a step is launch gaps (an idle device), 21 % of a step is exp" in page
+    )
     assert "| 18.8 | 62 % exposed communication, 24 % backward, 10 % forward, 3 % launch gaps |" in page
     assert "- Import the logs of all ranks together" in page.partition("## What next?")[2].partition("##")[0]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from explained_factory import batch_study, run_of
-from results_factory import NOT_TOLD_APART, make_curve, make_results, make_trial, one_curve
+from results_factory import NOT_TOLD_APART, explained_run, make_curve, make_results, make_trial, one_curve
 from vitscale.analysis import analyse
 from vitscale.present.document import View
 from vitscale.present.units import Unit
@@ -65,6 +65,16 @@ def test_a_view_for_each_batch_size_as_times_and_as_shares() -> None:
     assert [view.spec["layer"][0]["encoding"]["x"]["title"] for view in found[:2]] == ["step (ms)", "share of the step"]
 
 
+def test_steps_of_unlike_lengths_are_shown_as_shares_first() -> None:
+    trials = [make_trial("ddp", 1), make_trial("fsdp2", 1)]
+    runs = [
+        explained_run(trial, [{"forward": seconds, "backward": seconds}])
+        for trial, seconds in zip(trials, (0.001, 1.0), strict=True)
+    ]
+    views = drawn(make_results([(make_curve([trial]), [trial]) for trial in trials], runs))
+    assert [view.choices["as"].label for view in views] == ["shares", "time"]
+
+
 def test_engines_are_bars_of_one_view() -> None:
     view = drawn(batch_study([16], [1, 2], engines=["ddp", "deepspeed"]))[0]
     assert list(dict.fromkeys(row["bar"] for row in sorted(view.rows, key=lambda row: int(row["place"])))) == [
@@ -89,7 +99,7 @@ def test_wait_and_wire_that_cannot_be_told_apart_are_one_part_and_the_text_says_
     assert bar.parts["communication"] > 0
     assert sum(bar.parts.values()) == pytest.approx(bar.seconds)
     scale = drawn(results)[0].spec["layer"][0]["encoding"]["color"]["scale"]
-    name = "exposed communication (wait and wire not told apart)"
+    name = "exposed communication"
     assert dict(zip(scale["domain"], scale["range"], strict=True))[name] == COMMUNICATION_COLOUR
     assert f"Unknown in 1 of 1 trials: exposed wait, exposed wire: {NOT_TOLD_APART}." in unknown_parts([bar.reasons])
 

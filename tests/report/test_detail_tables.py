@@ -134,7 +134,7 @@ def test_a_part_known_of_some_trials_is_a_dash_of_the_others() -> None:
         [run_of(told), run_of(untold, told_apart=False)],
     )
     first, second = lines(parts_table(analyse(results)))
-    name = "exposed communication (wait and wire not told apart)"
+    name = "exposed communication"
     assert (first["exposed wait"], first["exposed wire"], first[name]) == ("12.0", "10.0", DASH)
     assert (second["exposed wait"], second["exposed wire"]) == (DASH, DASH)
     assert second[name] != DASH

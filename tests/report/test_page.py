@@ -29,6 +29,8 @@ from results_factory import (
 )
 from vitscale.analysis import analyse
 from vitscale.present import drawing
+from vitscale.present.document import About, Cell, Column, Document, Finding, Group, Table
+from vitscale.present.html import to_html
 from vitscale.report.document import charts
 from vitscale.store.records import Device, EnergyReading, ResourcesLine
 from vitscale.store.results import Results, Run
@@ -212,6 +214,14 @@ def test_an_id_of_a_trial_stands_only_where_a_file_is_meant() -> None:
     for trial_id in analyse(rich_study()).trials:
         for found in re.finditer(trial_id, text):
             assert text[found.start() - 5 : found.start()] == "runs/"
+
+
+def test_a_number_stays_with_its_unit_in_a_table_and_many_clauses_are_lines() -> None:
+    words = Table((Column("which goes into", words=True),), (Group("", ((Cell("3 % launch gaps"),),)),))
+    finding = Finding("imported", "note", "imported; <b>one</b>; two ms; three; 4 ms", "", About())
+    text = to_html(Document("traces", (words, finding)))
+    assert '<td class="words">3\N{NO-BREAK SPACE}% launch gaps</td>' in text
+    assert "imported<br>&lt;b&gt;one&lt;/b&gt;.<br>two ms.<br>three.<br>4\N{NO-BREAK SPACE}ms." in text
 
 
 def test_every_chart_has_a_picture_a_summary_and_a_table() -> None:

@@ -62,16 +62,20 @@ def report(
 ) -> None:
     """Tables, figures and one self-contained HTML page."""
     compute_on_one_core()
+    from vitscale.present import drawing
+
+    if json and formats is not None:
+        raise RequestError("--json and --format are both given", next_step="Use --format, with json among it")
+    listed = "json" if json else formats or "html"
+    wanted = list(dict.fromkeys(part.strip().lower() for part in listed.split(",")))
+    if "html" in wanted and not (like or like_paper):
+        drawing.draw_beside()
     from vitscale import analysis, store
     from vitscale.prediction import answering, fitting, sources
     from vitscale.present.terminal import show
     from vitscale.report import outputs
     from vitscale.report.answers import terminal_document
 
-    if json and formats is not None:
-        raise RequestError("--json and --format are both given", next_step="Use --format, with json among it")
-    listed = "json" if json else formats or "html"
-    wanted = list(dict.fromkeys(part.strip().lower() for part in listed.split(",")))
     like = "paper" if like_paper else like
     if like is not None:
         _like(results, like, wanted, output, combine_unlike=combine_unlike)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gzip
+import json
 import os
+import subprocess
+import sys
 import textwrap
 import zlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -84,6 +88,48 @@ def picture(view: View, kind: str) -> bytes:
     else:
         drawn = vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE)
     return drawn.encode() if isinstance(drawn, str) else drawn
+
+
+_DRAWS = "from vitscale.present import drawing; drawing.draw_for_parent()"
+_SMALLEST: dict[str, Any] = {"data": {"values": [{}]}, "mark": "point"}
+_beside: list[subprocess.Popen[bytes]] = []
+"""The process that draws for this one, until it is asked."""
+
+
+def draw_beside() -> None:
+    """Starts a process that draws the next page's figures, where there is a core for it: loading the library takes half
+    a second, which this process has for other things."""
+    if _beside or "vl_convert" in sys.modules or len(os.sched_getaffinity(0)) < 2:
+        return
+    with contextlib.suppress(OSError):
+        argv, pipe = [sys.executable, "-c", _DRAWS], subprocess.PIPE
+        _beside.append(subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL))
+        atexit.register(_beside[0].kill)
+
+
+def draw_for_parent() -> None:
+    """What that process does: specs as a JSON list come in, their SVGs go out."""
+    still(_SMALLEST)
+    json.dump([still(spec) for spec in json.load(sys.stdin)], sys.stdout)
+
+
+def stills(specs: Sequence[Mapping[str, Any]]) -> Callable[[], Sequence[str]]:
+    """Begins to draw specs as SVG for a page; what is returned waits for them."""
+    if not (specs and _beside):
+        return lambda: [still(spec) for spec in specs]
+    process = _beside.pop()
+    if process.stdin is not None:
+        with contextlib.suppress(OSError), process.stdin as asked:
+            asked.write(json.dumps(specs).encode())
+
+    def drawn() -> Sequence[str]:
+        """Those of the other process; where it has failed, drawn here, so that errors are those of `still`."""
+        with contextlib.suppress(ValueError), process:
+            answer: Sequence[str] = json.loads(process.stdout.read() if process.stdout else b"")
+            return answer
+        return [still(spec) for spec in specs]
+
+    return drawn
 
 
 def still(spec: Mapping[str, Any]) -> str:

@@ -36,6 +36,7 @@ from vitscale.present.units import unbroken
 
 _HERE = Path(__file__).parent
 _DEEPEST = 4
+_MANY_CLAUSES = 4
 _PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -65,9 +66,11 @@ _PAGE = """<!doctype html>
 def to_html(document: Document, *, brand: str = "vitscale", subtitle: str = "") -> str:
     """The document as a page; a section that is folded opens when it is asked for."""
     shown = list(figures(document.blocks))
+    drawn = drawing.stills([figure.views[0].spec for figure in shown])
     sections = [block for block in document.blocks if isinstance(block, Section)]
     links = (_format('<a href="#{}">{}</a> ', slug(part.title), part.title) for part in sections if part.folded)
     scripts, hashes = _scripts(shown)
+    body = "\n".join(map(_lead, document.blocks))
     last = _format('<p class="last">{}</p>', " ".join(document.last)) if document.last else ""
     return _PAGE.format(
         policy=_policy(hashes),
@@ -77,7 +80,7 @@ def to_html(document: Document, *, brand: str = "vitscale", subtitle: str = "") 
         heading=Markup.escape(document.title),
         subtitle=_format('<p class="muted">{}</p>', subtitle) if subtitle else "",
         links="".join(links),
-        body="\n".join((*map(_lead, document.blocks), last)),
+        body="\n".join((_with_pictures(body, shown, drawn()), last)),
         scripts="\n".join(scripts),
     )
 
@@ -135,7 +138,7 @@ def _block(block: Block, depth: int) -> str:
             which = _format('<details><summary>which</summary><p class="mono">{}</p></details>', about) if about else ""
             return _format(
                 '<div class="finding {}"><p><span class="tag">{}</span> {} <span class="muted">{}</span></p>{}</div>',
-                block.severity, block.severity, _sentence(block.message), _sentence(block.advice), _html(which),
+                block.severity, block.severity, _message(block.message), _sentence(block.advice), _html(which),
             )  # fmt: skip
         case Code():
             return _format("<pre>{}</pre>", "\n".join(block.lines))
@@ -143,6 +146,14 @@ def _block(block: Block, depth: int) -> str:
             return _table(block, depth)
         case Figure():
             return _figure(block, depth)
+
+
+def _message(text: str) -> str | Markup:
+    """A sentence; of one with many clauses each in a line of its own."""
+    head, *clauses = text.split("; ")
+    if len(clauses) < _MANY_CLAUSES:
+        return _sentence(text)
+    return _html(str(escape(unbroken(head))) + "".join(f"<br>{escape(_sentence(clause))}" for clause in clauses))
 
 
 def _sentence(text: str) -> str:
@@ -180,7 +191,7 @@ def _cells(table: Table, row: Sequence[Cell]) -> Iterator[str]:
         names = "words " * (table.columns[at].words or cell.spans > 1) + cell.state
         spans = f' colspan="{cell.spans}"' if cell.spans > 1 else ""
         within = "".join(f'<span class="bounds">{escape(text)}</span>' for text in (cell.bounds, cell.run) if text)
-        yield f"<td{_class(names.strip())}{spans}>{escape(cell.text)}{within}</td>"
+        yield f"<td{_class(names.strip())}{spans}>{escape(unbroken(cell.text))}{within}</td>"
         at += cell.spans
 
 
@@ -192,18 +203,22 @@ def _figure(figure: Figure, depth: int) -> str:
         '<div class="picture" role="img" aria-label="{4}">{5}</div>\n<p class="summary">{4}</p>\n'
         '<details class="rows"><summary>As a table</summary><div class="scroll">{6}</div></details>\n</figure>',
         figure.name, min(depth + 1, _DEEPEST), view.title, view.subtitle, view.summary,
-        _html(_picture(figure.name, view)), _html(_rows(view)),
+        _html(_PICTURE.format(escape(figure.name))), _html(_rows(view)),
     )  # fmt: skip
 
 
-def _picture(name: str, view: View) -> str:
-    """The SVG with the identities in it made this figure's own: those of all figures of a page are in one space."""
-    drawn = drawing.still(view.spec)
-    for identity in dict.fromkeys(re.findall(r'\bid="([\w-]+)"', drawn)):
-        drawn = drawn.replace(f'id="{identity}"', f'id="{name}-{identity}"').replace(
-            f"url(#{identity})", f"url(#{name}-{identity})"
-        )
-    return drawn
+_PICTURE = "<!-- {} -->"
+"""In place of a figure until it is drawn; what users write is escaped and holds none."""
+
+
+def _with_pictures(body: str, shown: Sequence[Figure], drawn: Sequence[str]) -> str:
+    """The SVGs in place, the identities in each made its own: those of all figures of a page are in one space."""
+    for figure, picture in zip(shown, drawn, strict=True):
+        for identity in dict.fromkeys(re.findall(r'\bid="([\w-]+)"', picture)):
+            own = f"{figure.name}-{identity}"
+            picture = picture.replace(f'id="{identity}"', f'id="{own}"').replace(f"url(#{identity})", f"url(#{own})")
+        body = body.replace(_PICTURE.format(escape(figure.name)), picture, 1)
+    return body
 
 
 def _rows(view: View) -> str:

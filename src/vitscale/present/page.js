@@ -13,7 +13,8 @@
 
   const NARROW = 480;
   const PRINTED = 3; // so many folded parts are opened for paper, and warnings; of others those that a reader has opened
-  const BUTTONS = 5; // as many options stand as buttons; of more one is chosen in a list
+  const BUTTONS = 5; // as many options stand as buttons, of so many letters; of more one is chosen in a list
+  const LETTERS = 100;
   const SHAPES = {
     circle: "M7 2a5 5 0 1 0 .01 0z", square: "M2 2h10v10h-10z", "triangle-up": "M7 2l6 10h-12z",
     diamond: "M7 1l5 6-5 6-5-6z", cross: "M5 1h4v4h4v4h-4v4h-4v-4h-4v-4h4z", "triangle-down": "M7 12l6-10h-12z",
@@ -72,7 +73,7 @@
 
   function control(name, label, options, chosen, choose) {
     const id = `${name}-${figures[name].controls[label]}`;
-    if (options.length > BUTTONS) {
+    if (options.length > BUTTONS || options.map(([, text]) => text).join("").length > LETTERS) {
       const list = element("select", { id, onchange: () => choose(list.value) });
       for (const [value, text] of options) list.append(element("option", { value, selected: value === chosen }, text));
       return element("label", { className: "control" }, `${label} `, list);

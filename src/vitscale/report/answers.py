@@ -126,10 +126,14 @@ def _losses(analysis: Analysis) -> tuple[str, ...]:
         if trial.breakdown is not None and (typical := trial.breakdown.typical).seconds > 0:
             parts = {"exposed communication": typical.exposed_seconds} | {
                 words: typical.parts[part]
-                for part, words in (("data_wait", "waiting for data"), ("launch_gaps", "an idle device"))
+                for part, words in (("data_wait", "waiting for data"), ("launch_gaps", "launch gaps (an idle device)"))
             }
             shares = {words: seconds / typical.seconds for words, seconds in parts.items() if seconds}
-            told = [f"{units.percent(share)} of a step is {words}" for words, share in shares.items() if share >= 0.01]
+            told = [
+                f"{units.percent(share)} of a step is {words}"
+                for words, share in sorted(shares.items(), key=lambda item: -item[1])
+                if share >= 0.01
+            ]
             lost.append((sum(shares.values()), f"{trial_label(analysis, trial)}: {', '.join(told)}.", bool(told)))
     lines = [line for _, line, told in sorted(lost, reverse=True) if told][:_MOST_SERIES]
     return tuple(lines) or ("No trial on more ranks than its baseline has completed.",)
@@ -337,9 +341,7 @@ def _longest_parts(trial: TrialResult) -> str:
     longest = sorted(((share, part) for part, share in shares.items() if share >= 0.01), reverse=True)[:_NAMED_PARTS]
     slow = trial.breakdown.straggler
     waited = {"wait": f" (for rank {slow.rank})"} if slow is not None else {}
-    return ", ".join(
-        f"{units.percent(share)} {PART_NAMES[part].partition(' (')[0]}{waited.get(part, '')}" for share, part in longest
-    )
+    return ", ".join(f"{units.percent(share)} {PART_NAMES[part]}{waited.get(part, '')}" for share, part in longest)
 
 
 def _loss(factors: Sequence[Factor]) -> str:

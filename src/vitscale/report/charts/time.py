@@ -41,7 +41,7 @@ PART_NAMES: Mapping[str, str] = {
     "wait": "exposed wait",
     "wire": "exposed wire",
     "norm": "synchronised norm",
-    COMMUNICATION: "exposed communication (wait and wire not told apart)",
+    COMMUNICATION: "exposed communication",
     "optimizer": "optimizer",
     "launch_gaps": "launch gaps",
     "other": "other",
@@ -129,6 +129,8 @@ _LEAST_LABELLED = 0.06
 _LIGHT_PARTS = [PART_NAMES[part] for part in ("forward", "wait", "norm", "data_wait", "other")]
 """Their labels are dark."""
 _SHARES = "shares"
+_UNLIKE = 20
+"""Times as long a step as another one: as time the short one would be a line."""
 
 
 def breakdown_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure | None:
@@ -142,7 +144,10 @@ def breakdown_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure
             of_batch = f"-{order}" if len(batches) > 1 else ""
             unit = units.time_unit([min(bar.seconds for bar in some)])
             choices = {"batch policy": Choice(mode, mode), "batch": Choice(str(order), batch)}
-            for scale, as_what in ((unit, Choice("time", "time")), (None, Choice(_SHARES, _SHARES))):
+            forms = [(unit, Choice("time", "time")), (None, Choice(_SHARES, _SHARES))]
+            if max(bar.seconds for bar in some) > _UNLIKE * min(bar.seconds for bar in some):
+                forms.reverse()
+            for scale, as_what in forms:
                 name = f"{mode}-breakdown{'' if scale else '-share'}{of_batch}"
                 views.append(_stacked_view(name, mode, some, scale, choices | {"as": as_what}))
     if not views:

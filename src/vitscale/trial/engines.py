@@ -307,16 +307,16 @@ ENGINES: Mapping[str, EngineFacts] = {
     "none": EngineFacts(
         engine="vitscale.engines.plain:PlainEngine",
         title="plain (no wrapper)",
-        messages=f"{_STEP}.replicated:plain",
-        memory=f"{_MEMORY}.replicated:plain",
+        messages=f"{_STEP}.gradients:plain",
+        memory=f"{_MEMORY}.holding:plain",
     ),
     "ddp": EngineFacts(
         engine="vitscale.engines.ddp:DdpEngine",
         title="DDP",
         splits=("sequence", "pipeline"),
         refusals=_ddp,
-        messages=f"{_STEP}.replicated:ddp",
-        memory=f"{_MEMORY}.replicated:ddp",
+        messages=f"{_STEP}.gradients:ddp",
+        memory=f"{_MEMORY}.holding:ddp",
         advised=(0,),
     ),
     "fsdp2": EngineFacts(
@@ -327,8 +327,8 @@ ENGINES: Mapping[str, EngineFacts] = {
         shards=lambda _: True,
         # FSDP2 hands autograd weights of its own, so that no hook sees the gradient of one micro-batch.
         norms_unknown=lambda _: "FSDP2 scatters gradients before a rank's own can be seen whole",
-        messages=f"{_STEP}.sharded:fsdp2",
-        memory=f"{_MEMORY}.sharded:fsdp2",
+        messages=f"{_STEP}.gradients:fsdp2",
+        memory=f"{_MEMORY}.holding:fsdp2",
         advised=(0,),
     ),
     "deepspeed": EngineFacts(
@@ -365,7 +365,7 @@ ENGINES: Mapping[str, EngineFacts] = {
         keeps_fp32_weights=True,
         norms_unknown=lambda _: "Megatron-Core scatters gradients into buffers of its own",
         checkpoint_unknown="Megatron-Core keeps its states in shards of its own form",
-        messages=f"{_STEP}.replicated:megatron",
+        messages=f"{_STEP}.gradients:megatron",
     ),
 }
 """The engines of vitscale; others come by entry points (`vitscale.engines`), each an `EngineFacts`."""

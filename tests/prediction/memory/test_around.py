@@ -9,8 +9,8 @@ import pytest
 from prediction.memory.test_forecast import trial
 from vitscale.prediction.memory.around import Around, around
 from vitscale.prediction.memory.forecast import unavailable
+from vitscale.prediction.memory.holding import fsdp2
 from vitscale.prediction.memory.in_parts import pieces
-from vitscale.prediction.memory.sharded import fsdp2
 from vitscale.prediction.memory.zero import deepspeed
 from vitscale.trial.model_cost import parameter_shapes, parameters
 from vitscale.trial.model_spec import ModelSpec, resolve

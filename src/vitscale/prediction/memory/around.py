@@ -133,7 +133,7 @@ def _zero_3(trial: Trial, parts: Sequence[Part]) -> tuple[list[Parts], list[Part
 
 
 def _fsdp2(trial: Trial, holding: Holding, parts: Sequence[Part]) -> Around:
-    """As `sharded.fsdp2`, block by block.
+    """As `holding.fsdp2`, block by block.
 
     The root's weights and gradients stay whole from forward to the end of backward. While it begins its buffer is
     there, and while what is behind the blocks runs that of the last block: in forward until the next gather, in

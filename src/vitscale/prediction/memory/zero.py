@@ -13,11 +13,11 @@ from vitscale.prediction.memory.holding import (
     Sizes,
     added,
     communicated_bytes,
+    plain,
     shard,
     sizes,
     weight_bytes,
 )
-from vitscale.prediction.memory.replicated import plain
 from vitscale.trial.model_cost import ParameterShapes
 from vitscale.trial.model_counts import Block
 from vitscale.trial.trial import TrainSpec, Trial

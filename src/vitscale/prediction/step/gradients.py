@@ -1,14 +1,22 @@
-"""Tensors in the order of forward and backward: what share of either is done when, and the buckets gradients fill."""
+"""Tensors in the order of forward and backward: what share of either is done when, and the buckets gradients fill.
+
+What DDP, Megatron-Core (whose ranks hold all weights) and FSDP2 send of them.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, count
+from dataclasses import replace
+from itertools import accumulate, count, groupby
 from typing import NamedTuple
 
+from vitscale.prediction.memory.holding import communicated_bytes, sizes, weight_bytes
+from vitscale.prediction.step.message import Message, Phase
 from vitscale.trial.model_cost import ParameterShapes
 from vitscale.trial.model_counts import Module
+from vitscale.trial.trial import Trial
 
 
 class Tensor(NamedTuple):
@@ -67,31 +75,133 @@ def closed_when_full(gradients: Iterable[Filled], limits: Sequence[int]) -> list
 
     As DDP makes them (`compute_bucket_assignment_by_size` in reducer.cpp of torch 2.13).
     """
-    return list(_closed(gradients, limits))
-
-
-def _closed(gradients: Iterable[Filled], limits: Sequence[int]) -> Iterator[Filled]:
-    held, ready, made = 0, 0.0, 0
+    buckets: list[Filled] = []
+    held, ready = 0, 0.0
     for gradient in gradients:
         held, ready = held + gradient.elements, gradient.ready
-        if held >= limits[min(made, len(limits) - 1)]:
-            yield Filled(held, ready)
-            held, made = 0, made + 1
-    if held:
-        yield Filled(held, ready)
+        if held >= limits[min(len(buckets), len(limits) - 1)]:
+            buckets.append(Filled(held, ready))
+            held = 0
+    return [*buckets, Filled(held, ready)] if held else buckets
 
 
 def flushed_before_full(gradients: Iterable[Filled], limit: int) -> list[Filled]:
     """Buckets that are sent when the next gradient would not fit: as DeepSpeed does (stage_1_and_2.py, stage3.py)."""
-    return list(_flushed(gradients, limit))
-
-
-def _flushed(gradients: Iterable[Filled], limit: int) -> Iterator[Filled]:
+    buckets: list[Filled] = []
     held, ready = 0, 0.0
     for gradient in gradients:
         if held and held + gradient.elements > limit:
-            yield Filled(held, gradient.ready)
+            buckets.append(Filled(held, gradient.ready))
             held = 0
         held, ready = held + gradient.elements, gradient.ready
-    if held:
-        yield Filled(held, ready)
+    return [*buckets, Filled(held, ready)] if held else buckets
+
+
+_MIB = 2**20
+_FIRST_MIB, _USUAL_MIB = 1, 25
+"""Of DDP's buckets (torch/nn/parallel/distributed.py)."""
+_LEAST_ELEMENTS, _ELEMENTS_PER_RANK = 40_000_000, 1_000_000
+"""Of Megatron-Core's buckets where it overlaps (distributed_data_parallel.py): the greater, with all ranks."""
+_SCALAR_BYTES = 4
+
+
+def plain(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:  # noqa: ARG001 - one signature for all
+    """Without a wrapper nothing is sent."""
+    return ()
+
+
+def ddp(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
+    """DDP (Li et al., arXiv 2006.15704, section 3.2): an all-reduce per bucket while backward goes on.
+
+    Once in an optimizer step. Buckets are laid out in the weights' dtype, whatever dtype a hook sends them in.
+    """
+    train = trial.train
+    each = weight_bytes(train)
+    mib = (_FIRST_MIB, _USUAL_MIB) if train.bucket_mib is None else (train.bucket_mib,)
+    limits = tuple(size * _MIB // each for size in mib)
+    return tuple(
+        Message("all_reduce", filled.elements * communicated_bytes(train), 1, "backward", filled.ready, False)
+        for filled in closed_when_full(of_backward(tensors(shapes)), limits)
+    )
+
+
+def megatron(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
+    """Megatron-Core's DDP with its distributed optimizer, as engines/megatron.py sets it up.
+
+    Once in an optimizer step gradients are reduce-scattered, beside backward where `overlap_comm` is set and else after
+    it in one piece, and the updated weights are gathered. (Not among what docs/traffic.md counted: it needs a GPU.)
+    """
+    train = trial.train
+    count = sizes(shapes).all
+    each = communicated_bytes(train)
+    after = [
+        Message("all_reduce", _SCALAR_BYTES, 1, "after", None, False),  # the norm
+        Message("all_gather", count * weight_bytes(train), 1, "after", None, False),
+    ]
+    if not train.overlap_comm:
+        return (Message("reduce_scatter", count * each, 1, "after", None, False), *after)
+    limit = max(_LEAST_ELEMENTS, _ELEMENTS_PER_RANK * trial.world.size)
+    if train.bucket_mib is not None:
+        limit = train.bucket_mib * _MIB // each
+    scattered = [
+        Message("reduce_scatter", filled.elements * each, 1, "backward", filled.ready, False)
+        for filled in closed_when_full(of_backward(tensors(shapes)), (limit,))
+    ]
+    return (*scattered, *after)
+
+
+def fsdp2(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
+    """FSDP2 in every micro-step: a gather of each block in forward and another in backward, and of the root once.
+
+    A block is gathered while the one before is computed (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py);
+    the first of forward and of backward, and the root, are waited for. Gradients of a block are scattered while the
+    next ones are made. On a CPU every call waits for its end, for there are no streams to wait in its stead.
+
+    Tensors are cut along their first dimension and padded to a multiple of the ranks: a class token or positions, 1
+    long, grow with every rank. That is how FSDP2 sends them (docs/traffic.md), and at a thousand ranks it is much.
+    """
+    train, ranks = trial.train, trial.world.size
+    everything = tensors(shapes)
+    blocks = [list(own) for number, own in groupby(everything, lambda one: one.block) if number is not None]
+    root = [one for one in everything if one.block is None]
+    weights, gradients = weight_bytes(train), communicated_bytes(train)
+    streams = train.device == "cuda"
+
+    def message(operation: str, some: Sequence[Tensor], each: int, phase: Phase, ready: float | None) -> Message:
+        size = _padded(some, ranks) * each
+        return Message(operation, size, 1, phase, ready, True, rows=_rows(some), padded_for=ranks)
+
+    def gather(n: int, phase: Phase, ready: float, needed: float) -> Message:
+        found = message("all_gather", blocks[n], weights, phase, ready if streams else None)
+        return replace(found, needed=needed)
+
+    def scatter(some: Sequence[Tensor], ready: float) -> Message:
+        return message("reduce_scatter", some, gradients, "backward", ready if streams else None)
+
+    begins = [block[0].begins for block in blocks]
+    found = [message("all_gather", root, weights, "forward", None)]
+    found += [
+        gather(n, "forward", begin if n == 0 else begins[n - 1], begin) for n, begin in enumerate(begins)
+    ]  # the first while the embedding is computed would hide next to nothing
+    starts = [1.0 - block[-1].ends for block in blocks]
+    for n in reversed(range(len(blocks))):
+        last = n == len(blocks) - 1
+        if train.reshard_after_forward is not False:
+            found.append(gather(n, "backward", starts[n] if last else starts[n + 1], starts[n]))
+        if not last:
+            found.append(scatter(blocks[n + 1], 1.0 - begins[n + 1]))
+    found += [scatter(some, 1.0 - some[0].begins) for some in blocks[:1]]
+    return (*found, scatter(root, 1.0))
+
+
+def _padded(some: Sequence[Tensor], ranks: int) -> int:
+    """Elements of what is gathered: every tensor's first dimension a multiple of the ranks."""
+    return sum(-(-one.shape[0] // ranks) * ranks * (one.elements // one.shape[0]) for one in some)
+
+
+def _rows(some: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:
+    """(rows, elements of a row) of all tensors, those of as many rows together."""
+    found: Counter[int] = Counter()
+    for one in some:
+        found[one.shape[0]] += one.elements // one.shape[0]
+    return tuple(found.items())

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from advice_factory import ASKED, COUNTS, NO_NOISE, advised, evidence, forecaster, step_seconds
 from evidence_factory import UNKNOWN, make_evidence, make_point
 from vitscale.advice import forecast_table
-from vitscale.advice.option import Option
 from vitscale.advice.pipeline import Advice, advise
-from vitscale.advice.request import NoiseScale, Request
+from vitscale.advice.request import NoiseScale, Option, Request
 from vitscale.errors import RequestError
 from vitscale.prediction.configurations import Candidate, Evaluated
 from vitscale.prediction.evaluating import ROUGH

@@ -12,7 +12,7 @@ import yaml
 
 from advice_factory import advised
 from vitscale.advice.job_files import JOB_FORMATS, job_text
-from vitscale.advice.option import Option
+from vitscale.advice.request import Option
 from vitscale.advice.study_text import study_text
 from vitscale.errors import RequestError
 from vitscale.trial.trial import Trial

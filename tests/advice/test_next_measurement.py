@@ -8,7 +8,7 @@ import pytest
 from advice_factory import ASKED, advised, evidence
 from evidence_factory import MEASURED, UNKNOWN
 from vitscale.advice.next_measurement import CHECKED_SPREAD, measurements
-from vitscale.advice.option import Option, of_a_run
+from vitscale.advice.request import Option, of_a_run
 from vitscale.prediction.fitting import fit
 from vitscale.prediction.gpu_types import gpu_type
 from vitscale.prediction.instances import Instance

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from vitscale.advice.option import Option
 from vitscale.advice.pipeline import Advice
+from vitscale.advice.request import Option
 from vitscale.present.data import estimate_fields
 
 

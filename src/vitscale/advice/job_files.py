@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from vitscale.advice.option import Option
+from vitscale.advice.request import Option
 from vitscale.errors import unknown
 from vitscale.trial.trial import Trial
 

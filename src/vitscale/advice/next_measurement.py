@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from vitscale.advice.option import Option
+from vitscale.advice.request import Option
 from vitscale.prediction.evidence import Series
 from vitscale.prediction.network.links import Network
 from vitscale.prediction.parameters import job_scale

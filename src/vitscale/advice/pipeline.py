@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from vitscale.advice.answers import Answer, Choosing, answers, closest, each_alone, measured_first
+from vitscale.advice.answers import Answer, Choosing, answers, best, closest, each_alone, front, limits, measured_first
 from vitscale.advice.candidates import candidates, rank_counts, rented
 from vitscale.advice.comparable_series import comparable_series, noise_of, work_of
 from vitscale.advice.forecast_table import MOST_OOM_CHANCE, Forecaster, ForecastTable, forecast_table
-from vitscale.advice.limits import best, front, limits
 from vitscale.advice.next_measurement import Measurement, measurements
-from vitscale.advice.option import Option
-from vitscale.advice.request import NoiseScale, Request, Work
+from vitscale.advice.request import NoiseScale, Option, Request, Work
 from vitscale.analysis import Analysis
 from vitscale.prediction.configurations import Candidate, Evaluated
 from vitscale.prediction.evaluating import ROUGH

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from vitscale.advice import sentences
 from vitscale.advice.next_measurement import Measurement
-from vitscale.advice.option import Option, Verdict
 from vitscale.advice.pipeline import Advice
+from vitscale.advice.request import Option, Verdict
 from vitscale.prediction.configurations import Candidate
 from vitscale.prediction.labels import PROFILER
 from vitscale.present import units

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vitscale.advice.answers import Answer
-from vitscale.advice.option import Option
 from vitscale.advice.pipeline import Advice
+from vitscale.advice.request import Option
 from vitscale.present import units
 from vitscale.present.estimate import Estimate
 from vitscale.present.units import number

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitscale.advice.candidates import with_engine
-from vitscale.advice.option import Option
-from vitscale.advice.request import Work
+from vitscale.advice.request import Option, Work
 from vitscale.errors import RequestError
 from vitscale.launchers import Spawn, launcher_named
 from vitscale.machine.hosts import Host

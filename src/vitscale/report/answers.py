@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from vitscale.advice import sentences as advised
-from vitscale.advice.option import Option
 from vitscale.advice.pipeline import Advice
+from vitscale.advice.request import Option
 from vitscale.analysis import Analysis, Factor, TrialResult
 from vitscale.analysis.summaries import NOT_RUN_YET
 from vitscale.present import units

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitscale.advice.option import of_a_run
+from vitscale.advice.request import of_a_run
 from vitscale.errors import RequestError, StoreError
 from vitscale.present.estimate import Estimate
 from vitscale.runner.planning import Plan

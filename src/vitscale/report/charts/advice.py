@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from vitscale.advice import sentences as advised
-from vitscale.advice.option import Option
 from vitscale.advice.pipeline import Advice
+from vitscale.advice.request import Option
 from vitscale.errors import RequestError, shown, unknown
 from vitscale.prediction.configurations import Candidate
 from vitscale.present import units

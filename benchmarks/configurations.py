@@ -66,7 +66,7 @@ def whole_processes(results: Path, study: Path | None, times: int) -> list[str]:
     """A row of a table for each command."""
     from vitscale import analysis, store
     from vitscale.prediction.answering import can_grow
-    from vitscale.prediction.sources import evidence_of
+    from vitscale.prediction.evidence import evidence_of
 
     records = store.load(results)
     found = evidence_of(results, records, analysis.analyse(records)).series

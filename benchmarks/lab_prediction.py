@@ -27,7 +27,7 @@ from pathlib import Path
 
 from vitscale import analysis, store
 from vitscale.lab import Laboratory, laboratory
-from vitscale.prediction import sources
+from vitscale.prediction.evidence import evidence_of
 from vitscale.prediction.fitting import fit
 from vitscale.prediction.predicting import Question, predict
 from vitscale.present.estimate import Estimate
@@ -166,7 +166,7 @@ def compared(folder: Path, bandwidth: str) -> list[Row]:
     """Each engine on 3 and 4 hosts: predicted from `fit` alone, beside the measured runs of `truth`."""
     results = store.load(folder / "fit")
     known = analysis.analyse(results)
-    predictions = predict(fit(sources.evidence_of(folder / "fit", results, known)), Question(HELD_OUT))
+    predictions = predict(fit(evidence_of(folder / "fit", results, known)), Question(HELD_OUT))
     truth = analysis.analyse(store.load(folder / "truth"))
     measured = {
         (engine_of(one.trial), one.trial.world.size): statistics.median(run.step_seconds or 0.0 for run in one.runs)

@@ -15,8 +15,7 @@ import needs
 from lab.hosts import vitscale_on
 from vitscale import analysis, store
 from vitscale.lab import Laboratory, laboratory
-from vitscale.prediction import sources
-from vitscale.prediction.evidence import Evidence
+from vitscale.prediction.evidence import Evidence, evidence_of
 from vitscale.prediction.fitting import fit
 from vitscale.prediction.predicting import Question, predict
 from vitscale.prediction.results import Prediction
@@ -75,7 +74,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
             on_host_0(lab, folder, ["run", f"{name}.toml", "-o", name])
     results = store.load(folder / "one")
     known = analysis.analyse(results)
-    return Measured(sources.evidence_of(folder / "one", results, known), step(folder / "one"), step(folder / "two"))
+    return Measured(evidence_of(folder / "one", results, known), step(folder / "one"), step(folder / "two"))
 
 
 def on_host_0(lab: Laboratory, folder: Path, arguments: Sequence[str]) -> None:

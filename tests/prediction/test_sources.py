@@ -9,8 +9,8 @@ from prediction_factory import resolved_study
 from results_factory import one_curve
 from vitscale.analysis import analyse
 from vitscale.errors import StoreError, VitscaleError
+from vitscale.prediction.evidence import evidence_of
 from vitscale.prediction.network.links import Network
-from vitscale.prediction.sources import evidence_of
 from vitscale.store import checks
 from vitscale.store.checks import CollectiveFit, LoaderLine
 

@@ -13,8 +13,8 @@ from results_factory import rich_study
 from vitscale.advice.pipeline import advised_from
 from vitscale.advice.request import Request
 from vitscale.analysis import analyse
+from vitscale.prediction.evidence import evidence_of
 from vitscale.prediction.fitting import fit
-from vitscale.prediction.sources import evidence_of
 from vitscale.present.document import Bullets, Code, Paragraph, Section, Table
 from vitscale.report.answers import best_measured, what_next, what_to_choose, why_not_better
 from vitscale.report.document import charts, report_document

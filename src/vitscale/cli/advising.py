@@ -140,9 +140,9 @@ def _answer(
     from vitscale.advice.pipeline import advised_from
     from vitscale.advice.printing import advice_document
     from vitscale.advice.study_text import advised_trial, launch_lines, study_text
+    from vitscale.prediction.evidence import evidence_of
     from vitscale.prediction.fitting import fit
     from vitscale.prediction.questions import Changes, told
-    from vitscale.prediction.sources import evidence_of
 
     records = store.load(results)
     analysed = analysis.analyse(records)

@@ -61,7 +61,8 @@ def predict(
     compute_on_one_core()
     from vitscale import analysis, store
     from vitscale.cli import base
-    from vitscale.prediction import answering, finishing, fitting, questions, sources
+    from vitscale.prediction import answering, finishing, fitting, questions
+    from vitscale.prediction.evidence import evidence_of
     from vitscale.report.predicted import predict_document, predict_fields
 
     counts = None if gpus is None else base.rank_counts(gpus)
@@ -69,7 +70,7 @@ def predict(
     horizon = finishing.horizon(epochs, checkpoint_seconds, node_mtbf)
     loaded = store.load(results)
     analysed = analysis.analyse(loaded)
-    evidence = sources.evidence_of(results, loaded, analysed, declared=network, check=check)
+    evidence = evidence_of(results, loaded, analysed, declared=network, check=check)
     changes = questions.Changes(
         model, image_size, engine, zero_stage, precision, micro_batch, grad_accum, device, parameters
     )

@@ -71,7 +71,8 @@ def report(
     if "html" in wanted and not (like or like_paper):
         drawing.draw_beside()
     from vitscale import analysis, store
-    from vitscale.prediction import answering, fitting, sources
+    from vitscale.prediction import answering, fitting
+    from vitscale.prediction.evidence import evidence_of
     from vitscale.present.terminal import show
     from vitscale.report import outputs
     from vitscale.report.answers import terminal_document
@@ -87,7 +88,7 @@ def report(
     analysed = analysis.analyse(loaded, combine_unlike=combine_unlike)
     gc.freeze()  # records form no cycles: to look for some among a million takes most of the time
     console = ProgramConsole(stderr=bool({*outputs.TO_STANDARD_OUTPUT} & set(wanted)) and output is None)
-    evidence = sources.evidence_of(results, loaded, analysed)
+    evidence = evidence_of(results, loaded, analysed)
     fitted = fitting.fit(evidence)
     ahead = answering.outlook(fitted) if set(wanted) - {*outputs.WITHOUT_PREDICTIONS} else None
     brought = outputs.brought(charts or (), analysed)
@@ -110,7 +111,7 @@ def _folder(results: Path) -> Path:
 def _like(results: Path, name: str, formats: list[str], output: Path | None, *, combine_unlike: bool) -> None:
     """The figures and claims of a published study, on these results."""
     from vitscale import analysis, store
-    from vitscale.prediction.sources import evidence_of
+    from vitscale.prediction.evidence import evidence_of
     from vitscale.report import like
 
     study = like.study_named(name)

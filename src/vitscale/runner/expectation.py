@@ -100,8 +100,8 @@ def _from_results(plan: Plan, results: Path, *, needed: bool) -> tuple[dict[str,
     from vitscale import analysis, store
     from vitscale.prediction.configurations import Candidate
     from vitscale.prediction.evaluating import measured_step
+    from vitscale.prediction.evidence import evidence_of
     from vitscale.prediction.fitting import fit
-    from vitscale.prediction.sources import evidence_of
     from vitscale.prediction.workloads import measured_like
 
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from vitscale.prediction.step.message import Message
+from vitscale.prediction.step.messages import Message
 from vitscale.trial.engines import EngineFacts
 from vitscale.trial.model_cost import ParameterShapes
 from vitscale.trial.trial import Trial

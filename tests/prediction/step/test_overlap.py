@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitscale.prediction.step.message import Message, exposed_seconds
+from vitscale.prediction.step.messages import Message, exposed_seconds
 
 ONE = np.ones((1, 1))
 

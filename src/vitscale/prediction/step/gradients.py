@@ -13,7 +13,7 @@ from itertools import accumulate, count, groupby
 from typing import NamedTuple
 
 from vitscale.prediction.memory.holding import communicated_bytes, sizes, weight_bytes
-from vitscale.prediction.step.message import Message, Phase
+from vitscale.prediction.step.messages import Message, Phase
 from vitscale.trial.model_cost import ParameterShapes
 from vitscale.trial.model_counts import Module
 from vitscale.trial.trial import Trial

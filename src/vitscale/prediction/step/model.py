@@ -30,8 +30,7 @@ from numpy.typing import NDArray
 
 from vitscale.prediction.network.collectives import LinkDraws, collective_seconds
 from vitscale.prediction.network.links import Level, Network
-from vitscale.prediction.step.message import exposed_seconds
-from vitscale.prediction.step.messages import Message
+from vitscale.prediction.step.messages import Message, exposed_seconds
 
 Array = NDArray[np.float64]
 Draws = Mapping[str, Array]

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from vitscale.prediction.evidence import Evidence, Point, Series
-from vitscale.prediction.step.message import Message
-from vitscale.prediction.step.messages import messages, norm_messages, rescaled
+from vitscale.prediction.step.messages import Message, messages, norm_messages, rescaled
 from vitscale.prediction.step.model import Loading, StepModel, Worlds
 from vitscale.trial import engines
 from vitscale.trial.rank_batches import largest_micro_batch

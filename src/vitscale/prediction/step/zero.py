@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from vitscale.prediction.memory.holding import communicated_bytes, sizes, weight_bytes
 from vitscale.prediction.memory.zero import ZeroSettings, zero_settings
 from vitscale.prediction.step.gradients import Filled, Tensor, flushed_before_full, of_backward, tensors
-from vitscale.prediction.step.message import Message, Phase
+from vitscale.prediction.step.messages import Message, Phase
 from vitscale.trial.model_cost import ParameterShapes
 from vitscale.trial.trial import TrainSpec, Trial
 

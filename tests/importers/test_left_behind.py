@@ -10,7 +10,7 @@ import pytest
 from importers.test_trainer_state import state
 from results_factory import make_curve, make_results, make_run, make_trial, write_results
 from vitscale import analysis, store
-from vitscale.runner.left_behind import take_in
+from vitscale.importers.trainer_state import take_in
 from vitscale.store.records import EpochLine, ModelLine, RankRecord
 from vitscale.store.results import Results
 

@@ -19,7 +19,7 @@ from importers.logs import epoch_rows, epoch_table
 from prediction_factory import resolved_study
 from results_factory import write_results
 from vitscale import cli
-from vitscale.advice.as_json import advice_fields
+from vitscale.advice.printing import advice_fields
 from vitscale.preflight.fit import fits
 from vitscale.preflight.judging import check_fields, judged
 from vitscale.preflight.training import training_fields, training_findings

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from advice_factory import ASKED, advised, evidence, forecaster
-from vitscale.advice.as_json import advice_fields
 from vitscale.advice.next_measurement import Measurement
 from vitscale.advice.pipeline import Advice, advise
-from vitscale.advice.printing import advice_document
+from vitscale.advice.printing import advice_document, advice_fields
 from vitscale.advice.request import NoiseScale
 from vitscale.errors import RequestError
 from vitscale.present.data import envelope

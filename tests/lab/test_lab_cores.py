@@ -11,7 +11,7 @@ import pytest
 import needs
 from vitscale.lab import laboratory
 from vitscale.lab.building import own_cores
-from vitscale.lab.plan import Plan
+from vitscale.lab.state import Plan
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import typer
 
 from vitscale import __version__
 from vitscale.cli import (  # noqa: F401 - each brings its verbs
-    advising,
     importing,
     laboratory,
     predicting,

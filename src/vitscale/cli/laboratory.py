@@ -90,7 +90,7 @@ def lab_status(json: JsonOption = False) -> None:
 
 def up_lines(lab: Laboratory) -> list[str]:
     """What was made, and the commands to use it with."""
-    from vitscale.lab.plan import DEFAULT_NAME
+    from vitscale.lab.state import DEFAULT_NAME
 
     name = lab.state.name
     named = "" if name == DEFAULT_NAME else f" --name {name}"

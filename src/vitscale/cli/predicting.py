@@ -1,16 +1,19 @@
-"""The verb that says what nobody has measured: predict."""
+"""The verbs that say what nobody has measured, and what to rent: predict, advise."""
 
 from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from vitscale.cli.base import (
     CheckpointOption,
     JsonOption,
     NodeMtbfOption,
     ParametersOption,
+    ProgramConsole,
     ResultsArgument,
     VerboseOption,
     answer,
@@ -18,6 +21,11 @@ from vitscale.cli.base import (
     compute_on_one_core,
     option,
 )
+from vitscale.errors import RequestError, shown, unknown
+
+if TYPE_CHECKING:
+    from vitscale.advice.request import Request
+    from vitscale.prediction.instances import Instance
 
 
 @app.command()
@@ -88,3 +96,164 @@ def predict(
     ends = finishing.finish(horizon, answered.predictions, evidence, analysed) if horizon else ()
     fields, document = partial(predict_fields, answered, ends), partial(predict_document, answered, ends)
     answer("predict", fields, document, json=json, verbose=verbose)
+
+
+@app.command()
+def advise(
+    results: ResultsArgument,
+    deadline: Annotated[str | None, option("--deadline", "TIME", "Be done within it: 90s, 30m, 2h, 1.5d.")] = None,
+    budget: Annotated[
+        float | None, option("--budget", "X", "Spend at most: money with --price, else GPU-hours.")
+    ] = None,
+    min_efficiency: Annotated[float | None, option("--min-efficiency", "E", "Against one rank, such as 0.8.")] = None,
+    price: Annotated[float | None, option("--price", "P", "Of a GPU for an hour, in any currency.")] = None,
+    devices: Annotated[
+        Path | None, option("--devices", "FILE.csv", "Choose among these instances: a table of prices.")
+    ] = None,
+    max_gpus: Annotated[
+        int | None, option("--max-gpus", "N", "Look no further.  [default: 8 x the largest run]")
+    ] = None,
+    gpus: Annotated[str | None, option("--gpus", "LIST", "Look at these rank counts alone: 8,16,32.")] = None,
+    nodes_of: Annotated[int | None, option("--nodes-of", "M", "Ranks of a full host.  [default: as measured]")] = None,
+    network: Annotated[str | None, option("--network", "NAME", "Link between hosts, such as 25GbE.")] = None,
+    epochs: Annotated[int | None, option("--epochs", "E", "How long to train.  [default: as the study]")] = None,
+    images: Annotated[int | None, option("--images", "N", "Of an epoch, where the results do not say.")] = None,
+    series: Annotated[str | None, option("--series", "NAME", "Which curve to advise from.")] = None,
+    parameters: ParametersOption = None,
+    gpu_memory: Annotated[
+        str | None, option("--gpu-memory", "SIZE", "Of one device: 80GB.  [default: as recorded]")
+    ] = None,
+    any_batch: Annotated[
+        bool, option("--any-batch", "", "Let the answers train with another global batch than the study.")
+    ] = False,
+    large_batch: Annotated[
+        bool, option("--large-batch", "", "Let them train with few steps an epoch, or far above the noise scale.")
+    ] = False,
+    checkpoint_seconds: CheckpointOption = None,
+    node_mtbf: NodeMtbfOption = None,
+    chart: Annotated[Path | None, option("--chart", "FILE", "Draw time against cost: .png, .svg or .html.")] = None,
+    output: Annotated[Path | None, option("-o --output", "FILE", "Write the first answer as a study.")] = None,
+    output_format: Annotated[
+        str, option("--format", "F", "Of that file: study, or what starts it there: skypilot, jobset.")
+    ] = "study",
+    verbose: VerboseOption = False,
+    json: JsonOption = False,
+) -> None:
+    """What to rent: fastest, cheapest, most ranks, the knee. Exits with 1 where nothing meets the limits."""
+    compute_on_one_core()
+    from vitscale.advice.request import Request
+    from vitscale.cli.base import positive, rank_counts, seconds_of, size_bytes
+    from vitscale.prediction.finishing import Horizon
+
+    for flag, count in (
+        ("--max-gpus", max_gpus), ("--nodes-of", nodes_of), ("--epochs", epochs), ("--images", images)
+    ):  # fmt: skip
+        if count is not None and not 1 <= count <= 10**9:
+            raise RequestError(f"{flag}: {count} cannot be", valid=["1 or more"])
+    instances: tuple[Instance, ...] = ()
+    left_out: tuple[str, ...] = ()
+    if devices is not None:
+        from vitscale.prediction.instances import read_instances
+
+        instances, left_out = read_instances(devices)
+    for note in left_out:
+        ProgramConsole(stderr=True).print(note, markup=False, highlight=False)
+    job = Horizon.of(epochs or 1, checkpoint_seconds, node_mtbf)
+    asked = Request(
+        deadline_seconds=None if deadline is None else seconds_of(deadline, "--deadline"),
+        budget=positive(budget, "--budget"),
+        min_efficiency=positive(min_efficiency, "--min-efficiency", most=1.0),
+        price_per_gpu_hour=positive(price, "--price"),
+        max_gpus=max_gpus,
+        gpus=None if gpus is None else rank_counts(gpus),
+        ranks_per_node=nodes_of,
+        epochs=epochs,
+        images=images,
+        series=series,
+        memory_capacity_bytes=None if gpu_memory is None else size_bytes(gpu_memory, "--gpu-memory"),
+        any_batch=any_batch,
+        large_batch=large_batch,
+        checkpoint_seconds=job.checkpoint_seconds,
+        node_mtbf_seconds=job.node_mtbf_seconds,
+        instances=instances,
+    )
+    if chart is not None:
+        from vitscale.report.charts.advice import check_format
+
+        check_format(chart)
+    if output_format != "study":
+        from vitscale.advice.job_files import JOB_FORMATS
+
+        if output_format not in JOB_FORMATS:
+            raise unknown("format", output_format, ("study", *JOB_FORMATS))
+        if output is None:
+            raise RequestError("--format is of the file that -o names, and there is none", next_step="Add -o job.yaml")
+    met = _answer(results, asked, network, parameters, chart, output, output_format, verbose, json)
+    if not met:
+        raise typer.Exit(1)
+
+
+def _answer(
+    results: Path,
+    asked: Request,
+    network: str | None,
+    parameters: str | None,
+    chart: Path | None,
+    output: Path | None,
+    output_format: str,
+    verbose: bool,
+    json: bool,
+) -> bool:
+    """Whether anything meets the limits; prints, draws and writes what was asked for."""
+    from vitscale import analysis, store
+    from vitscale.advice.pipeline import advised_from
+    from vitscale.advice.printing import advice_document, advice_fields
+    from vitscale.advice.study_text import advised_trial, launch_lines, study_text
+    from vitscale.prediction.evidence import evidence_of
+    from vitscale.prediction.fitting import fit
+    from vitscale.prediction.questions import Changes, told
+
+    records = store.load(results)
+    analysed = analysis.analyse(records)
+    evidence, _ = told(evidence_of(results, records, analysed, declared=network), Changes(parameters=parameters))
+    advice = advised_from(fit(evidence), analysed, asked)
+    option = advice.chosen
+    study, launch = None, []
+    if option is not None:
+        try:
+            trial = advice.trials[option.series]
+            study = study_text(f"{records.study.name[:90]}-advised", option, trial, advice.work)
+            launch = launch_lines(advised_trial(option, trial, advice.work))
+        except RequestError as error:
+            if output is not None:
+                raise
+            launch = [f"unavailable: {error}"]
+    if output is not None:
+        written = study
+        if study is not None and option is not None and output_format != "study":
+            from vitscale.advice.job_files import job_text
+
+            around = [result.environment for result in analysed.trials.values() if result.environment is not None]
+            devices = tuple(dict.fromkeys(device for one in around for device in one.devices))
+            written = job_text(output_format, study, option, advice.trials[option.series], devices)
+        _write(output, written)
+    if chart is not None:
+        from vitscale.report.charts.advice import write_advice_chart
+
+        write_advice_chart(advice, chart)
+    document = partial(advice_document, advice, launch, None if output is None else str(output))
+    answer("advise", partial(advice_fields, advice, study), document, json=json, verbose=verbose)
+    return advice.met
+
+
+def _write(path: Path, study: str | None) -> None:
+    from vitscale.store import write_whole
+
+    if study is None:
+        raise RequestError(f"{shown(str(path))} is not written: there is no answer to write")
+    if path.exists():
+        raise RequestError(f"{shown(str(path))} is there already", next_step="Name a new file with -o")
+    try:
+        write_whole(path, study)
+    except OSError as error:
+        raise RequestError(f"the study cannot be written to {shown(str(path))}: {error.strerror or error}") from error

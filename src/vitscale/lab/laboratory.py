@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 from vitscale.errors import RequestError, VitscaleError, unknown
 from vitscale.lab import building, processes, quota
+from vitscale.lab.building import INTERFACE, address, set_link
 from vitscale.lab.guard import Guard, end_holders, take_down
-from vitscale.lab.plan import INTERFACE, Plan, address, set_link
-from vitscale.lab.state import State, existing, names, read
+from vitscale.lab.state import Plan, State, existing, names, read
 
 
 class Laboratory:

@@ -1,15 +1,84 @@
-"""What a laboratory leaves in its folder so that later commands find it, and end it."""
+"""What a laboratory shall be, checked before anything is made; and what it leaves in its folder for later commands."""
 
 from __future__ import annotations
 
+import math
 import os
+import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from vitscale.errors import RequestError, VitscaleError
-from vitscale.lab.plan import check_name
+from vitscale.errors import RequestError, VitscaleError, shown
 from vitscale.lab.processes import Process, pid_namespace
+from vitscale.lab.quota import LEAST_CORES
+
+DEFAULT_NAME = "default"
+MOST_HOSTS = 64
+LEAST_MBIT, MOST_MBIT = 1.0, 100_000.0
+MOST_SLOTS = 1024
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
+_BANDWIDTH = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)(mbit|gbit)")
+_MBIT = {"mbit": 1.0, "gbit": 1000.0}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many hosts, and what each of them has.
+
+    Raises:
+        RequestError: a value is none that can be made.
+    """
+
+    name: str = DEFAULT_NAME
+    hosts: int = 2
+    bandwidth_mbit: float | None = None
+    """Megabits per second that a host sends, and receives, at most; None does not limit them."""
+    cores_per_host: float | None = None
+    """CPU seconds per second, of all of a host's processes together; None does not limit them."""
+    slots: int = 1
+    """Ranks per host, as the hostfile says."""
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        _check("hosts", self.hosts, 1, MOST_HOSTS)
+        _check("slots", self.slots, 1, MOST_SLOTS)
+        if self.bandwidth_mbit is not None:
+            _check("bandwidth in Mbit/s", self.bandwidth_mbit, LEAST_MBIT, MOST_MBIT)
+        if self.cores_per_host is not None:
+            _check("cores per host", self.cores_per_host, LEAST_CORES, os.cpu_count() or 1)
+
+
+def check_name(name: str) -> str:
+    """`name`, where a laboratory can be called so: it becomes part of paths.
+
+    Raises:
+        RequestError: it cannot.
+    """
+    if not _NAME.fullmatch(name):
+        valid = "at most 31 of a-z, 0-9 and -, and no - in front"
+        raise RequestError(f"{shown(name)} cannot be the name of a lab", valid=[valid])
+    return name
+
+
+def parse_bandwidth(text: str) -> float:
+    """Megabits per second from "100mbit" or "1gbit".
+
+    Raises:
+        RequestError: it is written otherwise, or out of range.
+    """
+    match = _BANDWIDTH.fullmatch(text)
+    megabits = float(match[1]) * _MBIT[match[2]] if match else math.nan
+    if not LEAST_MBIT <= megabits <= MOST_MBIT:
+        raise RequestError(f"{shown(text)} is no bandwidth", valid=["a number and mbit or gbit, from 1mbit to 100gbit"])
+    return megabits
+
+
+def _check(what: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:  # false for nan too
+        raise RequestError(f"{what}: {shown(value)}", valid=[f"{least:g} to {most:g}"])
+
 
 RUN = Path("/run")
 """Owned by root, as a lab is, and empty after a reboot, as a lab is."""

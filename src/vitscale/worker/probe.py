@@ -1,9 +1,9 @@
 """`from vitscale import Probe`: what a user's own training script tells of its steps.
 
 Outside a study of vitscale's every method is one branch, and nothing is imported; so it can stay in the code. In one,
-the rank that runs the script (`run_script` in `vitscale.worker.__main__`) has put here what measures. And a Probe as a callback: for
-Hugging Face's Trainer, for Lightning, and for loops with Composer's events; each is made by a function, so that a
-library is imported where its callback is asked for.
+the rank that runs the script (`run_script` in `vitscale.worker.__main__`) has put here what measures. And a Probe as a
+callback: for Hugging Face's Trainer, for Lightning, and for loops with Composer's events; each is made by a function,
+so that a library is imported where its callback is asked for.
 """
 
 from __future__ import annotations

@@ -11,21 +11,9 @@ from vitscale.advice.pipeline import Advice
 from vitscale.advice.request import Option, Verdict
 from vitscale.prediction.configurations import Candidate
 from vitscale.prediction.labels import PROFILER
+from vitscale.present import document as doc
 from vitscale.present import units
 from vitscale.present.data import estimate_fields
-from vitscale.present.document import (
-    Block,
-    Bullets,
-    Cell,
-    Code,
-    Column,
-    Document,
-    Group,
-    Paragraph,
-    Section,
-    Table,
-    table,
-)
 from vitscale.present.estimate import Estimate
 from vitscale.present.units import counted, number
 
@@ -36,7 +24,7 @@ _BRACKETS = (
 )
 
 
-def advice_document(advice: Advice, launch: Sequence[str], written: str | None) -> Document:
+def advice_document(advice: Advice, launch: Sequence[str], written: str | None) -> doc.Document:
     """The answers, what would narrow them, what must be known; the Pareto front and all else folded.
 
     Args:
@@ -53,7 +41,11 @@ def advice_document(advice: Advice, launch: Sequence[str], written: str | None) 
     if any(assumed.part == PROFILER for assumed in advice.assumptions):
         limits.append("It rests on profiler traces: a few steps, the profiler's cost in each.")
     narrower, *others = _measurements(advice.measurements)
-    blocks: list[Block] = [Paragraph(" ".join([head, *limits]), "strong"), *_answers(advice), Paragraph(narrower)]
+    blocks: list[doc.Block] = [
+        doc.Paragraph(" ".join([head, *limits]), "strong"),
+        *_answers(advice),
+        doc.Paragraph(narrower),
+    ]
     last = []
     if advice.chosen is not None:
         next_step = f"  vitscale run {written}" if written else "  -o STUDY.toml writes it as a study"
@@ -61,28 +53,28 @@ def advice_document(advice: Advice, launch: Sequence[str], written: str | None) 
         last += [f"To run {sentences.in_short(advice.chosen)}:", *(refused or [next_step])]
         launch = () if refused else launch
     notes = (*sentences.notes(advice), *sentences.dropped_lines(advice))
-    blocks += [Bullets(notes)] if notes else []
+    blocks += [doc.Bullets(notes)] if notes else []
     if launch:
-        blocks.append(Section("Commands that start its ranks", (Code(tuple(launch)),)))
+        blocks.append(doc.Section("Commands that start its ranks", (doc.Code(tuple(launch)),)))
     if advice.front:
         title = "Nothing else is both faster and cheaper"
         columns = _columns(advice, advice.front)
         rows = [[form(option) for form in columns.values()] for option in advice.front]
-        blocks.append(table([*columns], rows, title=title, folded=True))
+        blocks.append(doc.table([*columns], rows, title=title, folded=True))
     assumed = tuple(
         f"{assumption.part}: {assumption.taken}. Measure it: {assumption.measurement}."
         for assumption in advice.assumptions
     )
     for title, items in (("Assumed, for nothing measured it", assumed), ("Other measurements", tuple(others))):
-        blocks += [Section(title, (Bullets(items),), folded=True)] if items else []
-    return Document("", tuple(blocks), tuple(last))
+        blocks += [doc.Section(title, (doc.Bullets(items),), folded=True)] if items else []
+    return doc.Document("", tuple(blocks), tuple(last))
 
 
-def _answers(advice: Advice) -> Iterator[Block]:
+def _answers(advice: Advice) -> Iterator[doc.Block]:
     """One row for each question; where nothing meets the limits what comes nearest, and by how much it misses."""
     asked = {sentences.QUESTIONS[answer.kind]: answer.option for answer in advice.answers}
     if advice.closest is not None:
-        yield Paragraph("No configuration meets the limits. What comes nearest:", "bad")
+        yield doc.Paragraph("No configuration meets the limits. What comes nearest:", "bad")
         asked = {"nearest": advice.closest}
     if not asked:
         return
@@ -91,15 +83,15 @@ def _answers(advice: Advice) -> Iterator[Block]:
     rows, whole = [], []
     for question, option in asked.items():
         same = f"the same as the {names[option.candidate]}" if option.candidate in names else ""
-        cells = [Cell(same, spans=len(columns))] if same else [form(option) for form in columns.values()]
-        rows.append((Cell(question), *cells))
-        whole += [] if same else [(Cell(question), *(form(option) for form in _REST.values()))]
+        cells = [doc.Cell(same, spans=len(columns))] if same else [form(option) for form in columns.values()]
+        rows.append((doc.Cell(question), *cells))
+        whole += [] if same else [(doc.Cell(question), *(form(option) for form in _REST.values()))]
         names.setdefault(option.candidate, question)
-    first = Column("answer", words=True)
-    yield Table((first, *columns), (Group("", tuple(rows)),), (_BRACKETS,))
+    first = doc.Column("answer", words=True)
+    yield doc.Table((first, *columns), (doc.Group("", tuple(rows)),), (_BRACKETS,))
     if advice.closest is not None:
-        yield Bullets((*_shortfalls(advice, advice.closest), *_alone(advice)))
-    yield table([first, *_REST], whole, title="The answers in full", folded=True)
+        yield doc.Bullets((*_shortfalls(advice, advice.closest), *_alone(advice)))
+    yield doc.table([first, *_REST], whole, title="The answers in full", folded=True)
 
 
 def _alone(advice: Advice) -> Iterator[str]:
@@ -126,78 +118,80 @@ def _shortfalls(advice: Advice, option: Option) -> Iterator[str]:
         yield f"Its efficiency is {option.efficiency.value:.3g}, and {asked.min_efficiency:g} was asked for."
 
 
-Form = Callable[[Option], Cell]
+Form = Callable[[Option], doc.Cell]
 
 
-def _time(option: Option) -> Cell:
-    return Cell(units.seconds(option.seconds.value))
+def _time(option: Option) -> doc.Cell:
+    return doc.Cell(units.seconds(option.seconds.value))
 
 
-def _with_bounds(option: Option) -> Cell:
+def _with_bounds(option: Option) -> doc.Cell:
     return _seconds_cell(option.seconds)
 
 
-def _seconds_cell(between: Estimate | None) -> Cell:
+def _seconds_cell(between: Estimate | None) -> doc.Cell:
     """With bounds in the unit of the value."""
     if between is None:
-        return Cell(units.UNKNOWN)
+        return doc.Cell(units.UNKNOWN)
     unit = units.time_unit([between.value])
-    return Cell(units.seconds(between.value), units.bounds(between.low, between.high, unit.text))
+    return doc.Cell(units.seconds(between.value), units.bounds(between.low, between.high, unit.text))
 
 
-def _amount_cell(between: Estimate | None) -> Cell:
+def _amount_cell(between: Estimate | None) -> doc.Cell:
     if between is None:
-        return Cell(units.UNKNOWN)
-    return Cell(number(between.value), units.bounds(between.low, between.high))
+        return doc.Cell(units.UNKNOWN)
+    return doc.Cell(number(between.value), units.bounds(between.low, between.high))
 
 
-_REST: dict[Column, Form] = {
-    Column("limits met", words=True): lambda option: Cell(
+_REST: dict[doc.Column, Form] = {
+    doc.Column("limits met", words=True): lambda option: doc.Cell(
         ", ".join(f"{limit}: {_SHORT_VERDICT[met]}" for limit, met in option.verdicts.items()) or units.UNKNOWN
     ),
-    Column("start-up"): lambda option: _seconds_cell(option.startup),
-    Column("GPU-hours"): lambda option: _amount_cell(option.gpu_hours),
-    Column("cost"): lambda option: _amount_cell(option.cost),
-    Column("efficiency"): lambda option: _amount_cell(option.efficiency),
-    Column("memory a rank"): lambda option: Cell(units.size(option.memory_bytes)),
-    Column("OOM chance"): lambda option: Cell(units.percent(option.oom_chance)),
-    Column("known by", words=True): lambda option: Cell(
+    doc.Column("start-up"): lambda option: _seconds_cell(option.startup),
+    doc.Column("GPU-hours"): lambda option: _amount_cell(option.gpu_hours),
+    doc.Column("cost"): lambda option: _amount_cell(option.cost),
+    doc.Column("efficiency"): lambda option: _amount_cell(option.efficiency),
+    doc.Column("memory a rank"): lambda option: doc.Cell(units.size(option.memory_bytes)),
+    doc.Column("OOM chance"): lambda option: doc.Cell(units.percent(option.oom_chance)),
+    doc.Column("known by", words=True): lambda option: doc.Cell(
         f"{option.label}, {'in' if option.label == 'measured' else 'from'} {option.series}"
     ),
 }
 """What the table of answers has no room for. Start-up is in the time; the chance is that of not fitting in memory."""
 
 
-def _columns(advice: Advice, options: Sequence[Option], time: Form = _time) -> dict[Column, Form]:
+def _columns(advice: Advice, options: Sequence[Option], time: Form = _time) -> dict[doc.Column, Form]:
     """What stands in each column; of instances, and where there is a price, money takes the place of GPU-hours."""
     rented = any(option.candidate.instance is not None for option in options)
     several_engines = len({sentences.engine(option) for option in options}) > 1
     money = advice.asked.priced or rented
 
-    def instance(option: Option) -> Cell:
+    def instance(option: Option) -> doc.Cell:
         name = "as measured" if option.candidate.instance is None else option.candidate.instance.name
-        return Cell(f"{name}, {sentences.engine(option)}" if several_engines else name)
+        return doc.Cell(f"{name}, {sentences.engine(option)}" if several_engines else name)
 
-    columns: dict[Column, Form] = {}
+    columns: dict[doc.Column, Form] = {}
     if rented:
-        columns[Column("instance", words=True)] = instance
+        columns[doc.Column("instance", words=True)] = instance
     else:
-        columns[Column("engine", words=True)] = lambda option: Cell(sentences.engine(option))
-    columns[Column("ranks")] = lambda option: Cell(str(option.gpus))
+        columns[doc.Column("engine", words=True)] = lambda option: doc.Cell(sentences.engine(option))
+    columns[doc.Column("ranks")] = lambda option: doc.Cell(str(option.gpus))
     if any(option.nodes > 1 for option in options):
-        columns[Column("hosts")] = lambda option: Cell(str(option.nodes))
-    columns[Column("batch")] = lambda option: Cell(sentences.batch(option) + sentences.mark(option))
-    columns[Column("time")] = time
+        columns[doc.Column("hosts")] = lambda option: doc.Cell(str(option.nodes))
+    columns[doc.Column("batch")] = lambda option: doc.Cell(sentences.batch(option) + sentences.mark(option))
+    columns[doc.Column("time")] = time
     if money:
-        columns[Column("cost")] = lambda option: Cell(number(None if option.cost is None else option.cost.value))
+        columns[doc.Column("cost")] = lambda option: doc.Cell(
+            number(None if option.cost is None else option.cost.value)
+        )
     else:
-        columns[Column("GPU-h")] = lambda option: Cell(number(option.gpu_hours.value))
-    columns[Column("eff.")] = lambda option: Cell(units.share(option.efficiency.value))
+        columns[doc.Column("GPU-h")] = lambda option: doc.Cell(number(option.gpu_hours.value))
+    columns[doc.Column("eff.")] = lambda option: doc.Cell(units.share(option.efficiency.value))
     if advice.noise.images is not None:
-        columns[Column("same loss")] = lambda option: Cell(units.seconds(option.same_loss_seconds))
+        columns[doc.Column("same loss")] = lambda option: doc.Cell(units.seconds(option.same_loss_seconds))
     if advice.asked.limited:
-        columns[Column("met", words=True)] = lambda option: Cell(_SHORT_VERDICT[option.verdict])
-    return columns | {Column("known", words=True, narrow=None): lambda option: Cell(option.label)}
+        columns[doc.Column("met", words=True)] = lambda option: doc.Cell(_SHORT_VERDICT[option.verdict])
+    return columns | {doc.Column("known", words=True, narrow=None): lambda option: doc.Cell(option.label)}
 
 
 def _measurements(measurements: Sequence[Measurement]) -> list[str]:

@@ -8,19 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitscale.cli.base import (
-    CheckpointOption,
-    JsonOption,
-    NodeMtbfOption,
-    ParametersOption,
-    ProgramConsole,
-    ResultsArgument,
-    VerboseOption,
-    answer,
-    app,
-    compute_on_one_core,
-    option,
-)
+from vitscale.cli import base
+from vitscale.cli.base import app, option
 from vitscale.errors import RequestError, shown, unknown
 
 if TYPE_CHECKING:
@@ -30,7 +19,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def predict(
-    results: ResultsArgument,
+    results: base.ResultsArgument,
     gpus: Annotated[
         str | None,
         option("--gpus", "LIST", "Rank counts: 16,32,1024 or 1-8.  [default: 2, 4 and 8 times the most measured]"),
@@ -46,7 +35,7 @@ def predict(
     series: Annotated[str | None, option("--series", "NAME", "One curve of the report.  [default: all]")] = None,
     model: Annotated[str | None, option("--model", "NAME", "Another model: vit-l16, or a Hugging Face folder.")] = None,
     image_size: Annotated[int | None, option("--image-size", "PIXELS", "Another image size.")] = None,
-    parameters: ParametersOption = None,
+    parameters: base.ParametersOption = None,
     engine: Annotated[str | None, option("--engine", "NAME", "Another engine.")] = None,
     zero_stage: Annotated[int | None, option("--zero-stage", "STAGE", "Another ZeRO stage: 0 to 3.")] = None,
     precision: Annotated[str | None, option("--precision", "NAME", "fp32, bf16, bf16-params or fp16.")] = None,
@@ -60,15 +49,14 @@ def predict(
     epochs: Annotated[
         int | None, option("--epochs", "N", "Also the time to finish N epochs, failures included.")
     ] = None,
-    checkpoint_seconds: CheckpointOption = None,
-    node_mtbf: NodeMtbfOption = None,
-    verbose: VerboseOption = False,
-    json: JsonOption = False,
+    checkpoint_seconds: base.CheckpointOption = None,
+    node_mtbf: base.NodeMtbfOption = None,
+    verbose: base.VerboseOption = False,
+    json: base.JsonOption = False,
 ) -> None:
     """Time, efficiency, memory and cost on rank counts that nobody has measured, with intervals."""
-    compute_on_one_core()
+    base.compute_on_one_core()
     from vitscale import analysis, store
-    from vitscale.cli import base
     from vitscale.prediction import answering, finishing, fitting, questions
     from vitscale.prediction.evidence import evidence_of
     from vitscale.report.predicted import predict_document, predict_fields
@@ -95,12 +83,12 @@ def predict(
     answered = answering.answer(fitting.fit(evidence), asked)
     ends = finishing.finish(horizon, answered.predictions, evidence, analysed) if horizon else ()
     fields, document = partial(predict_fields, answered, ends), partial(predict_document, answered, ends)
-    answer("predict", fields, document, json=json, verbose=verbose)
+    base.answer("predict", fields, document, json=json, verbose=verbose)
 
 
 @app.command()
 def advise(
-    results: ResultsArgument,
+    results: base.ResultsArgument,
     deadline: Annotated[str | None, option("--deadline", "TIME", "Be done within it: 90s, 30m, 2h, 1.5d.")] = None,
     budget: Annotated[
         float | None, option("--budget", "X", "Spend at most: money with --price, else GPU-hours.")
@@ -119,7 +107,7 @@ def advise(
     epochs: Annotated[int | None, option("--epochs", "E", "How long to train.  [default: as the study]")] = None,
     images: Annotated[int | None, option("--images", "N", "Of an epoch, where the results do not say.")] = None,
     series: Annotated[str | None, option("--series", "NAME", "Which curve to advise from.")] = None,
-    parameters: ParametersOption = None,
+    parameters: base.ParametersOption = None,
     gpu_memory: Annotated[
         str | None, option("--gpu-memory", "SIZE", "Of one device: 80GB.  [default: as recorded]")
     ] = None,
@@ -129,20 +117,19 @@ def advise(
     large_batch: Annotated[
         bool, option("--large-batch", "", "Let them train with few steps an epoch, or far above the noise scale.")
     ] = False,
-    checkpoint_seconds: CheckpointOption = None,
-    node_mtbf: NodeMtbfOption = None,
+    checkpoint_seconds: base.CheckpointOption = None,
+    node_mtbf: base.NodeMtbfOption = None,
     chart: Annotated[Path | None, option("--chart", "FILE", "Draw time against cost: .png, .svg or .html.")] = None,
     output: Annotated[Path | None, option("-o --output", "FILE", "Write the first answer as a study.")] = None,
     output_format: Annotated[
         str, option("--format", "F", "Of that file: study, or what starts it there: skypilot, jobset.")
     ] = "study",
-    verbose: VerboseOption = False,
-    json: JsonOption = False,
+    verbose: base.VerboseOption = False,
+    json: base.JsonOption = False,
 ) -> None:
     """What to rent: fastest, cheapest, most ranks, the knee. Exits with 1 where nothing meets the limits."""
-    compute_on_one_core()
+    base.compute_on_one_core()
     from vitscale.advice.request import Request
-    from vitscale.cli.base import positive, rank_counts, seconds_of, size_bytes
     from vitscale.prediction.finishing import Horizon
 
     for flag, count in (
@@ -157,20 +144,20 @@ def advise(
 
         instances, left_out = read_instances(devices)
     for note in left_out:
-        ProgramConsole(stderr=True).print(note, markup=False, highlight=False)
+        base.ProgramConsole(stderr=True).print(note, markup=False, highlight=False)
     job = Horizon.of(epochs or 1, checkpoint_seconds, node_mtbf)
     asked = Request(
-        deadline_seconds=None if deadline is None else seconds_of(deadline, "--deadline"),
-        budget=positive(budget, "--budget"),
-        min_efficiency=positive(min_efficiency, "--min-efficiency", most=1.0),
-        price_per_gpu_hour=positive(price, "--price"),
+        deadline_seconds=None if deadline is None else base.seconds_of(deadline, "--deadline"),
+        budget=base.positive(budget, "--budget"),
+        min_efficiency=base.positive(min_efficiency, "--min-efficiency", most=1.0),
+        price_per_gpu_hour=base.positive(price, "--price"),
         max_gpus=max_gpus,
-        gpus=None if gpus is None else rank_counts(gpus),
+        gpus=None if gpus is None else base.rank_counts(gpus),
         ranks_per_node=nodes_of,
         epochs=epochs,
         images=images,
         series=series,
-        memory_capacity_bytes=None if gpu_memory is None else size_bytes(gpu_memory, "--gpu-memory"),
+        memory_capacity_bytes=None if gpu_memory is None else base.size_bytes(gpu_memory, "--gpu-memory"),
         any_batch=any_batch,
         large_batch=large_batch,
         checkpoint_seconds=job.checkpoint_seconds,
@@ -242,7 +229,7 @@ def _answer(
 
         write_advice_chart(advice, chart)
     document = partial(advice_document, advice, launch, None if output is None else str(output))
-    answer("advise", partial(advice_fields, advice, study), document, json=json, verbose=verbose)
+    base.answer("advise", partial(advice_fields, advice, study), document, json=json, verbose=verbose)
     return advice.met
 
 

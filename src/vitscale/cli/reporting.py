@@ -9,17 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitscale.cli.base import (
-    JsonOption,
-    ProgramConsole,
-    ResultsArgument,
-    VerboseOption,
-    answer,
-    app,
-    compute_on_one_core,
-    option,
-    share_of,
-)
+from vitscale.cli import base
+from vitscale.cli.base import app, option
 from vitscale.errors import RequestError, shown, unknown
 
 if TYPE_CHECKING:
@@ -30,7 +21,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def report(
-    results: ResultsArgument,
+    results: base.ResultsArgument,
     output: Annotated[
         Path | None, option("-o --output", "PATH", "File to write; for several formats or pictures, a folder.")
     ] = None,
@@ -57,11 +48,11 @@ def report(
     ] = None,
     charts: Annotated[list[str] | None, option("--chart", "NAME", "A chart of another package, beside ours.")] = None,
     like_paper: Annotated[bool, typer.Option("--like-paper", hidden=True)] = False,
-    verbose: VerboseOption = False,
-    json: JsonOption = False,
+    verbose: base.VerboseOption = False,
+    json: base.JsonOption = False,
 ) -> None:
     """Tables, figures and one self-contained HTML page."""
-    compute_on_one_core()
+    base.compute_on_one_core()
     from vitscale.present import drawing
 
     if json and formats is not None:
@@ -87,7 +78,7 @@ def report(
     loaded = store.load(results)
     analysed = analysis.analyse(loaded, combine_unlike=combine_unlike)
     gc.freeze()  # records form no cycles: to look for some among a million takes most of the time
-    console = ProgramConsole(stderr=bool({*outputs.TO_STANDARD_OUTPUT} & set(wanted)) and output is None)
+    console = base.ProgramConsole(stderr=bool({*outputs.TO_STANDARD_OUTPUT} & set(wanted)) and output is None)
     evidence = evidence_of(results, loaded, analysed)
     fitted = fitting.fit(evidence)
     ahead = answering.outlook(fitted) if set(wanted) - {*outputs.WITHOUT_PREDICTIONS} else None
@@ -122,7 +113,7 @@ def _like(results: Path, name: str, formats: list[str], output: Path | None, *, 
     analysed = analysis.analyse(loaded, combine_unlike=combine_unlike)
     material = like.Material.of(analysed, evidence_of(results, loaded, analysed).network)
     written = like.write(study, material, _folder(results), formats, output)
-    console = ProgramConsole(stderr="json" in formats and output is None)
+    console = base.ProgramConsole(stderr="json" in formats and output is None)
     for line in (*like.findings(study, material), *map(str, written)):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -151,11 +142,11 @@ def compare(
     combine_unlike: Annotated[
         bool, option("--combine-unlike", "", "Combine runs of unlike hardware or library versions of a trial.")
     ] = False,
-    verbose: VerboseOption = False,
-    json: JsonOption = False,
+    verbose: base.VerboseOption = False,
+    json: base.JsonOption = False,
 ) -> None:
     """Results side by side: what differs, and which trials got slower or faster for certain."""
-    compute_on_one_core()
+    base.compute_on_one_core()
     from vitscale import analysis, store
     from vitscale.present.html import to_html
     from vitscale.present.markdown import to_markdown
@@ -168,7 +159,7 @@ def compare(
     renderers = {".html": to_html, ".md": to_markdown}
     if output is not None and output.suffix not in renderers:
         raise RequestError(f"-o names {shown(output.name)}", valid=["FILE.html", "FILE.md"])
-    limit = share_of(fail_if_slower, "--fail-if-slower") if fail_if_slower is not None else None
+    limit = base.share_of(fail_if_slower, "--fail-if-slower") if fail_if_slower is not None else None
     names = [path.name if [other.name for other in results].count(path.name) == 1 else str(path) for path in results]
     analysed = [analysis.analyse(store.load(path), combine_unlike=combine_unlike) for path in results]
     named = list(zip(names, analysed, strict=True))
@@ -187,7 +178,7 @@ def compare(
             raise RequestError(f"{shown(str(output))} cannot be written: {error.strerror or error}") from None
     if json or output is None:
         fields = partial(compared_fields, names[0], pairs, limit, missing)
-        answer("compare", fields, lambda: document, json=json, verbose=verbose)
+        base.answer("compare", fields, lambda: document, json=json, verbose=verbose)
     gates = {pair.gate(limit) for pair in pairs} if limit is not None else set()
     if "slower" in gates or (strict and (missing or "undecided" in gates)):
         raise typer.Exit(1)

@@ -9,19 +9,8 @@ from typing import Annotated
 
 import typer
 
-from vitscale.cli.base import (
-    HostfileOption,
-    JsonOption,
-    LauncherOption,
-    OverridesArgument,
-    SchedulerOption,
-    SiteOption,
-    VerboseOption,
-    app,
-    compute_on_one_core,
-    option,
-    rank_counts,
-)
+from vitscale.cli import base
+from vitscale.cli.base import app, option
 from vitscale.errors import RequestError, shown, unknown
 
 ModelOption = Annotated[str | None, option("--model", "NAME", "vit-ti16 ... vit-h14, swinv2-t ... swinv2-l.")]
@@ -50,10 +39,10 @@ def init(
     root: RootOption = None,
     engine: EngineOption = None,
     gpus: Annotated[str | None, option("--gpus", "LIST", "Rank counts: 1,2,4.  [default: doublings]")] = None,
-    hostfile: HostfileOption = None,
+    hostfile: base.HostfileOption = None,
 ) -> None:
     """Look at this machine, its hostfile or its Slurm, and write a first study for it. On a terminal it asks."""
-    compute_on_one_core()
+    base.compute_on_one_core()
     import json
 
     from vitscale import runner
@@ -72,7 +61,7 @@ def init(
         if root is None and data not in ("digits", "synthetic"):
             root = typer.prompt("Where they lie", "~/data")
         gpus = gpus or typer.prompt("Rank counts", fits)
-    wishes = Wishes(model, data, root, engine, rank_counts(gpus or fits))
+    wishes = Wishes(model, data, root, engine, base.rank_counts(gpus or fits))
     name = output.stem or "study"
     text = f"#:schema {_SCHEMA}\n{first_study(name, where, wishes)}"
     planned = runner.plan(StudyFile.checked(output, text))
@@ -88,7 +77,7 @@ _SCHEMA = "study.schema.json"
 
 @app.command()
 def train(
-    overrides: OverridesArgument = None,
+    overrides: base.OverridesArgument = None,
     model: ModelOption = None,
     data: DataOption = None,
     root: RootOption = None,
@@ -97,12 +86,12 @@ def train(
         int | None, option("--gpus", "N", "Ranks in all.  [default: all there are; on CPU up to 4]")
     ] = None,
     output: Annotated[Path | None, option("-o --output", "RESULTS", "Results folder.  [default: results/NAME]")] = None,
-    launcher: LauncherOption = None,
-    hostfile: HostfileOption = None,
-    scheduler: SchedulerOption = None,
-    site: SiteOption = None,
-    verbose: VerboseOption = False,
-    json: JsonOption = False,
+    launcher: base.LauncherOption = None,
+    hostfile: base.HostfileOption = None,
+    scheduler: base.SchedulerOption = None,
+    site: base.SiteOption = None,
+    verbose: base.VerboseOption = False,
+    json: base.JsonOption = False,
 ) -> None:
     """One trial without a study file: a study of one, which run and report take. The same command again resumes."""
     import hashlib

@@ -9,21 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitscale.cli.base import (
-    HostfileOption,
-    JsonOption,
-    LauncherOption,
-    OverridesArgument,
-    ProgramConsole,
-    SchedulerOption,
-    SiteOption,
-    StudyArgument,
-    VerboseOption,
-    answer,
-    app,
-    compute_on_one_core,
-    option,
-)
+from vitscale.cli import base
+from vitscale.cli.base import app, option
 from vitscale.errors import RequestError
 
 if TYPE_CHECKING:
@@ -39,8 +26,8 @@ MemoryOption = Annotated[
 
 @app.command()
 def plan(
-    study: StudyArgument,
-    overrides: OverridesArgument = None,
+    study: base.StudyArgument,
+    overrides: base.OverridesArgument = None,
     commands: Annotated[
         bool, option("--commands", "", "Print every trial's exact command or batch script, and nothing else.")
     ] = False,
@@ -52,15 +39,15 @@ def plan(
     skip_unfit: Annotated[
         bool, option("--skip-unfit", "", "Leave out of the sums what will not fit in memory, as run does.")
     ] = False,
-    launcher: LauncherOption = None,
-    hostfile: HostfileOption = None,
-    scheduler: SchedulerOption = None,
-    site: SiteOption = None,
-    verbose: VerboseOption = False,
-    json: JsonOption = False,
+    launcher: base.LauncherOption = None,
+    hostfile: base.HostfileOption = None,
+    scheduler: base.SchedulerOption = None,
+    site: base.SiteOption = None,
+    verbose: base.VerboseOption = False,
+    json: base.JsonOption = False,
 ) -> None:
     """What would run: trials, memory, time and cost, exact commands. Starts nothing and writes nothing."""
-    compute_on_one_core()
+    base.compute_on_one_core()
     from vitscale import runner
     from vitscale.runner.preview import command_list, plan_document, plan_fields
     from vitscale.study.file import StudyFile, overlay
@@ -73,13 +60,13 @@ def plan(
         return
     estimate = _estimate(planned, predict_from, price, gpu_memory, skip_unfit=skip_unfit)
     fields, document = partial(plan_fields, planned, estimate), partial(plan_document, planned, estimate)
-    answer("plan", fields, document, json=json, verbose=verbose)
+    base.answer("plan", fields, document, json=json, verbose=verbose)
 
 
 @app.command()
 def run(
-    study: StudyArgument,
-    overrides: OverridesArgument = None,
+    study: base.StudyArgument,
+    overrides: base.OverridesArgument = None,
     output: Annotated[Path | None, option("-o --output", "RESULTS", "Results folder.  [default: results/NAME]")] = None,
     retry_failed: Annotated[bool, option("--retry-failed", "", "Do runs again that did not complete.")] = False,
     allow_version_change: Annotated[
@@ -92,12 +79,12 @@ def run(
         bool, option("--skip-unfit", "", "Skip trials that will not fit in memory; without it they are done.")
     ] = False,
     gpu_memory: MemoryOption = None,
-    launcher: LauncherOption = None,
-    hostfile: HostfileOption = None,
-    scheduler: SchedulerOption = None,
-    site: SiteOption = None,
-    verbose: VerboseOption = False,
-    json: JsonOption = False,
+    launcher: base.LauncherOption = None,
+    hostfile: base.HostfileOption = None,
+    scheduler: base.SchedulerOption = None,
+    site: base.SiteOption = None,
+    verbose: base.VerboseOption = False,
+    json: base.JsonOption = False,
 ) -> None:
     """Run what is not done yet. The same command again resumes."""
     from vitscale import runner
@@ -121,7 +108,7 @@ def carry_out(planned: Plan, results: Path, options: Options, *, verbose: bool, 
     from vitscale.preflight import pace_warnings
     from vitscale.runner.preview import finding_lines
 
-    console = ProgramConsole(stderr=json)
+    console = base.ProgramConsole(stderr=json)
     notes = [*planned.expansion.notes, *pace_warnings(planned, results)]
     for note in (*(f"note: {note}" for note in notes), *finding_lines(planned)):
         console.print(note, markup=False, highlight=False, soft_wrap=True)
@@ -162,11 +149,10 @@ def _estimate(
     planned: Plan, predict_from: Path | None, price: float | None, gpu_memory: str | None, *, skip_unfit: bool
 ) -> PlanEstimate:
     from vitscale import runner
-    from vitscale.cli.base import positive
     from vitscale.runner.expectation import expectations
     from vitscale.runner.plan_estimate import PlanEstimate, memory_fits, unfit
 
-    per_hour = positive(price, "--price")
+    per_hour = base.positive(price, "--price")
     fits = memory_fits(planned, _bytes(gpu_memory))
     skipped = frozenset(unfit(fits)) if skip_unfit else frozenset()
     done = runner.done_before(planned, Path("results") / planned.record.name)
@@ -180,9 +166,7 @@ def _unfit(planned: Plan, gpu_memory: str | None) -> dict[str, str]:
 
 
 def _bytes(gpu_memory: str | None) -> int | None:
-    from vitscale.cli.base import size_bytes
-
-    return None if gpu_memory is None else size_bytes(gpu_memory, "--gpu-memory")
+    return None if gpu_memory is None else base.size_bytes(gpu_memory, "--gpu-memory")
 
 
 @app.command()
@@ -190,19 +174,19 @@ def check(
     study: Annotated[
         Path | None, typer.Argument(metavar="[STUDY.toml]", help="For its ranks, data and model.", show_default=False)
     ] = None,
-    overrides: OverridesArgument = None,
+    overrides: base.OverridesArgument = None,
     output: Annotated[Path | None, option("-o --output", "RESULTS", "Results folder that it is stored in.")] = None,
     ranks_per_node: Annotated[int | None, option("--ranks-per-node", "M", "Ranks on each host.")] = None,
     quick: Annotated[bool, option("--quick", "", "Small messages and short measurements.")] = False,
     training: Annotated[
         bool, option("--training", "", "Train a tiny run of each engine instead, and prove what is measured.")
     ] = False,
-    launcher: LauncherOption = None,
-    hostfile: HostfileOption = None,
-    scheduler: SchedulerOption = None,
-    site: SiteOption = None,
-    verbose: VerboseOption = False,
-    json: JsonOption = False,
+    launcher: base.LauncherOption = None,
+    hostfile: base.HostfileOption = None,
+    scheduler: base.SchedulerOption = None,
+    site: base.SiteOption = None,
+    verbose: base.VerboseOption = False,
+    json: base.JsonOption = False,
 ) -> None:
     """Preflight: this machine, a hostfile's hosts or an allocation. Exits with 1 where training would not start."""
     from vitscale import preflight
@@ -215,11 +199,11 @@ def check(
         return
     target = preflight.check_target(study, over, overrides or ())
     wanted = preflight.request(target, ranks_per_node=ranks_per_node, quick=quick)
-    say = ProgramConsole(stderr=True)
+    say = base.ProgramConsole(stderr=True)
     record, path = preflight.run_check(target, wanted, output, lambda line: say.print(line, highlight=False))
     findings = preflight.judged(record)
     told = (record, findings, path)
-    answer("check", lambda: check_fields(*told), lambda: check_document(*told), json=json, verbose=verbose)
+    base.answer("check", lambda: check_fields(*told), lambda: check_document(*told), json=json, verbose=verbose)
     if any(finding.severity == "error" for finding in findings):
         raise typer.Exit(1)
 
@@ -232,13 +216,13 @@ def _check_training(
 
     if study is not None:
         raise RequestError("--training brings runs of its own, and a study is given", next_step="Leave one of them out")
-    results, proved, missing = training.check_training(over, ranks, output, ProgramConsole(stderr=True))
+    results, proved, missing = training.check_training(over, ranks, output, base.ProgramConsole(stderr=True))
     findings = training.training_findings(proved)
     fields = training.training_fields(results, proved, missing, findings)
     bundle = results / "bundle.tar.gz"
     write_bundle(results, bundle, redact=True, beside=fields)
     document = partial(training.training_document, results, bundle, proved, missing, findings)
-    answer("check", lambda: fields | {"bundle": str(bundle)}, document, json=json, verbose=verbose)
+    base.answer("check", lambda: fields | {"bundle": str(bundle)}, document, json=json, verbose=verbose)
     if findings:
         raise typer.Exit(1)
 
@@ -253,8 +237,8 @@ def lint(
     deepspeed: Annotated[
         str | None, option("--deepspeed", "VERSION", "Judge for this version.  [default: installed]")
     ] = None,
-    verbose: VerboseOption = False,
-    json: JsonOption = False,
+    verbose: base.VerboseOption = False,
+    json: base.JsonOption = False,
 ) -> None:
     """What a DeepSpeed configuration will really do. Exits with 1 where DeepSpeed refuses it or does otherwise."""
     from vitscale import lint as linter
@@ -268,6 +252,8 @@ def lint(
     text = read_text(config, "DeepSpeed configuration", next_step="Give the JSON file that deepspeed.initialize gets")
     findings = linter.at_lines(linter.lint(deepspeed_config.parse_json(text, shown(str(config))), setting), text)
     told = (str(config), findings, setting)
-    answer("lint", lambda: linter.lint_fields(*told), lambda: linter.lint_document(*told), json=json, verbose=verbose)
+    base.answer(
+        "lint", lambda: linter.lint_fields(*told), lambda: linter.lint_document(*told), json=json, verbose=verbose
+    )
     if any(finding.severity == "error" for finding in findings):
         raise typer.Exit(1)

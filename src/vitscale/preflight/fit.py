@@ -6,17 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vitscale.store.checks import (
-    GROUPS,
-    MOST_RATE,
-    OPERATIONS,
-    CheckedRank,
-    CollectiveFit,
-    CollectiveLine,
-    Group,
-    Operation,
-    bus_factor,
-)
+from vitscale.store import checks
 
 _LARGE = 16
 """Bandwidth is fitted to sizes from the largest down to this part of it: smaller messages may pass on a burst, in a
@@ -32,12 +22,14 @@ class Point:
     seconds: float
 
 
-def points(ranks: Sequence[CheckedRank], group: Group, operation: Operation) -> tuple[int, list[Point]]:
+def points(
+    ranks: Sequence[checks.CheckedRank], group: checks.Group, operation: checks.Operation
+) -> tuple[int, list[Point]]:
     """(ranks in the group, its points by rising size): the slowest rank of each repeat, the median over repeats.
 
     Inside nodes every host has a group of its own, and the slowest host counts.
     """
-    by_size: dict[tuple[int, int], list[CollectiveLine]] = {}
+    by_size: dict[tuple[int, int], list[checks.CollectiveLine]] = {}
     for rank in ranks:
         for line in rank.collectives:
             if (line.group, line.operation) == (group, operation):
@@ -50,7 +42,7 @@ def points(ranks: Sequence[CheckedRank], group: Group, operation: Operation) -> 
         repeats = min(len(line.seconds) for line in lines)
         seconds = statistics.median(max(line.seconds[n] for line in lines) for n in range(repeats))
         if count == most and seconds > 0:
-            measured.append(Point(size, bus_factor(operation, count) * size, seconds))
+            measured.append(Point(size, checks.bus_factor(operation, count) * size, seconds))
     return most, measured
 
 
@@ -93,11 +85,11 @@ def _of_the_fastest(measured: Sequence[Point]) -> tuple[float, float] | None:
     return (0.0, max(point.bus_bytes / point.seconds for point in measured)) if measured else None
 
 
-def fits(ranks: Sequence[CheckedRank]) -> tuple[CollectiveFit, ...]:
+def fits(ranks: Sequence[checks.CheckedRank]) -> tuple[checks.CollectiveFit, ...]:
     """What was fitted to each operation in each group that was swept."""
     done = []
-    for group in GROUPS:
-        for operation in OPERATIONS:
+    for group in checks.GROUPS:
+        for operation in checks.OPERATIONS:
             count, measured = points(ranks, group, operation)
             # Of one size, or of a stream of messages, no latency can be told from the rest.
             known = operation != "rdma" and len(measured) != 1
@@ -105,11 +97,11 @@ def fits(ranks: Sequence[CheckedRank]) -> tuple[CollectiveFit, ...]:
             if fitted is None:
                 continue
             latency, bandwidth = fitted
-            if not 0 < bandwidth <= MOST_RATE:  # a clock that stood still measured nothing
+            if not 0 < bandwidth <= checks.MOST_RATE:  # a clock that stood still measured nothing
                 continue
             residuals = [abs(latency + p.bus_bytes / bandwidth - p.seconds) / p.seconds for p in measured]
             done.append(
-                CollectiveFit(
+                checks.CollectiveFit(
                     group=group,
                     operation=operation,
                     ranks=count,

@@ -15,25 +15,13 @@ from typing import Any
 from vitscale.preflight import host_verdicts, network_verdicts, pace_verdicts, reach_verdicts
 from vitscale.preflight.pace_verdicts import against_others, rank_speeds, rates
 from vitscale.preflight.verdict import host_of
+from vitscale.present import document as doc
 from vitscale.present.data import finding_fields
-from vitscale.present.document import (
-    Block,
-    Bullets,
-    Cell,
-    Column,
-    Document,
-    Finding,
-    Group,
-    Paragraph,
-    Table,
-    counts_of,
-    most_severe_first,
-)
 from vitscale.present.units import UNAVAILABLE, UNKNOWN, counted, number, rate, seconds, size
 from vitscale.runner import Plan
 from vitscale.store.checks import GROUPS, OPERATIONS, CheckedRank, CheckRecord, latest
 
-RULES: tuple[Callable[[CheckRecord], Iterable[Finding]], ...] = (
+RULES: tuple[Callable[[CheckRecord], Iterable[doc.Finding]], ...] = (
     reach_verdicts.unreachable_hosts,
     reach_verdicts.missing_ranks,
     reach_verdicts.rank_0_not_reached,
@@ -58,9 +46,9 @@ RULES: tuple[Callable[[CheckRecord], Iterable[Finding]], ...] = (
 """The whole list; among findings of one severity its order is kept."""
 
 
-def judged(record: CheckRecord) -> tuple[Finding, ...]:
+def judged(record: CheckRecord) -> tuple[doc.Finding, ...]:
     """What is to be said of a check."""
-    return most_severe_first([finding for rule in RULES for finding in rule(record)])
+    return doc.most_severe_first([finding for rule in RULES for finding in rule(record)])
 
 
 def pace_warnings(plan: Plan, results: Path) -> list[str]:
@@ -85,7 +73,7 @@ _MOST_RANKS = 64
 _AT_ONCE_SECONDS = 0.02
 
 
-def check_fields(record: CheckRecord, findings: Sequence[Finding], path: Path) -> dict[str, Any]:
+def check_fields(record: CheckRecord, findings: Sequence[doc.Finding], path: Path) -> dict[str, Any]:
     """Everything as data, the raw values included."""
     speeds = rank_speeds(record)
     return {
@@ -97,14 +85,14 @@ def check_fields(record: CheckRecord, findings: Sequence[Finding], path: Path) -
     }
 
 
-def check_document(record: CheckRecord, findings: Sequence[Finding], path: Path) -> Document:
+def check_document(record: CheckRecord, findings: Sequence[doc.Finding], path: Path) -> doc.Document:
     """What is wrong, the most severe first, then what was measured."""
     tables = [_ranks(record)] if record.ranks else []
     if any(rank.collectives for rank in record.ranks):
         tables.append(_collectives(record))
-    blocks: tuple[Block, ...] = (*findings, *tables, Bullets((*_loader(record), *_disk(record))))
-    heading = Paragraph(f"{_heading(record)}: {counts_of(findings)}", "strong")
-    return Document("", (heading, *blocks), (f"Stored: {path}",))
+    blocks: tuple[doc.Block, ...] = (*findings, *tables, doc.Bullets((*_loader(record), *_disk(record))))
+    heading = doc.Paragraph(f"{_heading(record)}: {doc.counts_of(findings)}", "strong")
+    return doc.Document("", (heading, *blocks), (f"Stored: {path}",))
 
 
 def _heading(record: CheckRecord) -> str:
@@ -114,11 +102,11 @@ def _heading(record: CheckRecord) -> str:
     return f"{where}; {backend} on {record.request.device}; started by {record.launcher}"
 
 
-def _ranks(record: CheckRecord) -> Table:
+def _ranks(record: CheckRecord) -> doc.Table:
     """One line per rank. Memory is the device's; pace is that of the fixed compute over the fastest rank's."""
     pace = rates(record.ranks)
     fastest = max(pace.values(), default=0.0)
-    columns = [*map(Column, ("rank", "cores", "memory", "matmul", "pace")), Column("host", words=True)]
+    columns = [*map(doc.Column, ("rank", "cores", "memory", "matmul", "pace")), doc.Column("host", words=True)]
     rows = []
     for rank in record.ranks[:_MOST_RANKS]:
         environment = rank.facts.environment if rank.facts else None
@@ -131,10 +119,10 @@ def _ranks(record: CheckRecord) -> Table:
             host_of(rank) or UNAVAILABLE,
             environment.device.name if environment else UNAVAILABLE,
         )
-        rows.append(tuple(map(Cell, texts)))
+        rows.append(tuple(map(doc.Cell, texts)))
     more = len(record.ranks) - _MOST_RANKS
     notes = (f"{more} more ranks: --json has them.",) if more > 0 else ()
-    return Table((*columns, Column("device", words=True)), (Group("", tuple(rows)),), notes)
+    return doc.Table((*columns, doc.Column("device", words=True)), (doc.Group("", tuple(rows)),), notes)
 
 
 def _cores(rank: CheckedRank, record: CheckRecord) -> str:
@@ -147,12 +135,12 @@ def _cores(rank: CheckedRank, record: CheckRecord) -> str:
     return f"{room:.3g}"
 
 
-def _collectives(record: CheckRecord) -> Table:
+def _collectives(record: CheckRecord) -> doc.Table:
     """One line per group and operation. A latency that the fit takes for 0 is below what was measured: unknown."""
     columns = (
-        Column("collectives", words=True),
-        Column("operation", words=True),
-        *map(Column, ("ranks", "latency", "bandwidth", "largest", "took")),
+        doc.Column("collectives", words=True),
+        doc.Column("operation", words=True),
+        *map(doc.Column, ("ranks", "latency", "bandwidth", "largest", "took")),
     )
     measured = {(line.group, line.operation) for rank in record.ranks for line in rank.collectives}
     rows = []
@@ -169,8 +157,8 @@ def _collectives(record: CheckRecord) -> Table:
                 size(fit.largest_size_bytes),
                 seconds(fit.largest_seconds),
             ]
-        rows.append(tuple(map(Cell, (group, operation.replace("_", "-"), *figures))))
-    return Table(columns, (Group("", tuple(rows)),))
+        rows.append(tuple(map(doc.Cell, (group, operation.replace("_", "-"), *figures))))
+    return doc.Table(columns, (doc.Group("", tuple(rows)),))
 
 
 def _loader(record: CheckRecord) -> list[str]:

@@ -17,20 +17,8 @@ from vitscale import analysis, runner, store
 from vitscale.errors import RequestError
 from vitscale.preflight.running import check_target
 from vitscale.preflight.training_proofs import Proof, failures, proofs
+from vitscale.present import document as doc
 from vitscale.present.data import finding_fields
-from vitscale.present.document import (
-    About,
-    Block,
-    Bullets,
-    Cell,
-    Column,
-    Document,
-    Finding,
-    Group,
-    Paragraph,
-    Section,
-    Table,
-)
 from vitscale.present.units import UNKNOWN, counted
 from vitscale.runner import Plan
 from vitscale.study.file import Overlay
@@ -178,18 +166,22 @@ def _of_full_size(plan: Plan, size: int) -> Plan:
     )
 
 
-def training_findings(proofs: Iterable[Proof]) -> tuple[Finding, ...]:
+def training_findings(proofs: Iterable[Proof]) -> tuple[doc.Finding, ...]:
     """What does not hold, as findings."""
     return tuple(
-        Finding(
-            f"{proof.subject}-unproved", "error", f"{proof.engine}: {proof.message}", _ADVICE[proof.subject], About()
+        doc.Finding(
+            f"{proof.subject}-unproved",
+            "error",
+            f"{proof.engine}: {proof.message}",
+            _ADVICE[proof.subject],
+            doc.About(),
         )
         for proof in failures(proofs)
     )
 
 
 def training_fields(
-    results: Path, proofs: Sequence[Proof], missing: Sequence[str], findings: Sequence[Finding]
+    results: Path, proofs: Sequence[Proof], missing: Sequence[str], findings: Sequence[doc.Finding]
 ) -> dict[str, Any]:
     """All of it as data."""
     return {
@@ -199,8 +191,8 @@ def training_fields(
 
 
 def training_document(
-    results: Path, bundle: Path, proofs: Sequence[Proof], missing: Sequence[str], findings: Sequence[Finding]
-) -> Document:
+    results: Path, bundle: Path, proofs: Sequence[Proof], missing: Sequence[str], findings: Sequence[doc.Finding]
+) -> doc.Document:
     """What does not hold, then a row for each engine and a column for each claim."""
     failed, held = len(failures(proofs)), sum(proof.status == "holds" for proof in proofs)
     untold = len(proofs) - failed - held
@@ -208,23 +200,23 @@ def training_document(
         f"{counted(held, 'claim')} hold, {failed} {'fails' if failed == 1 else 'fail'}, {untold} cannot be told here"
     )
     subjects = [subject for subject in _ADVICE if any(proof.subject == subject for proof in proofs)]
-    columns = (Column("engine", words=True), *map(Column, subjects))
+    columns = (doc.Column("engine", words=True), *map(doc.Column, subjects))
     engines = dict.fromkeys(proof.engine for proof in proofs)
     known: dict[tuple[str, str], Proof] = {(proof.engine, proof.subject): proof for proof in proofs}
-    rows = [(Cell(name), *(_cell(known.get((name, subject))) for subject in subjects)) for name in engines]
-    table = Table(columns, (Group("", tuple(rows)),), ("In brackets: how far apart, where that is a figure.",))
+    rows = [(doc.Cell(name), *(_cell(known.get((name, subject))) for subject in subjects)) for name in engines]
+    table = doc.Table(columns, (doc.Group("", tuple(rows)),), ("In brackets: how far apart, where that is a figure.",))
     details = tuple(f"{proof.engine}: {proof.subject} {proof.status}: {proof.message}" for proof in proofs)
-    blocks: list[Block] = [Paragraph(heading, "strong"), *findings, table]
-    blocks += [Bullets(tuple(f"left out: {why}" for why in missing))] if missing else []
-    blocks.append(Section("What was found", (Bullets(details),), folded=True))
-    return Document(
+    blocks: list[doc.Block] = [doc.Paragraph(heading, "strong"), *findings, table]
+    blocks += [doc.Bullets(tuple(f"left out: {why}" for why in missing))] if missing else []
+    blocks.append(doc.Section("What was found", (doc.Bullets(details),), folded=True))
+    return doc.Document(
         "", tuple(blocks), (f"Runs: vitscale report {results}", f"To send, without names and paths: {bundle}")
     )
 
 
-def _cell(proof: Proof | None) -> Cell:
+def _cell(proof: Proof | None) -> doc.Cell:
     if proof is None:
-        return Cell(UNKNOWN)
+        return doc.Cell(UNKNOWN)
     words = {"holds": "yes", "fails": "NO", "untold": UNKNOWN}
     measured = proof.subject in ("losses", "clocks", "profiling") and proof.figure is not None
-    return Cell(words[proof.status], f"{proof.figure:.1g}" if measured else "")
+    return doc.Cell(words[proof.status], f"{proof.figure:.1g}" if measured else "")

@@ -17,21 +17,9 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
+from vitscale.present import document as doc
 from vitscale.present import drawing
 from vitscale.present.data import finite
-from vitscale.present.document import (
-    Block,
-    Bullets,
-    Cell,
-    Code,
-    Document,
-    Figure,
-    Finding,
-    Paragraph,
-    Section,
-    Table,
-    View,
-)
 from vitscale.present.units import unbroken
 
 _HERE = Path(__file__).parent
@@ -63,11 +51,11 @@ _PAGE = """<!doctype html>
 """
 
 
-def to_html(document: Document, *, brand: str = "vitscale", subtitle: str = "") -> str:
+def to_html(document: doc.Document, *, brand: str = "vitscale", subtitle: str = "") -> str:
     """The document as a page; a section that is folded opens when it is asked for."""
     shown = list(figures(document.blocks))
     drawn = drawing.stills([figure.views[0].spec for figure in shown])
-    sections = [block for block in document.blocks if isinstance(block, Section)]
+    sections = [block for block in document.blocks if isinstance(block, doc.Section)]
     links = (_format('<a href="#{}">{}</a> ', slug(part.title), part.title) for part in sections if part.folded)
     scripts, hashes = _scripts(shown)
     body = "\n".join(map(_lead, document.blocks))
@@ -90,12 +78,12 @@ def slug(text: str) -> str:
     return "-".join(re.findall(r"[a-z0-9]+", text.lower()))
 
 
-def figures(blocks: Iterable[Block]) -> Iterator[Figure]:
+def figures(blocks: Iterable[doc.Block]) -> Iterator[doc.Figure]:
     """All figures of some blocks, at any depth."""
     for block in blocks:
-        if isinstance(block, Section):
+        if isinstance(block, doc.Section):
             yield from figures(block.blocks)
-        elif isinstance(block, Figure):
+        elif isinstance(block, doc.Figure):
             yield block
 
 
@@ -108,43 +96,43 @@ def _html(text: str) -> Markup:
     return Markup(text)  # noqa: S704  # made by the functions of this file
 
 
-def _lead(block: Block) -> str:
+def _lead(block: doc.Block) -> str:
     return _block(block, 2)
 
 
-def _blocks(blocks: Iterable[Block], depth: int) -> Markup:
+def _blocks(blocks: Iterable[doc.Block], depth: int) -> Markup:
     return _html("\n".join(_block(block, depth) for block in blocks))
 
 
-def _block(block: Block, depth: int) -> str:
+def _block(block: doc.Block, depth: int) -> str:
     match block:
-        case Section(folded=True):
+        case doc.Section(folded=True):
             return _format(
                 '<details class="section" id="{}"><summary><h{}>{}</h{}></summary>\n{}\n</details>',
                 slug(block.title), depth, block.title, depth, _blocks(block.blocks, min(depth + 1, _DEEPEST)),
             )  # fmt: skip
-        case Section():
+        case doc.Section():
             return _format(
                 '<section id="{}">\n<h{}>{}</h{}>\n{}\n</section>',
                 slug(block.title), depth, block.title, depth, _blocks(block.blocks, min(depth + 1, _DEEPEST)),
             )  # fmt: skip
-        case Paragraph():
+        case doc.Paragraph():
             return _format('<p class="{}">{}</p>', block.tone, unbroken(block.text))
-        case Bullets():
+        case doc.Bullets():
             items = _html("".join(_format("<li>{}</li>", unbroken(item)) for item in block.items))
             return _format('<ul class="{}">{}</ul>', block.tone, items)
-        case Finding():
+        case doc.Finding():
             about = " ".join(block.about.trials)
             which = _format('<details><summary>which</summary><p class="mono">{}</p></details>', about) if about else ""
             return _format(
                 '<div class="finding {}"><p><span class="tag">{}</span> {} <span class="muted">{}</span></p>{}</div>',
                 block.severity, block.severity, _message(block.message), _sentence(block.advice), _html(which),
             )  # fmt: skip
-        case Code():
+        case doc.Code():
             return _format("<pre>{}</pre>", "\n".join(block.lines))
-        case Table():
+        case doc.Table():
             return _table(block, depth)
-        case Figure():
+        case doc.Figure():
             return _figure(block, depth)
 
 
@@ -160,7 +148,7 @@ def _sentence(text: str) -> str:
     return unbroken(f"{text.rstrip('.')}.") if text else ""
 
 
-def _table(table: Table, depth: int) -> str:
+def _table(table: doc.Table, depth: int) -> str:
     head = _html(
         "".join(_format('<th scope="col"{}>{}</th>', _class("words" * c.words), c.heading) for c in table.columns)
     )
@@ -185,7 +173,7 @@ def _class(names: str) -> Markup:
     return _html(f' class="{names}"' if names else "")
 
 
-def _cells(table: Table, row: Sequence[Cell]) -> Iterator[str]:
+def _cells(table: doc.Table, row: Sequence[doc.Cell]) -> Iterator[str]:
     at = 0
     for cell in row:
         names = "words " * (table.columns[at].words or cell.spans > 1) + cell.state
@@ -195,7 +183,7 @@ def _cells(table: Table, row: Sequence[Cell]) -> Iterator[str]:
         at += cell.spans
 
 
-def _figure(figure: Figure, depth: int) -> str:
+def _figure(figure: doc.Figure, depth: int) -> str:
     view = figure.views[0]
     return _format(
         '<figure id="figure-{0}" data-figure="{0}">\n<figcaption><h{1}>{2}</h{1}>'
@@ -211,7 +199,7 @@ _PICTURE = "<!-- {} -->"
 """In place of a figure until it is drawn; what users write is escaped and holds none."""
 
 
-def _with_pictures(body: str, shown: Sequence[Figure], drawn: Sequence[str]) -> str:
+def _with_pictures(body: str, shown: Sequence[doc.Figure], drawn: Sequence[str]) -> str:
     """The SVGs in place, the identities in each made its own: those of all figures of a page are in one space."""
     for figure, picture in zip(shown, drawn, strict=True):
         for identity in dict.fromkeys(re.findall(r'\bid="([\w-]+)"', picture)):
@@ -221,7 +209,7 @@ def _with_pictures(body: str, shown: Sequence[Figure], drawn: Sequence[str]) -> 
     return body
 
 
-def _rows(view: View) -> str:
+def _rows(view: doc.View) -> str:
     head = "".join(_format('<th scope="col">{}</th>', heading) for heading in view.columns.values())
     rows = (
         "".join(f"<td>{escape('' if row.get(name) is None else row[name])}</td>" for name in view.columns)
@@ -230,7 +218,7 @@ def _rows(view: View) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(f'<tr>{row}</tr>' for row in rows)}</tbody></table>"
 
 
-def _scripts(shown: Sequence[Figure]) -> tuple[list[str], list[str]]:
+def _scripts(shown: Sequence[doc.Figure]) -> tuple[list[str], list[str]]:
     """The script elements of a page with these figures, and the hashes of what may run: nothing without figures."""
     if not shown:
         return [], []
@@ -249,7 +237,7 @@ def _scripts(shown: Sequence[Figure]) -> tuple[list[str], list[str]]:
     return [*elements, f"<script>{ours}</script>"], allowed
 
 
-def _figure_data(figure: Figure) -> Mapping[str, Any]:
+def _figure_data(figure: doc.Figure) -> Mapping[str, Any]:
     return {
         "series": figure.series,
         "controls": {name: slug(name) for name in figure.controls},

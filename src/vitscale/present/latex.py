@@ -5,20 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from vitscale.present.document import (
-    Block,
-    Bullets,
-    Cell,
-    Code,
-    Column,
-    Document,
-    Figure,
-    Finding,
-    Paragraph,
-    Section,
-    Table,
-    plain,
-)
+from vitscale.present import document as doc
 
 _HEADINGS = ("section", "subsection", "subsubsection", "paragraph")
 _ESCAPED = {
@@ -30,7 +17,7 @@ _ESCAPED = {
 _WIDTH = 110
 
 
-def to_latex(document: Document) -> str:
+def to_latex(document: doc.Document) -> str:
     """The whole document, what is folded elsewhere too, without a preamble: to be included where booktabs is loaded."""
     lines = ["% Needs \\usepackage{booktabs} and a font encoding with quotes, such as \\usepackage[T1]{fontenc}."]
     lines += [rf"\section{{{escaped(document.title)}}}"] if document.title else []
@@ -41,26 +28,26 @@ def to_latex(document: Document) -> str:
 
 def escaped(text: str) -> str:
     """Text with all that LaTeX would act on taken literally."""
-    return "".join(_ESCAPED.get(character, character) for character in plain(text))
+    return "".join(_ESCAPED.get(character, character) for character in doc.plain(text))
 
 
-def _block(block: Block, depth: int) -> Iterator[str]:
+def _block(block: doc.Block, depth: int) -> Iterator[str]:
     match block:
-        case Section():
+        case doc.Section():
             yield rf"\{_HEADINGS[min(depth, len(_HEADINGS) - 1)]}{{{escaped(block.title)}}}"
             for part in block.blocks:
                 yield from _block(part, depth + 1)
-        case Paragraph():
+        case doc.Paragraph():
             yield from (*_wrapped(escaped(block.text)), "")
-        case Bullets():
+        case doc.Bullets():
             items = [line for item in block.items for line in _wrapped(rf"\item {escaped(item)}")]
             yield from (r"\begin{itemize}", *items, r"\end{itemize}", "") if items else ()
-        case Finding():
+        case doc.Finding():
             yield from (
                 *_wrapped(rf"\textbf{{{escaped(block.severity)}}}: {escaped(block.message)}. {escaped(block.advice)}"),
                 "",
             )
-        case Code():
+        case doc.Code():
             # Not verbatim: a line of a user could end it.
             yield from (
                 r"\begin{flushleft}\ttfamily",
@@ -68,14 +55,14 @@ def _block(block: Block, depth: int) -> Iterator[str]:
                 r"\end{flushleft}",
                 "",
             )
-        case Table():
+        case doc.Table():
             yield from _table(block)
-        case Figure():
+        case doc.Figure():
             yield from (rf"\textbf{{{escaped(block.title)}}} (file {escaped(block.views[0].name)}).", "")
             yield from (line for text in block.text for line in (*_wrapped(escaped(text)), ""))
 
 
-def _table(table: Table) -> Iterator[str]:
+def _table(table: doc.Table) -> Iterator[str]:
     yield r"\begin{table}"
     if table.title:
         yield rf"\caption{{{escaped(table.title)}}}"
@@ -98,11 +85,11 @@ def _table(table: Table) -> Iterator[str]:
     )
 
 
-def _heading(column: Column) -> str:
+def _heading(column: doc.Column) -> str:
     return escaped(column.heading)
 
 
-def _cell(cell: Cell) -> str:
+def _cell(cell: doc.Cell) -> str:
     text = rf"\textbf{{{escaped(str(cell))}}}" if cell.state == "baseline" else escaped(str(cell))
     return rf"\multicolumn{{{cell.spans}}}{{l}}{{{text}}}" if cell.spans > 1 else text
 

@@ -10,20 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from vitscale.present.document import (
-    Block,
-    Bullets,
-    Code,
-    Document,
-    Figure,
-    Finding,
-    Paragraph,
-    Section,
-    Severity,
-    Table,
-    plain,
-    shown_key,
-)
+from vitscale.present import document as doc
 from vitscale.present.terminal_table import table_lines
 from vitscale.present.units import KEPT, counted, listed, unbroken
 
@@ -31,7 +18,7 @@ MOST_LINES = 25
 _NARROWEST = 40
 _FEWEST = 3
 """Lines of a block that is cut, at least; one that would have fewer is named instead."""
-_SEVERITY_STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "note": "cyan"}
+_SEVERITY_STYLES: dict[doc.Severity, str] = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 _TONES = {"": "", "strong": "bold", "quiet": "dim", "bad": "red"}
 
 
@@ -50,13 +37,13 @@ class _Part:
     """Lines below those, before the empty one: the first to go."""
 
 
-def show(console: Console, document: Document, verbose: bool = False, most_lines: int = MOST_LINES) -> None:
+def show(console: Console, document: doc.Document, verbose: bool = False, most_lines: int = MOST_LINES) -> None:
     """Prints a document at the console's width."""
     for line in lines(document, console.width, verbose, most_lines):
         console.print(line, highlight=False, soft_wrap=True)
 
 
-def lines(document: Document, width: int = 80, verbose: bool = False, most_lines: int = MOST_LINES) -> list[Text]:
+def lines(document: doc.Document, width: int = 80, verbose: bool = False, most_lines: int = MOST_LINES) -> list[Text]:
     """The lines of a document.
 
     Args:
@@ -68,7 +55,9 @@ def lines(document: Document, width: int = 80, verbose: bool = False, most_lines
     width = max(width, _NARROWEST)
     head = [Text(line, "bold") for line in _wrapped(document.title, width)] if document.title else []
     last = [
-        Text(line) for text in document.last for line in ([plain(text)] if text[:1] == " " else _wrapped(text, width))
+        Text(line)
+        for text in document.last
+        for line in ([doc.plain(text)] if text[:1] == " " else _wrapped(text, width))
     ]
     parts = list(_parts(document.blocks, width, verbose))
     if verbose:
@@ -122,40 +111,40 @@ def _shortened(part: _Part, over: int) -> _Part | None:
     return _Part(part.name, (*part.lines[:end], more, *after), before=part.before)
 
 
-def _folded(blocks: Sequence[Block]) -> Iterator[str]:
+def _folded(blocks: Sequence[doc.Block]) -> Iterator[str]:
     """The names of what only --verbose shows."""
     for block in blocks:
-        if isinstance(block, Section | Table) and block.folded:
-            yield plain(block.title)
-        elif isinstance(block, Section):
+        if isinstance(block, doc.Section | doc.Table) and block.folded:
+            yield doc.plain(block.title)
+        elif isinstance(block, doc.Section):
             yield from _folded(block.blocks)
 
 
-def _parts(blocks: Sequence[Block], width: int, verbose: bool) -> Iterator[_Part]:
+def _parts(blocks: Sequence[doc.Block], width: int, verbose: bool) -> Iterator[_Part]:
     """One part for each block that is shown, findings in a row together, each with an empty line at its end."""
-    findings: list[Finding] = []
+    findings: list[doc.Finding] = []
     for block in [*blocks, None]:
-        if isinstance(block, Finding):
+        if isinstance(block, doc.Finding):
             findings.append(block)
             continue
         if findings:
             yield _findings(findings, width, verbose)
             findings = []
-        if isinstance(block, Section):
+        if isinstance(block, doc.Section):
             if block.folded and not verbose:
                 continue
             inner = list(_parts(block.blocks, width, verbose))
-            heading = (Text(plain(block.title), "bold"),)
+            heading = (Text(doc.plain(block.title), "bold"),)
             for n, part in enumerate(inner):
                 titled = heading if n == 0 else ()
                 yield _Part(
-                    plain(block.title) if n == 0 else part.name,
+                    doc.plain(block.title) if n == 0 else part.name,
                     (*titled, *part.lines),
                     part.units,
                     part.before + len(titled),
                     part.notes,
                 )
-        elif isinstance(block, Table):
+        elif isinstance(block, doc.Table):
             yield from _table(block, width) if verbose or not block.folded else ()
         elif block is not None:
             part = _part(block, width, verbose)
@@ -163,11 +152,11 @@ def _parts(blocks: Sequence[Block], width: int, verbose: bool) -> Iterator[_Part
                 yield part
 
 
-def _table(table: Table, width: int) -> Iterator[_Part]:
+def _table(table: doc.Table, width: int) -> Iterator[_Part]:
     """One part for each table that it takes to hold all figures."""
-    title = (Text(plain(table.title), "bold"),) if table.title else ()
+    title = (Text(doc.plain(table.title), "bold"),) if table.title else ()
     notes = tuple(Text(line, "dim") for note in table.notes for line in _wrapped(note, width, "  ", "  "))
-    name, laid = plain(table.title) or "a table", table_lines(table, width)
+    name, laid = doc.plain(table.title) or "a table", table_lines(table, width)
     for n, piece in enumerate(laid):
         head = (*(title if n == 0 else ()), *piece.head)
         rows = tuple(line for row in piece.rows for line in row)
@@ -176,37 +165,37 @@ def _table(table: Table, width: int) -> Iterator[_Part]:
         yield _Part(named, (*head, *rows, *below), tuple(map(len, piece.rows)), len(head), len(below) - 1)
 
 
-def _part(block: Paragraph | Bullets | Code | Figure, width: int, verbose: bool) -> _Part:
+def _part(block: doc.Paragraph | doc.Bullets | doc.Code | doc.Figure, width: int, verbose: bool) -> _Part:
     empty = Text("")
     match block:
-        case Paragraph():
+        case doc.Paragraph():
             texts = [Text(line, _TONES[block.tone]) for line in _wrapped(block.text, width)]
             return _Part("a note", (*texts, empty))
-        case Bullets():
+        case doc.Bullets():
             items = [_wrapped(item, width, "- ", "  ") for item in block.items]
             texts = [Text(line, _TONES[block.tone]) for item in items for line in item]
             return _Part(
                 counted(len(items), "note"), (*texts, empty) if texts else (), tuple(len(item) for item in items)
             )
-        case Code():
-            texts = [Text(f"  {plain(line)}") for line in block.lines]
+        case doc.Code():
+            texts = [Text(f"  {doc.plain(line)}") for line in block.lines]
             return _Part(counted(len(texts), "command"), (*texts, empty), (1,) * len(texts))
-        case Figure() if verbose:
+        case doc.Figure() if verbose:
             texts = [Text(line) for item in block.text for line in _wrapped(item, width, "- ", "  ")]
-            return _Part(plain(block.title), (Text(plain(block.title), "bold"), *texts, empty))
-        case Figure():
+            return _Part(doc.plain(block.title), (Text(doc.plain(block.title), "bold"), *texts, empty))
+        case doc.Figure():
             return _Part("", ())
 
 
-def _findings(findings: Sequence[Finding], width: int, verbose: bool) -> _Part:
+def _findings(findings: Sequence[doc.Finding], width: int, verbose: bool) -> _Part:
     """Severity, kind and key on a line; what is there; what to do; with all asked for, where it can be looked up."""
     shown: list[list[Text]] = []
     for finding in findings:
         head = Text(finding.severity, _SEVERITY_STYLES[finding.severity])
-        head.append(f"  {plain(finding.kind)}", "bold")
+        head.append(f"  {doc.plain(finding.kind)}", "bold")
         if finding.about.key:
             line = f", line {finding.about.line}" if finding.about.line else ""
-            head.append(f"  {shown_key(finding.about.key)}{line}", "default")
+            head.append(f"  {doc.shown_key(finding.about.key)}{line}", "default")
         texts = [f"{finding.message.rstrip('.')}.", f"Next: {finding.advice.rstrip('.')}." if finding.advice else ""]
         lines = [Text(line) for text in texts if text for line in _wrapped(text, width, "  ", "  ")]
         if verbose and finding.about.source:
@@ -222,7 +211,7 @@ def _wrapped(text: str, width: int, first: str = "", following: str = "") -> lis
     """`text` in lines; a number stays with its unit, and a long path or address whole, for the mouse."""
     wrapper = textwrap.TextWrapper(width, initial_indent=first, subsequent_indent=following)
     wrapper.break_long_words = wrapper.break_on_hyphens = False
-    return [line.replace(KEPT, " ").rstrip() for line in wrapper.wrap(unbroken(plain(text).strip()))]
+    return [line.replace(KEPT, " ").rstrip() for line in wrapper.wrap(unbroken(doc.plain(text).strip()))]
 
 
 def _without_trailing(texts: list[Text]) -> list[Text]:

@@ -24,17 +24,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from typing_extensions import override
 
 from vitscale.processes.heartbeat import PROGRESS
-from vitscale.profiles.timeline import (
-    COMMUNICATION_CALL,
-    GLOO,
-    KIND_OF_ACTIVITY,
-    PHASE_PREFIX,
-    STEP,
-    Event,
-    Kind,
-    steps_on_cpu,
-    steps_on_cuda,
-)
+from vitscale.profiles import timeline
 from vitscale.store.records import ExplainedLine, PhaseName, StepLine
 from vitscale.trial.step_schedule import StepWindow
 
@@ -92,12 +82,12 @@ class Explainer:
         if self._profile is None:
             return _NOTHING
         self._steps.append(number)
-        return record_function(STEP)
+        return record_function(timeline.STEP)
 
     def phase(self, name: PhaseName) -> AbstractContextManager[object]:
         """The annotation around a part of a step."""
         PROGRESS.phase = name
-        return _NOTHING if self._profile is None else record_function(PHASE_PREFIX + name)
+        return _NOTHING if self._profile is None else record_function(timeline.PHASE_PREFIX + name)
 
     def end_block(self, rank: int) -> list[ExplainedLine]:
         """Stops the profiler and reads what it saw: tens of milliseconds, so a pause of the measurement."""
@@ -111,8 +101,8 @@ class Explainer:
             finished.export_chrome_trace(str(self._traces / f"trace-rank-{rank}-block-{self._block}.json.gz"))
         block, self._block = self._block, self._block + 1
         if self._device.type == "cuda":
-            return steps_on_cuda(events, self._steps, block, self._world_size)
-        return steps_on_cpu(events, self._steps, block)
+            return timeline.steps_on_cuda(events, self._steps, block, self._world_size)
+        return timeline.steps_on_cpu(events, self._steps, block)
 
     def drop_block(self) -> None:
         """Stops the profiler; of what it saw nothing is kept."""
@@ -152,7 +142,7 @@ def _gloo_runs() -> bool:
     return False
 
 
-def events_of(finished: profile) -> list[Event]:
+def events_of(finished: profile) -> list[timeline.Event]:
     """Everything a finished profile recorded that a timeline is made of.
 
     `profile.events()` would build a tree of Python objects, at ten times the cost; the ranks stand still meanwhile.
@@ -161,17 +151,19 @@ def events_of(finished: profile) -> list[Event]:
     return plain(results.kineto_results.events())
 
 
-def plain(recorded: Iterable[Any]) -> list[Event]:
+def plain(recorded: Iterable[Any]) -> list[timeline.Event]:
     """The same of Kineto's own events."""
     recorded = list(recorded)
-    calls = {event.correlation_id(): event.extra_meta() for event in recorded if event.name() == COMMUNICATION_CALL}
+    calls = {
+        event.correlation_id(): event.extra_meta() for event in recorded if event.name() == timeline.COMMUNICATION_CALL
+    }
     events = []
     for event in recorded:
         if (kind := _kind(event)) is None:
             continue
         call = calls.get(event.linked_correlation_id(), {}) if kind == "kernel" and calls else {}
         events.append(
-            Event(
+            timeline.Event(
                 kind,
                 event.name(),
                 event.start_ns(),
@@ -185,10 +177,10 @@ def plain(recorded: Iterable[Any]) -> list[Event]:
     return events
 
 
-def _kind(event: Any) -> Kind | None:
-    kind = KIND_OF_ACTIVITY.get(event.activity_type())
+def _kind(event: Any) -> timeline.Kind | None:
+    kind = timeline.KIND_OF_ACTIVITY.get(event.activity_type())
     # gloo's asynchronous work is reported beside the operators, from its issue to its completion.
-    return "collective" if kind is not None and event.name().startswith(GLOO) else kind
+    return "collective" if kind is not None and event.name().startswith(timeline.GLOO) else kind
 
 
 def finish_device_work(device: torch.device) -> None:

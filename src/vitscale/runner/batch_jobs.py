@@ -11,22 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from vitscale.errors import StoreError, VitscaleError, shown
-from vitscale.runner.batch_file import (
-    FIRST_LOOK_SECONDS,
-    LATEST_LOOK_SECONDS,
-    LOOK_GROWTH,
-    BatchTask,
-    JobFile,
-    Say,
-    close,
-    line_of,
-    look,
-    open_jobs,
-    patiently,
-    run_states,
-    settle_ended,
-    waiting,
-)
+from vitscale.runner import batch_file
 from vitscale.runner.one_run import RunContext, Task
 from vitscale.runner.planning import Plan, Report
 from vitscale.runner.progress import StudyProgress
@@ -109,7 +94,9 @@ def script_for(context: RunContext, submitter: Submitter, tasks: Sequence[Task])
 def live_jobs(results: Path) -> list[str]:
     """Numbers of the jobs that may still write to `results`; all that are open where their batch system is silent."""
     live = []
-    for _, group in groupby(sorted(open_jobs(results), key=lambda job: job.scheduler), lambda job: job.scheduler):
+    for _, group in groupby(
+        sorted(batch_file.open_jobs(results), key=lambda job: job.scheduler), lambda job: job.scheduler
+    ):
         jobs = list(group)
         try:
             states = jobs[0].submitter().states([job.name for job in jobs])
@@ -123,16 +110,16 @@ def live_jobs(results: Path) -> list[str]:
     return [job.job_id or job.name for job in live]
 
 
-def settle(submitter: Submitter, results: Path, say: Say) -> None:
+def settle(submitter: Submitter, results: Path, say: batch_file.Say) -> None:
     """Closes the jobs of earlier calls that have ended, and writes the outcomes that they left out. Live jobs stay.
 
     Raises:
         Detached: on Ctrl-C.
         StoreError: a job's file cannot be read.
     """
-    jobs = open_jobs(results)
+    jobs = batch_file.open_jobs(results)
     try:
-        states = patiently(submitter, lambda: look(submitter, results, jobs), say)
+        states = batch_file.patiently(submitter, lambda: batch_file.look(submitter, results, jobs), say)
     except KeyboardInterrupt:
         raise _detached(jobs) from None
     for job in jobs:
@@ -143,16 +130,16 @@ def settle(submitter: Submitter, results: Path, say: Say) -> None:
             job.write(results)
         if job.job_id is None:
             # Never submitted, or long gone; should it start after all, it finds that it is closed.
-            close(results, job)
+            batch_file.close(results, job)
         else:
-            settle_ended(submitter, results, job, states)
+            batch_file.settle_ended(submitter, results, job, states)
 
 
 def submit_and_watch(
     context: RunContext,
     submitter: Submitter,
     tasks: Sequence[Task],
-    say: Say,
+    say: batch_file.Say,
     on_outcome: Callable[[Task, Outcome], None],
 ) -> None:
     """Submits what no live job holds, and returns when every task has its outcome.
@@ -171,17 +158,17 @@ def submit_and_watch(
     """
     results, wanted = context.results, set(tasks)
     jobs = []
-    for job in open_jobs(results):
-        left = waiting(results, job)
+    for job in batch_file.open_jobs(results):
+        left = batch_file.waiting(results, job)
         if not left:
-            close(results, job)  # its last run has ended since `settle` looked
+            batch_file.close(results, job)  # its last run has ended since `settle` looked
         elif wanted & left:
             jobs.append(job)
-    held = {task for job in jobs for task in waiting(results, job)}
+    held = {task for job in jobs for task in batch_file.waiting(results, job)}
     new = [task for task in tasks if task not in held]
     try:
         for job in jobs:
-            say(f"job {job.job_id} was submitted before: {len(waiting(results, job))} run(s) to come")
+            say(f"job {job.job_id} was submitted before: {len(batch_file.waiting(results, job))} run(s) to come")
         for job in list(new_jobs(context, submitter, new, RunIndex(results).attempts, lambda: secrets.token_hex(4))):
             jobs.append(submitted(context, submitter, job, say))
         _watch(submitter, results, jobs, wanted, say, on_outcome)
@@ -196,31 +183,31 @@ def submit_and_watch(
 def _watch(
     submitter: Submitter,
     results: Path,
-    jobs: list[JobFile],
+    jobs: list[batch_file.JobFile],
     wanted: set[Task],
-    say: Say,
+    say: batch_file.Say,
     on_outcome: Callable[[Task, Outcome], None],
 ) -> None:
     """Looks at all jobs at once, ever less often; what has come to its end leaves `jobs`."""
     told: dict[str, str] = {}
-    seconds = FIRST_LOOK_SECONDS
+    seconds = batch_file.FIRST_LOOK_SECONDS
     while jobs:
         # States first: outcomes read after a job was seen to be over are all that will come.
-        states = patiently(submitter, lambda: look(submitter, results, jobs), say)
+        states = batch_file.patiently(submitter, lambda: batch_file.look(submitter, results, jobs), say)
         for job in list(jobs):
-            closed = settle_ended(submitter, results, job, states).closed
-            for task, state in run_states(results, job).items():
+            closed = batch_file.settle_ended(submitter, results, job, states).closed
+            for task, state in batch_file.run_states(results, job).items():
                 if state.outcome is not None and task in wanted:
                     wanted.discard(task)
                     on_outcome(task, state.outcome)
             if closed:
                 jobs.remove(job)
-            elif (line := line_of(submitter, job, states)) != told.get(job.name):
+            elif (line := batch_file.line_of(submitter, job, states)) != told.get(job.name):
                 told[job.name] = line
                 say(line)
         if jobs:
             time.sleep(seconds)
-            seconds = min(LATEST_LOOK_SECONDS, LOOK_GROWTH * seconds)
+            seconds = min(batch_file.LATEST_LOOK_SECONDS, batch_file.LOOK_GROWTH * seconds)
 
 
 def new_jobs(
@@ -229,18 +216,20 @@ def new_jobs(
     tasks: Iterable[Task],
     attempts: Mapping[tuple[str, int], int],
     digits: Callable[[], str],
-) -> Iterator[JobFile]:
+) -> Iterator[batch_file.JobFile]:
     """One job, or one array, for each shape of world; tasks keep their order."""
-    groups: dict[tuple[World, bool], list[BatchTask]] = {}
+    groups: dict[tuple[World, bool], list[batch_file.BatchTask]] = {}
     for task in tasks:
         attempt = attempts.get((task.trial_id, task.repeat), -1) + 1
         shape = (context.record.trials[task.trial_id].world, _on_gpus(context, task.trial_id))
-        groups.setdefault(shape, []).append(BatchTask(trial_id=task.trial_id, repeat=task.repeat, attempt=attempt))
+        groups.setdefault(shape, []).append(
+            batch_file.BatchTask(trial_id=task.trial_id, repeat=task.repeat, attempt=attempt)
+        )
     array = submitter.arrays
     for (world, _), group in groups.items():
         most = _MOST_ELEMENTS if array else len(group)
         for first in range(0, len(group), most):
-            yield JobFile(
+            yield batch_file.JobFile(
                 name=f"vitscale-{world.nodes}x{world.ranks_per_node}-{digits()}",
                 array=array,
                 tasks=tuple(group[first : first + most]),
@@ -256,7 +245,7 @@ def _on_gpus(context: RunContext, trial_id: str) -> bool:
     return context.record.trials[trial_id].train.device == "cuda"
 
 
-def asked_for(context: RunContext, job: JobFile) -> BatchJob:
+def asked_for(context: RunContext, job: batch_file.JobFile) -> BatchJob:
     """What the job's script asks for."""
     trial_id = job.tasks[0].trial_id
     return BatchJob(
@@ -269,7 +258,9 @@ def asked_for(context: RunContext, job: JobFile) -> BatchJob:
     )
 
 
-def submitted(context: RunContext, submitter: Submitter, job: JobFile, say: Say) -> JobFile:
+def submitted(
+    context: RunContext, submitter: Submitter, job: batch_file.JobFile, say: batch_file.Say
+) -> batch_file.JobFile:
     """Writes the job down before it is submitted, and its number after: a crash between never makes two jobs of it.
 
     Raises:
@@ -287,7 +278,7 @@ def submitted(context: RunContext, submitter: Submitter, job: JobFile, say: Say)
         return known[0] if known else submitter.submit(script)
 
     try:
-        job = job.model_copy(update={"job_id": patiently(submitter, job_id, say)})
+        job = job.model_copy(update={"job_id": batch_file.patiently(submitter, job_id, say)})
     except SchedulerError:
         for path in (script, script.with_suffix(".json")):
             path.unlink()
@@ -299,11 +290,11 @@ def submitted(context: RunContext, submitter: Submitter, job: JobFile, say: Say)
     return job
 
 
-def _detached(jobs: Sequence[JobFile]) -> Detached:
+def _detached(jobs: Sequence[batch_file.JobFile]) -> Detached:
     return Detached(f"no longer watching. {_go_on(jobs)}" if jobs else "interrupted: nothing was submitted.")
 
 
-def _go_on(jobs: Sequence[JobFile]) -> str:
+def _go_on(jobs: Sequence[batch_file.JobFile]) -> str:
     numbers = " ".join(job.job_id for job in jobs if job.job_id is not None)
     return (
         f"Submitted jobs go on ({numbers}). The same command again watches them, and does what is missing then. "

@@ -16,15 +16,7 @@ from types import FrameType
 from rich.console import Console
 
 from vitscale.errors import RequestError, StoreError, VitscaleError
-from vitscale.runner.batch_file import (
-    BatchTask,
-    JobFile,
-    drivers_lock,
-    patiently,
-    read_job,
-    run_state,
-    write_missing_outcomes,
-)
+from vitscale.runner import batch_file
 from vitscale.runner.one_run import RunContext, run_task, skip_reason
 from vitscale.runner.progress import StudyProgress
 from vitscale.schedulers import Placement, Submitter
@@ -51,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _work(results: Path, name: str) -> int:
-    job = read_job(results, name)
+    job = batch_file.read_job(results, name)
     study = read_study(results)
     if study is None:
         raise StoreError(f"{results} holds no study.json")
@@ -62,36 +54,40 @@ def _work(results: Path, name: str) -> int:
     element = own.element if job.array else None
     mine = [task for task in job.tasks_of(element) if task.trial_id in study.trials]
     context = job.context(study, results)
-    with drivers_lock(results, name, element, patience_seconds=0.0) as lock:
+    with batch_file.drivers_lock(results, name, element, patience_seconds=0.0) as lock:
         if lock is None:
             # Slurm may start a job again while a node that it has lost still runs it.
             raise StoreError("another process does the runs of this job", next_step="Wait for it, or end it")
-        begun = [task for task in mine if run_state(results, task, job.measure.retries).folder.exists()]
+        begun = [task for task in mine if batch_file.run_state(results, task, job.measure.retries).folder.exists()]
         cause = Cause("failed", f"{submitter.title} began job {own.job_id} anew")
-        write_missing_outcomes(context, begun, cause)
+        batch_file.write_missing_outcomes(context, begun, cause)
         try:
             return _do(context, submitter, own.placement, job, mine)
         except KeyboardInterrupt:
             cause = submitter.cause(own.job_id, [own.nodes])
             print(f"vitscale: {cause.reason}", flush=True)
-            write_missing_outcomes(context, mine, cause)
+            batch_file.write_missing_outcomes(context, mine, cause)
             raise
 
 
 def _do(
-    context: RunContext, submitter: Submitter, placement: Placement, job: JobFile, tasks: Sequence[BatchTask]
+    context: RunContext,
+    submitter: Submitter,
+    placement: Placement,
+    job: batch_file.JobFile,
+    tasks: Sequence[batch_file.BatchTask],
 ) -> int:
     """One run after the other; an exit code of 1 where the rest cannot be done."""
     with StudyProgress(Console(width=120)) as progress:
         progress.expect(len(tasks), 0)
         for task in tasks:
-            if read_job(context.results, job.name).closed:
+            if batch_file.read_job(context.results, job.name).closed:
                 print("vitscale: this job was given up, and its runs are done elsewhere", flush=True)
                 return 0
             # While the batch system is silent no step could start: the runs wait for it.
-            patiently(submitter, lambda: submitter.states([job.name]), lambda text: print(text, flush=True))
+            batch_file.patiently(submitter, lambda: submitter.states([job.name]), lambda text: print(text, flush=True))
             trial = context.record.trials[task.trial_id]
-            if run_state(context.results, task, job.measure.retries).outcome is not None:
+            if batch_file.run_state(context.results, task, job.measure.retries).outcome is not None:
                 continue
             outcome = skip_reason(context, task.task, task.attempt, _outcomes_of(context.results, task.trial_id))
             if outcome is None:
@@ -100,12 +96,12 @@ def _do(
                     outcome = run_task(context, placement, task.task, task.attempt, on_progress)
                 except VitscaleError as error:
                     # Not startable here, which the login node could not know: as good as any other failure.
-                    write_missing_outcomes(context, [task], Cause("failed", str(error)))
+                    batch_file.write_missing_outcomes(context, [task], Cause("failed", str(error)))
                     print(f"vitscale: {error}", flush=True)
                     continue
             progress.end(trial, outcome)
             if outcome.external:
-                write_missing_outcomes(context, tasks, Cause("failed", outcome.reason))
+                batch_file.write_missing_outcomes(context, tasks, Cause("failed", outcome.reason))
                 return 1
     return 0
 

@@ -10,20 +10,8 @@ from typing import Any
 
 from vitscale.analysis.scaling import engine_name
 from vitscale.lint.rules import findings_of
+from vitscale.present import document as doc
 from vitscale.present.data import finding_fields
-from vitscale.present.document import (
-    Bullets,
-    Cell,
-    Code,
-    Column,
-    Document,
-    Finding,
-    Group,
-    Paragraph,
-    Section,
-    Table,
-    shown_key,
-)
 from vitscale.present.units import counted
 from vitscale.runner.one_run import RANK_MODULE, launch_plan
 from vitscale.runner.plan_estimate import NOTHING_KNOWN, PlanEstimate, buckets_note
@@ -38,7 +26,7 @@ from vitscale.trial.trial import TrainSpec, Trial
 _PLACEHOLDER = Path("RESULTS/runs/TRIAL")
 
 
-def plan_document(plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN) -> Document:
+def plan_document(plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN) -> doc.Document:
     """How much is to be run and what it takes, what its DeepSpeed file will do, the trials, and what starts them."""
     trials = plan.record.trials
     models: dict[str, list[str]] = {}
@@ -56,7 +44,7 @@ def plan_document(plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN) -> Documen
     alike = {name: each.pop() for name, each in values.items() if name in _SAID_ONCE and len(each) == 1}
     constant = {*alike, *(name for name in _SAID_WHERE_VARIED if len(values.get(name, ())) == 1)}
     columns = [column for column in _COLUMNS if column.name in values and column.name not in constant]
-    cells = [[Cell(row[c.name]) for c in columns] for row in rows.values()]
+    cells = [[doc.Cell(row[c.name]) for c in columns] for row in rows.values()]
     same = "in all trials: " + ", ".join(f"{name} {value}" for name, value in alike.items())
     notes = (
         *([same] if alike else []),
@@ -66,26 +54,26 @@ def plan_document(plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN) -> Documen
     heading = f"{plan.record.name}: {counted(len(trials), 'trial')}, {_runs(plan, estimate)}"
     counts = [f"{name}: {' or '.join(told)} parameters" for name, told in models.items()]
     commands = sorted({shlex.join(each) for trial in trials.values() for each in commands_of(plan, trial)})
-    return Document(
+    return doc.Document(
         "",
         (
-            Paragraph(heading, "strong"),
-            Bullets((*estimate.lines(plan), *counts, *plan.expansion.notes)),
+            doc.Paragraph(heading, "strong"),
+            doc.Bullets((*estimate.lines(plan), *counts, *plan.expansion.notes)),
             *(_in_a_study(plan, finding) for finding in findings_of(trials)),
-            Table(tuple(columns), (Group("", tuple(map(tuple, cells))),), notes),
-            Section("Commands", (Code(tuple(commands)),)),
+            doc.Table(tuple(columns), (doc.Group("", tuple(map(tuple, cells))),), notes),
+            doc.Section("Commands", (doc.Code(tuple(commands)),)),
         ),
     )
 
 
 _COLUMNS = (
-    *(Column(name, words=True) for name in ("model", "engine", "precision")),
-    Column("image"),
-    Column("activations", words=True),
-    *map(Column, ("ranks", "hosts", "threads", "batch", "data", "per epoch", "steps", "memory")),
-    Column("fits", words=True),
-    *map(Column, ("time", "GPU-h", "cost")),
-    Column("trial", words=True, narrow=None),
+    *(doc.Column(name, words=True) for name in ("model", "engine", "precision")),
+    doc.Column("image"),
+    doc.Column("activations", words=True),
+    *map(doc.Column, ("ranks", "hosts", "threads", "batch", "data", "per epoch", "steps", "memory")),
+    doc.Column("fits", words=True),
+    *map(doc.Column, ("time", "GPU-h", "cost")),
+    doc.Column("trial", words=True, narrow=None),
 )
 _SAID_WHERE_VARIED = ("model", "image", "activations")
 """Columns that are nowhere where all trials have the same in them."""
@@ -125,17 +113,17 @@ def finding_lines(plan: Plan) -> list[str]:
     """What the user's DeepSpeed file will really do, one line for each finding; empty where no trial has a file."""
     told = []
     for finding in findings_of(plan.record.trials):
-        where = f"{shown_key(finding.about.key)}: " if finding.about.key else ""
+        where = f"{doc.shown_key(finding.about.key)}: " if finding.about.key else ""
         told.append(f"{finding.severity}: {where}{finding.message}. Fix: {finding.advice}.{_whose(plan, finding)}")
     return told
 
 
-def _in_a_study(plan: Plan, finding: Finding) -> Finding:
+def _in_a_study(plan: Plan, finding: doc.Finding) -> doc.Finding:
     """The finding with the number of trials that it concerns, where those are not all."""
     return replace(finding, message=f"{finding.message}{_whose(plan, finding)}")
 
 
-def _whose(plan: Plan, finding: Finding) -> str:
+def _whose(plan: Plan, finding: doc.Finding) -> str:
     concerned, trials = len(finding.about.trials), len(plan.record.trials)
     return f" ({concerned} of {trials} trials)" if concerned < trials else ""
 

@@ -14,16 +14,7 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from vitscale.errors import StoreError, shown
-from vitscale.store.lines import (
-    STEP_PREFIX,
-    RankLine,
-    first_reason,
-    parse_lines,
-    parse_steps,
-    rank_files,
-    read_lines,
-    refuse_wild_numbers,
-)
+from vitscale.store import lines
 from vitscale.store.packs import PACK_RUNS, RUN_FOLDER, finish_removing, pack_files, pack_runs, read_outcomes, read_pack
 from vitscale.store.records import FORMAT, RankRecord, StepLine
 from vitscale.store.results import Outcome, Results, Run, RunHeader, StudyRecord
@@ -40,7 +31,7 @@ def _read_json(path: Path, model: type[Model]) -> Model:
             raise StoreError(what, next_step="Update vitscale to read it")
         return model.model_validate_json(text)
     except (OSError, RecursionError, ValueError) as error:  # ValueError: not UTF-8, not JSON, not the model
-        raise StoreError(f"{path} cannot be read: {first_reason(error)}") from error
+        raise StoreError(f"{path} cannot be read: {lines.first_reason(error)}") from error
 
 
 def read_study(results: Path) -> StudyRecord | None:
@@ -79,22 +70,22 @@ def read_rank(path: Path) -> RankRecord:
     others: list[tuple[int, bytes]] = []
     with path.open("rb") as file:
         for number, raw in enumerate(file, start=1):
-            if raw.startswith(STEP_PREFIX) and raw.endswith(b"\n"):
+            if raw.startswith(lines.STEP_PREFIX) and raw.endswith(b"\n"):
                 steps.append(raw)
             else:
                 others.append((number, raw))
-    columns = parse_steps(b"".join(steps))
+    columns = lines.parse_steps(b"".join(steps))
     strays = []
 
-    def refuse(_raw: bytes, line: RankLine) -> None:
-        refuse_wild_numbers(line)
+    def refuse(_raw: bytes, line: lines.RankLine) -> None:
+        lines.refuse_wild_numbers(line)
         if isinstance(line, StepLine):
             strays.append(line)
 
-    record = parse_lines(path, others, RankRecord, refuse, steps=columns or ())
+    record = lines.parse_lines(path, others, RankRecord, refuse, steps=columns or ())
     if columns is None or strays:
         # A line is broken, or not as a rank writes it: each by itself, so that its number is told, and in their order.
-        record = read_lines(path, RankRecord, lambda _, line: refuse_wild_numbers(line))
+        record = lines.read_lines(path, RankRecord, lambda _, line: lines.refuse_wild_numbers(line))
     if not record.broken:
         return record
     return record.model_copy(update={"broken": tuple(f"{path.parent.name}/{line}" for line in record.broken)})
@@ -102,7 +93,7 @@ def read_rank(path: Path) -> RankRecord:
 
 def read_ranks(folder: Path) -> tuple[RankRecord, ...]:
     """The records of all ranks of one run, by rank."""
-    return tuple(map(read_rank, rank_files(folder).values()))
+    return tuple(map(read_rank, lines.rank_files(folder).values()))
 
 
 class RunIndex:

@@ -9,22 +9,7 @@ from vitscale.analysis import Analysis, CurveResult, TrialResult
 from vitscale.analysis.learning.convergence import Reach, accuracy_at_images, accuracy_at_seconds, common_reach
 from vitscale.present import units
 from vitscale.present.document import Choice, Figure, View
-from vitscale.report.charts.axes import (
-    DASHED,
-    SOLID,
-    Plot,
-    Row,
-    Spec,
-    add_bars,
-    along,
-    colour_of,
-    families,
-    nominal,
-    quantity,
-    scaled,
-    shape_of,
-    tooltip,
-)
+from vitscale.report.charts import axes
 from vitscale.trial.trial import Mode
 
 AT_THE_END = "at the end of training"
@@ -49,7 +34,7 @@ def training_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure 
     return Figure("training", "Loss and accuracy", tuple(views), tuple(names)) if views else None
 
 
-def by_epoch(analysis: Analysis, curves: Sequence[CurveResult], figure: str) -> list[Row]:
+def by_epoch(analysis: Analysis, curves: Sequence[CurveResult], figure: str) -> list[axes.Row]:
     """`loss` or `accuracy`, train and held-out, per epoch; epochs count from 1."""
     rows = []
     for curve in curves:
@@ -63,7 +48,7 @@ def by_epoch(analysis: Analysis, curves: Sequence[CurveResult], figure: str) -> 
     return rows
 
 
-def by_step(analysis: Analysis, curves: Sequence[CurveResult]) -> list[Row]:
+def by_step(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.Row]:
     """Training loss per optimizer step, evenly spaced steps of each trial."""
     rows = []
     for curve in curves:
@@ -75,27 +60,27 @@ def by_step(analysis: Analysis, curves: Sequence[CurveResult]) -> list[Row]:
     return rows
 
 
-def _training_view(mode: Mode, name: str, x_title: str, gpus: int, rows: list[Row]) -> View:
+def _training_view(mode: Mode, name: str, x_title: str, gpus: int, rows: list[axes.Row]) -> View:
     names = list(dict.fromkeys(row["series"] for row in rows))
     splits = list(dict.fromkeys(row["split"] for row in rows))
     last_x = max(int(row["x"]) for row in rows)
     ticks = sorted({1, *range(0, last_x + 1, max(1, round(last_x / 5)))} - {0})
-    x = quantity("x", x_title, axis={"values": ticks, "format": "d", "grid": False}, scale={"nice": False})
+    x = axes.quantity("x", x_title, axis={"values": ticks, "format": "d", "grid": False}, scale={"nice": False})
     format_ = {"format": "%" if name == "accuracy" else "~r", "tickCount": 5}
-    y = quantity("value", name, scale={"zero": name == "accuracy"}, axis=format_)
+    y = axes.quantity("value", name, scale={"zero": name == "accuracy"}, axis=format_)
     stroke = {"title": None, "orient": "top", "symbolType": "stroke", "symbolSize": 250, "symbolStrokeWidth": 2}
-    scale = {"domain": ["train", "held-out"], "range": [SOLID, DASHED]}
-    dash = nominal("split", scale=scale, legend=stroke if len(splits) > 1 else None)
+    scale = {"domain": ["train", "held-out"], "range": [axes.SOLID, axes.DASHED]}
+    dash = axes.nominal("split", scale=scale, legend=stroke if len(splits) > 1 else None)
     # Engines that compute the same have the same curve: each later one is thinner, so that none hides another.
     for row in rows:
         place = names.index(row["series"])
         row["weight"] = 1.6 + 2.4 * (len(names) - 1 - place) / max(1, len(names) - 1)
-    plot = Plot({"rows": rows})
-    weight = quantity("weight", scale=None, legend=None)
-    colour, shape = colour_of(names), shape_of(names)
+    plot = axes.Plot({"rows": rows})
+    weight = axes.quantity("weight", scale=None, legend=None)
+    colour, shape = axes.colour_of(names), axes.shape_of(names)
     plot.add("rows", {"type": "line"}, x=x, y=y, color=colour, strokeDash=dash, strokeWidth=weight)
     if x_title == "epoch":
-        told = tooltip(series="curve", split="data", x=x_title, shown=name)
+        told = axes.tooltip(series="curve", split="data", x=x_title, shown=name)
         mark = {"type": "point", "size": 32, "filled": True, "opacity": 1}
         plot.add("rows", mark, x=x, y=y, color=colour, shape=shape, tooltip=told)
     last = [row for row in rows if row["x"] == last_x and row["split"] == splits[-1]]
@@ -138,7 +123,7 @@ def accuracy_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure 
     return Figure("accuracy", "Held-out accuracy", tuple(views), tuple(names)) if views else None
 
 
-def _target_choice(row: Row) -> Choice:
+def _target_choice(row: axes.Row) -> Choice:
     what = "time" if row["quantity"] == "seconds" else "images"
     return Choice(f"target-{row['quantity']}", f"{what} to an accuracy of {row['target']}")
 
@@ -149,7 +134,7 @@ def reach(analysis: Analysis, curves: Sequence[CurveResult]) -> Reach:
     return common_reach(found for one in ids if (found := analysis.trials[one].convergence) is not None)
 
 
-def accuracies(analysis: Analysis, curves: Sequence[CurveResult]) -> list[Row]:
+def accuracies(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.Row]:
     """One row per trial and panel that has an accuracy; equal images only where trials differ in their images."""
     limits = reach(analysis, curves)
     rows = []
@@ -174,9 +159,9 @@ def accuracies(analysis: Analysis, curves: Sequence[CurveResult]) -> list[Row]:
     return rows
 
 
-def _trials(analysis: Analysis, curves: Sequence[CurveResult]) -> list[tuple[Row, TrialResult]]:
+def _trials(analysis: Analysis, curves: Sequence[CurveResult]) -> list[tuple[axes.Row, TrialResult]]:
     found = []
-    for curve, family in zip(curves, families(analysis, curves), strict=True):
+    for curve, family in zip(curves, axes.families(analysis, curves), strict=True):
         for point in curve.points:
             trial = analysis.trials[point.trial_id]
             where = {"series": family, "curve": curve.name, "gpus": point.gpus, "ranks": units.ranks(point.gpus)}
@@ -194,7 +179,7 @@ def seconds_panel(seconds: float) -> str:
     return f"after {units.seconds(seconds)} of training"
 
 
-def noise_scales(analysis: Analysis, curves: Sequence[CurveResult]) -> list[Row]:
+def noise_scales(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.Row]:
     """Per family the median of its trials' gradient noise scales, where any is known."""
     found: dict[str, dict[str, float]] = {}
     for row, trial in _trials(analysis, curves):
@@ -207,7 +192,7 @@ def noise_scales(analysis: Analysis, curves: Sequence[CurveResult]) -> list[Row]
     ]
 
 
-def targets(analysis: Analysis, curves: Sequence[CurveResult]) -> list[Row]:
+def targets(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.Row]:
     """What it took to reach the target accuracy: a row per trial for the seconds and one for the images."""
     rows = []
     for row, trial in _trials(analysis, curves):
@@ -248,12 +233,12 @@ def unlike_images(analysis: Analysis, curves: Sequence[CurveResult]) -> bool:
 
 
 def _accuracy_view(
-    mode: Mode, field: str, title: str, measure: Choice, rows: Sequence[Row], noise: Sequence[Row]
+    mode: Mode, field: str, title: str, measure: Choice, rows: Sequence[axes.Row], noise: Sequence[axes.Row]
 ) -> View:
     """A line per family and rank count where batches are swept, else per family; by ranks per curve."""
     of_time = measure.value == "target-seconds"
     unit = units.time_unit(row["value"] for row in rows)
-    drawn = [row | {"line": _line(row, rows, field)} for row in (scaled(rows, unit.factor) if of_time else rows)]
+    drawn = [row | {"line": _line(row, rows, field)} for row in (axes.scaled(rows, unit.factor) if of_time else rows)]
     if field == "gpus":
         drawn = [row | {"series": row["curve"], "line": row["curve"]} for row in drawn]
     names = list(dict.fromkeys(row["series"] for row in drawn))
@@ -262,24 +247,24 @@ def _accuracy_view(
         left = (len(names) - 1 - names.index(row["series"])) / max(1, len(names) - 1)
         row["weight"], row["size"] = 1.6 + 1.8 * left, 50 + 80 * left
     at = sorted({row[field] for row in drawn})
-    x = along(field, f"{title} (images)" if field == "batch" else title, at, number=",d")
+    x = axes.along(field, f"{title} (images)" if field == "batch" else title, at, number=",d")
     to_target = measure.value.startswith("target")
     axis_title = f"time of training ({unit.sign})" if of_time else "images trained on" if to_target else measure.label
     axis = {"format": "~s" if to_target else ".0%", "tickCount": 5}
-    y = quantity("value", axis_title, scale={"zero": to_target}, axis=axis)
-    colour, shape = colour_of(names), shape_of(names)
+    y = axes.quantity("value", axis_title, scale={"zero": to_target}, axis=axis)
+    colour, shape = axes.colour_of(names), axes.shape_of(names)
     near = [row for row in noise if at[0] / _FURTHEST_NOISE <= row["batch"] <= at[-1] * _FURTHEST_NOISE]
-    plot = Plot({"rows": drawn})
+    plot = axes.Plot({"rows": drawn})
     if near:
         plot.datasets["noise"] = near
         plot.add("noise", {"type": "rule", "strokeDash": _DOTTED, "strokeWidth": 1.6}, x=x, color=colour)
     if any(row["low"] is not None for row in drawn):
-        add_bars(plot, "rows", x, colour)
-    weight = quantity("weight", scale=None, legend=None)
-    line: Spec = {"detail": {"field": "line", "type": "nominal"}, "strokeWidth": weight}
+        axes.add_bars(plot, "rows", x, colour)
+    weight = axes.quantity("weight", scale=None, legend=None)
+    line: axes.Spec = {"detail": {"field": "line", "type": "nominal"}, "strokeWidth": weight}
     plot.add("rows", {"type": "line"}, x=x, y=y, color=colour, **line)
-    told = tooltip(series="curve", ranks="ranks", batch="global batch", shown=measure.label, trial="trial")
-    size = quantity("size", scale=None, legend=None)
+    told = axes.tooltip(series="curve", ranks="ranks", batch="global batch", shown=measure.label, trial="trial")
+    size = axes.quantity("size", scale=None, legend=None)
     point = {"type": "point", "filled": True, "opacity": 1}
     plot.add("rows", point, x=x, y=y, color=colour, shape=shape, size=size, tooltip=told)
     values = sorted(rows, key=lambda row: row["value"])
@@ -304,7 +289,7 @@ def _accuracy_view(
     )  # fmt: skip
 
 
-def _line(row: Row, rows: Sequence[Row], field: str) -> str:
+def _line(row: axes.Row, rows: Sequence[axes.Row], field: str) -> str:
     """The line a row lies on: its family's at its rank count; its family's where batches are not swept."""
     if field == "gpus":
         return str(row["curve"])

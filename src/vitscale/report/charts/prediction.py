@@ -13,19 +13,7 @@ from vitscale.prediction.results import Forecast, Prediction
 from vitscale.present import units
 from vitscale.present.document import Choice, Figure, View
 from vitscale.report import prediction_words
-from vitscale.report.charts.axes import (
-    DASHED,
-    IDEAL_COLOUR,
-    SERIES_COLOURS,
-    Plot,
-    Row,
-    Spec,
-    along,
-    nominal,
-    quantity,
-    scaled,
-    tooltip,
-)
+from vitscale.report.charts import axes
 from vitscale.trial.trial import Mode
 
 _SAMPLES = 40
@@ -38,9 +26,9 @@ class Drawn:
 
     of_epoch: bool
     """Of an epoch; else of a step, where the images are unknown."""
-    measured: tuple[Row, ...]
-    predicted: tuple[Row, ...]
-    bounds: tuple[Row, ...]
+    measured: tuple[axes.Row, ...]
+    predicted: tuple[axes.Row, ...]
+    bounds: tuple[axes.Row, ...]
     """Curves that hold on a model of their own: `bound` names it."""
 
 
@@ -58,7 +46,7 @@ def drawn(analysis: Analysis, series: Series, predictions: Sequence[Prediction])
     )
 
 
-def _measured_row(analysis: Analysis, point: Point, of_epoch: bool) -> Row:
+def _measured_row(analysis: Analysis, point: Point, of_epoch: bool) -> axes.Row:
     """With the report's interval of 95 %, where it has one."""
     trial = analysis.trials[point.trial_id]
     interval = trial.epoch_seconds if of_epoch else trial.step_seconds
@@ -76,7 +64,7 @@ def _measured_row(analysis: Analysis, point: Point, of_epoch: bool) -> Row:
     }
 
 
-def _predicted_row(prediction: Prediction, of_epoch: bool) -> Row:
+def _predicted_row(prediction: Prediction, of_epoch: bool) -> axes.Row:
     estimate = prediction.epoch_seconds if of_epoch and prediction.epoch_seconds else prediction.step_seconds
     return {
         "gpus": prediction.gpus,
@@ -92,7 +80,9 @@ def _predicted_row(prediction: Prediction, of_epoch: bool) -> Row:
     }
 
 
-def _bounds(mode: Mode, measured: Sequence[Row], predictions: Sequence[Prediction], of_epoch: bool) -> list[Row]:
+def _bounds(
+    mode: Mode, measured: Sequence[axes.Row], predictions: Sequence[Prediction], of_epoch: bool
+) -> list[axes.Row]:
     base: int = measured[0]["gpus"]
     seconds: float = measured[0]["value"]
     last = max(predictions[-1].gpus, measured[-1]["gpus"])
@@ -135,10 +125,10 @@ def _median_seconds(point: Point, of_epoch: bool) -> float:
 
 _MOST = 12
 """Series that are drawn; the tables have all."""
-_BLUE, _VERMILION, _GREEN = SERIES_COLOURS[:3]
-_BAND_COLOUR = SERIES_COLOURS[5]
-_BOUND_DASHES = {IDEAL: DASHED, AMDAHL: [2, 3], TRANSFERS: [8, 3, 2, 3]}
-_BOUND_COLOURS = {IDEAL: IDEAL_COLOUR, AMDAHL: _VERMILION, TRANSFERS: _GREEN}
+_BLUE, _VERMILION, _GREEN = axes.SERIES_COLOURS[:3]
+_BAND_COLOUR = axes.SERIES_COLOURS[5]
+_BOUND_DASHES = {IDEAL: axes.DASHED, AMDAHL: [2, 3], TRANSFERS: [8, 3, 2, 3]}
+_BOUND_COLOURS = {IDEAL: axes.IDEAL_COLOUR, AMDAHL: _VERMILION, TRANSFERS: _GREEN}
 _SHAPES = {
     "measured": "circle",
     "interpolated": "square",
@@ -171,29 +161,29 @@ def prediction_chart(analysis: Analysis, outlook: Forecast) -> Figure | None:
 def _view(name: str, mode: Mode, series: Choice, rows: Drawn) -> View:
     unit = units.time_unit(row["value"] for row in (*rows.measured, *rows.predicted))
     measured, predicted, bounds = (
-        scaled(some, unit.factor, *_TIMES) for some in (rows.measured, rows.predicted, rows.bounds)
+        axes.scaled(some, unit.factor, *_TIMES) for some in (rows.measured, rows.predicted, rows.bounds)
     )
     points = [*measured, *(row for row in predicted if row["gpus"] not in {one["gpus"] for one in measured})]
     lowest = min(row["value"] for row in points) / _FURTHEST
     highest = max(row["value"] for row in points) * _FURTHEST
     span = [row["value"] for row in (*points, *bounds)] + [row[key] for row in predicted for key in _TIMES[3:]]
     what = "epoch" if rows.of_epoch else "step"
-    x = along("gpus", "ranks", _ticks(points), number="~s")
+    x = axes.along("gpus", "ranks", _ticks(points), number="~s")
     top, bottom = min(max(span) * 1.1, highest), max(min(span) / 1.1, lowest)
-    scale: Spec = {"domain": [0, top]} if mode == "weak" else {"type": "log", "domain": [bottom, top]}
+    scale: axes.Spec = {"domain": [0, top]} if mode == "weak" else {"type": "log", "domain": [bottom, top]}
     axis = {"tickCount": 6, "format": "~r"}
-    y = quantity("value", f"{what} time ({unit.sign})", scale={**scale, "nice": False, "clamp": True}, axis=axis)
-    plot = Plot({"rows": points, "predicted": predicted, "bounds": bounds})
+    y = axes.quantity("value", f"{what} time ({unit.sign})", scale={**scale, "nice": False, "clamp": True}, axis=axis)
+    plot = axes.Plot({"rows": points, "predicted": predicted, "bounds": bounds})
     for low, high, opacity in (("future_low", "future_high", 0.2), ("low", "high", 0.3)):
         area = {"type": "area", "color": _BAND_COLOUR, "opacity": opacity, "clip": True}
-        plot.add("predicted", area, x=x, y=quantity(low, y["title"], scale=y["scale"]), y2={"field": high})
+        plot.add("predicted", area, x=x, y=axes.quantity(low, y["title"], scale=y["scale"]), y2={"field": high})
     names = list(dict.fromkeys(row["bound"] for row in bounds))
     legend = {"title": None, "orient": "bottom", "columns": 2, "symbolSize": 160, "symbolOpacity": 1}
     colours = {"domain": names, "range": [_BOUND_COLOURS[each] for each in names]}
     dashes = {"domain": names, "range": [_BOUND_DASHES[each] for each in names]}
-    bound: Spec = {
-        "color": nominal("bound", scale=colours, legend=legend),
-        "strokeDash": nominal("bound", scale=dashes, legend=legend),
+    bound: axes.Spec = {
+        "color": axes.nominal("bound", scale=colours, legend=legend),
+        "strokeDash": axes.nominal("bound", scale=dashes, legend=legend),
     }
     plot.add("bounds", {"type": "line", "strokeWidth": 1.4, "clip": True}, x=x, y=y, **bound)
     plot.add("predicted", {"type": "line", "strokeWidth": 1.6, "color": _BLUE}, x=x, y=y)
@@ -215,22 +205,24 @@ def _view(name: str, mode: Mode, series: Choice, rows: Drawn) -> View:
     )  # fmt: skip
 
 
-def _add_points(plot: Plot, points: list[Row], x: Spec, y: Spec) -> None:
+def _add_points(plot: axes.Plot, points: list[axes.Row], x: axes.Spec, y: axes.Spec) -> None:
     """Measured ones filled and with their bars, predicted ones hollow; the shape tells how surely."""
     told = [name for name in _SHAPES if name in {row["told"] for row in points}]
     legend = {"title": None, "orient": "top", "columns": 4}
     filled = [_BLUE if name == "measured" else _BAND_COLOUR for name in told]
-    shape = nominal("told", scale={"domain": told, "range": [_SHAPES[name] for name in told]}, legend=legend)
-    fill = nominal("told", scale={"domain": told, "range": filled}, legend=legend)
+    shape = axes.nominal("told", scale={"domain": told, "range": [_SHAPES[name] for name in told]}, legend=legend)
+    fill = axes.nominal("told", scale={"domain": told, "range": filled}, legend=legend)
     rule = {"type": "rule", "strokeWidth": 1.5, "color": _BLUE}
     bounded = "datum.told == 'measured' && datum.low != null"
-    plot.add("rows", rule, bounded, x=x, y=quantity("low"), y2={"field": "high"})
-    what = tooltip(gpus="ranks", shown="time", told="how it is known", mean="90 % of the mean", run="90 % of one run")
+    plot.add("rows", rule, bounded, x=x, y=axes.quantity("low"), y2={"field": "high"})
+    what = axes.tooltip(
+        gpus="ranks", shown="time", told="how it is known", mean="90 % of the mean", run="90 % of one run"
+    )
     mark = {"type": "point", "size": 60, "opacity": 1, "stroke": _BLUE, "strokeWidth": 1.5}
     plot.add("rows", mark, x=x, y=y, shape=shape, fill=fill, tooltip=what)
 
 
-def _ticks(points: list[Row]) -> list[int]:
+def _ticks(points: list[axes.Row]) -> list[int]:
     """Doublings of the smallest count, up to the largest."""
     counts = sorted({row["gpus"] for row in points})
     ticks = [counts[0]]

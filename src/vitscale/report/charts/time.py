@@ -13,23 +13,7 @@ from vitscale.present import units
 from vitscale.present.document import Choice, Figure, View
 from vitscale.present.estimate import Estimate
 from vitscale.report import sentences
-from vitscale.report.charts.axes import (
-    COMMUNICATION_COLOUR,
-    IDEAL_COLOUR,
-    IN_ORDER,
-    PART_COLOURS,
-    ROUNDING_COLOUR,
-    Plot,
-    Row,
-    Spec,
-    add_bars,
-    cut_bars,
-    families,
-    kept_batch,
-    nominal,
-    quantity,
-    tooltip,
-)
+from vitscale.report.charts import axes
 from vitscale.store.records import COMMUNICATION, EXPOSED
 
 PART_NAMES: Mapping[str, str] = {
@@ -49,7 +33,7 @@ PART_NAMES: Mapping[str, str] = {
 """In the order of the stack, as a reader wants them named."""
 LONGEST_STEP = 1e9
 """Seconds. What is longer comes from a broken clock or a broken record, and would leave no room for anything else."""
-COLOURS: Mapping[str, str] = PART_COLOURS | {COMMUNICATION: COMMUNICATION_COLOUR}
+COLOURS: Mapping[str, str] = axes.PART_COLOURS | {COMMUNICATION: axes.COMMUNICATION_COLOUR}
 
 
 @dataclass(frozen=True)
@@ -72,13 +56,13 @@ class Bar:
 def bars(analysis: Analysis, curves: Sequence[CurveResult]) -> list[Bar]:
     """One bar for each trial of these curves that was explained."""
     found = []
-    names = families(analysis, curves)
+    names = axes.families(analysis, curves)
     for curve, family in zip(curves, names, strict=True):
         for point in curve.points:
             trial = analysis.trials[point.trial_id]
             if trial.breakdown is None or not _sound(trial.breakdown):
                 continue
-            batch, order = kept_batch(curve, trial)
+            batch, order = axes.kept_batch(curve, trial)
             found.append(
                 Bar(
                     family,
@@ -155,7 +139,7 @@ def breakdown_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure
     return Figure("breakdown", "Where the time of a step goes", tuple(views))
 
 
-def stacked(bars: Sequence[Bar], *, unit: units.Unit | None = None) -> list[Row]:
+def stacked(bars: Sequence[Bar], *, unit: units.Unit | None = None) -> list[axes.Row]:
     """One row per part with a length: from where to where it stands in its bar.
 
     Args:
@@ -192,17 +176,19 @@ def _stacked_view(
         row["middle"] = (row["start"] + row["end"]) / 2
     parts = [name for name in PART_NAMES.values() if any(row["part"] == name for row in rows)]
     colours = [COLOURS[part] for part, name in PART_NAMES.items() if name in parts]
-    y = nominal("bar", sort=IN_ORDER, axis={"labelLimit": 220, "ticks": False})
+    y = axes.nominal("bar", sort=axes.IN_ORDER, axis={"labelLimit": 220, "ticks": False})
     title = f"step ({unit.sign})" if unit else "share of the step"
-    x = quantity("start", title, axis={"format": "~r" if unit else "%", "tickCount": 6}, scale={"nice": bool(unit)})
+    x = axes.quantity(
+        "start", title, axis={"format": "~r" if unit else "%", "tickCount": 6}, scale={"nice": bool(unit)}
+    )
     legend = {"title": None, "orient": "top", "columns": 4, "labelLimit": 400, "symbolType": "square"}
-    colour = nominal("part", scale={"domain": parts, "range": colours}, legend=legend)
-    told = tooltip(bar="trial", part="part", shown="time", share="share of the step", trial="trial")
-    plot = Plot({"rows": rows})
+    colour = axes.nominal("part", scale={"domain": parts, "range": colours}, legend=legend)
+    told = axes.tooltip(bar="trial", part="part", shown="time", share="share of the step", trial="trial")
+    plot = axes.Plot({"rows": rows})
     plot.add("rows", {"type": "bar"}, x=x, x2={"field": "end"}, y=y, color=colour, tooltip=told)
     text = {"type": "text", "fontSize": 10, "baseline": "middle"}
-    label: Spec = {"text": {"field": "label"}, "color": {"field": "ink", "type": "nominal", "scale": None}}
-    plot.add("rows", text, x=quantity("middle"), y=y, **label)
+    label: axes.Spec = {"text": {"field": "label"}, "color": {"field": "ink", "type": "nominal", "scale": None}}
+    plot.add("rows", text, x=axes.quantity("middle"), y=y, **label)
     summary = _largest_parts(bars)
     return View(
         name,
@@ -225,24 +211,24 @@ def _largest_parts(bars: Sequence[Bar]) -> str:
 
 _IDEAL, _MEASURED = "ideal", "measured"
 _FACTOR_COLOURS = {
-    _IDEAL: IDEAL_COLOUR,
-    STEP_ROUNDING: ROUNDING_COLOUR,
-    START_UP: PART_COLOURS["h2d"],
-    "compute scaling": PART_COLOURS["backward"],
-    "data wait": PART_COLOURS["data_wait"],
-    "loading": PART_COLOURS["data_wait"],
-    "decoding": PART_COLOURS["forward"],
-    "pipeline bubble": PART_COLOURS["bubble"],
-    "straggler wait": PART_COLOURS["wait"],
-    "wire": PART_COLOURS["wire"],
-    "synchronised norm": PART_COLOURS["norm"],
-    COMMUNICATION: COMMUNICATION_COLOUR,
-    "optimizer": PART_COLOURS["optimizer"],
-    "launch gaps": PART_COLOURS["launch_gaps"],
-    "other": PART_COLOURS["other"],
-    EVALUATION: PART_COLOURS["launch_gaps"],
-    CHECKPOINT: PART_COLOURS["optimizer"],
-    _MEASURED: IDEAL_COLOUR,
+    _IDEAL: axes.IDEAL_COLOUR,
+    STEP_ROUNDING: axes.ROUNDING_COLOUR,
+    START_UP: axes.PART_COLOURS["h2d"],
+    "compute scaling": axes.PART_COLOURS["backward"],
+    "data wait": axes.PART_COLOURS["data_wait"],
+    "loading": axes.PART_COLOURS["data_wait"],
+    "decoding": axes.PART_COLOURS["forward"],
+    "pipeline bubble": axes.PART_COLOURS["bubble"],
+    "straggler wait": axes.PART_COLOURS["wait"],
+    "wire": axes.PART_COLOURS["wire"],
+    "synchronised norm": axes.PART_COLOURS["norm"],
+    COMMUNICATION: axes.COMMUNICATION_COLOUR,
+    "optimizer": axes.PART_COLOURS["optimizer"],
+    "launch gaps": axes.PART_COLOURS["launch_gaps"],
+    "other": axes.PART_COLOURS["other"],
+    EVALUATION: axes.PART_COLOURS["launch_gaps"],
+    CHECKPOINT: axes.PART_COLOURS["optimizer"],
+    _MEASURED: axes.IDEAL_COLOUR,
 }
 _ROOM_FOR_LABELS = 1.16
 """Right of the longest bar, as a factor of its length."""
@@ -276,30 +262,32 @@ def largest_loss(known: Sequence[Waterfall]) -> Waterfall | None:
 def _waterfall_view(waterfall: Waterfall, name: str, number: int) -> View:
     rows = waterfall_rows(waterfall)
     steps = [row["step"] for row in rows]
-    cut_bars(rows, 0.0, _HEADROOM * max(row["right"] for row in rows))
+    axes.cut_bars(rows, 0.0, _HEADROOM * max(row["right"] for row in rows))
     for row in rows:
         row["right"] = max(row["right"], row["high"] or 0.0)
     longest = max(row["right"] for row in rows)
-    y = nominal("step", sort=steps, axis={"ticks": False, "domain": False, "labelLimit": 200, "labelPadding": 6})
+    y = axes.nominal("step", sort=steps, axis={"ticks": False, "domain": False, "labelLimit": 200, "labelPadding": 6})
     ticks = {"values": [0, 25, 50, 75, 100]} if longest < 150 else {}
-    x = quantity(
+    x = axes.quantity(
         "start",
         "% of ideal",
         scale={"domain": [min(0.0, *(min(row["start"], row["end"]) for row in rows)), longest * _ROOM_FOR_LABELS],
                "nice": False},
         axis={**ticks, "tickCount": 5, "format": "d", "grid": False},
     )  # fmt: skip
-    colour = nominal("step", scale={"domain": steps, "range": [_FACTOR_COLOURS[step] for step in steps]}, legend=None)
-    told = tooltip(step="step", label="% of ideal, or points", bounds="95 % interval", factor="factor")
-    plot = Plot({"rows": rows})
-    joint = {"type": "rule", "strokeWidth": 1, "color": IDEAL_COLOUR}
+    colour = axes.nominal(
+        "step", scale={"domain": steps, "range": [_FACTOR_COLOURS[step] for step in steps]}, legend=None
+    )
+    told = axes.tooltip(step="step", label="% of ideal, or points", bounds="95 % interval", factor="factor")
+    plot = axes.Plot({"rows": rows})
+    joint = {"type": "rule", "strokeWidth": 1, "color": axes.IDEAL_COLOUR}
     band = {"bandPosition": 0.5}
-    plot.add("rows", joint, x=quantity("end"), y=y | band, y2={"field": "next", **band})
+    plot.add("rows", joint, x=axes.quantity("end"), y=y | band, y2={"field": "next", **band})
     bar = {"type": "bar", "height": {"band": 0.72}, "stroke": "#80808080", "strokeWidth": 0.5}
     plot.add("rows", bar, x=x, x2={"field": "end"}, y=y, color=colour, tooltip=told)
-    add_bars(plot, "rows", y, None, upright=False)
+    axes.add_bars(plot, "rows", y, None, upright=False)
     text = {"type": "text", "align": "left", "dx": 4, "fontSize": 11}
-    plot.add("rows", text, x=quantity("right"), y=y, text={"field": "label"})
+    plot.add("rows", text, x=axes.quantity("right"), y=y, text={"field": "label"})
     label = f"{waterfall.curve}, {units.ranks(waterfall.gpus)}"
     summary = sentences.waterfall(waterfall)
     return View(
@@ -314,7 +302,7 @@ def _waterfall_view(waterfall: Waterfall, name: str, number: int) -> View:
     )
 
 
-def waterfall_rows(waterfall: Waterfall) -> list[Row]:
+def waterfall_rows(waterfall: Waterfall) -> list[axes.Row]:
     """One bar per row, in percent of ideal: ideal, the factors from where the one before ended, what was measured."""
     reached, interval = waterfall.efficiency or 0.0, waterfall.interval
     sure = interval if interval and not interval.note else None
@@ -330,9 +318,9 @@ def waterfall_rows(waterfall: Waterfall) -> list[Row]:
     return [row | {"next": after} for row, after in zip(rows, following, strict=True)]
 
 
-def _bar(step: str, start: float, change: Estimate, label: str, factor: str = "") -> Row:
+def _bar(step: str, start: float, change: Estimate, label: str, factor: str = "") -> axes.Row:
     """From `start` on by `change`, whose interval lies around the end."""
-    row: Row = {"step": step, "start": start, "end": start + change.value, "label": label, "factor": factor}
+    row: axes.Row = {"step": step, "start": start, "end": start + change.value, "label": label, "factor": factor}
     row |= {"low": None, "high": None, "bounds": "", "right": max(start, start + change.value)}
     if change.low is not None and change.high is not None:
         row |= {"low": start + change.low, "high": start + change.high}

@@ -10,9 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from results_factory import failed_run, make_environment, make_trial, one_curve, steady_run
+from results_factory import (
+    failed_run,
+    make_environment,
+    make_rank,
+    make_run,
+    make_trial,
+    one_curve,
+    steady_run,
+)
 from verdict_finder import kinds, of_one_trial, verdict
 from vitscale.analysis import analyse
+from vitscale.analysis.runs.figures import run_figures
 from vitscale.analysis.runs.repeats import (
     FEWEST_AFTER,
     FEWEST_LOOKED_AT,
@@ -29,6 +38,8 @@ from vitscale.present.document import Finding
 from vitscale.present.estimate import Estimate
 from vitscale.store.results import Results, Run, StudyRecord
 from vitscale.study.file import FEWEST_FOR_TARGET
+from vitscale.trial.step_schedule import FEWEST_LIGHT
+from vitscale.trial.trial import Trial
 
 EPOCHS = Path(__file__).resolve().parents[3] / "shared" / "paper" / "epochs.csv"
 TRIAL = make_trial()
@@ -232,6 +243,34 @@ def test_recorded_epochs_hold_the_truth(most: int) -> None:
                 held, count = held + share * reached, count + reached
     assert count > 300
     assert held / count > 0.93
+
+
+@pytest.mark.parametrize(("of_runs", "of_steps", "follows"), [(0.01, 0.05, 0.0), (0.005, 0.1, 0.3), (0.02, 0.02, 0.6)])
+def test_intervals_of_the_shortest_runs_hold_the_truth(of_runs: float, of_steps: float, follows: float) -> None:
+    """Runs of the 20 timed steps that `steps = "auto"` comes to, through all that is made of a run's steps: one in 200
+    slow, noise that follows that of the step before by `follows`."""
+    random = np.random.default_rng(2026)
+    studies, most, steps = 300, 10, FEWEST_LIGHT
+    fresh = of_steps * math.sqrt(1 - follows**2) * random.standard_normal((studies * most, steps))
+    noise = fresh.copy()
+    noise[:, 0] /= math.sqrt(1 - follows**2)
+    for step in range(1, steps):
+        noise[:, step] = follows * noise[:, step - 1] + fresh[:, step]
+    seconds = np.exp(noise - of_steps**2 / 2)  # of mean 1
+    seconds[random.random(seconds.shape) < 1 / 200] *= 4
+    seconds *= np.exp(of_runs * random.standard_normal((studies * most, 1)))
+    trial = make_trial(warmup_steps=0)
+    costs = [steady_figures(trial, run) for run in seconds.tolist()]
+    reached, limited = coverage([costs[k : k + most] for k in range(0, len(costs), most)], 0.02)
+    held = (reached[0] * reached[1] + limited[0] * limited[1]) / studies
+    assert held >= 0.93
+    assert all(share > 0.91 for share, count in (reached, limited) if count >= 200)  # of 200 the chance error is 1.5 %
+
+
+def steady_figures(trial: Trial, seconds: list[float]) -> float:
+    found = run_figures(make_run(trial, [make_rank(trial, 0, seconds, steps_in_epoch=1000)])).step_seconds
+    assert found is not None
+    return found
 
 
 def test_stopping_when_an_interval_is_narrow_would_hold_half_of_what_it_says() -> None:

@@ -273,3 +273,20 @@ def test_what_is_varied_of_images_and_activations_stands_in_columns(tmp_path: Pa
     few, many = (int(count.replace(",", "")) for count in counts)
     assert many - few == 12 * 192
     assert "image" not in printed(planned(tmp_path), PlanEstimate(), 200).split("Commands")[0]
+
+
+def test_automatic_steps_are_told_beside_five_epochs_a_point(tmp_path: Path) -> None:
+    train = LIKE_THE_RESULTS["train"] | {"epochs": None}
+    measure = {"steps": "auto", "warmup_steps": 5, "explain": False, "target_ci": 0.02, "max_gpu_hours": 3}
+    found = planned(tmp_path, {"train": train, "measure": measure})
+    # 25 steps of each run on 1, 2 and 4 ranks are 175 steps of a GPU; 5 epochs are 640, 2 x 320 and 4 x 160, so 1,920.
+    assert (
+        'steps = "auto": 6 to 10 runs a trial take 55 % to 91 % of the GPU time of 5 epochs each; start-up'
+        in printed(found, PlanEstimate(), 200)
+    )
+    assert "within 2 % (measure.target_ci), within 3 GPU-hours (measure.max_gpu_hours)" in printed(
+        found, PlanEstimate(), 200
+    )
+    short = planned(tmp_path, {"train": train, "measure": measure, "data": {"name": "synthetic", "samples": 64}})
+    assert "of 5 epochs each: nothing is saved; start-up" in printed(short, PlanEstimate(), 200)
+    assert "steps =" not in printed(planned(tmp_path), PlanEstimate(), 200)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,11 @@ from vitscale.present.document import Finding, Paragraph
 from vitscale.runner import Options, Plan, Report, driver, plan
 from vitscale.runner import run as drive
 from vitscale.runner.driver import Interrupted
+from vitscale.runner.one_run import unstarted
 from vitscale.runner.preview import plan_document, plan_fields
-from vitscale.runner.todo import AddedRuns
-from vitscale.store import reading
+from vitscale.runner.todo import AddedRuns, GpuHours
+from vitscale.store import RunIndex, reading
+from vitscale.store.results import Outcome
 
 # Within 50 %, so a logarithm of 0.405: of three that agree, three more runs will do. Of 1, 1.5 and 1 the standard
 # deviation is 0.234, at most 2.117 times that; 4.303 x 0.4955 / sqrt(6) = 0.87. With one more 1: 1.7276 x 0.2027, for
@@ -223,3 +226,57 @@ def test_without_a_target_the_plan_says_nothing_of_it(tmp_path: Path) -> None:
     content = plan_fields(found)
     assert (content["runs"], content["most_runs"], content["target_ci"]) == (6, 6, None)
     assert (found.record.target_ci, found.record.max_repeats) == (None, None)
+
+
+# --- measure.max_gpu_hours -------------------------------------------------------------------------------------------
+
+
+def limited(study: Study, hours: float) -> None:
+    """The same study with another limit, as somebody edits the file."""
+    measure = study.plan.measure.model_copy(update={"max_gpu_hours": hours})
+    study.plan = replace(study.plan, context=replace(study.plan.context, measure=measure))
+
+
+def test_at_the_limit_of_gpu_hours_a_study_ends_in_order_and_goes_on_when_it_is_raised(make: Make) -> None:
+    study = make(AT_ONCE, AT_ONCE)
+    limited(study, 1e-12)
+    report = study.run()
+    assert (report.done_now, len(study.launcher.started)) == (1, 1)
+    assert report.ended.startswith("measure.max_gpu_hours = 1e-12: ")
+    assert not report.failures
+    assert study.verdict("unfinished").message.startswith("unfinished: 5 of 6 runs are still to be done")
+    # The same again does nothing, and says why.
+    again = study.run()
+    assert (again.done_now, again.ended) == (0, report.ended)
+    limited(study, 1.0)
+    whole = study.run()
+    assert (whole.done_now, whole.ended) == (11, "")
+    assert study.runs == [6, 6]
+
+
+def test_gpu_hours_count_every_try_and_a_run_begins_only_if_it_is_expected_to_end_within_them(make: Make) -> None:
+    study = make(AT_ONCE, AT_ONCE)
+    one, two = study.trials
+    trial = study.plan.record.trials[two]
+    wide = trial.model_copy(update={"world": trial.world.model_copy(update={"ranks_per_node": 4})})
+    study.plan.record.trials[two] = wide
+    limited(study, 10.0)
+
+    def lasted(hours: float) -> Outcome:
+        return unstarted("completed", "").model_copy(update={"wall_seconds": 3600 * hours})
+
+    index = RunIndex(study.results)
+    index.finished[one, 0] = ("", lasted(2.0))
+    index.earlier[one, 0] = [("", lasted(1.0))]
+    spent = GpuHours(study.plan, index)
+    spent.add(two, lasted(0.75))  # 4 GPUs: 6 in all
+    assert spent.refusal(one) == ""
+    assert spent.refusal(two) == ""
+    spent.add(one, lasted(2.5))
+    assert spent.refusal(two) == (
+        "measure.max_gpu_hours = 10: 8.5 GPU-hours are spent, and the next run is expected to take 3"
+    )
+    # Of a trial that nobody has seen it is not known.
+    assert spent.refusal("another") == ""
+    spent.add(one, lasted(1.5))
+    assert spent.refusal("another") == "measure.max_gpu_hours = 10: 10 GPU-hours are spent"

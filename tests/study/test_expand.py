@@ -236,6 +236,8 @@ def test_a_model_that_is_neither_is_refused_in_one_message(tmp_path: Path, hf: s
         ({"train": {"engine": "dpd"}}, "unknown engine 'dpd'. Did you mean 'ddp'? Valid: accelerate, ddp, deepspeed,"),
         ({"train": {"epochs": None}}, "train.epochs or measure.steps, and neither is given. Give one: epochs = 3"),
         ({"measure": {"steps": 5}}, "and both are given"),
+        ({"measure": {"steps": "auto"}}, "and both are given"),
+        ({"train": {"epochs": None}, "measure": {"steps": "some"}}, "measure.steps is 'some'"),
         ({"train": {"zero_stage": 2}}, "train.zero_stage = 2 has no meaning under train.engine = 'ddp'"),
         ({"train": {"micro_batch": None}}, "train.micro_batch is missing"),
         ({"train": {"global_batch": 64}}, "train.global_batch = 64 has no meaning under scaling.mode = 'strong-micro'"),
@@ -266,6 +268,20 @@ def test_a_swept_global_batch_makes_a_curve_each(tmp_path: Path) -> None:
     found = expanded(tmp_path, changes)
     batches = [[found.trials[point.trial_id].global_batch for point in curve.points] for curve in found.curves]
     assert batches == [[32, 32], [128, 128]]
+
+
+def test_automatic_steps_are_those_of_the_shortest_run_and_the_same_trial_as_with_that_number(tmp_path: Path) -> None:
+    def identities(steps: int | str) -> dict[str, Trial]:
+        train: dict[str, Any] = {"epochs": None}
+        return expanded(tmp_path, {"train": train, "measure": {"steps": steps}, "scaling": {"gpus": [1, 2]}}).trials
+
+    chosen = identities("auto")
+    one, two = (trial.window.steps for trial in chosen.values())
+    assert one is not None
+    assert two is not None
+    assert 20 < one <= two  # with two ranks steps take the gradients' norms as well
+    assert next(iter(identities(one))) == next(iter(chosen))
+    assert [*identities(two)][1] == [*chosen][1]
 
 
 def test_a_run_may_be_as_long_as_its_steps_whatever_the_warm_up(tmp_path: Path) -> None:

@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from results_factory import make_trial
-from vitscale.trial.step_schedule import BLOCKS, EXPLAINED_STEPS, StepWindow, timed_stretch, windows
+from vitscale.trial.step_schedule import (
+    BLOCKS,
+    EXPLAINED_STEPS,
+    FEWEST_LIGHT,
+    StepWindow,
+    shortest_run,
+    timed_stretch,
+    windows,
+)
 from vitscale.trial.trial import Trial
 
 
@@ -173,3 +181,31 @@ def test_a_stretch_keeps_to_its_epoch_and_to_what_is_timed() -> None:
     assert timed_stretch(kinds, 1, range(8)) == range(5, 8)
     assert timed_stretch(kinds, 1, range(5)) == range(1, 3)
     assert timed_stretch(kinds, 3, range(4)) == range(4)  # it has none
+
+
+# --- the shortest run ------------------------------------------------------------------------------------------------
+
+
+@given(trials, st.sampled_from([30, 200, 1000]))
+def test_the_shortest_run_has_twenty_timed_steps_and_two_explained_blocks_and_none_shorter_has(
+    trial: Trial, per_epoch: int
+) -> None:
+    warmup = trial.window.warmup_steps
+
+    def enough(steps: int) -> bool:
+        kinds = windows(trial, steps + warmup, per_epoch)[warmup:]
+        blocks = sum(window == "explained" for window, _ in groups(kinds))
+        return kinds.count("light") >= FEWEST_LIGHT and blocks >= 2
+
+    shortest = shortest_run(trial, per_epoch)
+    assert enough(shortest)
+    assert not any(map(enough, range(FEWEST_LIGHT, shortest)))
+
+
+@given(trials)
+def test_without_room_or_need_to_explain_it_is_twenty_timed_steps(trial: Trial) -> None:
+    unexplained = trial.model_copy(update={"window": trial.window.model_copy(update={"explain": False})})
+    assert shortest_run(unexplained, 1000) == FEWEST_LIGHT
+    kinds = windows(trial, (shortest := shortest_run(trial, 1)) + trial.window.warmup_steps, 1)
+    assert "explained" not in kinds  # no block fits into an epoch of one step
+    assert shortest <= 2 * FEWEST_LIGHT + 32

@@ -131,7 +131,9 @@ def carry_out(planned: Plan, results: Path, options: Options, *, verbose: bool, 
 def _told(done: Report) -> list[str]:
     """What became of the runs, a sentence each."""
     runs = len(done.outcomes)
-    told = [] if done.done_now else ["Nothing to do: every run of this study has its outcome."]
+    told = [] if done.done_now or done.ended else ["Nothing to do: every run of this study has its outcome."]
+    if done.ended:
+        told.append(f"Ended early: {done.ended}. Raise it, and the same command goes on; what is done is kept.")
     if done.skipped:
         told.append(
             f"{len(done.skipped)} of {runs} runs skipped: they will not fit in memory. The same command without "

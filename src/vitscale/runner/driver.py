@@ -18,7 +18,7 @@ from vitscale.errors import RequestError, StoreError, VitscaleError, shown
 from vitscale.runner.one_run import refuse_without_torch, run_task, skip_reason
 from vitscale.runner.planning import Plan, Report, check_folder
 from vitscale.runner.progress import StudyProgress, decoding_progress
-from vitscale.runner.todo import AddedRuns, existing_outcomes, outstanding, skip_unfit
+from vitscale.runner.todo import AddedRuns, GpuHours, existing_outcomes, outstanding, skip_unfit
 from vitscale.schedulers import Placement, Submitter
 from vitscale.schedulers.prepared import PreparedProcesses
 from vitscale.store import RunIndex, locked, pack_finished, write_study
@@ -131,7 +131,8 @@ def _run_outstanding(plan: Plan, placement: Placement, results: Path, options: O
     context = plan.in_folder(results)
     todo = skip_unfit(context, todo, options.unfit, index, outcomes)
     added = AddedRuns(plan, results, outcomes, todo)
-    done = 0
+    done, ended = 0, ""
+    spent = GpuHours(plan, index)
     unpacked = sum(outcome is not None for outcome in index.unpacked.values())
 
     def told_cold(reason: str) -> None:
@@ -142,6 +143,8 @@ def _run_outstanding(plan: Plan, placement: Placement, results: Path, options: O
     with PreparedProcesses(told_cold) as prepared, StudyProgress(console) as progress:
         progress.expect(len(todo), added.most())
         for task in itertools.chain(todo, added):
+            if ended := spent.refusal(task.trial_id):
+                break
             progress.expect(max(0, len(todo) - done), added.most())
             attempt = index.attempts.get((task.trial_id, task.repeat), -1) + 1
             trial = plan.record.trials[task.trial_id]
@@ -150,6 +153,7 @@ def _run_outstanding(plan: Plan, placement: Placement, results: Path, options: O
                 on_progress = progress.begin(trial, task.repeat)
                 outcome = run_task(context, placement, task, attempt, on_progress, prepared)
             outcomes[task.trial_id, task.repeat] = outcome
+            spent.add(task.trial_id, outcome)
             progress.end(trial, outcome)
             done += 1
             if outcome.external:
@@ -159,7 +163,7 @@ def _run_outstanding(plan: Plan, placement: Placement, results: Path, options: O
                 unpacked = pack_finished(results)
         if unpacked >= PACK_RUNS:
             pack_finished(results)
-    return Report(done, outcomes)
+    return Report(done, outcomes, ended)
 
 
 @contextmanager

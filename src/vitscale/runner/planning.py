@@ -76,6 +76,8 @@ class Report:
     done_now: int
     outcomes: dict[tuple[str, int], Outcome]
     """By trial and repeat, all runs of the study that have an outcome."""
+    ended: str = ""
+    """Why the study ended before all of its runs were done; empty where nothing ended it."""
 
     @property
     def failures(self) -> dict[tuple[str, int], Outcome]:
@@ -119,6 +121,11 @@ def plan(
         if point.launch.launcher != AUTO:
             find_launcher(point.launch.launcher)
     scheduler = scheduler_for(file.study, file.path)
+    if isinstance(scheduler, Submitter) and file.study.measure.max_gpu_hours is not None:
+        raise RequestError(
+            "measure.max_gpu_hours is kept by the driver, and the jobs of Slurm run without one",
+            next_step="Limit them by slurm.time; or run inside an allocation (salloc), where there is a driver",
+        )
     results = results or Path("results") / file.study.name
     begun = begun_study(results, file.study.name)
     launcher = _launcher_of(begun) or scheduler.default_launcher

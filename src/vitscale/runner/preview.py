@@ -12,13 +12,15 @@ from vitscale.analysis.scaling import engine_name
 from vitscale.lint.rules import findings_of
 from vitscale.present import document as doc
 from vitscale.present.data import finding_fields
-from vitscale.present.units import counted
+from vitscale.present.units import counted, rough_percent
 from vitscale.runner.one_run import RANK_MODULE, launch_plan
 from vitscale.runner.plan_estimate import NOTHING_KNOWN, PlanEstimate, buckets_note
 from vitscale.runner.planning import Plan, check_folder
 from vitscale.runner.todo import outstanding
 from vitscale.schedulers import Submitter
 from vitscale.store import RunIndex
+from vitscale.study.file import FEWEST_FOR_TARGET
+from vitscale.study.sections import AUTO
 from vitscale.trial import model_cost
 from vitscale.trial.rank_batches import in_words
 from vitscale.trial.trial import TrainSpec, Trial
@@ -58,7 +60,7 @@ def plan_document(plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN) -> doc.Doc
         "",
         (
             doc.Paragraph(heading, "strong"),
-            doc.Bullets((*estimate.lines(plan), *counts, *plan.expansion.notes)),
+            doc.Bullets((*_saving(plan), *estimate.lines(plan), *counts, *plan.expansion.notes)),
             *(_in_a_study(plan, finding) for finding in findings_of(trials)),
             doc.Table(tuple(columns), (doc.Group("", tuple(map(tuple, cells))),), notes),
             doc.Section("Commands", (doc.Code(tuple(commands)),)),
@@ -132,11 +134,37 @@ def _runs(plan: Plan, estimate: PlanEstimate) -> str:
     runs = counted(len(plan.tasks), "run")
     if estimate.done:
         runs = f"{len(plan.tasks) - len(estimate.done)} of {runs} to do"
+    limit = plan.measure.max_gpu_hours
+    within = "" if limit is None else f", within {limit:g} GPU-hours (measure.max_gpu_hours)"
     if plan.measure.target_ci is None:
-        return runs
+        return runs + within
     more = plan.most_runs - len(plan.tasks)
     target = f"{100 * plan.measure.target_ci:.3g} % (measure.target_ci)"
-    return f"{runs}, and up to {more} more until each epoch time is known within {target}"
+    return f"{runs}, and up to {more} more until each epoch time is known within {target}{within}"
+
+
+_EPOCHS_A_POINT = 5
+"""That published scaling studies of vision transformers spend (arXiv 2602.21081)."""
+
+
+def _saving(plan: Plan) -> list[str]:
+    """What `measure.steps = "auto"` saves against `_EPOCHS_A_POINT`, in GPU time of steps; empty without it."""
+    measure = plan.measure
+    if measure.steps != AUTO:
+        return []
+    sizes = {trial_id: trial.world.size for trial_id, trial in plan.record.trials.items()}
+    steps = {trial_id: plan.steps_of(trial_id) for trial_id in sizes}
+    usual = sum(_EPOCHS_A_POINT * epoch * sizes[trial_id] for trial_id, (epoch, _) in steps.items())
+    a_round = sum(run * sizes[trial_id] for trial_id, (_, run) in steps.items())
+    most = measure.repeats if measure.target_ci is None else measure.max_repeats
+    least = most if measure.target_ci is None else max(measure.repeats, FEWEST_FOR_TARGET)
+    shares = " to ".join(rough_percent(runs * a_round / usual) for runs in dict.fromkeys((least, most)))
+    runs = counted(most, "run") if least == most else f"{least} to {most} runs"
+    nothing = ": nothing is saved" if least * a_round >= usual else ""
+    return [
+        f'steps = "auto": {runs} a trial take {shares} of the GPU time of {_EPOCHS_A_POINT} epochs each{nothing}; '
+        "start-up of every run comes on top"
+    ]
 
 
 def plan_fields(plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN) -> dict[str, Any]:

@@ -89,6 +89,40 @@ def skip_unfit(
     return kept
 
 
+class GpuHours:
+    """What a study has spent of `measure.max_gpu_hours`: of each run its GPUs times its time; of a run that is tried
+    again at once the last try, and all of them when the study goes on."""
+
+    def __init__(self, plan: Plan, index: RunIndex) -> None:
+        self._plan = plan
+        self._spent = 0.0
+        self._longest: dict[str, float] = {}
+        """Trial to the GPU-hours of its longest run."""
+        for (trial_id, _), (_, outcome) in index.finished.items():
+            self.add(trial_id, outcome)
+        for (trial_id, _), tries in index.earlier.items():
+            self._spent += sum(self._hours(trial_id, outcome) for _, outcome in tries)
+
+    def add(self, trial_id: str, outcome: Outcome) -> None:
+        """A run that has ended just now."""
+        hours = self._hours(trial_id, outcome)
+        self._spent += hours
+        self._longest[trial_id] = max(hours, self._longest.get(trial_id, 0.0))
+
+    def refusal(self, trial_id: str) -> str:
+        """Why no run of this trial is begun any more; empty where it may be. Of a trial without a run nobody knows how
+        long one takes: it may begin as long as anything is left."""
+        limit, needs = self._plan.measure.max_gpu_hours, self._longest.get(trial_id, 0.0)
+        if limit is None or (self._spent < limit and self._spent + needs <= limit):
+            return ""
+        wanted = f", and the next run is expected to take {needs:.3g}" if self._spent < limit else ""
+        return f"measure.max_gpu_hours = {limit:g}: {self._spent:.3g} GPU-hours are spent{wanted}"
+
+    def _hours(self, trial_id: str, outcome: Outcome) -> float:
+        trial = self._plan.record.trials.get(trial_id)  # of an earlier form of the study it is not known
+        return 0.0 if trial is None else trial.world.size * outcome.wall_seconds / 3600
+
+
 class AddedRuns:
     """The added runs of a study, in rounds of one run per trial; empty without `measure.target_ci`.
 

@@ -24,6 +24,7 @@ from vitscale.trial import deepspeed_config, engines, model_spec, script
 from vitscale.trial.facts import fact_of
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.parallel import RankLayout
+from vitscale.trial.step_schedule import shortest_run
 from vitscale.trial.trial import (
     DataSpec,
     TrainFields,
@@ -283,6 +284,8 @@ def _trial(
     launcher: str,
 ) -> Trial:
     study = point.study
+    measured = {field: getattr(study.measure, field) for field in WindowSpec.model_fields}
+    auto = measured["steps"] == AUTO
     model, samples = point.model, {"samples": summary.train_samples}  # the rank does not look for itself
     if not (model.unknown and point.script_digest):
         model = model_spec.resolve(model, len(summary.classes), summary.image_shape[2])
@@ -294,11 +297,14 @@ def _trial(
         data=point.data.model_copy(update={"fraction": fraction} | (samples if point.script_digest else {})),
         train=train,
         world=world,
-        window=WindowSpec(**{field: getattr(study.measure, field) for field in WindowSpec.model_fields}),
+        window=WindowSpec(**measured | ({"steps": None} if auto else {})),
         parallel=point.study.parallel,
         launcher=launcher if study.launch.launcher == AUTO else study.launch.launcher,
     )
-    _check_length(trial, summary)
+    per_epoch = _steps_per_epoch(trial, summary)
+    if auto:
+        window = trial.window.model_copy(update={"steps": shortest_run(trial, per_epoch)})
+        trial = trial.model_copy(update={"window": window})
     if trial.train.script is None:
         model_checks.check_labels(trial, summary)
     else:
@@ -317,8 +323,8 @@ def _check_length_is_said(study: Study) -> None:
         raise RequestError(what, next_step="Give one: epochs = 3 under [train], or steps = 50 under [measure]")
 
 
-def _check_length(trial: Trial, summary: Summary) -> None:
-    """A run must have at least one step that counts."""
+def _steps_per_epoch(trial: Trial, summary: Summary) -> int:
+    """Of a run with at least one step that counts; others are refused."""
     train, window = trial.train, trial.window
     images = samples_used(summary.train_samples, trial.data.fraction)
     steps = steps_per_epoch(images, trial.layout.data, train.micro_batch, train.grad_accum, train.drop_last)
@@ -334,3 +340,4 @@ def _check_length(trial: Trial, summary: Summary) -> None:
             f"(measure.warmup_steps = {window.warmup_steps})",
             next_step="Train more epochs, or warm up for fewer steps",
         )
+    return steps

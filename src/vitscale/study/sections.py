@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, TypeAdapter, WrapValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from vitscale.base import plugins
@@ -16,7 +16,17 @@ from vitscale.trial.facts import Fact, Spec, fact_of, fields_where
 from vitscale.trial.hints import meant_key
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.parallel import ParallelSpec
-from vitscale.trial.trial import FROM_LIST, BatchCount, BatchNormScope, DataSpec, Mode, Seed, TrainFields, WindowSpec
+from vitscale.trial.trial import (
+    FROM_LIST,
+    BatchCount,
+    BatchNormScope,
+    DataSpec,
+    Mode,
+    Seed,
+    StepCount,
+    TrainFields,
+    WindowSpec,
+)
 
 RankCounts = Annotated[
     tuple[Annotated[int, Field(ge=1, le=1_000_000)], ...], Field(min_length=1, max_length=1000), FROM_LIST
@@ -143,14 +153,26 @@ class NodeSection(Spec):
     """Whether its processor or its GPUs are faster in bf16 than in fp32."""
 
 
+def _steps_or_auto(steps: Any, _: object) -> Any:
+    """Of a number that is none one thing is said, not also that it is no "auto"."""
+    return steps if steps in (AUTO, None) else _STEP_COUNT.validate_python(steps)
+
+
+_STEP_COUNT: TypeAdapter[int] = TypeAdapter(StepCount)
+
+
 class MeasureSection(WindowSpec):
     """[measure]: how long, how often, and when to give up."""
 
+    steps: Annotated[StepCount | Literal["auto"] | None, WrapValidator(_steps_or_auto)] = None  # type: ignore[assignment]  # a trial has the number
+    """As a trial has it. "auto": as few as tell a run's mean step (`trial.step_schedule.shortest_run`)."""
     repeats: int = Field(default=3, ge=1, le=1000)
     target_ci: float | None = Field(default=None, gt=0.0, lt=1.0)
     """Whole runs are added to a trial until the 95 % interval of its epoch time lies within this share of it."""
     max_repeats: int = Field(default=10, ge=1, le=1000)
     """Of `target_ci`: runs of a trial at most."""
+    max_gpu_hours: float | None = Field(default=None, gt=0.0)
+    """GPUs x hours of all runs, start-up and failed tries included: no run begins that is expected to end beyond."""
     hang_seconds: float = Field(default=300.0, gt=0.0)
     """A run in which no rank records anything for so long is ended as `hang`."""
     timeout_seconds: float | None = Field(default=None, gt=0.0)

@@ -20,6 +20,7 @@ block. Timed steps beside the blocks are attached: they say what that costs, and
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from vitscale.trial.engines import norms_unknown
@@ -68,6 +69,29 @@ def timed_stretch(kinds: Sequence[StepWindow], warmup_steps: int, epoch: range) 
         elif step + 1 - begin >= len(longest):
             longest = range(begin, step + 1)
     return longest or epoch
+
+
+FEWEST_LIGHT = 20
+"""Timed steps of the shortest run: its mean is known to a quarter of what one step differs from the next."""
+_FEWEST_EXPLAINED = 2
+_MOST_LOOKED_AT = 200
+
+
+def shortest_run(trial: Trial, steps_per_epoch: int) -> int:
+    """Optimizer steps after warm-up of the shortest run with `FEWEST_LIGHT` timed steps, and, where the trial is
+    explained and epochs leave room for it, two explained blocks.
+
+    More steps than that tell more of one run; how far the next run is from it, only the next run tells.
+    """
+    enough = []
+    for steps in range(FEWEST_LIGHT, _MOST_LOOKED_AT + 1):
+        kinds = windows(trial, steps + trial.window.warmup_steps, steps_per_epoch)[trial.window.warmup_steps :]
+        if kinds.count("light") >= FEWEST_LIGHT:
+            blocks = sum(kind == "explained" != before for before, kind in pairwise(("light", *kinds)))
+            if blocks >= _FEWEST_EXPLAINED or not trial.window.explain:
+                return steps
+            enough.append(steps)
+    return enough[0]
 
 
 class _Block(NamedTuple):

@@ -4,7 +4,7 @@
                                 [--write docs/memory.md]
 
 Every configuration trains a small ViT (on a GPU ViT-B/16). What the tensors of a rank take at the highest moment of the
-third optimizer step is counted by torch's allocator, and stands beside `vitscale.prediction.forecast`. With several
+third optimizer step is counted by torch's allocator, and stands beside `vitscale.prediction.memory`. With several
 ranks on gloo it is the highest of eight steps (`--steps`): gloo's threads let go of what they worked on late in some
 steps and not in others, and a run of hundreds of steps meets both. The configurations of a rank count and their ranks
 share the imports, and are forked off one after the other. `--write` puts the table between the markers of a document.
@@ -28,7 +28,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from vitscale.prediction import forecast
+from vitscale.prediction.memory.forecast import forecast
 from vitscale.trial.model_spec import ModelSpec, resolve
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 

@@ -16,7 +16,8 @@ from between_marks import write_between
 
 from vitscale import analysis, store
 from vitscale.analysis.quality.imports import OneRankBounds, one_rank_bounds, ring_bytes
-from vitscale.importers import Options, import_logs
+from vitscale.importers.contents import Options
+from vitscale.importers.importing import import_logs
 from vitscale.store.results import Run
 from vitscale.trial.model_cost import parameters
 

@@ -32,7 +32,8 @@ from prediction_factory import resolved_study
 from results_factory import write_results
 from vitscale import analysis, store
 from vitscale.errors import VitscaleError
-from vitscale.importers import Options, import_logs
+from vitscale.importers.contents import Options
+from vitscale.importers.importing import import_logs
 from vitscale.machine.hosts import read_hostfile
 from vitscale.prediction.instances import read_instances
 from vitscale.profiles.trace_file import read_trace

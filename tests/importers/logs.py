@@ -8,7 +8,8 @@ from pathlib import Path
 
 from vitscale import analysis, store
 from vitscale.analysis import Analysis
-from vitscale.importers import LogFormat, Options, import_logs
+from vitscale.importers.contents import LogFormat, Options
+from vitscale.importers.importing import import_logs
 
 EPOCH_COLUMNS = "cluster,gpu,layout,dataset,fraction,micro_batch,run,gpus,epoch,rank,epoch_seconds,loss,accuracy"
 _BEGAN = datetime(2024, 5, 1, 12, 0, 0, tzinfo=UTC)

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from importers.logs import configuration, epoch_rows, epoch_table, steady
 from vitscale.errors import RequestError, StoreError
-from vitscale.importers import FORMATS, LogFormat, Options, guess, import_logs
-from vitscale.importers.contents import LogContents
+from vitscale.importers.contents import FORMATS, LogContents, LogFormat, Options
 from vitscale.importers.deepspeed import read as read_deepspeed
 from vitscale.importers.epochs import read as read_epochs
+from vitscale.importers.importing import guess, import_logs
 from vitscale.importers.plain_csv import read as read_csv
 from vitscale.importers.trainer_state import read as read_state
 

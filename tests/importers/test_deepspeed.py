@@ -11,7 +11,8 @@ from importers.logs import configuration, deepspeed_log, imported, steady, timer
 from vitscale.analysis import Analysis
 from vitscale.analysis.trials import TrialResult
 from vitscale.errors import RequestError, StoreError
-from vitscale.importers import Options, import_logs
+from vitscale.importers.contents import Options
+from vitscale.importers.importing import import_logs
 
 
 def only(found: Analysis) -> TrialResult:

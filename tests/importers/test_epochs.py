@@ -9,7 +9,8 @@ import pytest
 from importers.logs import epoch_rows, epoch_table, imported
 from vitscale import store
 from vitscale.errors import RequestError, StoreError
-from vitscale.importers import Options, import_logs
+from vitscale.importers.contents import Options
+from vitscale.importers.importing import import_logs
 
 
 def test_an_epoch_is_the_slowest_rank_and_a_run_the_median_epoch(tmp_path: Path) -> None:

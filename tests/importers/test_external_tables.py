@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from vitscale.importers import Options, plain_csv
+from vitscale.importers import plain_csv
+from vitscale.importers.contents import Options
 from vitscale.importers.curves import curves_of
 from vitscale.importers.trials import trial_of
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitscale.errors import VitscaleError
-from vitscale.importers import LinkFormat, guess
+from vitscale.importers.contents import LinkFormat
+from vitscale.importers.importing import guess
 from vitscale.importers.links import read_nccl_tests, read_perftest
 from vitscale.prediction.network.checked import network_of
 from vitscale.prediction.network.links import Link

@@ -8,7 +8,8 @@ import pytest
 
 from importers.logs import imported
 from vitscale.errors import RequestError
-from vitscale.importers import Options, import_logs
+from vitscale.importers.contents import Options
+from vitscale.importers.importing import import_logs
 from vitscale.trial.model_cost import counted, parameters
 
 

@@ -17,7 +17,8 @@ from vitscale.analysis.time.breakdown import breakdown
 from vitscale.cli import app
 from vitscale.cli.importing import waited_for
 from vitscale.errors import RequestError
-from vitscale.importers import Options, import_logs
+from vitscale.importers.contents import Options
+from vitscale.importers.importing import import_logs
 from vitscale.report.contract import trial_rows
 from vitscale.store import load
 

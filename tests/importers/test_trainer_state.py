@@ -10,7 +10,8 @@ import pytest
 
 from importers.logs import imported
 from vitscale.errors import RequestError, StoreError
-from vitscale.importers import Options, import_logs
+from vitscale.importers.contents import Options
+from vitscale.importers.importing import import_logs
 
 
 def state(folder: Path, name: str = "trainer_state.json", **changes: Any) -> Path:

@@ -22,7 +22,8 @@ from vitscale.analysis import analyse
 from vitscale.analysis.time.breakdown import Straggler, breakdown
 from vitscale.analysis.time.exposure import clocks_ahead
 from vitscale.errors import RequestError, StoreError
-from vitscale.importers import Options, import_logs
+from vitscale.importers.contents import Options
+from vitscale.importers.importing import import_logs
 from vitscale.profiles.step_trace import RankStep, is_step_trace, read_step_trace, step_trace
 from vitscale.report.outputs import Reported, write
 from vitscale.store import load

@@ -11,7 +11,7 @@ import pytest
 from report_forms import markdown, page
 from results_factory import failed_run, make_curve, make_results, make_trial, steady_run
 from vitscale.analysis import Analysis, analyse
-from vitscale.prediction import forecast_bytes
+from vitscale.prediction.memory.forecast import forecast_bytes
 from vitscale.present.units import UNKNOWN
 from vitscale.report.charts.resources import resolution_chart, resolution_rows
 from vitscale.report.contract import to_json

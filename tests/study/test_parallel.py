@@ -10,7 +10,7 @@ import pytest
 from study_factory import expanded
 from vitscale.analysis.scaling import curve_name, trial_name
 from vitscale.errors import RequestError
-from vitscale.prediction import forecast, unavailable
+from vitscale.prediction.memory.forecast import forecast, unavailable
 from vitscale.prediction.step.messages import messages
 from vitscale.trial.engines import norms_unknown
 

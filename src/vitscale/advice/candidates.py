@@ -16,7 +16,7 @@ from vitscale.trial.engines import ENGINES, check
 from vitscale.trial.trial import OF_THE_WRAPPER, TrainSpec
 
 if TYPE_CHECKING:
-    from vitscale.prediction.instances import Instance  # with all importers
+    from vitscale.prediction.instances import Instance  # with readers of tables
 
 BEYOND = 8
 """How many times the largest measured count is looked at, where the user does not say."""

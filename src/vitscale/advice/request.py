@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from vitscale.prediction.configurations import Candidate
-from vitscale.prediction.instances import Instance
 from vitscale.prediction.results import CONFIDENCE, Assumption, Label
 from vitscale.present.estimate import Estimate
+
+if TYPE_CHECKING:
+    from vitscale.prediction.instances import Instance  # with readers of tables
 
 
 @dataclass(frozen=True)

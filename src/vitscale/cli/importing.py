@@ -14,7 +14,8 @@ from vitscale.errors import unknown
 from vitscale.present.units import UNKNOWN
 
 if TYPE_CHECKING:
-    from vitscale.importers import Done, LinkFormat
+    from vitscale.importers.contents import LinkFormat
+    from vitscale.importers.importing import Done
     from vitscale.present.document import Document, Table
 
 
@@ -46,7 +47,8 @@ def import_(
 ) -> None:
     """Others' logs as results: DeepSpeed's, Hugging Face's, tables of epochs or of steps. Then report and predict."""
     from vitscale.base import plugins
-    from vitscale.importers import FORMATS, OF_LINKS, Options, guess, import_logs
+    from vitscale.importers.contents import FORMATS, OF_LINKS, Options
+    from vitscale.importers.importing import guess, import_logs
 
     taken = guess(logs) if log_format == "auto" else log_format
     if taken not in (*FORMATS, *OF_LINKS) and plugins.target("importer", taken) is None:

@@ -9,8 +9,3 @@ importing      which of them files are, and the whole way from them to a folder
 trials, curves what was found, as trials and curves
 records        the results folder
 """
-
-from vitscale.importers.contents import FORMATS, OF_LINKS, LinkFormat, LogFormat, Options
-from vitscale.importers.importing import Done, guess, import_logs
-
-__all__ = ["FORMATS", "OF_LINKS", "Done", "LinkFormat", "LogFormat", "Options", "guess", "import_logs"]

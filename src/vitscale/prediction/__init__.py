@@ -1,9 +1,8 @@
 """Prediction: what nobody has measured, from what somebody has; and memory, by arithmetic alone.
 
-Pure but for `sources`: an analysis and checks in, predictions out. No charts, no torch.
+Pure but for `evidence.evidence_of`: an analysis and checks in, predictions out. No charts, no torch.
 
-sources       what a prediction reads: a results folder, and a check of its network
-evidence      what an analysis says for a prediction: series of measured points, and the network
+evidence      what a results folder says for a prediction: series of measured points, and the network
 network/      links, by name or as checked, and what collectives cost on them
 step/         what an engine sends in a step, what of it computing hides, stragglers; a step as a sum of parts
 parameters    what is estimated, and what is known of it beforehand
@@ -26,9 +25,3 @@ start_up      what it takes until the first step
 results       what a prediction is: figures with two intervals each, a label, and what was assumed
 memory/       how much memory a rank will take
 """
-
-from __future__ import annotations
-
-from vitscale.prediction.memory import MemoryForecast, forecast, forecast_bytes, unavailable
-
-__all__ = ["MemoryForecast", "forecast", "forecast_bytes", "unavailable"]

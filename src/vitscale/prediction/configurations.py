@@ -15,7 +15,7 @@ from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import Trial
 
 if TYPE_CHECKING:
-    from vitscale.prediction.instances import Instance  # with all importers
+    from vitscale.prediction.instances import Instance  # with readers of tables
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from typing import Any
 from vitscale.analysis import Analysis, CurveResult, TrialResult
 from vitscale.analysis.runs.compute import flops_per_image
 from vitscale.analysis.scaling import curve_name
-from vitscale.prediction import forecast_bytes, unavailable
-from vitscale.prediction.memory.forecast import LEFT_OUT
+from vitscale.prediction.memory.forecast import LEFT_OUT, forecast_bytes, unavailable
 from vitscale.present import units
 from vitscale.present.data import estimate_fields
 from vitscale.present.document import Cell, Column, Group, Row, Table

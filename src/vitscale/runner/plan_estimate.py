@@ -14,8 +14,7 @@ from rich import filesize
 
 from vitscale.analysis.scaling import trial_name
 from vitscale.errors import RequestError
-from vitscale.prediction import forecast_bytes, unavailable
-from vitscale.prediction.memory.forecast import forecast
+from vitscale.prediction.memory.forecast import forecast, forecast_bytes, unavailable
 from vitscale.present import units
 from vitscale.present.data import estimate_fields
 from vitscale.present.estimate import Estimate

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitscale.importers import Options
-from vitscale.importers.contents import LogContents, LogRank, LogRun, Setting
+from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Setting
 from vitscale.importers.files import identified, lines
 from vitscale.importers.trials import an_epoch
 from vitscale.store.records import EpochLine

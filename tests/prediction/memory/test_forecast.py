@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitscale.prediction import MemoryForecast, forecast, forecast_bytes, unavailable
 from vitscale.prediction.memory.activations import activations
-from vitscale.prediction.memory.forecast import totals
+from vitscale.prediction.memory.forecast import MemoryForecast, forecast, forecast_bytes, totals, unavailable
 from vitscale.trial.model_cost import VitShape, parameters, vit_shape
 from vitscale.trial.model_spec import ModelSpec, resolve
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World

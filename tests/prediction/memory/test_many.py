@@ -8,8 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitscale.prediction.memory import forecast_bytes
-from vitscale.prediction.memory.forecast import peak_bytes_of_many
+from vitscale.prediction.memory.forecast import forecast_bytes, peak_bytes_of_many
 from vitscale.trial.model_spec import ModelSpec, resolve
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,7 @@ def test_steps_of_real_traces(name: str, numbers: tuple[int, ...], by: str) -> N
 
 def without(trace: Trace, *names: str) -> Trace:
     kept = [event for event in trace.events if not event.name.startswith(names)]
-    return Trace(**{**vars(trace), "events": kept})
+    return replace(trace, events=kept)
 
 
 @pytest.mark.parametrize("name", [A100, V100, MI300X])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 
 Interval = tuple[float, float]
 """(start, end), start <= end."""
+_END = itemgetter(1)
 
 
 def union(intervals: Iterable[Interval], *, join_below: float = 0.0) -> list[Interval]:
@@ -35,7 +38,10 @@ def complement(disjoint: Sequence[Interval], within: Interval) -> list[Interval]
 def intersection(left: Sequence[Interval], right: Sequence[Interval]) -> list[Interval]:
     """What lies in both; each side is disjoint and in order."""
     common: list[Interval] = []
-    i = j = 0
+    if not (left and right):
+        return common
+    # Of a step in a long profile most lies before it.
+    i, j = bisect_left(left, right[0][0], key=_END), bisect_left(right, left[0][0], key=_END)
     while i < len(left) and j < len(right):
         start = max(left[i][0], right[j][0])
         end = min(left[i][1], right[j][1])

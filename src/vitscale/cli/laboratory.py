@@ -95,7 +95,11 @@ def up_lines(lab: Laboratory) -> list[str]:
     name = lab.state.name
     named = "" if name == DEFAULT_NAME else f" --name {name}"
     vitscale = _this_program()
-    study = f"{vitscale} run STUDY.toml --hostfile {shlex.quote(str(lab.hostfile))} --launcher mpirun"
+    study, missing = f"{vitscale} run STUDY.toml", lab.state.missing_for_ssh
+    if not missing:
+        study += f" --hostfile {shlex.quote(str(lab.hostfile))}" + " --launcher mpirun" * (
+            shutil.which("mpirun") is not None
+        )
     lines = [
         f"Lab {name!r}: {', '.join(lab.names)}; {_limits(lab)}.",
         f"Hostfile: {lab.hostfile}",
@@ -103,10 +107,10 @@ def up_lines(lab: Laboratory) -> list[str]:
         f"A shell:  {vitscale} lab exec{named} host0 -- bash",
         f"The end:  {vitscale} lab down{named}",
     ]
-    if missing := lab.state.missing_for_ssh:
+    if missing:
         lines.append(
-            f"note: without {' and '.join(missing)} the hosts have no ssh: mpirun, pdsh and deepspeed cannot start "
-            "anything on another host; 'vitscale lab exec' can"
+            f"note: without {' and '.join(missing)} the hosts have no ssh, and a study runs on one of them alone. "
+            f"For several: apt-get install {' '.join(missing)}, then lab down and lab up again"
         )
     return lines
 

@@ -21,6 +21,7 @@ from vitscale.profiles.timeline import steps_on_cuda
 from vitscale.profiles.trace_figures import DeviceTime, TimeShares, product_rate, step_spans, traffic_lines
 from vitscale.profiles.trace_file import Group, Trace, read_trace
 from vitscale.profiles.trace_steps import UNTOLD, Steps, steps_of
+from vitscale.store.reading import without_collection
 from vitscale.store.records import ExplainedLine, StepLine, TrafficLine
 from vitscale.store.results import ImportedFile
 
@@ -159,6 +160,7 @@ def _read_all(paths: Sequence[Path]) -> list[RankTrace]:
         return list(pool.map(_rank_trace, paths))
 
 
+@without_collection()
 def _rank_trace(path: Path) -> RankTrace:
     file = identified(path)
     trace = read_trace(path)

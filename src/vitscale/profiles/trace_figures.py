@@ -14,7 +14,7 @@ from typing import Any
 
 from vitscale.base.time_spans import Interval, intersection, length, union
 from vitscale.profiles.kernels import COMMUNICATION, kind_of
-from vitscale.profiles.timeline import STEP, launches_of
+from vitscale.profiles.timeline import STEP
 from vitscale.profiles.trace_file import Call, Trace
 from vitscale.profiles.trace_steps import Steps
 from vitscale.store.records import Collective, TrafficLine
@@ -87,7 +87,7 @@ def step_spans(trace: Trace, steps: Steps) -> list[tuple[int, Interval, bool]]:
     A step lasts from the end of what was launched before it to the end of what it launched. It is not whole where
     nothing was: it begins with its own first kernel then, and what came before that is not known.
     """
-    launches = launches_of(trace.events)
+    launches = trace.launches
     spans: list[tuple[int, Interval, bool]] = []
     reached, index, first = 0, 0, min((event.start_ns for _, event in launches), default=0)
     for number, (start, end) in zip(steps.numbers, _host_spans(steps), strict=True):

@@ -12,12 +12,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitscale.errors import StoreError, printable, shown
 from vitscale.profiles.kernels import COPY, dtype_name, is_collective, kind_of, operation
-from vitscale.profiles.timeline import COMMUNICATION_CALL, KIND_OF_ACTIVITY, Event, Kind
+from vitscale.profiles.timeline import COMMUNICATION_CALL, KIND_OF_ACTIVITY, Event, Kind, launches_of
 from vitscale.profiles.trace_json import TraceText, integer, nanoseconds, text_of
 
 Shapes = Sequence[Sequence[int]]
@@ -168,6 +169,11 @@ class Trace:
     """How many GPUs something ran on."""
     unknown: Counter[str] = field(default_factory=Counter)
     """Events of categories that are not known here, and what cannot be an event, by what it is."""
+
+    @cached_property
+    def launches(self) -> list[tuple[int, Event]]:
+        """When each was launched, and what ran, in the order of launch, once all is read."""
+        return launches_of(self.events)
 
     @property
     def on_device(self) -> list[Event]:

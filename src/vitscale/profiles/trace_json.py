@@ -22,6 +22,8 @@ _MENDED = 8 << 20
 """Bytes that are mended at once, and no more where that does not help."""
 _MOST_CUTS = 64
 """Places at which a block may be cut in two before more of the file is read."""
+_TAIL = 1 << 16
+"""Bytes at the end of what was read that hold so many, mostly."""
 _CUT = re.compile(rb"\}\s*,\s*\{")
 _LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
 _NO_NUMBER = re.compile(r"(?<=:)(\s*)-?(?:inf|nan|N/A)(?=\s*[,}])")
@@ -117,7 +119,9 @@ class TraceText:
             buffer += block
             if len(buffer) < min(2 * failed, _LONGEST_EVENT):  # else a broken beginning is tried again with every block
                 continue
-            cuts = [match.start() + 1 for match in _CUT.finditer(buffer)]
+            cuts = [match.start() + 1 for match in _CUT.finditer(buffer, max(0, len(buffer) - _TAIL))]
+            if len(cuts) < _MOST_CUTS:
+                cuts = [match.start() + 1 for match in _CUT.finditer(buffer)]
             for cut in cuts[: -_MOST_CUTS - 1 : -1]:
                 mend = cut == cuts[-1] and len(buffer) < _MENDED
                 if (some := _decoded(b"[" + buffer[:cut] + b"]", mend)) is not None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vitscale.base.time_spans import Interval, complement, intersection, union
-from vitscale.profiles.timeline import PHASE_PREFIX, STEP, Event, launches_of
+from vitscale.profiles.timeline import PHASE_PREFIX, STEP, Event
 from vitscale.profiles.trace_file import Trace
 from vitscale.store.records import PhaseName
 
@@ -44,7 +44,7 @@ class Steps:
 def steps_of(trace: Trace) -> Steps:
     """Steps by `ProfilerStep`, else by the optimizer's ranges, else by kernels that repeat, else all as one."""
     ranges = [event for event in trace.events if event.kind == "annotation"]
-    launched = sorted(launches_of(trace.events), key=lambda pair: pair[0])
+    launched = trace.launches
     marked = sorted((event.start_ns, event.end_ns, match[1]) for event in ranges if (match := _STEP.match(event.name)))
     if marked:
         numbers = tuple(int(number) if number else index for index, (_, _, number) in enumerate(marked))
@@ -70,7 +70,7 @@ def steps_of(trace: Trace) -> Steps:
 def _steps(
     trace: Trace, numbers: Iterable[int], spans: Sequence[tuple[int, int]], found_by: str, first_is_whole: bool = False
 ) -> Steps:
-    launched = launches_of(trace.events)
+    launched = trace.launches
     return Steps(
         tuple(numbers),
         (*(Event("annotation", STEP, *span, 0) for span in spans), *_phases(trace, spans)),

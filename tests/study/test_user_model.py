@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -90,12 +92,39 @@ def test_a_folder_without_a_configuration(study: Path) -> None:
 def test_a_hub_name_that_cannot_be_had(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
-    def gone(*_: object) -> str:
+    def gone(*_: object, **__: object) -> str:
         raise OSError("no network\nat all")
 
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", gone)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", gone)
     with pytest.raises(RequestError, match="cannot be had from the hub: no network at all"):
         user_model.check(study, ModelSpec(hf="some/model"))
+
+
+@pytest.mark.parametrize(("answers", "cached_alone"), [(True, False), (False, True)])
+def test_a_hub_that_cannot_be_reached_is_asked_once_and_its_cache_is_used(
+    study: Path, monkeypatch: pytest.MonkeyPatch, answers: bool, cached_alone: bool
+) -> None:
+    """Its own library asks six times, over half a minute."""
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError
+
+    asked: list[object] = []
+
+    def metadata(_url: str) -> None:
+        if not answers:
+            raise OSError("Temporary failure in name resolution")
+        response: Any = SimpleNamespace(headers={}, request=None)
+        raise HfHubHTTPError("503", response=response)
+
+    def download(_name: str, file: str, *, local_files_only: bool) -> str:
+        asked.append(local_files_only)
+        return str(config(study.parent / "cache") / file)
+
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", metadata)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    assert user_model.check(study, ModelSpec(hf="some/model")) is not None
+    assert asked == [cached_alone]
 
 
 def test_a_named_model_needs_no_check(study: Path) -> None:

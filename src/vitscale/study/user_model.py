@@ -113,12 +113,19 @@ def _types_with_head(head: str) -> list[str]:
 
 def _from_hub(name: str, file: str, key: str) -> Path:
     """A file of the hub, from huggingface_hub's own cache where it is there already; `key` of [model] names it."""
-    from huggingface_hub import hf_hub_download
+    import huggingface_hub as hub
 
+    unreachable: Exception | None = None
     try:
-        return Path(hf_hub_download(name, file))
+        hub.get_hf_file_metadata(hub.hf_hub_url(name, file))
+    except hub.errors.HfHubHTTPError:
+        pass  # it answers: the download tells why not, and tries again what may pass
+    except Exception as error:  # known at once, where the download tries for half a minute
+        unreachable = error
+    try:
+        return Path(hub.hf_hub_download(name, file, local_files_only=unreachable is not None))
     except Exception as error:  # no network, no such model, no permission: the library has a class for each
-        reason = " ".join(str(error).split())[:300]
+        reason = " ".join(str(unreachable or error).split())[:300]
         what = f"model.{key} {shown(name)} is no folder beside the study file and cannot be had from the hub: {reason}"
         raise RequestError(what, next_step=f"Give a local folder with a {file}, or a name that exists there") from None
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from results_factory import failed_run, make_curve, make_rank, make_run, make_trial, steady_run
 from vitscale.analysis.comparisons import compare_curves
-from vitscale.analysis.learning.drift import TOLERANCES, differences, judged
+from vitscale.analysis.learning.drift import TOLERANCES, between_runs, differences, judged, largest, losses
 from vitscale.analysis.quality.study import drift as drift_verdicts
 from vitscale.analysis.scaling import CurveResult, scale
 from vitscale.analysis.summaries import summarise
@@ -347,3 +347,18 @@ def test_what_cannot_be_told_is_a_note_and_trials_on_their_own_are_none() -> Non
     assert (note.kind, note.severity, note.about.trials) == ("drift-unknown", "note", (ddp.identity(),))
     unjudged = [dataclasses.replace(result, drift=Drift("unknown")) for result in found]
     assert list(drift_verdicts(unjudged)) == []
+
+
+@given(
+    st.lists(st.lists(st.floats(-1e-3, 1e-3), min_size=5, max_size=5), min_size=1, max_size=4), st.integers(0, 2**32)
+)
+def test_all_runs_at_once_differ_as_each_by_itself_does(changes: list[list[float]], seed: int) -> None:
+    """To the digit; the reference has other losses than each of them."""
+    alone, several = make_trial("none"), make_trial("ddp", 2)
+    reference, member = judge(
+        (alone, [run_of(alone, lambda step: (seed >> step % 32 & 1) * 1e-5)]),
+        (several, [run_of(several, lambda step, own=own: own[step % 5], k) for k, own in enumerate(changes)]),  # type: ignore[misc]  # of a closure
+    )
+    by_run = [between_runs(run, reference) for run in losses(member)]
+    worst = max((known for known in by_run if known is not None), key=lambda known: known.worst[1])
+    assert largest(member, reference) == worst

@@ -75,9 +75,11 @@ def report(
     for name in wanted:
         if name not in outputs.FORMATS:
             raise unknown("format", name, outputs.FORMATS)
+    gc.disable()  # records form no cycles: to look for some among a million takes most of the time
     loaded = store.load(results)
     analysed = analysis.analyse(loaded, combine_unlike=combine_unlike)
-    gc.freeze()  # records form no cycles: to look for some among a million takes most of the time
+    gc.freeze()
+    gc.enable()
     console = base.ProgramConsole(stderr=bool({*outputs.TO_STANDARD_OUTPUT} & set(wanted)) and output is None)
     evidence = evidence_of(results, loaded, analysed)
     fitted = fitting.fit(evidence)

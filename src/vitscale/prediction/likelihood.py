@@ -147,15 +147,17 @@ class Likelihood:
         damping, step_size = 1e-2, 1e-4
         hessian = np.eye(size)
 
-        def costs(rows: Array) -> tuple[Array, Array, Array]:
+        def costs_around(centre: Array) -> tuple[Array, Array, Array]:
+            """(steps, others, cost) there, and a small step from there along each parameter."""
+            rows = np.vstack([centre, centre + step_size * np.eye(size)])
             standard = np.column_stack([rows, np.full(len(rows), math.log(job_scale))])
             steps, others = self.residuals(standard)
             apart = (steps / job_scale) ** 2
             runs = apart if every_run else (JOB_FREEDOM + 1) * np.log1p(apart / JOB_FREEDOM)
             return steps, others, 0.5 * (runs.sum(axis=1) + (others**2).sum(axis=1))
 
+        steps, others, cost = costs_around(best)
         for _ in range(_ITERATIONS):
-            steps, others, cost = costs(np.vstack([best, best + step_size * np.eye(size)]))
             weights = (JOB_FREEDOM + 1) / (JOB_FREEDOM + (steps[0] / job_scale) ** 2)
             scale = job_scale / (1.0 if every_run else np.sqrt(weights))
             now = np.concatenate([steps[0] / scale, others[0]])
@@ -163,15 +165,16 @@ class Likelihood:
             hessian, gradient = jacobian @ jacobian.T, jacobian @ now
             while damping < 1e8:
                 tried = best - np.linalg.solve(hessian + damping * np.diag(np.diag(hessian)), gradient)
-                new_cost = costs(tried[None, :])[2][0]
-                if new_cost <= cost[0]:
+                at_tried = costs_around(tried)
+                if at_tried[2][0] <= cost[0]:
                     break
                 damping *= 10
             else:
                 break
-            best = tried
+            best, gained = tried, cost[0] - at_tried[2][0]
+            steps, others, cost = at_tried
             damping = max(1e-9, damping / 10)
-            if cost[0] - new_cost < _CLOSE:
+            if gained < _CLOSE:
                 break
         covariance = np.zeros((size + 1, size + 1))
         covariance[:size, :size] = np.linalg.inv(hessian)

@@ -85,7 +85,7 @@ def sample(
         densities = np.vstack([densities, *(each.log_density(rows) for each, _ in fresh)])
         proposals += [each for each, _ in fresh]
         counts += [count for _, count in fresh]
-        mixture = np.logaddexp.reduce(densities + np.log(np.array(counts) / sum(counts))[:, None])
+        mixture = _log_sum(densities + np.log(np.array(counts) / sum(counts))[:, None])
         log_weights = target - mixture
         if effective_size(log_weights) >= (ENOUGH if number < _USUAL_ROUNDS else FEW):
             break
@@ -131,12 +131,12 @@ class Mixture:
         standard = chosen / scales
         narrow = np.eye(size) * 1e-6
         # Begin with the parts nearest to draws that lie far apart (k-means++).
-        centres = standard[[0]]
-        for _ in range(_COMPONENTS - 1):
-            distance = np.min(((standard[:, None, :] - centres) ** 2).sum(axis=2), axis=1) + 1e-12
-            centres = np.vstack([centres, standard[rng.choice(len(standard), p=distance / distance.sum())]])
-        nearest = np.argmin(((standard[:, None, :] - centres) ** 2).sum(axis=2), axis=1)
-        shares = np.eye(_COMPONENTS)[nearest]
+        apart_from = [((standard - standard[0]) ** 2).sum(axis=1)]
+        while len(apart_from) < _COMPONENTS:
+            distance = np.min(apart_from, axis=0) + 1e-12
+            centre = standard[rng.choice(len(standard), p=distance / distance.sum())]
+            apart_from.append(((standard - centre) ** 2).sum(axis=1))
+        shares = np.eye(_COMPONENTS)[np.argmin(apart_from, axis=0)]
         whole = np.cov(standard.T) + narrow
         for _ in range(_ITERATIONS):
             total = shares.sum(axis=0)
@@ -162,8 +162,14 @@ class Mixture:
         """See `Proposal`."""
         standard = rows / self.scales
         logs = [part.log_density(standard) for part in self.parts]
-        density = np.logaddexp.reduce(logs + np.log(self.weights)[:, None]) - np.log(self.scales).sum()
+        density = _log_sum(logs + np.log(self.weights)[:, None]) - np.log(self.scales).sum()
         return np.asarray(density, dtype=np.float64)
+
+
+def _log_sum(logs: Array) -> Array:
+    """Logarithm of the sum of exponentials over the rows: as `np.logaddexp.reduce`, in a third of the time."""
+    most = np.maximum(logs.max(axis=0), -1e300)  # where all are -inf too
+    return np.asarray(most + np.log(np.exp(logs - most).sum(axis=0)), dtype=np.float64)
 
 
 def _heavy_tailed(rng: np.random.Generator, count: int, size: int) -> Array:

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.scaling import trial_name
 from vitscale.analysis.trials import Drift, TrialResult
@@ -55,15 +57,38 @@ class LossDifference:
 
 def largest(member: TrialResult, reference: TrialResult) -> LossDifference | None:
     """The run of `member` that differs most; None where no two of their runs can be compared."""
+    if not seeded(reference) and (known := _of_like_steps(member, reference)) is not None:
+        return known
     by_run = [between_runs(run, reference) for run in losses(member)]
     return max((known for known in by_run if known is not None), key=lambda known: known.worst[1], default=None)
+
+
+def _of_like_steps(member: TrialResult, reference: TrialResult) -> LossDifference | None:
+    """The same, all runs at once; None where one lacks a loss or has other steps than the reference's first run."""
+    theirs = _by_repeat(reference)[0][1].loss_by_step[:STEPS]
+    ours = [figures.loss_by_step[:STEPS] for _, figures in _by_repeat(member)]
+    if len(theirs) < 2 or not all(np.array_equal(run.step, theirs.step) for run in ours):
+        return None
+    scale = np.maximum(np.abs(theirs.loss), _LEAST_SHARE * abs(theirs.loss[0]))
+    with np.errstate(all="ignore"):
+        gaps = np.abs(np.stack([run.loss for run in ours]) - theirs.loss)
+        shares = gaps / scale
+    if not (np.isfinite(gaps).all() and (scale > 0).all()):
+        return None
+    worst = shares[shares.max(axis=1).argmax()]
+    return LossDifference(tuple(zip(theirs.step.tolist(), worst.tolist(), strict=True)))
+
+
+def _by_repeat(result: TrialResult) -> list[tuple[int, RunFigures]]:
+    """Repeat and figures of each completed run, in the order of repeats."""
+    numbered = ((run.header.repeat, figures) for run, figures in zip(result.records, result.runs, strict=True))
+    return sorted(numbered, key=lambda pair: pair[0])
 
 
 def between_runs(run: tuple[int, Losses], reference: TrialResult) -> LossDifference | None:
     """A run against the reference's first one; where repeats have seeds of their own, against the same repeat."""
     repeat, ours = run
-    own = sorted(zip(reference.records, reference.runs, strict=True), key=lambda pair: pair[0].header.repeat)
-    numbered = ((theirs.header.repeat, figures) for theirs, figures in own)
+    numbered = _by_repeat(reference)
     first = next((figures for number, figures in numbered if number == repeat or not seeded(reference)), None)
     by_step = differences(ours, _first_losses(first)) if first is not None else ()
     return LossDifference(by_step) if by_step else None
@@ -80,9 +105,7 @@ def seeded(result: TrialResult) -> bool:
 
 def losses(result: TrialResult) -> list[tuple[int, Losses]]:
     """Repeat and first losses of each completed run, in the order of repeats."""
-    pairs = zip(result.records, result.runs, strict=True)
-    by_repeat = [(run.header.repeat, _first_losses(figures)) for run, figures in pairs]
-    return sorted(by_repeat, key=lambda pair: pair[0])
+    return [(repeat, _first_losses(figures)) for repeat, figures in _by_repeat(result)]
 
 
 def differences(ours: Losses, theirs: Losses) -> tuple[tuple[int, float], ...]:

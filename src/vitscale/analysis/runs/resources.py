@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -139,12 +140,14 @@ class _RankUse:
         # Summed over cores by the kernel: several at once can come to more than the time that went by.
         return min(1.0, sum(known) / self.seconds) if known and len(known) == len(held) and self.seconds > 0 else None
 
-    @property
+    @cached_property
     def gpu(self) -> tuple[GpuSamples, ...]:
         return tuple(_of_format_6(line.gpu) for line in self.lines if line.gpu is not None)
 
     def gpu_mean(self, field: Callable[[GpuSamples], float | None]) -> float | None:
         """Mean over epochs, each with the weight of its samples."""
+        if not self.gpu:
+            return None
         known = [(value, max(1, samples.samples)) for samples in self.gpu if (value := field(samples)) is not None]
         return sum(value * weight for value, weight in known) / sum(w for _, w in known) if known else None
 

@@ -28,7 +28,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from vitscale.prediction.network.collectives import LinkDraws, collective_seconds
+from vitscale.prediction.network.collectives import Line, LinkDraws, cheapest, lines
 from vitscale.prediction.network.links import Level, Network
 from vitscale.prediction.step.messages import Message, exposed_seconds
 
@@ -141,7 +141,8 @@ class StepModel:
         wire = exposed * np.exp(draws["overlap"])
         norm = np.zeros_like(wire)
         for one in self.norms:
-            norm = norm + self._collective(draws, worlds, one) * one.calls * worlds.grad_accum
+            passes = cheapest(self._lines(draws, worlds, one.operation), one.tensor_bytes_at(worlds.ranks))
+            norm = norm + passes * one.calls * worlds.grad_accum
         rest = compute + wait + wire + norm + optimizer
         return StepTimes(compute, optimizer + 0 * rest, self._data_wait(worlds, rest), wait, wire, norm)
 
@@ -181,7 +182,10 @@ class StepModel:
             )  # fmt: skip
             slowest = micro_step[:, at] * some.slowdown
             kinds = {(message.operation, message.tensor_bytes): message for message in self.messages}
-            seconds = {kind: self._collective(draws, some, one) for kind, one in kinds.items()}
+            of = {name: self._lines(draws, some, name) for name in {operation for operation, _ in kinds}}
+            seconds = {
+                kind: cheapest(of[one.operation], one.tensor_bytes_at(some.ranks)) for kind, one in kinds.items()
+            }
             exposed[:, at] = exposed_seconds(
                 self.messages,
                 partial(_looked_up, seconds),
@@ -193,14 +197,14 @@ class StepModel:
                 hidden[:, at] += seconds[one.operation, one.tensor_bytes] * one.times(int(accumulation))
         return exposed, np.maximum(0.0, hidden - exposed)
 
-    def _collective(self, draws: Draws, worlds: Worlds, one: Message) -> Array:
+    def _lines(self, draws: Draws, worlds: Worlds, operation: str) -> tuple[Line, ...]:
         advantage = _share(draws["tree advantage"])
 
         def link(level: Level) -> LinkDraws:
-            several, two = (of(level, one.operation) for of in (self.network.link, self.network.link_between_two))
+            several, two = (of(level, operation) for of in (self.network.link, self.network.link_between_two))
             pair = worlds.ranks == 2
             # What a check of two hosts saw is theirs, whatever the advantage is that they have.
-            of_two = 2 - advantage if several.hosts == 2 and one.operation == "all_reduce" else 1.0
+            of_two = 2 - advantage if several.hosts == 2 and operation == "all_reduce" else 1.0
             several_bandwidth = several.bandwidth_bytes_per_second * (of_two if self.backend != "gloo" else 1.0)
             bandwidth = draws[f"bandwidth {level}"]
             if self.imported and level == "across" and "check" not in (several.source, self.network.inside.source):
@@ -210,9 +214,8 @@ class StepModel:
                 np.where(pair, two.latency_seconds, several.latency_seconds) * np.exp(draws[f"latency {level}"]),
             )
 
-        return collective_seconds(
-            one.operation,
-            one.tensor_bytes_at(worlds.ranks),
+        return lines(
+            operation,
             worlds.ranks,
             worlds.ranks_per_node,
             link("inside"),

@@ -208,6 +208,11 @@ def test_of_two_runs_no_order_is_claimed() -> None:
     assert "as fast as" not in text.partition("Every configuration")[0]
 
 
+def test_of_one_trial_nobody_is_ahead_and_nothing_is_said_about_scaling() -> None:
+    text = Elements(page(analyse(one_curve({2: [0.1]})))).text.partition("What would I choose?")[0]
+    assert "Fastest measured, 1 run: ddp, 2 ranks, micro-batch 8: 6.40 s an epoch. No curve has two" in text
+
+
 def test_an_id_of_a_trial_stands_only_where_a_file_is_meant() -> None:
     text = re.sub(r"<script.*?</script>|<details>.*?</details>|<figure.*?</figure>", "", rich_page(), flags=re.DOTALL)
     text = re.sub(r'<div class="finding.*?</div>', "", text, flags=re.DOTALL)

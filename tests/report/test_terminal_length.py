@@ -56,7 +56,7 @@ def test_run_and_report_end_in_25_lines(name: str, tmp_path: Path, monkeypatch: 
     ended = [CliRunner().invoke(app, ["report", str(folder)])]
 
     outcomes = dict.fromkeys(range(240), "failed")
-    done = SimpleNamespace(outcomes=outcomes, failures=outcomes, done_now=outcomes, skipped=outcomes)
+    done = SimpleNamespace(outcomes=outcomes, failures=outcomes, done_now=outcomes, skipped=outcomes, ended="")
     monkeypatch.setattr(runner, "run", lambda *_of, **_options: done)
     study = tmp_path / "study.toml"
     study.write_text(

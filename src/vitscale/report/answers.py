@@ -49,10 +49,11 @@ def how_it_scales(analysis: Analysis, figure: Figure | None) -> Section:
     ordered = sorted(sure, key=lambda each: -each[1].value) + [each for each in told if each not in sure]
     lines = [text for _, _, text in ordered]
     if not sure and (fastest := best_measured(analysis)) is not None:
-        runs = counted(len(fastest.runs), "run")
-        lines.insert(0, f"Fastest measured, {runs}: {in_short(analysis, fastest)} Too few to say who is ahead.")
-    if not lines:
-        lines = ["No curve has two measured rank counts yet, so nothing can be said about scaling."]
+        runs = [len(trial.runs) for trial in analysis.trials.values() if trial.runs]
+        unsure = " Too few to say who is ahead." if len(runs) > 1 and min(runs) < _ENOUGH_RUNS else ""
+        lines.insert(0, f"Fastest measured, {counted(len(fastest.runs), 'run')}: {in_short(analysis, fastest)}{unsure}")
+    if not told:
+        lines.append("No curve has two measured rank counts yet, so nothing can be said about scaling.")
     more = len(lines) - _MOST_SERIES
     blocks = [Bullets((*lines[:_MOST_SERIES], *([f"+{more} more, in Every configuration"] if more > 0 else [])))]
     shown = _steps_table(analysis, "What a step goes into") or figure

@@ -91,8 +91,8 @@ class PipelineEngine(TorchEngine):
             size, *held.hidden_shape, dtype=weight_dtype(self.train_spec), device="meta"
         ).requires_grad_()
         stages = [
-            _Stage(self, wrapped, held.group.rank() + place * parallel.pipeline, hidden)
-            for place, wrapped in enumerate(held.wrapped)
+            _Stage(self, wrapped, held.group.rank() + index * parallel.pipeline, hidden)
+            for index, wrapped in enumerate(held.wrapped)
         ]
         return _SCHEDULES[parallel.schedule](
             stages if parallel.schedule == "interleaved" else stages[0], count, self._loss, scale_grads=False
@@ -110,8 +110,8 @@ class PipelineEngine(TorchEngine):
         last = self.parallel.stages - 1
         hidden = images.to(self.input_dtype)
         held.eval()
-        for place, stage in enumerate(held.wrapped):
-            number = held.group.rank() + place * ranks
+        for index, stage in enumerate(held.wrapped):
+            number = held.group.rank() + index * ranks
             if number > 0:
                 hidden = torch.empty(len(images), *held.hidden_shape, dtype=self.input_dtype, device=self.device)
                 dist.recv(hidden, group=held.group, group_src=(number - 1) % ranks)

@@ -66,10 +66,10 @@ def outlook(fitted: Fitted) -> Forecast | None:
     answers = spread(ahead, evidence.series, fewest=_MANY_SERIES)
     fitted.keep([known for known, _, _ in answers if known is not None])
     found = [
-        one
+        prediction
         for series, (_, predictions, _) in zip(evidence.series, answers, strict=True)
-        if any(one.gpus > series.points[-1].gpus for one in predictions)
-        for one in predictions
+        if any(prediction.gpus > series.points[-1].gpus for prediction in predictions)
+        for prediction in predictions
     ]
     scores = tuple(score for _, _, score in answers if score is not None)
     return Forecast(evidence, tuple(found), scores) if found else None

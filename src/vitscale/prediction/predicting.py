@@ -54,7 +54,7 @@ def predict(fitted: Fitted, question: Question) -> tuple[Prediction, ...]:
     if not chosen:
         what = "every measured series asked for is of engine 'none', which has no way to several ranks"
         raise RequestError(what, next_step="Add --engine ddp, or run the study with an engine")
-    return tuple(one for series in chosen for one in _of_series(series, question))
+    return tuple(answered for series in chosen for answered in _of_series(series, question))
 
 
 def _chosen(fitted: Fitted, question: Question) -> list[FittedSeries]:

@@ -114,7 +114,7 @@ def _between_engines(points: Sequence[Point]) -> float:
 
 def _estimate(points: Sequence[Point], spread: float, freedom: int, apart: float) -> Estimate:
     """The median of their runs; `spread`: from run to run, `apart`: of this configuration from those."""
-    seconds = [one for point in points for one in point.startup_seconds]
+    seconds = [start for point in points for start in point.startup_seconds]
     middle = statistics.median(seconds)
     reach = t_quantile(freedom, 0.95)
     mean = math.exp(reach * math.hypot(spread / math.sqrt(len(seconds)), apart))

@@ -221,7 +221,7 @@ def counts(analysis: Analysis) -> str:
 
 def engine_sentences(analysis: Analysis) -> tuple[str, ...]:
     """Who is faster, at the most ranks that were compared, a sentence for each comparison."""
-    return tuple(sentences.against(analysis, one) for one in sentences.largest_comparisons(analysis))
+    return tuple(sentences.against(analysis, comparison) for comparison in sentences.largest_comparisons(analysis))
 
 
 def bullets(texts: Iterable[str]) -> Bullets | None:
@@ -272,15 +272,19 @@ def summary_table(analysis: Analysis) -> Table:
     if steps := _steps_table(analysis, counts(analysis)):
         return steps
     epochs = units.time_unit(trial.epoch_seconds.value for trial in analysis.trials.values() if trial.epoch_seconds)
-    losses = {(one.curve, one.mode, one.trial_id): one for one in analysis.waterfalls if one.factors}
+    losses = {
+        (waterfall.curve, waterfall.mode, waterfall.trial_id): waterfall
+        for waterfall in analysis.waterfalls
+        if waterfall.factors
+    }
     measured = {
-        place: [point for point in curve.points if analysis.trials[point.trial_id].runs]
-        for place, curve in enumerate(analysis.curves)
+        index: [point for point in curve.points if analysis.trials[point.trial_id].runs]
+        for index, curve in enumerate(analysis.curves)
     }
     several = any(len(points) > 1 for points in measured.values())
     groups: dict[str, list[Row]] = {}
-    for place, curve in enumerate(analysis.curves):
-        points = measured[place]
+    for index, curve in enumerate(analysis.curves):
+        points = measured[index]
         if not points or (several and len(points) < 2):
             continue
         last = points[-1]

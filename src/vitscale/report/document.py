@@ -218,7 +218,7 @@ def _ahead(outlook: Forecast | None, advice: Advice | None, drawn: dict[str, Fig
             Paragraph(prediction_words.INTERVALS_MEANING, "quiet"),
             bullets(prediction_words.scores(outlook)),
             drawn.get("prediction"),
-            *(_series_table(one) for one in tables),
+            *(_series_table(table) for table in tables),
             bullets(
                 (
                     *shared_notes(tables),

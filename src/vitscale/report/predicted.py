@@ -23,7 +23,7 @@ Show = Callable[[Prediction], Cell]
 
 def predict_fields(forecast: Forecast, finishes: Sequence[Finish] = ()) -> Object:
     """An object for each series and rank count, with its time to finish where that was asked for."""
-    objects = [prediction_table.prediction(one) for one in forecast.predictions]
+    objects = [prediction_table.prediction(prediction) for prediction in forecast.predictions]
     if finishes:
         objects = [fields | _finish_fields(end) for fields, end in zip(objects, finishes, strict=True)]
     return {
@@ -61,7 +61,7 @@ def predict_document(forecast: Forecast, finishes: Sequence[Finish] = ()) -> Doc
 
 
 def _measured(forecast: Forecast) -> tuple[str, ...]:
-    names = dict.fromkeys(one.series for one in forecast.predictions)
+    names = dict.fromkeys(prediction.series for prediction in forecast.predictions)
     known = {series.name: series for series in forecast.evidence.series}
     return tuple(f"{name}: {prediction_words.measured(known[name])}." for name in names if name in known)
 
@@ -121,7 +121,7 @@ def _figure(estimate: Estimate | None, form: Callable[[float], str] = number) ->
 
 def _how_long(predictions: Sequence[Prediction]) -> list[tuple[Column, Show]]:
     """Step and epoch; the intervals are of the epoch, or of the step where the images are unknown."""
-    epochs = any(one.epoch_seconds is not None for one in predictions)
+    epochs = any(prediction.epoch_seconds is not None for prediction in predictions)
     bounded = "epoch" if epochs else "step"
     return [
         (Column("hosts"), lambda one: Cell(f"{one.nodes:,}")),
@@ -175,11 +175,11 @@ def _finish_fields(end: Finish) -> Object:
 
 def _finish_table(forecast: Forecast, finishes: Sequence[Finish]) -> Table:
     """A row for each prediction, and what all of it assumes."""
-    by_prediction = {id(one): end for one, end in zip(forecast.predictions, finishes, strict=True)}
+    by_prediction = {id(prediction): end for prediction, end in zip(forecast.predictions, finishes, strict=True)}
     # What is assumed of hosts differs with their number: that of the most stands for all.
     assumed = {
-        (one.series, taken.part): taken
-        for one, end in zip(forecast.predictions, finishes, strict=True)
+        (prediction.series, taken.part): taken
+        for prediction, end in zip(forecast.predictions, finishes, strict=True)
         for taken in end.assumptions
     }
     told = [f"Assumed: {taken.part}: {taken.taken}." for taken in assumed.values()]

@@ -66,13 +66,21 @@ class SeriesTable:
     @property
     def headings(self) -> tuple[str, ...]:
         """Of all columns, with their units, and the label's."""
-        return (*(f"{one.heading} ({one.unit})" if one.unit else one.heading for one in self.columns), "label")
+        return (
+            *(f"{column.heading} ({column.unit})" if column.unit else column.heading for column in self.columns),
+            "label",
+        )
 
 
 def prediction_tables(outlook: Forecast) -> tuple[SeriesTable, ...]:
     """One table for each series, in the order of the predictions."""
-    series = dict.fromkeys((one.series, one.mode) for one in outlook.predictions)
-    tables = [_table([one for one in outlook.predictions if (one.series, one.mode) == key], outlook) for key in series]
+    series = dict.fromkeys((prediction.series, prediction.mode) for prediction in outlook.predictions)
+    tables = [
+        _table(
+            [prediction for prediction in outlook.predictions if (prediction.series, prediction.mode) == key], outlook
+        )
+        for key in series
+    ]
     alike = set(shared_notes(tables))
     return tuple(replace(table, notes=tuple(note for note in table.all_notes if note not in alike)) for table in tables)
 
@@ -90,26 +98,31 @@ def _table(predictions: Sequence[Prediction], outlook: Forecast) -> SeriesTable:
     title = prediction_words.title(first.series, first.mode)
     notes = (*prediction_words.assumptions(predictions), prediction_words.measure_next(predictions))
     columns = [
-        Column("ranks", "ranks", "", tuple(PredictedCell(_ranks(one)) for one in predictions)),
-        _seconds("step", "step", [one.step_seconds for one in predictions]),
-        _seconds("epoch", "epoch", [one.epoch_seconds for one in predictions]),
-        _figures("images", "images/s", [one.images_per_second for one in predictions], number),
-        _figures("speedup", "speedup", [one.speedup for one in predictions], number),
-        _figures("efficiency", "efficiency", [one.efficiency for one in predictions], prediction_words.efficiency),
+        Column("ranks", "ranks", "", tuple(PredictedCell(_ranks(prediction)) for prediction in predictions)),
+        _seconds("step", "step", [prediction.step_seconds for prediction in predictions]),
+        _seconds("epoch", "epoch", [prediction.epoch_seconds for prediction in predictions]),
+        _figures("images", "images/s", [prediction.images_per_second for prediction in predictions], number),
+        _figures("speedup", "speedup", [prediction.speedup for prediction in predictions], number),
+        _figures(
+            "efficiency",
+            "efficiency",
+            [prediction.efficiency for prediction in predictions],
+            prediction_words.efficiency,
+        ),
         *_parts(predictions),
-        _memory([one.memory_bytes for one in predictions]),
-        _texts("oom", "chance of OOM", [prediction_words.chance(one.oom_chance) for one in predictions]),
-        _energy([one.joules_per_epoch for one in predictions]),
-        _figures("cost", "cost/epoch", [one.cost_per_epoch for one in predictions], number),
+        _memory([prediction.memory_bytes for prediction in predictions]),
+        _texts("oom", "chance of OOM", [prediction_words.chance(prediction.oom_chance) for prediction in predictions]),
+        _energy([prediction.joules_per_epoch for prediction in predictions]),
+        _figures("cost", "cost/epoch", [prediction.cost_per_epoch for prediction in predictions], number),
     ]
     return SeriesTable(
         name=first.series,
         mode=first.mode,
         title="; ".join(part for part in (title, prediction_words.changed(first, known) if known else "") if part),
         measured=prediction_words.measured(known) if known else "",
-        gpus=tuple(one.gpus for one in predictions),
-        nodes=tuple(one.nodes for one in predictions),
-        labels=tuple(one.label for one in predictions),
+        gpus=tuple(prediction.gpus for prediction in predictions),
+        nodes=tuple(prediction.nodes for prediction in predictions),
+        labels=tuple(prediction.label for prediction in predictions),
         columns=tuple(column for column in columns if any(cell.text != UNKNOWN for cell in column.cells)),
         notes=(),
         all_notes=tuple(note for note in (*notes, *prediction_words.unavailable(predictions)) if note),
@@ -127,7 +140,7 @@ def _memory(sizes: Sequence[int | None]) -> Column:
 
 
 def _seconds(key: str, heading: str, estimates: Sequence[Estimate | None]) -> Column:
-    return _in_unit(key, heading, estimates, _unit([one.value for one in estimates if one is not None]))
+    return _in_unit(key, heading, estimates, _unit([estimate.value for estimate in estimates if estimate is not None]))
 
 
 def _unit(values: Sequence[float]) -> units.Unit:
@@ -140,28 +153,30 @@ def _unit(values: Sequence[float]) -> units.Unit:
 def _parts(predictions: Sequence[Prediction]) -> list[Column]:
     """What a step is made of, all in one unit, so that the columns compare."""
     parts = {
-        "compute": [one.compute_seconds for one in predictions],
-        "exposed wait": [one.wait_seconds for one in predictions],
-        "exposed wire": [one.wire_seconds for one in predictions],
+        "compute": [prediction.compute_seconds for prediction in predictions],
+        "exposed wait": [prediction.wait_seconds for prediction in predictions],
+        "exposed wire": [prediction.wire_seconds for prediction in predictions],
     }
-    if any(one.norm_seconds is not None and one.norm_seconds.value > 0 for one in predictions):
-        parts["synchronised norm"] = [one.norm_seconds for one in predictions]
+    if any(prediction.norm_seconds is not None and prediction.norm_seconds.value > 0 for prediction in predictions):
+        parts["synchronised norm"] = [prediction.norm_seconds for prediction in predictions]
     unit = _unit([one.value for some in parts.values() for one in some if one is not None and one.value > 0])
     return [_in_unit(name.split()[-1], name, estimates, unit) for name, estimates in parts.items()]
 
 
 def _in_unit(key: str, heading: str, estimates: Sequence[Estimate | None], unit: units.Unit) -> Column:
-    cells = tuple(_cell(one.times(unit.factor) if one else None, number) for one in estimates)
+    cells = tuple(_cell(estimate.times(unit.factor) if estimate else None, number) for estimate in estimates)
     return Column(key, heading, unit.sign, cells)
 
 
 def _energy(estimates: Sequence[Estimate | None]) -> Column:
-    factor, sign = prediction_words.energy_unit(max((one.value for one in estimates if one is not None), default=0.0))
+    factor, sign = prediction_words.energy_unit(
+        max((estimate.value for estimate in estimates if estimate is not None), default=0.0)
+    )
     return _in_unit("energy", "energy/epoch", estimates, units.Unit(1 / factor, sign))
 
 
 def _figures(key: str, heading: str, estimates: Sequence[Estimate | None], show: Callable[[float], str]) -> Column:
-    return Column(key, heading, "", tuple(_cell(one, show) for one in estimates))
+    return Column(key, heading, "", tuple(_cell(estimate, show) for estimate in estimates))
 
 
 def _texts(key: str, heading: str, texts: Sequence[str]) -> Column:
@@ -180,7 +195,7 @@ Object = dict[str, Any]
 def scores(outlook: Forecast) -> list[Object]:
     """How well such predictions did where it is known."""
     modes = {series.name: series.mode for series in outlook.evidence.series}
-    return [_score(one, modes.get(one.series)) for one in outlook.scores]
+    return [_score(score, modes.get(score.series)) for score in outlook.scores]
 
 
 def prediction(predicted: Prediction) -> Object:

@@ -100,7 +100,7 @@ def labels(predictions: Iterable[Prediction]) -> tuple[str, ...]:
 
 
 def _used(predictions: Iterable[Prediction]) -> set[Label]:
-    return {one.label for one in predictions}
+    return {prediction.label for prediction in predictions}
 
 
 def network(evidence: Evidence) -> str:
@@ -112,17 +112,21 @@ def network(evidence: Evidence) -> str:
 
 def assumptions(predictions: Iterable[Prediction]) -> tuple[str, ...]:
     """What nothing measured says anything about, and what was taken for it; each once."""
-    return tuple(f"Assumed: {one.part}: {one.taken}." for one in distinct_assumptions(predictions))
+    return tuple(f"Assumed: {assumption.part}: {assumption.taken}." for assumption in distinct_assumptions(predictions))
 
 
 def distinct_assumptions(predictions: Iterable[Prediction]) -> tuple[Assumption, ...]:
     """In order of first mention."""
-    return tuple(dict.fromkeys(assumed for one in predictions for assumed in one.assumptions))
+    return tuple(dict.fromkeys(assumed for prediction in predictions for assumed in prediction.assumptions))
 
 
 def measure_next(predictions: Iterable[Prediction]) -> str:
     """The one measurement that would take most off the interval of the most ranks; empty where nothing is assumed."""
-    found = [one.assumptions[0] for one in sorted(predictions, key=lambda one: one.gpus) if one.assumptions]
+    found = [
+        prediction.assumptions[0]
+        for prediction in sorted(predictions, key=lambda one: one.gpus)
+        if prediction.assumptions
+    ]
     return f"What would narrow it most: {found[-1].measurement}." if found else ""
 
 
@@ -131,12 +135,12 @@ def unavailable(predictions: Sequence[Prediction]) -> tuple[str, ...]:
     fields: dict[tuple[str, tuple[int, ...]], list[str]] = {}
     for field, name in FIELD_NAMES.items():
         counts: dict[str, list[int]] = {}
-        for one in predictions:
-            if field in one.reasons:
-                counts.setdefault(one.reasons[field], []).append(one.gpus)
+        for prediction in predictions:
+            if field in prediction.reasons:
+                counts.setdefault(prediction.reasons[field], []).append(prediction.gpus)
         for reason, at in counts.items():
             fields.setdefault((reason, tuple(at)), []).append(name)
-    everywhere = tuple(one.gpus for one in predictions)
+    everywhere = tuple(prediction.gpus for prediction in predictions)
     return tuple(
         _first_upper(f"{listed(names)}{'' if at == everywhere else f' at {_counts(at)}'}: unavailable: {reason}.")
         for (reason, at), names in fields.items()

@@ -105,7 +105,7 @@ def _doubt(interval: Estimate | None) -> str:
 
 def unexplained(analysis: Analysis) -> tuple[str, ...]:
     """Why efficiencies were not taken apart: each reason once."""
-    known = [one for one in analysis.waterfalls if one.efficiency is not None]
+    known = [waterfall for waterfall in analysis.waterfalls if waterfall.efficiency is not None]
     reasons = [one.reason for one in known if not one.factors]
     return tuple(
         f"Where the efficiency goes is unknown at {reasons.count(reason)} of {len(known)} points: {reason}."
@@ -198,7 +198,7 @@ def scope(analysis: Analysis) -> str:
     repeated = [trial for trial in analysis.trials.values() if len(trial.runs) > 1 and trial.environment is not None]
     if not repeated:
         return ""
-    kind = "allocation" if any(one.allocation for t in repeated for one in environments(t.records[0])) else "host"
+    kind = "allocation" if any(own.allocation for t in repeated for own in environments(t.records[0])) else "host"
     apart = [(trial.components.between, trial) for trial in repeated if trial.components and trial.components.clustered]
     if apart:
         between, worst = max(apart, key=lambda pair: pair[0])
@@ -284,7 +284,7 @@ def contributions(waterfall: Waterfall) -> tuple[str, ...]:
         for factor, points in zip(named, rounded, strict=False)
     ]
     said = [each for each in (*found, (rounded[-1], _OTHER, "")) if each[0]]
-    return tuple(_clause(*each, first=place == 0) for place, each in enumerate(said))
+    return tuple(_clause(*each, first=index == 0) for index, each in enumerate(said))
 
 
 def _bounds(factor: Factor, points: int) -> str:

@@ -189,17 +189,17 @@ def trial_label(analysis: Analysis, result: TrialResult) -> str:
 def comparison_tables(analysis: Analysis) -> tuple[Table, ...]:
     """How many times as fast as one reference each curve trains an epoch: a table per batch policy and what varies."""
     found: dict[tuple[Mode, str, str], list[AgainstReference]] = {}
-    for one in against_references(analysis.curves, analysis.trials, analysis.comparisons):
-        found.setdefault((one.mode, one.varies, one.reference), []).append(one)
+    for line in against_references(analysis.curves, analysis.trials, analysis.comparisons):
+        found.setdefault((line.mode, line.varies, line.reference), []).append(line)
     return tuple(_comparison_table(mode, reference, members) for (mode, _, reference), members in found.items())
 
 
 def _comparison_table(mode: Mode, reference: str, members: list[AgainstReference]) -> Table:
-    counts = sorted({one.gpus for one in members})
+    counts = sorted({member.gpus for member in members})
     by_curve: dict[str, dict[int, CurveComparison]] = {}
-    for one in sorted(members, key=lambda one: -one.gpus):  # the fastest at the most ranks first
-        for other in one.others:
-            by_curve.setdefault(other.first, {})[one.gpus] = other
+    for member in sorted(members, key=lambda one: -one.gpus):  # the fastest at the most ranks first
+        for other in member.others:
+            by_curve.setdefault(other.first, {})[member.gpus] = other
     rows = tuple(
         (Cell(curve), *(_comparison_cell(at.get(count)) for count in counts)) for curve, at in by_curve.items()
     )
@@ -244,7 +244,7 @@ def grouped_table(
     several_modes = len({curve.mode for curve in curves}) > 1
     trials_of: dict[str, list[tuple[TrialResult, Point]]] = {}
     seen: set[str] = set()
-    for place, curve in enumerate(curves):
+    for index, curve in enumerate(curves):
         trials = [
             (analysis.trials[point.trial_id], point)
             for point in curve.points
@@ -253,7 +253,7 @@ def grouped_table(
         seen |= {point.trial_id for _, point in trials}
         if trials:
             name = f"{curve.name} ({curve.mode})" if several_modes else curve.name
-            trials_of[name if name not in trials_of else f"{name} ({place + 1})"] = trials
+            trials_of[name if name not in trials_of else f"{name} ({index + 1})"] = trials
     every = [trial for trials in trials_of.values() for trial, _ in trials]
     kept = [
         (heading, cell)

@@ -90,8 +90,8 @@ def around(trial: Trial, holding: Holding, parts: Sequence[Part]) -> Around:
             for n, part in enumerate(parts)
         ],
         between=[
-            (n, gone, in_backward(n, 0, new, flushed=flushed, after=place > 0))
-            for place, (n, gone, flushed, new) in enumerate(full)
+            (n, gone, in_backward(n, 0, new, flushed=flushed, after=index > 0))
+            for index, (n, gone, flushed, new) in enumerate(full)
         ],
         exchange=holding.exchange,
     )

@@ -68,8 +68,8 @@ def _swin(spec: ModelSpec, shape: SwinShape, train: TrainSpec, narrow: int) -> I
             parts.append(Part(kept, (0,), (passed + waiting,), model_counts.swin_merge(stage)))
         if train.activation_checkpointing:
             parts = [_computed_again(parts, images * narrow * stage.width * stage.side**2)]
-        for place, part in enumerate(parts, 1):
-            block = 0 if not blocks[0].wrapped else place if len(stages) == 1 else number
+        for index, part in enumerate(parts, 1):
+            block = 0 if not blocks[0].wrapped else index if len(stages) == 1 else number
             yield part._replace(forward=tuple(embedded + own for own in part.forward), block=block)
         waiting += images * narrow * stage.width * stage.side**2 if segments else 0
     last = stages[-1]

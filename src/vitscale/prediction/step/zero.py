@@ -122,9 +122,9 @@ def _fetched(
     found: list[Message] = []
     started = 0.0
     piece: list[Tensor] = []
-    for place, one in enumerate(order):
+    for index, one in enumerate(order):
         piece.append(one)
-        if sum(each.elements for each in piece) < settings.prefetch_bucket and place + 1 < len(order):
+        if sum(each.elements for each in piece) < settings.prefetch_bucket and index + 1 < len(order):
             continue
         needed = piece[0].begins if phase == "forward" else 1.0 - piece[0].ends
         kinds = {gathered_bytes(each) for each in piece}

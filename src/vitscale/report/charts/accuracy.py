@@ -149,12 +149,12 @@ def accuracies(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.R
             panels.append((images_panel(limits.images), accuracy_at_images(found, limits.images), None, None))
         if limits.seconds is not None:
             panels.append((seconds_panel(limits.seconds), accuracy_at_seconds(found, limits.seconds), None, None))
-        for place, (panel, value, lowest, highest) in enumerate(panels):
+        for index, (panel, value, lowest, highest) in enumerate(panels):
             if value is not None:
                 bounds = "" if lowest is None or highest is None else f"{lowest:.1%} to {highest:.1%} over runs"
                 told = {"shown": f"{value:.1%}", "bounds": bounds}
                 rows.append(
-                    row | {"panel": panel, "place": place, "value": value, "low": lowest, "high": highest} | told
+                    row | {"panel": panel, "place": index, "value": value, "low": lowest, "high": highest} | told
                 )
     return rows
 

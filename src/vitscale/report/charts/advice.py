@@ -30,8 +30,8 @@ def advice_chart(advice: Advice) -> Figure | None:
     chosen = _chosen(advice)
     picked = [_row(option, unit.factor) | {"answer": name} for name, option in chosen]
     picked.sort(key=lambda row: float(row["time"]))
-    for place, row in enumerate(picked):
-        row["above"] = place % 2 == 0  # above and below in turn: answers may lie side by side
+    for index, row in enumerate(picked):
+        row["above"] = index % 2 == 0  # above and below in turn: answers may lie side by side
     in_front = [_row(option, unit.factor) for option in advice.front]
     costs = "cost" if advice.asked.priced else "GPU-hours"
     scale = {"type": "log", "nice": False, "padding": 36}

@@ -245,8 +245,8 @@ def families(analysis: Analysis, curves: Sequence[CurveResult]) -> list[str]:
         for curve, name, batch in zip(curves, short, batches, strict=True)
     ]
     return [
-        f"{panel[0]} ({panels[: place + 1].count(panel)})" if panels.count(panel) > 1 else panel[0]
-        for place, panel in enumerate(panels)
+        f"{panel[0]} ({panels[: index + 1].count(panel)})" if panels.count(panel) > 1 else panel[0]
+        for index, panel in enumerate(panels)
     ]
 
 

@@ -34,14 +34,14 @@ class Drawn:
 
 def drawn(analysis: Analysis, series: Series, predictions: Sequence[Prediction]) -> Drawn:
     """The rows of one series, whose `predictions` are in rising order of ranks."""
-    of_epoch = all(one.epoch_seconds is not None for one in predictions) and all(
+    of_epoch = all(prediction.epoch_seconds is not None for prediction in predictions) and all(
         point.steps_per_epoch is not None for point in series.points
     )
     measured = tuple(_measured_row(analysis, point, of_epoch) for point in series.points)
     return Drawn(
         of_epoch,
         measured,
-        tuple(_predicted_row(one, of_epoch) for one in predictions),
+        tuple(_predicted_row(prediction, of_epoch) for prediction in predictions),
         tuple(_bounds(series.mode, measured, predictions, of_epoch)),
     )
 
@@ -106,15 +106,18 @@ def _bounds(
 def _further_transfers(base: int, predictions: Sequence[Prediction], of_epoch: bool) -> list[tuple[int, float]]:
     """By rank count, exposed transfer beyond that of the smallest measured count, whose time has its own in it."""
     seconds = {
-        one.gpus: one.wire_seconds.value + (one.norm_seconds.value if one.norm_seconds is not None else 0.0)
-        for one in predictions
-        if one.wire_seconds is not None
+        prediction.gpus: prediction.wire_seconds.value
+        + (prediction.norm_seconds.value if prediction.norm_seconds is not None else 0.0)
+        for prediction in predictions
+        if prediction.wire_seconds is not None
     }
     if base not in seconds:
         return []
     steps = {
-        one.gpus: one.epoch_seconds.value / one.step_seconds.value if of_epoch and one.epoch_seconds else 1.0
-        for one in predictions
+        prediction.gpus: prediction.epoch_seconds.value / prediction.step_seconds.value
+        if of_epoch and prediction.epoch_seconds
+        else 1.0
+        for prediction in predictions
     }
     return [(gpus, max(0.0, wire - seconds[base]) * steps[gpus]) for gpus, wire in seconds.items() if gpus >= base]
 

@@ -182,7 +182,7 @@ def _of_runs(trial: TrialResult, value: Estimate, measure: Measure) -> list[tupl
     """Each run's own figure: in proportion to its epoch, of which the point is the geometric mean."""
     if trial.epoch_seconds is None or len(trial.runs) < 2:
         return []
-    known = [(place, run.epoch_seconds) for place, run in enumerate(trial.runs, 1) if run.epoch_seconds]
+    known = [(index, run.epoch_seconds) for index, run in enumerate(trial.runs, 1) if run.epoch_seconds]
     times = [(place, seconds / trial.epoch_seconds.value) for place, seconds in known]
     return [(place, value.value * (share if measure.slower_is_more else 1 / share)) for place, share in times]
 

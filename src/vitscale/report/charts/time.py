@@ -81,7 +81,7 @@ def bars(analysis: Analysis, curves: Sequence[CurveResult]) -> list[Bar]:
 def _sound(breakdown: Breakdown) -> bool:
     """Whether its step took some time that is known of, and no part of it more than any can."""
     parts = parts_of(breakdown).values()
-    return breakdown.typical.seconds > 0 and any(parts) and all(0 <= one < LONGEST_STEP for one in parts)
+    return breakdown.typical.seconds > 0 and any(parts) and all(0 <= part < LONGEST_STEP for part in parts)
 
 
 def parts_of(breakdown: Breakdown) -> dict[str, float]:
@@ -238,12 +238,12 @@ _HEADROOM = 1.5
 
 def waterfall_chart(waterfalls: Sequence[Waterfall], name: str = "waterfall", chosen: str = "") -> Figure | None:
     """A view for each trial whose efficiency could be taken apart, that of the `chosen` trial or the worst in front."""
-    known = [one for one in waterfalls if one.factors]
+    known = [waterfall for waterfall in waterfalls if waterfall.factors]
     if not known:
         return None
     front = of_trial(known, chosen) or largest_loss(known)
     in_order = [front, *(one for one in known if one is not front)] if front is not None else known
-    views = [_waterfall_view(one, name, place) for place, one in enumerate(in_order, 1)]
+    views = [_waterfall_view(one, name, index) for index, one in enumerate(in_order, 1)]
     return Figure(name, "From ideal to measured", tuple(views))
 
 

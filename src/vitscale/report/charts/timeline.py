@@ -77,13 +77,13 @@ def _timeline(analysis: Analysis, trial: TrialResult, run: Run, budget: int) -> 
     unit = units.time_unit(whole.values())
     rows: list[Row] = []
     seen = _LEAST_SEEN * max(whole.values())
-    for place, step in enumerate(steps):
+    for index, step in enumerate(steps):
         for rank, own in parts[step].items():
             for part, intervals in own.items():
                 rows += [
                     {
                         "panel": f"step {step + 1}",
-                        "place": place,
+                        "place": index,
                         "rank": rank,
                         "part": PART_NAMES[part],
                         "start": start * unit.factor,
@@ -150,9 +150,9 @@ def timeline_chart(analysis: Analysis) -> Figure | None:
     """A view for each step of the largest trial of each curve; None where no step was explained."""
     found, left_out = timelines(analysis)
     views = [
-        _view(number, one, step, place, left_out)
+        _view(number, one, step, index, left_out)
         for number, one in enumerate(found, 1)
-        for place, step in enumerate(one.steps)
+        for index, step in enumerate(one.steps)
     ]
     return Figure("timeline", "What each rank did when", tuple(views)) if views else None
 

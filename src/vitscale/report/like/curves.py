@@ -305,9 +305,9 @@ def _panels(rows: Sequence[Row], split: Split, what: str, axis: Axis) -> list[Vi
                  axis={"format": "%" if what == "accuracy" else "~r", "tickCount": 5})  # fmt: skip
     measure = Choice(what, what)
     views = []
-    for place, panel in enumerate(dict.fromkeys(row["panel"] for row in rows)):
+    for index, panel in enumerate(dict.fromkeys(row["panel"] for row in rows)):
         own = [row for row in rows if row["panel"] == panel]
-        choices = {"workload": Choice(f"workload-{place + 1}", panel), "measure": measure}
+        choices = {"workload": Choice(f"workload-{index + 1}", panel), "measure": measure}
         views.append(
             curves_view(choices, Plot({"rows": own}), "", notes, axis=axis, y=y, less_is_better=what == "loss",
                         ordered=True)

@@ -131,12 +131,12 @@ def _rows(pair: HostPair) -> list[Row]:
     inside = {member.gpus: member.trial for member in pair.inside.members}
     spread = {member.gpus: member.trial for member in pair.spread.members}
     rows = []
-    for one in pair.test.counts:
-        times = [units.seconds(e.value) for t in (spread[one.gpus], inside[one.gpus]) if (e := t.epoch_seconds)]
-        runs = min(one.one_host_runs, one.several_hosts_runs)
-        row = point_row(one.ratio, lambda value: f"{value:.3f}", runs)
+    for count in pair.test.counts:
+        times = [units.seconds(e.value) for t in (spread[count.gpus], inside[count.gpus]) if (e := t.epoch_seconds)]
+        runs = min(count.one_host_runs, count.several_hosts_runs)
+        row = point_row(count.ratio, lambda value: f"{value:.3f}", runs)
         told = f"{row['bounds']} ({' against '.join(times)})" if times else row["bounds"]
-        rows.append({"series": pair.name, "x": one.gpus} | row | {"bounds": told})
+        rows.append({"series": pair.name, "x": count.gpus} | row | {"bounds": told})
     return rows
 
 
@@ -154,13 +154,13 @@ def _entry(pair: HostPair) -> dict[str, Any]:
         "verdict": test.verdict,
         "counts": [
             {
-                "gpus": one.gpus,
-                "ratio": one.ratio.value,
-                "low": one.ratio.low,
-                "high": one.ratio.high,
-                "runs": [one.one_host_runs, one.several_hosts_runs],
+                "gpus": count.gpus,
+                "ratio": count.ratio.value,
+                "low": count.ratio.low,
+                "high": count.ratio.high,
+                "runs": [count.one_host_runs, count.several_hosts_runs],
             }
-            for one in test.counts
+            for count in test.counts
         ],
         "text": hosts_sentence(test),
     }

@@ -266,7 +266,7 @@ def _utilisation(figure: StudyFigure, chosen: Selection, analysis: Analysis) -> 
 
 
 def _run_waterfall(figure: StudyFigure, chosen: Selection, analysis: Analysis) -> Figure | Lack:
-    found = [one for curve in _curves(chosen) for one in run_waterfalls(curve, analysis.trials)]
+    found = [waterfall for curve in _curves(chosen) for waterfall in run_waterfalls(curve, analysis.trials)]
     known = [one for one in found if one.factors]
     if not known:
         why = "; ".join(sorted({one.reason for one in found})) or "there is one GPU count only"
@@ -280,10 +280,10 @@ def _as_the_studys(figure: StudyFigure, drawn: Figure) -> Figure:
     views = tuple(
         replace(
             view,
-            name=figure.name if place == 0 else f"{figure.name}-{view.name}",
+            name=figure.name if index == 0 else f"{figure.name}-{view.name}",
             title=figure.heading if len(drawn.views) == 1 else f"{figure.heading}: {view.title}",
         )
-        for place, view in enumerate(drawn.views)
+        for index, view in enumerate(drawn.views)
     )
     return Figure(figure.name, figure.heading, views, drawn.series)
 
@@ -309,7 +309,7 @@ def _missing(figure: StudyFigure, lack: Lack) -> Figure:
     commands = [step.removeprefix("# ") for step in lack.steps if step.startswith("# ")]
     sentences = (f"Would show: {figure.draws}.", lack.reason, "What would produce it:", *commands)
     lines = [line for sentence in sentences for line in textwrap.wrap(sentence, _LETTERS, break_on_hyphens=False)]
-    plot = Plot({"rows": [{"text": line, "place": place} for place, line in enumerate(lines)]})
+    plot = Plot({"rows": [{"text": line, "place": index} for index, line in enumerate(lines)]})
     y = quantity("place", axis=None, scale={"reverse": True, "domain": [-0.5, len(lines) - 0.5], "nice": False})
     mark = {"type": "text", "align": "left", "fontSize": 12}
     plot.add("rows", mark, x={"value": 0}, y=y, text={"field": "text", "type": "nominal"})

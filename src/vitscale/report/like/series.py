@@ -106,8 +106,8 @@ def names(some: Sequence[Series]) -> list[str]:
     counts = Counter(shorts)
     unclear = [one.curve.name if counts[short] > 1 else short for one, short in zip(some, shorts, strict=True)]
     return [
-        f"{name} ({unclear[: place + 1].count(name)})" if unclear.count(name) > 1 else name
-        for place, name in enumerate(unclear)
+        f"{name} ({unclear[: index + 1].count(name)})" if unclear.count(name) > 1 else name
+        for index, name in enumerate(unclear)
     ]
 
 
@@ -117,7 +117,7 @@ def apart_in_micro_batch(some: Sequence[Series]) -> list[tuple[str, list[Series]
     for one in some:
         labels = tuple((k, str(v)) for k, v in one.curve.labels.items() if k != "train.micro_batch")
         sets.setdefault((one.mode, one.dataset, one.place, labels), []).append(one)
-    several = [members for members in sets.values() if len({one.micro_batch for one in members}) > 1]
+    several = [members for members in sets.values() if len({member.micro_batch for member in members}) > 1]
     labelled = names([replace(members[0], micro_batch=0) for members in several])
     return [(name.partition(", micro-batch")[0], members) for name, members in zip(labelled, several, strict=True)]
 

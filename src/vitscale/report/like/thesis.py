@@ -44,7 +44,7 @@ def training_table(material: Material) -> Table:
         "evaluation after each, and a checkpoint where one was measured.",
         "GPU utilisation: share of time in which a kernel ran. CPU utilisation: of the threads of the ranks.",
     ]
-    found = [one.trial.resources for s in _strong(material) for one in s.members]
+    found = [member.trial.resources for s in _strong(material) for member in s.members]
     reasons = sorted({used.gpu_reason for used in found if used and used.gpu_utilisation is None and used.gpu_reason})
     notes += [f"GPU utilisation is unavailable: {'; '.join(reasons)}."] if reasons else []
     return _table(material, "Training time and utilisation", columns, _training_cells, notes)

@@ -18,8 +18,11 @@ from driving import TINY_MODEL
 from importers.logs import epoch_rows, epoch_table
 from prediction_factory import resolved_study
 from results_factory import write_results
-from vitscale import cli
+from vitscale import cli, lab
 from vitscale.advice.printing import advice_fields
+from vitscale.lab.laboratory import Laboratory
+from vitscale.lab.processes import Process
+from vitscale.lab.state import Holder, State
 from vitscale.preflight.fit import fits
 from vitscale.preflight.judging import check_fields, judged
 from vitscale.preflight.training import training_fields, training_findings
@@ -30,7 +33,7 @@ PAGE = (Path(__file__).parent.parent / "docs/json.md").read_text(encoding="utf-8
 WORDS = set(re.findall(r"`([\w-]+)`", PAGE))
 ENDS = ("_low", "_high", "_mean_low", "_mean_high")
 THEIR_OWN = ("resolved", "labels", "check", "files", "dropped", "refused", "reasons", "pace_against_others", "versions",
-             "each_limit_alone")  # fmt: skip
+             "each_limit_alone", "hostfiles")  # fmt: skip
 """Objects whose keys are a user's or data of another form, which the page names."""
 OF_THE_REPORT = ("trials", "curves", "waterfalls", "comparisons")
 """Whose keys the contract has, in its own test."""
@@ -118,6 +121,25 @@ def test_of_a_check_and_of_an_import(call: Call, tmp_path: Path) -> None:
     holds(json.loads(envelope("check", trained | {"bundle": "bundle.tar.gz"})), "check")
     rows = [row for gpus in (1, 2) for row in epoch_rows(gpus, [[100.0 / gpus] * gpus] * 2)]
     holds(call("import", epoch_table(tmp_path / "epochs.csv", rows), "-o", tmp_path / "imported"), "import")
+
+
+def test_of_labs(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One as it was made, whose processes are gone."""
+    gone = Process(pid=2**22 + 1, start_ticks=1)
+    host = Holder(name="host0", outside=gone, first=gone)
+    made = Laboratory(State(name="here", pid_namespace=None, slots=2, bandwidth_mbit=None, hosts=(host,)))
+    monkeypatch.setattr(lab, "laboratories", lambda: ([made], []))
+    told = call("lab", "status")
+    holds(told, "lab")
+    assert told["hostfiles"] == {"here": "/run/vitscale-lab-here/hostfile"}
+    assert [(row["host"], row["slots"], row["bandwidth_mbit"], row["state"]) for row in told["hosts"]] == [
+        ("host0", 2, None, "gone")
+    ]
+
+
+def test_every_verb_has_a_form_on_the_page() -> None:
+    headings = re.findall(r"^## (\w+)(?: and (\w+))? \(version (\d+)\)$", PAGE, flags=re.MULTILINE)
+    assert {verb: int(version) for *verbs, version in headings for verb in verbs if verb} == VERSIONS
 
 
 def test_of_an_answer_with_every_part() -> None:

@@ -5,7 +5,6 @@ What `vitscale lab` says: how to use a lab, and how its hosts are.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -15,12 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitscale.cli.base import JsonOption, ProgramConsole, app, option
+from vitscale.cli.base import JsonOption, ProgramConsole, answer, app, option
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from vitscale.lab import Laboratory
+    from vitscale.present.document import Document
 
 lab_app = typer.Typer(
     help="Several hosts on this machine, to learn and to test with (root, Linux).", no_args_is_help=True
@@ -80,12 +78,10 @@ def lab_status(json: JsonOption = False) -> None:
     labs, wrong = laboratories()
     for error in wrong:
         ProgramConsole(stderr=True).print(f"note: {error}", markup=False, highlight=False, soft_wrap=True)
-    if json:
-        sys.stdout.write(status_json(labs) + "\n")
-    elif labs:
-        ProgramConsole().print(status_table(labs), highlight=False)
-    elif not wrong:
+    if not (labs or wrong or json):
         ProgramConsole().print("There is no lab. Make one: vitscale lab up", highlight=False)
+    elif labs or json:
+        answer("lab", lambda: status_fields(labs), lambda: status_document(labs), json=json, verbose=True)
 
 
 def up_lines(lab: Laboratory) -> list[str]:
@@ -115,22 +111,19 @@ def up_lines(lab: Laboratory) -> list[str]:
     return lines
 
 
-def status_table(labs: Sequence[Laboratory]) -> Table:
+def status_document(labs: Sequence[Laboratory]) -> Document:
     """One line per host."""
-    from rich.table import Table
+    from vitscale.present.document import Column, Document, table
 
-    table = Table("lab", "host", "address", "slots", "Mbit/s", "cores", "state", "processes", box=None)
-    for row in _rows(labs):
-        cells = ("none" if value is None else str(value) for value in row.values())
-        table.add_row(*cells)
-    return table
+    names = ("lab", "host", "address", "slots", "Mbit/s", "cores", "state", "processes")
+    columns = [Column(name, words=name in ("lab", "host", "state")) for name in names]
+    rows = [["none" if value is None else str(value) for value in row.values()] for row in _rows(labs)]
+    return Document("", (table(columns, rows),))
 
 
-def status_json(labs: Sequence[Laboratory]) -> str:
-    """The same as JSON, with the hostfiles."""
-    hosts = list(_rows(labs))
-    files = {lab.state.name: str(lab.hostfile) for lab in labs}
-    return json.dumps({"hostfiles": files, "hosts": hosts}, indent=2)
+def status_fields(labs: Sequence[Laboratory]) -> dict[str, Any]:
+    """The same for JSON, with the hostfiles."""
+    return {"hostfiles": {lab.state.name: str(lab.hostfile) for lab in labs}, "hosts": _rows(labs)}
 
 
 def _rows(labs: Sequence[Laboratory]) -> list[dict[str, Any]]:

@@ -30,6 +30,7 @@ VERSIONS: Mapping[str, int] = MappingProxyType(
         "compare": 1,
         "export": 1,
         "watch": 1,
+        "lab": 1,
     }
 )
 """Of each verb's content. (The results folder has a format of its own: `store.records.FORMAT`.)"""

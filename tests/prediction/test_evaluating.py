@@ -44,6 +44,22 @@ def test_a_candidate_is_what_predict_says_of_it() -> None:
         assert many.labels[n] == alone.label
 
 
+def test_a_configuration_is_the_same_to_the_digit_whatever_else_is_asked() -> None:
+    """Many share arrays, the memory of like ranks and cached messages: each is what it is by itself."""
+    every = [
+        Candidate(gpus, 8, engine, stage, micro_batch, accum, checkpointed)
+        for engine, stage in (("ddp", 0), ("fsdp2", 0), *(("deepspeed", stage) for stage in range(4)))
+        for gpus, micro_batch, accum, checkpointed in ((8, 64, 1, False), (24, 16, 4, False), (8, 32, 1, True))
+    ]
+    many = evaluate_all(FITTED, "ddp", every)
+    for n, one in enumerate(every):
+        alone = evaluate_all(FITTED, "ddp", [one])
+        assert many.step.at(n) == alone.step.at(0)
+        assert many.speed.at(n) == alone.speed.at(0)
+        assert many.memory_bytes[n] == alone.memory_bytes[0]
+        assert np.isfinite(many.memory_bytes[n])
+
+
 def test_what_was_measured_is_answered_from_its_own_runs() -> None:
     outlier = replace(POINTS[1], step_seconds=(0.4, 0.404))
     fitted = fit(make_evidence((POINTS[0], outlier, POINTS[2]), MEASURED))

@@ -128,8 +128,9 @@ class _Draws:
         bases = [candidate.alone for candidate in candidates] if self.base is None else [self.base]
         distinct = {one: n for n, one in enumerate(dict.fromkeys(bases))}
         of_base = self._mean(list(distinct))[0][:, [distinct[one] for one in bases]]
-        future, future_of_base = self._future(mean, self.jobs), self._future(of_base, self.jobs_of_base)
-        speed = _estimates(of_base / mean, future_of_base / future)
+        future = self._future(mean, self.jobs)
+        # A run's own speed is asked for where parts are.
+        speed = _estimates(of_base / mean, self._future(of_base, self.jobs_of_base) / future if with_parts else None)
         itself = np.array(
             [candidate == base for candidate, base in zip(candidates, bases * len(candidates), strict=False)]
         )
@@ -140,7 +141,7 @@ class _Draws:
                 for field in fields(step):
                     getattr(step, field.name)[n] = getattr(self.measured[one], field.name)
         # A future run has a part of its step as the mean has it.
-        return step, speed, {name: _estimates(part, part) for name, part in parts.items()} if with_parts else {}
+        return step, speed, {name: _estimates(part) for name, part in parts.items()} if with_parts else {}
 
     def _mean(self, candidates: Sequence[Candidate]) -> tuple[Array, dict[str, Array]]:
         """((draws, configurations) seconds of a step, in the mean over many runs; the parts likewise)."""
@@ -193,8 +194,11 @@ def measured_step(points: Sequence[Point], point: Point) -> Estimate:
     return predicted(middle, middle / mean, middle * mean, middle / future, middle * future)
 
 
-def _estimates(mean: Array, future: Array) -> Estimates:
+def _estimates(mean: Array, future: Array | None = None) -> Estimates:
+    """Of (draws, configurations); without `future` a run's ends are those of the mean."""
     low, middle, high = np.quantile(mean, [_TAIL, 0.5, 1 - _TAIL], axis=0)
+    if future is None:
+        return Estimates(middle, low, high, low, high)
     future_low, future_high = np.quantile(future, [_TAIL, 1 - _TAIL], axis=0)
     return Estimates(middle, low, high, np.minimum(low, future_low), np.maximum(high, future_high))
 
@@ -245,13 +249,13 @@ def _epochs(asked: Variant, candidates: Sequence[Candidate]) -> tuple[Array, Arr
 
 def _memory(template: Trial, candidates: Sequence[Candidate]) -> Array:
     """Peak bytes of a rank."""
-    by_kind: dict[tuple[int, bool], list[int]] = {}
-    for n, candidate in enumerate(candidates):
-        by_kind.setdefault((candidate.gpus, candidate.grad_accum > 1), []).append(n)
-    found = np.full(len(candidates), np.nan)
-    for kind, members in by_kind.items():
-        found[members] = peak_bytes_of_many(template, *kind, np.array([candidates[n].micro_batch for n in members]))
-    return found
+    accumulates = column(candidates, "grad_accum") > 1
+    gpus, micro_batch = (column(candidates, name).astype(int) for name in ("gpus", "micro_batch"))
+    peaks = np.full(len(candidates), np.nan)
+    for kind in (False, True):
+        here = accumulates == kind
+        peaks[here] = peak_bytes_of_many(template, gpus[here], kind, micro_batch[here])
+    return peaks
 
 
 def _labels(

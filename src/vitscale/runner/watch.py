@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import psutil
-
 from vitscale.processes.heartbeat import BEAT_SECONDS, COMPILING, STARTING
 from vitscale.processes.heartbeat_server import HeartbeatServer, RankStatus
 from vitscale.runner.evidence import Ending, Stop
@@ -27,6 +25,8 @@ def is_stopped(pid: int, host: str) -> bool:
     """Whether a process of this host is stopped (SIGSTOP, a debugger)."""
     if host != socket.gethostname():
         return False
+    import psutil  # here: a plan starts nothing, and need not wait for it
+
     try:
         return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
     except psutil.Error:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import http.client
 import io
 import os
 import tarfile
 import tempfile
-import urllib.parse
-import urllib.request
 import zlib
 from collections.abc import Collection
 from pathlib import Path, PurePosixPath
@@ -30,7 +27,9 @@ def fetch(url: str, target: Path, *, md5: str | None, most_bytes: int) -> None:
     `md5` None accepts any content. Raises `RequestError` where there is no network, the transfer breaks off, the
     content is larger than `most_bytes` or has another MD5, or the folder cannot be written.
     """
-    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+    import http.client  # here, with TLS behind it: mostly nothing is downloaded
+
+    if not url.startswith(("http://", "https://")):
         raise RequestError(f"cannot download {shown(url)}: only http and https")
     by_hand = f"without a network here, download {url} elsewhere and place it at {target}"
     try:
@@ -55,6 +54,8 @@ def fetch(url: str, target: Path, *, md5: str | None, most_bytes: int) -> None:
 
 def _transfer(url: str, file: IO[bytes], most_bytes: int) -> str:
     """Copies the body of `url` into `file` and returns its MD5. Raises `OSError` where it breaks off."""
+    import urllib.request
+
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -18,15 +18,16 @@ MODEL = resolve(ModelSpec(name="vit-ti16", image_size=32, patch_size=8, layers=3
 def peak_bytes(
     template: Trial, gpus: int, engine: str, stage: int, images: int, accumulated: int, checkpointed: bool = False
 ) -> float | None:
-    """Of one micro-batch, asked for beside another one."""
+    """Of one micro-batch on so many ranks, asked for beside others."""
     same = template.train.engine == engine
     changes = {
         "engine": engine, "accelerate_backend": template.train.accelerate_backend if same else None,
         "zero_stage": stage, "activation_checkpointing": checkpointed,
     }  # fmt: skip
     changed = template.model_copy(update={"train": template.train.model_copy(update=changes)})
-    one, _ = peak_bytes_of_many(changed, gpus, accumulated > 1, np.array([images, 2 * images]))
-    return None if np.isnan(one) else float(one)
+    ranks, batches = np.array([gpus + 1, gpus, gpus]), np.array([images, images, 2 * images])
+    _, found, _ = peak_bytes_of_many(changed, ranks, accumulated > 1, batches)
+    return None if np.isnan(found) else float(found)
 
 
 def trial(ranks: int, model: ModelSpec = MODEL, device: Any = "cuda", **train: Any) -> Trial:

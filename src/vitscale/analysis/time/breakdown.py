@@ -314,7 +314,7 @@ def _overheads(run: Run, steady_from: int) -> tuple[float | None, float | None]:
     def timed(window: int) -> Integers:
         own = np.flatnonzero(steps.in_window(window) & (steps.step >= steady_from))
         slow = slow_steps(steps.step[own], elapsed[own], kinds[own]).set_aside
-        return own[~np.isin(steps.step[own], slow)]
+        return own[~np.isin(steps.step[own], slow)] if slow else own
 
     def slower(some: Integers, against: Integers) -> float | None:
         usual = float(elapsed[against].mean()) if len(against) else 0.0

@@ -127,34 +127,46 @@ def forecast_bytes(trial: Trial) -> int | None:
     return None if found is None else found.peak_bytes
 
 
-def peak_bytes_of_many(template: Trial, gpus: int, accumulates: bool, micro_batches: NDArray[np.int_]) -> Array:
-    """Peak bytes of a rank of `template` on so many ranks, for each micro-batch; NaN: unknown.
+def peak_bytes_of_many(
+    template: Trial, gpus: NDArray[np.int_], accumulates: bool, micro_batches: NDArray[np.int_]
+) -> Array:
+    """Peak bytes of a rank of `template` on so many ranks with such a micro-batch, (configurations,); NaN: unknown.
 
     The same as `forecast_bytes` of the trials that have them, some hundred times as fast: every moment of a step takes
     a fixed number of bytes and so many for each image, and the peak is the highest of these lines.
 
     Args:
         template: its world and batch are not asked for.
-        gpus: ranks.
+        gpus: ranks, of each configuration.
         accumulates: whether a step has more micro-steps than one.
-        micro_batches: images of every rank.
+        micro_batches: images of every rank, of each configuration.
     """
     import numpy as np
 
-    at_one, at_two = (_with_batch(template, gpus, accumulates, micro_batch) for micro_batch in (1, 2))
-    if unavailable(at_one):
-        return np.full(len(micro_batches), np.nan)
-    first = np.array(totals(at_one), dtype=float)
-    per_image = np.array(totals(at_two), dtype=float) - first
-    peaks: Array = (first + per_image * (micro_batches[:, None] - 1)).max(axis=1)
+    peaks: Array = np.full(len(gpus), np.nan)
+    one, two = (_with_batch(template, accumulates, micro_batch) for micro_batch in (1, 2))
+    if not len(gpus) or unavailable(one):
+        return peaks
+    vit = _classifier(one)
+    kept = [] if vit is None else [_kept(trial, vit) for trial in (one, two)]
+    holding, at_one = None, np.empty(0)
+    for count in dict.fromkeys(gpus.tolist()):
+        world = World.model_construct(nodes=1, ranks_per_node=count, threads_per_rank=one.world.threads_per_rank)
+        trials = [trial.model_copy(update={"world": world}) for trial in (one, two)]
+        before, (holding, shapes) = holding, _held(trials[0])
+        if vit is None:
+            at_one, at_two = (np.array(totals(trial), dtype=float) for trial in trials)
+        elif holding != before:  # of wrappers that hold the same on any number of ranks once
+            at_one, at_two = (np.array(all_totals(holding, each, shapes), dtype=float) for each in kept)
+        here = gpus == count
+        peaks[here] = (at_one + (at_two - at_one) * (micro_batches[here, None] - 1)).max(axis=1)
     return peaks
 
 
-def _with_batch(template: Trial, gpus: int, accumulates: bool, micro_batch: int) -> Trial:
+def _with_batch(template: Trial, accumulates: bool, micro_batch: int) -> Trial:
     """The template with these fields, not validated again: that would take longer than all the rest."""
     changed = {"grad_accum": 1 + accumulates, "micro_batch": micro_batch, "micro_batches": None}
-    world = World.model_construct(nodes=1, ranks_per_node=gpus, threads_per_rank=template.world.threads_per_rank)
-    return template.model_copy(update={"train": template.train.model_copy(update=changed), "world": world})
+    return template.model_copy(update={"train": template.train.model_copy(update=changed)})
 
 
 def _classifier(trial: Trial) -> VitShape | None:

@@ -178,12 +178,8 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> Holding:
     bucket = settings.reduce_bucket * (each + (2 if train.precision == "bf16" else 0))
     gathers = ranks > 1
 
-    def large(block: Block) -> int:
-        tensors = (math.prod(shape) for module in block.modules for shape in module.tensors)
-        return sum(n for n in tensors if n > settings.persistence_threshold) * each if gathers else 0
-
-    rest_of_block = max((large(block) for block in shapes.blocks if block.wrapped), default=0)
-    rest = sum(map(large, shapes.each()))
+    of_block, of_all = _gathered(shapes, settings.persistence_threshold)
+    rest_of_block, rest = of_block * each * gathers, of_all * each * gathers
     lasting = {"gathered weights": count.all * each - rest if gathers else 0}
     kept = rest <= settings.max_kept * each
     arriving = min(rest, (settings.prefetch_bucket + count.largest_of_block) * each)
@@ -211,6 +207,17 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> Holding:
         exchange=added(lasting, {part: filled * each for part, each in flush.items()}),
         step={"temporaries": matrices * (each + (4 if each == 2 else 0))},
     )
+
+
+@lru_cache(maxsize=256)
+def _gathered(shapes: ParameterShapes, persistence_threshold: int) -> tuple[int, int]:
+    """Elements of tensors that are gathered as they are needed: (of the largest block that is wrapped, of all)."""
+
+    def large(block: Block) -> int:
+        tensors = (math.prod(shape) for module in block.modules for shape in module.tensors)
+        return sum(n for n in tensors if n > persistence_threshold)
+
+    return max((large(block) for block in shapes.blocks if block.wrapped), default=0), sum(map(large, shapes.each()))
 
 
 def _masters(count: Sizes, ranks: int) -> dict[str, int]:

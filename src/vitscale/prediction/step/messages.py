@@ -92,13 +92,13 @@ def exposed_seconds(
         backward_seconds: of one micro-step.
         grad_accum: micro-steps.
     """
-    known: dict[tuple[str, float], Array] = {}
+    known: dict[tuple[str, float, float], Array] = {}
 
     def seconds(message: Message) -> Array:
-        key = (message.operation, message.tensor_bytes)
+        key = (message.operation, message.tensor_bytes, message.calls)
         if key not in known:
-            known[key] = collective(*key)
-        return known[key] * message.calls
+            known[key] = collective(*key[:2]) * message.calls
+        return known[key]
 
     lengths = {"forward": forward_seconds, "backward": backward_seconds, "after": np.zeros_like(backward_seconds)}
     total: Array = np.zeros(np.broadcast_shapes(forward_seconds.shape, backward_seconds.shape))
@@ -120,17 +120,21 @@ def _sticking_out(messages: Iterable[Message], seconds: Callable[[Message], Arra
     Messages that computing needs are taken to hold up the later ones too, which is so where each is asked for when the
     one before has come.
     """
-    serial: Array = np.zeros_like(length)
-    waited: Array = np.zeros_like(length)
-    ended: Array = np.zeros_like(length)
+    serial: Array | float = 0.0
+    waited: Array | float = 0.0
+    ended: Array | float = 0.0
     for message in messages:
         if message.ready is None:
             serial = serial + seconds(message)
             continue
-        ended = np.maximum(length * message.ready + waited, ended) + seconds(message)
+        begin = length * message.ready
+        if isinstance(waited, np.ndarray):  # of thousands of configurations these are large
+            begin = begin + waited
+        ended = np.maximum(begin, ended) + seconds(message)
         if message.needed is not None:
             waited = np.maximum(waited, ended - length * message.needed)
-    return serial + np.maximum(waited, ended - length)
+    exposed: Array = serial + np.maximum(waited, ended - length)
+    return exposed
 
 
 _NORM_BYTES = 8

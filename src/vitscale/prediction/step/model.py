@@ -174,7 +174,7 @@ class StepModel:
         hidden = np.zeros_like(exposed)
         if self.messages is None:
             return self._as_a_ring(draws, worlds), hidden
-        for accumulation in np.unique(worlds.grad_accum):
+        for accumulation in sorted(set(worlds.grad_accum.tolist())):
             at = worlds.grad_accum == accumulation
             some = Worlds(
                 worlds.ranks[at], worlds.ranks_per_node[at], worlds.micro_batch[at], worlds.grad_accum[at],
@@ -193,8 +193,9 @@ class StepModel:
                 slowest * self.backward_share,
                 int(accumulation),
             )
-            for one in self.messages:
-                hidden[:, at] += seconds[one.operation, one.tensor_bytes] * one.times(int(accumulation))
+            hidden[:, at] = sum(
+                seconds[one.operation, one.tensor_bytes] * one.times(int(accumulation)) for one in self.messages
+            )
         return exposed, np.maximum(0.0, hidden - exposed)
 
     def _lines(self, draws: Draws, worlds: Worlds, operation: str) -> tuple[Line, ...]:

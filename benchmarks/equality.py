@@ -1,28 +1,44 @@
 """Every engine that runs on CPU against one process, in every combination: the whole of what the tests take a part of.
 
-    python benchmarks/equality.py
+    python benchmarks/equality.py [--segmentation]
 
 Both optimizers, accumulation 1 and 3, clipping off and on, 1, 2 and 3 ranks, in fp32, and autocast to bf16 with AdamW.
+Segmentation, in fp32 with synchronised norms: three optimizers, and checkpoints of two ranks that go on on 1, 2 and 3.
 Starts the ranks of tests/engines/curve_ranks.py on this machine (gloo) and writes the table into docs/equality.md
 between its marks. Seven minutes on two cores.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import sys
 import tempfile
 from itertools import product
 from pathlib import Path
 
+from between_marks import write_between
+
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from engines.curves import Curve, Job, largest_difference, train  # noqa: E402 - the path to it stands above
-from engines.jobs import ACCUMULATED, ADAMW, AUTOCAST, CLIPPED, ENGINES, MICRO_BATCHES, SGD, Train  # noqa: E402 - the path to it stands above
+from engines.jobs import (  # noqa: E402 - so does this
+    ACCUMULATED,
+    ADAMW,
+    AUTOCAST,
+    CLIPPED,
+    ENGINES,
+    FAST,
+    FINE_TUNED,
+    LOCAL,
+    MICRO_BATCHES,
+    SEGMENTED,
+    SGD,
+    Train,
+)
 
 PAGE = ROOT / "docs/equality.md"
-BEGIN, END = "<!-- benchmarks/equality.py writes from here -->\n", "<!-- to here -->\n"
 PACKAGES = ("torch", "deepspeed", "accelerate")
 WORLDS = (1, 2, 3)
 STEPS = 20
@@ -49,18 +65,18 @@ def references() -> list[Job]:
     return [job(name, fields) for name, fields in (exact | split).items()]
 
 
-def main() -> None:
+def of_classification(folder: Path) -> list[str]:
+    """Lines of the table of all combinations."""
     settings = {name: fields for name, (_, fields) in EXACT.items()} | ROUNDED
     jobs = [
         job(f"{engine}: {name}", ENGINES[engine] | fields) for engine in ENGINES for name, fields in settings.items()
     ]
-    with tempfile.TemporaryDirectory() as folder:
-        alone = train(references(), 1, Path(folder) / "alone", timeout=3600)
-        curves = {ranks: train(jobs, ranks, Path(folder) / str(ranks), timeout=3600) for ranks in WORLDS}
+    alone = train(references(), 1, folder / "alone", timeout=3600)
+    curves = {ranks: train(jobs, ranks, folder / str(ranks), timeout=3600) for ranks in WORLDS}
     runs = [alone[f"autocast {parts}"].losses for parts in MICRO_BATCHES]
     bound = 2 * max(largest_difference(left, right) for left in runs for right in runs)
     lines = [
-        f"{', '.join(f'{name} {importlib.metadata.version(name)}' for name in PACKAGES)}; {STEPS} steps. fp32: the "
+        f"{_versions()}; {STEPS} steps. fp32: the "
         f"largest of {len(EXACT)} combinations of optimizer, clipping and accumulation. bf16: the largest of "
         f"{len(ROUNDED)}; twice the largest difference among the single process's own runs is {bound:.1e}.",
         "",
@@ -71,12 +87,72 @@ def main() -> None:
         exact = [max(_exact(curves[ranks], alone, engine)) for ranks in WORLDS]
         rounded = [max(_rounded(curves[ranks], runs[0], engine)) for ranks in WORLDS]
         lines.append(f"| {engine} | {' | '.join(f'{value:.1e}' for value in (*exact, *rounded))} |")
+    return lines
+
+
+SEGMENTATION: dict[str, Train] = {"SGD": SEGMENTED, "AdamW at 6e-5": FINE_TUNED, "AdamW at 1e-3": FAST}
+GONE_ON = "AdamW at 6e-5, gone on from two ranks"
+SAVED_BEFORE = STEPS // 2
+
+
+def of_segmentation(folder: Path) -> list[str]:
+    """Lines of the table of Swin V2 with UperNet; two ranks come first, for they leave the checkpoints."""
+    own_norms = {f"{name}, torch's norms": fields | LOCAL for name, fields in SEGMENTATION.items()}
+    alone = train(
+        [_segmenting(name, {"engine": "none"} | fields) for name, fields in (SEGMENTATION | own_norms).items()],
+        1, folder / "alone", timeout=3600,
+    )  # fmt: skip
+    curves: dict[int, dict[str, Curve]] = {}
+    for ranks in (2, 1, 3):
+        jobs = []
+        for engine, facts in ENGINES.items():
+            jobs += [_segmenting(f"{engine}: {name}", facts | fields) for name, fields in SEGMENTATION.items()]
+            saved = f"{engine}: AdamW at 6e-5"
+            if ranks == 2:
+                jobs[-2]["save_before"] = SAVED_BEFORE
+            jobs.append(_segmenting(f"{engine}: {GONE_ON}", facts | FINE_TUNED))
+            jobs[-1]["load"] = str(folder / "2" / saved)
+        curves[ranks] = train(jobs, ranks, folder / str(ranks), timeout=3600)
+    spreads = [f"{name} {largest_difference(alone[own].losses, alone[name].losses):.1e}" for name, own in
+               zip(SEGMENTATION, own_norms, strict=True)]  # fmt: skip
+    lines = [
+        f"{_versions()}; {STEPS} steps; on 1, 2 and 3 ranks. One process with torch's own norms in place of "
+        f"vitscale's is apart from itself by: {', '.join(spreads)}.",
+        "",
+        f"| engine | {' | '.join((*SEGMENTATION, GONE_ON))} |",
+        "| --- |" + " --- |" * (len(SEGMENTATION) + 1),
+    ]
+    for engine in ENGINES:
+        cells = []
+        for name in (*SEGMENTATION, GONE_ON):
+            whole = alone["AdamW at 6e-5" if name == GONE_ON else name].losses
+            of_ranks = [curves[ranks][f"{engine}: {name}"] for ranks in WORLDS]
+            cells.append(
+                ", ".join(f"{largest_difference(curve.losses, whole[curve.first :]):.1e}" for curve in of_ranks)
+            )
+        lines.append(f"| {engine} | {' | '.join(cells)} |")
+    return lines
+
+
+def _segmenting(name: str, fields: Train) -> Job:
+    segmenting = job(name, fields)
+    segmenting["segments"] = "swin"
+    return segmenting
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--segmentation", action="store_true")
+    segmentation = parser.parse_args().segmentation
+    with tempfile.TemporaryDirectory() as folder:
+        lines = (of_segmentation if segmentation else of_classification)(Path(folder))
     table = "\n".join(lines)
-    page = PAGE.read_text(encoding="utf-8")
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n{table}\n\n{END}{after}", encoding="utf-8")
     print(table)
+    write_between(PAGE, "equality of segmentation" if segmentation else "equality", f"\n{table}\n")
+
+
+def _versions() -> str:
+    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
 
 
 def _ranks(count: int) -> str:

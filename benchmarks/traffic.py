@@ -1,9 +1,10 @@
 """What every engine sends in an optimizer step, counted, beside what its paper or its documentation says.
 
-    python benchmarks/traffic.py [--ranks 2]
+    python benchmarks/traffic.py [--ranks 2] [--unlike-blocks]
 
 Starts the ranks of tests/engines/many_engines.py on this machine (CPU, gloo), analyses what they recorded, and writes
-the table into docs/traffic.md between its marks. A minute or two.
+the table into docs/traffic.md between its marks. A minute or two. Or that of Swin V2 and UperNet, whose blocks are not
+alike: on two ranks, and whether one and three send what arithmetic says.
 """
 
 from __future__ import annotations
@@ -16,24 +17,30 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from between_marks import write_between
+
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from engines.test_traffic_volumes import (  # noqa: E402 - the path to it stands above
+from engines.many_engines import MODELS  # noqa: E402 - the path to it stands above
+from engines.test_traffic_volumes import (  # noqa: E402 - so does this
     BIG,
     NOTHING_KEPT,
+    OTHERS,
     PSI,
     TO_OWNERS,
+    Case,
     fsdp2,
     launch,
     through_accelerate,
+    unlike_arithmetic,
     zero,
 )
 from forks import share_forks  # noqa: E402 - so does this
 from vitscale.analysis.time.traffic import Traffic  # noqa: E402 - sorted among them
+from vitscale.trial.model_cost import parameters  # noqa: E402 - and this
 
 PAGE = ROOT / "docs/traffic.md"
-BEGIN, END = "<!-- benchmarks/traffic.py writes from here -->\n", "<!-- to here -->\n"
 PACKAGES = ("torch", "deepspeed", "accelerate")
 
 ALLREDUCE = "2 Ψ (ZeRO, 7.1)"
@@ -66,16 +73,25 @@ ROWS: list[tuple[str, dict[str, Any], str]] = [
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
-    ranks = parser.parse_args().ranks
-    cases = [case | {"grad_accum": accumulation} for accumulation in (1, 3) for _, case, _ in ROWS]
+    parser.add_argument("--unlike-blocks", action="store_true")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as forks:
         forks.callback(share_forks())
-        found = [told for told, _ in launch(cases, ranks, Path(folder))]
+        lines = of_unlike_blocks(Path(folder)) if options.unlike_blocks else of_engines(options.ranks, Path(folder))
+    table = "\n".join(lines)
+    print(table)
+    write_between(PAGE, "unlike blocks" if options.unlike_blocks else "traffic", f"\n{table}\n")
+
+
+def of_engines(ranks: int, folder: Path) -> list[str]:
+    """Lines of the table of all engines."""
+    cases = [case | {"grad_accum": accumulation} for accumulation in (1, 3) for _, case, _ in ROWS]
+    found = [told for told, _ in launch(cases, ranks, folder)]
     once, thrice = found[: len(ROWS)], found[len(ROWS) :]
     lines = [
-        f"{ranks} ranks, gloo; {', '.join(f'{name} {importlib.metadata.version(name)}' for name in PACKAGES)}. "
+        f"{ranks} ranks, gloo; {_versions()}. "
         f"Ψ = {PSI:,} parameters, {BIG:,} of them in tensors of more than 100,000 elements.",
         "",
         "| engine, fp32 unless said | its paper, A = 1 | counted, A = 1 | counted, A = 3 | collectives, A = 1 |",
@@ -83,12 +99,48 @@ def main() -> None:
     ]
     for (name, _, claim), one, three in zip(ROWS, once, thrice, strict=True):
         lines.append(f"| {name} | {claim} | {in_psi(one)} | {in_psi(three)} | {kinds(one)} |")
-    page = PAGE.read_text(encoding="utf-8")
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    table = "\n".join(lines)
-    PAGE.write_text(f"{before}{BEGIN}\n{table}\n\n{END}{after}", encoding="utf-8")
-    print(table)
+    return lines
+
+
+def of_unlike_blocks(folder: Path) -> list[str]:
+    """Lines of the table of Swin V2, and of UperNet on it and on a ViT."""
+    cases: list[Case] = [case | {"model": model} for case in OTHERS for model in MODELS]
+    told: dict[int, list[Traffic]] = {}
+    for ranks in (1, 2, 3):
+        (folder / str(ranks)).mkdir()
+        told[ranks] = [one for one, _ in launch(cases, ranks, folder / str(ranks))]
+    sizes = {model: parameters(spec) or 0 for model, spec in MODELS.items()}
+    lines = [
+        f"gloo; {_versions()}. Norms are local.",
+        "",
+        f"| case | {' | '.join(f'{TITLES[model]}, Ψ = {size:,}' for model, size in sizes.items())} | as arithmetic "
+        "says on |",
+        "| --- |" + " --- |" * (len(sizes) + 1),
+    ]
+    for place, case in enumerate(OTHERS):
+        of_case = range(place * len(sizes), (place + 1) * len(sizes))
+        cells = [kinds(told[2][number], size) for number, size in zip(of_case, sizes.values(), strict=True)]
+        agree = [
+            str(ranks)
+            for ranks in told
+            if not any(unlike_arithmetic(cases[number], told[ranks][number], ranks) for number in of_case)
+        ]
+        lines.append(f"| {_said(case)} | {' | '.join(cells)} | {', '.join(agree) or 'none'} ranks |")
+    return lines
+
+
+TITLES = {"swin": "Swin V2, three stages", "upernet": "with UperNet", "pyramid": "ViT and pyramid with UperNet"}
+
+
+def _said(case: Case) -> str:
+    """ "deepspeed, `zero_stage = 2`, `grad_accum = 2`"; settings of a DeepSpeed file by its key."""
+    told = [f"`{key} = {str(value).lower() if isinstance(value, bool) else value}`" for key, value in case.items()
+            if key not in ("engine", "deepspeed_config")]  # fmt: skip
+    return ", ".join([case["engine"], *told, *(["nothing kept"] if "deepspeed_config" in case else [])])
+
+
+def _versions() -> str:
+    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
 
 
 def in_psi(told: Traffic) -> str:
@@ -98,10 +150,10 @@ def in_psi(told: Traffic) -> str:
     return f"{elements / PSI:.2f} Ψ"
 
 
-def kinds(told: Traffic) -> str:
+def kinds(told: Traffic, psi: int = PSI) -> str:
     """ "1 all_reduce float32 (1.00 Ψ)", those of a few elements left out."""
-    shown = [one for one in told.sent if one.elements >= PSI / 1000]
-    return ", ".join(f"{one.calls} {one.operation} {one.dtype} ({one.elements / PSI:.2f} Ψ)" for one in shown)
+    shown = [one for one in told.sent if one.elements >= psi / 1000]
+    return ", ".join(f"{one.calls} {one.operation} {one.dtype} ({one.elements / psi:.2f} Ψ)" for one in shown)
 
 
 if __name__ == "__main__":

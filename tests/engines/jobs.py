@@ -110,6 +110,9 @@ MEASURED = ("fsdp2", "zero-1", "zero-3")
 SEGMENTED: Train = {"batch_norm": "synchronised", "optimizer": "sgd", "learning_rate": 1e-4}
 """From random weights a larger rate amplifies rounding tenfold a step, in one process with torch's own norms too."""
 FINE_TUNED: Train = SEGMENTED | {"optimizer": "adamw", "learning_rate": 6e-5}
+FAST: Train = FINE_TUNED | {"learning_rate": 1e-3}
+"""Of rounding it makes as much as one process does with torch's own norms, which a `local` one has."""
+LOCAL: Train = {"batch_norm": "local"}
 SEGMENTED_ACCUMULATED: Train = SEGMENTED | {"grad_accum": 2, "drop_last": True, "learning_rate": 3e-5}
 """Where an epoch's last step is short, other numbers of ranks divide it into other micro-steps, and norms see these."""
 
@@ -129,10 +132,11 @@ SEGMENTED_RESUMED: dict[int, tuple[tuple[str, str], ...]] = {
 }
 """As `RESUMED`."""
 SEGMENTED_BY_DAY = {
-    1: ("segmented", "segmented fine-tuned", "segmented accumulated", "none from zero-2 segmented"),
-    2: ("ddp segmented", "zero-2 segmented fine-tuned", "fsdp2 segmented accumulated"),
+    1: ("segmented", "segmented fine-tuned", "segmented accumulated", "none from zero-2 segmented",
+        "segmented fast", "segmented fast local"),
+    2: ("ddp segmented", "zero-2 segmented fine-tuned", "fsdp2 segmented accumulated", "zero-2 segmented fast"),
     3: ("ddp segmented", "zero-3 segmented", "fsdp2 from zero-2 segmented"),
-}
+}  # fmt: skip
 
 
 def segmented(ranks: int, two_ranks: Path, *, by_day: bool) -> list[Job]:
@@ -145,14 +149,16 @@ def segmented(ranks: int, two_ranks: Path, *, by_day: bool) -> list[Job]:
         none: Train = {"engine": "none"}
         jobs += [_job("segmented", none | SEGMENTED), _job("segmented fine-tuned", none | FINE_TUNED)]
         jobs += [_job("segmented accumulated", none | SEGMENTED_ACCUMULATED), _job("segmented vit", none | SEGMENTED)]
+        jobs += [_job("segmented fast", none | FAST), _job("segmented fast local", none | FAST | LOCAL)]
     if ranks == 2:
         jobs += [_job(f"{engine} segmented fine-tuned", ENGINES[engine] | FINE_TUNED) for engine in FULLY]
+        jobs += [_job(f"{engine} segmented fast", ENGINES[engine] | FAST) for engine in FULLY]
         jobs += [
             _job(f"{engine} segmented accumulated", ENGINES[engine] | SEGMENTED_ACCUMULATED)
             for engine in ("ddp", "fsdp2", "zero-2")
         ]
         jobs += [_job("ddp segmented vit", ENGINES["ddp"] | SEGMENTED)]
-        jobs += [_job("ddp segmented local", ENGINES["ddp"] | SEGMENTED | {"batch_norm": "local"})]
+        jobs += [_job("ddp segmented local", ENGINES["ddp"] | SEGMENTED | LOCAL)]
     for job in jobs:
         job["steps"] = SEGMENTED_STEPS
         engine, _, setting = job["name"].partition(" ")

@@ -87,6 +87,19 @@ def test_engines_train_as_one_process_does(worlds: Worlds, ranks: int) -> None:
     assert largest_difference(halves[:2], reference[:2]) > 10 * EQUAL, "norms see half"
 
 
+def test_adamw_at_a_rate_that_amplifies_rounding(worlds: Worlds) -> None:
+    """No further from one process than that is from itself with torch's own norms, twice over."""
+    reference = worlds[1]["segmented fast"].losses
+    spread = largest_difference(worlds[1]["segmented fast local"].losses, reference)
+    differences = {
+        name: largest_difference(curve.losses, reference)
+        for name, curve in worlds[2].items()
+        if name.endswith(" segmented fast")
+    }
+    assert differences
+    assert max(differences.values()) < max(EQUAL, 2 * spread), (differences, spread)
+
+
 @pytest.mark.nightly
 def test_local_norms_are_another_training(every: Worlds) -> None:
     """And the harness sees it."""

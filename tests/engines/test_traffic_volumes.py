@@ -389,18 +389,25 @@ def test_what_models_of_unlike_blocks_send_is_what_arithmetic_says(tmp_path: Pat
     """Calls and bytes of each operation; on one rank FSDP2 and the gathers of ZeRO call nothing."""
     cases = [case | {"model": model} for model in ("swin", "upernet", "pyramid") for case in OTHERS]
     for case, (told, _) in zip(cases, launch(cases, ranks, tmp_path), strict=True):
-        counted: Counter[str] = Counter()
-        planned: Counter[str] = Counter()
-        for one in told.sent:
-            counted[one.operation] += one.tensor_bytes or 0
-            counted[f"calls of {one.operation}"] += one.calls
-        for message in messages(trial_of(case, ranks)) or ():
-            times = message.times(case.get("grad_accum", 1))
-            planned[message.operation] += round(times * message.tensor_bytes)
-            planned[f"calls of {message.operation}"] += round(times)
-        for kind in planned.keys() | counted.keys():
-            if ranks > 1 or counted[kind]:
-                assert counted[kind] == pytest.approx(planned[kind], abs=3), (case, kind)
+        assert not unlike_arithmetic(case, told, ranks), case
+
+
+def unlike_arithmetic(case: Case, told: Traffic, ranks: int) -> dict[str, tuple[int, int]]:
+    """Operations whose calls or bytes are others than planned: counted, planned; on one rank of those called."""
+    counted: Counter[str] = Counter()
+    planned: Counter[str] = Counter()
+    for one in told.sent:
+        counted[one.operation] += one.tensor_bytes or 0
+        counted[f"calls of {one.operation}"] += one.calls
+    for message in messages(trial_of(case, ranks)) or ():
+        times = message.times(case.get("grad_accum", 1))
+        planned[message.operation] += round(times * message.tensor_bytes)
+        planned[f"calls of {message.operation}"] += round(times)
+    return {
+        kind: (counted[kind], planned[kind])
+        for kind in planned.keys() | counted.keys()
+        if (ranks > 1 or counted[kind]) and abs(counted[kind] - planned[kind]) > 3
+    }
 
 
 def test_what_one_rank_alone_still_calls(tmp_path: Path) -> None:

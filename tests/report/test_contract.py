@@ -27,7 +27,7 @@ from results_factory import (
 from vitscale import store
 from vitscale.analysis import Analysis, analyse
 from vitscale.report.contract import run_rows, to_json, to_table, trial_rows
-from vitscale.report.tables import batch_text, trial_label
+from vitscale.report.tables import batch_text, mode_tables, trial_label
 from vitscale.store.results import Results, Run
 
 EXPLAINED = [
@@ -68,13 +68,16 @@ def test_segmentation_tells_its_scores_by_trial_and_by_epoch() -> None:
     assert (classified["mean_iou"], classified["pixel_accuracy"]) == (None, None)
     runs = tuple(_segmenting(run) for run in results.runs)
     trials = {run.header.trial_id: run.header.trial for run in runs}
-    found = by_gpus(
-        results.model_copy(update={"runs": runs, "study": results.study.model_copy(update={"trials": trials})})
-    )
+    segmented = results.model_copy(update={"runs": runs, "study": results.study.model_copy(update={"trials": trials})})
+    found = by_gpus(segmented)
     assert found[2]["pixel_accuracy"] == found[2]["held_out_accuracy"] == pytest.approx(0.65)
     assert found[2]["mean_iou"] == pytest.approx(0.3)
     assert [epoch["mean_iou"] for epoch in found[2]["epochs"]] == pytest.approx([0.1, 0.2, 0.3])
     assert [epoch["pixel_accuracy"] for epoch in found[2]["epochs"]] == pytest.approx([0.35, 0.5, 0.65])
+    table, without = (mode_tables(analyse(of))["strong-micro"] for of in (segmented, results))
+    assert [column.name for column in table.columns][-2:] == ["held-out accuracy", "mean IoU"]
+    assert [cell.text for cell in table.groups[0].rows[-1][-2:]] == ["65.0%", "30.0%"]
+    assert "mean IoU" not in [column.name for column in without.columns]
 
 
 def _segmenting(run: Run) -> Run:

@@ -102,6 +102,37 @@ def test_label_255_counts_for_nothing_too(root: Path) -> None:
     assert mask[:2, :2].tolist() == [[255, 0], [255, 4]]
 
 
+@pytest.mark.parametrize("kind", ["16 bits", "palette", "grey picture", "CMYK picture"])
+def test_odd_files_give_the_same_labels_and_three_channels(root: Path, kind: str) -> None:
+    labels = blocks(9, 12, CLASSES, 3)
+    picture, annotation = write_scene(root, "training", "ADE_train_0", labels)
+    match kind:
+        case "16 bits":
+            Image.fromarray(labels.astype(np.uint16)).save(annotation)
+        case "palette":
+            coloured = Image.fromarray(labels, "P")
+            coloured.putpalette([255, 0, 0, 0, 255, 0] * 128)
+            coloured.save(annotation)
+        case "grey picture":
+            Image.open(picture).convert("L").save(picture)
+        case "CMYK picture":
+            Image.open(picture).convert("CMYK").save(picture)
+    split = sources.load(spec(root, source="jpeg")).train
+    expected = np.where(labels == 0, 255, labels.astype(int) - 1)
+    np.testing.assert_array_equal(split.labels[np.arange(1)][0][:9, :12], expected)
+    shown = split.take(np.arange(1))[0][:9, :12]
+    np.testing.assert_array_equal(shown, np.asarray(Image.open(picture).convert("RGB")))
+
+
+def test_two_pictures_of_one_name_are_refused(root: Path) -> None:
+    twin = root / "images" / "training" / "ADE_train_0.png"
+    Image.new("RGB", (40, 30)).save(twin)
+    with pytest.raises(RequestError, match=r"'.*ADE_train_0.*' and '.*ADE_train_0.*' have one name"):
+        sources.check(spec(root))
+    twin.unlink()
+    assert sources.check(spec(root)).train_samples == 4
+
+
 def claiming(side: int) -> bytes:
     """A PNG of a few bytes that says it is `side` pixels wide and high."""
 
@@ -127,6 +158,7 @@ def break_all(root: Path) -> dict[str, str]:
     cut = scene("cut", rng.integers(0, 3, (90, 90)).astype(np.uint8))[0]
     cut.write_bytes(cut.read_bytes()[:-200])
     Image.new("RGB", (9, 8)).save(scene("coloured")[1])
+    Image.fromarray(np.full((8, 9), 1000, np.uint16)).save(scene("wide")[1])
     scene("bomb")[1].write_bytes(claiming(12_000))
     both = scene("both")
     both[0].write_bytes(b"")
@@ -137,7 +169,8 @@ def break_all(root: Path) -> dict[str, str]:
         "no label.jpg": "it has no annotation of its name",
         "no picture.png": "it has no picture of its name",
         "cut.jpg": "truncated",
-        "coloured.png": "labels are one channel of 8 bits, and this is RGB",
+        "coloured.png": "labels are one channel of 8 or 16 bits, and this is RGB",
+        "wide.png": "it has the label 1,000, and labels are numbers from 0 to 255",
         "bomb.png": "it claims 12,000 x 12,000 pixels",
         "both.jpg": "not an image that can be read; and so is '.*both.png': not an image",
     }
@@ -163,10 +196,10 @@ def test_all_that_is_broken_is_named_at_once_and_before_ranks_start(root: Path) 
 def test_as_many_as_may_be_are_left_out(root: Path) -> None:
     whole = sources.load(spec(root))
     break_all(root)
-    left = sources.load(spec(root, skip_broken=8))
+    left = sources.load(spec(root, skip_broken=9))
     assert len(left.train) == 4
     (note,) = left.summary.notes
-    assert note.startswith("8 broken image(s) left out: ")
+    assert note.startswith("9 broken image(s) left out: ")
     ids = np.arange(4)
     np.testing.assert_array_equal(left.train.labels[ids], whole.train.labels[ids])
     np.testing.assert_array_equal(left.train.take(ids), whole.train.take(ids))

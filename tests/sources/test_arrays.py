@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import lzma
 import subprocess
 import sys
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -235,11 +237,27 @@ def write_bomb(path: Path, kind: str) -> None:
                     page.tags["ImageWidth"].overwrite(60_000)
                     page.tags["ImageLength"].overwrite(60_000)
         case "deflated":
-            import zlib
-
             bomb = zlib.compress(b"\0" * 30_000_000)
             page = {"shape": (8, 8), "dtype": "uint16", "compression": "zlib", "photometric": "minisblack"}
             tifffile.imwrite(path, iter([bomb] * 4), **(page | {"shape": (4, 8, 8)}))
+        case "lzma":
+            bomb = lzma.compress(b"\0" * 300_000_000)
+            page = {"shape": (4, 8, 8), "dtype": "uint16", "compression": "lzma", "photometric": "minisblack"}
+            tifffile.imwrite(path, iter([bomb] * 4), **page)
+        case "twice":  # 3 kB become 3 MB, and these 3 GB
+            with h5py.File(path, "w") as file:
+                packing = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+                packing.set_chunk((1, 4, 8, 8))
+                for _ in range(2):
+                    packing.set_filter(h5py.h5z.FILTER_DEFLATE, h5py.h5z.FLAG_MANDATORY, (9,))
+                space, kind = h5py.h5s.create_simple((1, 4, 8, 8)), h5py.h5t.NATIVE_UINT16
+                volume = h5py.h5d.create(file.id, b"kspace", kind, space, packing)
+                volume.write_direct_chunk((0, 0, 0, 0), zlib.compress(zlib.compress(b"\0" * 300_000_000, 9), 9))
+        case "chunk":  # 290 kB that become 300 MB, where there is room for 256 kB
+            with h5py.File(path, "w") as file:
+                shape = (1, 4, 181, 181)
+                volume = file.create_dataset("kspace", shape, np.uint16, chunks=shape, compression="gzip")
+                volume.id.write_direct_chunk((0, 0, 0, 0), zlib.compress(b"\0" * 300_000_000, 9))
         case "volume":
             with h5py.File(path, "w") as file:
                 file.create_dataset("kspace", (2, 4, 40_000, 40_000), np.float32, chunks=(1, 1, 100, 100))
@@ -254,7 +272,10 @@ def write_bomb(path: Path, kind: str) -> None:
         ("x.npz", "member", "claims 6,480,000,000 bytes"),
         ("x.tif", "pages", "claims|truncated"),
         ("x.tif", "deflated", "unpacks to more than the 128 bytes of its size"),
+        ("x.tif", "lzma", "unpacks to more than the 128 bytes of its size"),
         ("x.h5", "volume", "claims 1,600,000,000 pixels"),
+        ("x.h5", "twice", "is packed by gzip, gzip; read is gzip, shuffle, fletcher32, lzf, each once"),
+        ("x.h5", "chunk", "unpacks to more than the 262,092 bytes of its size"),
     ],
 )
 def test_a_bomb_is_refused_in_one_message_and_little_memory(tmp_path: Path, name: str, kind: str, says: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,25 @@ def test_named_classes_and_a_split_by_share(both: Path, tmp_path: Path) -> None:
     table(TRAIN).save_to_disk(str(tmp_path / "one"))
     one = sources.check(spec(tmp_path / "one"))
     assert (one.train_samples, one.held_out_samples) == (9, 3)
+
+
+@pytest.mark.parametrize(("hf", "asked"), [("me/tiny", ("me/tiny", None)), ("me/tiny:small", ("me/tiny", "small"))])
+def test_a_name_of_the_hub_and_its_configuration(
+    hf: str, asked: tuple[str, str | None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The library fetches it; what it tells of each try is kept out of the one message."""
+    names = []
+
+    def fetched(*name: str | None) -> Any:
+        names.append(name)
+        logging.getLogger("huggingface_hub.utils._http").warning("Retrying in 1s [Retry 1/5].")
+        return datasets.DatasetDict({"train": table(TRAIN), "test": table(TEST)})
+
+    monkeypatch.setattr(datasets, "load_dataset", fetched)
+    dataset = sources.load(spec(hf, source="jpeg"))
+    assert names == [asked]
+    assert seen(dataset.train) == {(label, label, green) for label, green in TRAIN}
+    assert not caplog.records
 
 
 def test_parquet_files_in_a_folder(tmp_path: Path) -> None:

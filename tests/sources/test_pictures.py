@@ -103,6 +103,21 @@ def test_every_mode_becomes_rgb(tmp_path: Path, image: Image.Image, colour: tupl
     assert (decode_square(saved(tmp_path / "x.png", image), 4) == colour).all()
 
 
+def test_a_grey_map_of_16_bits_keeps_its_upper_eight(tmp_path: Path) -> None:
+    path = tmp_path / "x.pgm"
+    path.write_bytes(b"P5 9 9 65535\n" + bytes([0x40, 0x10]) * 81)
+    assert (decode_square(str(path), 4) == 0x40).all()
+    assert (decode_square(str(path), 4, channels=1) == 0x40).all()
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+def test_numbers_of_32_bits_are_no_colours(tmp_path: Path, dtype: Any) -> None:
+    """Pillow would clip them, so that all below 1 becomes black."""
+    path = saved(tmp_path / "x.tif", Image.fromarray(np.full((9, 9), 0.7, np.float32).astype(dtype)))
+    with pytest.raises(RequestError, match=r"'.*x\.tif' is broken: it holds .* of 32 bits, no colours"):
+        decode_square(path, 4)
+
+
 @pytest.mark.parametrize("extension", [".jpg", ".png"])
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.95])
 def test_a_truncated_image_is_found_before_it_is_decoded(tmp_path: Path, extension: str, share: float) -> None:

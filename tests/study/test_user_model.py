@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -89,16 +90,21 @@ def test_a_folder_without_a_configuration(study: Path) -> None:
         user_model.check(study, ModelSpec(hf=str(study.parent / "empty")))
 
 
-def test_a_hub_name_that_cannot_be_had(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_name_that_cannot_be_had(
+    study: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One message: what its library tells of each try is not another."""
     import huggingface_hub
 
     def gone(*_: object, **__: object) -> str:
+        logging.getLogger("huggingface_hub.utils._http").warning("Retrying in 1s [Retry 1/5].")
         raise OSError("no network\nat all")
 
     monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", gone)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", gone)
     with pytest.raises(RequestError, match="cannot be had from the hub: no network at all"):
         user_model.check(study, ModelSpec(hf="some/model"))
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(("answers", "cached_alone"), [(True, False), (False, True)])

@@ -44,6 +44,7 @@ def _mode_table(analysis: Analysis, mode: Mode) -> Table:
     step, epoch = unit(lambda trial: trial.step_seconds), unit(lambda trial: trial.epoch_seconds)
     with_plain = any(curve.plain_trial is not None for curve in curves)
     with_tails = any(_p95(trial) is not None for trial in trials)
+    with_masks = any(trial.trial.model.task == "segmentation" for trial in trials)
     columns = (
         Column("ranks"),
         Column("global batch"),
@@ -59,6 +60,7 @@ def _mode_table(analysis: Analysis, mode: Mode) -> Table:
         Column("start-up", "s"),
         Column("memory"),
         Column("held-out accuracy"),
+        *([Column("mean IoU")] if with_masks else []),
     )
     groups = []
     for curve in curves:
@@ -71,7 +73,7 @@ def _mode_table(analysis: Analysis, mode: Mode) -> Table:
                 state = "failed" if trial.outcome else "missing"
                 rows.append((*first, Cell(outcome, state=state, spans=len(columns) - 2)))  # type: ignore[arg-type]  # the states are those of cells
                 continue
-            accuracy = trial.epochs[-1].held_out_accuracy if trial.epochs else None
+            last = trial.epochs[-1] if trial.epochs else None
             cells = (
                 *first,
                 Cell(_runs_and_steps(trial)),
@@ -85,13 +87,15 @@ def _mode_table(analysis: Analysis, mode: Mode) -> Table:
                 *([interval_cell(point.efficiency_over_plain, units.share)] if with_plain else []),
                 Cell(number(trial.startup_seconds)),
                 Cell(units.size(trial.peak_bytes)),
-                Cell(UNKNOWN if accuracy is None else f"{accuracy:.1%}"),
+                _score_cell(last.held_out_accuracy if last else None),
+                *([_score_cell(last.mean_iou if last else None)] if with_masks else []),
             )
             base = curve.baseline is not None and curve.baseline.gpus == point.gpus
             rows.append(tuple(Cell(c.text, c.bounds, "baseline") for c in cells) if base else cells)
         groups.append(Group(curve.name, tuple(rows)))
     notes = [note for curve in curves if (note := _without_baseline(analysis, curve))]
     told = "In brackets or small: 95 % intervals over three runs or more; of elapsed epochs how many."
+    notes += ["Held-out accuracy of segmentation is that of pixels."] if with_masks else []
     return Table(columns, tuple(groups), (*notes, told, *slow_steps_told(trials)), title=sentences.MODE_TITLES[mode],
                  label="curve")  # fmt: skip
 
@@ -104,6 +108,10 @@ def _without_baseline(analysis: Analysis, curve: CurveResult) -> str:
     if any(analysis.trials[point.trial_id].runs for point in curve.points) and not drifts:
         return f"{curve.name}: no baseline, for no trial of it tells an epoch time."
     return f"{curve.name}: no baseline, for no trial of it has completed{' without drifting' if drifts else ''}."
+
+
+def _score_cell(share: float | None) -> Cell:
+    return Cell(UNKNOWN if share is None else f"{share:.1%}")
 
 
 def _time_cell(interval: Estimate | None, unit: units.Unit) -> Cell:

@@ -70,11 +70,17 @@ def _files(root: Path, kind: str, split: str, extensions: frozenset[str]) -> dic
     if kind_of(folder) != "folder":
         raise RequestError(f"{shown(str(folder))} is not a folder", next_step=_HOW)
     refuse_link_out(str(folder), real)
-    files = {
-        os.path.splitext(os.path.relpath(path, folder))[0]: _File(path, stamp(path, folder, status))  # noqa: PTH122 - a hundred thousand of them
-        for path, status in files_under(folder, real)
-        if stat.S_ISREG(status.st_mode) and Path(path).suffix.lower() in extensions
-    }
+    files: dict[str, _File] = {}
+    for path, status in files_under(folder, real):
+        key, extension = os.path.splitext(os.path.relpath(path, folder))  # noqa: PTH122 - a hundred thousand of them
+        if not stat.S_ISREG(status.st_mode) or extension.lower() not in extensions:
+            continue
+        if key in files:
+            what = (
+                f"{shown(files[key].path)} and {shown(path)} have one name: each picture has an annotation of its own"
+            )
+            raise RequestError(what, next_step="Rename or remove one of them")
+        files[key] = _File(path, stamp(path, folder, status))
     if not files:
         raise RequestError(f"{shown(str(folder))} holds no {'picture' if kind == 'images' else 'PNG'}", next_step=_HOW)
     return files

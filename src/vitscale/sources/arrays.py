@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import logging
+import lzma
 import math
 import os
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,8 +30,18 @@ MOST_BYTES = 1 << 31
 
 _Array = NDArray[Any]
 _RECONSTRUCTIONS = ("reconstruction_rss", "reconstruction_esc")
-_DEFLATE = (8, 32946)
-"""TIFF's numbers of zlib's compression."""
+_UNPACKERS: Mapping[int, Callable[[], Any]] = {
+    8: zlib.decompressobj, 32946: zlib.decompressobj, 34925: partial(lzma.LZMADecompressor, memlimit=MOST_BYTES),
+}  # fmt: skip
+"""TIFF's number of a compression that makes much of little -> what undoes it step by step."""
+_MOST_FROM_DEFLATED = 1032
+"""Bytes that zlib makes of one, at most."""
+_DEFLATE, _FILTERS = 1, {1: "gzip", 2: "shuffle", 3: "fletcher32", 32000: "lzf"}
+"""HDF5's numbers of what chunks are packed by."""
+_CHECKSUM_BYTES = 4
+"""Of fletcher32, which may be packed too."""
+_HARMLESS_BYTES = 1 << 28
+"""What a chunk may come to unchecked."""
 
 
 class ArrayShape(NamedTuple):
@@ -50,6 +62,8 @@ class _Stored(NamedTuple):
     """None: the file does not say; the axis as long as there are channels is theirs, the last one if in doubt."""
     bytes_there: int | None = None
     """Of an array that lies in the file as it is; None: compressed, or its library looks after that."""
+    verify: Callable[[], None] = lambda: None
+    """Raises `BrokenImage` where what is read unpacks to more than it should; asked once the shape is fine."""
 
 
 def images_in(content: Content, name: str) -> int:
@@ -156,6 +170,7 @@ def _stored(content: Content, part: int, name: str) -> Iterator[_Stored]:
             raise BrokenImage(name, "it is truncated")
         if 0 in stored.shape:
             raise BrokenImage(name, "it is empty")
+        stored.verify()
         yield stored
 
 
@@ -224,11 +239,16 @@ def _verify_segments(file: Any, page: Any, size: int, name: str) -> None:
             raise BrokenImage(name, "it is truncated")
         if whole > MOST_BYTES:
             raise BrokenImage(name, f"it claims {whole:,} bytes, more than {MOST_BYTES:,}")
-        if page.keyframe.compression in _DEFLATE and count * 1032 > 8 * whole:  # what zlib can make of it at most
+        unpacker = _UNPACKERS.get(page.keyframe.compression)
+        could = math.inf if unpacker is not zlib.decompressobj else count * _MOST_FROM_DEFLATED
+        if unpacker is not None and could > 8 * whole:
             file.seek(offset)
-            unpacking = zlib.decompressobj()
-            if len(unpacking.decompress(file.read(count), whole + 1)) > whole:
-                raise BrokenImage(name, f"it unpacks to more than the {whole:,} bytes of its size")
+            _refuse_more(unpacker().decompress(file.read(count), whole + 1), whole, name)
+
+
+def _refuse_more(unpacked: bytes, whole: int, name: str) -> None:
+    if len(unpacked) > whole:
+        raise BrokenImage(name, f"it unpacks to more than the {whole:,} bytes of its size")
 
 
 @contextmanager
@@ -252,7 +272,7 @@ def _slice(content: Content, part: int, name: str) -> Iterator[_Stored]:
                 return np.abs(np.fft.fftshift(centred, axes)).astype(np.float32)
             return values
 
-        yield _Stored(shape, volume.dtype, read, first)
+        yield _Stored(shape, volume.dtype, read, first, verify=partial(_verify_chunks, volume, part, name))
 
 
 def _volume(file: Any, name: str) -> Any:
@@ -269,9 +289,32 @@ def _volume(file: Any, name: str) -> Any:
         raise BrokenImage(name, f"its {key} lies in other files, or is no array")
     if volume.ndim not in (3, 4) or volume.dtype.kind not in "iufc":
         raise BrokenImage(name, f"its {key} is no volume of numbers")
-    if volume.chunks is not None:
-        whole = math.prod(volume.chunks) * volume.dtype.itemsize
-        stored = max((volume.id.get_chunk_info(n).size for n in range(volume.id.get_num_chunks())), default=0)
-        if whole > MOST_BYTES or stored > whole + whole // 8 + 1024:
-            raise BrokenImage(name, f"it claims {whole:,} bytes a chunk, stored in up to {stored:,}")
+    # Of two that unpack, each would make a thousand times as much of what the other has made.
+    if len(set(filters := _filters(volume))) < len(filters) or not _FILTERS.keys() >= set(filters):
+        packed = ", ".join(_FILTERS.get(number, f"number {number}") for number in filters)
+        raise BrokenImage(name, f"its {key} is packed by {packed}; read is {', '.join(_FILTERS.values())}, each once")
     return volume
+
+
+def _filters(volume: Any) -> list[int]:
+    packing = volume.id.get_create_plist()
+    return [packing.get_filter(place)[0] for place in range(packing.get_nfilters())]
+
+
+def _verify_chunks(volume: Any, part: int, name: str) -> None:
+    """The chunks that hold a slice unpack to no more than they should."""
+    if volume.chunks is None:
+        return
+    whole = math.prod(volume.chunks) * volume.dtype.itemsize
+    if whole > MOST_BYTES:
+        raise BrokenImage(name, f"it claims {whole:,} bytes a chunk, more than {MOST_BYTES:,}")
+    first, chunks, filters = part - part % volume.chunks[0], [], _filters(volume)
+    volume.id.chunk_iter(lambda chunk: chunks.append(chunk) if chunk.chunk_offset[0] == first else None)
+    for chunk in chunks:
+        if chunk.size > whole + whole // 8 + 1024:
+            raise BrokenImage(name, f"it claims {whole:,} bytes a chunk, stored in {chunk.size:,}")
+        unpacked = _DEFLATE in filters and not chunk.filter_mask >> filters.index(_DEFLATE) & 1
+        if unpacked and chunk.size * _MOST_FROM_DEFLATED > max(8 * whole, _HARMLESS_BYTES):
+            _, content = volume.id.read_direct_chunk(chunk.chunk_offset)
+            at_most = whole + _CHECKSUM_BYTES
+            _refuse_more(zlib.decompressobj().decompress(content, at_most + 1), at_most, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,7 @@ def _splits(spec: DataSpec) -> dict[str, Any]:
         raise RequestError("the dataset 'hf' needs data.hf", next_step=_HOW)
     datasets = _library()
     datasets.disable_progress_bars()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of each try; here is one message
     try:
         folder = Path(spec.hf).expanduser()
         if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():

@@ -92,16 +92,19 @@ def decode_within(content: Content, side: int, name: str = "") -> tuple[Images, 
 
 
 def decode_labels(content: Content, name: str = "") -> NDArray[np.uint8]:
-    """The numbers that a picture of one 8-bit channel, or of a palette, holds: `[H, W]`.
+    """The numbers that a picture of one channel of 8 or 16 bits, or of a palette, holds: `[H, W]`.
 
     Raises:
         RequestError: it is broken, or holds something else.
     """
     name = _name(name, content)
     with _stored(content) as stored, _opened(stored, name) as image:
-        if image.mode not in ("L", "P"):
-            raise BrokenImage(name, f"labels are one channel of 8 bits, and this is {image.mode}")
-        return np.array(image)
+        if image.mode not in ("L", "P", "I;16", "I;16B"):
+            raise BrokenImage(name, f"labels are one channel of 8 or 16 bits, and this is {image.mode}")
+        labels = np.array(image)
+    if (most := int(labels.max())) > np.iinfo(np.uint8).max:
+        raise BrokenImage(name, f"it has the label {most:,}, and labels are numbers from 0 to 255")
+    return labels.astype(np.uint8, copy=False)
 
 
 def within(width: int, height: int, side: int) -> tuple[int, int]:
@@ -221,14 +224,17 @@ def _tail(content: Content) -> bytes:
 
 
 def _grey(image: Image) -> Image:
-    # 16-bit grey goes its own way (`_rgb`), and comes back as one of three like channels.
-    return _rgb(image).getchannel(0) if image.mode.startswith("I;16") else image.convert("L")
+    # Wider grey goes its own way (`_rgb`), and comes back as one of three like channels.
+    return _rgb(image).getchannel(0) if image.mode.startswith(("I", "F")) else image.convert("L")
 
 
 def _rgb(image: Image) -> Image:
     from PIL import Image
 
-    if image.mode.startswith("I;16"):  # Pillow would clip 16-bit grey to white
+    wide = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")
+    if image.mode in ("I", "F") and not wide:  # Pillow would clip what is above 255, and show fractions as black
+        raise ValueError(f"it holds {'whole numbers' if image.mode == 'I' else 'fractions'} of 32 bits, no colours")
+    if wide:  # Pillow would clip 16-bit grey to white
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
+import logging
 import re
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
@@ -115,6 +116,7 @@ def _from_hub(name: str, file: str, key: str) -> Path:
     """A file of the hub, from huggingface_hub's own cache where it is there already; `key` of [model] names it."""
     import huggingface_hub as hub
 
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of each try; here is one message
     unreachable: Exception | None = None
     try:
         hub.get_hf_file_metadata(hub.hf_hub_url(name, file))

@@ -270,7 +270,9 @@ def _run_waterfall(figure: StudyFigure, chosen: Selection, analysis: Analysis) -
     known = [one for one in found if one.factors]
     if not known:
         why = "; ".join(sorted({one.reason for one in found})) or "there is one GPU count only"
-        return Lack(f"No run of these results can be taken apart: {why}.", steps_for(figure))
+        few = " Each explained step lies between several others: a run of few steps has none."
+        told = f"No run of these results can be taken apart: {why}.{few if 'was explained' in why else ''}"
+        return Lack(told, steps_for(figure))
     drawn = waterfall_chart(known)
     return drawn or Lack("No factor is known.", steps_for(figure))
 

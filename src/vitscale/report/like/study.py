@@ -164,7 +164,7 @@ def steps_for(figure: StudyFigure) -> tuple[str, ...]:
     lines += ["[scaling]", f'mode = "{figure.mode or "strong-micro"}"', "gpus = [1, 2, 4, 8]"]
     lines += ["gpus_per_node = 1"] if spread else []
     lines += {
-        "run waterfall": ["[measure]", "explain = true", "checkpoint = true"],
+        "run waterfall": ["[measure]", "steps = 50", "explain = true", "checkpoint = true"],
         "time split": ["[sweep]", '"train.micro_batch" = [16, 32, 64, 128]', "[measure]", "explain = true"],
         "accuracy by micro-batch": ["[sweep]", '"train.micro_batch" = [16, 32, 64, 128]'],
         "hosts": ["[sweep]", '"scaling.gpus_per_node" = [1, 8]'],

@@ -1,7 +1,7 @@
 """Peak memory of a rank by engine and stage: forecast against measured, as a table.
 
     python benchmarks/memory.py [--only TEXT ...] [--device cpu|cuda] [--ranks 1 2 3] [--steps 8] [--json]
-                                [--write docs/memory.md]
+                                [--write docs/memory.md [--mark "unlike blocks"]]
 
 Every configuration trains a small ViT (on a GPU ViT-B/16). What the tensors of a rank take at the highest moment of the
 third optimizer step is counted by torch's allocator, and stands beside `vitscale.prediction.memory`. With several
@@ -28,11 +28,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from between_marks import write_between
+
 from vitscale.prediction.memory.forecast import forecast
 from vitscale.trial.model_spec import ModelSpec, resolve
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 
-BEGIN, END = "<!-- memory table: begin -->", "<!-- memory table: end -->"
 MODEL = resolve(ModelSpec(name="vit-ti16", image_size=32, patch_size=8, layers=6), 10)
 """2.7 million parameters: 10.8 MB of fp32 weights, and 10.4 MB of activations at a micro-batch of 8."""
 MODEL_ON_A_GPU = resolve(ModelSpec(name="vit-b16"), 1000)
@@ -100,7 +101,7 @@ def configurations() -> Iterator[tuple[str, str, dict[str, Any]]]:
         wrapped: list[tuple[str, dict[str, Any]]] = [
             ("none", {"engine": "none"}), ("ddp", {"engine": "ddp", "bucket_mib": 1}), ("fsdp2", {"engine": "fsdp2"})
         ]  # fmt: skip
-        for stage in (0, 1, 3):
+        for stage in range(4):
             wrapped.append((f"deepspeed, ZeRO-{stage}", {"engine": "deepspeed", "zero_stage": stage} | BUCKETS))
         for engine, fields in wrapped:
             whole = fields | norm | {"model": model}
@@ -115,11 +116,12 @@ def configurations() -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def chosen(only: Sequence[str], ranks: int, device: str) -> list[tuple[str, str, Trial]]:
-    """Those whose name holds one of `only`, or all; no engine means one rank."""
+    """Those whose name holds one of `only`, else all but `OTHERS`; no engine means one rank."""
     return [
         (engine, variant, trial(fields, ranks, device))
         for engine, variant, fields in configurations()
-        if any(text in f"{engine}, {variant}" for text in only or [""]) and (ranks == 1 or engine != "none")
+        if (any(text in f"{engine}, {variant}" for text in only) if only else not variant.startswith(tuple(OTHERS)))
+        and (ranks == 1 or engine != "none")
     ]
 
 
@@ -157,7 +159,8 @@ def measure(wanted: Trial, device: Any, steps_on_gloo: int) -> dict[str, int]:
     def step(engine: Any) -> None:
         for micro_step in range(train.grad_accum):
             side = wanted.model.image_size
-            images = torch.zeros(train.micro_batch, 3, side, side, device=device)
+            # Not zeros: of these Swin V2's attention has no finite gradients, and DeepSpeed would leave out its steps.
+            images = torch.randn(train.micro_batch, 3, side, side, device=device)
             pixels = (side, side) if segments else ()
             labels = torch.zeros(train.micro_batch, *pixels, dtype=torch.long, device=device)
 
@@ -342,6 +345,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=STEPS_ON_GLOO, help="that are watched with several ranks on gloo")
     parser.add_argument("--json", action="store_true", help="one object per line instead of the table")
     parser.add_argument("--write", type=Path, help="a document with the table's markers")
+    parser.add_argument("--mark", default="memory table", help="the text of these markers")
     parser.add_argument("--ranks-of", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.ranks_of:
@@ -356,9 +360,7 @@ def main() -> int:
     table = as_table(rows, options.device)
     print(table)
     if options.write:
-        before, _, rest = options.write.read_text().partition(BEGIN)
-        after = rest.partition(END)[2]
-        options.write.write_text(f"{before}{BEGIN}\n\n{table}\n\n{END}{after}")
+        write_between(options.write, options.mark, f"\n{table}\n")
     return 0 if held(rows) else 1
 
 

@@ -151,6 +151,32 @@ def test_a_loader_that_limits_is_named_with_its_own_rate() -> None:
     assert 'as far as there are cores for them, or data.source = "cache": until then' in found.advice
 
 
+@pytest.mark.parametrize(("busy", "told"), [(0.05, False), (0.3, True)])
+def test_a_loader_that_computes_on_the_ranks_cores_is_named_though_nobody_waits(busy: float, told: bool) -> None:
+    """Its threads read and decode for so much of the time of the one core."""
+    results = explained_study(STEP, source="jpeg", workers=2)
+    runs = []
+    for run in results.runs:
+        (rank,) = run.ranks
+        lines = tuple(
+            line.model_copy(
+                update={
+                    "loader_reading_seconds": 0.25 * busy * line.seconds,
+                    "loader_decoding_seconds": 0.75 * busy * line.seconds,
+                    "loader_images_per_second": 500.0,
+                }
+            )
+            for line in rank.epochs
+        )
+        runs.append(run.model_copy(update={"ranks": (rank.model_copy(update={"epochs": lines}),)}))
+    found = results.model_copy(update={"runs": tuple(runs)})
+    assert ("loader-on-the-cores" in kinds(found)) is told
+    assert "data-bound" not in kinds(found)
+    if told:
+        message = verdict(found, "loader-on-the-cores").message
+        assert "cores that compute (30 % in ddp on 1 rank, reading 500 images/s a rank)" in message
+
+
 def test_waiting_for_data_for_less_is_not() -> None:
     assert "data-bound" not in kinds(explained_study(STEP | {"data_wait": 0.1}))
 

@@ -15,8 +15,10 @@ from trial.test_model_spec import counted_flops, counted_parameters, saved_bytes
 from vitscale.errors import RequestError
 from vitscale.models import build, logits_of, refuse_other_sizes
 from vitscale.models.named import AuxiliaryLogits
+from vitscale.prediction.memory.in_parts import pieces
 from vitscale.trial import model_cost
 from vitscale.trial.model_spec import ModelSpec, resolve
+from vitscale.trial.trial import TrainSpec
 
 SWIN = ModelSpec(
     task="segmentation", name="swinv2-t", image_size=64, hidden_size=16, heads=2, depths=(1, 1, 1, 1), window_size=4,
@@ -79,6 +81,21 @@ def test_activation_bytes_are_what_autograd_saves(base: ModelSpec, precision: st
     else:
         before += 17 * (4 * element + 2 * 4)  # of two norms and two heads, as in `test_model_spec`
     assert (model_cost.activation_bytes(spec, 1, precision) or 0) + before == kept(spec)
+
+
+@pytest.mark.parametrize(
+    "base", [SWIN, VIT, without(SWIN), without(VIT)], ids=["swin", "vit", "swin without", "vit without"]
+)
+def test_what_is_forecast_to_be_kept_under_autocast_is_what_autograd_saves(base: ModelSpec) -> None:
+    """Of one image more: maps are cast for each convolution that takes them, and what pooling takes stays in fp32."""
+    spec = resolve(base, 7)
+
+    def forecast(images: int) -> int:
+        train = TrainSpec(engine="none", micro_batch=images, precision="bf16", device="cpu", batch_norm="local")
+        return sum(part.kept for part in pieces(spec, train).parts[:-1])  # but the loss
+
+    saved = saved_bytes(spec, 3, "bf16") - saved_bytes(spec, 2, "bf16")
+    assert forecast(3) - forecast(2) + 2 * 3 * 64 * 64 == saved
 
 
 @pytest.mark.parametrize("auxiliary", [True, False])

@@ -298,6 +298,17 @@ def test_a_bomb_is_refused_in_one_message_and_little_memory(tmp_path: Path, name
     assert done.stdout.startswith("True the image '"), done.stdout
 
 
+def test_a_volume_that_is_broken_is_named_once_for_all_its_slices(tmp_path: Path) -> None:
+    for kind in ("a", "b"):
+        (tmp_path / kind).mkdir()
+        write_volume(tmp_path / kind / "whole.h5", reconstruction_rss=np.ones((3, 8, 8), np.float32))
+    write_bomb(tmp_path / "a" / "bomb.h5", "volume")  # two slices
+    with pytest.raises(RequestError) as caught:
+        sources.check(DataSpec(name="folder", root=str(tmp_path), channels=4, dtype="float32", source_size=8))
+    assert str(caught.value).count("bomb.h5'") == 1
+    assert "more than 100,000,000; 2 of its images)" in str(caught.value)
+
+
 def linked(path: Path, kind: str) -> None:
     other = path.with_name("other.h5")
     write_volume(other, reconstruction_rss=np.ones((2, 8, 8), np.float32))

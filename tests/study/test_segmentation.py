@@ -103,6 +103,21 @@ def test_what_cannot_be_trained_is_refused_with_what_to_do(
         segmented(tmp_path, changes)
 
 
+@pytest.mark.parametrize("option", ["activation_checkpointing", "compile"])
+def test_what_works_block_by_block_is_refused_for_a_single_block(tmp_path: Path, option: str) -> None:
+    """Which else each rank would find out for itself."""
+    vit = {"name": "vit-ti16", "image_size": 32, "patch_size": 8, "hidden_size": 24, "heads": 2}
+    given = {"data": {"name": "synthetic", "samples": 24}, "train": {"micro_batch": 4, "epochs": 5, option: True}}
+
+    def asked(model: dict[str, Any]) -> Expansion:
+        return expand(StudyFile.read(write_study(tmp_path, given | {"model": model})), EIGHT_CORES, sources.check)
+
+    with pytest.raises(RequestError, match=rf"train\.{option} works block by block, and 'vit-ti16' has one block here"):
+        asked(vit | {"layers": 1})
+    assert asked(vit | {"layers": 2}).trials
+    assert segmented(tmp_path, {"train": {option: True}}).trials, "three stages of one block each"
+
+
 def test_one_image_a_rank_is_enough_where_ranks_share_their_norms(tmp_path: Path) -> None:
     assert segmented(tmp_path, {"train": {"micro_batch": 1}, "scaling": {"gpus": [2, 4]}}).trials
     assert segmented(tmp_path, {"train": {"drop_last": True}}, samples=25).trials

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -80,10 +81,14 @@ def refuse_broken(problems: Sequence[tuple[str, str]], skipped_at_most: int = 0)
     """
     if len(problems) <= skipped_at_most:
         return
+    files = Counter(problems)
     if len(problems) == 1:
         raise BrokenImage(*problems[0])
-    named = "; ".join(f"{shown(name)} ({what})" for name, what in problems[:_MOST_NAMED])
-    more = f"; and {len(problems) - _MOST_NAMED:,} more" if len(problems) > _MOST_NAMED else ""
+    named = "; ".join(
+        f"{shown(name)} ({what}{f'; {images:,} of its images' if images > 1 else ''})"
+        for (name, what), images in files.most_common(_MOST_NAMED)
+    )
+    more = f"; and {len(files) - _MOST_NAMED:,} more" if len(files) > _MOST_NAMED else ""
     raise RequestError(
         f"{len(problems):,} images are broken: {named}{more}",
         next_step=f"Repair or remove the files, or set data.skip_broken = {len(problems)} to leave them out",

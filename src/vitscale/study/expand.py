@@ -307,6 +307,7 @@ def _trial(
         trial = trial.model_copy(update={"window": window})
     if trial.train.script is None:
         model_checks.check_labels(trial, summary)
+        model_checks.check_blocks(trial)
     else:
         script.filled(trial.train.arguments, trial, seed=trial.train.seed, repeat=0, output=Path(script.OUTPUT))
     return trial

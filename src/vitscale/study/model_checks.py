@@ -8,6 +8,7 @@ from typing import get_args
 from vitscale.errors import RequestError, shown
 from vitscale.sources import Summary
 from vitscale.trial.engines import ENGINES, of_engine
+from vitscale.trial.model_cost import recorded_shapes
 from vitscale.trial.model_spec import ModelSpec, read_config
 from vitscale.trial.parallel import Axis, ParallelSpec
 from vitscale.trial.rank_batches import micro_batches
@@ -183,6 +184,24 @@ def _axes(parallel: ParallelSpec) -> list[Axis]:
 def _product(parallel: ParallelSpec) -> str:
     """ "parallel.sequence = 2 x parallel.tensor = 2"."""
     return " x ".join(f"parallel.{axis} = {getattr(parallel, axis)}" for axis in _axes(parallel))
+
+
+def check_blocks(trial: Trial) -> None:
+    """Holds what works block by block against a model whose blocks are known.
+
+    Raises:
+        RequestError: it has no two of one kind, of which only its ranks would tell.
+    """
+    shapes = recorded_shapes(trial.model)
+    if shapes is None or shapes.wrapped_in_decoder or any(block.wrapped for block in shapes.blocks):
+        return
+    named = shown(trial.model.name or trial.model.hf)
+    for option in ("activation_checkpointing", "compile"):
+        if getattr(trial.train, option):
+            raise RequestError(
+                f"train.{option} works block by block, and {named} has one block here",
+                next_step="Set more blocks (model.layers, of Swin model.depths), or leave it out",
+            )
 
 
 _POOLING = ("upernet", "beit", "data2vec-vision")

@@ -89,6 +89,8 @@ def test_a_bucket_is_full_where_the_order_of_backward_fills_it() -> None:
     found = zero(2, 3_000)
     assert [(number, own["temporaries"] // 4) for number, _, own in found.between] == [(3, 2_235), (1, 2_586)]
     assert [gone for _, gone, _ in found.between] == [(2_235 - BEHIND) / SECOND, (68 + 80 + 8 + 8 + 20 + 1_024) / 2_289]
+    # While it travels a block passes on five streams: of 2 images, 4 tokens of 8 and 16 of 4.
+    assert [own["passed on in backward"] // 4 for _, _, own in found.between] == [5 * 2 * 4 * 8, 5 * 2 * 16 * 4]
     part = found.between[1][2]["gradients"] // 4 - LARGEST
     assert part >= (ROOT + FIRST + SECOND) // 2
     assert column(found.backward, "gradients")[3] == LARGEST, "this rank's part is there from the first exchange on"

@@ -292,13 +292,8 @@ def test_a_model_of_the_users_own_is_unknown() -> None:
     [
         (SWIN, "cpu", {"engine": "fsdp2"}, ""),
         (SWIN, "cpu", {"engine": "fsdp2", "grad_accum": 2}, "what FSDP2 holds of this model between micro-steps"),
-        (
-            UPERNET,
-            "cuda",
-            {"engine": "deepspeed", "zero_stage": 2},
-            "when buckets are full during this model's backward",
-        ),
-        (UPERNET, "cpu", {"engine": "deepspeed", "zero_stage": 1, "overlap_comm": True}, "when buckets are full"),
+        (UPERNET, "cuda", {"engine": "deepspeed", "zero_stage": 2}, ""),
+        (UPERNET, "cpu", {"engine": "deepspeed", "zero_stage": 1, "overlap_comm": True}, ""),
         (UPERNET, "cuda", {"engine": "deepspeed", "zero_stage": 3}, ""),
         (UPERNET, "cuda", {"engine": "ddp", "precision": "bf16"}, "what autocast keeps of this model on a GPU"),
         (SWIN, "cpu", {"engine": "megatron"}, "what megatron holds is not modelled"),

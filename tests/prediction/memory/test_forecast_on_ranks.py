@@ -27,12 +27,12 @@ CONFIGURATIONS = [
     "ddp, Swin V2 with UperNet, checkpointing",
     "ddp, ViT with UperNet, bf16-params",
     "fsdp2, Swin V2 with UperNet, fp32",
-    "ZeRO-1, Swin V2, bf16-params",
+    "ZeRO-2, Swin V2, bf16-params",
     "ZeRO-3, Swin V2 with UperNet, checkpointing",
 ]
 UNLIKE_BLOCKS = [
     f"{engine}, {model}, {variant}"
-    for engine in ("fsdp2", "ZeRO-0", "ZeRO-1", "ZeRO-3")
+    for engine in ("fsdp2", "ZeRO-0", "ZeRO-1", "ZeRO-2", "ZeRO-3")
     for model in ("Swin V2", "Swin V2 with UperNet", "ViT with UperNet")
     for variant in ("fp32", "bf16-params", "bf16", "checkpointing", "32 images")
 ]

@@ -172,7 +172,7 @@ def diverged(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 
 def data_bound(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials that wait for data for more than 10 % of a step."""
+    """Trials that wait for data for more than 10 % of a step, or whose loader takes as much of the computing cores."""
     hungry = worst(measured, _data_wait, _DATA_BOUND)
     if hungry:
         data = hungry.trial.trial.data
@@ -188,6 +188,38 @@ def data_bound(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             "then the figures say how the loader scales.",
             hungry.trials,
         )
+
+    beside = worst(
+        [trial for trial in measured if trial not in (hungry.trials if hungry else ())], _on_the_cores, _DATA_BOUND
+    )
+    if beside:
+        rate = _loader_rate(beside.trial)
+        reads = f", reading {rate:,.0f} images/s a rank" if rate is not None else ""
+        yield warning(
+            "loader-on-the-cores",
+            f"loader on the ranks' cores: in {count(beside.trials)} its threads were at work for more than "
+            f"{percent(_DATA_BOUND)} of the time of the cores that compute ({percent(beside.value)} in "
+            f"{name(beside.trial)}{reads}), so that computing takes longer there, and no wait shows it",
+            'Set data.source = "cache", or leave cores to the loader (fewer ranks): until then the figures say how the '
+            "loader scales.",
+            beside.trials,
+        )
+
+
+def _on_the_cores(trial: TrialResult) -> float | None:
+    """Seconds of a rank's loader for each second of its cores, median over ranks and epochs; None on GPUs, whose hosts'
+    cores compute nothing else, without threads, and where no record tells."""
+    if trial.trial.train.device != "cpu" or not trial.trial.data.workers:
+        return None
+    cores = trial.trial.world.threads_per_rank
+    shares = [
+        (line.loader_reading_seconds + line.loader_decoding_seconds) / (line.seconds * cores)
+        for record in trial.records
+        for rank in record.ranks
+        for line in rank.epochs
+        if line.loader_reading_seconds is not None and line.loader_decoding_seconds is not None and line.seconds > 0
+    ]
+    return statistics.median(shares) if shares else None
 
 
 def _loader_rate(trial: TrialResult) -> float | None:

@@ -90,11 +90,17 @@ def around(trial: Trial, holding: Holding, parts: Sequence[Part]) -> Around:
             for n, part in enumerate(parts)
         ],
         between=[
-            (n, gone, in_backward(n, 0, new, flushed=flushed, after=index > 0))
+            (n, gone, added(in_backward(n, 0, new, flushed=flushed, after=index > 0), _passed_on(parts[n])))
             for index, (n, gone, flushed, new) in enumerate(full)
         ],
         exchange=holding.exchange,
     )
+
+
+def _passed_on(part: Part) -> Parts:
+    """What backward passes on in a block while a bucket that its gradient does not fit into is exchanged: as where its
+    MLP is widest, for there its largest weights are."""
+    return {"passed on in backward": part.backward[0] if part.block > 0 else 0}
 
 
 def _full_buckets(parts: Sequence[Part], bucket: int) -> Iterator[tuple[int, float, int, int]]:

@@ -14,7 +14,7 @@ from vitscale.prediction.memory.activations import AUTOCAST, Activations, activa
 from vitscale.prediction.memory.holding import STATE_BYTES, Holding, Parts
 from vitscale.prediction.memory.in_parts import moments_in_parts, pieces
 from vitscale.prediction.memory.moments import all_totals, moments
-from vitscale.prediction.memory.zero import modelled, zero_settings
+from vitscale.prediction.memory.zero import modelled
 from vitscale.trial.engines import of_engine
 from vitscale.trial.model_cost import ParameterShapes, VitShape, parameter_shapes, recorded_shapes, vit_shape
 from vitscale.trial.trial import Device, Trial, World
@@ -91,7 +91,7 @@ def unavailable(trial: Trial) -> str:
     """Why arithmetic does not tell a trial's memory; empty where it does.
 
     A model that only building it could count; an engine or an optimizer whose states are not modelled here; offloading;
-    what a DeepSpeed file of the user's own may ask for beyond bucket sizes (`zero_settings.modelled`).
+    what a DeepSpeed file of the user's own may ask for beyond bucket sizes (`zero.modelled`).
     """
     train = trial.train
     if trial.parallel.ranks_per_model > 1:
@@ -109,11 +109,9 @@ def unavailable(trial: Trial) -> str:
         return ""
     if train.wrapper == "fsdp2" and shapes.wrapped_in_decoder:
         return "FSDP2 wraps the decoder's convolutions here, which outweigh the blocks, and that is not modelled"
-    # Of shapes that nothing was found on, FSDP2 came out 2.3 % low with accumulation, ZeRO-2 up to 12 % high.
+    # Of a shape that nothing was found on it came out 2.3 % low.
     if train.wrapper == "fsdp2" and train.grad_accum > 1:
         return "what FSDP2 holds of this model between micro-steps is not modelled well enough"
-    if train.wrapper == "deepspeed" and (train.zero_stage == 2 or (train.zero_stage and zero_settings(train).overlap)):
-        return "when buckets are full during this model's backward is not modelled well enough"
     return (
         ""
         if train.device == "cpu" or train.precision not in AUTOCAST

@@ -37,7 +37,10 @@ def pieces(spec: ModelSpec, train: TrainSpec) -> Pieces:
     pixels = images * side**2 * (spec.channels * (4 if narrow == 4 else 4 + 2) + (0 if decoder is None else 8))
     if decoder is None:
         return Pieces(tuple(body), pixels, 0)
-    head = [_layer(layer, images, narrow, train) for layer in model_counts.upernet_layers(decoder)]
+    layers = model_counts.upernet_layers(decoder)
+    if swin is None and train.precision in AUTOCAST:  # Swin's own maps are narrow
+        layers = list(_casting_anew(layers, decoder))
+    head = [_layer(layer, images, narrow, train) for layer in layers]
     # The library's models resize their logits themselves; the loop holds these, and of others those of a map's size.
     whole, on_map = (images * decoder.classes * size**2 for size in (side, decoder.sides[0]))
     held = on_map if swin is None else whole
@@ -125,9 +128,23 @@ def _vit(spec: ModelSpec, train: TrainSpec, narrow: int, decoder: DecoderShape |
         yield Part(kept.kept_of_block, (kept.stream,), widest, block.in_forward, number * block.wrapped)
     pyramid = (model_counts.norm(width), *model_counts.pyramid(width, grid))
     of_pyramid = images * model_counts.pyramid_kept_bytes(width, grid, narrow)
-    if train.precision in AUTOCAST:  # what the last norm takes stays in fp32
-        of_pyramid += 2 * images * vit.tokens * width
+    if train.precision in AUTOCAST:
+        # What the last norm takes stays in fp32, with its statistics. So does all that it gives, which pooling keeps,
+        # and each of two convolutions casts it for itself, as those of UperNet do.
+        of_norm = vit.tokens * (2 * width + 2 * 2 + 4 * width) - 2 * width
+        of_pyramid += images * (of_norm + 2 * 2 * width * grid**2)
     yield Part(of_pyramid, (0,), (maps + own * (2 * grid) ** 2,), pyramid, -1)
+
+
+def _casting_anew(layers: list[DecoderLayer], decoder: DecoderShape) -> Iterator[DecoderLayer]:
+    """Layers on maps in fp32, with what autocast has them keep beside: it casts a map for each convolution that takes
+    it, for the auxiliary head's too, and the map that is pooled is kept as it is, twice as wide. In 16-bit elements."""
+    first_pooled, of_auxiliary = len(decoder.sides) - 1, len(layers) - 2
+    for number, layer in enumerate(layers):
+        again = decoder.widths[-1] * decoder.sides[-1] ** 2 if number == first_pooled else 0
+        if decoder.auxiliary and number == of_auxiliary:
+            again = layer.taken
+        yield layer._replace(kept=layer.kept + again)
 
 
 def _layer(layer: DecoderLayer, images: int, narrow: int, train: TrainSpec) -> Part:

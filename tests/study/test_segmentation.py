@@ -107,7 +107,10 @@ def test_what_cannot_be_trained_is_refused_with_what_to_do(
 def test_what_works_block_by_block_is_refused_for_a_single_block(tmp_path: Path, option: str) -> None:
     """Which else each rank would find out for itself."""
     vit = {"name": "vit-ti16", "image_size": 32, "patch_size": 8, "hidden_size": 24, "heads": 2}
-    given = {"data": {"name": "synthetic", "samples": 24}, "train": {"micro_batch": 4, "epochs": 5, option: True}}
+    given: dict[str, dict[str, Any]] = {
+        "data": {"name": "synthetic", "samples": 24},
+        "train": {"micro_batch": 4, "epochs": 5, option: True},
+    }
 
     def asked(model: dict[str, Any]) -> Expansion:
         return expand(StudyFile.read(write_study(tmp_path, given | {"model": model})), EIGHT_CORES, sources.check)

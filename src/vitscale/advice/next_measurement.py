@@ -118,9 +118,9 @@ def _runs(
     def gpu_minutes(ranks: int, runs: int) -> float:
         return runs * ranks * (startup + _SHORT_STEPS * step) / 60
 
-    def known_to(part: str, runs: int) -> float:
-        """A part that runs measure directly is known as far as runs agree."""
-        own = shares.get(part, 0.0) * variance
+    def compute_to(runs: int) -> float:
+        """Runs measure it directly, so it is known as far as they agree."""
+        own = shares.get("compute", 0.0) * variance
         return min(1.0, of_a_run / runs / own) if own > 0 else 1.0
 
     measured = {point.trial.train.micro_batch for point in series.points}
@@ -130,7 +130,7 @@ def _runs(
             "compute",
             f"2 short runs on 1 rank{where} at micro-batch {candidate.micro_batch} (measure.steps = 50, repeats = 2)",
             gpu_minutes(1, 2),
-            {"compute": known_to("compute", 2)},
+            {"compute": compute_to(2)},
         )
     if option.gpus > 1 and (max(point.gpus for point in series.points) == 1 or not option.measured_engine):
         yield (
@@ -147,7 +147,7 @@ def _runs(
             "compute",
             f"{more} more run{'s' if more > 1 else ''} of what was measured, on {on} ranks (measure.repeats = 3)",
             sum(gpu_minutes(count, more) for count in counts),
-            {"compute": known_to("compute", 3), "optimizer": few / 3},
+            {"compute": compute_to(3), "optimizer": few / 3},
         )
     if option.gpus not in {point.gpus for point in series.points}:
         everything = [part for part in shares if part != "job-to-job"]

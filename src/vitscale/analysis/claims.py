@@ -11,25 +11,12 @@ equivalence of average bioavailability" (Journal of Pharmacokinetics and Biophar
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist, fmean, stdev, variance
 from typing import Literal
 
-from vitscale.analysis.statistics import (
-    CONFIDENCE,
-    FEWEST_REPEATS,
-    ONE_RUN,
-    TOO_FEW,
-    Comparison,
-    compare,
-    exp_of,
-    ratio,
-    t_below,
-    t_quantile,
-    welch_half,
-    welch_p,
-)
+from vitscale.analysis import statistics
 from vitscale.present.estimate import Estimate
 
 MARGIN = 0.05
@@ -96,7 +83,7 @@ class AccuracyDifference:
 class Doubling:
     """N GPUs against twice as many, with as many images for each GPU and step: half the steps of the same work."""
 
-    gain: Comparison
+    gain: statistics.Comparison
     """How many times as fast an epoch is on twice the GPUs: 2 is ideal."""
     hardly: Literal["confirmed", "refuted", "not decided"]
     """That a doubling hardly shortens training: confirmed where the whole interval of `gain` lies below 1 + `MARGIN`,
@@ -123,7 +110,7 @@ def doubling_test(
         transfer_seconds: of an optimizer step on 2 N GPUs, as long as a ring needs for it; None: not known.
         looked: of each side as for `statistics.interval`.
     """
-    gain = compare(epochs[1], epochs[0], (looked[1], looked[0]))
+    gain = statistics.compare(epochs[1], epochs[0], (looked[1], looked[0]))
     side = gain.ratio.side_of(1 + MARGIN)
     hardly: Literal["confirmed", "refuted", "not decided"] = (
         "confirmed" if side == "below" else "refuted" if side == "above" else "not decided"
@@ -132,7 +119,7 @@ def doubling_test(
         return Doubling(gain, hardly, None, None, None)
     # Wholly on top, though most would be hidden under backward, and though the step on N GPUs has its own transfers in
     # it already: what is slower still is not the transfers' doing.
-    beyond = ratio(steps[1], [seconds + transfer_seconds for seconds in steps[0]], (looked[1], looked[0]))
+    beyond = statistics.ratio(steps[1], [seconds + transfer_seconds for seconds in steps[0]], (looked[1], looked[0]))
     told = beyond.side_of(1.0)
     return Doubling(
         gain,
@@ -157,7 +144,9 @@ def hosts_test(
         margin: a factor of 1 + margin or less, either way, counts as equal.
     """
     counts = tuple(
-        CountRatio(gpus, ratio(several_hosts[gpus], one_host[gpus]), len(one_host[gpus]), len(several_hosts[gpus]))
+        CountRatio(
+            gpus, statistics.ratio(several_hosts[gpus], one_host[gpus]), len(one_host[gpus]), len(several_hosts[gpus])
+        )
         for gpus in sorted(one_host)
         if gpus > 1 and one_host[gpus] and several_hosts.get(gpus)
     )
@@ -165,17 +154,17 @@ def hosts_test(
         return None
     # Not of the ratios, which may be beyond all floats.
     logs = [_mean_log(several_hosts[count.gpus]) - _mean_log(one_host[count.gpus]) for count in counts]
-    mean = statistics.fmean(logs)
+    mean = fmean(logs)
     if len(logs) < 2:
         alone = counts[0].ratio
         return HostsTest(counts, alone, None, margin, None, _cannot_exclude(alone), _of_one(alone))
-    freedom, spread = len(logs) - 1, statistics.stdev(logs)
+    freedom, spread = len(logs) - 1, stdev(logs)
     error = spread / math.sqrt(len(logs))
-    half = t_quantile(freedom) * error
-    whole = Estimate(exp_of(mean), exp_of(mean - half), exp_of(mean + half))
+    half = statistics.t_quantile(freedom) * error
+    whole = Estimate(statistics.exp_of(mean), statistics.exp_of(mean - half), statistics.exp_of(mean + half))
     p_value = _equivalence(mean, error, freedom, math.log1p(margin))
-    verdict = _verdict(whole, p_value) if len(logs) >= FEWEST_REPEATS else "too few to tell"
-    return HostsTest(counts, whole, exp_of(spread) - 1, margin, p_value, _cannot_exclude(whole), verdict)
+    verdict = _verdict(whole, p_value) if len(logs) >= statistics.FEWEST_REPEATS else "too few to tell"
+    return HostsTest(counts, whole, statistics.exp_of(spread) - 1, margin, p_value, _cannot_exclude(whole), verdict)
 
 
 def accuracy_difference(
@@ -193,26 +182,26 @@ def accuracy_difference(
     """
     if not reference or not other or not all(0 <= value <= 1 for value in (*reference, *other)):
         raise ValueError(f"accuracies must be shares, at least one on each side: {list(reference)}, {list(other)}")
-    means = statistics.fmean(reference), statistics.fmean(other)
+    means = fmean(reference), fmean(other)
     difference, runs = means[1] - means[0], (len(reference), len(other))
     counting = None
     if images_counted is not None:
-        normal = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+        normal = NormalDist().inv_cdf((1 + statistics.CONFIDENCE) / 2)
         counted = [images * count for images, count in zip(images_counted, runs, strict=True)]
         variances = (mean * (1 - mean) / images for mean, images in zip(means, counted, strict=True))
         counting = normal * math.sqrt(sum(variances))
     if min(runs) < 2:
-        alone = Estimate(difference, note=ONE_RUN)
+        alone = Estimate(difference, note=statistics.ONE_RUN)
         return AccuracyDifference(alone, counting, runs, _of_few_runs(difference, counting))
-    parts = [(statistics.variance(values) / len(values), len(values) - 1) for values in (reference, other)]
-    half = welch_half(parts)
-    few = min(runs) < FEWEST_REPEATS
-    whole = Estimate(difference, difference - half, difference + half, note=TOO_FEW if few else "")
+    parts = [(variance(values) / len(values), len(values) - 1) for values in (reference, other)]
+    half = statistics.welch_half(parts)
+    few = min(runs) < statistics.FEWEST_REPEATS
+    whole = Estimate(difference, difference - half, difference + half, note=statistics.TOO_FEW if few else "")
     if few:
         return AccuracyDifference(whole, counting, runs, _of_few_runs(difference, counting))
     side = whole.side_of(0.0)
     verdict: AccuracyVerdict = "higher" if side == "above" else "lower" if side == "below" else "no difference shown"
-    p = welch_p(difference, parts)
+    p = statistics.welch_p(difference, parts)
     return AccuracyDifference(whole, counting, runs, verdict, p, p)
 
 
@@ -220,7 +209,9 @@ def _equivalence(mean: float, error: float, freedom: int, bound: float) -> float
     """The larger p-value of the two one-sided tests that `mean` is not beyond `-bound` or `bound`."""
     if error == 0:
         return 0.0 if abs(mean) < bound else 1.0
-    return max(t_below(freedom, -(mean + bound) / error), t_below(freedom, -(bound - mean) / error))
+    return max(
+        statistics.t_below(freedom, -(mean + bound) / error), statistics.t_below(freedom, -(bound - mean) / error)
+    )
 
 
 def _verdict(whole: Estimate, p_value: float) -> HostsVerdict:
@@ -252,4 +243,4 @@ def _of_few_runs(difference: float, counting: float | None) -> AccuracyVerdict:
 
 
 def _mean_log(values: Sequence[float]) -> float:
-    return statistics.fmean(map(math.log, values))
+    return fmean(map(math.log, values))

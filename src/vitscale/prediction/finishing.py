@@ -98,9 +98,9 @@ def best_interval(checkpoint_seconds: float, between_failures_seconds: float) ->
     return max(0.0, math.sqrt(2 * delta * between) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - delta)
 
 
-def assumed_failures(nodes: int, node_mtbf_seconds: float = NODE_MTBF_SECONDS) -> Assumption:
+def assumed_failures(nodes: int) -> Assumption:
     """What the answer takes for granted, in words."""
-    days, hours = node_mtbf_seconds / _DAY, node_mtbf_seconds / nodes / 3600
+    days, hours = NODE_MTBF_SECONDS / _DAY, NODE_MTBF_SECONDS / nodes / 3600
     hosts = "the host fails" if nodes == 1 else f"one of {nodes:,} hosts fails"
     every = f"{hours / 24:.3g} days" if hours > 48 else f"{hours:.3g} hours"
     return Assumption(

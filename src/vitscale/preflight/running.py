@@ -29,18 +29,7 @@ from vitscale.runner.evidence import Evidence, log_tail
 from vitscale.runner.one_run import RANK_MODULE, launch_plan, ranks_variables, refuse_without_torch, run_ranks
 from vitscale.schedulers import Hostfile, Placement, Submitter, described, scheduler_for
 from vitscale.schedulers.prepared import PreparedProcesses
-from vitscale.store import write_whole
-from vitscale.store.checks import (
-    CheckedRank,
-    CheckRecord,
-    CheckRequest,
-    LoaderNeed,
-    Stage,
-    SweepPlan,
-    check_folder,
-    read_checked_ranks,
-    write_check,
-)
+from vitscale.store import checks, write_whole
 from vitscale.study.expand import expand
 from vitscale.study.file import Overlay, StudyFile
 from vitscale.study.resolve import device_of
@@ -53,7 +42,7 @@ _SIZES = (*(1024 * 4**power for power in range(10)), 512 << 20)
 _QUICK_SIZES = _SIZES[:7]
 _MOST_RANKS_PER_NODE = 4096
 
-_LIMITS: dict[Stage, float] = {
+_LIMITS: dict[checks.Stage, float] = {
     "facts": 60.0, "network": 90.0, "join": 120.0, "collectives": 400.0,
     "matmul": 60.0, "compute": 90.0, "loader": 180.0, "disk": 90.0,
 }  # fmt: skip
@@ -115,7 +104,7 @@ def check_target(path: Path | None, overlay: Overlay, overrides: Sequence[str] =
     return CheckTarget(study, scheduler, hosts, nodes, trial, expansion.fingerprints[trial_id])
 
 
-def request(target: CheckTarget, *, ranks_per_node: int | None, quick: bool) -> CheckRequest:
+def request(target: CheckTarget, *, ranks_per_node: int | None, quick: bool) -> checks.CheckRequest:
     """What every rank is to do.
 
     Raises:
@@ -130,11 +119,11 @@ def request(target: CheckTarget, *, ranks_per_node: int | None, quick: bool) -> 
     device: Device = trial.train.device if trial else device_of(target.study, machine)
     threads = trial.world.threads_per_rank if trial and same_shape else machine.threads_for(on_each, device)
     precision: Precision = trial.train.precision if trial else "bf16" if machine.fast_bf16(device) else "fp32"
-    return CheckRequest(
+    return checks.CheckRequest(
         world=World(nodes=target.nodes, ranks_per_node=on_each, threads_per_rank=threads),
         device=device,
         precision=precision,
-        sweep=SweepPlan(
+        sweep=checks.SweepPlan(
             sizes_bytes=_QUICK_SIZES if quick else _SIZES,
             longest_seconds=0.2 if quick else 2.0,
             seconds_per_size=0.1 if quick else 0.5,
@@ -177,8 +166,8 @@ class CheckInterrupted(VitscaleError):
 
 
 def run_check(
-    target: CheckTarget, wanted: CheckRequest, results: Path | None, say: Callable[[str], None]
-) -> tuple[CheckRecord, Path]:
+    target: CheckTarget, wanted: checks.CheckRequest, results: Path | None, say: Callable[[str], None]
+) -> tuple[checks.CheckRecord, Path]:
     """Measures, stores, and returns what was measured and where it is stored.
 
     Args:
@@ -201,14 +190,14 @@ def run_check(
     launch_plan(target.scheduler, launch, target.launcher, wanted.world, _ANY_FOLDER, RANK_MODULE)
     started_unix_seconds = time.time()
     check_id = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(started_unix_seconds))}-{secrets.token_hex(3)}"
-    checks = check_folder(results).absolute()
-    folder = checks / check_id
+    stored = checks.check_folder(results).absolute()
+    folder = stored / check_id
     began = time.monotonic()
     try:
         folder.mkdir(parents=True)
         write_whole(folder / "request.json", wanted.model_dump_json())
     except OSError as error:
-        what = f"{shown(str(checks))} cannot be written: {error.strerror or error}"
+        what = f"{shown(str(stored))} cannot be written: {error.strerror or error}"
         raise StoreError(what, next_step="Give a folder you may write to with -o") from None
     try:
         answers = ask(target.hosts, folder / "request.json")
@@ -223,9 +212,9 @@ def run_check(
         if not (target.hosts == () and gone):
             say(f"Checking {_whom(wanted)}; this takes a minute or more.")
             end = _measure(target, wanted, folder)
-        ranks = read_checked_ranks(folder, wanted.world.size)
+        ranks = checks.read_checked_ranks(folder, wanted.world.size)
         whole = len(ranks) == wanted.world.size and all(rank.ended for rank in ranks)
-        record = CheckRecord.model_validate(
+        record = checks.CheckRecord.model_validate(
             {
                 "id": check_id,
                 "started_unix_seconds": max(0.0, started_unix_seconds),
@@ -243,7 +232,7 @@ def run_check(
                 "log": "" if whole else printable(log_tail(folder / "log.txt"))[-_LOG_CHARACTERS:],
             }
         )
-        return record, write_check(checks, record)
+        return record, checks.write_check(stored, record)
     except KeyboardInterrupt:
         raise CheckInterrupted("interrupted: all ranks are ended, and nothing is stored") from None
     finally:
@@ -259,7 +248,7 @@ class _End:
     rank: int | None = None
 
 
-def _measure(target: CheckTarget, wanted: CheckRequest, folder: Path) -> _End:
+def _measure(target: CheckTarget, wanted: checks.CheckRequest, folder: Path) -> _End:
     """Starts the ranks, as forks where their launcher allows it, and waits for their end."""
     launch = target.study.launch
     spawn = launch_plan(target.scheduler, launch, target.launcher, wanted.world, folder, RANK_MODULE)
@@ -280,23 +269,23 @@ def _measure(target: CheckTarget, wanted: CheckRequest, folder: Path) -> _End:
     if ending.stopped in _STOPPED:
         return _End(how, _STOPPED[ending.stopped].format(limit=ending.limit_seconds or 0.0))
     # As of a run: launchers and heartbeats tell who was lost first, and how.
-    ranks = read_checked_ranks(folder, wanted.world.size)
+    ranks = checks.read_checked_ranks(folder, wanted.world.size)
     outcome = outcome_of(Evidence(ending, ranks, wanted.world.size, folder))
     return _End(how, outcome.reason, outcome.rank)
 
 
-def _whom(wanted: CheckRequest) -> str:
+def _whom(wanted: checks.CheckRequest) -> str:
     world = wanted.world
     hosts = f"{world.nodes} hosts, " if world.nodes > 1 else ""
     return f"{hosts}{world.size} rank{'s' if world.size > 1 else ''}"
 
 
-def loader_need(trial: Trial, ranks: Sequence[CheckedRank], results: Path | None) -> LoaderNeed | None:
+def loader_need(trial: Trial, ranks: Sequence[checks.CheckedRank], results: Path | None) -> checks.LoaderNeed | None:
     """Images per second of one rank; None where neither a run nor the model's FLOPs tell."""
     return (_of_a_run(trial, results) if results is not None else None) or _by_arithmetic(trial, ranks)
 
 
-def _of_a_run(trial: Trial, results: Path) -> LoaderNeed | None:
+def _of_a_run(trial: Trial, results: Path) -> checks.LoaderNeed | None:
     """The fastest completed run of the same model, precision and micro-batch on the same kind of device."""
     try:
         stored = store.load(results)
@@ -312,15 +301,15 @@ def _of_a_run(trial: Trial, results: Path) -> LoaderNeed | None:
             best = max(best, reached / other.world.size)
     if best <= 0.0:
         return None
-    return LoaderNeed(images_per_second=best, source="run", described=f"as a stored run in {results} did")
+    return checks.LoaderNeed(images_per_second=best, source="run", described=f"as a stored run in {results} did")
 
 
-def _by_arithmetic(trial: Trial, ranks: Sequence[CheckedRank]) -> LoaderNeed | None:
+def _by_arithmetic(trial: Trial, ranks: Sequence[checks.CheckedRank]) -> checks.LoaderNeed | None:
     rates = [rank.matmul.flops_per_second for rank in ranks if rank.matmul is not None]
     flops = flops_per_image(trial)
     if not rates or isinstance(flops, str) or flops <= 0:
         return None
-    return LoaderNeed(
+    return checks.LoaderNeed(
         images_per_second=statistics.median(rates) / flops,
         source="arithmetic",
         described="the matrix-multiply rate measured here / the model's FLOPs, which no training quite reaches",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -35,7 +36,7 @@ class ZeroSettings(NamedTuple):
 
 def zero_settings(train: TrainSpec) -> ZeroSettings:
     """The study's settings, or the user's file's, or DeepSpeed's defaults."""
-    zero = _section(train.deepspeed_config or {}, "zero_optimization")
+    zero = section(train.deepspeed_config, "zero_optimization")
 
     def elements(key: str, default: int) -> int:
         value = zero.get(key)
@@ -57,16 +58,15 @@ def zero_settings(train: TrainSpec) -> ZeroSettings:
 def modelled(train: TrainSpec) -> bool:
     """Whether the user's own file leaves alone what would hold something else than `zero` says."""
     config = train.deepspeed_config or {}
-    zero = _section(config, "zero_optimization")
-    offloads = any(
-        _section(zero, key).get("device", "none") != "none" for key in ("offload_optimizer", "offload_param")
-    )
+    zero = section(config, "zero_optimization")
+    offloads = any(section(zero, key).get("device", "none") != "none" for key in ("offload_optimizer", "offload_param"))
     return not offloads and zero.get("contiguous_gradients") is not False and "data_types" not in config
 
 
-def _section(config: dict[str, Any], key: str) -> dict[str, Any]:
-    found = config.get(key)
-    return found if isinstance(found, dict) else {}
+def section(config: Mapping[str, Any] | None, key: str) -> dict[str, Any]:
+    """A section of a DeepSpeed file; empty where it has none, or something else in its place."""
+    value = (config or {}).get(key)
+    return value if isinstance(value, dict) else {}
 
 
 _FLATTENED_AT_MOST = 500_000_000

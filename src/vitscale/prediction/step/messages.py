@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitscale.base.plugins import referred
-from vitscale.prediction.memory.zero import modelled
+from vitscale.prediction.memory.zero import modelled, section
 from vitscale.trial import model_counts
 from vitscale.trial.engines import of_engine
 from vitscale.trial.model_cost import ParameterShapes, batch_norms, recorded_shapes
@@ -225,8 +225,7 @@ def _without_offload(train: TrainSpec) -> TrainSpec:
 
 def _plain_exchange(train: TrainSpec) -> bool:
     config = train.deepspeed_config or {}
-    zero = config.get("zero_optimization")
-    asked = zero if isinstance(zero, dict) else {}
+    asked = section(config, "zero_optimization")
     return "optimizer" not in config and not any(_asks(asked.get(key)) for key in _OTHERWISE)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from vitscale.prediction.memory.holding import communicated_bytes, sizes, weight_bytes
-from vitscale.prediction.memory.zero import ZeroSettings, zero_settings
+from vitscale.prediction.memory.zero import ZeroSettings, section, zero_settings
 from vitscale.prediction.step.gradients import Filled, Tensor, flushed_before_full, of_backward, tensors
 from vitscale.prediction.step.messages import Message, Phase
 from vitscale.trial.model_cost import ParameterShapes
@@ -54,7 +54,7 @@ def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...
 def _gathered_after(trial: Trial, shapes: ParameterShapes, each: int) -> list[Message]:
     """Updated weights, in two groups: with weight decay and without. Each is padded to 2 elements per rank."""
     train, unit = trial.train, 2 * trial.world.size
-    limit = _zero_section(train).get("allgather_bucket_size", _GATHERED_AT_MOST)
+    limit = section(train.deepspeed_config, "zero_optimization").get("allgather_bucket_size", _GATHERED_AT_MOST)
     if train.gather_bucket_mib is not None:
         limit = train.gather_bucket_mib * 2**20 // each
     limit = int(limit) if isinstance(limit, int | float) and limit >= 1 else _GATHERED_AT_MOST
@@ -94,7 +94,11 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
             found += _fetched(rest, settings, gathered_bytes, phase)
     # Overlap is stage 3's default, and that of no other (`overlap_comm_valid` in runtime/zero/config.py).
     # On a CPU there is no second stream: a bucket's exchange holds backward up all the same (docs/calibration-lab.md).
-    chosen = train.overlap_comm if train.overlap_comm is not None else _zero_section(train).get("overlap_comm")
+    chosen = (
+        train.overlap_comm
+        if train.overlap_comm is not None
+        else section(train.deepspeed_config, "zero_optimization").get("overlap_comm")
+    )
     overlap = chosen is not False and train.device == "cuda"
     found += _reduced("reduce_scatter", train, everything, settings, "backward", overlap, True)
     found.append(_scalars(2, 8))
@@ -166,11 +170,6 @@ def _scalars(calls: int, size: int) -> Message:
     return Message("all_reduce", size, calls, "after", None, False)
 
 
-def _zero_section(train: TrainSpec) -> dict[str, object]:
-    found = (train.deepspeed_config or {}).get("zero_optimization")
-    return found if isinstance(found, dict) else {}
-
-
 def _to_owners(train: TrainSpec) -> bool:
     """Whether each gradient is reduced to the one rank that needs it, as the paper has it."""
-    return _zero_section(train).get("use_multi_rank_bucket_allreduce") is False
+    return section(train.deepspeed_config, "zero_optimization").get("use_multi_rank_bucket_allreduce") is False

@@ -124,12 +124,12 @@ def along(name: str, title: str, values: Sequence[float], *, log: bool = True, n
     return quantity(name, title, scale={**scale, "nice": False, "padding": 18}, axis=axis)
 
 
-def colour_of(names: Sequence[str], *, legend: bool = True, ordered: bool = False) -> Spec:
+def colour_of(names: Sequence[str], *, ordered: bool = False) -> Spec:
     """Each series' colour, by its place among `names`; `ordered`: from dark to light."""
     colours: Spec = {"range": [SERIES_COLOURS[place % len(SERIES_COLOURS)] for place in range(len(names))]}
     if ordered:
         colours = {"scheme": {"name": "cividis", "extent": _ORDERED_EXTENT}}
-    return nominal("series", scale={"domain": list(names), **colours}, legend=_legend(names) if legend else None)
+    return nominal("series", scale={"domain": list(names), **colours}, legend=_legend(names))
 
 
 def shape_of(names: Sequence[str]) -> Spec:

@@ -12,21 +12,7 @@ from vitscale.analysis.runs.resources import RankResources, ResourceFigures
 from vitscale.present import units
 from vitscale.present.document import Choice, Figure, View
 from vitscale.present.estimate import Estimate
-from vitscale.report.charts.axes import (
-    DASHED,
-    IN_ORDER,
-    ORDERED_COLOURS,
-    Plot,
-    Row,
-    add_bars,
-    along,
-    colour_of,
-    nominal,
-    quantity,
-    scaled,
-    shape_of,
-    tooltip,
-)
+from vitscale.report.charts import axes
 from vitscale.report.resolutions import by_resolution
 from vitscale.report.tables import trial_label
 from vitscale.trial.trial import Device, Mode
@@ -117,7 +103,7 @@ def _by_mode(curves: Sequence[CurveResult]) -> dict[Mode, list[CurveResult]]:
     return {mode: [curve for curve in curves if curve.mode == mode] for mode in modes}
 
 
-def used(analysis: Analysis, curves: Sequence[CurveResult], resource: Resource) -> list[Row]:
+def used(analysis: Analysis, curves: Sequence[CurveResult], resource: Resource) -> list[axes.Row]:
     """One row per trial of which it is known, with its lowest and highest rank, else its 95 % interval."""
     rows = []
     for row, trial in _trials(analysis, curves):
@@ -135,7 +121,7 @@ def used(analysis: Analysis, curves: Sequence[CurveResult], resource: Resource) 
     return rows
 
 
-def rank_points(analysis: Analysis, curves: Sequence[CurveResult], resource: Resource) -> list[Row]:
+def rank_points(analysis: Analysis, curves: Sequence[CurveResult], resource: Resource) -> list[axes.Row]:
     """One row per rank of each trial that has several, as far as there is room."""
     rows = []
     for row, trial in _trials(analysis, curves):
@@ -148,7 +134,7 @@ def rank_points(analysis: Analysis, curves: Sequence[CurveResult], resource: Res
     return rows
 
 
-def _trials(analysis: Analysis, curves: Sequence[CurveResult]) -> list[tuple[Row, TrialResult]]:
+def _trials(analysis: Analysis, curves: Sequence[CurveResult]) -> list[tuple[axes.Row, TrialResult]]:
     return [
         ({"series": curve.name, "gpus": point.gpus, "trial": point.trial_id}, analysis.trials[point.trial_id])
         for curve in curves
@@ -156,22 +142,22 @@ def _trials(analysis: Analysis, curves: Sequence[CurveResult]) -> list[tuple[Row
     ]
 
 
-def _resource_view(resource: Resource, mode: Mode, rows: list[Row], points: list[Row]) -> View:
+def _resource_view(resource: Resource, mode: Mode, rows: list[axes.Row], points: list[axes.Row]) -> View:
     names = list(dict.fromkeys(row["series"] for row in rows))
-    colour, shape = colour_of(names), shape_of(names)
-    x = along("gpus", "ranks", [row["gpus"] for row in rows])
+    colour, shape = axes.colour_of(names), axes.shape_of(names)
+    x = axes.along("gpus", "ranks", [row["gpus"] for row in rows])
     axis = {"format": resource.axis_format, "tickCount": 5}
-    y = quantity("value", resource.axis, scale={"zero": True}, axis=axis)
-    told = tooltip(series="curve", gpus="ranks", shown=resource.label, spread="bar", trial="trial")
-    plot = Plot({"rows": rows})
+    y = axes.quantity("value", resource.axis, scale={"zero": True}, axis=axis)
+    told = axes.tooltip(series="curve", gpus="ranks", shown=resource.label, spread="bar", trial="trial")
+    plot = axes.Plot({"rows": rows})
     if points:
         plot.datasets["ranks"] = points
         rule = {"type": "rule", "strokeWidth": 1.2, "opacity": 0.7}
-        ends = {"y": quantity("low"), "y2": {"field": "high"}}
+        ends = {"y": axes.quantity("low"), "y2": {"field": "high"}}
         plot.add("rows", rule, "datum.low != null && !datum.of_runs", x=x, color=colour, **ends)
     if any(row["of_runs"] and row["low"] is not None for row in rows):
         plot.datasets["bounded"] = [row for row in rows if row["of_runs"]]
-        add_bars(plot, "bounded", x, colour)
+        axes.add_bars(plot, "bounded", x, colour)
     plot.add("rows", {"type": "line", "strokeWidth": 2}, x=x, y=y, color=colour)
     if points:
         plot.add("ranks", {"type": "circle", "size": 22, "opacity": 0.75}, x=x, y=y, color=colour)
@@ -200,19 +186,19 @@ def resolution_chart(analysis: Analysis) -> Figure | None:
     if not rows:
         return None
     unit = units.time_unit(row["value"] for row in rows if row["panel"] == "step")
-    axes = {"step": (f"step ({unit.sign})", unit.factor), "memory": ("peak memory of a rank (GiB)", 1 / _GIB)}
+    panels = {"step": (f"step ({unit.sign})", unit.factor), "memory": ("peak memory of a rank (GiB)", 1 / _GIB)}
     views = []
-    for panel, (title, factor) in axes.items():
-        own = scaled([row for row in rows if row["panel"] == panel], factor)
+    for panel, (title, factor) in panels.items():
+        own = axes.scaled([row for row in rows if row["panel"] == panel], factor)
         if own:
             views.append(_resolution_view(panel, own, title))
     names = dict.fromkeys(row["series"] for row in rows)
     return Figure("resolution", "Time and memory by image size", tuple(views), tuple(names))
 
 
-def resolution_rows(analysis: Analysis) -> list[Row]:
+def resolution_rows(analysis: Analysis) -> list[axes.Row]:
     """A row per size, panel and kind that is known: seconds or bytes."""
-    rows: list[Row] = []
+    rows: list[axes.Row] = []
     for one in by_resolution(analysis):
         for point in one.points:
             step, peak = point.result.step_seconds, point.result.peak_bytes
@@ -232,20 +218,20 @@ def resolution_rows(analysis: Analysis) -> list[Row]:
     return rows
 
 
-def _resolution_view(panel: str, rows: list[Row], title: str) -> View:
+def _resolution_view(panel: str, rows: list[axes.Row], title: str) -> View:
     names = list(dict.fromkeys(row["series"] for row in rows))
-    colour, shape = colour_of(names), shape_of(names)
-    x = along("size", "image size (pixels)", [row["size"] for row in rows])
-    y = quantity("value", title, scale={"type": "log"}, axis={"format": "~g", "tickCount": 5})
-    told = tooltip(series="curve", size="pixels", kind="kind", shown=title, trial="trial")
-    plot = Plot({"rows": rows})
+    colour, shape = axes.colour_of(names), axes.shape_of(names)
+    x = axes.along("size", "image size (pixels)", [row["size"] for row in rows])
+    y = axes.quantity("value", title, scale={"type": "log"}, axis={"format": "~g", "tickCount": 5})
+    told = axes.tooltip(series="curve", size="pixels", kind="kind", shown=title, trial="trial")
+    plot = axes.Plot({"rows": rows})
     forecast, measured = "!datum.measured", "datum.measured"
-    plot.add("rows", {"type": "line", "strokeDash": DASHED, "strokeWidth": 1.2}, forecast, x=x, y=y, color=colour)
+    plot.add("rows", {"type": "line", "strokeDash": axes.DASHED, "strokeWidth": 1.2}, forecast, x=x, y=y, color=colour)
     hollow = {"type": "point", "size": 40, "filled": False, "opacity": 0.9}
     plot.add("rows", hollow, forecast, x=x, y=y, color=colour, shape=shape, tooltip=told)
     plot.add("rows", {"type": "line", "strokeWidth": 2}, measured, x=x, y=y, color=colour)
     if any(row["low"] is not None for row in rows):
-        add_bars(plot, "rows", x, colour)
+        axes.add_bars(plot, "rows", x, colour)
     filled = {"type": "point", "size": 60, "filled": True, "opacity": 1}
     plot.add("rows", filled, measured, x=x, y=y, color=colour, shape=shape, tooltip=told)
     largest = max((row for row in rows if row["measured"]), key=lambda row: row["size"], default=rows[-1])
@@ -261,7 +247,7 @@ def _resolution_view(panel: str, rows: list[Row], title: str) -> View:
     )
 
 
-def startup(analysis: Analysis) -> tuple[list[Row], int]:
+def startup(analysis: Analysis) -> tuple[list[axes.Row], int]:
     """Seconds of each start-up phase of the trials that take longest to start, and how many trials were left out."""
     started = [trial for trial in analysis.trials.values() if trial.startup]
     longest = sorted(started, key=lambda trial: -(trial.startup_seconds or 0.0))[:_MOST_STARTS_DRAWN]
@@ -291,17 +277,17 @@ def startup_chart(analysis: Analysis) -> Figure | None:
     trials = list(dict.fromkeys(row["bar"] for row in rows))
     rows = [row | {"place": trials.index(row["bar"])} for row in rows]
     phases = list(dict.fromkeys(row["phase"] for row in sorted(rows, key=lambda row: int(row["order"]))))
-    colours = list(ORDERED_COLOURS[: len(phases)])
+    colours = list(axes.ORDERED_COLOURS[: len(phases)])
     legend = {"title": None, "orient": "top", "columns": 6}
-    plot = Plot({"rows": rows})
+    plot = axes.Plot({"rows": rows})
     plot.add(
         "rows",
         {"type": "bar", "stroke": "#80808080", "strokeWidth": 0.5},
-        x=quantity("seconds", "start-up (s)", aggregate="sum", axis={"tickCount": 6}),
-        y=nominal("bar", sort=IN_ORDER, axis={"labelLimit": 360}),
-        color=nominal("phase", scale={"domain": phases, "range": colours}, legend=legend),
+        x=axes.quantity("seconds", "start-up (s)", aggregate="sum", axis={"tickCount": 6}),
+        y=axes.nominal("bar", sort=axes.IN_ORDER, axis={"labelLimit": 360}),
+        color=axes.nominal("phase", scale={"domain": phases, "range": colours}, legend=legend),
         order={"field": "order", "type": "quantitative"},
-        tooltip=tooltip(bar="trial", phase="phase", shown="time"),
+        tooltip=axes.tooltip(bar="trial", phase="phase", shown="time"),
     )
     sums = {trial: sum(row["seconds"] for row in rows if row["bar"] == trial) for trial in trials}
     longest = max(sums, key=lambda trial: sums[trial])

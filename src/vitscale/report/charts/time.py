@@ -236,15 +236,15 @@ _HEADROOM = 1.5
 """How far beyond the longest bar an interval may reach, as a factor."""
 
 
-def waterfall_chart(waterfalls: Sequence[Waterfall], name: str = "waterfall", chosen: str = "") -> Figure | None:
+def waterfall_chart(waterfalls: Sequence[Waterfall], chosen: str = "") -> Figure | None:
     """A view for each trial whose efficiency could be taken apart, that of the `chosen` trial or the worst in front."""
     known = [waterfall for waterfall in waterfalls if waterfall.factors]
     if not known:
         return None
     front = of_trial(known, chosen) or largest_loss(known)
     in_order = [front, *(one for one in known if one is not front)] if front is not None else known
-    views = [_waterfall_view(one, name, index) for index, one in enumerate(in_order, 1)]
-    return Figure(name, "From ideal to measured", tuple(views))
+    views = [_waterfall_view(one, index) for index, one in enumerate(in_order, 1)]
+    return Figure("waterfall", "From ideal to measured", tuple(views))
 
 
 def of_trial(known: Sequence[Waterfall], trial_id: str) -> Waterfall | None:
@@ -259,7 +259,7 @@ def largest_loss(known: Sequence[Waterfall]) -> Waterfall | None:
     return max(largest, key=lambda one: max(factor.points for factor in one.factors), default=None)
 
 
-def _waterfall_view(waterfall: Waterfall, name: str, number: int) -> View:
+def _waterfall_view(waterfall: Waterfall, number: int) -> View:
     rows = waterfall_rows(waterfall)
     steps = [row["step"] for row in rows]
     axes.cut_bars(rows, 0.0, _HEADROOM * max(row["right"] for row in rows))
@@ -291,7 +291,7 @@ def _waterfall_view(waterfall: Waterfall, name: str, number: int) -> View:
     label = f"{waterfall.curve}, {units.ranks(waterfall.gpus)}"
     summary = sentences.waterfall(waterfall)
     return View(
-        name if number == 1 else f"{name}-{number}",
+        "waterfall" if number == 1 else f"waterfall-{number}",
         {"batch policy": Choice(waterfall.mode, waterfall.mode), "trial": Choice(f"{waterfall.mode}-{number}", label)},
         f"From ideal to measured: {label}, {waterfall.mode}",
         "points of efficiency that each factor takes or gives"

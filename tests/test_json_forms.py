@@ -94,6 +94,8 @@ def test_of_results(call: Call, results: Path) -> None:
     holds(call("compare", results, results), "compare")
     holds(call("export", results), "export")
     holds(call("watch", results), "watch")
+    holds(call("report", results, "--like", "paper"), "like")
+    holds(call("report", results, "--like", "thesis"), "like")
 
 
 def test_of_a_study(call: Call, tmp_path: Path) -> None:

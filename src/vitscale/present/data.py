@@ -31,6 +31,7 @@ VERSIONS: Mapping[str, int] = MappingProxyType(
         "export": 1,
         "watch": 1,
         "lab": 1,
+        "like": 3,
     }
 )
 """Of each verb's content. (The results folder has a format of its own: `store.records.FORMAT`.)"""

@@ -140,7 +140,7 @@ def test_pictures_and_json(tmp_path: Path) -> None:
         tmp_path / "out" / "figure-17-weak-scaling-over-like-hosts.svg"
     ).read_text(encoding="utf-8")
     content = json.loads((tmp_path / "out" / "like-paper.json").read_text(encoding="utf-8"))
-    assert content["schema"] == 2
+    assert (content["vitscale"], content["version"]) == ("like", 3)
     assert [one["number"] for one in content["figures"]] == [*range(4, 18)]
     assert [one["ratio"] for one in content["claims"]["hosts"]] == pytest.approx([1.1])
 
@@ -166,6 +166,6 @@ def test_the_verb(tmp_path: Path) -> None:
     assert "over several hosts an epoch takes" in answer.stdout
     assert answer.stdout.strip().endswith("like-paper.html")
     printed = CliRunner().invoke(app, ["report", "--like", "paper", "--json", str(tmp_path / "results")])
-    assert json.loads(printed.stdout)["schema"] == 2
+    assert json.loads(printed.stdout)["vitscale"] == "like"
     refused = CliRunner().invoke(app, ["report", "--like", "paper", "--format", "md", str(tmp_path / "results")])
     assert isinstance(refused.exception, RequestError)

@@ -3,18 +3,16 @@ and tested claims go: one self-contained page, pictures, JSON, the terminal."""
 
 from __future__ import annotations
 
-import json
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from vitscale.analysis import Analysis, CurveResult
 from vitscale.analysis.time.run_waterfall import run_waterfalls
 from vitscale.errors import RequestError, shown, unknown
-from vitscale.present.data import finite
+from vitscale.present.data import envelope
 from vitscale.present.document import Block, Bullets, Code, Document, Figure, Paragraph, Section, Table, View
 from vitscale.present.drawing import FIGURE_FORMATS, draw
 from vitscale.present.html import to_html
@@ -45,7 +43,6 @@ from vitscale.store import write_whole
 
 FORMATS = ("html", "json", *FIGURE_FORMATS)
 NAMES = ("paper", "thesis")
-SCHEMA = 2
 
 
 def study_named(name: str) -> PublishedStudy:
@@ -173,9 +170,8 @@ def _on_the_page(drawn: Drawn) -> tuple[Block, ...]:
 
 
 def _to_json(study: PublishedStudy, drawn: Sequence[Drawn], tested: Sequence[Tested], tables: Sequence[Table]) -> str:
-    """One object: `schema`, `source`, `claims`, `figures`, where there are any `tables`. Unknown values are null."""
-    content: dict[str, Any] = {
-        "schema": SCHEMA,
+    """The envelope around `source`, `claims`, `figures` and `tables`."""
+    content = {
         "source": study.source,
         "claims": {key: list(entries) for found in tested for key, entries in found.entries.items()},
         "figures": [
@@ -192,9 +188,7 @@ def _to_json(study: PublishedStudy, drawn: Sequence[Drawn], tested: Sequence[Tes
             }
             for one in drawn
         ],
-    }
-    if tables:
-        content["tables"] = [
+        "tables": [
             {
                 "title": table.title,
                 "columns": [column.heading for column in table.columns],
@@ -204,8 +198,9 @@ def _to_json(study: PublishedStudy, drawn: Sequence[Drawn], tested: Sequence[Tes
                 "notes": list(table.notes),
             }
             for table in tables
-        ]
-    return json.dumps(finite(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        ],
+    }
+    return envelope("like", content)
 
 
 _LINE, _LETTERS = 17, 86

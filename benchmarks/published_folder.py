@@ -76,6 +76,26 @@ def gpu_pairs(tables: Sequence[Table]) -> list[tuple[str, Table, Table]]:
     return found
 
 
+_FURTHEST = 4
+"""Times the counts that are fitted: so far most of the index's splits ask."""
+
+
+def other_splits(tables: Sequence[Table]) -> list[Table]:
+    """Each table split at every other count: fitted on the counts below it, asked for those above, up to four times as
+    many. What the index has is left out, and what two tables share stands once; a rank alone is no fit."""
+    known = [(table.rows, set(table.entry.fit)) for table in tables]
+    found = []
+    for table in tables:
+        counts = sorted({*table.entry.fit, *table.entry.held})
+        for n in range(1, len(counts)):
+            fit, held = counts[:n], [count for count in counts[n:] if count <= _FURTHEST * counts[n - 1]]
+            if held and fit != [1] and (key := (table.rows, set(fit))) not in known:
+                known.append(key)
+                changes = {"name": f"{table.entry.name}, fitted to {fit[-1]}", "fit": tuple(fit), "held": tuple(held)}
+                found.append(Table(table.entry.model_copy(update=changes), table.rows))
+    return found
+
+
 def rate_of(row: Row) -> str:
     """The column that is compared.
 

@@ -2,7 +2,7 @@
 
     python benchmarks/published_tables.py FOLDER [--out now.json] [--against before.json] [--sources a,b] [--seed 0]
                                           [--untold network,model] [--choose settings.json] [--then weights.json]
-                                          [--pairs] [--write PAGE]
+                                          [--pairs] [--other-splits] [--write PAGE]
 
 FOLDER holds tables as `vitscale import --format csv` reads them, and an index.json that says of each series: name,
 file, fit and held (GPU counts), source (repository: path) and, where known, per_node, network, model, engine and
@@ -27,7 +27,7 @@ from paired import OURS, Point, units
 from peers.models import AMDAHL, CONSTANT, ERNEST, USL, Peer
 from peers.runs import Array, places
 from product import Answer, predicted
-from published_folder import Table, rate_of, read
+from published_folder import Table, other_splits, rate_of, read
 from pydantic import TypeAdapter
 from tables_page import page
 
@@ -63,6 +63,7 @@ def main() -> None:
     parser.add_argument("--write", type=Path, help="a page with the marks `published tables`")
     parser.add_argument("--choose", type=Path, help="settings (choosing.py), chosen by all sources but one")
     parser.add_argument("--pairs", action="store_true", help="series on two GPU types instead: one from the other")
+    parser.add_argument("--other-splits", action="store_true", help="splits of the tables that the index has not")
     parser.add_argument("--then", type=Path, help="settings chosen after those alike, by error")
     parser.add_argument("--by", choices=BY, default="score", help="what they are chosen by")
     arguments = parser.parse_args()
@@ -84,6 +85,7 @@ def main() -> None:
 def _run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     """What --out writes, and the page."""
     tables = read(arguments.folder, _listed(arguments.sources))
+    tables = other_splits(tables) if arguments.other_splits else tables
     untold = _listed(arguments.untold)
     earlier = points_of(arguments.against) if arguments.against else []
     content: dict[str, Any] = {}
@@ -104,7 +106,8 @@ def _run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     else:
         points, notes = evaluate(tables, untold)
     named = {name: getattr(arguments, name) for name in ("sources", "untold", "seed", "against", "choose", "then")}
-    words = [f"--{name} {value.name if isinstance(value, Path) else value}" for name, value in named.items() if value]
+    words = ["--other-splits"] if arguments.other_splits else []
+    words += [f"--{name} {value.name if isinstance(value, Path) else value}" for name, value in named.items() if value]
     text, figures = page(points, earlier, notes, arguments.seed, " ".join([arguments.folder.name, *words]), head)
     return content | {"points": [asdict(point) for point in points], "notes": notes, "figures": figures}, text
 

@@ -65,6 +65,8 @@ def test_engines_and_hosts(tmp_path: Path) -> None:
         ("2.5,8,1", "'2.5' is no whole number"),
         ("2,8,nan", "'nan' is no number"),
         ("2,8,-1", "'-1' is no time"),
+        ("2,8,1e-300", "'1e-300' is no time"),
+        ("100001,8,1", "'100001' is no whole number from 1 to 100,000"),
         ("2,8,", "none of step_seconds"),
         ("2,8", "2 cells where the header has 3"),
     ],

@@ -105,7 +105,7 @@ def test_the_same_rank_twice_is_refused_unless_the_traces_are_of_two_jobs(tmp_pa
 def test_a_rank_that_no_job_has_is_a_message(tmp_path: Path) -> None:
     job = {name: value for name, value in job_of(ALEXNET).items() if name != "distributedInfo"}
     path = write(tmp_path, "trace-rank-100000000.json.gz", job)
-    with pytest.raises(RequestError, match=r"is of rank 100000000\. Valid: 0 to 999,999"):
+    with pytest.raises(RequestError, match=r"is of rank 100000000\. Valid: 0 to 99,999"):
         import_logs([path], "trace", Options(), tmp_path / "results")
     four = write(tmp_path, "trace-rank3.json.gz", job)
     (run,) = import_logs([four], "trace", Options(gpus=4), tmp_path / "results").runs

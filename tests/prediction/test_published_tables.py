@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from paired import OURS
-from published_folder import gpu_pairs, read
+from published_folder import gpu_pairs, other_splits, read
 from published_tables import evaluate, main, points_of
 
 from vitscale.errors import RequestError
@@ -79,6 +79,13 @@ def test_series_on_two_gpu_types_are_found_by_what_else_they_share(tmp_path: Pat
     (tmp_path / "index.json").write_text(json.dumps({"series": entries}), encoding="utf-8")
     found = [(words, one.entry.name, other.entry.name) for words, one, other in gpu_pairs(read(tmp_path))]
     assert found == [("net amp", "x_net_amp", "y_net_amp"), ("net amp", "y_net_amp", "v_net_amp")]
+
+
+def test_other_splits_are_those_that_the_index_has_not(tmp_path: Path) -> None:
+    """Of 1, 2, 4, 8 and 64 the index fits all but the last; 64 is more than four times all others."""
+    (table,) = read(folder(tmp_path, {n: 100.0 * n for n in (1, 2, 4, 8, 64)}))
+    splits = [(one.entry.fit, one.entry.held) for one in other_splits([table, table])]
+    assert splits == [((1, 2), (4, 8)), ((1, 2, 4), (8,))]
 
 
 def test_what_the_product_refuses_is_told_and_the_rest_goes_on(tmp_path: Path) -> None:

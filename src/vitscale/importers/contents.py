@@ -133,7 +133,7 @@ LinkFormat = Literal["nccl-tests", "perftest"]
 """Those that tell of a network, and of no training."""
 FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
 OF_LINKS: tuple[LinkFormat, ...] = get_args(LinkFormat)
-MOST_GPUS = 1_000_000
+MOST_GPUS = 100_000
 _MOST_IMAGES = 10_000_000_000
 _CLASSES = {"cifar10": 10, "cifar100": 100, "digits": 10}
 _CLASSES_ELSE = 1000

@@ -77,19 +77,19 @@ def cannot_read(path: Path, error: Exception) -> StoreError:
     return StoreError(f"{shown(str(path))} cannot be read: {why}", next_step="Give the file of a log")
 
 
-LONGEST_SECONDS = 1e9
-"""Thirty years."""
+SHORTEST_SECONDS, LONGEST_SECONDS = 1e-9, 1e9
+"""What a clock tells, and thirty years."""
 _LONGEST_TEXT = 40
 
 
 def parse_seconds(text: str) -> float:
-    """A time above 0.
+    """A time.
 
     Raises:
         ValueError: it is none, and why.
     """
     value = _number(text)
-    if not 0 < value <= LONGEST_SECONDS:
+    if not SHORTEST_SECONDS <= value <= LONGEST_SECONDS:
         raise ValueError(f"{_short(text)} is no time")
     return value
 

@@ -70,14 +70,44 @@ def test_another_shell_is_refused(call: Call) -> None:
 
 @pytest.mark.parametrize(
     ("typed", "completed"),
-    [("vitscale pr", "predict"), ("vitscale run --retr", "--retry-failed"), ("vitscale lab u", "up")],
+    [
+        ("vitscale pr", "predict"),
+        ("vitscale run --retr", "--retry-failed"),
+        ("vitscale lab u", "up"),
+        ("vitscale train train.learning_rate_w", "train.learning_rate_warmup_steps="),
+        ("vitscale train sweep.launch.l", "sweep.launch.launcher="),
+    ],
 )
 def test_what_a_shell_asks_is_answered(call: Call, monkeypatch: pytest.MonkeyPatch, typed: str, completed: str) -> None:
     monkeypatch.setenv("_VITSCALE_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", typed)
     monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
     code, said, _ = call()
-    assert (code, said.split()) == (0, [completed])
+    assert (code, said.split()) == (0, completed.split())
+
+
+@pytest.mark.parametrize(
+    ("option", "meant"),
+    [
+        ("--lr", "Write train.learning_rate=VALUE."),
+        ("--batch-size=16", "Write train.micro_batch=VALUE."),
+        ("--micro-batch", "Write train.micro_batch=VALUE."),
+        ("--AMP", 'Write train.precision="bf16".'),
+        ("--steps", "Write measure.steps=VALUE."),
+    ],
+)
+def test_an_option_that_is_a_key_of_a_study_is_told_as_that(call: Call, option: str, meant: str) -> None:
+    code, said, error = call("train", option, "0.1")
+    assert (code, said) == (2, "")
+    name = option.partition("=")[0]
+    assert error == f"vitscale: no such option: '{name}'; what a study says is given as KEY=VALUE. {meant}\n"
+
+
+def test_an_option_that_is_nothing_stays_what_it_is(call: Call) -> None:
+    for verb in (["train"], ["report", "results"]):
+        code, said, error = call(*verb, "--nonsense" if verb == ["train"] else "--lr")
+        assert (code, said) == (2, "")
+        assert "No such option: --" in error
 
 
 def test_a_first_study_is_planned_with_its_schema_beside_it(call: Call, tmp_path: Path) -> None:

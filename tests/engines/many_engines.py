@@ -22,7 +22,8 @@ from engines.forgetting import forget_engines
 from vitscale import engines, models
 from vitscale.datasets.loss import label_losses
 from vitscale.models.named import AuxiliaryLogits
-from vitscale.probes.traffic import COUNTED_STEPS, FIRST_USUAL_STEP, TrafficCounter, size_ring
+from vitscale.probes.traffic import COUNTED_STEPS, FIRST_USUAL_STEP, TrafficCounter
+from vitscale.processes.launch_file import RECORDER_RING
 from vitscale.trial.model_spec import ModelSpec, resolve
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 
@@ -92,7 +93,7 @@ def count(case: dict[str, Any]) -> dict[str, Any]:
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("LOCAL_RANK", "0")
-    size_ring()
+    os.environ[RECORDER_RING[0]] = "2048"  # enough for one engine; a ring that holds them all is read anew for each
     dist.init_process_group("gloo")
     found = []
     for case in json.loads((folder / "cases.json").read_text()):

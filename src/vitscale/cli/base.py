@@ -34,6 +34,35 @@ class _Program(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(super().list_commands(ctx), key=VERBS.index)
 
+    @override
+    def invoke(self, ctx: Any) -> Any:
+        """As ever, but an option that is a study's field elsewhere (--lr) is told as the KEY=VALUE that is meant.
+
+        Raises:
+            RequestError: so that there is such an option nowhere.
+        """
+        try:
+            return super().invoke(ctx)
+        except Exception as error:  # typer has no public name for the one that is meant
+            unknown = str(getattr(error, "option_name", ""))
+            command = getattr(getattr(error, "ctx", None), "command", None)
+            if unknown and any(parameter.name == "overrides" for parameter in getattr(command, "params", ())):
+                from vitscale.study.file import likely_overrides
+
+                if likely := likely_overrides(unknown.lstrip("-").replace("-", "_").lower()):
+                    what = f"no such option: {shown(unknown)}; what a study says is given as KEY=VALUE"
+                    raise RequestError(what, next_step=f"Write {' or '.join(likely)}") from None
+            raise
+
+
+def _completed_keys(incomplete: str) -> list[str]:
+    """The fields of a study that begin with what is typed, with their equals signs."""
+    from vitscale.study.sections import SECTIONS, SWEEPABLE
+
+    fields = [f"{section}.{key}" for section, model in SECTIONS.items() for key in model.model_fields]
+    keys = [*fields, *(f"sweep.{field}" for field in SWEEPABLE)]
+    return [f"{key}=" for key in keys if key.startswith(incomplete)]
+
 
 app = typer.Typer(
     name="vitscale",
@@ -54,7 +83,12 @@ def option(names: str, metavar: str, words: str) -> Any:
 StudyArgument = Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.", show_default=False)]
 OverridesArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Put over the study: train.micro_batch=16.", show_default=False),
+    typer.Argument(
+        metavar="KEY=VALUE",
+        help="Put over the study: train.micro_batch=16.",
+        show_default=False,
+        autocompletion=_completed_keys,
+    ),
 ]
 ResultsArgument = Annotated[
     Path, typer.Argument(metavar="RESULTS", help="A results folder, or a bundle of it.", show_default=False)

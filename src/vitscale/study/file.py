@@ -316,10 +316,15 @@ def overridden(words: Sequence[str]) -> dict[str, Any]:
     return sections
 
 
+def likely_overrides(key: str) -> list[str]:
+    """The KEY=VALUE words that may be meant by a key without its section, or by another program's word for one."""
+    if meant := meant_key(key):
+        return [f"{meant[0]}={meant[1] or 'VALUE'}"]
+    return [f"{name}.{key}=VALUE" for name, model in SECTIONS.items() if key in model.model_fields]
+
+
 def _unknown_override(field: str, key: str) -> RequestError:
-    homes = [f"{name}.{key}" for name, model in SECTIONS.items() if key in model.model_fields]
-    meant = meant_key(key)
-    likely = [f"{meant[0]}={meant[1] or 'VALUE'}"] if meant else [f"{home}=VALUE" for home in homes]
+    likely = likely_overrides(key)
     return RequestError(
         f"unknown key {shown(field)} on the command line",
         valid=[] if likely else [f"{name}.KEY=VALUE" for name in (*SECTIONS, "sweep")],

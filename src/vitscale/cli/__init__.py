@@ -12,15 +12,7 @@ from typing import Annotated
 import typer
 
 from vitscale import __version__
-from vitscale.cli import (  # noqa: F401 - each brings its verbs
-    importing,
-    laboratory,
-    predicting,
-    reporting,
-    sharing,
-    starting,
-    studies,
-)
+from vitscale.cli import importing, laboratory, predicting, reporting, sharing, starting, studies  # noqa: F401 - verbs
 from vitscale.cli.base import ProgramConsole, app, silence
 from vitscale.errors import VitscaleError
 

@@ -8,9 +8,10 @@ from prediction_factory import resolved_study
 from results_factory import make_results
 from vitscale.analysis import analyse
 from vitscale.errors import RequestError
+from vitscale.prediction import answering, fitting
 from vitscale.prediction.answering import answer, outlook
-from vitscale.prediction.evidence import Evidence, gather
-from vitscale.prediction.fitting import fit
+from vitscale.prediction.evidence import Evidence, Series, gather
+from vitscale.prediction.fitting import FittedSeries, fit, fit_series
 from vitscale.prediction.network.checked import network_of
 from vitscale.prediction.predicting import Question
 from vitscale.trial.trial import Mode
@@ -29,6 +30,21 @@ def test_a_report_looks_eight_times_as_far_as_was_measured() -> None:
     assert {1, 2, 4, 6, 8, 16, 24, 32} <= set(gpus)
     assert (gpus, gpus[-1]) == (sorted(gpus), 32)
     assert [score.held_out_gpus for score in found.scores] == [(4,)]
+
+
+def test_the_series_that_is_named_is_fitted_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_all = evidence()
+    series = tuple(dataclasses.replace(of_all.series[0], name=name) for name in "abc")
+    fitted: list[str] = []
+
+    def noted(one: Series, known: Evidence) -> FittedSeries:
+        fitted.append(one.name)
+        return fit_series(one, known)
+
+    for module in (fitting, answering):  # the latter judges predictions by fits of its own
+        monkeypatch.setattr(module, "fit_series", noted)
+    answered = answer(fit(dataclasses.replace(of_all, series=series)), [Question((4,), series="b")])
+    assert {one.series for one in answered.predictions} == {"b"} == set(fitted)
 
 
 def test_twice_the_same() -> None:

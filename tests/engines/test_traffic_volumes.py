@@ -380,6 +380,7 @@ OTHERS: list[Case] = [
     zero(2), zero(2, grad_accum=2, bucket_mib=1), zero(3), zero(3, bucket_mib=1),
     zero(3, deepspeed_config=NOTHING_KEPT),
     zero(3) | BF16, fsdp2(), fsdp2(grad_accum=2), fsdp2(reshard_after_forward=False), fsdp2() | PURE,
+    through_accelerate("ddp"), through_accelerate("deepspeed", zero_stage=2),
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""How long advice among 10,000 configurations takes, and whole processes of predict, plan and advise.
+"""How long advice among 10,000 configurations takes, and whole processes of predict, plan, advise and --help.
 
 python benchmarks/configurations.py [--times 5] [--wanted 10000] [--results FOLDER --study STUDY.toml]
                                     [--write docs/calibration.md]
@@ -71,7 +71,7 @@ def whole_processes(results: Path, study: Path | None, times: int) -> list[str]:
     records = store.load(results)
     found = evidence_of(results, records, analysis.analyse(records)).series
     series = next(one.name for one in found if can_grow(one))
-    commands = [["predict", str(results), "--gpus", "4,8,16", "--series", series], ["advise", str(results)]]
+    commands = [["--help"], ["predict", str(results), "--gpus", "4,8,16", "--series", series], ["advise", str(results)]]
     commands += [["plan", str(study), "--from", str(results)]] if study is not None else []
     rows = ["| command | seconds | of one core's time |", "| --- | --- | --- |"]
     for command in commands:

@@ -33,6 +33,16 @@ def study(folder: Path, launcher: str) -> Path:
     return path
 
 
+def test_help_waits_for_no_library() -> None:
+    """It is to be there in 0.2 s (`benchmarks/configurations.py`)."""
+    heavy = "{'torch', 'numpy', 'scipy', 'pydantic', 'polars', 'PIL', 'vitscale.runner', 'vitscale.report'}"
+    program = f"import atexit, sys; atexit.register(lambda: print({heavy} & {{*sys.modules}}))"
+    program += "; from vitscale.cli import main; main()"
+    answer = subprocess.run([sys.executable, "-c", program, "--help"], capture_output=True, text=True, check=True)
+    assert "completion" in answer.stdout
+    assert answer.stdout.endswith("set()\n")
+
+
 def test_a_full_disk_behind_standard_output_is_told(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "vitscale", "plan", str(study(tmp_path, "in-process"))]
     for more in ([], ["--json"]):
